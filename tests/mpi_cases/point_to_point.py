@@ -1,0 +1,208 @@
+"""send, recv, isend, irecv."""
+
+import time
+
+import torch
+import torch.distributed as dist
+from helpers import ALL, of_rank, rank, refused, same, size
+
+
+def _pair() -> bool:
+    return size() >= 2
+
+
+def case_send_and_recv_deliver_every_dtype():
+    if not _pair():
+        return "needs two ranks"
+    for dtype in ALL:
+        if rank() == 0:
+            dist.send(of_rank(7, (3, 4), dtype), 1)
+        if rank() == 1:
+            got = torch.zeros((3, 4), dtype=dtype)
+            assert dist.recv(got, 0) == 0
+            same(got, of_rank(7, (3, 4), dtype), str(dtype))
+
+
+def case_isend_and_irecv_go_round_the_ring():
+    got = torch.zeros(1000)
+    if size() == 1:
+        return "needs two ranks"
+    works = [
+        dist.isend(of_rank(rank(), (1000,)), (rank() + 1) % size()),
+        dist.irecv(got, (rank() - 1) % size()),
+    ]
+    for work in works:
+        work.wait()
+    same(got, of_rank((rank() - 1) % size(), (1000,)))
+
+
+def case_messages_with_different_tags_find_their_receives():
+    if not _pair():
+        return "needs two ranks"
+    a, b = torch.zeros(2), torch.zeros(2)
+    if rank() == 0:
+        for tag in (5, 6):
+            dist.send(torch.full((2,), float(tag)), 1, tag=tag)
+    if rank() == 1:
+        dist.recv(b, 0, tag=6)
+        dist.recv(a, 0, tag=5)
+        same(a, torch.tensor([5.0, 5.0]))
+        same(b, torch.tensor([6.0, 6.0]))
+
+
+def case_messages_of_one_sender_arrive_in_order():
+    if not _pair():
+        return "needs two ranks"
+    if rank() == 0:
+        for k in range(50):
+            dist.send(torch.tensor([k]), 1)
+    if rank() == 1:
+        got = torch.zeros(1, dtype=torch.int64)
+        for k in range(50):
+            dist.recv(got, 0)
+            assert got.item() == k
+
+
+def case_recv_without_a_source_tells_who_sent():
+    if rank() != 0:
+        dist.send(torch.tensor([rank() * 10]), 0)
+        return
+    seen = set()
+    for _ in range(size() - 1):
+        got = torch.zeros(1, dtype=torch.int64)
+        source = dist.recv(got)
+        assert got.item() == source * 10
+        seen.add(source)
+    assert seen == set(range(1, size()))
+
+
+def case_a_strided_tensor_is_sent_and_received_by_value():
+    if not _pair():
+        return "needs two ranks"
+    if rank() == 0:
+        dist.send(torch.arange(24.0).reshape(4, 6).t()[1:4], 1)
+    if rank() == 1:
+        home = torch.zeros(4, 6)
+        dist.recv(home.t()[1:4], 0)
+        expected = torch.zeros(4, 6)
+        expected[:, 1:4] = torch.arange(24.0).reshape(4, 6)[:, 1:4]
+        same(home, expected)
+
+
+def case_an_empty_tensor_and_a_scalar_are_messages_too():
+    if not _pair():
+        return "needs two ranks"
+    if rank() == 0:
+        dist.send(torch.empty(0, 3), 1)
+        dist.send(torch.tensor(2.5), 1)
+    if rank() == 1:
+        dist.recv(torch.empty(0, 3), 0)
+        scalar = torch.tensor(0.0)
+        dist.recv(scalar, 0)
+        assert scalar.item() == 2.5
+
+
+def case_an_isend_completes_without_a_wait():
+    if not _pair():
+        return "needs two ranks"
+    big = torch.ones(1_000_000)
+    if rank() == 0:
+        work = dist.isend(big, 1)
+    if rank() == 1:
+        work = dist.irecv(torch.zeros_like(big), 0)
+    if rank() < 2:
+        deadline = time.monotonic() + 20
+        while not work.is_completed() and time.monotonic() < deadline:
+            time.sleep(1e-3)
+        assert work.is_completed()
+        assert work.is_success()
+
+
+def case_a_dropped_isend_still_delivers():
+    if not _pair():
+        return "needs two ranks"
+    if rank() == 0:
+        for k in range(8):
+            dist.isend(torch.full((300_000,), float(k)), 1)
+        junk = [torch.full((300_000,), -1.0) for _ in range(8)]
+        assert len(junk) == 8
+    if rank() == 1:
+        for k in range(8):
+            got = torch.zeros(300_000)
+            dist.recv(got, 0)
+            same(got, torch.full((300_000,), float(k)))
+    dist.barrier()
+
+
+def case_batch_isend_irecv_works():
+    if not _pair():
+        return "needs two ranks"
+    got = torch.zeros(4)
+    ops = [
+        dist.P2POp(dist.isend, of_rank(rank(), (4,)), (rank() + 1) % size()),
+        dist.P2POp(dist.irecv, got, (rank() - 1) % size()),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    same(got, of_rank((rank() - 1) % size(), (4,)))
+
+
+def case_a_receive_of_the_wrong_size_is_an_error_not_silence():
+    if not _pair():
+        return "needs two ranks"
+    if rank() == 0:
+        dist.send(torch.ones(3), 1)
+        dist.send(torch.ones(30), 1)
+    if rank() == 1:
+        with refused(RuntimeError, "12 bytes", "expected 40"):
+            dist.recv(torch.zeros(10), 0)
+        with refused(RuntimeError, "larger than the tensor"):
+            dist.recv(torch.zeros(10), 0)
+    dist.barrier()
+
+
+def case_object_messages_work():
+    if not _pair():
+        return "needs two ranks"
+    if rank() == 0:
+        dist.send_object_list([{"step": 3}, "text"], 1)
+    if rank() == 1:
+        got = [None, None]
+        dist.recv_object_list(got, 0)
+        assert got == [{"step": 3}, "text"]
+
+
+def case_wrong_ranks_tags_and_tensors_are_named():
+    with refused(ValueError, str(size() + 3)):
+        dist.send(torch.ones(1), size() + 3)
+    group = dist.group.WORLD
+    with refused(ValueError, f"dst={size()}", "ranks 0 to"):
+        group.send([torch.ones(1)], size(), 0)
+    with refused(ValueError, "tag=-2"):
+        group.recv([torch.ones(1)], 0, -2)
+    with refused(ValueError, "meta", ".cpu()"):
+        group.send([torch.ones(1, device="meta")], 0, 0)
+    with refused(TypeError, "sparse", "to_dense"):
+        group.send([torch.eye(3).to_sparse()], 0, 0)
+
+
+def case_a_receive_nobody_sends_to_ends_at_the_deadline():
+    from datetime import timedelta
+
+    from utils.mpi.errors import CommunicationTimeout
+
+    if not _pair():
+        return "needs two ranks"
+    if rank() == 0:
+        work = dist.irecv(torch.zeros(3, 4), 1, tag=9)
+        with refused(CommunicationTimeout, "recv(src=1, tag=9)", "float32[3, 4]", "48 bytes",
+                     "point_to_point.py:", "rank 1"):  # fmt: skip
+            work.wait(timedelta(seconds=0.2))
+        dist.send(torch.ones(1), 1)
+    if rank() == 1:
+        dist.recv(torch.zeros(1), 0)
+        dist.send(torch.full((3, 4), 2.0), 0, tag=9)
+    if rank() == 0:
+        got = torch.zeros(3, 4)
+        dist.recv(got, 1, tag=9)
+        same(got, torch.full((3, 4), 2.0), "the message after the one given up")

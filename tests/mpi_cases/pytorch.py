@@ -1,0 +1,174 @@
+"""PyTorch's own machinery on the backend."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from helpers import everybody, of_rank, rank, same, size
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+
+def _mlp() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 4)
+    )
+
+
+def _batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    return [
+        (torch.randn(12, 20, generator=generator), torch.randint(4, (12,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def _train(model: nn.Module, shard: slice) -> nn.Module:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for x, y in _batches(6):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[shard]), y[shard]).backward()
+        optimizer.step()
+    return model
+
+
+def _alike(a: nn.Module, b: nn.Module) -> None:
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+
+def case_ddp_trains_as_one_process_does():
+    alone = _train(_mlp(), slice(None))
+    model = _mlp()
+    for p in model.parameters():
+        p.data.add_(rank())  # DDP has to bring rank 0's weights to all
+    shard = slice(rank(), None, size())
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.002)
+    _alike(_train(ddp, shard).module, alone)
+
+
+def case_ddp_with_a_python_communication_hook_works():
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    ddp = DistributedDataParallel(_mlp())
+    ddp.register_comm_hook(dist.group.WORLD, fp16_compress_hook)
+    model = _train(ddp, slice(rank(), None, size())).module
+    for p, q in zip(model.parameters(), _train(_mlp(), slice(None)).parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=2e-2, atol=2e-2)
+
+
+def case_ddp_accumulates_without_communication_in_no_sync():
+    from utils.mpi.record import log
+
+    ddp = DistributedDataParallel(_mlp())
+    (x, y), *_ = _batches(1)
+    mark = log.mark()
+    with ddp.no_sync():
+        nn.functional.cross_entropy(ddp(x), y).backward()
+    assert not [c for c in log.since(mark) if c.op == "all_reduce"]
+    nn.functional.cross_entropy(ddp(x), y).backward()
+    assert [c for c in log.since(mark) if c.op == "all_reduce"]
+
+
+def case_ddp_with_buffers_and_unused_parameters_works():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return self.norm(self.used(x))
+
+    torch.manual_seed(rank())
+    ddp = DistributedDataParallel(Net(), find_unused_parameters=True)
+    for _ in range(2):
+        ddp(torch.randn(6, 4)).sum().backward()
+    gradient = ddp.module.used.weight.grad.clone()
+    dist.broadcast(gradient, 0)
+    torch.testing.assert_close(gradient, ddp.module.used.weight.grad)
+
+
+def case_a_device_mesh_has_the_right_groups():
+    if size() != 4:
+        return "needs four ranks"
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "data"))
+    tensor = of_rank(rank())
+    dist.all_reduce(tensor, group=mesh["data"].get_group())
+    first = rank() - rank() % 2
+    same(tensor, of_rank(first) + of_rank(first + 1))
+    other = of_rank(rank())
+    dist.all_reduce(other, group=mesh.get_group("pipeline"))
+    same(other, of_rank(rank() % 2) + of_rank(rank() % 2 + 2))
+
+
+def case_functional_collectives_work():
+    mesh = init_device_mesh("cpu", (size(),))
+    total = functional.all_reduce(of_rank(rank()), "sum", mesh)
+    same(total + 0, sum(everybody()))
+    gathered = functional.all_gather_tensor(of_rank(rank(), (2, 3)), 0, mesh)
+    same(gathered + 0, torch.cat(everybody((2, 3))))
+    part = functional.reduce_scatter_tensor(of_rank(rank(), (size(), 3)), "sum", 0, mesh)
+    same(part + 0, sum(everybody((size(), 3)))[rank() : rank() + 1])
+    swapped = functional.all_to_all_single(of_rank(rank(), (size(), 2)), None, None, mesh)
+    same(swapped + 0, torch.stack([of_rank(r, (size(), 2))[rank()] for r in range(size())]))
+    several = functional.all_reduce_coalesced([of_rank(rank()), of_rank(rank(), (2,))], "sum", mesh)
+    same(several[1] + 0, sum(everybody((2,))))
+
+
+def case_dtensor_tensor_parallel_equals_the_unsplit_layer():
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    torch.manual_seed(1)
+    whole = nn.Sequential(nn.Linear(8, 12 * 4), nn.ReLU(), nn.Linear(12 * 4, 6))
+    split = parallelize_module(
+        copy.deepcopy(whole),
+        init_device_mesh("cpu", (size(),)),
+        {"0": ColwiseParallel(), "2": RowwiseParallel()},
+    )
+    x = torch.randn(5, 8)
+    torch.testing.assert_close(split(x), whole(x))
+    split(x).sum().backward()
+    whole(x).sum().backward()
+    gradient = split[0].weight.grad.full_tensor()
+    torch.testing.assert_close(gradient, whole[0].weight.grad)
+
+
+def case_dtensor_moves_between_placements():
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (size(),))
+    full = torch.arange(5.0 * 4).reshape(5, 4)
+    rows = distribute_tensor(full, mesh, [Shard(0)])
+    columns = rows.redistribute(mesh, [Shard(1)])
+    same(columns.redistribute(mesh, [Replicate()]).to_local(), full)
+    same(rows.full_tensor(), full)
+
+
+def case_the_profiler_names_the_operations():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(torch.ones(1000))
+        dist.all_reduce(torch.ones(1000), async_op=True).wait()
+        dist.barrier()
+        if size() > 1 and rank() < 2:
+            work = dist.isend if rank() == 0 else dist.irecv
+            work(torch.ones(3), 1 - rank()).wait()
+    names = {event.key: event.count for event in profile.key_averages()}
+    assert names.get("mpi:all_reduce") == 2, names
+    assert names.get("mpi:barrier") == 1, names
+    if size() > 1 and rank() == 0:
+        assert names.get("mpi:send") == 1, names
+
+
+def case_join_handles_uneven_inputs():
+    model = DistributedDataParallel(_mlp())
+    with model.join():
+        for x, y in _batches(2 + rank()):
+            nn.functional.cross_entropy(model(x), y).backward()

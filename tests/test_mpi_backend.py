@@ -1,0 +1,128 @@
+"""The "mpi" backend on real MPI ranks: each case of tests/mpi_cases at 1 to 4 ranks.
+
+One mpiexec job runs all cases of a file, so that the ranks start once per file and size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CASES = Path(__file__).parent / "mpi_cases"
+JOBS = {
+    "point_to_point": (1, 2, 4),
+    "collectives": (1, 2, 3, 4),
+    "groups": (1, 2, 3, 4),
+    "pytorch": (1, 2, 4),
+    "chunks": (1, 3),
+    "large": (2,),
+}
+DEADLINE = 150
+_done: dict[tuple[str, int], dict[str, list[dict]]] = {}
+
+
+def names_of(job: str) -> list[str]:
+    source = "collectives" if job == "chunks" else job
+    return re.findall(r"^def (case_\w+)", (CASES / f"{source}.py").read_text(), re.MULTILINE)
+
+
+@pytest.fixture
+def outcomes(request, mpiexec):
+    """What came of every case of a job: ``{case: [outcome of each rank]}``."""
+    job, n = request.param
+    if request.param not in _done:
+        done = mpiexec(n, CASES / "run.py", CASES / f"{job}.py", timeout=DEADLINE, check=False)
+        lines = re.findall(r"^CASE (.*)$", done.stdout, re.MULTILINE)
+        _done[request.param] = {r["name"]: r["outcomes"] for r in map(json.loads, lines)}
+        _done[request.param]["output"] = f"status {done.returncode}\n{done.stdout}{done.stderr}"
+    return _done[request.param]
+
+
+def parameters():
+    for job, sizes in JOBS.items():
+        for n in sizes:
+            for case in names_of(job):
+                yield pytest.param((job, n), case, id=f"{job}-{n}-{case.removeprefix('case_')}")
+
+
+@pytest.mark.timeout(DEADLINE + 30)
+@pytest.mark.parametrize(("outcomes", "case"), list(parameters()), indirect=["outcomes"])
+def test_backend(outcomes, case):
+    if case not in outcomes:
+        pytest.fail(f"the job ended before {case}:\n{outcomes['output'][-4000:]}")
+    failures = [
+        f"rank {r}:\n{o['detail']}" for r, o in enumerate(outcomes[case]) if o["status"] == "failed"
+    ]
+    assert not failures, "\n".join(failures)
+    if all(o["status"] == "skipped" for o in outcomes[case]):
+        pytest.skip(outcomes[case][0]["detail"])
+
+
+def run(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_torch_neither_imports_mpi4py_nor_starts_mpi():
+    out = run(
+        "import sys, torch, torch.distributed as dist\n"
+        "loaded = [m in sys.modules for m in ('mpi4py', 'utils.mpi.process_group')]\n"
+        "print(dist.is_mpi_available(), *loaded)"
+    )
+    assert out.split() == ["True", "False", "False"]
+
+
+def test_a_pytorch_with_its_own_mpi_is_left_alone():
+    out = run(
+        "import torch\n"
+        "from torch.distributed import distributed_c10d as c10d\n"
+        "own = type('ProcessGroupMPI', (), {})\n"
+        "c10d._MPI_AVAILABLE, c10d.ProcessGroupMPI = True, own\n"
+        "from utils.mpi.autoload import install\n"
+        "install()\n"
+        "print(c10d.ProcessGroupMPI is own)",
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert out.split() == ["True"]
+
+
+def test_init_process_group_needs_no_import_of_ours_and_no_master_address(mpiexec):
+    done = mpiexec(
+        3,
+        "import torch.distributed as d; d.init_process_group('mpi'); "
+        "print(d.get_rank(), d.get_world_size())",
+        env={"MASTER_ADDR": None, "MASTER_PORT": None},
+    )
+    assert sorted(done.stdout.splitlines()) == ["0 3", "1 3", "2 3"]
+
+
+def test_a_single_process_without_mpiexec_is_a_world_of_one():
+    out = run(
+        "import torch, torch.distributed as d\n"
+        "d.init_process_group('mpi')\n"
+        "t = torch.ones(2); d.all_reduce(t); print(d.get_world_size(), t.tolist())",
+        OMPI_MCA_btl="^ofi",
+    )
+    assert out.split(maxsplit=1) == ["1", "[1.0, 1.0]\n"]
+
+
+def test_a_missing_mpi_library_is_named_with_the_remedy():
+    out = run(
+        "import sys\n"
+        "sys.modules['mpi4py'] = None\n"
+        "import torch.distributed as d\n"
+        "try:\n    d.init_process_group('mpi')\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    assert "MPI library" in out
+    assert "pip install" in out

@@ -1,0 +1,113 @@
+"""Tensors as MPI sees them: an address, a count, a datatype."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from mpi4py import MPI
+
+from .dtypes import CARRIERS
+
+# MPI counts are C ints before MPI 4, and Open MPI 5 has no others. Kept well below 2**31,
+# so that a multiple of it never overflows either.
+MAX_COUNT = 2**30
+
+
+def check(tensor: torch.Tensor, what: str) -> None:
+    """Refuse what cannot be handed to MPI.
+
+    Raises:
+        TypeError: not a dense tensor.
+        ValueError: not on the CPU.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{what} expects a tensor, got {type(tensor).__name__}")
+    if tensor.device.type != "cpu":
+        raise ValueError(
+            f"{what}: the mpi backend moves CPU tensors, got one on {tensor.device} of shape "
+            f"{list(tensor.shape)}; move it with .cpu() first"
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        raise TypeError(
+            f"{what}: the mpi backend moves dense tensors, got a {kind} one; use .to_dense(), "
+            f"or send its parts one by one"
+        )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the memory of the tensor is its elements, in order."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in plain memory: the tensor itself where possible, else a copy."""
+    tensor = tensor.detach()
+    return tensor if is_plain(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def writable(tensor: torch.Tensor) -> torch.Tensor:
+    """Plain memory to receive into; :func:`deliver` brings it home."""
+    tensor = tensor.detach()
+    if is_plain(tensor):
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def deliver(tensor: torch.Tensor, memory: torch.Tensor) -> None:
+    """Copy ``memory`` into ``tensor``, unless it is that tensor's own."""
+    if memory.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(memory.reshape(tensor.shape))
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two plain tensors share memory. MPI forbids that of what it reads and writes."""
+    start_a, start_b = a.data_ptr(), b.data_ptr()
+    return start_a < start_b + nbytes(b) and start_b < start_a + nbytes(a)
+
+
+def nbytes(*tensors: torch.Tensor) -> int:
+    """Bytes of all elements together."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def address(tensor: torch.Tensor) -> MPI.buffer:
+    """The memory of a plain tensor, not copied."""
+    return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+def message(tensor: torch.Tensor) -> list:
+    """``[buffer, count, datatype]`` that moves all elements of a plain tensor, of any size."""
+    return [address(tensor), *extent(tensor.numel(), tensor.element_size())]
+
+
+def extent(numel: int, itemsize: int) -> tuple[int, MPI.Datatype]:
+    """Count and datatype for ``numel`` elements; one big element where the count is too large."""
+    carrier = CARRIERS[itemsize]
+    if numel <= MAX_COUNT:
+        return numel, carrier
+    return 1, _big_element(numel, itemsize)
+
+
+@functools.lru_cache(maxsize=64)
+def _big_element(numel: int, itemsize: int) -> MPI.Datatype:
+    carrier = CARRIERS[itemsize]
+    page = carrier.Create_contiguous(2**20)
+    pages, rest = divmod(numel, 2**20)
+    whole = MPI.Datatype.Create_struct(
+        [pages, rest], [0, pages * 2**20 * itemsize], [page, carrier]
+    ).Commit()
+    page.Free()
+    return whole
+
+
+def pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Views of a plain tensor of at most :data:`MAX_COUNT` elements each.
+
+    For reductions: MPI's ops work on its own datatypes only, not on a big element.
+    """
+    flat = tensor.view(-1)
+    if flat.numel() <= MAX_COUNT:
+        return [flat]
+    return list(flat.split(MAX_COUNT))

@@ -1,0 +1,110 @@
+# Everything runs in .venv/, which `make env` builds from pyproject.toml and .ci/constraints.txt.
+# GNU make and Python 3.11 or later are all a fresh machine needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CONSTRAINTS := .ci/constraints.txt
+PIP = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
+
+# TORCH=2.15.0 takes another PyTorch than the tested one. Targets after `make env TORCH=…` keep
+# it without being told; `make env` alone, or TORCH=tested, goes back.
+ifeq ($(origin TORCH),undefined)
+ifeq ($(filter env,$(MAKECMDGOALS)),)
+TORCH := $(shell cat $(VENV)/.torch 2>/dev/null)
+endif
+endif
+TORCH := $(or $(strip $(TORCH)),tested)
+
+# `!mpiexec` in a notebook means the one of this environment.
+ACTIVATE = PATH="$(CURDIR)/$(BIN):$$PATH"
+# `%%px` prints in rank order, without progress bars: notebooks compare equal between runs.
+# Not for `make lab`: streaming shows a student one rank's error while the others wait.
+run solutions test: export IPP_NONINTERACTIVE = 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help env lab test run solutions release release-check lint format clean FORCE
+
+help:  ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@echo
+	@echo "  PYTHON=python3.12 builds .venv with that Python (make clean first);"
+	@echo "  TORCH=2.15.0 takes that PyTorch; PIP_ARGS=… go to pip; PORT=8899 and ARGS=… to JupyterLab;"
+	@echo "  ARGS=… go to pytest and to run, too."
+
+# --- environment -------------------------------------------------------------------------------
+
+# A venv holds its own path: one that was moved or copied here can't be used.
+ifneq ($(wildcard $(BIN)/python),)
+ifneq ($(shell cat $(VENV)/.home 2>/dev/null || echo "$(CURDIR)"),$(CURDIR))
+$(BIN)/python: FORCE
+endif
+endif
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "make: Python 3.11 or later is needed; '$(PYTHON)' is" \
+	    "$$($(PYTHON) --version 2>/dev/null || echo 'not there')." \
+	    "Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "make: '$(PYTHON)' cannot make virtual environments." \
+	    "On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }
+	@echo "$(CURDIR)" > $(VENV)/.home
+
+# Holds the PyTorch that was asked for; newer than the stamps only when that changed.
+$(VENV)/.torch: FORCE | $(BIN)/python
+	@echo "$(TORCH)" | cmp -s - $@ || echo "$(TORCH)" > $@
+
+# The tested versions; without PyTorch's where another one was asked for.
+$(VENV)/.constraints.txt: $(CONSTRAINTS) $(VENV)/.torch
+	@if [ "$(TORCH)" = tested ]; then cat $(CONSTRAINTS); \
+	else grep -vE '^(torch|torchvision)==' $(CONSTRAINTS); echo "torch==$(TORCH)"; fi > $@
+
+# One rule for both sets of extras; `test` contains all that `env` installs.
+$(VENV)/.env: EXTRAS = mpi
+$(VENV)/.test: EXTRAS = mpi,test
+$(VENV)/.env $(VENV)/.test: pyproject.toml $(VENV)/.constraints.txt
+	$(PIP) -e '.[$(EXTRAS)]' -c $(VENV)/.constraints.txt
+	@touch $(VENV)/.env $@
+
+env: $(VENV)/.env  ## build .venv (does nothing when it is up to date)
+	@echo "$(VENV) is ready; PyTorch: $(TORCH)"
+
+# --- students ----------------------------------------------------------------------------------
+
+lab: $(VENV)/.env  ## open the labs in JupyterLab
+	@root=; if [ "$$(id -u)" = 0 ]; then \
+	  echo "You are root: starting JupyterLab with --allow-root."; root=--allow-root; fi; \
+	$(ACTIVATE) exec $(BIN)/jupyter lab --ServerApp.root_dir=labs $$root $(if $(PORT),--port=$(PORT)) $(ARGS)
+
+# --- authors -----------------------------------------------------------------------------------
+
+test: $(VENV)/.test  ## run all tests
+	$(ACTIVATE) $(BIN)/python -m pytest $(ARGS)
+
+run: $(VENV)/.test  ## execute every solution, one line each
+	$(ACTIVATE) $(BIN)/python -m utils run $(ARGS)
+
+solutions: $(VENV)/.test  ## execute every solution and keep the outputs
+	$(ACTIVATE) $(BIN)/python -m utils run --store $(ARGS)
+
+release: $(VENV)/.test  ## write labs/ from solutions/
+	$(BIN)/python -m utils release
+
+release-check: $(VENV)/.test  ## does labs/ follow from solutions/?
+	$(BIN)/python -m utils release --check
+
+lint: $(VENV)/.test  ## check style and notebooks
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m utils lint
+
+format: $(VENV)/.test  ## format the code, notebooks too
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,232 @@
+"""Fixtures that all tests share: MPI runs with a deadline, and a watch over left-over processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Names that a course process carries in its command line: kernels, engines, MPI launchers.
+COURSE_PROCESSES = (
+    *("ipykernel_launcher", "ipengine", "ipcontroller", "ipcluster", "ipyparallel"),
+    *("prterun", "prted", "mpiexec", "mpirun", "orted"),
+)
+# MPI launchers give their ranks these.
+RANK_VARIABLES = {"PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"}
+
+# Marks every process that this session starts, so that others on the machine are left alone.
+SESSION_VARIABLE = "DDL_LABS_TEST_SESSION"
+SESSION = f"{os.getpid()}-{time.time_ns()}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Mark the session, so that every process it starts can be told from others'."""
+    os.environ[SESSION_VARIABLE] = SESSION
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say which data and which mpiexec the tests use."""
+    data = os.environ.get("FASHION_MNIST_ROOT")
+    said = f"{data} (FASHION_MNIST_ROOT)" if data else "none given (FASHION_MNIST_ROOT is not set)"
+    return [f"Fashion-MNIST: {said}", f"mpiexec: {find_mpiexec() or 'none found'}"]
+
+
+# --- MPI runs ---------------------------------------------------------------------------------
+
+
+def find_mpiexec() -> str | None:
+    """This environment's mpiexec, else the first one on PATH."""
+    own = Path(sys.prefix) / "bin" / "mpiexec"
+    return str(own) if own.exists() else shutil.which("mpiexec")
+
+
+def mpi_environment() -> dict[str, str]:
+    """The environment in which several ranks run on a small machine, as root too."""
+    env = dict(os.environ)
+    env.update(
+        PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe",
+        OMPI_MCA_btl="^ofi",
+        OMP_NUM_THREADS="1",
+    )
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
+            env[name] = env[f"{name}_CONFIRM"] = "1"
+    return env
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """The process and all that descend from it, those that changed group or session too."""
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill_tree(process: subprocess.Popen) -> None:
+    """End a launcher, its ranks and everything in its process group, for good."""
+    members = family(process.pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for member in members:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(members, timeout=5)
+    process.wait(5)
+
+
+def run_tree(
+    command: list[str], *, timeout: float, env: dict[str, str], cwd: Path | str | None = None
+) -> subprocess.CompletedProcess:
+    """Run a command in a process group of its own; at the deadline its whole tree dies.
+
+    Output goes to files, not pipes, so that a grandchild that keeps them open can't stall us.
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+        late = False
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            late = True
+        finally:
+            kill_tree(process)
+        texts = []
+        for stream in (out, err):
+            stream.seek(0)
+            texts.append(stream.read())
+        if late:
+            raise subprocess.TimeoutExpired(command, timeout, *texts)
+        return subprocess.CompletedProcess(command, process.returncode, *texts)
+
+
+def as_python_arguments(code: str | os.PathLike) -> list[str]:
+    """`-c CODE` for source text, the path itself for a script that exists."""
+    if isinstance(code, os.PathLike) or ("\n" not in code and Path(code).is_file()):
+        return [os.fspath(code)]
+    return ["-c", code]
+
+
+@pytest.fixture
+def mpiexec() -> Callable[..., subprocess.CompletedProcess]:
+    """`mpiexec(n, code_or_path, *args, timeout=60, check=True, env=None, cwd=None)`.
+
+    Runs Python on `n` ranks. Returns a CompletedProcess with `stdout` and `stderr` as text;
+    asserts exit status 0 unless `check=False`. At the deadline every rank is killed and the
+    test fails with what they had printed. `env` adds variables (None as a value removes one).
+    """
+    launcher = find_mpiexec()
+    if launcher is None:
+        pytest.skip("no mpiexec: install the extra `mpi`, or a system MPI")
+
+    def run(
+        n: int,
+        code: str | os.PathLike,
+        *args: object,
+        timeout: float = 60,
+        check: bool = True,
+        env: dict[str, str | None] | None = None,
+        cwd: Path | str | None = None,
+    ) -> subprocess.CompletedProcess:
+        environment = mpi_environment() | (env or {})
+        environment = {key: value for key, value in environment.items() if value is not None}
+        command = [launcher, "-n", str(n), "--bind-to", "none", sys.executable]
+        command += [*as_python_arguments(code), *map(str, args)]
+        try:
+            done = run_tree(command, timeout=timeout, env=environment, cwd=cwd)
+        except subprocess.TimeoutExpired as late:
+            pytest.fail(
+                f"{n} ranks were not done after {timeout} s and were killed.\n"
+                f"stdout:\n{late.output}\nstderr:\n{late.stderr}"
+            )
+        if check and done.returncode:
+            pytest.fail(
+                f"{n} ranks ended with status {done.returncode}.\n"
+                f"stdout:\n{done.stdout}\nstderr:\n{done.stderr}"
+            )
+        return done
+
+    return run
+
+
+# --- nothing stays behind ---------------------------------------------------------------------
+
+
+def is_course_process(process: psutil.Process) -> bool:
+    """Is this a kernel, an engine, a controller, an MPI launcher or a rank of one?"""
+    words = [process.name(), *process.cmdline()[:4]]
+    if any(name in word for word in words for name in COURSE_PROCESSES):
+        return True
+    return bool(RANK_VARIABLES & environment_of(process).keys())
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """The environment that the process began with; empty where it may not be read."""
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
+def is_ours(process: psutil.Process, descendants: set[int]) -> bool:
+    """Did this session start it? Its parent chain or the variable in its environment tells."""
+    if process.pid == os.getpid():
+        return False
+    return process.pid in descendants or environment_of(process).get(SESSION_VARIABLE) == SESSION
+
+
+def left_over() -> list[psutil.Process]:
+    """Course processes of this session that still run."""
+    descendants = {child.pid for child in psutil.Process().children(recursive=True)}
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if (
+                process.status() != psutil.STATUS_ZOMBIE
+                and is_ours(process, descendants)
+                and is_course_process(process)
+            ):
+                found.append(process)
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail at the end of the session when a rank, a controller or a launcher still runs."""
+    yield
+    deadline = time.monotonic() + 5
+    while (stragglers := left_over()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    lines = []
+    for process in stragglers:
+        with contextlib.suppress(psutil.Error):
+            lines.append(f"  {process.pid}: {' '.join(process.cmdline())[:150]}")
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    assert not lines, "the tests left processes behind (ended now):\n" + "\n".join(lines)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's root folder."""
+    return ROOT

@@ -1,0 +1,492 @@
+"""The house: one list of dependencies, one environment; execution and lint of notebooks."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from utils.course import execute, lint
+from utils.course.notebook import dumps, read
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+# --- dependencies ------------------------------------------------------------------------------
+
+
+def direct() -> dict[str, Requirement]:
+    """Every dependency that pyproject.toml names, extras included, by canonical name."""
+    texts = [*PROJECT["dependencies"]]
+    for extra in PROJECT["optional-dependencies"].values():
+        texts += extra
+    found = [Requirement(text) for text in texts]
+    named = {canonicalize_name(one.name): one for one in found}
+    return {name: one for name, one in named.items() if name != PROJECT["name"]}
+
+
+def pins() -> dict[str, str]:
+    """What .ci/constraints.txt pins."""
+    lines = (ROOT / ".ci" / "constraints.txt").read_text().splitlines()
+    stripped = [line.partition("#")[0].strip() for line in lines]
+    return dict(line.split("==") for line in stripped if line)
+
+
+def conda(name: str) -> str | None:
+    """environment.yml's entry for a conda package."""
+    entries = [one for one in ENVIRONMENT["dependencies"] if isinstance(one, str)]
+    return next((one for one in entries if re.split("[=<> ]", one)[0] == name), None)
+
+
+def pip_lines() -> list[str]:
+    """What environment.yml gives to pip."""
+    entries = [one for one in ENVIRONMENT["dependencies"] if isinstance(one, dict)]
+    assert len(entries) == 1
+    return entries[0]["pip"]
+
+
+def environment_extras() -> set[str]:
+    """The extras with which environment.yml installs this project."""
+    (line,) = [line for line in pip_lines() if line.startswith("-e ")]
+    return set(re.fullmatch(r"-e \.\[([\w,]+)\]", line)[1].split(","))
+
+
+def test_every_direct_dependency_is_pinned():
+    assert set(direct()) <= {canonicalize_name(name) for name in pins()}
+
+
+@pytest.mark.parametrize("name", sorted(direct()))
+def test_the_pin_lies_in_the_range(name):
+    version = {canonicalize_name(key): value for key, value in pins().items()}[name]
+    assert direct()[name].specifier.contains(version)
+
+
+def test_the_tests_run_on_the_pinned_versions():
+    """`make test` keeps the PyTorch that `make env TORCH=…` installed: then that may differ."""
+    asked_for = ROOT / ".venv" / ".torch"
+    other = asked_for.exists() and asked_for.read_text().strip() != "tested"
+    free = {"torch", "torchvision"} if other else set()
+    differing = {
+        name: installed
+        for name, version in pins().items()
+        if name not in free
+        and Version(installed := importlib.metadata.version(name)).public != version
+    }
+    assert not differing
+
+
+def test_conda_installs_only_python_and_pip():
+    entries = [one for one in ENVIRONMENT["dependencies"] if isinstance(one, str)]
+    assert {re.split("[=<> ]", one)[0] for one in entries} == {"python", "pip"}
+    assert ENVIRONMENT["channels"] == ["conda-forge"]
+
+
+def test_conda_python_is_one_that_the_project_allows():
+    version = conda("python").removeprefix("python").lstrip("=")
+    assert SpecifierSet(PROJECT["requires-python"]).contains(f"{version}.0")
+
+
+def test_environment_yml_installs_this_project_with_the_tested_versions():
+    assert environment_extras() <= set(PROJECT["optional-dependencies"])
+    assert "-c .ci/constraints.txt" in pip_lines()
+    assert len(pip_lines()) == 2, "dependencies belong into pyproject.toml"
+
+
+def test_the_makefile_and_environment_yml_install_the_same_extras():
+    (test_extras,) = re.findall(r"^\$\(VENV\)/\.test: EXTRAS = (\S+)$", MAKEFILE, re.MULTILINE)
+    (env_extras,) = re.findall(r"^\$\(VENV\)/\.env: EXTRAS = (\S+)$", MAKEFILE, re.MULTILINE)
+    assert set(test_extras.split(",")) == environment_extras()
+    assert set(env_extras.split(",")) < environment_extras()
+
+
+# --- Makefile ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """The Makefile alone, with a pyproject.toml, in a folder without an environment."""
+    if shutil.which("make") is None:
+        pytest.skip("no make")
+    (tmp_path / ".ci").mkdir()
+    for name in ("Makefile", "pyproject.toml", ".ci/constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def make(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    """Run make without the settings of the make that may have started the tests."""
+    hidden = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "TORCH", "MAKEOVERRIDES"}
+    env = {key: value for key, value in os.environ.items() if key not in hidden} | variables
+    return subprocess.run(
+        ["make", "--no-print-directory", *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def fake_python(folder: Path, body: str) -> str:
+    """A stand-in for an interpreter that answers as the shell text says."""
+    path = folder / "fake-python"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_make_alone_lists_every_target(house):
+    listed = re.findall(r"^  make (\S+)", make(house).stdout, re.MULTILINE)
+    phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split()
+    assert listed == [name for name in phony if name != "FORCE"]
+
+
+def test_an_old_python_is_refused(house):
+    old = fake_python(house, 'case "$1" in --version) echo Python 3.9.2;; *) exit 1;; esac')
+    done = make(house, "env", f"PYTHON={old}")
+    assert done.returncode
+    assert "Python 3.11 or later is needed" in done.stderr
+    assert "Python 3.9.2" in done.stderr
+    assert not (house / ".venv").exists()
+
+
+def test_a_python_that_is_not_there_is_named(house):
+    done = make(house, "env", "PYTHON=no-such-python")
+    assert "'no-such-python' is not there" in done.stderr
+
+
+def test_a_python_without_venv_is_refused(house):
+    bare = fake_python(house, 'case "$2" in *ensurepip*) exit 1;; esac')
+    done = make(house, "env", f"PYTHON={bare}")
+    assert "python3-venv" in done.stderr
+    assert not (house / ".venv").exists()
+
+
+@pytest.fixture
+def pretended(house: Path) -> tuple[Path, Path]:
+    """A house whose environment is a script that writes down what pip was asked for."""
+    log = house / "log"
+    make_venv = "rm -rf .venv; mkdir -p .venv/bin; cp fake-python .venv/bin/python"
+    write_down = f'echo "$@" >> {log}'
+    fake_python(house, f'case "$1 $2" in -c*) ;; *venv) {make_venv};; *) {write_down};; esac')
+    return house, log
+
+
+def asked(log: Path) -> list[str]:
+    """The pip calls since the last look."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    log.unlink(missing_ok=True)
+    return [line for line in lines if line.startswith("-m pip")]
+
+
+def test_the_environment_is_built_once(pretended):
+    house, log = pretended
+    python = f"PYTHON={house / 'fake-python'}"
+    assert make(house, "env", python).returncode == 0
+    (call,) = asked(log)
+    assert "-e .[mpi] -c .venv/.constraints.txt" in call
+    constraints = (house / ".venv/.constraints.txt").read_text()
+    assert constraints == (ROOT / ".ci/constraints.txt").read_text()
+    assert make(house, "env", python).returncode == 0
+    assert asked(log) == []
+    os.utime(house / "pyproject.toml")
+    make(house, "env", python)
+    assert len(asked(log)) == 1
+
+
+def test_another_pytorch_and_back(pretended):
+    house, log = pretended
+    python = f"PYTHON={house / 'fake-python'}"
+    make(house, "env", python)
+    asked(log)
+    make(house, "env", python, "TORCH=2.15.0")
+    assert len(asked(log)) == 1
+    constraints = (house / ".venv/.constraints.txt").read_text().splitlines()
+    assert "torch==2.15.0" in constraints
+    assert not [line for line in constraints if re.match("torchvision|torch==2.13", line)]
+    make(house, "env", python, "TORCH=2.15.0")
+    make(house, "lint", python)  # keeps it: installs the test extra, with the same PyTorch
+    calls = asked(log)
+    assert sum("-m pip" in call for call in calls) == 1
+    assert "torch==2.15.0" in (house / ".venv/.constraints.txt").read_text()
+    make(house, "env", python)
+    assert len(asked(log)) == 1
+    assert "torch==2.15.0" not in (house / ".venv/.constraints.txt").read_text()
+
+
+def test_a_copied_environment_is_built_again(pretended):
+    house, log = pretended
+    python = f"PYTHON={house / 'fake-python'}"
+    make(house, "env", python)
+    asked(log)
+    (house / ".venv/.home").write_text("/elsewhere\n")
+    make(house, "env", python)
+    assert len(asked(log)) == 1
+
+
+def test_no_file_names_this_machine_or_a_registry():
+    """Absolute paths and registry hosts have no place in what users get."""
+    home = re.compile(r"/work/|/opt/|https?://[\w.]*(pypi|pytorch)\.org/(simple|whl)")
+    for name in ("Makefile", "environment.yml", "pyproject.toml", ".ci/run", ".ci/constraints.txt"):
+        assert not home.search((ROOT / name).read_text()), name
+
+
+# --- execution ---------------------------------------------------------------------------------
+
+
+def notebook(tmp_path: Path, *cells) -> Path:
+    """A notebook file; strings become code cells c1, c2 …"""
+    made = [
+        new_code_cell(cell, id=f"c{index}") if isinstance(cell, str) else cell
+        for index, cell in enumerate(cells, 1)
+    ]
+    path = tmp_path / "01_toy.ipynb"
+    path.write_text(dumps(new_notebook(cells=made)), encoding="utf-8")
+    return path
+
+
+def check(source: str, task: str = "1.1", **metadata):
+    about = {"lab": {"task": task, "check": True}, **metadata}
+    return new_code_cell(source, id=f"check-{task.replace('.', '-')}", metadata=about)
+
+
+def test_checks_are_counted(tmp_path):
+    path = notebook(
+        tmp_path,
+        "x = 1",
+        check("print('✓ Task 1.1: one')\nprint('  ✓ Task 9 is not at the start')"),
+        check("print('\\x1b[32m✓ Task 1.2\\x1b[0m two')", "1.2"),
+        check("print('✗ Task 1.3: three')", "1.3"),
+    )
+    result = execute.execute(path, timeout=60)
+    assert (result.name, result.passed, result.failed) == ("01_toy.ipynb", 2, 1)
+    assert result.error is None
+    assert not result.ok
+    assert "2 of 3 checks passed" in str(result)
+
+
+def test_a_silent_check_fails_and_old_outputs_do_not_count(tmp_path):
+    silent = check("x = 1")
+    silent.outputs = [new_output("stream", name="stdout", text="✓ Task 1.1\n")]
+    result = execute.execute(notebook(tmp_path, silent), timeout=60)
+    assert (result.passed, result.failed, result.ok) == (0, 1, False)
+    assert "no '✓ Task' line from the check of task 1.1" in result.error
+
+
+def test_an_exception_names_its_cell_and_is_allowed_where_tagged(tmp_path):
+    allowed = new_code_cell("1 / 0", id="boom", metadata={"tags": ["raises-exception"]})
+    assert execute.execute(notebook(tmp_path, allowed, "x = 1"), timeout=60).ok
+    result = execute.execute(notebook(tmp_path, allowed, "{}['key']", "x = 1"), timeout=60)
+    assert result.error == "cell 'c2': KeyError: 'key'"
+    assert not result.ok
+
+
+def test_a_cell_that_hangs_ends_at_its_time_and_leaves_nothing(tmp_path):
+    source = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],\n"
+        "                         start_new_session=True)\n"
+        "open('pid', 'w').write(str(child.pid))\n"
+        "time.sleep(600)"
+    )
+    path = notebook(tmp_path, "1", source)
+    saved = execute.GRACE
+    execute.GRACE = 0.5
+    try:
+        result = execute.execute(path, timeout=3)
+    finally:
+        execute.GRACE = saved
+    assert result.error == "cell 'c2': still running after 3 s"
+    assert result.seconds < 40
+    child = int((tmp_path / "pid").read_text())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_kernel_that_dies_is_told(tmp_path):
+    result = execute.execute(notebook(tmp_path, "import os; os._exit(0)"), timeout=60)
+    assert result.error == "cell 'c1': the kernel died"
+
+
+def test_the_kernel_is_this_python_in_the_notebooks_folder_and_not_interactive(tmp_path):
+    source = "import os, sys; print(sys.prefix, os.getcwd(), os.environ['IPP_NONINTERACTIVE'])"
+    path = notebook(tmp_path, source)
+    assert execute.execute(path, store=True, timeout=60).ok
+    (output,) = read(path).cells[0].outputs
+    assert output.text.split() == [sys.prefix, str(tmp_path), "1"]
+
+
+def test_a_stored_notebook_has_the_same_bytes_each_time(tmp_path):
+    source = (
+        "import sys, time\n"
+        "print('out'); print('err', file=sys.stderr); print('out', flush=True); time.sleep(.1)\n"
+        "get_ipython().display_pub.publish({'text/plain': 'x'}, {'when': time.time()})\n"
+        "1 + 1"
+    )
+    path = notebook(tmp_path, new_markdown_cell("text", id="words"), source)
+    assert execute.execute(path, store=True, timeout=60).ok
+    first = path.read_bytes()
+    assert execute.execute(path, store=True, timeout=60).ok
+    assert path.read_bytes() == first
+    nb = json.loads(first)
+    assert [cell["id"] for cell in nb["cells"]] == ["words", "c2"]
+    assert (nb["nbformat"], nb["nbformat_minor"]) == (4, 5)
+    assert nb["cells"][1]["execution_count"] == 1
+    assert nb["cells"][1]["metadata"] == {}
+    assert all(not output.get("metadata") for output in nb["cells"][1]["outputs"])
+    assert nb["metadata"]["language_info"] == {"name": "python"}
+
+
+def test_a_failed_run_is_not_stored(tmp_path):
+    path = notebook(tmp_path, "1 / 0")
+    before = path.read_bytes()
+    assert not execute.execute(path, store=True, timeout=60).ok
+    assert path.read_bytes() == before
+
+
+def test_another_environments_kernel_is_refused(tmp_path, monkeypatch):
+    spec = tmp_path / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    argv = ["/usr/bin/env", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    text = json.dumps({"argv": argv, "display_name": "other", "language": "python"})
+    (spec / "kernel.json").write_text(text)
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    with pytest.raises(execute.KernelError, match="starts /usr/bin/env, not"):
+        execute.require_kernel()
+
+
+# --- lint --------------------------------------------------------------------------------------
+
+
+def linted(tmp_path: Path, *cells, folder: str = "solutions") -> list[str]:
+    """What lint says about one notebook, without the notebook's name."""
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "labs").mkdir()
+    notebook(tmp_path / folder, *cells)
+    found = lint.lint(tmp_path / "solutions", tmp_path / "labs")
+    return [text.removeprefix(f"{folder}/01_toy.ipynb: ") for text in found]
+
+
+def ran(source: str = "1", cell_id: str = "ring-task", outputs=(), **metadata):
+    cell = new_code_cell(source, id=cell_id, outputs=list(outputs), metadata=metadata)
+    cell.execution_count = 1
+    return cell
+
+
+def test_a_good_solution_has_no_problems(tmp_path):
+    good = ran("# NBVAL_IGNORE_OUTPUT\n1", tags=["nbval-skip", "raises-exception", "remove-cell"])
+    assert linted(tmp_path, new_markdown_cell("# nbval", id="words"), good) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "guess"),
+    [
+        ("# NBVAL_IGNORE_OUTPT", "NBVAL_IGNORE_OUTPUT"),
+        ("%%px\n#nbval_skip", "NBVAL_SKIP"),
+        ("x = 1  # NBVAL_SKIP", "NBVAL_SKIP"),
+        ("# NBVAL_RAISE_EXCEPTION", "NBVAL_RAISES_EXCEPTION"),
+        ("# NBVAL_CHECK_OUTPUT please", "NBVAL_CHECK_OUTPUT"),
+    ],
+)
+def test_markers_that_nbval_would_ignore_are_found(tmp_path, source, guess):
+    (problem,) = linted(tmp_path, ran(source))
+    assert problem.startswith("cell 'ring-task': nbval ignores")
+    assert f"'# {guess}'" in problem
+
+
+@pytest.mark.parametrize(
+    ("tag", "guess"),
+    [
+        ("nbval-ignore_output", "nbval-ignore-output"),
+        ("nbval-ignore-outputs", "nbval-ignore-output"),
+        ("NBVAL_SKIP", "nbval-skip"),
+        ("raise-exception", "raises-exception"),
+        ("nbval-quux", "nbval-"),
+    ],
+)
+def test_tags_that_nbval_would_ignore_are_found(tmp_path, tag, guess):
+    (problem,) = linted(tmp_path, ran(tags=[tag]))
+    assert f"nbval ignores the tag '{tag}'" in problem
+    assert guess in problem.partition("mean")[2]
+
+
+@pytest.mark.parametrize("cell_id", ["1f0a9c3b", "3d3e4f5a-aaaa-bbbb-cccc-0123456789ab"])
+def test_ids_that_an_editor_made_up_are_found(tmp_path, cell_id):
+    (problem,) = linted(tmp_path, ran(cell_id=cell_id))
+    assert "made up by an editor" in problem
+
+
+def test_ids_that_are_no_words_are_found(tmp_path):
+    (problem,) = linted(tmp_path, ran(cell_id="Ring_Task"))
+    assert "small letters" in problem
+
+
+def test_cells_that_were_not_executed_are_found(tmp_path):
+    (problem,) = linted(tmp_path, new_code_cell("1", id="ring-task"))
+    assert "was never executed" in problem
+
+
+def test_outputs_of_one_execution_are_found(tmp_path):
+    output = new_output("execute_result", {"text/plain": "1"}, metadata={"started": "12:00"})
+    found = linted(tmp_path, ran(outputs=[output]), ran(cell_id="second", execution={"x": "12:00"}))
+    assert len(found) == 2
+    assert all("times or ids of one execution" in problem for problem in found)
+
+
+def test_outputs_that_name_this_machine_are_found(tmp_path):
+    output = new_output("stream", text=f"File {ROOT}/utils/cluster.py, line 3\n")
+    (problem,) = linted(tmp_path, ran(outputs=[output]))
+    assert "a folder of this machine" in problem
+
+
+def test_labs_with_outputs_or_solutions_are_found(tmp_path):
+    cell = ran("### BEGIN SOLUTION\n1\n### END SOLUTION")
+    found = linted(tmp_path, cell, folder="labs")
+    assert [problem.partition(": make")[0] for problem in found] == [
+        "cell 'ring-task': has outputs of an execution",
+        "cell 'ring-task': shows a solution or a hidden test",
+    ]
+
+
+def test_a_broken_notebook_is_a_problem_not_a_crash(tmp_path):
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "solutions" / "01_toy.ipynb").write_text("{")
+    (problem,) = lint.lint(tmp_path / "solutions", tmp_path / "labs")
+    assert problem.startswith("solutions/01_toy.ipynb: not a notebook")
+
+
+def test_this_repositorys_notebooks_are_clean():
+    assert lint.lint() == []
+
+
+def test_commands_need_no_pytorch_and_name_the_missing_extra():
+    """`python -m utils` in a Python without the extra `course` says what to install."""
+    code = (
+        "import sys\n"
+        "for name in ('jsonschema', 'nbformat', 'torch'): sys.modules[name] = None\n"
+        "from utils.__main__ import main\n"
+        "raise SystemExit(main(['release', '--check']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "pip install -e '.[course]'" in done.stderr

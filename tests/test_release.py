@@ -1,0 +1,339 @@
+"""Student notebooks follow from solutions, exactly."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from utils.__main__ import main
+from utils.course import release
+from utils.course.notebook import LABS, SOLUTIONS, NotebookError, dumps, notebooks, read
+
+SOLVED = """\
+%%px
+def exchange(rank):
+    ### BEGIN SOLUTION
+    answer = 42
+    return answer
+    ### END SOLUTION
+"""
+CHECK = """\
+print("visible")
+### BEGIN HIDDEN TESTS
+assert secret() == 7
+### END HIDDEN TESTS
+"""
+
+
+def graded(grade_id: str, **changes) -> dict:
+    base = {"schema_version": 3, "grade_id": grade_id, "solution": False, "grade": False}
+    return base | {"locked": False, "task": False} | changes
+
+
+def task_cell(source: str = SOLVED, **changes):
+    metadata = {
+        "nbgrader": graded("exchange", solution=True),
+        "lab": {"task": "1.2", "title": 'blocking "send" and recv', "points": 2},
+        "execution": {"iopub.execute_input": "2026-01-01T00:00:00Z"},
+        "collapsed": True,
+    } | changes
+    output = new_output("stream", name="stdout", text="secret output\n")
+    cell = new_code_cell(source, id="exchange", metadata=metadata, outputs=[output])
+    cell.execution_count = 3
+    return cell
+
+
+def check_cell():
+    metadata = {
+        "nbgrader": graded("exchange-check", grade=True, locked=True, points=2),
+        "lab": {"task": "1.2", "check": True},
+        "tags": ["nbval-check-output"],
+    }
+    return new_code_cell(CHECK, id="exchange-check", metadata=metadata)
+
+
+def explain_cell():
+    metadata = {
+        "nbgrader": graded("why", solution=True, grade=True, points=1),
+        "lab": {"task": "1.3", "title": "why it hangs", "points": 1},
+    }
+    return new_markdown_cell("Because nobody sends.", id="why", metadata=metadata)
+
+
+def solution(*cells):
+    metadata = {
+        "kernelspec": {"display_name": "my env", "language": "python", "name": "python3"},
+        "language_info": {"name": "python", "version": "3.11.7", "pygments_lexer": "ipython3"},
+        "widgets": {},
+        "lab": {"number": 1},
+    }
+    intro = new_markdown_cell("# Lab 1", id="intro")
+    return new_notebook(cells=[intro, *cells], metadata=metadata)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """A solutions folder with one lab, and an empty labs folder."""
+    solutions, labs = tmp_path / "solutions", tmp_path / "labs"
+    solutions.mkdir()
+    labs.mkdir()
+    text = dumps(solution(task_cell(), check_cell(), explain_cell()))
+    (solutions / "01_toy.ipynb").write_text(text, encoding="utf-8")
+    return solutions, labs
+
+
+@pytest.fixture
+def lab(folders) -> nbformat.NotebookNode:
+    """The student notebook of that lab."""
+    release.release(*folders)
+    return read(folders[1] / "01_toy.ipynb")
+
+
+def cell(nb, cell_id: str):
+    return next(cell for cell in nb.cells if cell.id == cell_id)
+
+
+def test_the_stub_stands_where_the_solution_was(lab):
+    assert cell(lab, "exchange").source == (
+        "%%px\n"
+        "def exchange(rank):\n"
+        '    raise NotImplementedError("Task 1.2: blocking \\"send\\" and recv")\n'
+    )
+
+
+def test_the_stub_raises_and_names_the_task(lab):
+    body = cell(lab, "exchange").source.removeprefix("%%px\n")
+    names: dict = {}
+    exec(body, names)
+    with pytest.raises(NotImplementedError, match=re.escape('Task 1.2: blocking "send" and recv')):
+        names["exchange"](0)
+
+
+def test_a_cell_may_have_several_regions():
+    source = "### BEGIN SOLUTION\na = 1\n### END SOLUTION\nkept\n" * 2
+    nb = release.student_version(solution(task_cell(source)), "toy")
+    lines = cell(nb, "exchange").source.splitlines()
+    assert [line[:5] for line in lines] == ["raise", "kept", "raise", "kept"]
+
+
+def test_hidden_tests_answers_and_outputs_are_gone(lab):
+    text = dumps(lab)
+    for secret in ("answer = 42", "secret", "nobody sends", "BEGIN", "END"):
+        assert secret not in text
+    assert cell(lab, "exchange-check").source == 'print("visible")\n'
+    assert cell(lab, "why").source == release.TEXT_STUB
+    assert all(not cell.outputs and cell.execution_count is None for cell in code_cells(lab))
+
+
+def code_cells(nb):
+    return [cell for cell in nb.cells if cell.cell_type == "code"]
+
+
+def test_ids_and_metadata_stay_and_volatile_metadata_goes(lab):
+    assert [cell.id for cell in lab.cells] == ["intro", "exchange", "exchange-check", "why"]
+    before, after = task_cell().metadata, cell(lab, "exchange").metadata
+    assert after == {
+        "nbgrader": before["nbgrader"],
+        "lab": before["lab"],
+        "deletable": False,
+    }
+    assert cell(lab, "exchange-check").metadata["tags"] == ["nbval-check-output"]
+    assert cell(lab, "exchange-check").metadata["editable"] is False
+    assert lab.metadata == {
+        "kernelspec": {
+            "display_name": "Python 3 (ipykernel)",
+            "language": "python",
+            "name": "python3",
+        },
+        "language_info": {"name": "python"},
+        "lab": {"number": 1},
+    }
+
+
+def test_the_bytes_are_the_same_each_time(folders):
+    solutions, labs = folders
+    target = labs / "01_toy.ipynb"
+    assert release.release(solutions, labs) == [target]
+    first = target.read_bytes()
+    assert release.release(solutions, labs) == []
+    target.unlink()
+    release.release(solutions, labs)
+    assert target.read_bytes() == first
+    assert first.endswith(b"}\n")
+    assert not first.endswith(b"\n\n")
+    assert b'\n "cells"' in first
+
+
+def test_the_bytes_do_not_depend_on_who_ran_the_solution_last(folders):
+    solutions, labs = folders
+    release.release(solutions, labs)
+    nb = solution(task_cell(), check_cell(), explain_cell())
+    nb.metadata["language_info"]["version"] = "3.13.1"
+    cell(nb, "exchange").metadata["execution"] = {"iopub.status.busy": "another day"}
+    cell(nb, "exchange").outputs = []
+    (solutions / "01_toy.ipynb").write_text(dumps(nb), encoding="utf-8")
+    assert release.drift(solutions, labs) == []
+
+
+def test_every_changed_byte_is_drift(folders):
+    solutions, labs = folders
+    release.release(solutions, labs)
+    target = labs / "01_toy.ipynb"
+    text = target.read_bytes()
+    assert release.drift(solutions, labs) == []
+    for changed in (text + b"\n", text[:-1], text.replace(b"\n", b"\r\n"), text[:60] + text[61:]):
+        target.write_bytes(changed)
+        assert release.drift(solutions, labs) == [
+            "01_toy.ipynb: differs from what its solution gives: make release"
+        ]
+    target.unlink()
+    assert release.drift(solutions, labs) == ["01_toy.ipynb: not released yet: make release"]
+
+
+def test_a_lab_without_a_solution_is_drift_and_other_notebooks_are_not(folders):
+    solutions, labs = folders
+    release.release(solutions, labs)
+    shutil.copy(labs / "01_toy.ipynb", labs / "02_old.ipynb")
+    shutil.copy(labs / "01_toy.ipynb", labs / "Untitled.ipynb")
+    assert release.drift(solutions, labs) == [
+        "02_old.ipynb: has no solution: delete it, or add one"
+    ]
+
+
+def test_a_solution_in_error_stops_the_release_before_anything_is_written(folders):
+    solutions, labs = folders
+    bad = dumps(solution(task_cell("### BEGIN SOLUTION\n1")))
+    (solutions / "02_bad.ipynb").write_text(bad, encoding="utf-8")
+    with pytest.raises(release.MarkupError):
+        release.release(solutions, labs)
+    assert list(labs.iterdir()) == []
+
+
+REGION = "### BEGIN SOLUTION\n1\n### END SOLUTION"
+BAD_CELLS = {
+    "no end": (task_cell("### BEGIN SOLUTION\n1"), "markers are BEGIN:"),
+    "no begin": (task_cell("1\n### END SOLUTION"), "markers are END:"),
+    "nested": (
+        task_cell("### BEGIN SOLUTION\n### BEGIN SOLUTION\n### END SOLUTION"),
+        "regions don't nest",
+    ),
+    "hidden, no end": (
+        task_cell(f"{REGION}\n### BEGIN HIDDEN TESTS"),
+        "every '### BEGIN HIDDEN TESTS' needs one '### END HIDDEN TESTS'",
+    ),
+    "no nbgrader metadata": (
+        new_code_cell(REGION, id="exchange"),
+        "has a solution region, but is no solution cell: add the nbgrader metadata",
+    ),
+    "no region": (task_cell("pass"), "solution cell without a region"),
+    "no title": (task_cell(REGION, lab={"task": "1.2"}), "lab metadata has no title"),
+    "no task": (task_cell(REGION, lab={"title": "x"}), "lab metadata has no task"),
+    "no grade_id": (
+        task_cell(REGION, nbgrader=graded("", solution=True)),
+        "nbgrader metadata has no grade_id",
+    ),
+    "no points": (
+        task_cell(REGION, nbgrader=graded("exchange", solution=True, grade=True)),
+        "does not have points",
+    ),
+    "old schema": (
+        task_cell(REGION, nbgrader=graded("exchange", solution=True, schema_version=1)),
+        "nbgrader refuses its metadata",
+    ),
+    "hidden tests in the open": (
+        new_code_cell("### BEGIN HIDDEN TESTS\n1\n### END HIDDEN TESTS", id="exchange"),
+        "has hidden tests, but is no grade cell",
+    ),
+    "check without task": (
+        new_code_cell("1", id="exchange", metadata={"lab": {"check": True}}),
+        "is a check without a task",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CELLS)
+def test_bad_markup_is_refused_with_notebook_cell_and_cure(case):
+    bad, message = BAD_CELLS[case]
+    with pytest.raises(release.MarkupError) as caught:
+        release.student_version(solution(bad), "01_toy.ipynb")
+    text = str(caught.value)
+    assert text.startswith("01_toy.ipynb: cell 'exchange': ")
+    assert message in text
+
+
+def test_two_cells_with_one_grade_id_are_refused():
+    twin = task_cell()
+    twin.id = "twin"
+    with pytest.raises(release.MarkupError, match=r"cells 'exchange', 'twin': all have the grade"):
+        release.student_version(solution(task_cell(), twin), "01_toy.ipynb")
+
+
+def test_all_problems_are_told_at_once():
+    second = new_code_cell(REGION, id="second")
+    with pytest.raises(release.MarkupError) as caught:
+        release.student_version(solution(task_cell("pass"), second), "01_toy.ipynb")
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def stored(tmp_path: Path, change) -> Path:
+    content = json.loads(dumps(solution(task_cell(), check_cell())))
+    change(content)
+    path = tmp_path / "01_toy.ipynb"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda nb: nb["cells"][1].pop("id"), "cell number 1 has no id"),
+        (lambda nb: nb["cells"][2].update(id="exchange"), "share the id 'exchange'"),
+        (lambda nb: nb.update(nbformat_minor=4), r"format 4\.4, but 4\.5 is needed"),
+        (lambda nb: nb["cells"][1].pop("outputs"), "not a valid notebook"),
+    ],
+)
+def test_a_notebook_that_nbformat_would_silently_repair_is_refused(tmp_path, change, message):
+    with pytest.raises(NotebookError, match=message):
+        read(stored(tmp_path, change))
+
+
+def test_a_file_that_is_no_notebook_is_refused(tmp_path):
+    (tmp_path / "01_toy.ipynb").write_text("<html>")
+    with pytest.raises(NotebookError, match=r"01_toy\.ipynb: not a notebook"):
+        read(tmp_path / "01_toy.ipynb")
+
+
+def test_the_command_line(folders, capsys):
+    where = ["--solutions", str(folders[0]), "--labs", str(folders[1])]
+    assert main(["release", "--check", *where]) == 1
+    assert "01_toy.ipynb: not released yet" in capsys.readouterr().out
+    assert main(["release", *where]) == 0
+    assert "wrote labs/01_toy.ipynb" in capsys.readouterr().out
+    assert main(["release", "--check", *where]) == 0
+    (folders[0] / "01_toy.ipynb").write_text(dumps(solution(task_cell("pass"))))
+    assert main(["release", *where]) == 2
+    assert "cell 'exchange'" in capsys.readouterr().err
+
+
+# --- this repository's labs --------------------------------------------------------------------
+
+
+def test_this_repository_has_labs():
+    assert notebooks(SOLUTIONS), "solutions/ has no NN_name.ipynb"
+
+
+@pytest.mark.parametrize("path", notebooks(SOLUTIONS), ids=lambda path: path.name)
+def test_the_lab_follows_from_its_solution(path: Path):
+    lab = LABS / path.name
+    assert lab.exists(), "run 'make release'"
+    assert lab.read_bytes() == release.student_text(path).encode(), "run 'make release'"
+
+
+def test_no_lab_is_without_a_solution():
+    assert {path.name for path in notebooks(LABS)} <= {path.name for path in notebooks(SOLUTIONS)}

@@ -1,0 +1,109 @@
+"""``python -m utils COMMAND``: what authors and instructors do with the labs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+#: Top-level modules that only the extra `course` brings.
+COURSE_MODULES = {"jsonschema", "nbclient", "nbconvert", "nbformat", "nbgrader", "nbval"}
+
+
+def release(options: argparse.Namespace) -> int:
+    """Write labs/ from solutions/, or with --check only say what differs."""
+    from utils.course.release import drift
+    from utils.course.release import release as write
+
+    if options.check:
+        found = drift(options.solutions, options.labs)
+        for line in found:
+            print(line)
+        if not found:
+            print(f"{options.labs.name}/ is what follows from {options.solutions.name}/")
+        return 1 if found else 0
+    written = write(options.solutions, options.labs)
+    for path in written:
+        print(f"wrote {options.labs.name}/{path.name}")
+    if not written:
+        print("nothing to write: the student notebooks are up to date")
+    return 0
+
+
+def run(options: argparse.Namespace) -> int:
+    """Execute notebooks from top to bottom; print one line each."""
+    from utils.course.execute import execute
+    from utils.course.notebook import notebooks
+
+    paths = options.notebooks or notebooks(options.solutions)
+    if not paths:
+        print(f"there is no notebook in {options.solutions}", file=sys.stderr)
+        return 1
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing:
+        print(f"no such notebook: {', '.join(missing)}", file=sys.stderr)
+        return 2
+    failed = 0
+    for path in paths:
+        result = execute(path, store=options.store, timeout=options.timeout)
+        print(result, flush=True)
+        failed += not result.ok
+    return 1 if failed else 0
+
+
+def lint(options: argparse.Namespace) -> int:
+    """Check markers, ids and outputs of the notebooks."""
+    from utils.course.lint import main
+
+    return main()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; each command names its function as `command`."""
+    root = Path(__file__).resolve().parents[1]
+    top = argparse.ArgumentParser(prog="python -m utils", description=__doc__)
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, function) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
+        sub.set_defaults(command=function)
+        return sub
+
+    sub = add("release", release)
+    sub.add_argument("--check", action="store_true", help="write nothing; status 1 on drift")
+    sub.add_argument("--solutions", type=Path, default=root / "solutions", metavar="FOLDER")
+    sub.add_argument("--labs", type=Path, default=root / "labs", metavar="FOLDER")
+
+    sub = add("run", run)
+    sub.add_argument("notebooks", type=Path, nargs="*", metavar="NOTEBOOK")
+    sub.add_argument("--store", action="store_true", help="keep the outputs in the notebook")
+    sub.add_argument("--timeout", type=float, default=120, metavar="S", help="per cell: 120")
+    sub.set_defaults(solutions=root / "solutions")
+
+    add("lint", lint)
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; its exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in COURSE_MODULES:
+            raise
+        print(
+            f"this command needs {error.name}, which the extra 'course' brings:\n"
+            "  pip install -e '.[course]' -c .ci/constraints.txt",
+            file=sys.stderr,
+        )
+        return 2
+    except (ValueError, RuntimeError) as error:
+        if not type(error).__module__.startswith("utils.course"):
+            raise
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

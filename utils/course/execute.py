@@ -1,0 +1,202 @@
+"""Runs a lab's notebook from top to bottom and counts what its checks say."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from jupyter_client import KernelManager
+from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+from traitlets.config import Config
+
+from .notebook import NotebookError, normalise, read, tasks_checked, write
+
+KERNEL = "python3"
+VERDICT = re.compile(r"([✓✗]) Task (?:(\d+(?:\.\w+)*))?")
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+#: Every process that a notebook starts inherits this variable, so that none is left behind.
+RUN_VARIABLE = "DDL_LABS_RUN"
+#: How long processes may take to end by themselves after their kernel has.
+GRACE = 10.0
+
+#: Others on the machine can't listen to the kernel, where jupyter_client knows how.
+CONFIG = Config()
+if KernelManager.class_traits().get("transport_encryption"):
+    CONFIG.KernelManager.transport_encryption = "auto"
+
+
+class KernelError(RuntimeError):
+    """The kernel `python3` isn't this environment's Python."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one execution gave."""
+
+    name: str
+    seconds: float
+    passed: int
+    failed: int
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Did it run to the end, with every check passed?"""
+        return self.error is None and self.failed == 0
+
+    def __str__(self) -> str:
+        checks = f"{self.passed} of {self.passed + self.failed} checks passed"
+        line = (
+            f"{'ok    ' if self.ok else 'FAILED'} {self.name:<32} {self.seconds:6.1f} s  {checks}"
+        )
+        if not self.error:
+            return line
+        return line + "".join(f"\n       {text}" for text in self.error.splitlines())
+
+
+def execute(path: Path, *, store: bool = False, timeout: float = 120) -> Result:
+    """Execute a notebook in a kernel of its own, in the notebook's folder.
+
+    `timeout` bounds each cell, in seconds. A check cell that printed no "✓ Task …" counts as
+    failed. With `store` the outputs go into the file, normalised, unless something failed.
+    """
+    require_kernel()
+    path = Path(path).resolve()
+    try:
+        nb = read(path)
+    except NotebookError as error:
+        return Result(path.name, 0.0, 0, 1, str(error))
+    start = time.monotonic()
+    error = _run(nb, path.parent, timeout)
+    seconds = time.monotonic() - start
+    passed, failed, silent = verdicts(nb)
+    if silent and error is None:
+        error = f"no '✓ Task' line from the check of task {', '.join(silent)}"
+    result = Result(path.name, seconds, passed, failed, error)
+    if store and result.ok:
+        write(normalise(nb), path)
+    return result
+
+
+def verdicts(nb: NotebookNode) -> tuple[int, int, list[str]]:
+    """How many checks passed, how many didn't, and the tasks whose check said nothing.
+
+    A silent check is a failed one: no explicit pass, no points.
+    """
+    said: dict[str, bool] = {}
+    for line in stdout_lines(nb):
+        if match := VERDICT.match(line):
+            task = match[2] or line
+            said[task] = said.get(task, True) and match[1] == "✓"
+    silent = [task for task in tasks_checked(nb) if task not in said]
+    passed = sum(said.values())
+    return passed, len(said) - passed + len(silent), silent
+
+
+def stdout_lines(nb: NotebookNode) -> list[str]:
+    """What the cells printed, without colours."""
+    lines = []
+    for cell in nb.cells:
+        printed = [
+            output.text
+            for output in cell.get("outputs", [])
+            if output.output_type == "stream" and output.name == "stdout"
+        ]
+        lines += ANSI.sub("", "".join(printed)).splitlines()
+    return lines
+
+
+def require_kernel(name: str = KERNEL) -> None:
+    """Raise a KernelError unless the kernel is the Python that runs this."""
+    try:
+        spec = KernelSpecManager().get_kernel_spec(name)
+    except NoSuchKernel:
+        raise KernelError(f"there is no kernel '{name}': run 'make env'") from None
+    command = spec.argv[0]
+    if command in {"python", "python3", "python{}.{}".format(*sys.version_info)}:
+        return  # jupyter_client takes sys.executable for these
+    found = shutil.which(command)
+    # Not resolved: in an environment, python is a link to the one that made it.
+    if found is None or Path(found).absolute().parent != Path(sys.executable).absolute().parent:
+        raise KernelError(
+            f"the kernel '{name}' starts {command}, not {sys.executable}: it was found in "
+            f"{spec.resource_dir}. Remove it there, or set JUPYTER_PREFER_ENV_PATH=1"
+        )
+
+
+# --- one execution -----------------------------------------------------------------------------
+
+
+def _run(nb: NotebookNode, folder: Path, timeout: float) -> str | None:
+    """Execute in place; what went wrong, or None."""
+    for cell in nb.cells:
+        if cell.cell_type == "code":  # nothing of an earlier execution may count
+            cell.outputs, cell.execution_count = [], None
+    mark = uuid.uuid4().hex
+    at = "before the first cell"
+
+    def remember(cell: NotebookNode, **_: object) -> None:
+        nonlocal at
+        at = f"cell '{cell.id}'"
+
+    client = NotebookClient(
+        nb,
+        config=CONFIG,
+        timeout=timeout,
+        kernel_name=KERNEL,
+        record_timing=False,
+        coalesce_streams=True,
+        on_cell_execute=remember,
+        resources={"metadata": {"path": str(folder)}},
+    )
+    environment = {**os.environ, "IPP_NONINTERACTIVE": "1", RUN_VARIABLE: mark}
+    error = None
+    try:
+        client.execute(env=environment)
+    except CellTimeoutError:
+        error = f"{at}: still running after {timeout:g} s"
+    except CellExecutionError as problem:
+        error = f"{at}: {problem.ename}: {ANSI.sub('', problem.evalue).strip()}"
+    except DeadKernelError:
+        error = f"{at}: the kernel died"
+    finally:
+        left = _end_processes(mark)
+    if left and error is None:
+        error = "left processes behind (ended now): " + ", ".join(left)
+    return error
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(RUN_VARIABLE) == mark and process.is_running():
+                found.append(process)
+    return found
+
+
+def _end_processes(mark: str) -> list[str]:
+    """Wait for the processes of a run to end; kill those that don't, and name them."""
+    deadline = time.monotonic() + GRACE
+    while (left := _marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    names = []
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            names.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+            process.kill()
+    while _marked(mark) and time.monotonic() < deadline + 5:
+        time.sleep(0.02)  # killed isn't gone yet
+    return names

@@ -1,0 +1,114 @@
+"""What nbval, ruff and reviewers overlook in notebooks.
+
+nbval ignores a marker that is misspelt, and passes a reference cell that was never executed;
+an id that an editor made up says nothing to a grader. ``python -m utils.course.lint`` prints
+what it finds, one line each, and ends with status 1 if there is anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from nbformat import NotebookNode
+from nbval.plugin import comment_markers, metadata_tags
+
+from .notebook import LABS, ROOT, SOLUTIONS, VOLATILE_METADATA, NotebookError, notebooks, read
+
+READABLE_ID = re.compile(r"[a-z0-9][a-z0-9-_]+")
+MADE_UP_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){0,4}(-[0-9a-f]+)?")
+MARKER_LIKE = re.compile(r"#+\s*((?:nbval|pytest[ _-]validate)[\w -]*)\s*", re.IGNORECASE)
+#: Tags that other tools know, near enough to nbval's to be taken for a slip.
+OTHER_TAGS = {"skip-execution"}
+
+
+def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
+    """Every problem in both folders, each with the notebook, the cell and the cure."""
+    problems = []
+    for folder, rules in ((solutions_dir, solution_problems), (labs_dir, lab_problems)):
+        for path in notebooks(folder):
+            where = f"{folder.name}/{path.name}"
+            try:
+                nb = read(path)
+            except NotebookError as error:
+                problems.append(f"{folder.name}/{error}")
+                continue
+            problems += [f"{where}: cell '{cell.id}': {text}" for cell, text in rules(nb)]
+    return problems
+
+
+def solution_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
+    """What is wrong with the cells of a solution."""
+    for cell in nb.cells:
+        yield from ((cell, text) for text in (*id_problems(cell), *marker_problems(cell)))
+        if cell.cell_type == "code":
+            yield from ((cell, text) for text in output_problems(cell))
+
+
+def lab_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
+    """What is wrong with the cells of a student's notebook."""
+    for cell in nb.cells:
+        yield from ((cell, text) for text in id_problems(cell))
+        if cell.get("outputs") or cell.get("execution_count") is not None:
+            yield cell, "has outputs of an execution: make release"
+        if re.search(r"\b(BEGIN|END) (SOLUTION|HIDDEN TESTS)\b", cell.source):
+            yield cell, "shows a solution or a hidden test: make release"
+
+
+def id_problems(cell: NotebookNode) -> Iterator[str]:
+    """Ids are how grading finds answers: they must be words that stay."""
+    if not READABLE_ID.fullmatch(cell.id):
+        yield "an id has small letters, digits, '-' and '_' only: rename it"
+    elif MADE_UP_ID.fullmatch(cell.id):
+        yield "the id was made up by an editor: give it a readable one, such as 'ring-task'"
+
+
+def marker_problems(cell: NotebookNode) -> Iterator[str]:
+    """Comments and tags that look like nbval's, but aren't."""
+    for line in cell.source.splitlines() if cell.cell_type == "code" else ():
+        # nbval wants the marker alone on its line.
+        text = line[line.find("#") :] if "#" in line else ""
+        match = MARKER_LIKE.match(text)
+        if match and not (line.strip().startswith("#") and match[1] in comment_markers):
+            guess = _nearest(match[1].upper().replace("-", "_"), comment_markers)
+            yield f"nbval ignores {text.strip()!r}: write '# {guess}' on a line of its own"
+    for tag in cell.metadata.get("tags", []):
+        if tag in metadata_tags or tag in OTHER_TAGS:
+            continue
+        guess = _nearest(tag.lower().replace("_", "-"), metadata_tags, cutoff=0.8)
+        if guess or tag.lower().startswith("nbval"):
+            yield f"nbval ignores the tag {tag!r}: did you mean {guess or 'nbval-…'!r}?"
+
+
+def _nearest(word: str, known: dict, cutoff: float = 0.0) -> str | None:
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=cutoff)), None)
+
+
+def output_problems(cell: NotebookNode) -> Iterator[str]:
+    """The stored outputs are the reference: there, and the same after every execution."""
+    if cell.source.strip() and cell.execution_count is None:
+        yield "was never executed, so nbval compares nothing: make solutions"
+    volatile = [key for key in VOLATILE_METADATA if key in cell.metadata]
+    if volatile or any(output.get("metadata") for output in cell.outputs):
+        yield "carries times or ids of one execution: make solutions"
+    text = str(cell.outputs)
+    for folder in {str(ROOT), str(Path.home())}:
+        if re.search(re.escape(folder) + r"[/\\\"']", text):
+            yield f"its output names {folder}, a folder of this machine: print something else"
+
+
+def main() -> int:
+    """Print the problems; 1 if there are any."""
+    problems = lint()
+    for problem in problems:
+        print(problem)
+    count = len(notebooks(SOLUTIONS)) + len(notebooks(LABS))
+    print(f"{count} notebooks, {len(problems)} problems", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

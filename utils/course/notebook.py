@@ -1,0 +1,120 @@
+"""Reading and writing notebooks so that the same content is always the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import nbformat.v4
+from nbformat import NotebookNode
+
+ROOT = Path(__file__).resolve().parents[2]
+SOLUTIONS = ROOT / "solutions"
+LABS = ROOT / "labs"
+
+KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+LANGUAGE_INFO = {"name": "python"}
+
+#: Notebook metadata that stays; the rest depends on who opened it last.
+KEPT_METADATA = ("lab", "title")
+#: Cell metadata that depends on when and where a cell was run or looked at.
+VOLATILE_METADATA = ("ExecuteTime", "collapsed", "execution", "scrolled", "trusted")
+
+#: A lab's file name: 01_c10d.ipynb. Other files (a student's Untitled.ipynb) are nobody's business.
+LAB_NAME = re.compile(r"\d\d_\w+\.ipynb")
+
+
+class NotebookError(ValueError):
+    """A notebook that can't be used; the message says which cell and what to do."""
+
+
+def notebooks(folder: Path) -> list[Path]:
+    """The labs' notebooks in a folder, by number."""
+    return sorted(path for path in folder.glob("*.ipynb") if LAB_NAME.fullmatch(path.name))
+
+
+def read(path: Path) -> NotebookNode:
+    """Read a notebook as it is, without the repairs that nbformat would make.
+
+    nbformat invents ids for cells that have none, another one at each reading: refused here.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+    except ValueError as error:
+        raise NotebookError(f"{path.name}: not a notebook ({error})") from error
+    version = (content.get("nbformat"), content.get("nbformat_minor"))
+    if version != (4, 5):
+        raise NotebookError(
+            f"{path.name}: format {version[0]}.{version[1]}, but 4.5 is needed (cells with ids): "
+            "open it in JupyterLab and save it"
+        )
+    nb = nbformat.v4.reads(text)
+    _require_ids(nb, path.name)
+    try:
+        nbformat.validate(nb)
+    except nbformat.ValidationError as error:
+        raise NotebookError(f"{path.name}: not a valid notebook: {error.message}") from error
+    return nb
+
+
+def _require_ids(nb: NotebookNode, name: str) -> None:
+    seen: dict[str, int] = {}
+    for index, cell in enumerate(nb.cells):
+        if "id" not in cell:
+            raise NotebookError(
+                f'{name}: cell number {index} has no id: add "id": "a-readable-name" to it'
+            )
+        if cell.id in seen:
+            raise NotebookError(
+                f"{name}: cells number {seen[cell.id]} and {index} share the id '{cell.id}': "
+                "rename one"
+            )
+        seen[cell.id] = index
+
+
+def dumps(nb: NotebookNode) -> str:
+    """The notebook as text: format 4.5, sorted keys, indent 1, one newline at the end."""
+    nb.nbformat, nb.nbformat_minor = 4, 5
+    nbformat.validate(nb)
+    return nbformat.writes(nb).rstrip("\n") + "\n"
+
+
+def write(nb: NotebookNode, path: Path) -> None:
+    """Write a notebook in one step: a reader sees the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(dumps(nb), encoding="utf-8", newline="\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def normalise(nb: NotebookNode) -> NotebookNode:
+    """Take out, in place, what differs between two executions of the same notebook."""
+    kept = {key: nb.metadata[key] for key in KEPT_METADATA if key in nb.metadata}
+    nb.metadata = nbformat.from_dict(
+        {**kept, "kernelspec": KERNELSPEC, "language_info": LANGUAGE_INFO}
+    )
+    for cell in nb.cells:
+        for key in VOLATILE_METADATA:
+            cell.metadata.pop(key, None)
+        for output in cell.get("outputs", []):
+            if "metadata" in output:
+                output.metadata = NotebookNode()
+    return nb
+
+
+def lab(cell: NotebookNode) -> dict[str, Any]:
+    """The cell's metadata under ``lab``: task, title, points, check."""
+    return cell.metadata.get("lab", {})
+
+
+def tasks_checked(nb: NotebookNode) -> list[str]:
+    """The tasks that have a check cell, in order, each once."""
+    tasks = [str(lab(cell)["task"]) for cell in nb.cells if lab(cell).get("check") is True]
+    return list(dict.fromkeys(tasks))

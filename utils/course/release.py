@@ -1,0 +1,206 @@
+"""Student notebooks from solutions.
+
+``solutions/NN_name.ipynb`` is the one source of a lab. What follows from it:
+
+* a region between ``### BEGIN SOLUTION`` and ``### END SOLUTION`` becomes
+  ``raise NotImplementedError("Task 1.2: blocking send and recv")``, as far indented as the region;
+* a written answer (a markdown cell that is graded) becomes :data:`TEXT_STUB`;
+* lines between ``### BEGIN HIDDEN TESTS`` and ``### END HIDDEN TESTS`` go;
+* outputs and counters go; ids, nbgrader's metadata and ours stay.
+
+nbgrader's and nbconvert's preprocessors do the work; the same notebook gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+from nbconvert.preprocessors import ClearOutputPreprocessor
+from nbformat import NotebookNode
+from nbgrader.nbgraderformat.v3 import MetadataValidatorV3
+from nbgrader.preprocessors import ClearHiddenTests, ClearSolutions, LockCells
+
+from .notebook import LABS, SOLUTIONS, NotebookError, dumps, lab, normalise, notebooks, read
+
+TEXT_STUB = "*Write your answer here.*"
+REGIONS = ("SOLUTION", "HIDDEN TESTS")
+
+
+class MarkupError(NotebookError):
+    """A solution that no student notebook can be made from."""
+
+
+def stub(cell: NotebookNode) -> str:
+    """The line that stands in a student's cell where the solution was."""
+    about = lab(cell)
+    text = f"Task {about['task']}: {about['title']}"
+    return f"raise NotImplementedError({json.dumps(text, ensure_ascii=False)})"
+
+
+class ClearLabSolutions(ClearSolutions):
+    """nbgrader's ClearSolutions with a stub that names the task."""
+
+    def preprocess_cell(
+        self, cell: NotebookNode, resources: dict, cell_index: int
+    ) -> tuple[NotebookNode, dict]:
+        """Replace the cell's solution by its stub."""
+        if is_solution(cell) and cell.cell_type == "code":
+            self.code_stub = {"python": stub(cell)}
+        return super().preprocess_cell(cell, resources, cell_index)
+
+
+def is_solution(cell: NotebookNode) -> bool:
+    """Is this a cell that students fill in?"""
+    return bool(cell.metadata.get("nbgrader", {}).get("solution"))
+
+
+def student_version(nb: NotebookNode, name: str) -> NotebookNode:
+    """The student's notebook; the one given is left as it is."""
+    require_markup(nb, name)
+    nb = normalise(copy.deepcopy(nb))
+    resources: dict = {}
+    for preprocessor in (
+        ClearLabSolutions(text_stub=TEXT_STUB),
+        ClearHiddenTests(),
+        LockCells(),
+        ClearOutputPreprocessor(),
+    ):
+        nb, resources = preprocessor.preprocess(nb, resources)
+    return nb
+
+
+def student_text(path: Path) -> str:
+    """The student's notebook that follows from a solution, as the text of its file."""
+    return dumps(student_version(read(path), path.name))
+
+
+def release(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[Path]:
+    """Write every student notebook that is missing or differs; return those written.
+
+    Nothing is written when one of the solutions is in error.
+    """
+    texts = {labs_dir / path.name: student_text(path) for path in notebooks(solutions_dir)}
+    labs_dir.mkdir(parents=True, exist_ok=True)
+    changed = [path for path, text in texts.items() if not _is(path, text)]
+    for path in changed:
+        path.write_bytes(texts[path].encode())
+    return changed
+
+
+def drift(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
+    """What keeps ``labs_dir`` from being exactly what follows from ``solutions_dir``."""
+    solutions = notebooks(solutions_dir)
+    found = []
+    for path in solutions:
+        target = labs_dir / path.name
+        try:
+            text = student_text(path)
+        except NotebookError as error:
+            found.append(str(error))
+            continue
+        if not target.exists():
+            found.append(f"{target.name}: not released yet: make release")
+        elif not _is(target, text):
+            found.append(f"{target.name}: differs from what its solution gives: make release")
+    names = {path.name for path in solutions}
+    orphans = [path.name for path in notebooks(labs_dir) if path.name not in names]
+    return found + [f"{name}: has no solution: delete it, or add one" for name in orphans]
+
+
+def _is(path: Path, text: str) -> bool:
+    return path.exists() and path.read_bytes() == text.encode()
+
+
+# --- markup ------------------------------------------------------------------------------------
+
+
+def require_markup(nb: NotebookNode, name: str) -> None:
+    """Raise a MarkupError that names every cell in error and what to do about it."""
+    problems = list(markup_problems(nb))
+    if problems:
+        raise MarkupError("\n".join(f"{name}: {problem}" for problem in problems))
+
+
+def markup_problems(nb: NotebookNode) -> Iterator[str]:
+    """What an author must repair before the notebook can be released."""
+    for cell in nb.cells:
+        for problem in (*_region_problems(cell), *_metadata_problems(cell), *_lab_problems(cell)):
+            yield f"cell '{cell.id}': {problem}"
+    ids = Counter(
+        cell.metadata.nbgrader.get("grade_id") for cell in nb.cells if "nbgrader" in cell.metadata
+    )
+    for grade_id, times in ids.items():
+        if grade_id and times > 1:
+            owners = ", ".join(
+                f"'{cell.id}'"
+                for cell in nb.cells
+                if cell.metadata.get("nbgrader", {}).get("grade_id") == grade_id
+            )
+            yield f"cells {owners}: all have the grade_id '{grade_id}': give each its own"
+
+
+def markers(source: str, region: str) -> list[str]:
+    """The region's BEGIN and END markers in order of appearance."""
+    found = []
+    for line in source.split("\n"):
+        if f"BEGIN {region}" in line:
+            found.append("BEGIN")
+        elif f"END {region}" in line:
+            found.append("END")
+    return found
+
+
+def _region_problems(cell: NotebookNode) -> Iterator[str]:
+    for region in REGIONS:
+        found = markers(cell.source, region)
+        if found != ["BEGIN", "END"] * (len(found) // 2):
+            yield (
+                f"its markers are {' '.join(found)}: every '### BEGIN {region}' needs one "
+                f"'### END {region}' after it, and regions don't nest"
+            )
+    if markers(cell.source, "SOLUTION") and not is_solution(cell):
+        yield (
+            "has a solution region, but is no solution cell: add the nbgrader metadata "
+            '{"schema_version": 3, "grade_id": "…", "solution": true, "grade": false, '
+            '"locked": false, "task": false}'
+        )
+    if is_solution(cell) and cell.cell_type == "code" and not markers(cell.source, "SOLUTION"):
+        yield "is a solution cell without a region: put ### BEGIN SOLUTION, ### END SOLUTION in"
+    graded = cell.metadata.get("nbgrader", {}).get("grade")
+    if markers(cell.source, "HIDDEN TESTS") and not graded:
+        yield 'has hidden tests, but is no grade cell: set "grade": true and points in nbgrader'
+
+
+def _metadata_problems(cell: NotebookNode) -> Iterator[str]:
+    meta = cell.metadata.get("nbgrader")
+    if meta is None:
+        return
+    if (meta.get("solution") or meta.get("grade") or meta.get("locked")) and not meta.get(
+        "grade_id"
+    ):
+        yield 'its nbgrader metadata has no grade_id: add "grade_id": "a-name-of-its-own"'
+        return
+    try:
+        MetadataValidatorV3().validate_cell(copy.deepcopy(cell))
+    except jsonschema.ValidationError as error:
+        yield f"nbgrader refuses its metadata: {error.message}"
+    except Exception as error:  # too old, too new: nbgrader has a class for each
+        yield f"nbgrader refuses its metadata: {error}"
+
+
+def _lab_problems(cell: NotebookNode) -> Iterator[str]:
+    about = lab(cell)
+    if is_solution(cell):
+        for key in ("task", "title"):
+            if not (isinstance(about.get(key), str) and about[key].strip()):
+                yield (
+                    f"is a solution cell whose lab metadata has no {key}: add "
+                    '"lab": {"task": "1.2", "title": "what it is about", "points": 2}'
+                )
+    if about.get("check") and not isinstance(about.get("task"), str):
+        yield 'is a check without a task: add "lab": {"task": "1.2", "check": true}'

@@ -5,6 +5,7 @@ import torch.distributed as dist
 from helpers import ALL, COMPLEX, FLOATS, INTEGERS, everybody, of_rank, rank, refused, same, size
 
 OPS = dist.ReduceOp
+LENGTHS = (0, 1, 2, 3, 7, 1000, 65_537, 1_000_003)
 
 
 def _reduced(op, tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -84,7 +85,7 @@ def case_all_reduce_of_halves_travels_as_two_bytes():
 
 
 def case_all_reduce_of_odd_and_large_lengths_is_right():
-    for length in (0, 1, 2, 3, 7, 1000, 65_537, 1_000_003):
+    for length in LENGTHS:
         tensor = of_rank(rank(), (length,))
         dist.all_reduce(tensor)
         same(tensor, sum(everybody((length,))), f"length {length}")

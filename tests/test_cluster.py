@@ -1,0 +1,435 @@
+"""MPI ranks in a notebook: they come up, answer, can be looked into, and never stay behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from nbclient import NotebookClient
+
+from utils import _watchdog, _where, cluster
+from utils.cluster import RanksError
+
+pytestmark = pytest.mark.timeout(120)
+
+# Both ranks wait for the other inside mpi4py's Recv, which no signal leaves.
+DEADLOCK = """\
+import numpy as np
+def exchange(buffer):
+    MPI.COMM_WORLD.Recv(buffer, source=1 - mpi_rank)
+exchange(np.zeros(1))
+"""
+
+
+def wait_until(condition: Callable[[], object], seconds: float, what: str) -> object:
+    """The condition's first true value; fails the test at the deadline."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+    return value
+
+
+def values(replies: list[cluster.Reply]) -> list:
+    assert [reply.status for reply in replies] == ["ok"] * len(replies), replies
+    return [reply.value for reply in replies]
+
+
+# What ask() calls on the ranks: a module of its own, as this one is slow to import there.
+HERE = "cluster_answers"
+ANSWERS = """
+import os
+
+def answer(user_ns, rank, add=0):
+    return {"rank": rank, "own": user_ns["mpi_rank"], "sum": rank + add}
+
+def call(user_ns, rank, name):
+    print("noise on", rank)
+    return user_ns[name](rank)
+
+def look(user_ns, rank, names):
+    return [os.environ.get(name) for name in names]
+"""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("answers")
+    (folder / f"{HERE}.py").write_text(ANSWERS)
+    return {"PYTHONPATH": str(folder)}
+
+
+@pytest.fixture(scope="class")
+def four(path) -> Iterator[cluster.Ranks]:
+    with cluster.start(4, timeout=7, env=path) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="class")
+def two(path) -> Iterator[cluster.Ranks]:
+    with cluster.start(2, env=path) as ranks:
+        yield ranks
+
+
+class TestFourRanksOnTwoCores:
+    """More ranks than cores is the normal case on a laptop."""
+
+    def test_engine_id_is_the_mpi_rank_and_the_world_is_whole(self, four):
+        assert four.client.ids == [0, 1, 2, 3]
+        assert values(four.ask(f"{HERE}:answer", add=10)) == [
+            {"rank": r, "own": r, "sum": 10 + r} for r in range(4)
+        ]
+
+    def test_the_view_runs_collectives_on_all_ranks(self, four):
+        four.view.execute("total = MPI.COMM_WORLD.allreduce(mpi_rank)")
+        assert four.view["total"] == [6, 6, 6, 6]
+
+    def test_describe_shows_each_rank_as_text_and_html(self, four):
+        table = four.describe()
+        assert [record["rank"] for record in table.records] == [0, 1, 2, 3]
+        assert all(psutil.pid_exists(record["pid"]) for record in table.records)
+        assert all("MPI" in record["MPI library"] for record in table.records)
+        assert "threads" in repr(table)
+        assert "<table>" in table._repr_html_()
+
+    def test_a_crowded_machine_is_said_beside_the_table(self, four):
+        crowded = cluster.usable_cores() < 4
+        assert any("share" in note for note in four.notes) == crowded
+        assert any("root" in note for note in four.notes) == (os.geteuid() == 0)
+
+    def test_ranks_have_one_thread_and_the_backends_timeout(self, four):
+        names = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "MPI_BACKEND_TIMEOUT"]
+        assert values(four.ask(f"{HERE}:look", names=names)) == [["1", "1", "7"]] * 4
+        assert "MPI_BACKEND_TIMEOUT" not in os.environ
+
+    def test_an_error_on_a_rank_is_a_reply_with_its_cell_line(self, four):
+        four.view.execute("def half(rank):\n    import math\n    return 1 / 0\n")
+        first = four.ask(f"{HERE}:call", name="half")[0]
+        assert first.status == "error"
+        assert first.error == "ZeroDivisionError: division by zero"
+        assert first.line == "cell line 3"
+        assert first.stdout.strip() == "noise on 0"
+
+    def test_printing_cannot_spoil_an_answer(self, four):
+        four.view.execute(
+            "import sys\nsaved = sys.stdout\n"
+            "def loud(rank):\n"
+            '    print(\'{"status": "ok", "value": 0}\')\n'
+            "    saved.write('no line end')\n"
+            "    return rank * 2\n"
+        )
+        replies = four.ask(f"{HERE}:call", name="loud")
+        assert values(replies) == [0, 2, 4, 6]
+        assert "noise on 3" in replies[3].stdout
+
+    def test_what_is_not_json_is_an_error_not_a_pickle(self, four):
+        four.view.execute("def odd(rank):\n    return {1, 2}")
+        assert "not JSON serializable" in four.ask(f"{HERE}:call", name="odd")[0].error
+        assert four.ask(f"{HERE}:nothing_of_that_name")[0].status == "error"
+        with pytest.raises(ValueError, match=r"package\.module:function"):
+            four.ask("no_function")
+
+    def test_exit_is_an_answer_too(self, four):
+        four.view.execute("def leave(rank):\n    raise SystemExit(3)")
+        assert four.ask(f"{HERE}:call", name="leave")[2].error == "SystemExit: 3"
+
+    def test_ranks_that_wait_for_one_that_failed_are_let_go(self, four):
+        four.view.execute(
+            "import time\n"
+            "def stuck(rank):\n"
+            "    if rank == 1:\n"
+            "        raise ValueError('mine')\n"
+            "    while True:\n"
+            "        time.sleep(0.01)\n"
+        )
+        begin = time.monotonic()
+        replies = four.ask(f"{HERE}:call", name="stuck", timeout=60)
+        assert time.monotonic() - begin < 15
+        assert [r.status for r in replies] == ["silent", "error", "silent", "silent"]
+        assert replies[1].error == "ValueError: mine"
+        assert replies[0].line in {"cell line 5", "cell line 6"}
+        assert values(four.ask(f"{HERE}:answer"))[0]["rank"] == 0
+
+    def test_where_names_the_line_of_a_waiting_rank_and_idle_ones(self, four, capsys):
+        four.view.execute("def wait_a_while():\n    time.sleep(30)")
+        busy = four.client[2].execute("x = 1\nwait_a_while()", silent=False, block=False)
+
+        def lines() -> list[str]:
+            four.where()
+            found = capsys.readouterr().out.splitlines()
+            return found if "line 2" in found[2] else []
+
+        found = wait_until(lines, 10, "rank 2 in its cell")
+        assert found[2] == "rank 2: cell line 2 in wait_a_while(): time.sleep(30)"
+        assert [found[i] for i in (0, 1, 3)] == [f"rank {i}: idle" for i in (0, 1, 3)]
+        four.interrupt()
+        assert "KeyboardInterrupt" in str(busy.exception(10))
+
+    def test_an_interrupt_does_not_hurt_idle_ranks(self, four):
+        four.interrupt()
+        assert len(values(four.ask(f"{HERE}:answer"))) == 4
+
+
+class TestRecovery:
+    """Two ranks that get stuck or die, again and again."""
+
+    def test_restart_gets_out_of_a_deadlock_inside_c(self, two, capsys):
+        client, view = two.client, two.view
+        view.execute(DEADLOCK, silent=False, block=False)
+
+        def stuck() -> list[str]:
+            two.where()
+            found = capsys.readouterr().out.splitlines()
+            return found if all("Recv" in line for line in found) else []
+
+        found = wait_until(stuck, 15, "both ranks in Recv")
+        assert found[1] == (
+            "rank 1: cell line 3 in exchange(): MPI.COMM_WORLD.Recv(buffer, source=1 - mpi_rank)"
+        )
+        replies = two.ask(f"{HERE}:answer", timeout=0.5)
+        assert [reply.status for reply in replies] == ["silent", "silent"]
+        two.restart()
+        assert (two.client, two.view) == (client, view)
+        view.execute("total = MPI.COMM_WORLD.allreduce(1)")
+        assert view["total"] == [2, 2]
+
+    def test_restart_brings_ranks_back_after_one_has_died(self, two, capsys):
+        two.view.execute("import os\ndef die(rank):\n    if rank == 1: os._exit(3)\n    return 1")
+        replies = two.ask(f"{HERE}:call", name="die", timeout=20)
+        assert replies[1].status == "error"
+        assert "dead" in replies[1].error
+        wait_until(lambda: not two.client.ids, 10, "mpiexec ends the other rank")
+        two.where()
+        assert capsys.readouterr().out.splitlines()[0].startswith("rank 0: dead")
+        assert two.ask(f"{HERE}:answer")[0].status == "error"
+        two.restart()
+        assert [v["rank"] for v in values(two.ask(f"{HERE}:answer"))] == [0, 1]
+
+    def test_start_again_gives_fresh_ranks_and_retires_the_old(self, two, path):
+        mark = two._up._room.mark
+        two.view.execute("mine = 1")
+        with cluster.start(1, threads=2, env=path) as fresh:
+            assert not _watchdog.members(mark, [])
+            assert fresh.client.ids == [0]
+            assert values(fresh.ask(f"{HERE}:look", names=["OMP_NUM_THREADS"])) == [["2"]]
+            with pytest.raises(RanksError, match="were stopped"):
+                two.interrupt()
+            mark = fresh._up._room.mark
+        fresh.stop()
+        assert not _watchdog.members(mark, [])
+        with pytest.raises(RanksError, match=r"start\(1\)"):
+            fresh.describe()
+
+
+# --- kernels that die -------------------------------------------------------------------------
+
+KERNEL = """
+import sys
+from utils import cluster
+ranks = cluster.start({n})
+print(ranks._up._room.mark, ranks._up._watchdog._process.pid, flush=True)
+for line in sys.stdin:
+    print(ranks.view.apply_sync(eval, "__import__('mpi4py.MPI').MPI.COMM_WORLD.size"), flush=True)
+"""
+
+
+class Kernel:
+    """A process that starts ranks, as a notebook's kernel does."""
+
+    def __init__(self, n: int):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", KERNEL.format(n=n)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self) -> str:
+        assert select.select([self.process.stdout], [], [], 60)[0], "the kernel says nothing"
+        return self.process.stdout.readline().strip()
+
+    def ask(self) -> str:
+        self.process.stdin.write("?\n")
+        self.process.stdin.flush()
+        return self.line()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(5)
+
+
+@pytest.fixture
+def kernels() -> Iterator[Callable[[int], Kernel]]:
+    made: list[Kernel] = []
+
+    def make(n: int) -> Kernel:
+        made.append(Kernel(n))
+        return made[-1]
+
+    yield make
+    for kernel in made:
+        kernel.kill()
+
+
+def gone(mark: str) -> None:
+    wait_until(lambda: not _watchdog.members(mark, []), 10, f"{mark} leaves nothing")
+    folder = cluster._base_folder() / mark
+    wait_until(lambda: not folder.exists(), 5, f"{folder} is removed")
+
+
+def test_two_notebooks_at_once_and_a_killed_one_leaves_nothing_and_harms_no_other(kernels):
+    first, second = kernels(2), kernels(2)
+    first_mark, second_mark = first.line().split()[0], second.line().split()[0]
+    assert first_mark != second_mark
+    assert (first.ask(), second.ask()) == ("[2, 2]", "[2, 2]")
+    first.kill()
+    gone(first_mark)
+    assert second.ask() == "[2, 2]"
+    second.kill()
+    gone(second_mark)
+
+
+def mark_of(pid: int) -> str | None:
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            if mark := child.environ().get(_watchdog.VARIABLE):
+                return mark
+    return None
+
+
+def test_a_kernel_killed_while_its_ranks_start_leaves_nothing(kernels):
+    kernel = kernels(2)
+    mark = wait_until(lambda: mark_of(kernel.process.pid), 30, "the first process of the ranks")
+    kernel.kill()
+    gone(mark)
+
+
+def test_ranks_of_a_dead_kernel_are_cleared_at_the_next_start_even_without_watchdog(kernels):
+    kernel = kernels(1)
+    mark, watchdog = kernel.line().split()
+    os.kill(int(watchdog), signal.SIGKILL)
+    kernel.kill()
+    assert _watchdog.members(mark, [])
+    cluster._Room().close()
+    gone(mark)
+
+
+# --- a real notebook --------------------------------------------------------------------------
+
+CELLS = [
+    "from utils import cluster\nranks = cluster.start(2)",
+    "%%px\nmine = mpi_rank * 10\nprint('hello', mpi_rank)\nmine",
+    "ranks.restart()",
+    "%%px\n'mine' in globals()",
+    "ranks.stop()",
+    "%%px\n1",
+]
+
+
+def test_a_notebook_shows_the_same_text_in_every_run():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in CELLS])
+    notebook.cells[-1].metadata["tags"] = ["raises-exception"]
+    environment = os.environ | {"IPP_NONINTERACTIVE": "1"}
+    NotebookClient(notebook, timeout=60).execute(env=environment)
+    outputs = [cell.outputs for cell in notebook.cells]
+    assert [o.text for o in outputs[0]] == ["2 MPI ranks are up.\n"]
+    shown = [o.get("text") or o.data["text/plain"] for o in outputs[1]]
+    assert "".join(shown[:-2]).split() == ["[stdout:0]", "hello", "0", "[stdout:1]", "hello", "1"]
+    assert shown[-2:] == ["Out[0:1]: 0", "Out[1:1]: 10"]
+    assert all(not o.metadata for o in outputs[1] if o.output_type == "display_data")
+    assert [o.text for o in outputs[2]] == ["2 fresh MPI ranks are up.\n"]
+    assert ["False" in o.data["text/plain"] for o in outputs[3]] == [True, True]
+    assert outputs[4] == []
+    assert "run `ranks = start(2)` again" in outputs[5][0].evalue.lower()
+
+
+# --- clear errors, without ranks --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"n": 0}, ValueError, "n=0: the number of ranks must be at least 1"),
+        ({"n": 2.0}, TypeError, "n=2.0: .* whole number"),
+        ({"n": True}, TypeError, "whole number"),
+        ({"n": "4"}, TypeError, "n='4'"),
+        ({"n": 1000}, ValueError, "at most 64 ranks"),
+        ({"n": 2, "threads": 0}, ValueError, "threads=0"),
+        ({"n": 64, "bind": True}, ValueError, "64 cores"),
+        ({"n": 2, "timeout": 0}, ValueError, "timeout=0"),
+        ({"n": 2, "timeout": "1"}, TypeError, "seconds"),
+        ({"n": 2, "env": {"A": 1}}, TypeError, "must be text"),
+    ],
+)
+def test_bad_arguments_are_named_with_what_is_expected(arguments, error, says):
+    with pytest.raises(error, match=says):
+        cluster.start(**arguments)
+
+
+def test_starting_ranks_on_a_rank_is_refused(monkeypatch):
+    monkeypatch.setenv(_watchdog.VARIABLE, "kernel1-0")
+    with pytest.raises(RanksError, match="already runs on an MPI rank"):
+        cluster.start(2)
+
+
+def test_without_mpiexec_the_error_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(RanksError, match=r"pip install 'ddl-labs\[mpi\]'"):
+        cluster.start(2)
+
+
+def fake_mpiexec(folder: Path, script: str) -> None:
+    path = folder / "mpiexec"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "fake 1.0" && exit\n{script}\n')
+    path.chmod(0o755)
+
+
+def test_an_mpiexec_that_fails_is_quoted(monkeypatch, tmp_path):
+    fake_mpiexec(tmp_path, "echo 'no such fabric' >&2; exit 7")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(RanksError, match=r"(?s)did not come up.*fake 1\.0.*no such fabric"):
+        cluster.start(2)
+
+
+def test_an_mpiexec_of_another_mpi_is_not_taken_for_ranks(monkeypatch, tmp_path):
+    # It starts two processes that know nothing of each other, as a foreign launcher does.
+    fake_mpiexec(
+        tmp_path,
+        'while [ "$1" != "%s" ]; do shift; done\n"$@" & "$@" & wait' % sys.executable,  # noqa: UP031
+    )
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(RanksError, match=r"see \[1\] ranks: the launcher .* does not belong"):
+        cluster.start(2)
+
+
+# --- faulthandler's text ----------------------------------------------------------------------
+
+DUMP = """Thread 0x0000000000000002 (most recent call first):
+  File "/usr/lib/threading.py", line 1 in wait
+
+Current thread 0x0000000000000001 (most recent call first):
+  File "{site}/torch/distributed/distributed_c10d.py", line 9 in recv
+  File "{site}/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/tmp/ipykernel_1/42.py", line 2 in ring
+  File "/tmp/ipykernel_1/43.py", line 1 in <module>
+  File "{site}/IPython/core/interactiveshell.py", line 3 in run_code
+"""
+
+
+def test_a_stack_is_told_by_the_own_line_and_the_library_call():
+    dump = DUMP.format(site=Path(psutil.__file__).parents[1])
+    frames = _where.main_stack(dump, main_thread=1)
+    cells = {"/tmp/ipykernel_1/42.py": "def ring(x):\n    dist.recv(x, src=1)\n"}
+    assert _where.explain(frames, cells) == "cell line 2 in ring(), in recv: dist.recv(x, src=1)"
+    assert _where.explain([], cells) == "idle"

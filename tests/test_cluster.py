@@ -215,6 +215,11 @@ class TestRecovery:
         two.restart()
         assert [v["rank"] for v in values(two.ask(f"{HERE}:answer"))] == [0, 1]
 
+    def test_restart_brings_ranks_back_after_their_launcher_was_killed(self, two):
+        psutil.Process(two._up._cluster.engine_set.pid).kill()
+        two.restart()
+        assert [v["rank"] for v in values(two.ask(f"{HERE}:answer"))] == [0, 1]
+
     def test_start_again_gives_fresh_ranks_and_retires_the_old(self, two, path):
         mark = two._up._room.mark
         two.view.execute("mine = 1")

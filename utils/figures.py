@@ -96,7 +96,10 @@ def arrow(
         )
     )
     if text:
-        x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+        across, up = end[0] - start[0], end[1] - start[1]
+        # The middle of matplotlib's arc3, a quadratic Bézier curve.
+        x = (start[0] + end[0] + bend * up) / 2
+        y = (start[1] + end[1] - bend * across) / 2
         axes.text(x, y + 0.06, text, ha="center", va="bottom", color=color, fontsize=10)
 
 

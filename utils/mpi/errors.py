@@ -19,6 +19,10 @@ _LIBRARY_FOLDERS = (
 class CommunicationError(DistBackendError):
     """A communication went wrong: the message says which one, and between whom."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the message has the user's line, the rest is PyTorch's."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class CommunicationTimeout(CommunicationError):
     """No partner within the timeout of the process group: a deadlock, or a rank that is late.

@@ -1,0 +1,274 @@
+"""Lab 01: the released solution passes each check; answers that students really give do not."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+from lab_tools import answers, checks_of, verdict
+
+from utils import cluster
+from utils.checks import lab01
+
+NOTEBOOK = "01_c10d.ipynb"
+CELLS = {
+    "1.1": "hello-answer",
+    "1.2": "send-answer",
+    "1.3": "isend-answer",
+    "1.4": "reduce-answer",
+    "1.5": "exchange-answer",
+    "1.6": "group-answer",
+    "1.7": "pingpong-answer",
+}
+CHECKS = checks_of(lab01)
+
+# task, what the student did, the code, words of the message
+WRONG = [
+    ("1.1", "hard-codes four ranks on another backend", "world_size = 8", "expected 4, got 8"),
+    ("1.1", "mixes up rank and size", "rank = world_size", "the variable rank"),
+    ("1.2", "sends from every rank", """
+        def transfer(tensor, rank):
+            if rank == 1:
+                dist.recv(tensor, src=0)
+            elif rank in (0, 2):
+                dist.isend(tensor, dst=1, tag=rank)
+        """, "dist.isend; this task asks for dist.send"),
+    ("1.2", "uses a collective", """
+        def transfer(tensor, rank):
+            copy = tensor.clone()
+            dist.broadcast(copy, src=0)
+            if rank == 1:
+                tensor.copy_(copy)
+        """, "uses broadcast; this task is about send and recv only"),
+    ("1.2", "sends the wrong way round", """
+        def transfer(tensor, rank):
+            if rank == 1:
+                dist.send(tensor, dst=0)
+            elif rank == 0:
+                dist.recv(tensor, src=1)
+        """, "expected send to rank 1, it made recv from rank 1"),
+    ("1.2", "receives into a new tensor", """
+        def transfer(tensor, rank):
+            if rank == 0:
+                dist.send(tensor, dst=1)
+            elif rank == 1:
+                tensor = torch.empty_like(tensor)
+                dist.recv(tensor, src=0)
+        """, "the tensor afterwards"),
+    ("1.2", "forgets the send", """
+        def transfer(tensor, rank):
+            if rank == 1:
+                dist.recv(tensor, src=0)
+        """, "recv(src=0, tag=0)"),
+    ("1.2", "receives into the wrong dtype", """
+        def transfer(tensor, rank):
+            if rank == 0:
+                dist.send(tensor.double(), dst=1)
+            elif rank == 1:
+                dist.recv(tensor, src=0)
+        """, "larger than the tensor"),
+    ("1.3", "forgets to wait", """
+        def transfer_overlapped(tensor, rank, work):
+            if rank == 0:
+                dist.isend(tensor, dst=1)
+            elif rank == 1:
+                dist.irecv(tensor, src=0)
+            return work()
+        """, "nobody called wait() on the request of isend"),
+    ("1.3", "waits before the work", """
+        def transfer_overlapped(tensor, rank, work):
+            if rank == 0:
+                dist.isend(tensor, dst=1).wait()
+            elif rank == 1:
+                dist.irecv(tensor, src=0).wait()
+            return work()
+        """, "wait() comes before work()"),
+    ("1.3", "works before the communication", """
+        def transfer_overlapped(tensor, rank, work):
+            result = work()
+            if rank == 0:
+                dist.isend(tensor, dst=1).wait()
+            elif rank == 1:
+                dist.irecv(tensor, src=0).wait()
+            return result
+        """, "isend comes after work()"),
+    ("1.3", "uses the blocking calls", """
+        def transfer_overlapped(tensor, rank, work):
+            transfer(tensor, rank)
+            return work()
+        """, "uses dist.send; this task asks for dist.isend"),
+    ("1.3", "returns nothing", """
+        def transfer_overlapped(tensor, rank, work):
+            request = None
+            if rank == 0:
+                request = dist.isend(tensor, dst=1)
+            elif rank == 1:
+                request = dist.irecv(tensor, src=0)
+            work()
+            if request:
+                request.wait()
+        """, "the value returned (that of work())"),
+    ("1.4", "averages", """
+        def sum_over_ranks(tensor):
+            dist.all_reduce(tensor)
+            return tensor / dist.get_world_size()
+        """, "the sum"),
+    ("1.4", "gathers and adds", """
+        def sum_over_ranks(tensor):
+            parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+            dist.all_gather(parts, tensor)
+            return sum(parts)
+        """, "expected ['all_reduce'], got ['all_gather']"),
+    ("1.4", "returns what all_reduce returns", """
+        def sum_over_ranks(tensor):
+            return dist.all_reduce(tensor)
+        """, "got None"),
+    ("1.4", "hard-codes four equal ranks", """
+        def sum_over_ranks(tensor):
+            dist.all_reduce(tensor.clone())
+            return 4 * tensor
+        """, "the sum"),
+    ("1.5", "both send first", """
+        def exchange(mine, rank):
+            theirs = mine.clone()
+            if rank in (0, 1):
+                dist.send(mine, dst=1 - rank)
+                dist.recv(theirs, src=1 - rank)
+            return theirs
+        """, "send(dst=1, tag=0)"),
+    ("1.5", "both receive first", """
+        def exchange(mine, rank):
+            theirs = mine.clone()
+            if rank in (0, 1):
+                dist.recv(theirs, src=1 - rank)
+                dist.send(mine, dst=1 - rank)
+            return theirs
+        """, "Do two ranks wait for each other"),
+    ("1.5", "drops the request", """
+        def exchange(mine, rank):
+            theirs = mine.clone()
+            if rank in (0, 1):
+                dist.isend(mine, dst=1 - rank)
+                dist.recv(theirs, src=1 - rank)
+            return theirs
+        """, "nobody called wait() on the request of isend"),
+    ("1.5", "returns its own tensor", """
+        def exchange(mine, rank):
+            theirs = mine.clone()
+            if rank in (0, 1):
+                request = dist.isend(mine, dst=1 - rank)
+                dist.recv(theirs, src=1 - rank)
+                request.wait()
+            return mine
+        """, "the result is not rank 1's tensor"),
+    ("1.6", "uses the world", """
+        def sum_over_even_ranks(tensor, group):
+            other = tensor if rank % 2 == 0 else torch.zeros_like(tensor)
+            dist.all_reduce(other)
+        """, "[['all_reduce', [0, 2]]], got [['all_reduce', [0, 1, 2, 3]]]"),
+    ("1.6", "puts the wrong ranks into the group", """
+        even_ranks = dist.new_group([0, 1])
+        def sum_over_even_ranks(tensor, group):
+            if rank < 2:
+                dist.all_reduce(tensor, group=group)
+        """, "the communication (operation, ranks of the group)"),
+    ("1.6", "communicates nothing", """
+        def sum_over_even_ranks(tensor, group):
+            tensor *= 2
+        """, "the tensor afterwards"),
+    ("1.7", "returns the round trip", """
+        def ping_pong(nbytes, repeats, rank):
+            ball, seconds = torch.zeros(nbytes, dtype=torch.uint8), []
+            for _ in range(repeats):
+                start = time.perf_counter()
+                if rank == 0:
+                    dist.send(ball, dst=1); dist.recv(ball, src=1)
+                elif rank == 1:
+                    dist.recv(ball, src=0); dist.send(ball, dst=0)
+                seconds.append(time.perf_counter() - start)
+            return median(seconds) if rank == 0 else None
+        """, "divide by 2"),
+    ("1.7", "returns the slope for the bandwidth", """
+        def fit(sizes, times):
+            slope, latency = np.polyfit(sizes, times, deg=1)
+            return latency, slope
+        """, "the wire's bandwidth"),
+    ("1.7", "sends floats for bytes", """
+        def ping_pong(nbytes, repeats, rank):
+            ball, seconds = torch.zeros(nbytes), []
+            for _ in range(repeats):
+                start = time.perf_counter()
+                if rank == 0:
+                    dist.send(ball, dst=1); dist.recv(ball, src=1)
+                elif rank == 1:
+                    dist.recv(ball, src=0); dist.send(ball, dst=0)
+                seconds.append((time.perf_counter() - start) / 2)
+            return median(seconds) if rank == 0 else None
+        """, "sent messages of [32] bytes"),
+    ("1.7", "goes one way only", """
+        def ping_pong(nbytes, repeats, rank):
+            ball = torch.zeros(nbytes, dtype=torch.uint8)
+            start = time.perf_counter()
+            for _ in range(repeats):
+                if rank == 0:
+                    dist.send(ball, dst=1)
+                elif rank == 1:
+                    dist.recv(ball, src=0)
+            return (time.perf_counter() - start) / repeats if rank == 0 else None
+        """, "expected 5 sends and 5 recvs"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    # 2 s: a deadlock of a wrong answer is reported soon.
+    with cluster.start(4, timeout=2) as started:
+        yield started
+
+
+@pytest.fixture
+def lab(ranks):
+    """The ranks with all solutions in place; ``lab(task)`` runs a check."""
+    for source in answers(NOTEBOOK).values():
+        ranks.view.execute(source, silent=True).get()
+    return lambda task: verdict(CHECKS[task], ranks)
+
+
+def test_every_task_of_the_notebook_has_a_check_and_a_cell():
+    assert sorted(CHECKS) == sorted(CELLS)
+    assert set(CELLS.values()) == set(answers(NOTEBOOK))
+
+
+@pytest.mark.parametrize("task", CELLS)
+def test_the_solution_passes_the_check(lab, task):
+    passed, printed = lab(task)
+    assert passed, printed
+    check = CHECKS[task]
+    points = f"{check.points} point" + "s" * (check.points != 1)
+    assert printed == f"✓ Task {task} · {check.title} · {points}\n"
+
+
+@pytest.mark.parametrize("task", [t for t in CELLS if t != "1.1"])
+def test_the_untouched_stub_fails_for_the_right_reason(lab, ranks, task):
+    stub = answers(NOTEBOOK, "labs")[CELLS[task]]
+    ranks.view.execute(f"try:\n{textwrap.indent(stub, '    ')}\nexcept NotImplementedError: pass\n"
+                       "else: pass", silent=True).get()  # fmt: skip
+    if task == "1.6":  # nothing is defined before the stub raises
+        ranks.view.execute("del sum_over_even_ranks", silent=True).get()
+        passed, printed = lab(task)
+        assert "sum_over_even_ranks is not defined on this rank" in printed
+    else:
+        passed, printed = lab(task)
+        assert f"NotImplementedError: Task {task}" in printed
+    assert not passed
+
+
+@pytest.mark.parametrize(
+    ("task", "code", "words"),
+    [pytest.param(t, c, w, id=f"{t}-{what.replace(' ', '-')}") for t, what, c, w in WRONG],
+)
+def test_a_wrong_answer_is_told_its_mistake(lab, ranks, task, code, words):
+    ranks.view.execute(textwrap.dedent(code), silent=True).get()
+    passed, printed = lab(task)
+    assert not passed, printed
+    assert words in printed

@@ -1,0 +1,108 @@
+"""Ends a notebook's ranks when its kernel is gone, however it went.
+
+nbval and a full memory end a kernel with SIGKILL: no clean-up of its own runs, and engines,
+controller and mpiexec would live on, deadlocked ranks at 100 % CPU. So `cluster.start` starts
+this file as a process of its own. Its standard input is a pipe whose other end only the kernel
+holds: end of file means that the kernel is gone (or has called `stop`), whatever the reason.
+
+Run as a file: it must not import the course's package, nor anything that is slow or prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+
+import psutil
+
+# Every process that a kernel starts for its ranks, and all that those start, carry this variable
+# in their environment: it survives a parent's death, a new session and a new process group.
+VARIABLE = "DDL_LABS_RANKS"
+
+# Processes are named by (process id, creation time): ids are used again. The clock may be set
+# while ranks run, so times are compared with this tolerance, in seconds.
+CLOCK_STEP = 2.0
+
+Root = tuple[int, float]
+
+
+def alive(process: psutil.Process) -> bool:
+    """Does it run? A zombie does not: it only waits for its parent."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def carries(process: psutil.Process, mark: str) -> bool:
+    """Was it started, however indirectly, for the ranks of this mark?"""
+    try:
+        return process.uids().real == os.getuid() and process.environ().get(VARIABLE) == mark
+    except (psutil.Error, OSError):
+        return False
+
+
+def _family(pid: int, created: float) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        if abs(root.create_time() - created) > CLOCK_STEP:
+            return []
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def members(mark: str, roots: list[Root]) -> list[psutil.Process]:
+    """Live processes that carry the mark or descend from a root; never the caller."""
+    found = {p for p in psutil.process_iter() if carries(p, mark)}
+    for pid, created in roots:
+        found.update(_family(pid, created))
+    return [p for p in found if p.pid != os.getpid() and alive(p)]
+
+
+def _signal(processes: list[psutil.Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
+
+
+def end_all(mark: str, roots: list[Root] = (), grace: float = 1.0, limit: float = 15.0) -> bool:
+    """End every member: SIGTERM, after `grace` seconds SIGKILL; True when none is left.
+
+    Looks again until two looks in a row find nothing, as a process may just be starting another;
+    gives up after `limit` seconds.
+    """
+    quiet, deadline = 0, time.monotonic() + limit
+    while quiet < 2 and time.monotonic() < deadline:
+        found = members(mark, roots)
+        quiet = 0 if found else quiet + 1
+        _signal(found, signal.SIGTERM)
+        patience = time.monotonic() + grace
+        while any(map(alive, found)) and time.monotonic() < patience:
+            time.sleep(0.02)
+        _signal([p for p in found if alive(p)], signal.SIGKILL)
+        time.sleep(0.03)
+    return quiet >= 2
+
+
+def main(mark: str, folder: str) -> None:
+    """Read the root processes from standard input until its end, then end them all."""
+    # A Ctrl-C or a hang-up is for the kernel; its death is what reaches this process.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    roots: list[Root] = []
+    for line in sys.stdin:
+        # A kernel that is killed while it writes leaves half a line.
+        with contextlib.suppress(ValueError):
+            roots = [(int(pid), float(created)) for pid, created in json.loads(line)]
+    end_all(mark, roots)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,95 @@
+"""From faulthandler's text to "cell line 3 in ring(), in recv: dist.recv(x, src=1)"."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import re
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+# faulthandler writes threads as "Thread 0x… (most recent call first):" and then their frames.
+THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)\b")
+FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+
+# The function that runs a task on an engine: IPython's for a cell, ipyparallel's for a call.
+TASK = {"run_code", "do_apply"}
+
+# Wrappers between the name that a student calls and the library's own work.
+WRAPPERS = {"wrapper", "wrapped", "inner", "decorate_context", "fn"}
+
+
+class Frame(NamedTuple):
+    """One call on a thread's stack."""
+
+    file: str
+    line: int
+    function: str
+
+
+def main_stack(dump: str, main_thread: int) -> list[Frame]:
+    """The main thread's frames, innermost first, as the last dump in the text has them."""
+    frames, ours = [], False
+    for line in dump.splitlines():
+        if header := THREAD.match(line):
+            ours = int(header[1], 16) == main_thread
+            frames = [] if ours else frames
+        elif ours and (frame := FRAME.match(line)):
+            frames.append(Frame(frame[1], int(frame[2]), frame[3]))
+        elif ours and line.strip() == "...":
+            # After 100 frames faulthandler stops: only a task goes that deep.
+            frames.append(Frame("...", 0, "run_code"))
+    return frames
+
+
+def explain(frames: list[Frame], cells: dict[str, str]) -> str:
+    """Where a rank is, for a student: the own innermost line and the library call it made.
+
+    `cells` maps the file name of each notebook cell to its source.
+    """
+    depth = next((i for i, frame in enumerate(frames) if frame.function in TASK), None)
+    if depth is None:
+        return "idle"
+    task = frames[:depth]
+    own = next((i for i, f in enumerate(task) if f.file in cells or not is_library(f.file)), None)
+    if own is None:
+        return _place(task[0], cells) if task else "busy, between two lines"
+    call = _library_call(task[:own])
+    place = _place(task[own], cells)
+    source = _source(task[own], cells)
+    return place + (f", in {call}" if call else "") + (f": {source}" if source else "")
+
+
+def _place(frame: Frame, cells: dict[str, str]) -> str:
+    where = "cell" if frame.file in cells else Path(frame.file).name
+    inside = "" if frame.function.startswith("<") else f" in {frame.function}()"
+    return f"{where} line {frame.line}{inside}"
+
+
+def _source(frame: Frame, cells: dict[str, str]) -> str:
+    if frame.file not in cells:
+        return linecache.getline(frame.file, frame.line).strip()
+    lines = cells[frame.file].splitlines()
+    return lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+
+
+def _library_call(inside: list[Frame]) -> str | None:
+    """What the own line called: the outermost library frame that has a name to show."""
+    names = (frame.function for frame in reversed(inside))
+    return next((n for n in names if n[0] not in "_<" and n not in WRAPPERS), None)
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders = {sysconfig.get_path(name) for name in names} | {str(Path(__file__).parent)}
+    return tuple(str(Path(f)) + "/" for f in folders | {str(Path(f).resolve()) for f in folders})
+
+
+def is_library(file: str) -> bool:
+    """Is this file Python's, an installed package's or the course's, rather than the student's?"""
+    if file.startswith("<") or file.startswith(_library_folders()):
+        return True
+    return "site-packages" in file or file.startswith(f"{sys.base_prefix}/lib/")

@@ -350,6 +350,8 @@ def _environment(threads: int, timeout: float, launcher: Launcher) -> dict[str, 
         # machines the ranks must not all land on the first one.
         "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        # PyTorch's profiler would print two lines of its own per rank at every use.
+        "KINETO_LOG_LEVEL": "6",
     }
     if launcher.library:
         unless_set["MPI4PY_LIBMPI"] = launcher.library

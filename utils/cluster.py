@@ -589,6 +589,7 @@ class _Running:
         config = Config()
         config.LocalControllerLauncher.environment = mark
         config.MPIEngineSetLauncher.environment = self.plan.environment | mark
+        config.MPIEngineSetLauncher.engine_cmd = [sys.executable, "-m", "utils._engine"]
         config.MPIEngineSetLauncher.mpi_cmd = [self.plan.launcher.path]
         config.MPIEngineSetLauncher.mpi_args = self.plan.mpi_args
         # Seconds for the controller's connection file to appear (default 10: a busy laptop).
@@ -642,10 +643,10 @@ class _Running:
         )
 
     def _output_of_mpiexec(self) -> str:
-        try:
-            return Path(self._cluster.engine_set.output_file).read_text(errors="replace")
-        except (OSError, AttributeError):
-            return ""
+        # Not from the file: the launcher removes that when it notices the end of mpiexec.
+        with contextlib.suppress(OSError, AttributeError):
+            return self._cluster.engine_set.get_output()
+        return ""
 
     def _get_acquainted(self) -> None:
         """Set the ranks up and check that they are one MPI world, in which engine id is rank."""
@@ -724,7 +725,23 @@ class _Running:
             self.client.send_signal(name, targets=targets, block=False).result(wait)
 
     def where(self, timeout: float) -> list[str]:
-        """One line for each rank."""
+        """One line for each rank, once it stays the same; at the latest after `timeout` seconds.
+
+        A cell that was sent a moment ago (`%%px --noblock`) may not have begun everywhere: while
+        more cells are under way than ranks are busy, an idle one is looked at again.
+        """
+        deadline = time.monotonic() + timeout
+        places, before = self._places(timeout), None
+        while time.monotonic() < deadline:
+            busy = sum(place != "idle" for place in places)
+            to_begin = busy < min(len(self.client.outstanding), self.n)
+            if places == before and not to_begin:
+                break
+            time.sleep(0.02)
+            places, before = self._places(timeout), places
+        return [f"rank {rank}: {place}" for rank, place in enumerate(places)]
+
+    def _places(self, timeout: float) -> list[str]:
         files = [self._room.folder / f"stack-{rank}" for rank in range(self.n)]
         seen = [file.stat().st_size if file.exists() else 0 for file in files]
         alive = set(self.client.ids)
@@ -732,7 +749,7 @@ class _Running:
         dumps = _new_text(
             {rank: (files[rank], seen[rank]) for rank in alive if rank < self.n}, timeout
         )
-        return [f"rank {rank}: {self._place(rank, dumps.get(rank))}" for rank in range(self.n)]
+        return [self._place(rank, dumps.get(rank)) for rank in range(self.n)]
 
     def _place(self, rank: int, dump: str | None) -> str:
         if dump is None or (not dump and rank not in self.client.ids):

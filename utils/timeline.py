@@ -32,12 +32,12 @@ def start_watching(user_ns: dict, *, rank: int) -> None:
 
 
 def _begin(info) -> None:
+    # The kernel's questions run as silent cells, which IPython does not announce: they leave the
+    # timeline of the last cell alone.
     global _mark
-    # The questions of the kernel are cells, too; they must not end the timeline of the last one.
-    if "utils._rank" not in info.raw_cell:
-        from .mpi.record import log
+    from .mpi.record import log
 
-        _mark = log.mark()
+    _mark = log.mark()
 
 
 def last_calls(user_ns: dict, *, rank: int) -> list[dict]:

@@ -17,8 +17,8 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 
-from utils import _watchdog, _where, cluster
-from utils.cluster import RanksError
+from utils import cluster
+from utils.cluster import RanksError, room, watchdog, where
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -224,14 +224,14 @@ class TestRecovery:
         mark = two._up._room.mark
         two.view.execute("mine = 1")
         with cluster.start(1, threads=2, env=path) as fresh:
-            assert not _watchdog.members(mark, [])
+            assert not watchdog.members(mark, [])
             assert fresh.client.ids == [0]
             assert values(fresh.ask(f"{HERE}:look", names=["OMP_NUM_THREADS"])) == [["2"]]
             with pytest.raises(RanksError, match="were stopped"):
                 two.interrupt()
             mark = fresh._up._room.mark
         fresh.stop()
-        assert not _watchdog.members(mark, [])
+        assert not watchdog.members(mark, [])
         with pytest.raises(RanksError, match=r"start\(1\)"):
             fresh.describe()
 
@@ -287,8 +287,8 @@ def kernels() -> Iterator[Callable[[int], Kernel]]:
 
 
 def gone(mark: str) -> None:
-    wait_until(lambda: not _watchdog.members(mark, []), 10, f"{mark} leaves nothing")
-    folder = cluster._base_folder() / mark
+    wait_until(lambda: not watchdog.members(mark, []), 10, f"{mark} leaves nothing")
+    folder = room.base_folder() / mark
     wait_until(lambda: not folder.exists(), 5, f"{folder} is removed")
 
 
@@ -307,7 +307,7 @@ def test_two_notebooks_at_once_and_a_killed_one_leaves_nothing_and_harms_no_othe
 def mark_of(pid: int) -> str | None:
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
-            if mark := child.environ().get(_watchdog.VARIABLE):
+            if mark := child.environ().get(watchdog.VARIABLE):
                 return mark
     return None
 
@@ -321,11 +321,11 @@ def test_a_kernel_killed_while_its_ranks_start_leaves_nothing(kernels):
 
 def test_ranks_of_a_dead_kernel_are_cleared_at_the_next_start_even_without_watchdog(kernels):
     kernel = kernels(1)
-    mark, watchdog = kernel.line().split()
-    os.kill(int(watchdog), signal.SIGKILL)
+    mark, pid = kernel.line().split()
+    os.kill(int(pid), signal.SIGKILL)
     kernel.kill()
-    assert _watchdog.members(mark, [])
-    cluster._Room().close()
+    assert watchdog.members(mark, [])
+    room.Room().close()
     gone(mark)
 
 
@@ -382,7 +382,7 @@ def test_bad_arguments_are_named_with_what_is_expected(arguments, error, says):
 
 
 def test_starting_ranks_on_a_rank_is_refused(monkeypatch):
-    monkeypatch.setenv(_watchdog.VARIABLE, "kernel1-0")
+    monkeypatch.setenv(watchdog.VARIABLE, "kernel1-0")
     with pytest.raises(RanksError, match="already runs on an MPI rank"):
         cluster.start(2)
 
@@ -434,7 +434,7 @@ Current thread 0x0000000000000001 (most recent call first):
 
 def test_a_stack_is_told_by_the_own_line_and_the_library_call():
     dump = DUMP.format(site=Path(psutil.__file__).parents[1])
-    frames = _where.main_stack(dump, main_thread=1)
+    frames = where.main_stack(dump, main_thread=1)
     cells = {"/tmp/ipykernel_1/42.py": "def ring(x):\n    dist.recv(x, src=1)\n"}
-    assert _where.explain(frames, cells) == "cell line 2 in ring(), in recv: dist.recv(x, src=1)"
-    assert _where.explain([], cells) == "idle"
+    assert where.explain(frames, cells) == "cell line 2 in ring(), in recv: dist.recv(x, src=1)"
+    assert where.explain([], cells) == "idle"

@@ -84,7 +84,7 @@ def _library_call(inside: list[Frame]) -> str | None:
 @functools.cache
 def _library_folders() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    folders = {sysconfig.get_path(name) for name in names} | {str(Path(__file__).parent)}
+    folders = {sysconfig.get_path(name) for name in names} | {str(Path(__file__).parents[1])}
     return tuple(str(Path(f)) + "/" for f in folders | {str(Path(f).resolve()) for f in folders})
 
 

@@ -1,0 +1,267 @@
+"""MPI ranks for a notebook: engines of ipyparallel that mpiexec starts.
+
+    from utils import cluster
+    ranks = cluster.start(4)        # now `%%px` runs a cell on four MPI ranks
+    ranks.where()                   # which line is each rank on, even when it is stuck inside C?
+    ranks.restart()                 # fresh ranks, also after a deadlock or a crash
+    ranks.stop()
+
+No rank outlives the kernel, whatever ends it: see `utils.cluster.watchdog`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import ipyparallel as ipp
+from ipyparallel.client.client import ExecuteReply
+from IPython import get_ipython
+from tabulate import tabulate
+
+from utils.cluster.launch import (
+    Launcher,
+    Plan,
+    RanksError,
+    find_launcher,
+    refuse_on_a_rank,
+    usable_cores,
+)
+from utils.cluster.running import Question, Reply, Running
+
+__all__ = [
+    "Description",
+    "Launcher",
+    "Ranks",
+    "RanksError",
+    "Reply",
+    "find_launcher",
+    "start",
+    "usable_cores",
+]
+
+_current: Ranks | None = None
+
+
+def start(
+    n: int,
+    *,
+    threads: int = 1,
+    bind: bool | None = None,
+    timeout: float = 20.0,
+    env: dict[str, str] | None = None,
+) -> Ranks:
+    """Start `n` MPI ranks and make `%%px` run cells on them.
+
+    Ranks that this kernel already has are stopped first: running the cell again gives fresh ones.
+
+    threads: of each rank (OMP_NUM_THREADS and its like).
+    bind: keep each rank on cores of its own; None: if there are enough, n * threads <= cores.
+    timeout: seconds that a communication of the backend waits before it reports a deadlock.
+    env: further environment variables of the ranks.
+
+    Raises TypeError or ValueError for arguments that can't work, and RanksError where there is
+    no usable mpiexec, on a rank, or when the ranks are not up within 60 s.
+    """
+    refuse_on_a_rank()
+    plan = Plan.checked(n, threads, bind, timeout, env)
+    if _current is not None:
+        _current.stop()
+    ranks = Ranks(plan)
+    _say(f"{n} MPI ranks are up." if n > 1 else "1 MPI rank is up.")
+    return ranks
+
+
+class Ranks:
+    """MPI ranks in use; a context manager that stops them. Made by `start`.
+
+    n: how many. client, view: ipyparallel's `Client` and its `DirectView` of all ranks.
+    notes: what a user should know about this start (root, more ranks than cores).
+    """
+
+    def __init__(self, plan: Plan):
+        global _current
+        self.n = plan.n
+        self.notes = plan.notes
+        self._plan = plan
+        self._owner = os.getpid()
+        self._up: Running | None = None
+        self._bring_up()
+        _current = self
+
+    def _bring_up(self) -> None:
+        self._up = Running(self._plan)
+        self.client: ipp.Client = self._up.client
+        self.view: ipp.DirectView = self.client[:]
+        self.view.block = True
+        _prepare_notebook(self.view)
+
+    def _running(self) -> Running:
+        if self._up is None:
+            raise RanksError(
+                f"these {self.n} ranks were stopped. Run `ranks = start({self.n})` again."
+            )
+        return self._up
+
+    def restart(self) -> None:
+        """Replace all ranks by fresh ones, also when they are dead or stuck inside MPI.
+
+        The client, its views and `%%px` stay valid; what the ranks knew is gone, so rerun the
+        cells that set them up. Raises RanksError if they don't come up.
+        """
+        up = self._running()
+        if not up.replace_ranks():
+            # The controller is gone, or did not notice that the ranks are.
+            self._take_down()
+            self._bring_up()
+        _say(f"{self.n} fresh MPI ranks are up." if self.n > 1 else "A fresh MPI rank is up.")
+
+    def stop(self) -> None:
+        """End the ranks and everything that was started for them. Quiet; twice is once."""
+        global _current
+        if self._up is None or os.getpid() != self._owner:
+            return
+        self._take_down()
+        _retire_magics(self.n)
+        if _current is self:
+            _current = None
+
+    def _take_down(self) -> None:
+        up, self._up = self._up, None
+        up.close()
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<Ranks: {self.n} {'up' if self._up else 'stopped'}>"
+
+    def interrupt(self) -> None:
+        """Send SIGINT to every rank, as Ctrl-C would.
+
+        A rank that waits inside C, in mpi4py's `Recv` say, does not notice: `restart` helps.
+        """
+        self._running().signal("SIGINT")
+
+    def describe(self) -> Description:
+        """Return a table: rank, host, cores, threads, MPI library, process id of each rank."""
+        return Description(self._running().facts, self.notes)
+
+    def where(self, timeout: float = 2.0) -> None:
+        """Print for each rank the line it is on, even when it is stuck inside C.
+
+        timeout: seconds to wait for a rank's stack.
+        """
+        for line in self._running().where(timeout):
+            print(line)
+
+    def ask(self, target: str, *, timeout: float = 60.0, **kwargs: Any) -> list[Reply]:
+        """Run `target`, "package.module:function", on every rank; one Reply each, in rank order.
+
+        The function is called as `function(user_ns, rank=…, **kwargs)` with the namespace of the
+        rank's cells. Arguments and results travel as JSON text. An error on a rank is a Reply,
+        never an exception here. When one rank has failed for 3 s, or after `timeout` seconds, the
+        others are interrupted; with what they say then, it takes at most 10 s more.
+
+        Raises ValueError for a target or arguments that can't be sent, RanksError after `stop`.
+        """
+        if target.count(":") != 1:
+            raise ValueError(f'target must look like "package.module:function", not {target!r}')
+        try:
+            arguments = json.dumps(kwargs)
+        except TypeError as error:
+            raise ValueError(f"the arguments of {target} must be JSON values: {error}") from None
+        return Question(self._running(), target, arguments).answers(timeout)
+
+
+class Description:
+    """A table of the ranks, as text and HTML; `records` has one dict per rank."""
+
+    def __init__(self, facts: list[dict], notes: list[str]):
+        self.notes = notes
+        self.records = [
+            {
+                "rank": fact["rank"],
+                "host": fact["host"],
+                "cores": _ranges(fact["cores"]),
+                "threads": fact["threads"],
+                "MPI library": fact["library"],
+                "pid": fact["pid"],
+            }
+            for fact in facts
+        ]
+
+    def __repr__(self) -> str:
+        return "\n".join([tabulate(self.records, headers="keys", tablefmt="simple"), *self.notes])
+
+    def _repr_html_(self) -> str:
+        table = tabulate(self.records, headers="keys", tablefmt="html")
+        return table + "".join(f"<p>{note}</p>" for note in self.notes)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] as "0-2,5"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in parts)
+
+
+# --- the notebook -----------------------------------------------------------------------------
+
+
+def _say(text: str) -> None:
+    if get_ipython() is not None:
+        print(text)
+
+
+def _prepare_notebook(view: ipp.DirectView) -> None:
+    """Point `%%px` at these ranks, and make what it shows the same in every run."""
+    shell = get_ipython()
+    if shell is None:
+        return
+    view.activate()
+    shell.run_line_magic("pxconfig", "--progress-after=-1")
+    shell.run_line_magic("colors", "nocolor")
+    shell.display_formatter.mimebundle_formatter.for_type(ExecuteReply, _reproducible)
+
+
+def _reproducible(reply: ExecuteReply, **kwargs: object) -> tuple[dict, dict]:
+    """The reply's data without its times, ids and source, which change from run to run."""
+    plain: Callable[[], str] = getattr(reply, "_plaintext", lambda: repr(reply))
+    return {**reply.data, "text/plain": plain()}, {}
+
+
+def _retire_magics(n: int) -> None:
+    """After a stop `%%px` would talk to a closed client; let it say what to do instead."""
+    shell = get_ipython()
+    if shell is None:
+        return
+
+    def px(line: str, cell: str | None = None) -> None:
+        raise RanksError(f"the ranks were stopped. Run `ranks = start({n})` again.")
+
+    shell.register_magic_function(px, "line_cell", "px")
+
+
+@atexit.register
+def _stop_at_exit() -> None:
+    if _current is not None:
+        # The interpreter is going down; what can't be stopped cleanly is the watchdog's.
+        with contextlib.suppress(Exception):
+            _current.stop()
+
+
+# Signals are sent by name, as ranks may run on another system than the kernel; the name must exist.
+assert hasattr(signal, "SIGUSR1"), "the course needs Linux or macOS (on Windows: WSL)"

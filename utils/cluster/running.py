@@ -1,0 +1,383 @@
+"""A controller, the ranks and a client that are up, and the questions that ranks are asked."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import secrets
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ipyparallel as ipp
+import psutil
+from traitlets.config import Config
+
+from utils.cluster import watchdog, where
+from utils.cluster.launch import Plan, RanksError
+from utils.cluster.room import Room, Watchdog
+
+# Seconds: until the ranks must be up; until a stopped set of ranks must have said goodbye.
+START_DEADLINE = 60.0
+GOODBYE_DEADLINE = 10.0
+
+# Seconds that `ask` gives: to the other ranks once one has failed; to ranks it has interrupted.
+AFTER_AN_ERROR = 3.0
+AFTER_AN_INTERRUPT = 5.0
+
+# The controller asks every 0.5 s whether engines live, as it admits a new one only then (default:
+# 3 s). 60 silent rounds lose a rank: a laptop that was suspended for a while must not.
+CONTROLLER_ARGS = ["--ping=500", "--HeartMonitor.max_heartmonitor_misses=60"]
+
+
+class Running:
+    """A controller, n ranks and a client that are up."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.n = plan.n
+        self.facts: list[dict] = []
+        self.client: ipp.Client | None = None
+        self._room = Room()
+        self._watchdog = Watchdog(self._room)
+        self._cluster = self._new_cluster()
+        try:
+            self._cluster.start_cluster_sync()
+            self._name_roots()
+            self.client = self._connect()
+            self._wait_for_ranks()
+            self._get_acquainted()
+        except BaseException:
+            self.close()
+            raise
+
+    def _new_cluster(self) -> ipp.Cluster:
+        mark = {watchdog.VARIABLE: self._room.mark}
+        config = Config()
+        config.LocalControllerLauncher.environment = mark
+        config.MPIEngineSetLauncher.environment = self.plan.environment | mark
+        config.MPIEngineSetLauncher.engine_cmd = [sys.executable, "-m", "utils.cluster.engine"]
+        config.MPIEngineSetLauncher.mpi_cmd = [self.plan.launcher.path]
+        config.MPIEngineSetLauncher.mpi_args = self.plan.mpi_args
+        # Seconds for the controller's connection file to appear (default 10: a busy laptop).
+        config.MPIEngineSetLauncher.engine_args = ["--IPEngine.wait_for_url_file=60"]
+        return ipp.Cluster(
+            engines="mpi",
+            n=self.n,
+            cluster_id=self._room.mark,
+            profile_dir=str(self._room.folder / "profile"),
+            config=config,
+            load_profile=False,
+            controller_args=CONTROLLER_ARGS,
+            delay=0,
+            # Engines read the connection file: they need not wait for it before they start.
+            send_engines_connection_env=False,
+            shutdown_atexit=False,
+            log=_quiet_log(),
+        )
+
+    def _name_roots(self) -> None:
+        roots = []
+        for part in (self._cluster.controller, self._cluster.engine_set):
+            with contextlib.suppress(psutil.Error, AttributeError):
+                roots.append((part.pid, psutil.Process(part.pid).create_time()))
+        self._watchdog.tell(roots)
+
+    def _connect(self) -> ipp.Client:
+        try:
+            return self._cluster.connect_client_sync()
+        except (TimeoutError, RuntimeError, OSError) as error:
+            raise RanksError(f"ipyparallel's controller did not come up: {error}") from error
+
+    def _wait_for_ranks(self) -> None:
+        mpiexec = self._cluster.engine_set.process
+        deadline = time.monotonic() + START_DEADLINE
+        while len(self.client.ids) < self.n:
+            if not watchdog.alive(mpiexec):
+                raise self._failed("mpiexec ended before they were there")
+            if time.monotonic() > deadline:
+                up = len(self.client.ids)
+                raise self._failed(f"{up} of them are after {START_DEADLINE:.0f} s")
+            time.sleep(0.01)
+
+    def _failed(self, reason: str) -> RanksError:
+        launcher = self.plan.launcher
+        tail = "\n".join(f"    {line}" for line in self._output_of_mpiexec().splitlines()[-25:])
+        return RanksError(
+            f"the {self.n} MPI ranks did not come up: {reason}.\n"
+            f"Launcher: {launcher.path} ({launcher.version})\n"
+            f"The last lines of its output:\n{tail or '    (nothing)'}"
+        )
+
+    def _output_of_mpiexec(self) -> str:
+        # Not from the file: the launcher removes that when it notices the end of mpiexec.
+        with contextlib.suppress(OSError, AttributeError):
+            return self._cluster.engine_set.get_output()
+        return ""
+
+    def _get_acquainted(self) -> None:
+        """Set the ranks up and check that they are one MPI world, in which engine id is rank."""
+        folder = json.dumps({"folder": str(self._room.folder)})
+        for old in self._room.folder.glob("cells-*"):
+            old.unlink()
+        replies = Question(self, "utils.cluster.on_rank:prepare", folder).answers(START_DEADLINE)
+        for reply in replies:
+            if reply.status != "ok":
+                raise self._failed(f"rank {reply.rank} says {reply.error or 'nothing'}")
+        self.facts = [reply.value for reply in replies]
+        self._check_world()
+
+    def _check_world(self) -> None:
+        launcher, library = self.plan.launcher, self.facts[0]["library"]
+        if any(fact["size"] != self.n for fact in self.facts):
+            sizes = sorted({fact["size"] for fact in self.facts})
+            raise RanksError(
+                f"{self.n} ranks were started, but they see {sizes} ranks: the launcher "
+                f"{launcher.path} ({launcher.version}) does not belong to the MPI library that "
+                f"mpi4py loads ({library}), so each rank is alone. Put the mpiexec of that library "
+                "first on PATH (on a cluster: `module load` the MPI that mpi4py was built with), "
+                "or set MPI4PY_LIBMPI to the libmpi of this launcher."
+            )
+        ranks = [fact["rank"] for fact in self.facts]
+        if ranks != list(range(self.n)):
+            raise RanksError(
+                f"engines 0 to {self.n - 1} of ipyparallel are the MPI ranks {ranks}, in another "
+                "order: call start() again, and report it if that does not help."
+            )
+
+    def replace_ranks(self) -> bool:
+        """Stop the ranks and start new ones; False when the controller is of no use any more."""
+        if not watchdog.alive(self._cluster.controller.process):
+            return False
+        self._cluster.stop_engines_sync()
+        self._end_stragglers()
+        # Until the hub has struck the old ranks off, the new ones don't get their numbers.
+        deadline = time.monotonic() + GOODBYE_DEADLINE
+        while self.client.ids:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        self._cluster.start_engines_sync(self.n)
+        self._name_roots()
+        self._wait_for_ranks()
+        self._get_acquainted()
+        return True
+
+    def _end_stragglers(self) -> None:
+        """End ranks that mpiexec did not, as it was killed itself."""
+        for fact in self.facts:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(fact["pid"])
+                if watchdog.carries(process, self._room.mark):
+                    process.kill()
+
+    def close(self) -> None:
+        """End everything; errors on the way don't matter, the watchdog finishes the work."""
+        with contextlib.suppress(Exception):
+            if self.client is not None:
+                self.client.close(linger=0)
+        with contextlib.suppress(Exception):
+            self._cluster.stop_cluster_sync()
+        self._watchdog.close()
+        self._room.close()
+
+    def signal(self, name: str, targets: list[int] | None = None, wait: float = 2.0) -> None:
+        """Send a signal to ranks through ipyparallel's nannies; dead ranks are left out."""
+        alive = set(self.client.ids)
+        targets = sorted(alive if targets is None else alive & set(targets))
+        if not targets:
+            return
+        # A rank that dies meanwhile makes the request fail; the others have got their signal.
+        with contextlib.suppress(ipp.error.IPythonError, TimeoutError, OSError):
+            self.client.send_signal(name, targets=targets, block=False).result(wait)
+
+    def where(self, timeout: float) -> list[str]:
+        """One line for each rank, once it stays the same; at the latest after `timeout` seconds.
+
+        A cell that was sent a moment ago (`%%px --noblock`) may not have begun everywhere: while
+        more cells are under way than ranks are busy, an idle one is looked at again.
+        """
+        deadline = time.monotonic() + timeout
+        places, before = self._places(timeout), None
+        while time.monotonic() < deadline:
+            busy = sum(place != "idle" for place in places)
+            to_begin = busy < min(len(self.client.outstanding), self.n)
+            if places == before and not to_begin:
+                break
+            time.sleep(0.02)
+            places, before = self._places(timeout), places
+        return [f"rank {rank}: {place}" for rank, place in enumerate(places)]
+
+    def _places(self, timeout: float) -> list[str]:
+        files = [self._room.folder / f"stack-{rank}" for rank in range(self.n)]
+        seen = [file.stat().st_size if file.exists() else 0 for file in files]
+        alive = set(self.client.ids)
+        self.signal("SIGUSR1", wait=timeout)
+        dumps = _new_text(
+            {rank: (files[rank], seen[rank]) for rank in alive if rank < self.n}, timeout
+        )
+        return [self._place(rank, dumps.get(rank)) for rank in range(self.n)]
+
+    def _place(self, rank: int, dump: str | None) -> str:
+        if dump is None or (not dump and rank not in self.client.ids):
+            return "dead (ranks.restart() gives fresh ranks)"
+        if not dump:
+            return "no answer (stopped, or very busy)"
+        frames = where.main_stack(dump, self.facts[rank]["main_thread"])
+        return where.explain(frames, self._cells(rank))
+
+    def _cells(self, rank: int) -> dict[str, str]:
+        try:
+            lines = (self._room.folder / f"cells-{rank}").read_text().splitlines()
+        except OSError:
+            return {}
+        notes = [json.loads(line) for line in lines if line.endswith("}")]
+        return {note["file"]: note["source"] for note in notes}
+
+
+def _new_text(files: dict[int, tuple[Path, int]], timeout: float) -> dict[int, str]:
+    """What was appended to each file after its known size, once all are quiet for 60 ms."""
+    deadline = time.monotonic() + timeout
+    quiet_since, texts = time.monotonic(), dict.fromkeys(files, "")
+    while time.monotonic() < deadline:
+        now = {}
+        for rank, (path, seen) in files.items():
+            with path.open(errors="replace") as file:
+                file.seek(seen)
+                now[rank] = file.read()
+        if now != texts:
+            quiet_since, texts = time.monotonic(), now
+        if all(texts.values()) and time.monotonic() - quiet_since > 0.06:
+            break
+        time.sleep(0.01)
+    return texts
+
+
+@functools.cache
+def _quiet_log() -> logging.Logger:
+    """ipyparallel logs the end of every engine as a warning, into the notebook."""
+    log = logging.getLogger("ddl-labs.cluster")
+    log.setLevel(logging.ERROR)
+    log.addHandler(logging.NullHandler())
+    log.propagate = False
+    return log
+
+
+# --- questions to the ranks -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one rank answered.
+
+    status: "ok"; "error" (the function raised, or the rank died); "silent" (no answer in time).
+    value: the function's result. error: such as "ZeroDivisionError: division by zero".
+    line: such as "cell line 3", the innermost line of a notebook cell on the way to the error.
+    stdout: what was printed meanwhile. A rank that was silent and could be interrupted tells by
+    `error` and `line` where it was.
+    """
+
+    rank: int
+    status: str
+    value: Any = None
+    error: str | None = None
+    line: str | None = None
+    stdout: str = ""
+
+
+class Question:
+    """One call on every rank, and the JSON lines that come back."""
+
+    def __init__(self, up: Running, target: str, arguments: str):
+        self._up = up
+        # A student's code can print anything but this.
+        self._token = f"<{secrets.token_hex(16)}>"
+        self._replies: dict[int, Reply] = {}
+        self._results: dict[int, ipp.AsyncResult] = {}
+        self._interrupted = False
+        for rank in range(up.n):
+            try:
+                self._results[rank] = up.client[rank].execute(
+                    "__import__('utils.cluster.on_rank', fromlist=['answer'])"
+                    f".answer({target!r}, {arguments!r}, {rank}, {self._token!r})",
+                    # Silent: the count in `Out[0:3]` stays the student's own.
+                    silent=True,
+                    block=False,
+                )
+            except (IndexError, KeyError, ipp.error.IPythonError):
+                self._replies[rank] = _dead(rank)
+
+    def answers(self, timeout: float) -> list[Reply]:
+        """Wait as `Ranks.ask` promises."""
+        try:
+            self._collect(timeout, until_error=True)
+            if self._waiting():
+                self._interrupt()
+                self._collect(AFTER_AN_INTERRUPT)
+        except KeyboardInterrupt:
+            # The notebook's stop button: the ranks must not go on either.
+            self._interrupt()
+            raise
+        for rank in self._waiting():
+            self._replies[rank] = Reply(rank, "silent", error=f"no answer within {timeout:g} s")
+        return [self._replies[rank] for rank in range(self._up.n)]
+
+    def _waiting(self) -> list[int]:
+        return [rank for rank in range(self._up.n) if rank not in self._replies]
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        self._up.signal("SIGINT", self._waiting())
+
+    def _collect(self, timeout: float, until_error: bool = False) -> None:
+        deadline = time.monotonic() + timeout
+        while self._waiting() and time.monotonic() < deadline:
+            for rank in self._waiting():
+                if self._results[rank].ready():
+                    self._replies[rank] = self._read(rank)
+                    if until_error and self._replies[rank].status == "error":
+                        deadline = min(deadline, time.monotonic() + AFTER_AN_ERROR)
+            time.sleep(0.005)
+
+    def _read(self, rank: int) -> Reply:
+        result = self._results[rank]
+        # The result may arrive before the output does.
+        result.wait_for_output(5)
+        text = result.stdout if isinstance(result.stdout, str) else "".join(result.stdout)
+        before, mark, after = text.partition(f"\n{self._token}")
+        if not mark:
+            return self._without_answer(rank, result)
+        try:
+            told = json.loads(after.partition("\n")[0])
+        except ValueError:
+            return Reply(rank, "error", error="its answer was cut off")
+        status, kind = told["status"], told.pop("kind", None)
+        if self._interrupted and kind == "KeyboardInterrupt":
+            status = "silent"
+        return Reply(
+            rank,
+            status,
+            told.get("value"),
+            told.get("error"),
+            told.get("line"),
+            before + told["stdout"],
+        )
+
+    def _without_answer(self, rank: int, result: ipp.AsyncResult) -> Reply:
+        error = result.exception()
+        if isinstance(error, ipp.error.EngineError) or rank not in self._up.client.ids:
+            return _dead(rank)
+        if isinstance(error, ipp.error.RemoteError):
+            if self._interrupted and error.ename == "KeyboardInterrupt":
+                return Reply(rank, "silent", error="interrupted before it could answer")
+            return Reply(rank, "error", error=f"{error.ename}: {error.evalue}")
+        return Reply(rank, "error", error=f"no answer was printed ({error or 'no error either'})")
+
+
+def _dead(rank: int) -> Reply:
+    said = "the rank is dead (os._exit, a crash inside C, out of memory): ranks.restart()"
+    return Reply(rank, "error", error=said)

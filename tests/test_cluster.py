@@ -426,8 +426,8 @@ DUMP = """Thread 0x0000000000000002 (most recent call first):
 Current thread 0x0000000000000001 (most recent call first):
   File "{site}/torch/distributed/distributed_c10d.py", line 9 in recv
   File "{site}/torch/distributed/c10d_logger.py", line 83 in wrapper
-  File "/tmp/ipykernel_1/42.py", line 2 in ring
-  File "/tmp/ipykernel_1/43.py", line 1 in <module>
+  File "/t/ipykernel_1/42.py", line 2 in ring
+  File "/t/ipykernel_1/43.py", line 1 in <module>
   File "{site}/IPython/core/interactiveshell.py", line 3 in run_code
 """
 
@@ -435,6 +435,6 @@ Current thread 0x0000000000000001 (most recent call first):
 def test_a_stack_is_told_by_the_own_line_and_the_library_call():
     dump = DUMP.format(site=Path(psutil.__file__).parents[1])
     frames = where.main_stack(dump, main_thread=1)
-    cells = {"/tmp/ipykernel_1/42.py": "def ring(x):\n    dist.recv(x, src=1)\n"}
+    cells = {"/t/ipykernel_1/42.py": "def ring(x):\n    dist.recv(x, src=1)\n"}
     assert where.explain(frames, cells) == "cell line 2 in ring(), in recv: dist.recv(x, src=1)"
     assert where.explain([], cells) == "idle"

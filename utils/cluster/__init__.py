@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ipyparallel as ipp
+from ipyparallel.client.asyncresult import AsyncResult
 from ipyparallel.client.client import ExecuteReply
 from IPython import get_ipython
 from tabulate import tabulate
@@ -232,9 +233,31 @@ def _prepare_notebook(view: ipp.DirectView) -> None:
     if shell is None:
         return
     view.activate()
-    shell.run_line_magic("pxconfig", "--progress-after=-1")
+    # Never a progress bar. Not -1, which says "never" too: `%%px` then doesn't wait for the output
+    # of the ranks, and what is streamed loses lines.
+    shell.run_line_magic("pxconfig", "--progress-after=1e6")
+    _keep_early_output_apart()
     shell.run_line_magic("colors", "nocolor")
     shell.display_formatter.mimebundle_formatter.for_type(ExecuteReply, _reproducible)
+
+
+def _keep_early_output_apart() -> None:
+    """Have `%%px` stream what a rank printed before it listened beside the other ranks' output.
+
+    ipyparallel (9.2) shows such output under a name that it makes of the message's id, which it
+    does not pass: all ranks then have the same name, and the last one replaces the others.
+    """
+    name = "_iopub_streaming_output_callback"
+    show = getattr(AsyncResult, name, None)
+    if show is None or getattr(show, "knows_the_rank", False):
+        return
+
+    def show_apart(self: AsyncResult, rank: int, future: Any, message: dict) -> None:
+        parent = message.get("parent_header") or {"msg_id": future.msg_id}
+        show(self, rank, future, message | {"parent_header": parent})
+
+    show_apart.knows_the_rank = True
+    setattr(AsyncResult, name, show_apart)
 
 
 def _reproducible(reply: ExecuteReply, **kwargs: object) -> tuple[dict, dict]:

@@ -126,3 +126,14 @@ def test_a_missing_mpi_library_is_named_with_the_remedy():
     )
     assert "MPI library" in out
     assert "pip install" in out
+
+
+def test_a_rank_that_ends_with_a_message_under_way_still_delivers_it(mpiexec):
+    done = mpiexec(
+        2,
+        "import torch, torch.distributed as d; d.init_process_group('mpi')\n"
+        "t = torch.ones(5_000_000)\n"
+        "if d.get_rank() == 0:\n    d.isend(t, 1)\n"
+        "else:\n    t.zero_(); d.recv(t, 0); print(t.sum().item())",
+    )
+    assert done.stdout.split() == ["5000000.0"]

@@ -6,6 +6,6 @@ buffers.MAX_COUNT = 2
 
 import collectives  # noqa: E402
 
-collectives.LENGTHS = (0, 1, 2, 3, 7, 1000)
+collectives.LENGTHS, collectives.LONG = (0, 1, 2, 3, 7, 1000), 701
 
 from collectives import *  # noqa: E402, F403  (the cases)

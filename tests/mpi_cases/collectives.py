@@ -5,6 +5,7 @@ import torch.distributed as dist
 from helpers import ALL, COMPLEX, FLOATS, INTEGERS, everybody, of_rank, rank, refused, same, size
 
 OPS = dist.ReduceOp
+LONG = 70_000
 LENGTHS = (0, 1, 2, 3, 7, 1000, 65_537, 1_000_003)
 
 
@@ -124,7 +125,7 @@ def case_all_reduce_coalesced_reduces_each_tensor():
 
 
 def case_async_all_reduces_complete_in_any_order_of_waiting():
-    tensors = [of_rank(rank(), (n,)) for n in (5, 70_000, 3)]
+    tensors = [of_rank(rank(), (n,)) for n in (5, LONG, 3)]
     works = [dist.all_reduce(t, async_op=True) for t in tensors]
     for work in reversed(works):
         work.wait()
@@ -321,3 +322,51 @@ def case_wrong_sizes_and_lists_are_named():
         dist.group.WORLD.allreduce([torch.ones(1, device="meta")], dist.AllreduceOptions())
     with refused(ValueError, str(size())):
         dist.broadcast(torch.zeros(1), size())
+
+
+def case_all_to_all_in_place_is_right():
+    tensors = [torch.full((LONG,), float(rank() * 10 + r)) for r in range(size())]
+    dist.all_to_all(tensors, tensors)
+    for r, tensor in enumerate(tensors):
+        same(tensor, torch.full((LONG,), float(r * 10 + rank())))
+
+
+def case_all_gather_into_a_tensor_that_is_not_contiguous_is_right():
+    whole = torch.zeros(4, size() + 1).t()
+    size_of_part = whole.numel() // size()
+    if whole.numel() % size():
+        return "cannot be shared equally by so many ranks"
+    part = torch.arange(float(size_of_part)) + 100 * rank()
+    dist.all_gather_into_tensor(whole, part)
+    expected = torch.cat([torch.arange(float(size_of_part)) + 100 * r for r in range(size())])
+    same(whole.contiguous().view(-1), expected)
+
+
+def case_tensors_that_share_memory_with_themselves_are_refused_before_anything_is_sent():
+    with refused(ValueError, "expand()", "clone()"):
+        dist.all_reduce(torch.ones(1).expand(4))
+    dist.barrier()
+
+
+def case_different_dtypes_in_one_collective_are_named():
+    opts = dist.ReduceScatterOptions()
+    inputs = [torch.ones(2) for _ in range(size())]
+    with refused(TypeError, "float32 and float64"):
+        dist.group.WORLD.reduce_scatter([torch.ones(2, dtype=torch.float64)], [inputs], opts)
+
+
+def case_a_future_can_be_waited_for_in_a_callback_of_another():
+    first, second = of_rank(rank()), of_rank(rank(), (3,))
+
+    def then(_):
+        return dist.all_reduce(second, async_op=True).get_future().wait()[0]
+
+    future = dist.all_reduce(first, async_op=True).get_future()
+    same(future.then(then).wait(), sum(everybody((3,))))
+
+
+def case_asynchronous_means_work_in_inference_mode():
+    with torch.inference_mode():
+        tensor = of_rank(rank())
+        future = dist.all_reduce(tensor, OPS.AVG, async_op=True).get_future()
+        same(future.wait()[0], sum(everybody()) / size())

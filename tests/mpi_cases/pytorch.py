@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -172,3 +173,45 @@ def case_join_handles_uneven_inputs():
     with model.join():
         for x, y in _batches(2 + rank()):
             nn.functional.cross_entropy(model(x), y).backward()
+
+
+def case_join_with_unused_parameters_works():
+    model = DistributedDataParallel(_mlp(), find_unused_parameters=True)
+    with model.join():
+        for x, y in _batches(1 + rank()):
+            nn.functional.cross_entropy(model(x), y).backward()
+
+
+def case_powersgd_trains():
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    ddp = DistributedDataParallel(_mlp())
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    _train(ddp, slice(rank(), None, size()))
+
+
+def case_fsdp2_shards_and_trains():
+    from torch.distributed.fsdp import fully_shard
+
+    whole = _train(_mlp(), slice(None))
+    model = _mlp()
+    fully_shard(model, mesh=init_device_mesh("cpu", (size(),)))
+    _train(model, slice(rank(), None, size()))
+    for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(p.full_tensor(), q, rtol=1e-4, atol=1e-6)
+
+
+def case_a_rank_missing_in_ddp_is_an_error_not_a_hang():
+    from datetime import timedelta
+
+    if size() < 2:
+        return "needs two ranks"
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+    if rank() < 2:
+        ddp = DistributedDataParallel(_mlp(), process_group=group)
+        (x, y), *_ = _batches(1)
+        if rank() == 0:
+            with pytest.raises(RuntimeError, match=r"waited 2\.\d s in all_reduce"):
+                nn.functional.cross_entropy(ddp(x), y).backward()
+    dist.barrier()

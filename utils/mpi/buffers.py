@@ -28,6 +28,8 @@ def check(tensor: torch.Tensor, what: str) -> None:
             f"{what}: the mpi backend moves CPU tensors, got one on {tensor.device} of shape "
             f"{list(tensor.shape)}; move it with .cpu() first"
         )
+    if hasattr(tensor, "fake_mode"):
+        raise TypeError(f"{what}: a FakeTensor has no elements that could be moved")
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         raise TypeError(
@@ -47,12 +49,27 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if is_plain(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
 
 
-def writable(tensor: torch.Tensor) -> torch.Tensor:
+def check_distinct(tensor: torch.Tensor, what: str) -> None:
+    """Refuse to write into a tensor several elements of which are one place in memory.
+
+    Raises:
+        ValueError: an expanded tensor, with what to do.
+    """
+    if any(step == 0 and n > 1 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise ValueError(
+            f"{what} writes into its tensor, but elements of this one share their memory (shape "
+            f"{list(tensor.shape)}, stride {list(tensor.stride())}, as after expand()): give it "
+            f"a .clone()"
+        )
+
+
+def writable(tensor: torch.Tensor, what: str) -> torch.Tensor:
     """Plain memory to receive into; :func:`deliver` brings it home."""
+    check_distinct(tensor, what)
     tensor = tensor.detach()
     if is_plain(tensor):
         return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def deliver(tensor: torch.Tensor, memory: torch.Tensor) -> None:

@@ -62,10 +62,12 @@ _HALF_ARITHMETIC = {
 }
 
 
-def op_name(op) -> str:
-    """``SUM``, ``AVG`` … of a ``ReduceOp`` or of its enum value."""
-    kind = op.op if isinstance(op, ReduceOp) else op
-    return kind.name
+def op_name(opts) -> str:
+    """``SUM``, ``AVG`` … of the options of a collective, or of a ``ReduceOp``; SUM for ``None``."""
+    op = getattr(opts, "reduceOp", opts)
+    if op is None:
+        return "SUM"
+    return (op.op if isinstance(op, ReduceOp) else op).name
 
 
 @functools.cache

@@ -83,6 +83,7 @@ class ProcessGroupMPI(ProcessGroup):
         self.timeout = timeout
         self._name = self._description = ""
         self._broken = ""
+        self._sequence = 0
         group = MPI.COMM_WORLD.group.Incl(members)
         # Two communicators: a collective's own messages never meet the user's.
         self._collectives = MPI.COMM_WORLD.Create_group(group)
@@ -126,15 +127,25 @@ class ProcessGroupMPI(ProcessGroup):
         """How long a wait lasts at most, from now on."""
         self.timeout = timeout.total_seconds()
 
+    # PyTorch asks a group for the backend of a device; this group is its own.
+    supports_splitting = supports_coalescing = False
+    _set_default_timeout = set_timeout
+
+    def _get_backend(self, device: torch.device) -> ProcessGroupMPI:
+        return self
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
     # -- life -----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Give the communicators back. Called by ``destroy_process_group`` on every member.
 
-        Waits for what is under way. A communicator with a collective that was given up is
-        kept: freeing it under a running collective brings the process down.
+        Receives under way are taken back, the rest is waited for. A communicator on which a
+        collective never ends is kept: freeing it would bring the process down.
         """
-        if not MPI.Is_finalized() and progress.drain(self, self.timeout):
+        if not MPI.Is_finalized() and progress.drain(self):
             for communicator in (self._collectives, self._messages):
                 if communicator != MPI.COMM_NULL:
                     communicator.Free()
@@ -166,8 +177,12 @@ class ProcessGroupMPI(ProcessGroup):
         self._check_peer("send", "dst", dst, tag)
         memory = buffers.readable(tensor)
         call = self._call("send", [tensor], peer=dst, tag=tag, blocking=_called_by("send"))
-        request = self._messages.Isend(buffers.message(memory), dst, tag)
-        return self._work(call, [request], [tensor], keep=memory)
+        return self._work(
+            call,
+            lambda: [self._messages.Isend(buffers.message(memory), dst, tag)],
+            [tensor],
+            keep=memory,
+        )
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> MPIWork:
         """Start receiving one tensor from rank ``src`` of the group."""
@@ -180,9 +195,11 @@ class ProcessGroupMPI(ProcessGroup):
         return self._receive(_one(tensors, "recv"), MPI.ANY_SOURCE, tag)
 
     def _receive(self, tensor: torch.Tensor, src: int, tag: int) -> MPIWork:
-        memory = buffers.writable(tensor)
+        memory = buffers.writable(tensor, "recv")
         call = self._call("recv", [tensor], peer=src, tag=tag, blocking=_called_by("recv"))
-        request = self._messages.Irecv(buffers.message(memory), src, tag)
+
+        def start() -> list[MPI.Request]:
+            return [self._messages.Irecv(buffers.message(memory), src, tag)]
 
         def finish(statuses: list[MPI.Status]) -> None:
             status = statuses[0]
@@ -195,7 +212,7 @@ class ProcessGroupMPI(ProcessGroup):
                 )
             buffers.deliver(tensor, memory)
 
-        return self._work(call, [request], [tensor], finish)
+        return self._work(call, start, [tensor], finish)
 
     def _check_peer(self, op: str, role: str, peer: int | None, tag: int) -> None:
         size = len(self._members)
@@ -213,37 +230,41 @@ class ProcessGroupMPI(ProcessGroup):
         tensor = _one(tensors, "broadcast")
         root = self._root("broadcast", opts)
         is_root = root == self._rank
-        memory = buffers.readable(tensor) if is_root else buffers.writable(tensor)
+        memory = buffers.readable(tensor) if is_root else buffers.writable(tensor, "broadcast")
         call = self._call("broadcast", [tensor], opts, peer=root)
-        request = self._collectives.Ibcast(buffers.message(memory), root)
+
+        def start() -> list[MPI.Request]:
+            return [self._collectives.Ibcast(buffers.message(memory), root)]
 
         def finish(_) -> None:
             if not is_root:
                 buffers.deliver(tensor, memory)
 
-        return self._work(call, [request], [tensor], finish)
+        return self._work(call, start, [tensor], finish)
 
-    def reduce(self, tensors: list[torch.Tensor], opts) -> MPIWork:
+    def reduce(self, tensors: list[torch.Tensor], opts=None) -> MPIWork:
         """The reduction of all tensors, on the root; the others keep theirs."""
         tensor = _one(tensors, "reduce")
         root = self._root("reduce", opts)
-        name = op_name(opts.reduceOp)
+        name = op_name(opts)
         datatype, op = reduction(tensor.dtype, name)
+        if root == self._rank:
+            buffers.check_distinct(tensor, "reduce")
         memory = buffers.readable(tensor)
         call = self._call("reduce", [tensor], opts, peer=root)
-        requests = [
-            self._collectives.Ireduce(MPI.IN_PLACE, block, op, root)
-            if root == self._rank
-            else self._collectives.Ireduce(block, None, op, root)
-            for block in _blocks(memory, datatype)
-        ]
+
+        def start() -> list[MPI.Request]:
+            blocks = _blocks(memory, datatype)
+            if root == self._rank:
+                return [self._collectives.Ireduce(MPI.IN_PLACE, b, op, root) for b in blocks]
+            return [self._collectives.Ireduce(b, None, op, root) for b in blocks]
 
         def finish(_) -> None:
             if root == self._rank:
                 _divide(memory, name, len(self._members))
                 buffers.deliver(tensor, memory)
 
-        return self._work(call, requests, [tensor], finish)
+        return self._work(call, start, [tensor], finish)
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs, opts=None) -> MPIWork:
         """The tensors of all ranks, in a list on the root."""
@@ -267,36 +288,41 @@ class ProcessGroupMPI(ProcessGroup):
 
     # -- all to all: reductions -----------------------------------------------------------
 
-    def allreduce(self, tensors: list[torch.Tensor], opts) -> MPIWork:
-        """The reduction of the tensors of all ranks, on every rank, in place."""
-        _one(tensors, "all_reduce")
-        return self._all_reduce("all_reduce", tensors, opts)
+    def allreduce(self, tensors: list[torch.Tensor] | torch.Tensor, opts=None) -> MPIWork:
+        """The reduction of the tensors of all ranks, on every rank, in place.
 
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts) -> MPIWork:
+        ``opts`` may be a ``ReduceOp``; without one it is SUM.
+        """
+        return self._all_reduce("all_reduce", [_one(tensors, "all_reduce")], opts)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts=None) -> MPIWork:
         """:meth:`allreduce` of several tensors in one call."""
         return self._all_reduce("all_reduce_coalesced", tensors, opts)
 
     def _all_reduce(self, what: str, tensors: list[torch.Tensor], opts) -> MPIWork:
-        name = op_name(opts.reduceOp)
+        name = op_name(opts)
         for tensor in tensors:
             buffers.check(tensor, what)
+            buffers.check_distinct(tensor, what)
         kinds = [reduction(tensor.dtype, name) for tensor in tensors]
         memories = [buffers.readable(tensor) for tensor in tensors]
         call = self._call(what, tensors, opts)
-        requests = [
-            self._collectives.Iallreduce(MPI.IN_PLACE, block, op)
-            for memory, (datatype, op) in zip(memories, kinds, strict=True)
-            for block in _blocks(memory, datatype)
-        ]
+
+        def start() -> list[MPI.Request]:
+            return [
+                self._collectives.Iallreduce(MPI.IN_PLACE, block, op)
+                for memory, (datatype, op) in zip(memories, kinds, strict=True)
+                for block in _blocks(memory, datatype)
+            ]
 
         def finish(_) -> None:
             for tensor, memory in zip(tensors, memories, strict=True):
                 _divide(memory, name, len(self._members))
                 buffers.deliver(tensor, memory)
 
-        return self._work(call, requests, tensors, finish)
+        return self._work(call, start, tensors, finish)
 
-    def reduce_scatter(self, outputs, inputs, opts) -> MPIWork:
+    def reduce_scatter(self, outputs, inputs, opts=None) -> MPIWork:
         """Rank r gets the reduction of everybody's r-th tensor. Sizes may differ between r."""
         output, parts = _one(outputs, "reduce_scatter"), inputs[0]
         self._check_count(parts, "reduce_scatter")
@@ -307,12 +333,12 @@ class ProcessGroupMPI(ProcessGroup):
             )
         return self._reduce_scatter("reduce_scatter", output, parts, opts)
 
-    def reduce_scatter_single(self, output, tensor, opts) -> MPIWork:
+    def reduce_scatter_single(self, output, tensor, opts=None) -> MPIWork:
         """Rank r gets the reduction of everybody's r-th equal part of one tensor."""
         parts = self._equal_parts(tensor, output, "reduce_scatter_tensor")
         return self._reduce_scatter("reduce_scatter_tensor", output, parts, opts)
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, opts) -> MPIWork:
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None) -> MPIWork:
         """:meth:`reduce_scatter_single` of several tensors."""
         works = [
             self.reduce_scatter_single(output, tensor, opts)
@@ -321,27 +347,29 @@ class ProcessGroupMPI(ProcessGroup):
         return JoinedWork(works, list(outputs))
 
     def _reduce_scatter(self, what: str, output, parts, opts) -> MPIWork:
-        name = op_name(opts.reduceOp)
+        name = op_name(opts)
         buffers.check(output, what)
+        _check_alike([output, *parts], what)
         datatype, op = reduction(output.dtype, name)
         call = self._call(what, list(parts), opts)
         stage = _flat(parts)
-        memory = buffers.writable(output)
+        memory = buffers.writable(output, what)
         if buffers.overlap(memory, stage):
             memory = torch.empty_like(memory)
         counts = [part.numel() for part in parts]
-        if stage.numel() <= buffers.MAX_COUNT:
+
+        def start() -> list[MPI.Request]:
+            if stage.numel() > buffers.MAX_COUNT:
+                return self._reduce_each(stage.split(counts), memory, datatype, op)
             send = [buffers.address(stage), stage.numel(), datatype]
             receive = [buffers.address(memory), memory.numel(), datatype]
-            requests = [self._collectives.Ireduce_scatter(send, receive, counts, op)]
-        else:
-            requests = self._reduce_each(stage.split(counts), memory, datatype, op)
+            return [self._collectives.Ireduce_scatter(send, receive, counts, op)]
 
         def finish(_) -> None:
             _divide(memory, name, len(self._members))
             buffers.deliver(output, memory)
 
-        return self._work(call, requests, [output], finish, keep=stage)
+        return self._work(call, start, [output], finish, keep=stage)
 
     def _reduce_each(self, parts, memory, datatype, op) -> list[MPI.Request]:
         """Reduce part r to rank r, for counts that are too large for one MPI call."""
@@ -388,38 +416,43 @@ class ProcessGroupMPI(ProcessGroup):
         return JoinedWork(works, [tensor for row in outputs for tensor in row])
 
     def _all_gather(self, what: str, parts, tensor, opts, whole=None) -> MPIWork:
-        buffers.check(tensor, what)
+        _check_alike([tensor, *parts], what)
+        outputs = list(parts) if whole is None else [whole]
+        for output in outputs:
+            buffers.check_distinct(output, what)
         call = self._call(what, [tensor], opts)
-        total = sum(part.numel() for part in parts)
-        if total > buffers.MAX_COUNT:
-            return self._exchange(
-                call, [(r, tensor) for r in range(len(parts))], list(enumerate(parts))
-            )
-        if whole is not None and buffers.is_plain(whole):
-            stage = whole.detach()
-        else:
-            stage = torch.empty(total, dtype=tensor.dtype)
         counts = [part.numel() for part in parts]
+        if whole is not None:
+            stage = buffers.writable(whole, what).view(-1)
+        else:
+            stage = torch.empty(sum(counts), dtype=tensor.dtype, device="cpu")
+
+        def deliver() -> None:
+            if whole is not None:
+                buffers.deliver(whole, stage)
+                return
+            for part, piece in zip(parts, stage.split(counts), strict=True):
+                part.detach().copy_(piece.view(part.shape))
+
+        if stage.numel() > buffers.MAX_COUNT:
+            sends = [(rank, tensor) for rank in range(len(parts))]
+            return self._exchange(call, sends, list(enumerate(stage.split(counts))), deliver)
         memory = buffers.readable(tensor)
         if buffers.overlap(memory, stage):
             memory = memory.clone()
-        carrier = buffers.CARRIERS[tensor.element_size()]
-        receive = [buffers.address(stage), (counts, _offsets(counts)), carrier]
-        request = self._collectives.Iallgatherv(buffers.message(memory), receive)
 
-        def finish(_) -> None:
-            if whole is None or stage.data_ptr() != whole.data_ptr():
-                for part, piece in zip(parts, stage.split(counts), strict=True):
-                    part.detach().copy_(piece.view(part.shape))
+        def start() -> list[MPI.Request]:
+            carrier = buffers.CARRIERS[tensor.element_size()]
+            receive = [buffers.address(stage), (counts, _offsets(counts)), carrier]
+            return [self._collectives.Iallgatherv(buffers.message(memory), receive)]
 
-        return self._work(
-            call, [request], list(parts) if whole is None else [whole], finish, memory
-        )
+        return self._work(call, start, outputs, lambda _: deliver(), keep=memory)
 
     def alltoall(self, outputs: list, inputs: list, opts=None) -> MPIWork:
         """Input r goes to rank r, output r comes from rank r."""
         self._check_count(outputs, "all_to_all")
         self._check_count(inputs, "all_to_all")
+        _check_alike([*inputs, *outputs], "all_to_all")
         call = self._call("all_to_all", inputs, opts)
         return self._exchange(call, list(enumerate(inputs)), list(enumerate(outputs)))
 
@@ -431,7 +464,8 @@ class ProcessGroupMPI(ProcessGroup):
         sends = self._split(tensor, input_splits, "input")
         receives = self._split(output, output_splits, "output")
         call = self._call(what, [tensor], opts)
-        memory, stage = buffers.readable(tensor), buffers.writable(output)
+        _check_alike([tensor, output], what)
+        memory, stage = buffers.readable(tensor), buffers.writable(output, what)
         if buffers.overlap(memory, stage):
             stage = torch.empty_like(stage)
         if max(memory.numel(), stage.numel()) > buffers.MAX_COUNT:
@@ -441,19 +475,21 @@ class ProcessGroupMPI(ProcessGroup):
                 list(enumerate(stage.view(-1).split(receives))),
                 lambda: buffers.deliver(output, stage),
             )
-        carrier = buffers.CARRIERS[tensor.element_size()]
-        request = self._collectives.Ialltoallv(
-            [buffers.address(memory), (sends, _offsets(sends)), carrier],
-            [buffers.address(stage), (receives, _offsets(receives)), carrier],
-        )
+
+        def start() -> list[MPI.Request]:
+            carrier = buffers.CARRIERS[tensor.element_size()]
+            outgoing = [buffers.address(memory), (sends, _offsets(sends)), carrier]
+            incoming = [buffers.address(stage), (receives, _offsets(receives)), carrier]
+            return [self._collectives.Ialltoallv(outgoing, incoming)]
+
         return self._work(
-            call, [request], [output], lambda _: buffers.deliver(output, stage), keep=memory
+            call, start, [output], lambda _: buffers.deliver(output, stage), keep=memory
         )
 
     def barrier(self, opts=None) -> MPIWork:
         """Over when every rank of the group has called it."""
         call = self._call("barrier", [], opts)
-        return self._work(call, [self._collectives.Ibarrier()], [])
+        return self._work(call, lambda: [self._collectives.Ibarrier()], [])
 
     # The names that PyTorch used before, and that its C++ still asks for.
     _allgather_base = all_gather_single
@@ -481,14 +517,15 @@ class ProcessGroupMPI(ProcessGroup):
             "" if first is None else str(first.dtype).removeprefix("torch."),
             peer,
             tag,
-            not getattr(opts, "asyncOp", False) if blocking is None else blocking,
+            not getattr(opts, "asyncOp", True) if blocking is None else blocking,
         )
+        self._sequence += tag is None
         log.add(call)
         return call
 
-    def _work(self, call: Call, requests, result, finish=None, keep=None) -> MPIWork:
-        """The work of a call. ``keep`` is memory that MPI reads until the requests are over."""
-        work = MPIWork(self, call, requests, list(result), finish, keep)
+    def _work(self, call: Call, start, result, finish=None, keep=None) -> MPIWork:
+        """Start a call; see :class:`MPIWork`."""
+        work = MPIWork(self, call, start, list(result), finish, keep)
         if not call.blocking:
             work.progress()
         return work
@@ -503,21 +540,27 @@ class ProcessGroupMPI(ProcessGroup):
 
     def _exchange(self, call: Call, sends, receives, then=None) -> MPIWork:
         """Messages of a collective that MPI has no fitting call for: ``(rank, tensor)`` pairs."""
-        requests = []
-        mine = [tensor for peer, tensor in sends if peer == self._rank]
+        homes = {tensor.untyped_storage().data_ptr() for _, tensor in receives}
+        outgoing = [(peer, _apart(tensor, homes)) for peer, tensor in sends]
+        mine = [memory for peer, memory in outgoing if peer == self._rank]
         memories = [
-            (peer, tensor, buffers.writable(tensor))
+            (peer, tensor, buffers.writable(tensor, call.op))
             for peer, tensor in receives
             if peer != self._rank
         ]
-        for peer, _, memory in memories:
-            block = buffers.message(memory)
-            requests.append(self._collectives.Irecv(block, peer, _EXCHANGE_TAG))
-        outgoing = [(p, buffers.readable(t)) for p, t in sends if p != self._rank]
-        for peer, memory in outgoing:
-            requests.append(self._collectives.Isend(buffers.message(memory), peer, _EXCHANGE_TAG))
         deliveries = [(tensor, memory) for _, tensor, memory in memories]
-        deliveries += [(t, mine[0]) for peer, t in receives if peer == self._rank]
+        deliveries += [(tensor, mine[0]) for peer, tensor in receives if peer == self._rank]
+
+        def start() -> list[MPI.Request]:
+            incoming = [
+                self._collectives.Irecv(buffers.message(memory), peer, _EXCHANGE_TAG)
+                for peer, _, memory in memories
+            ]
+            return incoming + [
+                self._collectives.Isend(buffers.message(memory), peer, _EXCHANGE_TAG)
+                for peer, memory in outgoing
+                if peer != self._rank
+            ]
 
         def finish(statuses: list[MPI.Status]) -> None:
             for (peer, tensor, _), status in zip(memories, statuses, strict=False):
@@ -532,10 +575,10 @@ class ProcessGroupMPI(ProcessGroup):
             if then is not None:
                 then()
 
-        return self._work(call, requests, [t for _, t in receives], finish, keep=outgoing)
+        return self._work(call, start, [t for _, t in receives], finish, keep=outgoing)
 
     def _root(self, op: str, opts) -> int:
-        root = getattr(opts, "rootRank", 0)
+        root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
         if not 0 <= root < len(self._members):
             raise ValueError(
                 f"{op}(root {root}): the group has ranks 0 to {len(self._members) - 1}"
@@ -597,7 +640,22 @@ class ProcessGroupMPI(ProcessGroup):
         return [rows_of_rank * per_row for rows_of_rank in splits]
 
 
-def _one(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
+def _apart(tensor: torch.Tensor, homes: set[int]) -> torch.Tensor:
+    """Plain memory to send from, outside of the storages that are received into."""
+    if tensor.untyped_storage().data_ptr() in homes:
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+    return buffers.readable(tensor)
+
+
+def _check_alike(tensors: Sequence[torch.Tensor], op: str) -> None:
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+    if len(dtypes) > 1:
+        raise TypeError(f"{op}: all tensors must have the same dtype, got {' and '.join(dtypes)}")
+
+
+def _one(tensors: list[torch.Tensor] | torch.Tensor, op: str) -> torch.Tensor:
+    if isinstance(tensors, torch.Tensor):
+        tensors = [tensors]
     if len(tensors) != 1:
         raise ValueError(f"{op}: one tensor per rank, got a list of {len(tensors)}")
     buffers.check(tensors[0], op)

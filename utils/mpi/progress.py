@@ -8,38 +8,62 @@ DistributedDataParallel finishes without anybody waiting for it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import threading
 import time
-from collections import deque
 
 from mpi4py import MPI
 
 # Short enough to hide a bucket behind backward, long enough to cost a few percent of a core.
-PAUSE = 200e-6
+PAUSE = 200e-6  # seconds
+# When nothing has completed for that long, the pause grows to the longer one.
+QUIET = 0.1  # seconds
+LONG_PAUSE = 2e-3  # seconds
+# How long a process group's end waits for what is under way.
+PATIENCE = 5.0  # seconds
 
 
 class Progress:
-    """Tests the works it is given until each is complete."""
+    """All communications under way, and the thread that tests those nobody waits for."""
 
     def __init__(self):
-        self._works: deque = deque()
+        # Everything that MPI may still read or write is kept here, whoever else drops it.
+        self._live: set = set()
+        self._watched: list = []
         self._buried: list = []
         self._wake = threading.Event()
         self._stop = False
         self._thread: threading.Thread | None = None
         self._start = threading.Lock()
+        self._last_change = 0.0
         self.available = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
+    def begin(self, work) -> None:
+        """Keep ``work`` alive until :meth:`end`."""
+        self._live.add(work)
+
+    def end(self, work) -> None:
+        """``work`` is complete."""
+        self._live.discard(work)
+
     def watch(self, work) -> None:
-        """Keep ``work`` alive, and call its ``poll()`` until that is true."""
-        self._works.append(work)
+        """Call ``work.poll()`` until that is true."""
+        self._watched.append(work)
+        self._last_change = time.perf_counter()
         if not self.available:
             self._round()
             return
         if self._thread is None:
             self._launch()
         self._wake.set()
+
+    def make_way(self) -> None:
+        """Before a wait for a future: a callback on the progress thread must not stop progress."""
+        if self._thread is threading.current_thread():
+            self._thread = None
+            self._launch()
+            self._wake.set()
 
     def bury(self, work) -> None:
         """Keep the memory of a communication that nobody waits for any more.
@@ -50,28 +74,33 @@ class Progress:
         self._buried.append(work)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))
 
-    def drain(self, group, timeout: float) -> bool:
-        """Wait until no work of ``group`` is under way. False when one never ends.
+    def drain(self, group) -> bool:
+        """End what is under way in ``group``: receives are taken back, the rest gets 5 s.
 
-        Args:
-            group: a process group.
-            timeout: seconds.
+        Returns:
+            Whether nothing is left.
         """
         if any(work.group is group for work in self._buried):
             return False
-        deadline = time.monotonic() + timeout
-        while not all(work.poll() for work in list(self._works) if work.group is group):
+        mine = [work for work in list(self._live) if work.group is group]
+        for work in mine:
+            work.take_back()
+        deadline = time.monotonic() + PATIENCE
+        while not all([work.poll() for work in mine]):
             if time.monotonic() > deadline:
                 return False
             time.sleep(PAUSE)
         return True
 
     def stop(self) -> None:
-        """End the thread. MPI must not be finalized under it."""
+        """End the thread: MPI must not be finalized under it."""
         self._stop = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
+        for work in list(self._live):
+            if not work.poll():
+                self.bury(work)
 
     def _launch(self) -> None:
         with self._start:
@@ -80,18 +109,22 @@ class Progress:
                 self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop:
+        me = threading.current_thread()
+        while not self._stop and self._thread is me:
             self._wake.wait()
             self._wake.clear()
-            while self._works and not self._stop:
+            while self._watched and not self._stop and self._thread is me:
                 self._round()
-                time.sleep(PAUSE)
+                quiet = time.perf_counter() - self._last_change > QUIET
+                time.sleep(LONG_PAUSE if quiet else PAUSE)
 
     def _round(self) -> None:
-        for _ in range(len(self._works)):
-            work = self._works.popleft()
-            if not work.poll():
-                self._works.append(work)
+        # A work stays in the list while it is tested, for a test lets other threads run.
+        for work in list(self._watched):
+            if work.poll() or work.expire():
+                self._last_change = time.perf_counter()
+                with contextlib.suppress(ValueError):
+                    self._watched.remove(work)
 
 
 progress = Progress()

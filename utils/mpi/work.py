@@ -24,12 +24,12 @@ MAX_PAUSE = 200e-6  # seconds
 
 
 class MPIWork(Work):
-    """Requests of MPI, and what has to happen when they are complete.
+    """A communication: its MPI requests, and what has to happen when they are complete.
 
     Args:
         group: the process group: how long to wait, and whom to tell that a wait was given up.
         call: the record of the communication.
-        requests: the MPI requests.
+        start: starts it and returns the MPI requests.
         result: the tensors that the future yields.
         finish: called once, after the last request, with the MPI statuses (in request order).
         keep: memory that MPI reads until the requests are complete.
@@ -39,7 +39,7 @@ class MPIWork(Work):
         self,
         group,
         call: Call,
-        requests: list[MPI.Request],
+        start: Callable[[], list[MPI.Request]],
         result: list[torch.Tensor],
         finish: Callable[[list[MPI.Status]], None] | None = None,
         keep: object = None,
@@ -47,8 +47,6 @@ class MPIWork(Work):
         super().__init__()
         self.group = group
         self.call = call
-        self._requests = requests
-        self._statuses = [MPI.Status() for _ in requests]
         self._result = result
         self._finish = finish
         self._keep = keep
@@ -56,15 +54,31 @@ class MPIWork(Work):
         self._lock = threading.RLock()
         self._done = False
         self._error: Exception | None = None
+        self._source: torch.futures.Future | None = None
         self._future: torch.futures.Future | None = None
+        self._where = ""
         self._span = _profiler_span(call)
+        self._requests: list[MPI.Request] = []
+        progress.begin(self)
+        self._start(start)
+        self._statuses = [MPI.Status() for _ in self._requests]
+
+    def _start(self, start: Callable[[], list[MPI.Request]]) -> None:
+        try:
+            self._requests = start()
+        except Exception:
+            self._settle()  # MPI refused it: nothing is under way
+            raise
+        except BaseException:  # a Ctrl-C between MPI's start and ours
+            self._give_up()
+            raise
 
     # -- progress -------------------------------------------------------------------------
 
     def poll(self) -> bool:
         """Test the requests once. True when the communication is over.
 
-        Never raises: an error is kept for :meth:`wait`.
+        Never raises an error of the communication: that is kept for :meth:`wait`.
         """
         if self._done:
             return True
@@ -84,6 +98,19 @@ class MPIWork(Work):
             self._watched = True
             progress.watch(self)
 
+    def expire(self) -> bool:
+        """End a future that has waited for the group's timeout; nobody else would."""
+        waited = time.perf_counter() - self.call.start
+        if self._future is None or waited < self.group.timeout:
+            return False
+        self._give_up(self._timed_out(waited))
+        return True
+
+    def take_back(self) -> None:
+        """Cancel it, where MPI can cancel: a receive."""
+        if self.call.op == "recv" and not self._done:
+            self._give_up()
+
     def _test(self) -> bool:
         try:
             if len(self._requests) == 1:
@@ -95,21 +122,33 @@ class MPIWork(Work):
 
     def _complete(self) -> None:
         self.call.end = time.perf_counter()
-        if self._error is None and self._finish is not None:
-            try:
-                self._finish(self._statuses)
-            except Exception as error:  # kept: raised where somebody waits
-                self._error = error
-        self._finish = self._keep = None
-        self._end_span()
-        self._done = True
-        if self._future is not None:
-            self._resolve(self._future)
+        try:
+            if self._error is None and self._finish is not None:
+                with torch.inference_mode(self._for_inference()):
+                    self._finish(self._statuses)
+        except Exception as error:  # kept: raised where somebody waits
+            self._error = error
+        except BaseException:
+            self._error = CommunicationError(f"{self.call.describe()}: interrupted at its end")
+            raise
+        finally:
+            self._settle()
 
-    def _end_span(self) -> None:
+    def _for_inference(self) -> bool:
+        """Tensors made in inference mode may be written in it only, also by another thread."""
+        return any(tensor.is_inference() for tensor in self._result)
+
+    def _settle(self, memory_is_free: bool = True) -> None:
+        """It is over: say so to all who ask, and let go of the memory."""
+        if memory_is_free:
+            self._finish = self._keep = None
         if self._span is not None:
             self._span.__exit__(None, None, None)
             self._span = None
+        self._done = True  # after _error: who sees it done must see how it ended
+        progress.end(self)
+        if self._source is not None:
+            self._source.set_result(None)
 
     # -- what PyTorch calls ---------------------------------------------------------------
 
@@ -121,8 +160,7 @@ class MPIWork(Work):
             CommunicationError: MPI reported an error.
         """
         self.call.waited = True
-        if not self.poll():
-            self._block(_seconds(timeout) or self.group.timeout)
+        self._block(_seconds(timeout) or self.group.timeout)
         if self._error is not None:
             raise self._error
         return True
@@ -154,24 +192,29 @@ class MPIWork(Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future:
-        """A future of the list of tensors. It completes without a ``wait()``."""
+        """A future of the list of tensors. It completes, or fails, without a ``wait()``."""
+        progress.make_way()
         with self._lock:
             self.call.waited = True
             if self._future is None:
-                self._future = torch.futures.Future()
+                self._where = users_line()
+                source = torch.futures.Future()
+                # PyTorch's C++ sees an error of then(), but not one of set_exception().
+                self._future = source.then(self._outcome)
                 if self._done:
-                    self._resolve(self._future)
-                elif progress.available:
-                    self.progress()
+                    source.set_result(None)
                 else:
-                    self._block(self.group.timeout)
-            return self._future
+                    self._source = source
+                    self.progress()
+            future = self._future
+        if not progress.available:
+            self._block(self.group.timeout)
+        return future
 
-    def _resolve(self, future: torch.futures.Future) -> None:
+    def _outcome(self, _source: torch.futures.Future) -> list[torch.Tensor]:
         if self._error is not None:
-            future.set_exception(self._error)
-        else:
-            future.set_result(self._result)
+            raise self._error
+        return self._result
 
     # -- waiting --------------------------------------------------------------------------
 
@@ -189,12 +232,15 @@ class MPIWork(Work):
                     raise self._timed_out(waited)
                 pause = min(pause + 5e-6, MAX_PAUSE)
                 time.sleep(pause)
-        except (CommunicationTimeout, KeyboardInterrupt):
-            self._abandon()
+        except CommunicationTimeout as error:
+            self._give_up(error)
+            raise
+        except KeyboardInterrupt:
+            self._give_up()
             raise
 
     def _timed_out(self, waited: float) -> CommunicationTimeout:
-        where = users_line()
+        where = self._where or users_line()
         rank = MPI.COMM_WORLD.rank
         return CommunicationTimeout(
             f"rank {rank} waited {waited:.1f} s in {self.call.describe()} at {where}, "
@@ -204,23 +250,31 @@ class MPIWork(Work):
             waited,
         )
 
-    def _abandon(self) -> None:
-        """Leave nothing behind that could swallow a later message."""
+    def _give_up(self, error: Exception | None = None) -> None:
+        """Nobody waits any more. Leave nothing behind that could swallow a later message."""
         with self._lock:
-            if self._done:
+            if self._done or (self._requests and self._receive_cancelled() is False):
                 return
-            if self.call.op == "recv":
-                self._requests[0].Cancel()
-                self._requests[0].Wait()
-            else:
-                # MPI may still read and write their memory: it has to stay.
+            # Where it is no cancelled receive, MPI may still read and write: memory has to stay.
+            cancelled = self.call.op == "recv" and bool(self._requests)
+            if not cancelled:
                 progress.bury(self)
                 self.group.given_up(self.call)
-            self._done = True
-            self._end_span()
-            self._error = CommunicationError(
+            self._error = error or CommunicationError(
                 f"{self.call.describe()} was given up: a wait for it ended early"
             )
+            self._settle(memory_is_free=cancelled)
+
+    def _receive_cancelled(self) -> bool | None:
+        """Cancel a receive. False: it was too late, the message is here; None: not a receive."""
+        if self.call.op != "recv":
+            return None
+        self._requests[0].Cancel()
+        self._requests[0].Wait(self._statuses[0])
+        if self._statuses[0].Is_cancelled():
+            return True
+        self._complete()
+        return False
 
 
 class JoinedWork(MPIWork):
@@ -228,7 +282,7 @@ class JoinedWork(MPIWork):
 
     def __init__(self, works: list[MPIWork], result: list[torch.Tensor]):
         self._works = works
-        super().__init__(works[0].group, works[0].call, [], result)
+        super().__init__(works[0].group, works[0].call, list, result)
         self.progress()
 
     def _test(self) -> bool:
@@ -237,10 +291,11 @@ class JoinedWork(MPIWork):
             self._error = next((w._error for w in self._works if w._error is not None), None)
         return over
 
-    def _abandon(self) -> None:
+    def _give_up(self, error: Exception | None = None) -> None:
         for work in self._works:
-            work._abandon()
-        super()._abandon()
+            work._give_up(error)
+        self._error = self._error or error
+        self._settle()
 
 
 def _seconds(timeout: timedelta | None) -> float | None:
@@ -255,8 +310,9 @@ def _partner(call: Call, rank: int) -> str:
         verb = "receive" if call.op == "send" else "send"
         peer = "any rank" if call.peer < 0 else f"rank {call.group[call.peer]}"
         return f"the matching {verb} of {peer}"
-    others = ", ".join(str(r) for r in call.group if r != rank)
-    return f"the same call on every other rank of the group (ranks {others})"
+    others = [str(r) for r in call.group if r != rank]
+    who = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(others)}"
+    return f"the same call on every other rank of the group ({who})"
 
 
 def _advice(call: Call) -> str:

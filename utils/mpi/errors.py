@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from types import FrameType
 
 import torch
@@ -21,7 +22,7 @@ class CommunicationError(DistBackendError):
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows: the message has the user's line, the rest is PyTorch's."""
-        return [f"{type(self).__name__}: {self}"]
+        return textwrap.wrap(f"{type(self).__name__}: {self}", width=96)
 
 
 class CommunicationTimeout(CommunicationError):

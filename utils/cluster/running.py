@@ -29,9 +29,9 @@ GOODBYE_DEADLINE = 10.0
 AFTER_AN_ERROR = 3.0
 AFTER_AN_INTERRUPT = 5.0
 
-# The controller asks every 0.5 s whether engines live, as it admits a new one only then (default:
-# 3 s). 60 silent rounds lose a rank: a laptop that was suspended for a while must not.
-CONTROLLER_ARGS = ["--ping=500", "--HeartMonitor.max_heartmonitor_misses=60"]
+# The controller asks every 0.25 s whether engines live, as it admits a new one only then (default:
+# 3 s). 120 silent rounds lose a rank: a laptop that was suspended for a while must not.
+CONTROLLER_ARGS = ["--ping=250", "--HeartMonitor.max_heartmonitor_misses=120"]
 
 
 class Running:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lab_tools import checks_of, verdict
 
 from utils import cluster
 from utils.checks import lab03
-from utils.checks.task import CheckFailed
 from utils.course.notebook import lab, read
 from utils.course.release import is_solution, stub
 
@@ -22,14 +22,7 @@ ANSWERS = {
     for cell in read(NOTEBOOK).cells
     if cell.cell_type == "code" and is_solution(cell)
 }
-CHECKS = {
-    "3.1": lab03.average_gradients,
-    "3.2": lab03.average_gradients_weighted,
-    "3.3": lab03.global_metrics,
-    "3.4": lab03.train_step,
-    "3.5": lab03.same_result,
-    "3.6": lab03.replicas_in_sync,
-}
+CHECKS = checks_of(lab03)
 
 JOIN = """
 import torch
@@ -116,13 +109,11 @@ def answer(ranks: cluster.Ranks) -> Iterator[Callable[[str, str], None]]:
         ranks.view.execute(solution(task))
 
 
-def fails(task: str, ranks: cluster.Ranks, capsys: pytest.CaptureFixture) -> str:
+def fails(task: str, ranks: cluster.Ranks) -> str:
     """What the check prints while it fails."""
-    capsys.readouterr()
-    with pytest.raises(CheckFailed):
-        CHECKS[task](ranks)
-    printed = capsys.readouterr().out
+    passed, printed = verdict(CHECKS[task], ranks)
     print(printed)
+    assert not passed
     assert printed.startswith(f"✗ Task {task}")
     return printed
 
@@ -138,9 +129,9 @@ def test_the_solution_passes(task, ranks, capsys):
 
 
 @pytest.mark.parametrize("task", ["3.1", "3.2", "3.3", "3.4", "3.6"])
-def test_the_stub_fails_for_being_a_stub(task, ranks, answer, capsys):
+def test_the_stub_fails_for_being_a_stub(task, ranks, answer):
     answer(task, student_code(task))
-    assert f"NotImplementedError: Task {task}" in fails(task, ranks, capsys)
+    assert f"NotImplementedError: Task {task}" in fails(task, ranks)
 
 
 def test_titles_and_points_are_those_of_the_notebook():
@@ -364,10 +355,10 @@ WRONG += [
 
 
 @pytest.mark.parametrize(("task", "code", "said"), WRONG, ids=[f"{w[0]}-{w[2]}" for w in WRONG])
-def test_a_likely_mistake_is_named(task, code, said, ranks, answer, capsys):
+def test_a_likely_mistake_is_named(task, code, said, ranks, answer):
     assert code != solution(task)
     answer(task, code)
-    assert said in fails(task, ranks, capsys)
+    assert said in fails(task, ranks)
 
 
 def test_after_a_wrong_answer_the_solution_passes(ranks, capsys):
@@ -413,19 +404,19 @@ TRAIN_AGAIN = TRAIN.partition("if rank in (0, 1):")[2].strip()
         ("parallel_model = models.mlp(seed=3)", "on all test images"),
     ],
 )
-def test_a_run_that_is_not_the_same_is_refused(change, said, trained, capsys):
+def test_a_run_that_is_not_the_same_is_refused(change, said, trained):
     keep = "import copy; kept = copy.deepcopy((parallel, parallel_model))"
     trained.client[[0, 1]].execute(f"{keep}\n{change}", block=True)
     try:
-        assert said in fails("3.5", trained, capsys)
+        assert said in fails("3.5", trained)
     finally:
         trained.client[[0, 1]].execute("parallel, parallel_model = kept", block=True)
 
 
-def test_a_run_on_one_rank_is_refused(trained, capsys):
+def test_a_run_on_one_rank_is_refused(trained):
     from_records = "from utils.mpi.record import log; kept_calls = list(log._calls)"
     trained.view.execute(f"{from_records}; log._calls.clear()")
     try:
-        assert "need as many all_reduces" in fails("3.5", trained, capsys)
+        assert "need as many all_reduces" in fails("3.5", trained)
     finally:
         trained.view.execute("log._calls.extend(kept_calls)")

@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from utils.bench.options import add_options
+
 #: Top-level modules that only the extra `course` brings.
 COURSE_MODULES = {"jsonschema", "nbclient", "nbconvert", "nbformat", "nbgrader", "nbval"}
 
@@ -58,6 +60,23 @@ def lint(options: argparse.Namespace) -> int:
     return main()
 
 
+def bench(options: argparse.Namespace) -> int:
+    """Measure communication and training on this machine: mpi, mpi4py, gloo."""
+    from utils.bench.launch import main
+
+    return main(options)
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Say what on this machine would keep the labs from running, and what helps.
+
+    Status 0: the labs run, though there may be warnings. Status 1: there is something to repair.
+    """
+    from utils.doctor import main
+
+    return main(options.json, options.timeout)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line; each command names its function as `command`."""
     root = Path(__file__).resolve().parents[1]
@@ -81,6 +100,12 @@ def parser() -> argparse.ArgumentParser:
     sub.set_defaults(solutions=root / "solutions")
 
     add("lint", lint)
+
+    sub = add("doctor", doctor)
+    sub.add_argument("--json", action="store_true", help="print the same as data")
+    sub.add_argument("--timeout", type=float, default=60, metavar="S", help="for each probe: 60")
+
+    add_options(add("bench", bench))
     return top
 
 

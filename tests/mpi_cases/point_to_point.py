@@ -147,18 +147,25 @@ def case_batch_isend_irecv_works():
     same(got, of_rank((rank() - 1) % size(), (4,)))
 
 
-def case_a_receive_of_the_wrong_size_is_an_error_not_silence():
-    if not _pair():
+def case_a_message_of_another_size_or_dtype_is_an_error_on_both_sides():
+    from utils.mpi.errors import CommunicationMismatch, CommunicationStopped
+
+    if size() != 2:
         return "needs two ranks"
-    if rank() == 0:
-        dist.send(torch.ones(3), 1)
-        dist.send(torch.ones(30), 1)
-    if rank() == 1:
-        with refused(RuntimeError, "12 bytes", "expected 40"):
-            dist.recv(torch.zeros(10), 0)
-        with refused(RuntimeError, "larger than the tensor"):
-            dist.recv(torch.zeros(10), 0)
-    dist.barrier()
+    for sent, expected in (
+        (torch.ones(3), torch.zeros(10)),
+        (torch.ones(30), torch.zeros(10)),
+        (torch.ones(3000), torch.zeros(3000, dtype=torch.int32)),
+    ):
+        words = [f"float32[{sent.numel()}]", f"{expected.dtype}"[6:] + f"[{expected.numel()}]"]
+        if rank() == 0:
+            with refused(CommunicationStopped, "rank 0 sent", "rank 1 receives", *words):
+                dist.send(sent, 1)
+                dist.barrier()
+        else:
+            with refused(CommunicationMismatch, "rank 0 sent", "rank 1 receives", *words):
+                dist.recv(expected, 0)
+        dist.barrier()
 
 
 def case_object_messages_work():

@@ -25,6 +25,8 @@ from ipyparallel.client.client import ExecuteReply
 from IPython import get_ipython
 from tabulate import tabulate
 
+from utils import timeline
+from utils.cluster.failure import CellFailed
 from utils.cluster.launch import (
     Launcher,
     Plan,
@@ -33,9 +35,12 @@ from utils.cluster.launch import (
     refuse_on_a_rank,
     usable_cores,
 )
+from utils.cluster.px import RanksMagics
 from utils.cluster.running import Question, Reply, Running
+from utils.mpi.network import Network
 
 __all__ = [
+    "CellFailed",
     "Description",
     "Launcher",
     "Ranks",
@@ -100,9 +105,10 @@ class Ranks:
         self.client: ipp.Client = self._up.client
         self.view: ipp.DirectView = self.client[:]
         self.view.block = True
-        _prepare_notebook(self.view)
+        _prepare_notebook(self)
 
-    def _running(self) -> Running:
+    def running(self) -> Running:
+        """What is behind these ranks. Raises RanksError after `stop`."""
         if self._up is None:
             raise RanksError(
                 f"these {self.n} ranks were stopped. Run `ranks = start({self.n})` again."
@@ -115,7 +121,7 @@ class Ranks:
         The client, its views and `%%px` stay valid; what the ranks knew is gone, so rerun the
         cells that set them up. Raises RanksError if they don't come up.
         """
-        up = self._running()
+        up = self.running()
         if not up.replace_ranks():
             # The controller is gone, or did not notice that the ranks are.
             self._take_down()
@@ -150,18 +156,56 @@ class Ranks:
 
         A rank that waits inside C, in mpi4py's `Recv` say, does not notice: `restart` helps.
         """
-        self._running().signal("SIGINT")
+        self.running().signal("SIGINT")
+
+    def network(
+        self,
+        speed: str | None = None,
+        *,
+        latency: float | None = None,
+        bandwidth: float | None = None,
+    ) -> None:
+        """Slow the ranks' communications down to those of a network; `network("off")` ends it.
+
+        speed: "1gbit", "100mbit", ...; the latency is then 50 µs, if no other is given.
+        latency: seconds that every message takes at least, one way.
+        bandwidth: bytes per second that each rank can send, and receive.
+
+        Every message, also inside of a collective, takes `latency + bytes / bandwidth`, and waits
+        for those before it. It holds until it is changed, or the ranks are restarted.
+
+        Raises TypeError or ValueError for arguments that make no sense.
+        """
+        network = Network.parse(speed, latency, bandwidth)
+        told = None if network is None else [network.latency, network.bandwidth]
+        self.ask_or_raise("utils.cluster.on_rank:use_network", network=told)
+        _say(f"The network: {network or 'that of this machine'}.")
+
+    def timeline(self, title: str | None = None):
+        """What the ranks did in the last cell: a picture, and `.records`, `.totals`, `.save(path)`.
+
+        Returns a `utils.timeline.Timeline`.
+        """
+        return timeline.of(self, title)
+
+    def ask_or_raise(self, target: str, **kwargs: Any) -> list[Any]:
+        """`ask`, for the values; raises RanksError for the first rank that has none."""
+        replies = self.ask(target, **kwargs)
+        for reply in replies:
+            if reply.status != "ok":
+                raise RanksError(f"rank {reply.rank}: {reply.error}")
+        return [reply.value for reply in replies]
 
     def describe(self) -> Description:
         """Return a table: rank, host, cores, threads, MPI library, process id of each rank."""
-        return Description(self._running().facts, self.notes)
+        return Description(self.running().facts, self.notes)
 
     def where(self, timeout: float = 2.0) -> None:
         """Print for each rank the line it is on, even when it is stuck inside C.
 
         timeout: seconds to wait for a rank's stack.
         """
-        for line in self._running().where(timeout):
+        for line in self.running().where(timeout):
             print(line)
 
     def ask(self, target: str, *, timeout: float = 60.0, **kwargs: Any) -> list[Reply]:
@@ -180,7 +224,11 @@ class Ranks:
             arguments = json.dumps(kwargs)
         except TypeError as error:
             raise ValueError(f"the arguments of {target} must be JSON values: {error}") from None
-        return Question(self._running(), target, arguments).answers(timeout)
+        up = self.running()
+        replies = Question(up, target, arguments, of_ours=False).answers(timeout)
+        if any(reply.status != "ok" for reply in replies):
+            up.meet_again()
+        return replies
 
 
 class Description:
@@ -227,15 +275,12 @@ def _say(text: str) -> None:
         print(text)
 
 
-def _prepare_notebook(view: ipp.DirectView) -> None:
+def _prepare_notebook(ranks: Ranks) -> None:
     """Point `%%px` at these ranks, and make what it shows the same in every run."""
     shell = get_ipython()
     if shell is None:
         return
-    view.activate()
-    # Never a progress bar. Not -1, which says "never" too: `%%px` then doesn't wait for the output
-    # of the ranks, and what is streamed loses lines.
-    shell.run_line_magic("pxconfig", "--progress-after=1e6")
+    shell.magics_manager.register(RanksMagics(shell, ranks))
     _keep_early_output_apart()
     shell.run_line_magic("colors", "nocolor")
     shell.display_formatter.mimebundle_formatter.for_type(ExecuteReply, _reproducible)

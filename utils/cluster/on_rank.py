@@ -16,18 +16,28 @@ import signal
 import socket
 import sys
 import threading
+import zlib
 from json import dumps, loads
 from pathlib import Path
 from types import SimpleNamespace
 
 from IPython import get_ipython
 
+from utils.timeline.on_rank import start_watching
+
 # Longest text kept of what a check's call prints, and of an error, in characters.
 MOST_OUTPUT = 64_000
 MOST_ERROR = 4_000
 
-# Of this rank: its real standard output, the files that are cells, the file for its stacks.
-_here = SimpleNamespace(stdout=None, cells=set(), dump=None)
+# Longest output of one cell, in characters: more brings the browser down.
+MOST_OF_A_CELL = 1_000_000
+
+# Seconds that ranks wait for each other after an error.
+MEETING = 3.0
+
+# Of this rank: its real standard output and error, the files that are cells, the file for its
+# stacks, how much the present cell may still print.
+_here = SimpleNamespace(streams=(), cells=set(), dump=None, rank=0, room=MOST_OF_A_CELL)
 
 
 class _Kept(io.TextIOBase):
@@ -63,6 +73,12 @@ def prepare(user_ns: dict, *, rank: int, folder: str) -> dict:
     _here.dump = open(Path(folder) / f"stack-{rank}", "w")  # noqa: SIM115 - faulthandler's, for good
     faulthandler.register(signal.SIGUSR1, file=_here.dump, all_threads=True)
     _note_cells(Path(folder) / f"cells-{rank}")
+    _here.rank = rank
+    events = get_ipython().events
+    events.register("pre_run_cell", _cell_begins)
+    events.register("post_run_cell", _cell_ends)
+    get_ipython().set_custom_exc((Exception, KeyboardInterrupt), _error_in_cell)
+    start_watching(user_ns, rank=rank)
     return {
         "rank": MPI.COMM_WORLD.Get_rank(),
         "size": MPI.COMM_WORLD.Get_size(),
@@ -85,6 +101,60 @@ def _library(version: str) -> str:
     """The MPI library's name and version, from a text that may go on for many lines."""
     first = version.strip("\0 \n").splitlines()[0].split(",")[0]
     return " ".join(first.replace("Version:", "").split())
+
+
+def _world():
+    """The backend's view of all ranks, once a process group was made."""
+    module = sys.modules.get("utils.mpi.world")
+    return module.current() if module else None
+
+
+def _cell_begins(info) -> None:
+    _here.room = MOST_OF_A_CELL
+    # Again for each cell: IPython puts a `write` of its own into the streams, and takes it out.
+    for stream in _here.streams:
+        if not hasattr(stream.write, "__wrapped__"):
+            stream.write = _limited(stream.write)
+    if world := _world():
+        world.begin(f"{zlib.crc32(info.raw_cell.encode()):x}")
+
+
+def _cell_ends(result) -> None:
+    if world := _world():
+        _tell(world, result.error_before_exec or result.error_in_exec)
+
+
+def _error_in_cell(shell, kind, error, trace, tb_offset=None) -> None:
+    """Tell the others first: to write a long traceback takes a second."""
+    if world := _world():
+        _tell(world, error)
+    if kind is KeyboardInterrupt:
+        shell._showtraceback(kind, error, ["KeyboardInterrupt"])
+    else:
+        shell.showtraceback((kind, error, trace), running_compiled_code=True)
+
+
+def _tell(world, error: BaseException | None) -> None:
+    """Tell the other ranks how it ended here: who waits for this rank must not wait any more."""
+    if error is None:
+        world.left()
+    else:
+        world.raised(error, _cell_line(error) or "")
+
+
+def _limited(write):
+    """A stream's `write` that ends with a remark when one cell prints too much."""
+
+    @functools.wraps(write)
+    def limited(text: str) -> int:
+        if _here.room > 0:
+            _here.room -= len(text)
+            write(text[: len(text) + min(_here.room, 0)])
+            if _here.room <= 0:
+                write(f"\n[… rank {_here.rank} printed more than 1 MB; the rest is left out]\n")
+        return len(text)
+
+    return limited
 
 
 def _note_cells(path: Path) -> None:
@@ -111,22 +181,54 @@ def _note_cells(path: Path) -> None:
 # --- answers ----------------------------------------------------------------------------------
 
 
-def answer(target: str, arguments: str, rank: int, token: str) -> None:
-    """Run `package.module:function` on the user's namespace; print one marked line of JSON."""
+def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) -> None:
+    """Run `package.module:function` on the user's namespace; print one marked line of JSON.
+
+    of_ours: it runs no code of the student, so it is nothing that other ranks should hear of.
+    """
     printed = _Kept()
+    if not of_ours and (world := _world()):
+        world.begin(token)
     # The stream of the first minute: a student's code may replace sys.stdout later.
-    _here.stdout = _here.stdout or sys.stdout
+    _here.streams = _here.streams or (sys.stdout, sys.stderr)
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             module, _, name = target.partition(":")
             function = getattr(importlib.import_module(module), name)
             value = function(get_ipython().user_ns, rank=rank, **loads(arguments))
             reply = dumps({"status": "ok", "value": value, "stdout": printed.text()})
+        if not of_ours and (world := _world()):
+            _tell(world, None)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are answers, too
+        if not of_ours and (world := _world()):
+            _tell(world, error)
         reply = dumps(_failure(error) | {"stdout": printed.text()})
     # The line break before the mark ends what a thread may have printed meanwhile.
-    _here.stdout.write(f"\n{token}{reply}\n")
-    _here.stdout.flush()
+    _here.streams[0].write(f"\n{token}{reply}\n")
+    _here.streams[0].flush()
+
+
+def after_a_failure(user_ns: dict, *, rank: int, meet: bool) -> dict:
+    """What the ranks said of the last cell; with `meet`, they get together again afterwards."""
+    world = _world()
+    if world is None:
+        return {"statuses": [], "fresh": True}
+    return {"statuses": world.statuses(), "fresh": not meet or _meet(world)}
+
+
+def _meet(world) -> bool:
+    try:
+        world.recover(MEETING)
+    except RuntimeError:  # said in the notebook: not fresh
+        return False
+    return True
+
+
+def use_network(user_ns: dict, *, rank: int, network: list[float] | None) -> None:
+    """Set the network of `Ranks.network`: latency and bandwidth, or the machine's own."""
+    from utils.mpi.network import Network, link
+
+    link.set(None if network is None else Network(*network))
 
 
 def _failure(error: BaseException) -> dict:

@@ -18,6 +18,7 @@ import psutil
 from traitlets.config import Config
 
 from utils.cluster import watchdog, where
+from utils.cluster.failure import Outcome
 from utils.cluster.launch import Plan, RanksError
 from utils.cluster.room import Room, Watchdog
 
@@ -28,6 +29,12 @@ GOODBYE_DEADLINE = 10.0
 # Seconds that `ask` gives: to the other ranks once one has failed; to ranks it has interrupted.
 AFTER_AN_ERROR = 3.0
 AFTER_AN_INTERRUPT = 5.0
+
+# Seconds that mpiexec gets to end after a rank has died.
+LAST_WORDS_DEADLINE = 1.5
+
+# Seconds for the ranks to say what happened and to meet again, after a cell that failed.
+MEETING_DEADLINE = 8.0
 
 # The controller asks every 0.25 s whether engines live, as it admits a new one only then (default:
 # 3 s). 120 silent rounds lose a rank: a laptop that was suspended for a while must not.
@@ -119,6 +126,13 @@ class Running:
             return self._cluster.engine_set.get_output()
         return ""
 
+    def _last_words(self) -> str:
+        """What mpiexec says of a rank that died, for which it ends all others first."""
+        deadline = time.monotonic() + LAST_WORDS_DEADLINE
+        while watchdog.alive(self._cluster.engine_set.process) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self._output_of_mpiexec()
+
     def _get_acquainted(self) -> None:
         """Set the ranks up and check that they are one MPI world, in which engine id is rank."""
         folder = json.dumps({"folder": str(self._room.folder)})
@@ -194,6 +208,31 @@ class Running:
         # A rank that dies meanwhile makes the request fail; the others have got their signal.
         with contextlib.suppress(ipp.error.IPythonError, TimeoutError, OSError):
             self.client.send_signal(name, targets=targets, block=False).result(wait)
+
+    def examine(self, outcome: Outcome, busy: set[int]) -> None:
+        """After a cell that failed: ask the ranks what happened, and have them meet again.
+
+        busy: ranks that are not done, which cannot be asked.
+        """
+        dead = set(outcome.dead())
+        outcome.output = self._last_words() if dead else ""
+        idle = set(self.client.ids) - busy - dead
+        meet = not busy and not dead
+        for reply in self._ask("utils.cluster.on_rank:after_a_failure", idle, meet=meet):
+            if reply.status == "ok":
+                outcome.statuses |= {s["rank"]: s for s in reply.value["statuses"]}
+                outcome.fresh &= reply.value["fresh"]
+        if busy:
+            places = self._places(1.0)
+            outcome.busy = {rank: places[rank] for rank in busy}
+
+    def _ask(self, target: str, ranks: set[int], **arguments: Any) -> list[Reply]:
+        return Question(self, target, json.dumps(arguments), ranks).answers(MEETING_DEADLINE)
+
+    def meet_again(self) -> None:
+        """After an error in an answer: fresh communicators; the next answer finds no debris."""
+        if len(self.client.ids) == self.n:
+            self._ask("utils.cluster.on_rank:after_a_failure", set(range(self.n)), meet=True)
 
     def where(self, timeout: float) -> list[str]:
         """One line for each rank, once it stays the same; at the latest after `timeout` seconds.
@@ -292,18 +331,19 @@ class Reply:
 class Question:
     """One call on every rank, and the JSON lines that come back."""
 
-    def __init__(self, up: Running, target: str, arguments: str):
+    def __init__(self, up: Running, target: str, arguments: str, ranks=None, of_ours=True):
         self._up = up
+        self._ranks = sorted(range(up.n) if ranks is None else ranks)
         # A student's code can print anything but this.
         self._token = f"<{secrets.token_hex(16)}>"
         self._replies: dict[int, Reply] = {}
         self._results: dict[int, ipp.AsyncResult] = {}
         self._interrupted = False
-        for rank in range(up.n):
+        for rank in self._ranks:
             try:
                 self._results[rank] = up.client[rank].execute(
                     "__import__('utils.cluster.on_rank', fromlist=['answer'])"
-                    f".answer({target!r}, {arguments!r}, {rank}, {self._token!r})",
+                    f".answer({target!r}, {arguments!r}, {rank}, {self._token!r}, {of_ours})",
                     # Silent: the count in `Out[0:3]` stays the student's own.
                     silent=True,
                     block=False,
@@ -324,10 +364,10 @@ class Question:
             raise
         for rank in self._waiting():
             self._replies[rank] = Reply(rank, "silent", error=f"no answer within {timeout:g} s")
-        return [self._replies[rank] for rank in range(self._up.n)]
+        return [self._replies[rank] for rank in self._ranks]
 
     def _waiting(self) -> list[int]:
-        return [rank for rank in range(self._up.n) if rank not in self._replies]
+        return [rank for rank in self._ranks if rank not in self._replies]
 
     def _interrupt(self) -> None:
         self._interrupted = True

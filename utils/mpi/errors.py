@@ -15,43 +15,87 @@ _LIBRARY_FOLDERS = (
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
     os.path.dirname(os.__file__) + os.sep,
 )
+_is_library: dict[str, bool] = {}
 
 
 class CommunicationError(DistBackendError):
-    """A communication went wrong: the message says which one, and between whom."""
+    """A communication went wrong: the message says which one, and between whom.
+
+    Attributes:
+        record: this rank's status when it happened, a dict: operation, peers, dtype, shape,
+            bytes, tag, line, seconds waited (see :func:`utils.mpi.world.World.stop`).
+        call: the :class:`~utils.mpi.record.Call` it is about, or ``None``.
+    """
+
+    def __init__(self, message: str, call=None, record: dict | None = None):
+        super().__init__(message)
+        self.call, self.record = call, record or {}
+
+    @property
+    def where(self) -> str:
+        """The user's line, such as ``cell line 3`` or ``train.py:12``."""
+        return self.record.get("where", "")
+
+    @property
+    def waited(self) -> float:
+        """Seconds from the call to the error."""
+        return self.record.get("waited", 0.0)
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows: the message has the user's line, the rest is PyTorch's."""
-        return textwrap.wrap(f"{type(self).__name__}: {self}", width=96)
+        lines = f"{type(self).__name__}: {self}".splitlines()
+        return [part for line in lines for part in textwrap.wrap(line, width=96) or [""]]
 
 
 class CommunicationTimeout(CommunicationError):
-    """No partner within the timeout of the process group: a deadlock, or a rank that is late.
-
-    Attributes:
-        call: the :class:`~utils.mpi.record.Call` that waited.
-        where: the user's line, such as ``cell line 3`` or ``train.py:12``.
-        waited: seconds.
-    """
-
-    def __init__(self, message: str, call=None, where: str = "", waited: float = 0.0):
-        super().__init__(message)
-        self.call, self.where, self.waited = call, where, waited
+    """No partner came: within the group's timeout, or it is certain that none ever will."""
 
 
-def place_of(filename: str, line: int) -> str:
+class CommunicationMismatch(CommunicationError):
+    """Two ranks made calls that do not belong together."""
+
+
+class CommunicationStopped(CommunicationError):
+    """Another rank failed, so this one stopped waiting; the message names the first cause."""
+
+
+def place_text(filename: str, line: int) -> str:
     """``cell line 3`` for code of a notebook cell, ``file.py:3`` for a file."""
     if "ipykernel_" in filename or filename.startswith("<ipython-input"):
         return f"cell line {line}"
     return f"{os.path.basename(filename)}:{line}"
 
 
-def users_line(frame: FrameType | None = None) -> str:
-    """The innermost line of the stack that is neither PyTorch's nor this package's."""
+def _in_library(filename: str) -> bool:
+    known = _is_library.get(filename)
+    if known is None:
+        known = filename.startswith((*_LIBRARY_FOLDERS, "<frozen"))
+        _is_library[filename] = known
+    return known
+
+
+def users_place(frame: FrameType | None = None) -> tuple[str, int] | None:
+    """File and line of the innermost call that is neither PyTorch's nor this package's."""
     frame = frame or sys._getframe(1)
     while frame is not None:
-        filename = frame.f_code.co_filename
-        if not filename.startswith(_LIBRARY_FOLDERS) and not filename.startswith("<frozen"):
-            return place_of(filename, frame.f_lineno)
+        if not _in_library(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
-    return "an unknown line"
+    return None
+
+
+def users_line(frame: FrameType | None = None) -> str:
+    """:func:`users_place` as a text."""
+    place = users_place(frame or sys._getframe(1))
+    return place_text(*place) if place else "an unknown line"
+
+
+def errors_line(error: BaseException) -> str:
+    """The innermost line of the user's code on the way to an error; empty when there is none."""
+    found, entry = "", error.__traceback__
+    while entry is not None:
+        filename = entry.tb_frame.f_code.co_filename
+        if not _in_library(filename):
+            found = place_text(filename, entry.tb_lineno)
+        entry = entry.tb_next
+    return found

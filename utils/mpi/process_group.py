@@ -11,25 +11,35 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 
 import torch
 from mpi4py import MPI
-from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
-from . import buffers
+from . import algorithms, arrivals, board, buffers, messages, world
+from .arrivals import Arrivals
 from .dtypes import op_name, reduction
-from .errors import CommunicationError
+from .errors import CommunicationError, CommunicationMismatch, place_text, users_place
+from .interrupts import guard
+from .meeting import meet
+from .messages import Channels
+from .network import link
 from .progress import progress
 from .record import Call, log
-from .work import JoinedWork, MPIWork
+from .work import OTHER_SIDE, CollectiveWork, DoneWork, JoinedWork, MPIWork
 
 TIMEOUT_VARIABLE = "MPI_BACKEND_TIMEOUT"
 _C10D = distributed_c10d.__file__
-# Of the messages inside a collective; they have a communicator of their own.
-_EXCHANGE_TAG = 1
+_DONE = DoneWork()
+# How often the fast path looks for the other ranks before it hands over to a patient wait.
+_LOOKS = 300
+_SUM = ReduceOp.SUM
 
 
 def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
@@ -37,16 +47,17 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
 
     Raises:
         ValueError: a rank that does not exist.
+        CommunicationTimeout: a rank of the group did not come.
     """
     timeout = _timeout_of_the_caller()
-    world = MPI.COMM_WORLD
-    members = tuple(ranks) if ranks else tuple(range(world.size))
-    bad = [r for r in members if not 0 <= r < world.size]
+    size = MPI.COMM_WORLD.size
+    members = tuple(ranks) if ranks else tuple(range(size))
+    bad = [r for r in members if not 0 <= r < size]
     if bad:
-        raise ValueError(f"ranks {bad} do not exist: the world has ranks 0 to {world.size - 1}")
-    if world.rank not in members:
-        return None
-    return ProcessGroupMPI(members, timeout)
+        raise ValueError(f"ranks {bad} do not exist: the world has ranks 0 to {size - 1}")
+    here = world.enter(timeout)
+    here.check("new_group")
+    return ProcessGroupMPI(members, timeout) if here.rank in members else None
 
 
 def _timeout_of_the_caller() -> float:
@@ -77,18 +88,49 @@ class ProcessGroupMPI(ProcessGroup):
     """
 
     def __init__(self, members: tuple[int, ...], timeout: float):
-        self._members = members
-        self._rank = members.index(MPI.COMM_WORLD.rank)
+        self.members = members
+        self.world = world.current()
+        self._rank = members.index(self.world.rank)
         super().__init__(self._rank, len(members))
         self.timeout = timeout
         self._name = self._description = ""
-        self._broken = ""
-        self._sequence = 0
-        group = MPI.COMM_WORLD.group.Incl(members)
-        # Two communicators: a collective's own messages never meet the user's.
-        self._collectives = MPI.COMM_WORLD.Create_group(group)
-        self._messages = MPI.COMM_WORLD.Create_group(group)
+        self._lost = ""
+        self.closed = False
+        self.lock = threading.RLock()
+        # Collectives that were called and have not begun, oldest first.
+        self._queue: deque[CollectiveWork] = deque()
+        self._plans: dict = {}
+        self.key = _key_of(members)
+        meet(self.world.control, members, self.key[1], "new_group", timeout, self.world)
+        self._open()
+        self.world.add(self)
+
+    def _open(self) -> None:
+        """Make the communicators and the board. All members are here."""
+        group = MPI.COMM_WORLD.group.Incl(self.members)
+        # A collective's own messages never meet the user's.
+        envelopes, data, notes = (MPI.COMM_WORLD.Create_group(group) for _ in range(3))
         group.Free()
+        self.channels = Channels(envelopes, data, self.members, self._rank)
+        self.arrivals = Arrivals(board.make(notes, self.world.one_machine, arrivals.WORDS))
+
+    def renew(self) -> None:
+        """Fresh communicators after an incident; the old ones stay, MPI may still use them."""
+        self._queue.clear()
+        self._open()
+
+    def abandon(self, reason: str) -> None:
+        """The group cannot be used any more."""
+        self._lost = reason
+
+    def give_up_all(self) -> None:
+        """End what is under way, so that the group can begin anew."""
+        for work in progress.works_of(self):
+            work.leave()
+
+    def forget_plans(self) -> None:
+        """Have the next call look whether all is well."""
+        self._plans.clear()
 
     # -- who am I -------------------------------------------------------------------------
 
@@ -101,7 +143,7 @@ class ProcessGroupMPI(ProcessGroup):
         return self._rank
 
     def getSize(self) -> int:  # noqa: D102
-        return len(self._members)
+        return len(self.members)
 
     def getGroupName(self) -> str:  # noqa: D102
         return self._name
@@ -135,7 +177,7 @@ class ProcessGroupMPI(ProcessGroup):
         return self
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._sequence
+        return self.arrivals.number
 
     # -- life -----------------------------------------------------------------------------
 
@@ -145,22 +187,26 @@ class ProcessGroupMPI(ProcessGroup):
         Receives under way are taken back, the rest is waited for. A communicator on which a
         collective never ends is kept: freeing it would bring the process down.
         """
-        if not MPI.Is_finalized() and progress.drain(self):
-            for communicator in (self._collectives, self._messages):
-                if communicator != MPI.COMM_NULL:
-                    communicator.Free()
-        self._broken = "it was destroyed"
+        if self.closed:
+            return
+        self.closed, self._lost = True, "it was destroyed"
+        self._plans.clear()
+        if not MPI.Is_finalized() and progress.drain(self) and not self.world.stopped:
+            self.arrivals.board.close()
+            for communicator in (self.channels.envelopes, self.channels.data):
+                communicator.Free()
 
     def abort(self) -> None:
         """Refuse further use. MPI has no way to cancel a collective that has begun."""
-        self._broken = "it was aborted"
+        self._plans.clear()
+        self._lost = "it was aborted"
 
     def split_group(
         self, ranks, timeout=None, pg_options=None, group_name=None, group_desc=None, *_
     ) -> ProcessGroupMPI | None:
         """The process group of some ranks (of this group); ``None`` on the others."""
-        members = tuple(self._members[r] for r in ranks)
-        if MPI.COMM_WORLD.rank not in members:
+        members = tuple(self.members[r] for r in ranks)
+        if self.world.rank not in members:
             return None
         child = ProcessGroupMPI(members, timeout.total_seconds() if timeout else self.timeout)
         child.setGroupName(group_name or f"{self._name}:split:{','.join(map(str, ranks))}")
@@ -177,11 +223,9 @@ class ProcessGroupMPI(ProcessGroup):
         self._check_peer("send", "dst", dst, tag)
         memory = buffers.readable(tensor)
         call = self._call("send", [tensor], peer=dst, tag=tag, blocking=_called_by("send"))
-        return self._work(
-            call,
-            lambda: [self._messages.Isend(buffers.message(memory), dst, tag)],
-            [tensor],
-            keep=memory,
+        return self._message(
+            MPIWork(self, call, [tensor], keep=memory),
+            lambda: messages.send(self.channels, call, tensor, memory),
         )
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> MPIWork:
@@ -197,28 +241,22 @@ class ProcessGroupMPI(ProcessGroup):
     def _receive(self, tensor: torch.Tensor, src: int, tag: int) -> MPIWork:
         memory = buffers.writable(tensor, "recv")
         call = self._call("recv", [tensor], peer=src, tag=tag, blocking=_called_by("recv"))
+        return self._message(
+            MPIWork(self, call, [tensor], lambda: buffers.deliver(tensor, memory), memory),
+            lambda: messages.receive(self.channels, call, tensor, memory, src),
+        )
 
-        def start() -> list[MPI.Request]:
-            return [self._messages.Irecv(buffers.message(memory), src, tag)]
-
-        def finish(statuses: list[MPI.Status]) -> None:
-            status = statuses[0]
-            call.peer = status.Get_source()
-            arrived = status.Get_elements(MPI.BYTE)
-            if arrived != call.nbytes:
-                raise CommunicationError(
-                    f"{call.describe()}: rank {self._members[call.peer]} sent {arrived} bytes, "
-                    f"expected {call.nbytes}. Sender and receiver must agree on shape and dtype."
-                )
-            buffers.deliver(tensor, memory)
-
-        return self._work(call, start, [tensor], finish)
+    def _message(self, work: MPIWork, steps: Callable[[], Generator]) -> MPIWork:
+        work.start(steps)
+        if not work.call.blocking:
+            work.progress()
+        return work
 
     def _check_peer(self, op: str, role: str, peer: int | None, tag: int) -> None:
-        size = len(self._members)
+        size = len(self.members)
         if peer is not None and not 0 <= peer < size:
             raise ValueError(
-                f"{op}({role}={peer}): the group has ranks 0 to {size - 1} (global {self._members})"
+                f"{op}({role}={peer}): the group has ranks 0 to {size - 1} (global {self.members})"
             )
         if not 0 <= tag <= 2**31 - 1:
             raise ValueError(f"{op}(tag={tag}): a tag is a number from 0 to 2147483647")
@@ -233,38 +271,49 @@ class ProcessGroupMPI(ProcessGroup):
         memory = buffers.readable(tensor) if is_root else buffers.writable(tensor, "broadcast")
         call = self._call("broadcast", [tensor], opts, peer=root)
 
-        def start() -> list[MPI.Request]:
-            return [self._collectives.Ibcast(buffers.message(memory), root)]
-
-        def finish(_) -> None:
+        def finish() -> None:
             if not is_root:
                 buffers.deliver(tensor, memory)
 
-        return self._work(call, start, [tensor], finish)
+        return self._collective(
+            call,
+            (tuple(tensor.shape),),
+            [tensor],
+            finish,
+            native=lambda: [("Bcast", (buffers.message(memory), root))],
+            shaped=lambda team: algorithms.broadcast(team, memory.view(-1), root),
+        )
 
     def reduce(self, tensors: list[torch.Tensor], opts=None) -> MPIWork:
         """The reduction of all tensors, on the root; the others keep theirs."""
         tensor = _one(tensors, "reduce")
         root = self._root("reduce", opts)
+        is_root = root == self._rank
         name = op_name(opts)
         datatype, op = reduction(tensor.dtype, name)
-        if root == self._rank:
+        if is_root:
             buffers.check_distinct(tensor, "reduce")
         memory = buffers.readable(tensor)
-        call = self._call("reduce", [tensor], opts, peer=root)
+        call = self._call("reduce", [tensor], opts, peer=root, reduce_op=name)
 
-        def start() -> list[MPI.Request]:
+        def native() -> list[tuple]:
             blocks = _blocks(memory, datatype)
-            if root == self._rank:
-                return [self._collectives.Ireduce(MPI.IN_PLACE, b, op, root) for b in blocks]
-            return [self._collectives.Ireduce(b, None, op, root) for b in blocks]
+            if is_root:
+                return [("Reduce", (MPI.IN_PLACE, block, op, root)) for block in blocks]
+            return [("Reduce", (block, None, op, root)) for block in blocks]
 
-        def finish(_) -> None:
-            if root == self._rank:
-                _divide(memory, name, len(self._members))
+        def shaped(team: algorithms.Team) -> Generator:
+            flat = memory.view(-1) if is_root else memory.view(-1).clone()
+            return algorithms.reduce(team, flat, algorithms.combine(tensor.dtype, name), root)
+
+        def finish() -> None:
+            if is_root:
+                _divide(memory, name, len(self.members))
                 buffers.deliver(tensor, memory)
 
-        return self._work(call, start, [tensor], finish)
+        return self._collective(
+            call, (tuple(tensor.shape),), [tensor], finish, memory, native=native, shaped=shaped
+        )
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs, opts=None) -> MPIWork:
         """The tensors of all ranks, in a list on the root."""
@@ -274,7 +323,7 @@ class ProcessGroupMPI(ProcessGroup):
         receives = []
         if root == self._rank:
             receives = self._per_rank(outputs[0], tensor, "gather")
-        return self._exchange(call, [(root, tensor)], receives)
+        return self._exchange(call, (tensor.numel(),), [(root, tensor)], receives)
 
     def scatter(self, outputs: list[torch.Tensor], inputs, opts=None) -> MPIWork:
         """One tensor for each rank, from a list on the root."""
@@ -284,7 +333,7 @@ class ProcessGroupMPI(ProcessGroup):
         sends = []
         if root == self._rank:
             sends = self._per_rank(inputs[0], tensor, "scatter")
-        return self._exchange(call, sends, [(root, tensor)])
+        return self._exchange(call, (tensor.numel(),), sends, [(root, tensor)])
 
     # -- all to all: reductions -----------------------------------------------------------
 
@@ -293,7 +342,73 @@ class ProcessGroupMPI(ProcessGroup):
 
         ``opts`` may be a ``ReduceOp``; without one it is SUM.
         """
+        tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else None
+        # A tensor like one before, and nothing else going on: the short way.
+        if type(tensor) is torch.Tensor and self._plans:
+            plan = self._plans.get((tensor.dtype, tensor.shape))
+            if plan is not None and self._all_reduce_now(tensor, opts, *plan):
+                return _DONE
         return self._all_reduce("all_reduce", [_one(tensors, "all_reduce")], opts)
+
+    def _all_reduce_now(self, tensor, opts, code, pattern, count, nbytes, datatype) -> bool:
+        """A blocking SUM of a plain CPU tensor; ``False`` when it has to go the long way.
+
+        The long way of :meth:`_collective` without what such a call does not need.
+        """
+        start = time.perf_counter()
+        if (
+            self._queue
+            or opts is None
+            or opts.asyncOp
+            or opts.reduceOp != _SUM
+            or not (tensor.is_cpu and tensor.is_contiguous())
+            or tensor.is_neg()
+            or torch.autograd._profiler_enabled()
+            or threading.get_ident() != _MAIN_THREAD
+        ):
+            return False
+        there = self.arrivals
+        number = there.number + 1
+        if number > there.limit and not there.may_come(number):
+            return False
+        block = [MPI.buffer.fromaddress(tensor.data_ptr(), nbytes), count, datatype]
+        guard.on += 1
+        matched = 0.0
+        if self._all_are_here(number, code | (number & arrivals.NUMBER) << 42):
+            there.number = number
+            there.started(number)
+            matched = time.perf_counter()
+            self._allreduce(MPI.IN_PLACE, block)
+            log.add_like(pattern, start, matched, time.perf_counter(), number)
+        guard.on -= 1
+        if guard.late:
+            guard.release()
+        return matched > 0
+
+    def _all_are_here(self, number: int, mine: int) -> bool:
+        """Come to a collective, and see whether all others do at once; else take it back."""
+        board, size = self.arrivals.board, len(self.members)
+        words, refresh = board.words, board.refresh
+        slot = number % arrivals.DEPTH * size
+        end, everybody = slot + size, [mine] * size
+        board.set(number % arrivals.DEPTH, mine)
+        for look in range(_LOOKS):
+            if words[slot:end].tolist() == everybody:
+                return True
+            if refresh:
+                refresh()
+            if look > _LOOKS // 10:
+                os.sched_yield()
+        return not self._take_back(number, mine)
+
+    def _take_back(self, number: int, mine: int) -> bool:
+        """Withdraw from a collective; ``False`` when all others have come by now."""
+        self.arrivals.withdraw(number)
+        sight = self.arrivals.look(number, mine)
+        if sight.missing == [self._rank] and not sight.odd:
+            self.arrivals.come(number, mine)
+            return False
+        return True
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts=None) -> MPIWork:
         """:meth:`allreduce` of several tensors in one call."""
@@ -306,21 +421,27 @@ class ProcessGroupMPI(ProcessGroup):
             buffers.check_distinct(tensor, what)
         kinds = [reduction(tensor.dtype, name) for tensor in tensors]
         memories = [buffers.readable(tensor) for tensor in tensors]
-        call = self._call(what, tensors, opts)
+        call = self._call(what, tensors, opts, reduce_op=name)
 
-        def start() -> list[MPI.Request]:
+        def native() -> list[tuple]:
             return [
-                self._collectives.Iallreduce(MPI.IN_PLACE, block, op)
+                ("Allreduce", (MPI.IN_PLACE, block, op))
                 for memory, (datatype, op) in zip(memories, kinds, strict=True)
                 for block in _blocks(memory, datatype)
             ]
 
-        def finish(_) -> None:
+        def shaped(team: algorithms.Team) -> Generator:
+            for memory in memories:
+                add = algorithms.combine(memory.dtype, name)
+                yield from algorithms.all_reduce(team, memory.view(-1), add)
+
+        def finish() -> None:
             for tensor, memory in zip(tensors, memories, strict=True):
-                _divide(memory, name, len(self._members))
+                _divide(memory, name, len(self.members))
                 buffers.deliver(tensor, memory)
 
-        return self._work(call, start, tensors, finish)
+        key = tuple((str(t.dtype), tuple(t.shape)) for t in tensors)
+        return self._collective(call, key, tensors, finish, memories, native=native, shaped=shaped)
 
     def reduce_scatter(self, outputs, inputs, opts=None) -> MPIWork:
         """Rank r gets the reduction of everybody's r-th tensor. Sizes may differ between r."""
@@ -351,35 +472,42 @@ class ProcessGroupMPI(ProcessGroup):
         buffers.check(output, what)
         _check_alike([output, *parts], what)
         datatype, op = reduction(output.dtype, name)
-        call = self._call(what, list(parts), opts)
+        call = self._call(what, list(parts), opts, reduce_op=name)
         stage = _flat(parts)
         memory = buffers.writable(output, what)
         if buffers.overlap(memory, stage):
             memory = torch.empty_like(memory)
         counts = [part.numel() for part in parts]
 
-        def start() -> list[MPI.Request]:
+        def native() -> list[tuple]:
             if stage.numel() > buffers.MAX_COUNT:
                 return self._reduce_each(stage.split(counts), memory, datatype, op)
             send = [buffers.address(stage), stage.numel(), datatype]
             receive = [buffers.address(memory), memory.numel(), datatype]
-            return [self._collectives.Ireduce_scatter(send, receive, counts, op)]
+            return [("Reduce_scatter", (send, receive, counts, op))]
 
-        def finish(_) -> None:
-            _divide(memory, name, len(self._members))
+        def shaped(team: algorithms.Team) -> Generator:
+            chunks = list(stage.clone().split(counts))
+            add = algorithms.combine(stage.dtype, name)
+            yield from algorithms.reduce_scatter(team, chunks, add)
+            memory.view(-1).copy_(chunks[team.rank])
+
+        def finish() -> None:
+            _divide(memory, name, len(self.members))
             buffers.deliver(output, memory)
 
-        return self._work(call, start, [output], finish, keep=stage)
+        return self._collective(
+            call, tuple(counts), [output], finish, stage, native=native, shaped=shaped
+        )
 
-    def _reduce_each(self, parts, memory, datatype, op) -> list[MPI.Request]:
+    def _reduce_each(self, parts, memory, datatype, op) -> list[tuple]:
         """Reduce part r to rank r, for counts that are too large for one MPI call."""
-        requests = []
+        calls = []
         for root, part in enumerate(parts):
             targets = _blocks(memory, datatype) if root == self._rank else None
             for k, block in enumerate(_blocks(part, datatype)):
-                target = targets[k] if targets else None
-                requests.append(self._collectives.Ireduce(block, target, op, root))
-        return requests
+                calls.append(("Reduce", (block, targets[k] if targets else None, op, root)))
+        return calls
 
     # -- all to all: data -----------------------------------------------------------------
 
@@ -436,17 +564,28 @@ class ProcessGroupMPI(ProcessGroup):
 
         if stage.numel() > buffers.MAX_COUNT:
             sends = [(rank, tensor) for rank in range(len(parts))]
-            return self._exchange(call, sends, list(enumerate(stage.split(counts))), deliver)
+            receives = list(enumerate(stage.split(counts)))
+            return self._exchange(call, tuple(counts), sends, receives, deliver)
         memory = buffers.readable(tensor)
         if buffers.overlap(memory, stage):
             memory = memory.clone()
 
-        def start() -> list[MPI.Request]:
+        def native() -> list[tuple]:
             carrier = buffers.CARRIERS[tensor.element_size()]
+            if len(set(counts)) == 1:
+                receive = [buffers.address(stage), counts[0], carrier]
+                return [("Allgather", (buffers.message(memory), receive))]
             receive = [buffers.address(stage), (counts, _offsets(counts)), carrier]
-            return [self._collectives.Iallgatherv(buffers.message(memory), receive)]
+            return [("Allgatherv", (buffers.message(memory), receive))]
 
-        return self._work(call, start, outputs, lambda _: deliver(), keep=memory)
+        def shaped(team: algorithms.Team) -> Generator:
+            chunks = list(stage.split(counts))
+            chunks[team.rank].copy_(memory.view(-1))
+            yield from algorithms.all_gather(team, chunks)
+
+        return self._collective(
+            call, tuple(counts), outputs, deliver, memory, native=native, shaped=shaped
+        )
 
     def alltoall(self, outputs: list, inputs: list, opts=None) -> MPIWork:
         """Input r goes to rank r, output r comes from rank r."""
@@ -454,7 +593,7 @@ class ProcessGroupMPI(ProcessGroup):
         self._check_count(inputs, "all_to_all")
         _check_alike([*inputs, *outputs], "all_to_all")
         call = self._call("all_to_all", inputs, opts)
-        return self._exchange(call, list(enumerate(inputs)), list(enumerate(outputs)))
+        return self._exchange(call, (), list(enumerate(inputs)), list(enumerate(outputs)))
 
     def all_to_all_single(self, output, tensor, output_splits, input_splits, opts=None) -> MPIWork:
         """Rows of one tensor, split between the ranks; splits are numbers of rows."""
@@ -468,28 +607,20 @@ class ProcessGroupMPI(ProcessGroup):
         memory, stage = buffers.readable(tensor), buffers.writable(output, what)
         if buffers.overlap(memory, stage):
             stage = torch.empty_like(stage)
-        if max(memory.numel(), stage.numel()) > buffers.MAX_COUNT:
-            return self._exchange(
-                call,
-                list(enumerate(memory.view(-1).split(sends))),
-                list(enumerate(stage.view(-1).split(receives))),
-                lambda: buffers.deliver(output, stage),
-            )
-
-        def start() -> list[MPI.Request]:
-            carrier = buffers.CARRIERS[tensor.element_size()]
-            outgoing = [buffers.address(memory), (sends, _offsets(sends)), carrier]
-            incoming = [buffers.address(stage), (receives, _offsets(receives)), carrier]
-            return [self._collectives.Ialltoallv(outgoing, incoming)]
-
-        return self._work(
-            call, start, [output], lambda _: buffers.deliver(output, stage), keep=memory
+        return self._exchange(
+            call,
+            (),
+            list(enumerate(memory.view(-1).split(sends))),
+            list(enumerate(stage.view(-1).split(receives))),
+            lambda: buffers.deliver(output, stage),
         )
 
     def barrier(self, opts=None) -> MPIWork:
         """Over when every rank of the group has called it."""
         call = self._call("barrier", [], opts)
-        return self._work(call, lambda: [self._collectives.Ibarrier()], [])
+        return self._collective(
+            call, (), [], native=lambda: [("Barrier", ())], shaped=algorithms.barrier
+        )
 
     # The names that PyTorch used before, and that its C++ still asks for.
     _allgather_base = all_gather_single
@@ -500,96 +631,195 @@ class ProcessGroupMPI(ProcessGroup):
 
     # -- the machinery --------------------------------------------------------------------
 
-    def _call(self, op: str, tensors, opts=None, *, peer=None, tag=None, blocking=None) -> Call:
+    def _call(
+        self, op: str, tensors, opts=None, *, peer=None, tag=None, blocking=None, reduce_op=""
+    ) -> Call:
         """Check the tensors and put the call on record."""
-        if self._broken:
-            raise CommunicationError(
-                f"{op} on a process group that cannot be used any more: {self._broken}"
-            )
+        self._check_alive(op)
         for tensor in tensors:
             buffers.check(tensor, op)
         first = tensors[0] if tensors else None
         call = Call(
             op,
-            self._members,
+            self.members,
             buffers.nbytes(*tensors),
             () if first is None else tuple(first.shape),
             "" if first is None else str(first.dtype).removeprefix("torch."),
             peer,
             tag,
+            reduce_op,
             not getattr(opts, "asyncOp", True) if blocking is None else blocking,
+            place=users_place(),
         )
-        self._sequence += tag is None
         log.add(call)
         return call
 
-    def _work(self, call: Call, start, result, finish=None, keep=None) -> MPIWork:
-        """Start a call; see :class:`MPIWork`."""
-        work = MPIWork(self, call, start, list(result), finish, keep)
-        if not call.blocking:
-            work.progress()
-        return work
-
-    def given_up(self, call: Call) -> None:
-        """A wait for ``call`` ended early. MPI can take a receive back, but no collective."""
-        if call.tag is None:
-            self._broken = (
-                f"its {call.describe()} was given up half-way, and MPI cannot take a collective "
-                f"back. Restart the ranks: ranks.restart()"
+    def _check_alive(self, op: str) -> None:
+        if threading.current_thread() is not progress.thread:
+            self.world.threads.add(threading.get_ident())
+        self.world.check(op)
+        if self._lost:
+            raise CommunicationError(
+                f"{op} on a process group that cannot be used any more: {self._lost}"
             )
 
-    def _exchange(self, call: Call, sends, receives, then=None) -> MPIWork:
-        """Messages of a collective that MPI has no fitting call for: ``(rank, tensor)`` pairs."""
+    def _collective(
+        self,
+        call: Call,
+        key: tuple,
+        result: Sequence[torch.Tensor],
+        finish: Callable[[], None] | None = None,
+        keep: object = None,
+        *,
+        native: Callable[[], list[tuple]] | None = None,
+        shaped: Callable[[algorithms.Team], Generator],
+    ) -> CollectiveWork:
+        """Come to a collective; it begins when all ranks have come.
+
+        Args:
+            key: what has to be equal on all ranks, besides what ``call`` says.
+            native: see :class:`CollectiveWork`; without it, ``shaped`` is used always.
+            shaped: the collective as messages, for the slow network.
+        """
+        slow = native is None or link.network is not None
+        steps = (lambda: shaped(algorithms.Team(self.channels, call))) if slow else None
+        work = CollectiveWork(self, call, list(result), finish, keep, native, steps)
+        same = (call.op, call.dtype, key, call.reduce_op, call.peer, str(link.network))
+        with guard, self.lock:
+            self.arrivals.number += 1
+            call.sequence = self.arrivals.number
+            work.word = arrivals.word(
+                call.sequence, arrivals.signature(same), call.blocking and not slow
+            )
+            self._queue.append(work)
+            self.pump()
+        if not call.blocking:
+            work.progress()
+        elif self._is_simple(call, result) and not slow:
+            self._plan(call, result[0], arrivals.signature(same))
+        return work
+
+    def _is_simple(self, call: Call, result) -> bool:
+        if (call.op, call.reduce_op) != ("all_reduce", "SUM") or len(self._plans) > 4096:
+            return False
+        return type(result[0]) is torch.Tensor and 0 < result[0].numel() <= buffers.MAX_COUNT
+
+    def _plan(self, call: Call, tensor: torch.Tensor, code: int) -> None:
+        """Remember what :meth:`_all_reduce_now` needs for tensors like this one."""
+        datatype, op = reduction(tensor.dtype, "SUM")
+        if op != MPI.SUM or tensor.layout is not torch.strided or tensor.is_complex():
+            return
+        self._allreduce = self.channels.data.Allreduce
+        code = arrivals.word(0, code, direct=True)
+        self._plans[tensor.dtype, tensor.shape] = (
+            code, call, tensor.numel(), call.nbytes, datatype,
+        )  # fmt: skip
+
+    # -- who has come -----------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Begin the collectives to which all ranks have come, in the order of their calls."""
+        if not self.lock.acquire(blocking=False):
+            return  # another thread does
+        try:
+            with guard:
+                self._begin_all()
+        finally:
+            self.lock.release()
+
+    def _begin_all(self) -> None:
+        for work in self._queue:
+            if not work.come and not self._come(work):
+                break
+        while self._queue and self._queue[0].come:
+            work = self._queue[0]
+            sight = work.look()
+            if sight.odd:
+                self._queue.popleft()
+                work.refuse(self._mismatch(work, sight.odd))
+            elif sight.missing:
+                return
+            else:
+                self._queue.popleft()
+                self.arrivals.started(work.call.sequence)
+                work.begin(sight.direct)
+
+    def _come(self, work: CollectiveWork) -> bool:
+        if self.arrivals.may_come(work.call.sequence):
+            self.arrivals.come(work.call.sequence, work.word)
+            work.come = True
+        return work.come
+
+    def withdraw(self, work: CollectiveWork) -> bool:
+        """Take back that this rank has come; ``False`` when all the others have, too."""
+        with self.lock:
+            self.pump()
+            if work.begun or work not in self._queue:
+                return not work.begun
+            if work.come and not self._take_back(work.call.sequence, work.word):
+                return False
+            self._queue.remove(work)
+            return True
+
+    def _mismatch(self, work: CollectiveWork, odd: list[int]) -> CommunicationMismatch:
+        """The error for ranks that came with different calls: both sides, in rank order."""
+        call = work.call
+        mine = {"what": call.describe(), "where": place_text(*call.place) if call.place else ""}
+        name = f"{self.key} {call.sequence}"
+        sides = {self.world.rank: mine, self.members[odd[0]]: {}}
+        record = self.world.stop("mismatch", "", sequence=name, **mine)
+        deadline = time.perf_counter() + OTHER_SIDE
+        while not sides[self.members[odd[0]]] and time.perf_counter() < deadline:
+            other = self.world.statuses()[self.members[odd[0]]]
+            if other.get("sequence") == name:
+                sides[self.members[odd[0]]] = other
+            else:
+                time.sleep(1e-3)
+        text = ", but ".join(_side(rank, sides[rank]) for rank in sorted(sides))
+        text += ". All ranks of a group have to make the same collective calls in the same order."
+        record = self.world.stop("mismatch", text, sequence=name, **mine)
+        return CommunicationMismatch(text, call, record)
+
+    def _exchange(self, call: Call, key: tuple, sends, receives, then=None) -> CollectiveWork:
+        """A collective of messages, for which MPI has no fitting call: ``(rank, tensor)`` pairs."""
         homes = {tensor.untyped_storage().data_ptr() for _, tensor in receives}
         outgoing = [(peer, _apart(tensor, homes)) for peer, tensor in sends]
         mine = [memory for peer, memory in outgoing if peer == self._rank]
-        memories = [
+        incoming = [
             (peer, tensor, buffers.writable(tensor, call.op))
             for peer, tensor in receives
             if peer != self._rank
         ]
-        deliveries = [(tensor, memory) for _, tensor, memory in memories]
+        deliveries = [(tensor, memory) for _, tensor, memory in incoming]
         deliveries += [(tensor, mine[0]) for peer, tensor in receives if peer == self._rank]
 
-        def start() -> list[MPI.Request]:
-            incoming = [
-                self._collectives.Irecv(buffers.message(memory), peer, _EXCHANGE_TAG)
-                for peer, _, memory in memories
-            ]
-            return incoming + [
-                self._collectives.Isend(buffers.message(memory), peer, _EXCHANGE_TAG)
-                for peer, memory in outgoing
-                if peer != self._rank
-            ]
+        def steps(team: algorithms.Team) -> Generator:
+            return algorithms.exchange(
+                team,
+                [(peer, memory) for peer, memory in outgoing if peer != self._rank],
+                [(peer, memory) for peer, _, memory in incoming],
+            )
 
-        def finish(statuses: list[MPI.Status]) -> None:
-            for (peer, tensor, _), status in zip(memories, statuses, strict=False):
-                arrived, expected = status.Get_elements(MPI.BYTE), buffers.nbytes(tensor)
-                if arrived != expected:
-                    raise CommunicationError(
-                        f"{call.describe()}: rank {self._members[peer]} sent {arrived} bytes, "
-                        f"expected {expected}"
-                    )
+        def finish() -> None:
             for tensor, memory in deliveries:
                 buffers.deliver(tensor, memory)
             if then is not None:
                 then()
 
-        return self._work(call, start, [t for _, t in receives], finish, keep=outgoing)
+        results = [tensor for _, tensor in receives]
+        return self._collective(call, key, results, finish, outgoing, shaped=steps)
 
     def _root(self, op: str, opts) -> int:
         root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
-        if not 0 <= root < len(self._members):
-            raise ValueError(
-                f"{op}(root {root}): the group has ranks 0 to {len(self._members) - 1}"
-            )
+        if not 0 <= root < len(self.members):
+            raise ValueError(f"{op}(root {root}): the group has ranks 0 to {len(self.members) - 1}")
         return root
 
     def _check_count(self, tensors, op: str) -> None:
-        if len(tensors) != len(self._members):
+        if len(tensors) != len(self.members):
             raise ValueError(
                 f"{op}: {len(tensors)} tensors in the list, expected one per rank: "
-                f"{len(self._members)}"
+                f"{len(self.members)}"
             )
         for tensor in tensors:
             buffers.check(tensor, op)
@@ -609,7 +839,7 @@ class ProcessGroupMPI(ProcessGroup):
         """Views of ``whole``, one per rank, each with the number of elements of ``part``."""
         buffers.check(whole, op)
         buffers.check(part, op)
-        size = len(self._members)
+        size = len(self.members)
         if whole.numel() != size * part.numel() or whole.dtype != part.dtype:
             raise ValueError(
                 f"{op}: the large tensor must be {size} times the small one (world size {size}) "
@@ -622,7 +852,7 @@ class ProcessGroupMPI(ProcessGroup):
 
     def _split(self, tensor: torch.Tensor, splits: Sequence[int], what: str) -> list[int]:
         """Numbers of elements per rank, from numbers of rows per rank."""
-        size = len(self._members)
+        size = len(self.members)
         rows = tensor.shape[0] if tensor.dim() else 1
         if not splits:
             if rows % size:
@@ -638,6 +868,23 @@ class ProcessGroupMPI(ProcessGroup):
             )
         per_row = tensor.numel() // rows if rows else 0
         return [rows_of_rank * per_row for rows_of_rank in splits]
+
+
+_MAIN_THREAD = threading.main_thread().ident
+_made: dict[tuple[int, ...], int] = {}
+
+
+def _key_of(members: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """A group's name that is the same on all its members: they make their groups in one order."""
+    _made[members] = _made.get(members, 0) + 1
+    return members, _made[members]
+
+
+def _side(rank: int, status: dict) -> str:
+    if not status:
+        return f"rank {rank} makes another call"
+    where = f" at {status['where']}" if status["where"] else ""
+    return f"rank {rank} calls {status['what']}{where}"
 
 
 def _apart(tensor: torch.Tensor, homes: set[int]) -> torch.Tensor:

@@ -32,9 +32,10 @@ class Progress:
         self._live: set = set()
         self._watched: list = []
         self._buried: list = []
+        self._orphans: list = []
         self._wake = threading.Event()
         self._stop = False
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self._start = threading.Lock()
         self._last_change = 0.0
         self.available = MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -51,17 +52,20 @@ class Progress:
         """Call ``work.poll()`` until that is true."""
         self._watched.append(work)
         self._last_change = time.perf_counter()
+        self._wake_up()
+
+    def _wake_up(self) -> None:
         if not self.available:
             self._round()
             return
-        if self._thread is None:
+        if self.thread is None:
             self._launch()
         self._wake.set()
 
     def make_way(self) -> None:
         """Before a wait for a future: a callback on the progress thread must not stop progress."""
-        if self._thread is threading.current_thread():
-            self._thread = None
+        if self.thread is threading.current_thread():
+            self.thread = None
             self._launch()
             self._wake.set()
 
@@ -74,6 +78,15 @@ class Progress:
         self._buried.append(work)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))
 
+    def adopt(self, steps) -> None:
+        """Go on with steps that nobody waits for any more, but other ranks need."""
+        self._orphans.append(steps)
+        self._wake_up()
+
+    def works_of(self, group) -> list:
+        """The communications of ``group`` that are under way."""
+        return [work for work in list(self._live) if work.group is group]
+
     def drain(self, group) -> bool:
         """End what is under way in ``group``: receives are taken back, the rest gets 5 s.
 
@@ -82,9 +95,11 @@ class Progress:
         """
         if any(work.group is group for work in self._buried):
             return False
-        mine = [work for work in list(self._live) if work.group is group]
+        mine = self.works_of(group)
         for work in mine:
             work.take_back()
+            if group.world.incident():
+                work.leave()
         deadline = time.monotonic() + PATIENCE
         while not all([work.poll() for work in mine]):
             if time.monotonic() > deadline:
@@ -96,27 +111,30 @@ class Progress:
         """End the thread: MPI must not be finalized under it."""
         self._stop = True
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join(timeout=5)
+        if self.thread is not None:
+            self.thread.join(timeout=5)
         for work in list(self._live):
             if not work.poll():
                 self.bury(work)
 
     def _launch(self) -> None:
         with self._start:
-            if self._thread is None and not self._stop:
-                self._thread = threading.Thread(target=self._run, name="mpi-progress", daemon=True)
-                self._thread.start()
+            if self.thread is None and not self._stop:
+                self.thread = threading.Thread(target=self._run, name="mpi-progress", daemon=True)
+                self.thread.start()
 
     def _run(self) -> None:
         me = threading.current_thread()
-        while not self._stop and self._thread is me:
+        while not self._stop and self.thread is me:
             self._wake.wait()
             self._wake.clear()
-            while self._watched and not self._stop and self._thread is me:
+            while self._busy() and not self._stop and self.thread is me:
                 self._round()
                 quiet = time.perf_counter() - self._last_change > QUIET
                 time.sleep(LONG_PAUSE if quiet else PAUSE)
+
+    def _busy(self) -> bool:
+        return bool(self._watched or self._orphans)
 
     def _round(self) -> None:
         # A work stays in the list while it is tested, for a test lets other threads run.
@@ -125,6 +143,14 @@ class Progress:
                 self._last_change = time.perf_counter()
                 with contextlib.suppress(ValueError):
                     self._watched.remove(work)
+        self._orphans = [steps for steps in self._orphans if not _is_over(steps)]
+
+
+def _is_over(steps) -> bool:
+    try:
+        return steps.poll()
+    except Exception:  # nobody is left who could be told
+        return True
 
 
 progress = Progress()

@@ -11,7 +11,7 @@ CAPACITY = 65_536
 
 @dataclass(slots=True)
 class Call:
-    """One communication of this rank.
+    """One communication of this rank. Times are seconds of this rank's ``time.perf_counter``.
 
     Attributes:
         op: ``send``, ``all_reduce``, … as in :mod:`torch.distributed`.
@@ -20,9 +20,18 @@ class Call:
         shape, dtype: of the first of them.
         peer: the other rank of a send or recv, or the root (in the group), else ``None``.
         tag: of a send or recv, else ``None``.
+        reduce_op: ``SUM``, … of a reduction, else empty.
         blocking: called as ``send``, ``recv`` or a collective with ``async_op=False``.
         waited: somebody called ``wait()``, or asked for the future.
-        start, end: seconds on this rank's ``time.perf_counter``; ``end`` is 0 while it runs.
+        start: when it was called.
+        matched: when the partner, or every rank of the group, was there too; 0 before.
+        end: when it was complete; 0 while it runs.
+        waits: intervals in which a caller was blocked on it; the end is 0 while it is.
+        place: file and line of the user's call.
+        message: of a send or recv: the sender's global rank and its count of messages; equal
+            on both sides.
+        sequence: number of the collective in its group.
+        sent, received: bytes that this rank moved for it, where the backend knows.
     """
 
     op: str
@@ -32,36 +41,67 @@ class Call:
     dtype: str = ""
     peer: int | None = None
     tag: int | None = None
+    reduce_op: str = ""
     blocking: bool = True
     waited: bool = False
     start: float = field(default_factory=time.perf_counter)
+    matched: float = 0.0
     end: float = 0.0
+    waits: list[list[float]] = field(default_factory=list)
+    place: tuple[str, int] | None = None
+    message: tuple[int, int] | None = None
+    sequence: int | None = None
+    sent: int | None = None
+    received: int | None = None
+
+    @property
+    def partner(self) -> int | None:
+        """Global rank of :attr:`peer`; ``None`` without one, or for any rank."""
+        return None if self.peer is None or self.peer < 0 else self.group[self.peer]
+
+    def name(self) -> str:
+        """``recv(src=1, tag=0)``, with global ranks; ``all_reduce(SUM)``."""
+        arguments = [self.reduce_op] if self.reduce_op else []
+        if self.peer is not None:
+            role = {"send": "dst", "recv": "src"}.get(self.op, "root")
+            arguments.append(f"{role}={'any' if self.peer < 0 else self.partner}")
+        if self.tag is not None:
+            arguments.append(f"tag={self.tag}")
+        return f"{self.op}({', '.join(arguments)})"
 
     def describe(self) -> str:
         """``recv(src=1, tag=0) of float32[3, 4] (48 bytes)``."""
-        arguments = []
-        if self.peer is not None:
-            role = {"send": "dst", "recv": "src"}.get(self.op, "root")
-            arguments.append(f"{role}={'any' if self.peer < 0 else self.peer}")
-        if self.tag is not None:
-            arguments.append(f"tag={self.tag}")
-        text = f"{self.op}({', '.join(arguments)})"
-        if self.dtype:
-            text += f" of {self.dtype}{list(self.shape)} ({self.nbytes} bytes)"
-        return text
+        if not self.dtype:
+            return self.name()
+        return f"{self.name()} of {self.dtype}{list(self.shape)} ({self.nbytes} bytes)"
 
 
 class Log:
-    """The last :data:`CAPACITY` calls of this process."""
+    """The last :data:`CAPACITY` calls of this process.
+
+    Attributes:
+        enabled: whether calls are recorded.
+    """
 
     def __init__(self, capacity: int = CAPACITY):
-        self._calls: deque[Call] = deque(maxlen=capacity)
+        # A Call; or (its pattern, start, matched, end, sequence), which costs less to make.
+        self._calls: deque = deque(maxlen=capacity)
         self._seen = 0
+        self.enabled = True
 
     def add(self, call: Call) -> None:
         """Append a call; the oldest goes when the buffer is full."""
-        self._calls.append(call)
-        self._seen += 1
+        if self.enabled:
+            self._calls.append(call)
+            self._seen += 1
+
+    def add_like(
+        self, pattern: Call, start: float, matched: float, end: float, sequence: int
+    ) -> None:
+        """Append a completed blocking collective that is like ``pattern``, but for its times."""
+        if self.enabled:
+            self._calls.append((pattern, start, matched, end, sequence))
+            self._seen += 1
 
     def mark(self) -> int:
         """A position to give to :meth:`since`."""
@@ -70,7 +110,26 @@ class Log:
     def since(self, mark: int) -> list[Call]:
         """The calls after ``mark``, oldest first."""
         fresh = min(self._seen - mark, len(self._calls))
-        return list(self._calls)[len(self._calls) - fresh :]
+        entries = list(self._calls)[len(self._calls) - fresh :]
+        return [entry if isinstance(entry, Call) else _filled(*entry) for entry in entries]
+
+
+def _filled(pattern: Call, start: float, matched: float, end: float, sequence: int) -> Call:
+    return Call(
+        pattern.op,
+        pattern.group,
+        pattern.nbytes,
+        pattern.shape,
+        pattern.dtype,
+        pattern.peer,
+        reduce_op=pattern.reduce_op,
+        waited=True,
+        start=start,
+        matched=matched,
+        end=end,
+        waits=[[start, end]],
+        sequence=sequence,
+    )
 
 
 log = Log()

@@ -2,46 +2,60 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import timedelta
 
 import torch
 from mpi4py import MPI
 from torch.distributed import Work
 
-from .errors import CommunicationError, CommunicationTimeout, users_line
+from . import arrivals
+from .errors import CommunicationError, CommunicationMismatch, place_text, users_line
+from .interrupts import guard
 from .progress import progress
 from .record import Call
+from .steps import Steps
+from .waiting import Vigil, wait_for
 
-# A wait first tests without a pause: as long as the data may be on their way. Then it leaves
-# its core to others, because a large message moves only while somebody tests.
-SPIN = 200e-6  # seconds
-SPIN_PER_BYTE = 5e-9  # seconds; 200 MB/s
-MAX_PAUSE = 200e-6  # seconds
+# How long a rank that meets a mismatch waits for the other side's description.
+OTHER_SIDE = 0.5  # seconds
+
+
+class DoneWork(Work):
+    """A communication that was complete when its call returned. One for all of them."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """It is over."""
+        return True
+
+    synchronize = wait
+
+    def is_completed(self) -> bool:
+        """It is over."""
+        return True
+
+    is_success = is_completed
 
 
 class MPIWork(Work):
-    """A communication: its MPI requests, and what has to happen when they are complete.
+    """A communication: what is left of its steps, and what has to happen after them.
 
     Args:
         group: the process group: how long to wait, and whom to tell that a wait was given up.
         call: the record of the communication.
-        start: starts it and returns the MPI requests.
         result: the tensors that the future yields.
-        finish: called once, after the last request, with the MPI statuses (in request order).
-        keep: memory that MPI reads until the requests are complete.
+        finish: called once, after the last step.
+        keep: memory that MPI uses until then.
     """
 
     def __init__(
         self,
         group,
         call: Call,
-        start: Callable[[], list[MPI.Request]],
         result: list[torch.Tensor],
-        finish: Callable[[list[MPI.Status]], None] | None = None,
+        finish: Callable[[], None] | None = None,
         keep: object = None,
     ):
         super().__init__()
@@ -50,33 +64,30 @@ class MPIWork(Work):
         self._result = result
         self._finish = finish
         self._keep = keep
+        self._steps: Steps | None = None
         self._watched = False
         self._lock = threading.RLock()
-        self._done = False
+        self._done = self._given_up = self._holds_back = False
         self._error: Exception | None = None
         self._source: torch.futures.Future | None = None
         self._future: torch.futures.Future | None = None
-        self._where = ""
+        self._vigil: Vigil | None = None
         self._span = _profiler_span(call)
-        self._requests: list[MPI.Request] = []
         progress.begin(self)
-        self._start(start)
-        self._statuses = [MPI.Status() for _ in self._requests]
 
-    def _start(self, start: Callable[[], list[MPI.Request]]) -> None:
+    def start(self, steps: Callable[[], Generator]) -> None:
+        """Begin the communication; errors of MPI at once are raised."""
         try:
-            self._requests = start()
+            with guard, self._lock:
+                self._steps = Steps(steps())
         except Exception:
             self._settle()  # MPI refused it: nothing is under way
-            raise
-        except BaseException:  # a Ctrl-C between MPI's start and ours
-            self._give_up()
             raise
 
     # -- progress -------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Test the requests once. True when the communication is over.
+        """Move it on without waiting. True when the communication is over.
 
         Never raises an error of the communication: that is kept for :meth:`wait`.
         """
@@ -99,40 +110,60 @@ class MPIWork(Work):
             progress.watch(self)
 
     def expire(self) -> bool:
-        """End a future that has waited for the group's timeout; nobody else would."""
-        waited = time.perf_counter() - self.call.start
-        if self._future is None or waited < self.group.timeout:
+        """End a future that nobody would end otherwise: after the timeout, or an incident."""
+        if self._future is None or self._done:
             return False
-        self._give_up(self._timed_out(waited))
-        return True
+        self._holds_back = True
+        try:
+            if guard.heard():
+                self._give_up()
+            self._vigil.look(time.perf_counter() - self.call.start)
+        except CommunicationError as error:
+            self._error = error
+        self._holds_back = False
+        if self._done:
+            self._source.set_result(None)
+        return self._done
 
     def take_back(self) -> None:
-        """Cancel it, where MPI can cancel: a receive."""
+        """Cancel it, where that leaves nothing behind: a receive that nobody has sent to."""
         if self.call.op == "recv" and not self._done:
             self._give_up()
 
     def _test(self) -> bool:
+        if self._steps is None:
+            return False
         try:
-            if len(self._requests) == 1:
-                return self._requests[0].Test(self._statuses[0])
-            return MPI.Request.Testall(self._requests, self._statuses)
+            return self._steps.poll()
         except MPI.Exception as error:
-            self._error = _in_words(error, self.call, self._statuses)
-            return True
+            self._error = _in_words(error, self.call)
+        except CommunicationError as error:
+            self._error = error
+        return True
 
     def _complete(self) -> None:
         self.call.end = time.perf_counter()
+        self.call.matched = self.call.matched or self.call.end
         try:
             if self._error is None and self._finish is not None:
                 with torch.inference_mode(self._for_inference()):
-                    self._finish(self._statuses)
+                    self._finish()
         except Exception as error:  # kept: raised where somebody waits
             self._error = error
         except BaseException:
             self._error = CommunicationError(f"{self.call.describe()}: interrupted at its end")
             raise
         finally:
+            self._report_mismatch()
             self._settle()
+
+    def _report_mismatch(self) -> None:
+        if isinstance(self._error, CommunicationMismatch) and not self._error.record:
+            where = self._where()
+            self._error.record = self.group.world.stop("mismatch", str(self._error), where=where)
+
+    def _where(self) -> str:
+        return place_text(*self.call.place) if self.call.place else users_line()
 
     def _for_inference(self) -> bool:
         """Tensors made in inference mode may be written in it only, also by another thread."""
@@ -141,13 +172,13 @@ class MPIWork(Work):
     def _settle(self, memory_is_free: bool = True) -> None:
         """It is over: say so to all who ask, and let go of the memory."""
         if memory_is_free:
-            self._finish = self._keep = None
+            self._finish = self._keep = self._steps = None
         if self._span is not None:
             self._span.__exit__(None, None, None)
             self._span = None
         self._done = True  # after _error: who sees it done must see how it ended
         progress.end(self)
-        if self._source is not None:
+        if self._source is not None and not self._holds_back:
             self._source.set_result(None)
 
     # -- what PyTorch calls ---------------------------------------------------------------
@@ -156,11 +187,16 @@ class MPIWork(Work):
         """Wait until it is complete.
 
         Raises:
-            CommunicationTimeout: not within ``timeout``, or the group's.
+            CommunicationTimeout: not within ``timeout``, or the group's; or it never will.
+            CommunicationMismatch: the other side made another call.
+            CommunicationStopped: another rank failed.
             CommunicationError: MPI reported an error.
         """
         self.call.waited = True
-        self._block(_seconds(timeout) or self.group.timeout)
+        if not self._done:
+            own = _seconds(timeout)
+            # A receive that is waited for with a timeout of its own may be tried again.
+            self._block(own or self.group.timeout, own is None or self.call.op != "recv")
         if self._error is not None:
             raise self._error
         return True
@@ -197,7 +233,7 @@ class MPIWork(Work):
         with self._lock:
             self.call.waited = True
             if self._future is None:
-                self._where = users_line()
+                self._vigil = Vigil(self, self.group.timeout, self.group.world, self._where())
                 source = torch.futures.Future()
                 # PyTorch's C++ sees an error of then(), but not one of set_exception().
                 self._future = source.then(self._outcome)
@@ -218,63 +254,136 @@ class MPIWork(Work):
 
     # -- waiting --------------------------------------------------------------------------
 
-    def _block(self, timeout: float) -> None:
-        start = time.perf_counter()
-        spin = SPIN + SPIN_PER_BYTE * self.call.nbytes
-        pause = 0.0
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Global ranks that have to come; whether one is enough; whether data are moving."""
+        moving = self.call.matched > 0
+        if self.call.peer is not None and self.call.peer < 0:
+            return [r for r in self.call.group if r != self.group.world.rank], True, moving
+        return [self.call.partner], False, moving
+
+    def due(self) -> float | None:
+        """When it will be over, where only time has to pass."""
+        return self._steps.due() if self._steps is not None else None
+
+    def leave(self) -> bool:
+        """Take it back, because nobody waits any more. False: it is complete."""
+        self._give_up()
+        return self._given_up
+
+    def _block(self, timeout: float, fatal: bool = True) -> None:
+        wait = [time.perf_counter(), 0.0]
+        self.call.waits.append(wait)
         try:
-            while not self.poll():
-                waited = time.perf_counter() - start
-                if waited < spin:
-                    os.sched_yield()
-                    continue
-                if waited > timeout:
-                    raise self._timed_out(waited)
-                pause = min(pause + 5e-6, MAX_PAUSE)
-                time.sleep(pause)
-        except CommunicationTimeout as error:
-            self._give_up(error)
+            where = "" if self.call.blocking or not self.call.place else self._where()
+            wait_for(self, timeout, self.group.world, where, fatal)
+        except CommunicationError as error:
+            self._error = error
             raise
         except KeyboardInterrupt:
-            self._give_up()
+            self.group.world.stop("interrupted", "Ctrl-C", waitable=self, where=users_line())
+            self.leave()
             raise
-
-    def _timed_out(self, waited: float) -> CommunicationTimeout:
-        where = self._where or users_line()
-        rank = MPI.COMM_WORLD.rank
-        return CommunicationTimeout(
-            f"rank {rank} waited {waited:.1f} s in {self.call.describe()} at {where}, "
-            f"and {_partner(self.call, rank)} did not come. {_advice(self.call)}",
-            self.call,
-            where,
-            waited,
-        )
+        finally:
+            wait[1] = time.perf_counter()
 
     def _give_up(self, error: Exception | None = None) -> None:
         """Nobody waits any more. Leave nothing behind that could swallow a later message."""
         with self._lock:
-            if self._done or (self._requests and self._receive_cancelled() is False):
+            if self._done or self._is_too_late():
                 return
-            # Where it is no cancelled receive, MPI may still read and write: memory has to stay.
-            cancelled = self.call.op == "recv" and bool(self._requests)
+            cancelled = self._cancel()
             if not cancelled:
+                # MPI may still read and write: the memory has to stay.
                 progress.bury(self)
-                self.group.given_up(self.call)
+            self._given_up = True
             self._error = error or CommunicationError(
-                f"{self.call.describe()} was given up: a wait for it ended early"
+                f"{self.call.describe()} was given up: a wait for it ended early", self.call
             )
             self._settle(memory_is_free=cancelled)
 
-    def _receive_cancelled(self) -> bool | None:
-        """Cancel a receive. False: it was too late, the message is here; None: not a receive."""
-        if self.call.op != "recv":
-            return None
-        self._requests[0].Cancel()
-        self._requests[0].Wait(self._statuses[0])
-        if self._statuses[0].Is_cancelled():
+    def _is_too_late(self) -> bool:
+        """Whether it completed just now."""
+        if self._test():
+            self._complete()
+        return self._done
+
+    def _cancel(self) -> bool:
+        """Have MPI forget it, which it can do with receives only; whether it did."""
+        if self._steps is None:
             return True
-        self._complete()
-        return False
+        requests = self._steps.requests()
+        if self.call.op != "recv" or self.call.matched:
+            return not requests
+        for request in requests:
+            request.Cancel()
+            request.Wait()
+        return True
+
+
+class CollectiveWork(MPIWork):
+    """A collective: begins when all ranks of the group have come with the same call.
+
+    Args:
+        native: the blocking MPI calls it can be made of: ``(name, arguments)`` pairs.
+        steps: the communication as a generator; where it is missing, ``native`` without blocking.
+    """
+
+    def __init__(self, group, call, result, finish, keep, native, steps):
+        super().__init__(group, call, result, finish, keep)
+        self._native, self._generator = native, steps
+        self.word = 0
+        self.come = self.begun = False
+        self._missing: list[int] = []
+
+    def _test(self) -> bool:
+        if not self.begun:
+            self.group.pump()
+        if self._error is not None:
+            return True
+        return self.begun and (self._steps is None or super()._test())
+
+    def look(self) -> arrivals.Sight:
+        """Who is there."""
+        sight = self.group.arrivals.look(self.call.sequence, self.word)
+        self._missing = [self.call.group[rank] for rank in sight.missing]
+        return sight
+
+    def begin(self, direct: bool) -> None:
+        """All ranks are there: make the MPI calls. With ``direct``, those that block."""
+        self.call.matched = time.perf_counter()
+        try:
+            if direct and self._generator is None:
+                for name, arguments in self._native():
+                    getattr(self.group.channels.data, name)(*arguments)
+            else:
+                self._steps = Steps((self._generator or self._without_blocking)())
+        except MPI.Exception as error:
+            self._error = _in_words(error, self.call)
+        self.begun = True  # last: another thread may poll
+
+    def _without_blocking(self) -> Generator:
+        data = self.group.channels.data
+        yield [getattr(data, f"I{n[0].lower()}{n[1:]}")(*args) for n, args in self._native()]
+
+    def refuse(self, error: Exception) -> None:
+        """It will never begin."""
+        self._error = error
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Who has not come."""
+        return self._missing, False, self.begun
+
+    def _give_up(self, error: Exception | None = None) -> None:
+        with self.group.lock, self._lock:
+            if not self._done and not self.begun and not self.group.withdraw(self):
+                return  # all are there: it goes on, whoever waits
+            super()._give_up(error)
+
+    def _cancel(self) -> bool:
+        if self.begun and self._steps is not None and not self._steps.done:
+            progress.adopt(self._steps)  # the other ranks need this one's part in it
+            return False
+        return True
 
 
 class JoinedWork(MPIWork):
@@ -282,7 +391,7 @@ class JoinedWork(MPIWork):
 
     def __init__(self, works: list[MPIWork], result: list[torch.Tensor]):
         self._works = works
-        super().__init__(works[0].group, works[0].call, list, result)
+        super().__init__(works[0].group, works[0].call, result)
         self.progress()
 
     def _test(self) -> bool:
@@ -291,11 +400,16 @@ class JoinedWork(MPIWork):
             self._error = next((w._error for w in self._works if w._error is not None), None)
         return over
 
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Who has to come for the first one that is not over."""
+        return next((w for w in self._works if not w._done), self._works[0]).missing()
+
     def _give_up(self, error: Exception | None = None) -> None:
         for work in self._works:
             work._give_up(error)
+        if not self.poll():
+            return
         self._error = self._error or error
-        self._settle()
 
 
 def _seconds(timeout: timedelta | None) -> float | None:
@@ -305,35 +419,14 @@ def _seconds(timeout: timedelta | None) -> float | None:
     return timeout.total_seconds()
 
 
-def _partner(call: Call, rank: int) -> str:
-    if call.op in ("send", "recv"):
-        verb = "receive" if call.op == "send" else "send"
-        peer = "any rank" if call.peer < 0 else f"rank {call.group[call.peer]}"
-        return f"the matching {verb} of {peer}"
-    others = [str(r) for r in call.group if r != rank]
-    who = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(others)}"
-    return f"the same call on every other rank of the group ({who})"
-
-
-def _advice(call: Call) -> str:
-    if call.op in ("send", "recv"):
-        return (
-            "Do two ranks wait for each other? Let one of them send first and the other receive "
-            "first, or use isend and irecv. Check ranks and tags."
-        )
-    return "Every rank of the group has to make the same collective calls in the same order."
-
-
-def _in_words(error: MPI.Exception, call: Call, statuses: list[MPI.Status]) -> CommunicationError:
-    classes = {error.Get_error_class()} | {
-        MPI.Get_error_class(status.Get_error()) for status in statuses
-    }
-    if MPI.ERR_TRUNCATE in classes:
-        return CommunicationError(
+def _in_words(error: MPI.Exception, call: Call) -> CommunicationError:
+    if error.Get_error_class() == MPI.ERR_TRUNCATE:
+        return CommunicationMismatch(
             f"{call.describe()} at {users_line()}: the message that arrived is larger than the "
-            f"tensor to receive it. Sender and receiver must agree on shape and dtype."
+            f"tensor to receive it. Sender and receiver must agree on shape and dtype.",
+            call,
         )
-    return CommunicationError(f"{call.describe()} at {users_line()} failed: {error}")
+    return CommunicationError(f"{call.describe()} at {users_line()} failed: {error}", call)
 
 
 def _profiler_span(call: Call):

@@ -1,0 +1,103 @@
+"""Training steps of the course's MLP: with DDP on both backends, by hand, and alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from utils.bench.measure import Call, Case
+from utils.bench.transports import World
+from utils.models import SIZES, mlp
+
+BATCH = 128  # per rank, in the DDP step
+GLOBAL_BATCH = 256  # of the epoch
+TRAINING_SET = 60_000  # Fashion-MNIST
+EPOCH_STEPS = TRAINING_SET // GLOBAL_BATCH
+
+
+def step_case(world: World, seconds: float) -> Case:
+    """One step with `BATCH` images per rank: DDP on mpi and on gloo, and by hand on mpi."""
+    ready = {
+        "DDP on mpi": _ddp_step(world.mpi),
+        "DDP on gloo": _ddp_step(world.gloo),
+        "all_reduce per parameter on mpi": _step_by_hand(world.mpi),
+    }
+    return Case("ddp_step", lambda: (ready, None), seconds)
+
+
+def epoch_case(world: World, steps: int) -> Case:
+    """`steps` steps at a fixed global batch: rank 0 alone, and DDP on mpi with all ranks."""
+    n = world.comm.size
+    share = max(1, GLOBAL_BATCH // n)
+    mine = _Data(share, steps)
+    together = _step(DistributedDataParallel(mlp(), process_group=world.mpi), mine.batch)
+    alone = _nothing
+    if world.comm.rank == 0:
+        alone = _step(mlp(), _Data(share * n, steps).batch)
+    ready = {"1 rank": Call(alone), f"{n} ranks": Call(together)}
+    repetitions = dict.fromkeys(ready, steps)
+    # The unit makes a step's time an epoch's.
+    return Case("epoch", lambda: (ready, None), 0, 0, TRAINING_SET / (share * n), repetitions)
+
+
+def _nothing(i: int) -> None:
+    """What the other ranks do while rank 0 trains alone; the clock lets them sleep then."""
+
+
+class _Data:
+    """Random images and labels of Fashion-MNIST's shape, in shuffled batches."""
+
+    def __init__(self, batch: int, steps: int = 1):
+        count = batch * steps
+        self._images, self._labels = torch.rand(count, 1, 28, 28), torch.randint(10, (count,))
+        self._batches = torch.randperm(count).split(batch)
+
+    def batch(self, i: int) -> tuple[Tensor, Tensor]:
+        """The i-th batch: copied together, as a data loader does."""
+        chosen = self._batches[i % len(self._batches)]
+        return self._images[chosen], self._labels[chosen]
+
+
+def _step(model: nn.Module, batch: Callable, reduce: Callable = lambda: None) -> Callable:
+    """The function of i that makes the i-th step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loss_of = nn.CrossEntropyLoss()
+
+    def step(i: int) -> None:
+        images, labels = batch(i)
+        optimizer.zero_grad()
+        loss_of(model(images), labels).backward()
+        reduce()
+        optimizer.step()
+
+    return step
+
+
+def _ddp_step(group: dist.ProcessGroup) -> Call:
+    model = DistributedDataParallel(mlp(), process_group=group)
+    return Call(_step(model, _Data(BATCH).batch))
+
+
+def _step_by_hand(group: dist.ProcessGroup) -> Call:
+    model, n = mlp(), group.size()
+
+    def reduce() -> None:
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, group=group)
+            parameter.grad /= n
+
+    return Call(_step(model, _Data(BATCH).batch, reduce))
+
+
+def describe(n: int) -> dict:
+    """What the numbers are about, for the report."""
+    return {
+        "mlp": list(SIZES),
+        "batch_per_rank": BATCH,
+        "global_batch": max(1, GLOBAL_BATCH // n) * n,
+        "images": TRAINING_SET,
+    }

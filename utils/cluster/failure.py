@@ -1,0 +1,195 @@
+"""From what went wrong on the ranks in one cell to the one error that the notebook shows."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import textwrap
+from dataclasses import dataclass, field
+
+import ipyparallel as ipp
+
+from utils.mpi import diagnosis
+
+# How mpiexec (Open MPI 5) says which rank died first.
+_DEATHS = (
+    re.compile(
+        r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on\s+signal (?P<n>\d+)"
+    ),
+    re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exiting\s+improperly"),
+    re.compile(r"Process name: \[\S+,(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
+)
+_SIGNALS = {
+    "6": "signal 6, abort",
+    "7": "signal 7, bus error",
+    "9": "signal 9, killed: out of memory?",
+    "11": "signal 11, segmentation fault",
+    "15": "signal 15, terminated",
+}
+_WIDTH = 96
+
+
+class CellFailed(RuntimeError):
+    """A cell failed on the ranks. The message is the explanation; there is no traceback of ours.
+
+    Attributes:
+        diagnosis: who waited for whom (:class:`utils.mpi.diagnosis.Diagnosis`), or ``None``.
+        records: what each rank said of itself: a list of dicts, see :mod:`utils.mpi.diagnosis`.
+    """
+
+    def __init__(self, message: str, explained=None, records: list[dict] | None = None):
+        super().__init__(message)
+        self.diagnosis, self.records = explained, records or []
+
+    def _render_traceback_(self) -> list[str]:
+        return [part for line in str(self).splitlines() for part in _wrapped(line)]
+
+
+def _wrapped(line: str) -> list[str]:
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(line, _WIDTH, subsequent_indent=f"{indent}  ") or [""]
+
+
+@dataclass
+class Outcome:
+    """What became of a cell.
+
+    Attributes:
+        n: how many ranks there are.
+        errors: exceptions of ipyparallel, by rank.
+        statuses: what ranks wrote on the board, by rank; of the ranks that could be asked.
+        busy: ranks that did not end, and where they are.
+        interrupted: the user stopped the cell.
+        output: what mpiexec printed.
+        fresh: the ranks met again, and their process groups work.
+    """
+
+    n: int
+    errors: dict[int, Exception]
+    statuses: dict[int, dict] = field(default_factory=dict)
+    busy: dict[int, str] = field(default_factory=dict)
+    interrupted: bool = False
+    output: str = ""
+    fresh: bool = True
+
+    def dead(self) -> list[int]:
+        """Ranks whose process is gone."""
+        return [rank for rank, error in sorted(self.errors.items()) if _is_death(error)]
+
+    def explain(self) -> CellFailed:
+        """The one error."""
+        if self.dead():
+            return self._of_death()
+        if self.interrupted:
+            return self._of_interrupt()
+        cause = diagnosis.first_cause(self.statuses.values())
+        if cause is not None and cause["kind"] not in ("raised", "interrupted"):
+            return self._of_communication()
+        return self._of_error(cause)
+
+    # -- one of the four --------------------------------------------------------------------
+
+    def _of_death(self) -> CellFailed:
+        dead, found = self.dead(), self._first_death()
+        if found is None:
+            first, how = dead[0], "its process is gone"
+            text = f"{diagnosis.names(dead)} died (os._exit, a crash inside C, out of memory)."
+        else:
+            first, how = found
+            text = f"rank {first} died ({how})."
+        others = [rank for rank in range(self.n) if rank != first]
+        if others and len(dead) > 1:
+            text += f" MPI ended {diagnosis.names(others)} with it."
+        text += "\nThe notebook's own variables are kept. Fresh ranks: ranks.restart()"
+        records = [{"rank": r, "state": "dead", "kind": "died", "error": how, "at": 0.0}
+                   for r in dead]  # fmt: skip
+        return CellFailed(text, None, records)
+
+    def _first_death(self) -> tuple[int, str] | None:
+        for pattern in _DEATHS:
+            if match := pattern.search(self.output):
+                return int(match["rank"]), _how(**match.groupdict())
+        return None
+
+    def _of_interrupt(self) -> CellFailed:
+        lines = [diagnosis.line(status) for _, status in sorted(self.statuses.items())]
+        lines += self._busy_lines()
+        text = "\n".join(["The ranks were interrupted.", *(f"  {line}" for line in lines)])
+        return CellFailed(text + self._what_now(), None, list(self.statuses.values()))
+
+    def _of_communication(self) -> CellFailed:
+        explained = diagnosis.diagnose(self._all_statuses())
+        text = f"{explained}{self._what_now()}"
+        return CellFailed(text, explained, self._all_statuses())
+
+    def _of_error(self, cause: dict | None) -> CellFailed:
+        first = cause["rank"] if cause and cause["rank"] in self.errors else min(self.errors)
+        shown = _traceback(self.errors[first])
+        same = [
+            r for r, e in sorted(self.errors.items()) if _summary(e) == _summary(self.errors[first])
+        ]
+        lines = []
+        if self.n > 1:
+            lines.append(
+                f"The same on {diagnosis.names(same)}." if len(same) > 1 else f"On rank {first}."
+            )
+        for rank, error in sorted(self.errors.items()):
+            if rank not in same:
+                lines.append(self._in_a_line(rank, error))
+        text = "\n".join([shown, *lines]) + self._what_now()
+        return CellFailed(text, None, list(self.statuses.values()))
+
+    # -- parts of it ------------------------------------------------------------------------
+
+    def _in_a_line(self, rank: int, error: Exception) -> str:
+        status = self.statuses.get(rank, {})
+        if status.get("kind") == "followed":
+            where = f" at {status['where']}" if status.get("where") else ""
+            call = f" waiting in {status['call']}" if status.get("call") else ""
+            return f"rank {rank} stopped{call}{where}."
+        return f"rank {rank}: {_summary(error)}"
+
+    def _all_statuses(self) -> list[dict]:
+        found = dict(self.statuses)
+        for rank, place in self.busy.items():
+            found[rank] = {"rank": rank, "state": "running", "where": place}
+        return [status for _, status in sorted(found.items())]
+
+    def _busy_lines(self) -> list[str]:
+        return [f"rank {rank} goes on: {place}" for rank, place in sorted(self.busy.items())]
+
+    def _what_now(self) -> str:
+        if self.busy:
+            ranks = diagnosis.names(self.busy)
+            return f"\n{ranks} could not be stopped. Fresh ranks: ranks.restart()"
+        if not self.fresh:
+            return "\nThe ranks could not get together again. Fresh ranks: ranks.restart()"
+        return ""
+
+
+def _how(rank: str, n: str = "", code: str = "") -> str:
+    if n:
+        return _SIGNALS.get(n, f"signal {n}")
+    return f"its process ended with status {code}" if code else "its process ended"
+
+
+def _is_death(error: Exception) -> bool:
+    """The controller's word that an engine died; it may come as a rank's error."""
+    return isinstance(error, ipp.error.EngineError) or (
+        isinstance(error, ipp.error.RemoteError) and error.ename == "EngineError"
+    )
+
+
+def _summary(error: Exception) -> str:
+    if isinstance(error, ipp.error.RemoteError):
+        first = (str(error.evalue).splitlines() or [""])[0]
+        return f"{error.ename}: {first}".rstrip(": ")
+    return f"{type(error).__name__}: {error}"
+
+
+def _traceback(error: Exception) -> str:
+    """The rank's own traceback, as IPython wrote it there."""
+    with contextlib.suppress(AttributeError):
+        if error.traceback:
+            return error.traceback.rstrip()
+    return _summary(error)

@@ -1,0 +1,132 @@
+"""``%%px`` that always comes back, with one explanation instead of one traceback per rank."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from ipyparallel.client.asyncresult import AsyncResult
+from ipyparallel.client.magics import ParallelMagics
+from IPython.display import Image, display
+
+from utils import report
+from utils.cluster.failure import Outcome
+
+# Seconds: what the other ranks get to end by themselves once one has failed; what an interrupted
+# rank gets to come back; what is left for output that is under way.
+AFTER_AN_ERROR = 4.0
+AFTER_AN_INTERRUPT = 1.0
+FOR_OUTPUT = 1.0
+
+
+class RanksMagics(ParallelMagics):
+    """ipyparallel's magics for the ranks of a notebook.
+
+    Args:
+        ranks: :class:`utils.cluster.Ranks`.
+    """
+
+    def __init__(self, shell, ranks):
+        super().__init__(shell, ranks.view)
+        self.ranks = ranks
+
+    def parallel_execute(
+        self,
+        cell,
+        block=None,
+        groupby="type",
+        save_name=None,
+        stream_output=None,
+        progress_after=None,
+        signal_on_interrupt=None,
+    ):
+        """Run a cell on the ranks.
+
+        Raises:
+            CellFailed: it failed somewhere, or was interrupted.
+        """
+        if not (self.view.block if block is None else block):
+            return super().parallel_execute(cell, block=False, save_name=save_name)
+        stream = self.stream_output if stream_output is None else stream_output
+        result = super().parallel_execute(cell, block=False, save_name=save_name)
+        interrupted = self._show_until_done(result, stream, groupby)
+        errors = self._errors(result)
+        if errors or interrupted or self._pending(result):
+            self._fail(result, errors, interrupted)
+        return None
+
+    def _show_until_done(self, result: AsyncResult, stream: bool, groupby: str) -> bool:
+        """Wait, and show what the ranks print; whether the user stopped it."""
+        interrupted = False
+        with _without_errors(result).stream_output() if stream else contextlib.nullcontext():
+            try:
+                self._wait(result)
+            except KeyboardInterrupt:
+                interrupted = True
+                self._interrupt(result)
+            result.wait_for_output(FOR_OUTPUT)
+        if not stream:
+            self._show(result, groupby)
+        return interrupted
+
+    def _show(self, result: AsyncResult, groupby: str) -> None:
+        """What was printed, also by ranks that are not done."""
+        if result.ready():
+            result.display_outputs(groupby)
+            return
+        for rank, answer in _answers(result):
+            for name in ("stdout", "stderr"):
+                if text := answer.output.metadata[name]:
+                    print(f"[{name}:{rank}]\n{text.rstrip()}")
+
+    def _wait(self, result: AsyncResult) -> None:
+        """Until all ranks are done; when one has failed, the others are stopped before long."""
+        failed_at = None
+        while self._pending(result):
+            result.wait(0.05 if failed_at is None else 0.02)
+            if failed_at is None and self._errors(result):
+                failed_at = time.monotonic()
+            if failed_at is not None and time.monotonic() - failed_at > AFTER_AN_ERROR:
+                self._interrupt(result)
+                return
+
+    def _interrupt(self, result: AsyncResult) -> None:
+        """Send SIGINT to the ranks that go on, and give them a moment."""
+        self.ranks.running().signal("SIGINT", self._pending(result))
+        deadline = time.monotonic() + AFTER_AN_INTERRUPT
+        while self._pending(result) and time.monotonic() < deadline:
+            result.wait(0.02)
+
+    def _pending(self, result: AsyncResult) -> list[int]:
+        """Ranks that are not done."""
+        return [rank for rank, answer in _answers(result) if not answer.done()]
+
+    def _errors(self, result: AsyncResult) -> dict[int, Exception]:
+        found = {rank: answer.result() for rank, answer in _answers(result) if answer.done()}
+        return {rank: error for rank, error in found.items() if isinstance(error, Exception)}
+
+    def _fail(self, result: AsyncResult, errors: dict[int, Exception], interrupted: bool) -> None:
+        busy = set(self._pending(result))
+        outcome = Outcome(self.ranks.n, errors, interrupted=interrupted)
+        self.ranks.running().examine(outcome, busy)
+        error = outcome.explain()
+        if error.diagnosis is not None and error.diagnosis.edges:
+            display(Image(report.picture(error.diagnosis, self.ranks.n)))
+        raise error
+
+
+def _answers(result: AsyncResult) -> list[tuple[int, object]]:
+    """Rank and future of each part; a future's result is the error where there was one."""
+    return list(zip(result._targets, result._children, strict=True))
+
+
+def _without_errors(result: AsyncResult) -> AsyncResult:
+    """Have it stream what ranks print, but not their tracebacks: those come once, at the end."""
+    show = result._iopub_streaming_output_callback
+
+    def show_output(rank: int, future, message: dict) -> None:
+        if message["header"]["msg_type"] != "error":
+            show(rank, future, message)
+
+    result._iopub_streaming_output_callback = show_output
+    return result

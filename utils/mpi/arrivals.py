@@ -1,0 +1,100 @@
+"""Has every rank come, and does it mean the same? Asked before each collective.
+
+A rank writes one word for each collective of its group: the number of the collective and a
+signature of the call. When all words are there and equal, the MPI call can be made: it can neither
+hang nor mix up different calls. PyTorch's own check (``TORCH_DISTRIBUTED_DEBUG=DETAIL``) compares
+such fingerprints, too, but by collectives, which a missing rank hangs.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+
+from .board import Board
+
+# How many collectives a rank may begin before the slowest rank has begun the first of them.
+DEPTH = 64
+WORDS = DEPTH + 1
+_STARTED = DEPTH
+# How often a rank says how far it is; a part of DEPTH.
+_EVERY = 16
+
+# A word: 1 bit "here", 1 bit "in a blocking call", 20 bits of the number, 42 of the signature.
+HERE, DIRECT = 1 << 63, 1 << 62
+NUMBER, _SIGNATURE = 0xFFFFF, (1 << 42) - 1
+
+
+@functools.lru_cache(maxsize=65_536)
+def signature(key: tuple) -> int:
+    """42 bits that stand for what has to be equal on all ranks; the same in every process."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & _SIGNATURE
+
+
+def word(number: int, code: int, direct: bool) -> int:
+    """The word of a collective with this signature."""
+    return HERE | (DIRECT if direct else 0) | (number & NUMBER) << 42 | code
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Who is there.
+
+    Attributes:
+        missing: ranks (of the group) that have not come.
+        odd: ranks that came with another call.
+        direct: all are there, in blocking calls.
+    """
+
+    missing: list[int]
+    odd: list[int]
+    direct: bool
+
+
+class Arrivals:
+    """The words of a group's ranks on its board.
+
+    Attributes:
+        number: of the last collective that this rank came to; the first one has 1.
+        limit: the last one whose place is known to be free.
+    """
+
+    def __init__(self, board: Board):
+        self.board = board
+        self.number = 0
+        self.limit = DEPTH
+
+    def may_come(self, number: int) -> bool:
+        """Whether the place for the word is free: nobody still has to read what stands there."""
+        if number > self.limit:
+            if self.board.refresh:
+                self.board.refresh()
+            self.limit = min(self.board.of_all(_STARTED)) + DEPTH
+        return number <= self.limit
+
+    def come(self, number: int, written: int) -> None:
+        """Tell all ranks that this one is there."""
+        self.board.set(number % DEPTH, written)
+
+    def withdraw(self, number: int) -> None:
+        """As if this rank had not come. Others may have seen it: look again afterwards."""
+        self.board.set(number % DEPTH, 0)
+
+    def started(self, number: int) -> None:
+        """This rank has read all words of this collective."""
+        if number % _EVERY == 0:
+            self.board.set(_STARTED, number)
+
+    def look(self, number: int, mine: int) -> Sight:
+        """Who has come, compared with this rank's word."""
+        if self.board.refresh:
+            self.board.refresh()
+        words = self.board.of_all(number % DEPTH)
+        if all(w == mine for w in words):
+            return Sight([], [], bool(mine & DIRECT))
+        there = [w & HERE and (w >> 42 & NUMBER) == number & NUMBER for w in words]
+        missing = [r for r, here in enumerate(there) if not here]
+        odd = [r for r, w in enumerate(words) if there[r] and (w ^ mine) & _SIGNATURE]
+        return Sight(missing, odd, not missing and all(w & DIRECT for w in words))

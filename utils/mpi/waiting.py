@@ -1,0 +1,209 @@
+"""A wait that ends: with the communication, or with an error that says why it never will."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Protocol
+
+from mpi4py import MPI
+
+from . import diagnosis
+from .errors import CommunicationTimeout, users_line
+from .record import Call
+
+# A wait first tests without a pause: as long as the data may be on their way. Then it leaves
+# its core to others; a large message moves only while somebody tests.
+SPIN = 200e-6  # seconds
+SPIN_PER_BYTE = 5e-9  # seconds; 200 MB/s
+# Pauses between tests, shorter at first.
+SHORT_PAUSE, LONG_PAUSE, PATIENCE = 200e-6, 1e-3, 0.1  # seconds
+# How often a wait looks at the board, and from when on it shows itself there.
+LOOK, SHOW = 10e-3, 20e-3  # seconds
+# How often the ranks' waits are searched for a deadlock.
+SEARCH = 0.25  # seconds
+# A rank whose cell is over may get another one; only after that long it counts as gone.
+LEFT_FOR_GOOD = 3.0  # seconds
+# A wait that could end now is given that long to end before another rank's error ends it.
+GRACE = 50e-3  # seconds
+# The scheduler wakes a sleeper late; the rest until a point in time is waited without a pause.
+LATE = 150e-6  # seconds
+
+
+class Waitable(Protocol):
+    """What can be waited for."""
+
+    call: Call
+
+    def poll(self) -> bool:
+        """Move it on; whether it is over."""
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Global ranks that have to come; whether one is enough; whether data are moving."""
+
+    def due(self) -> float | None:
+        """When it will be over (``time.perf_counter``), where that is known."""
+
+    def leave(self) -> bool:
+        """Take it back. False: too late, it is about to complete."""
+
+
+def wait_for(
+    waitable: Waitable, timeout: float, world=None, where: str = "", fatal: bool = True
+) -> None:
+    """Return when it is over.
+
+    Args:
+        timeout: seconds.
+        world: whose board to look at, and to show this wait on.
+        where: the user's line; found on the stack where it is not given.
+        fatal: a timeout is an incident, which ends the waits of all ranks.
+
+    Raises:
+        CommunicationTimeout: after ``timeout``, or when a deadlock is certain.
+        CommunicationStopped: another rank failed.
+    """
+    start = time.perf_counter()
+    spin = SPIN + SPIN_PER_BYTE * waitable.call.nbytes
+    vigil, pause = None, 0.0
+    try:
+        while not waitable.poll():
+            waited = time.perf_counter() - start
+            if waited < spin:
+                os.sched_yield()
+                continue
+            vigil = vigil or Vigil(waitable, timeout, world, where, fatal)
+            vigil.look(waited)
+            pause = min(pause + 5e-6, SHORT_PAUSE if waited < PATIENCE else LONG_PAUSE)
+            _sleep(pause, waitable.due())
+    finally:
+        if vigil is not None:
+            vigil.end()
+
+
+def _sleep(pause: float, due: float | None) -> None:
+    if due is not None:
+        left = due - time.perf_counter()
+        if left < LATE:
+            return
+        pause = min(max(pause, left - LATE), LONG_PAUSE)
+    time.sleep(pause)
+
+
+class Vigil:
+    """The slow part of a wait: shows it to the other ranks, and looks what they do."""
+
+    def __init__(self, waitable: Waitable, timeout: float, world, where: str = "", fatal=True):
+        self._waitable = waitable
+        self._timeout = timeout
+        self._world = world
+        self._where = where
+        self._fatal = fatal
+        self._shown = False
+        self._next_look = self._next_search = 0.0
+        self._incident_since = 0.0
+        # When each rank's present state was first seen here, by this rank's clock.
+        self._seen: dict[int, tuple[object, float]] = {}
+
+    def look(self, waited: float) -> None:
+        """End the wait with an error, if there is reason to. Call it often.
+
+        Args:
+            waited: seconds since the wait began.
+        """
+        if waited >= self._timeout:
+            self._give_up("timeout", waited)
+        if self._world is None or waited < self._next_look:
+            return
+        self._next_look = waited + LOOK
+        if self._world.incident():
+            self._incident_since = self._incident_since or waited
+            if waited - self._incident_since > GRACE:
+                self._follow()
+        if waited > SHOW and not self._shown:
+            self._show()
+        if waited >= self._next_search:
+            self._next_search = waited + SEARCH
+            self._search(waited)
+
+    def end(self) -> None:
+        """The wait is over."""
+        if self._shown and not self._world.stopped:
+            self._world.running()
+
+    def _show(self) -> None:
+        # The main thread is the one whose wait keeps a rank from going on.
+        if threading.current_thread() is threading.main_thread():
+            self._where = self._where or users_line()
+            self._status = self._world.waiting(self._waitable, self._where)
+            self._shown = True
+
+    def _refresh_status(self) -> None:
+        """Show it again if other ranks have come meanwhile."""
+        missing, _, moving = self._waitable.missing()
+        if self._shown and (missing, moving) != (self._status["for"], self._status["moving"]):
+            self._status = self._world.waiting(self._waitable, self._where)
+
+    def _search(self, waited: float) -> None:
+        """Stop when it is certain that this rank waits for ever."""
+        by_rank = {s["rank"]: self._settled(s, waited) for s in self._world.statuses()}
+        if any(s["state"] == "dead" for s in by_rank.values()):
+            self._follow()
+        elif self._shown:
+            self._refresh_status()
+            stuck = diagnosis.stuck_ranks(by_rank)
+            if self._world.rank in stuck:
+                cycle = diagnosis.find_cycle({rank: by_rank[rank] for rank in stuck})
+                self._give_up("deadlock" if cycle else "timeout", waited, certain=True)
+        else:  # a future: the rank may compute, but who is gone does not come
+            missing, any_of_them, _ = self._waitable.missing()
+            gone = [by_rank[rank]["state"] in diagnosis.GONE for rank in missing]
+            if gone and (all(gone) if any_of_them else any(gone)):
+                self._give_up("timeout", waited, certain=True)
+
+    def _settled(self, status: dict, waited: float) -> dict:
+        """The status, taken for a running rank's until it has been the same for a while."""
+        state = status["state"]
+        name = (state, status.get("wait"), status.get("cell"))
+        known, since = self._seen.get(status["rank"], (None, 0.0))
+        if known != name:
+            self._seen[status["rank"]] = name, since = name, waited
+        if state == "waiting":
+            patience = status["patience"]
+        elif state == "left":
+            patience = min(LEFT_FOR_GOOD, self._timeout)
+            if status["cell"] != self._world.cell:
+                patience = self._timeout + 1  # it has not begun this cell yet
+        else:
+            return status
+        return status if waited - since >= patience else {**status, "state": "running"}
+
+    def _follow(self) -> None:
+        if self._waitable.leave():
+            raise self._world.follow(self._waitable.call, self._waitable)
+        self._incident_since = 0.0
+
+    def _give_up(self, kind: str, waited: float, certain: bool = False) -> None:
+        if not self._waitable.leave():
+            self._timeout += GRACE  # everybody has just come: it is about to complete
+            return
+        call, where = self._waitable.call, self._where or users_line()
+        text = f"rank {MPI.COMM_WORLD.rank} waits in {call.describe()} at {where}, and "
+        text += _partner(call, *self._waitable.missing()[:2])
+        text += " never comes." if certain else f" did not come within {self._timeout:g} s."
+        record = {"where": where, "waited": waited}
+        if self._world is not None and self._fatal:
+            record = self._world.stop(
+                kind, text, waitable=self._waitable, where=where, waited=waited
+            )
+            text = f"{text}\n{diagnosis.diagnose(self._world.statuses())}"
+        raise CommunicationTimeout(text, call, record)
+
+
+def _partner(call: Call, missing: list[int], any_of_them: bool) -> str:
+    if call.op in ("send", "recv"):
+        verb = "receive" if call.op == "send" else "send"
+        peer = "any rank" if any_of_them else f"rank {call.partner}"
+        return f"the matching {verb} of {peer}"
+    return f"{diagnosis.names(missing) if missing else 'its end'}"

@@ -1,0 +1,336 @@
+"""What all ranks of the world know of each other, and how they get together again.
+
+An *incident* begins when a rank fails: an error in the user's code, a deadlock, a mismatch, a
+Ctrl-C. It puts its status on the board and raises the incident's number there. Whoever waits sees
+that within milliseconds and stops waiting, too. Before the next communication all ranks meet, and
+every process group gets fresh communicators: no message of before can reach a receive of after.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import weakref
+import zlib
+
+from mpi4py import MPI
+
+from . import board, diagnosis, script
+from .errors import CommunicationError, CommunicationStopped, users_line
+from .interrupts import guard
+from .meeting import meet
+from .network import link
+
+_FAULT, _PROCESS = 0, 1  # words on the board
+# How long a rank that follows looks for the cause that the first one is about to write.
+_CAUSE_DEADLINE = 0.3  # seconds
+# An error's text on the board, in characters.
+_LONGEST = 1200
+# How long the ranks wait for each other after an incident.
+RECOVERY_DEADLINE = 10.0  # seconds
+
+_world: World | None = None
+
+
+def current() -> World | None:
+    """The world, once a process group was made."""
+    return _world
+
+
+def enter(timeout: float) -> World:
+    """The world; the first call is made by all ranks together.
+
+    Raises:
+        CommunicationTimeout: a rank did not come within ``timeout`` seconds.
+    """
+    global _world
+    if _world is None:
+        guard.install()
+        meet(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), 0, "init_process_group", timeout)
+        _world = World()
+        script.watch_over(_world)
+    return _world
+
+
+class World:
+    """This rank among all ranks.
+
+    Attributes:
+        rank, size: of MPI's world.
+        one_machine: whether all ranks share memory, and a clock.
+        epoch: how many incidents are over.
+        stopped: this rank has left a communication, or failed, in the present incident.
+        cell: name of what is running, the same on all ranks: a notebook's cell.
+        threads: ids of the threads that communicated, without the progress thread.
+    """
+
+    def __init__(self):
+        self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+        node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+        self.one_machine = MPI.COMM_WORLD.allreduce(node.size == self.size, MPI.LAND)
+        node.Free()
+        self.control = MPI.COMM_WORLD.Dup()
+        self.board = board.make(MPI.COMM_WORLD.Dup(), self.one_machine, words=2, text=True)
+        self.board.set(_PROCESS, _host_id() << 32 | os.getpid())
+        link.shared_clock = self.one_machine
+        self.epoch = 0
+        self.stopped = False
+        self.cell = ""
+        self.threads: set[int] = set()
+        self._groups: list[weakref.ref] = []
+        self._waits = 0
+        self._status: dict = {}
+        self._write(state="running")
+
+    # -- what this rank says of itself ------------------------------------------------------
+
+    def _write(self, **status) -> dict:
+        self._status = {"rank": self.rank, "cell": self.cell, "epoch": self.epoch, **status}
+        self.board.write(json.dumps(self._status))
+        return self._status
+
+    def begin(self, cell: str) -> None:
+        """A cell begins. An incident of the cell before is nothing to raise an error for."""
+        guard.install()
+        self.cell = cell
+        if self.incident() and not self._is_of(cell):
+            self._join()
+        self._write(state="running")
+
+    def _is_of(self, cell: str) -> bool:
+        """Whether the incident is one of this cell, which other ranks have begun before."""
+        cause = self.cause()
+        return cause is not None and cause.get("cell") == cell
+
+    def left(self) -> None:
+        """This rank's cell is over."""
+        if not self.stopped:
+            self._write(state="left")
+
+    def ended(self) -> None:
+        """This rank's program is over."""
+        self._write(**{k: v for k, v in self._status.items() if k != "state"}, state="ended")
+
+    def raised(self, error: BaseException, where: str) -> None:
+        """The user's code ended with an error on this rank."""
+        if self.stopped and self._status.get("kind"):
+            return  # what came first counts
+        interrupted = isinstance(error, KeyboardInterrupt)
+        text = f"{type(error).__name__}: {_text(error)}".rstrip(": ")
+        self.stop("interrupted" if interrupted else "raised", text, where=where)
+
+    def waiting(self, waitable, where: str) -> dict:
+        """This rank waits, for longer than a moment. Returns its status."""
+        self._waits += 1
+        return self._write(state="waiting", wait=self._waits, **self._wait_record(waitable, where))
+
+    def running(self) -> None:
+        """The wait is over."""
+        self._write(state="running")
+
+    def _wait_record(self, waitable, where: str) -> dict:
+        missing, any_of_them, moving = waitable.missing()
+        call = waitable.call
+        return {
+            "call": call.name(),
+            "what": call.describe(),
+            "op": call.op,
+            "group": list(call.group),
+            "partner": call.partner,
+            "tag": call.tag,
+            "dtype": call.dtype,
+            "shape": list(call.shape)[:16],
+            "nbytes": call.nbytes,
+            "where": where,
+            "for": missing,
+            "any": any_of_them,
+            "moving": moving,
+            "alone": len(self.threads) <= 1,
+            "patience": 1 + (call.nbytes / 1e7 if call.op == "send" else 0),
+        }
+
+    def stop(self, kind: str, error: str, *, waitable=None, where: str = "", **more) -> dict:
+        """Begin an incident, or join it; returns the status that all ranks can read now.
+
+        Args:
+            kind: see :mod:`utils.mpi.diagnosis`.
+            error: what happened.
+            waitable: the communication this rank was in, if it was.
+            where: the user's line.
+        """
+        number = self.epoch + 1
+        record = self._wait_record(waitable, where) if waitable is not None else {"where": where}
+        status = self._write(
+            **record, state="stopped", kind=kind, error=error[:_LONGEST],
+            at=time.perf_counter(), incident=number, **more,
+        )  # fmt: skip
+        self._join()
+        return status
+
+    def _join(self) -> None:
+        self.stopped = True
+        self.board.set(_FAULT, self.epoch + 1)
+        for group in self.groups():
+            group.forget_plans()
+
+    # -- what the others say ----------------------------------------------------------------
+
+    def incident(self) -> bool:
+        """Whether some rank has failed since the ranks last met."""
+        if self.board.refresh:
+            self.board.refresh()
+        return max(self.board.of_all(_FAULT)) > self.epoch
+
+    def statuses(self) -> list[dict]:
+        """What each rank last wrote of itself; of this incident, while there is one."""
+        if self.board.refresh:
+            self.board.refresh()
+        return [self._status_of(rank) for rank in range(self.size)]
+
+    def _status_of(self, rank: int) -> dict:
+        try:
+            status = json.loads(self.board.read(rank))
+        except ValueError:  # just being written, or cut
+            status = {"rank": rank, "state": "running"}
+        if status.get("kind") and status.get("incident") != self.epoch + 1:
+            status = {"rank": rank, "state": "running"}  # of an incident that is over
+        if not self.is_alive(rank) and status["state"] != "ended":
+            error = f"its process {self._process(rank)} is gone"
+            status = {"rank": rank, "state": "dead", "kind": "died", "error": error, "at": 0.0}
+        return status
+
+    def _process(self, rank: int) -> int:
+        return self.board.of_all(_PROCESS)[rank] & 0xFFFFFFFF
+
+    def is_alive(self, rank: int) -> bool:
+        """Whether a rank's process exists, as far as this machine can tell."""
+        word = self.board.of_all(_PROCESS)[rank]
+        if word >> 32 != _host_id():
+            return True
+        return _exists(word & 0xFFFFFFFF)
+
+    def dead(self) -> list[int]:
+        """Ranks whose process is gone."""
+        return [rank for rank in range(self.size) if not self.is_alive(rank)]
+
+    def cause(self) -> dict | None:
+        """The status of the rank that failed first."""
+        deadline = time.perf_counter() + _CAUSE_DEADLINE
+        while (found := diagnosis.first_cause(self.statuses())) is None:
+            if time.perf_counter() > deadline:
+                return None
+            time.sleep(1e-3)
+        return found
+
+    def follow(self, call=None, waitable=None) -> CommunicationStopped:
+        """The error for a rank that stops because another one failed."""
+        where = users_line()
+        cause = self.cause()
+        doing = f"stopped waiting in {call.describe()}" if waitable else f"did not begin {call}"
+        text = f"rank {self.rank} {doing} at {where}, because "
+        text += _reason(cause) if cause else "another rank had stopped."
+        record = self.stop("followed", text, waitable=waitable, where=where)
+        return CommunicationStopped(text, call if waitable else None, record)
+
+    # -- together again ---------------------------------------------------------------------
+
+    def check(self, op: str) -> None:
+        """Before a communication: take part in what the others do.
+
+        Raises:
+            CommunicationStopped: an incident is on, which this rank did not know of.
+            CommunicationError: the ranks cannot get together again.
+        """
+        if self.stopped:
+            self.recover()
+        elif self.incident():
+            raise self.follow(op)
+
+    def recover(self, timeout: float = RECOVERY_DEADLINE) -> bool:
+        """Meet the other ranks after an incident and give every group fresh communicators.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            CommunicationError: a rank is dead, has ended, or did not come.
+        """
+        if not self.incident():
+            return False
+        if not self.stopped:
+            self._join()
+        present = [rank for rank in range(self.size) if self.is_alive(rank)]
+        ended = [s["rank"] for s in self.statuses() if s["state"] == "ended"]
+        if ended:
+            raise CommunicationError(
+                f"{diagnosis.names(ended)} had ended, so the ranks cannot communicate any more"
+            )
+        for group in self.groups():
+            group.give_up_all()
+        meet(self.control, present, self.epoch + 1, "the ranks' meeting after an error", timeout)
+        self.epoch += 1
+        self.stopped = False
+        self._write(state="running")
+        self._renew(present)
+        return True
+
+    def add(self, group) -> None:
+        """Have a process group renewed after incidents."""
+        self._groups.append(weakref.ref(group))
+
+    def groups(self) -> list:
+        """The process groups that are in use, in the order in which they were made."""
+        groups = [ref() for ref in self._groups]
+        self._groups = [r for r, g in zip(self._groups, groups, strict=True) if g is not None]
+        return [g for g in groups if g is not None and not g.closed]
+
+    def _renew(self, present: list[int]) -> None:
+        """Fresh communicators for the groups that all their members still have."""
+        mine = {group.key: group for group in self.groups()}
+        team = MPI.COMM_WORLD.group.Incl(present)
+        together = self.control.Create_group(team, self.epoch % 2**20)
+        lists = dict(zip(present, together.allgather(list(mine)), strict=True))
+        together.Free()
+        team.Free()
+        for key, group in mine.items():
+            if all(key in lists.get(member, ()) for member in group.members):
+                group.renew()
+            else:
+                lost = [m for m in group.members if key not in lists.get(m, ())]
+                group.abandon(f"{diagnosis.names(lost)} of it is gone")
+
+
+def _reason(cause: dict) -> str:
+    where = f" at {cause['where']}" if cause.get("where") else ""
+    rank = f"rank {cause['rank']}"
+    if cause["kind"] == "raised":
+        return f"{rank} raised {cause['error']}{where}."
+    if cause["kind"] == "interrupted":
+        return f"{rank} was interrupted{where}."
+    if cause["kind"] == "died":
+        return f"{rank} died: {cause['error']}. Call ranks.restart() for fresh ranks."
+    return cause["error"]
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as worse:  # the user's own __str__
+        return f"(its text can't be shown: {type(worse).__name__})"
+
+
+def _host_id() -> int:
+    return zlib.crc32(socket.gethostname().encode()) & 0x7FFFFFFF
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except ProcessLookupError:
+        return False
+    except OSError:  # not ours to signal, or no /proc: it exists
+        return True

@@ -1,0 +1,69 @@
+"""One explanation of what went wrong on the ranks, as text and as a picture."""
+
+from __future__ import annotations
+
+import io
+import math
+
+from utils.mpi.diagnosis import Diagnosis
+
+_RADIUS = 0.3
+
+
+def picture(diagnosis: Diagnosis, size: int) -> bytes:
+    """A PNG of who waits for whom: a circle per rank, an arrow from each that waits.
+
+    Args:
+        size: number of ranks.
+    """
+    from matplotlib.figure import Figure
+
+    from utils import figures
+
+    figures.use_style()
+    figure = Figure(figsize=(4.2, 0.9 + 2.1 * min(1.0, size / 4)), facecolor=figures.PAPER)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    places = _places(size)
+    in_cycle = set(zip(diagnosis.cycle, diagnosis.cycle[1:], strict=False))
+    for rank, other in diagnosis.edges:
+        both_ways = (other, rank) in diagnosis.edges
+        color = figures.RED if (rank, other) in in_cycle else figures.INK
+        start, end = _shortened(places[rank], places[other])
+        figures.arrow(axes, start, end, color=color, bend=0.25 if both_ways else 0.0)
+    waiting = {rank for rank, _ in diagnosis.edges}
+    for rank, place in enumerate(places):
+        _circle(axes, place, rank, rank in waiting, figures)
+    xs, ys = zip(*places, strict=True)
+    figures.fit_limits(axes, xs, ys, margin=0.55)
+    axes.text(
+        0.98, 0.03, "arrow: waits for", transform=axes.transAxes, ha="right", fontsize=9,
+        color=figures.GREY,
+    )  # fmt: skip
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=100)
+    return file.getvalue()
+
+
+def _places(size: int) -> list[tuple[float, float]]:
+    if size == 2:
+        return [(0.0, 0.0), (2.0, 0.0)]
+    radius = max(1.0, size * 0.32)
+    turns = [math.tau * k / size for k in range(size)]
+    return [(1.6 * radius * math.sin(t), radius * math.cos(t)) for t in turns]
+
+
+def _shortened(start, end) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The part of a line that is outside of the circles at its ends."""
+    across, up = end[0] - start[0], end[1] - start[1]
+    length = math.hypot(across, up)
+    dx, dy = across / length * (_RADIUS + 0.05), up / length * (_RADIUS + 0.05)
+    return (start[0] + dx, start[1] + dy), (end[0] - dx, end[1] - dy)
+
+
+def _circle(axes, place, rank: int, waits: bool, figures) -> None:
+    from matplotlib.patches import Circle
+
+    color = figures.ORANGE if waits else figures.PALE
+    axes.add_patch(Circle(place, _RADIUS, facecolor=color, edgecolor=figures.INK, zorder=3))
+    axes.text(*place, f"{rank}", ha="center", va="center", zorder=4, fontsize=12)

@@ -1,0 +1,286 @@
+"""What the ranks told, on one clock: who was blocked when, what met what, and the sums.
+
+Nothing here draws or asks; times are seconds since the cell began on the first rank.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+COMPUTING, WAITING, COMMUNICATING, STUCK = "computing", "waiting", "communicating", "stuck"
+# What counts where several operations hold a thread: any one that moves data.
+_PRECEDENCE = (COMMUNICATING, WAITING, STUCK, COMPUTING)
+POINT_TO_POINT = ("send", "recv")
+
+Part = tuple[float, float, str]
+
+
+@dataclass
+class Lane:
+    """One rank's cell.
+
+    Attributes:
+        rank: global rank.
+        begin, end: of the cell on this rank. A cell that still runs ends with the last event.
+        records: its communications, by start.
+        problem: why nothing is known of the rank, else empty.
+    """
+
+    rank: int
+    begin: float = 0.0
+    end: float = 0.0
+    records: list[dict] = field(default_factory=list)
+    problem: str = ""
+
+
+# -- one clock --------------------------------------------------------------------------------
+
+
+def lanes(reports: list[dict], offsets: list[float]) -> list[Lane]:
+    """The ranks' reports on rank 0's clock, which is set to 0 where the first cell began.
+
+    offsets: seconds that each rank's clock is ahead of rank 0's.
+    """
+    zeros = [_first(report) - off for report, off in zip(reports, offsets, strict=True)]
+    zero = min((time for time in zeros if time < float("inf")), default=0.0)
+    made = [_lane(report, zero + offset) for report, offset in zip(reports, offsets, strict=True)]
+    latest = max((time for lane in made for time in _times(lane)), default=0.0)
+    for lane, report in zip(made, reports, strict=True):
+        if report.get("end") is None and not lane.problem:
+            lane.end = latest
+    _meet([record for lane in made for record in lane.records])
+    return made
+
+
+def _first(report: dict) -> float:
+    """When the report begins on its own clock; infinite where it tells nothing."""
+    begin = [report["begin"]] if report.get("begin") is not None else []
+    return min([*begin, *(r["start"] for r in report.get("records", []))], default=float("inf"))
+
+
+def _lane(report: dict, shift: float) -> Lane:
+    if "error" in report:
+        return Lane(report["rank"], problem=report["error"])
+    records = [_shifted(record, report["rank"], shift) for record in report["records"]]
+    records.sort(key=lambda record: record["start"])
+    first = _first(report)
+    begin = 0.0 if first == float("inf") else first - shift
+    end = begin if report["end"] is None else report["end"] - shift
+    return Lane(report["rank"], begin, end, records)
+
+
+def _shifted(record: dict, rank: int, shift: float) -> dict:
+    """The record on the common clock; what never happened is None there, as 0 is a time."""
+
+    def time(seconds: float) -> float | None:
+        return seconds - shift if seconds else None
+
+    return record | {
+        "rank": rank,
+        "start": record["start"] - shift,
+        "matched": time(record["matched"]),
+        "end": time(record["end"]),
+        "waits": [[begin - shift, time(end)] for begin, end in _waits(record)],
+    }
+
+
+def _waits(record: dict) -> list[list[float]]:
+    """When a caller was blocked. A blocking call blocks from its begin, not from its wait."""
+    waits = record["waits"]
+    if not record["blocking"] or not (waits or record["end"]):
+        return waits
+    return [[record["start"], waits[-1][1] if waits else record["end"]]]
+
+
+def _meet(records: list[dict]) -> None:
+    """Partners are there when the last one has called; a rank alone notices it later.
+
+    Some notice only at the end, such as the sender of a large message.
+    """
+    for met in [*messages(records), *collectives(records)]:
+        last = max(record["start"] for record in met)
+        for record in met:
+            if record["matched"] is not None:
+                record["matched"] = max(record["start"], min(record["matched"], last))
+
+
+def _times(lane: Lane) -> Iterable[float]:
+    yield lane.end
+    for record in lane.records:
+        yield record["start"]
+        yield record["end"] or 0.0
+        yield from (end or begin for begin, end in record["waits"])
+
+
+# -- intervals --------------------------------------------------------------------------------
+
+
+def phases(record: dict, since: float, until: float) -> list[Part]:
+    """An interval of an operation, cut where its partner came: waiting, then communicating."""
+    matched, last = record["matched"], max(since, until)
+    if matched is None:
+        # It may have been over before anyone could look; only what never ended is stuck.
+        return [(since, last, STUCK if record["end"] is None else WAITING)]
+    cut = min(max(since, matched), last)
+    parts = [(since, cut, WAITING), (cut, last, COMMUNICATING)]
+    return [part for part in parts if part[1] > part[0]] or parts[-1:]
+
+
+def blocked(record: dict, horizon: float) -> list[Part]:
+    """When the operation held the computing thread. An open wait lasts until the horizon."""
+    parts = []
+    for begin, end in record["waits"]:
+        parts += phases(record, begin, horizon if end is None else end)
+    return parts
+
+
+def sweep(parts: Iterable[Part]) -> list[Part]:
+    """Parts that may overlap, as parts in order that don't: the strongest state counts."""
+    edges = sorted(
+        (time, change, state)
+        for begin, end, state in parts
+        if end > begin
+        for time, change in ((begin, 1), (end, -1))
+    )
+    open_now = dict.fromkeys(_PRECEDENCE, 0)
+    swept: list[Part] = []
+    for (time, change, state), (until, *_) in pairwise(edges):
+        open_now[state] += change
+        strongest = next((s for s in _PRECEDENCE if open_now[s]), None)
+        if strongest is None or until <= time:
+            continue
+        if swept and swept[-1][1] == time and swept[-1][2] == strongest:
+            swept[-1] = (swept[-1][0], until, strongest)
+        else:
+            swept.append((time, until, strongest))
+    return swept
+
+
+def states(lane: Lane) -> list[Part]:
+    """What the computing thread did from the cell's begin to its end, without gaps."""
+    if lane.problem:
+        return []
+    held = [part for record in lane.records for part in blocked(record, lane.end)]
+    return sweep([(lane.begin, lane.end, COMPUTING), *held])
+
+
+def background(lane: Lane) -> list[dict]:
+    """The operations that ran beside the computing thread."""
+    return [record for record in lane.records if not record["blocking"]]
+
+
+def end_of(record: dict, lane: Lane) -> float:
+    """When an operation was over; one that never was lasts as long as the cell."""
+    return max(record["start"], lane.end) if record["end"] is None else record["end"]
+
+
+def rows(spans: list[tuple[float, float]]) -> list[int]:
+    """A row for each span, so that no two in a row overlap: as few rows as that takes."""
+    placed = [0] * len(spans)
+    busy: list[tuple[float, int]] = []
+    free: list[int] = []
+    count = 0
+    for index in sorted(range(len(spans)), key=lambda i: spans[i]):
+        begin, end = spans[index]
+        while busy and busy[0][0] <= begin:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if not free:
+            free, count = [count], count + 1
+        placed[index] = heapq.heappop(free)
+        heapq.heappush(busy, (end, placed[index]))
+    return placed
+
+
+# -- what met what ----------------------------------------------------------------------------
+
+
+def messages(records: Iterable[dict]) -> list[tuple[dict, dict]]:
+    """The pairs of send and recv that were one message and have arrived, by time of sending."""
+    halves: dict[str, dict[tuple, dict]] = {"send": {}, "recv": {}}
+    for record in records:
+        if record["op"] in halves and record["message"] is not None:
+            halves[record["op"]][tuple(record["message"])] = record
+    pairs = [
+        (send, halves["recv"][message])
+        for message, send in halves["send"].items()
+        if message in halves["recv"] and halves["recv"][message]["end"] is not None
+    ]
+    return sorted(pairs, key=lambda pair: pair[0]["start"])
+
+
+def collectives(records: Iterable[dict]) -> list[list[dict]]:
+    """The collectives that every rank of their group has called: the records of each call."""
+    called: dict[tuple, dict[int, list[dict]]] = {}
+    for record in records:
+        if record["sequence"] is not None and record["op"] not in POINT_TO_POINT:
+            key = (tuple(record["group"]), record["sequence"], record["op"])
+            called.setdefault(key, {}).setdefault(record["rank"], []).append(record)
+    complete = []
+    for (group, *_), by_rank in called.items():
+        # Two process groups of the same ranks count alike: then the first meets the first.
+        if set(by_rank) == set(group):
+            complete += [list(met) for met in zip(*by_rank.values(), strict=False)]
+    return complete
+
+
+def partner(record: dict) -> int | None:
+    """The other rank (global) of a send or recv, or the root; None where there is none."""
+    peer = record["peer"]
+    return None if peer is None or peer < 0 else record["group"][peer]
+
+
+# -- sums -------------------------------------------------------------------------------------
+
+
+def totals(lane: Lane) -> dict:
+    """What a rank communicated and how its time went.
+
+    Bytes and messages are those of operations that are over. A record that knows what it
+    ``sent`` and ``received`` counts there; any other collective counts by its tensors.
+    """
+    over = [record for record in lane.records if record["end"] is not None]
+    spent = dict.fromkeys(_PRECEDENCE, 0.0)
+    timed = states(lane)
+    for begin, end, state in timed:
+        spent[state] += end - begin
+    moving = [(r["matched"], r["end"], COMMUNICATING) for r in over if r["matched"] is not None]
+    computing = [part for part in timed if part[2] == COMPUTING]
+    return {
+        "rank": lane.rank,
+        **_traffic(over),
+        "seconds computing": spent[COMPUTING],
+        "seconds waiting": spent[WAITING] + spent[STUCK],
+        "seconds communicating": spent[COMMUNICATING],
+        "seconds hidden": _overlap(moving, computing),
+    }
+
+
+def _traffic(records: list[dict]) -> dict[str, int]:
+    sums = dict.fromkeys(
+        ("bytes sent", "bytes received", "bytes in collectives",
+         "messages sent", "messages received", "collectives"), 0
+    )  # fmt: skip
+    for record in records:
+        to_sum, count = {
+            "send": ("bytes sent", "messages sent"),
+            "recv": ("bytes received", "messages received"),
+        }.get(record["op"], ("bytes in collectives", "collectives"))
+        sums[count] += 1
+        if record.get("sent") is None and record.get("received") is None:
+            sums[to_sum] += record["nbytes"]
+        else:
+            sums["bytes sent"] += record.get("sent") or 0
+            sums["bytes received"] += record.get("received") or 0
+    return sums
+
+
+def _overlap(some: list[Part], others: list[Part]) -> float:
+    """Seconds that are in both."""
+    return _length(some) + _length(others) - _length([*some, *others])
+
+
+def _length(parts: list[Part]) -> float:
+    return sum(end - begin for begin, end, _ in sweep(parts))

@@ -1,0 +1,206 @@
+"""Where things stand in the figure: the page, the lanes, and what is too small to be drawn alone.
+
+Up and down is measured in inches from the top, so that a pixel is a pixel whatever the lanes are;
+across is measured in the unit of the axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from . import words
+from .collect import COMMUNICATING, STUCK, WAITING, Lane, Part, end_of
+
+DPI = 100
+# Inches around the lanes: room for the title, the ranks' names, the axis and the legend.
+LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.2, 0.42, 1.02
+# A lane of a few ranks, in inches: computing thread, background operations, gap below.
+_THREAD, _BACKGROUND, _GAP = 0.27, 0.42, 0.16
+MOST_ROWS = 8
+# Narrower than that (pixels), operations are drawn together.
+_NARROW = 3
+_TICK = 1.5
+# From the bottom: the stronger a state, the firmer it stands.
+_STACK = (COMMUNICATING, STUCK, WAITING)
+
+
+@dataclass
+class Page:
+    """What the figure shows, and how large.
+
+    Attributes:
+        width: of the figure in inches.
+        since, until: seconds.
+        ranks: how many lanes.
+        has_background: whether lanes have room for background operations.
+    """
+
+    width: float
+    since: float
+    until: float
+    ranks: int
+    has_background: bool
+    scale: float = field(init=False)
+
+    def __post_init__(self):
+        self.scale = min(1.0, max(0.4, 2 / self.ranks**0.5))
+        span = self.until - self.since
+        self.unit, self.second = words.time_unit(span)
+        # A close look at what happened late counts from there: "500000.3 ms" can't be read.
+        digit = 10.0 ** math.floor(math.log10(span))
+        self.base = math.floor(self.since / digit) * digit if self.since > 5 * span else 0.0
+        # Room for the marks of what has no end.
+        margin = 0.012 * span
+        self.shown = (self.since - margin, self.until + margin)
+        self.pixel = (self.shown[1] - self.shown[0]) / ((self.width - LEFT - RIGHT) * DPI)
+
+    @property
+    def lane(self) -> float:
+        """Inches from lane to lane."""
+        return self.scale * (_THREAD + _GAP + (_BACKGROUND if self.has_background else 0))
+
+    @property
+    def height(self) -> float:
+        """Of the figure in inches. Depends on the number of ranks only, not on times."""
+        return round(TOP + BOTTOM + max(self.ranks * self.lane, 0.5), 1)
+
+    def thread(self, rank: int) -> tuple[float, float]:
+        """Top and bottom of the computing thread's bar."""
+        top = rank * self.lane + self.scale * _GAP / 2
+        return top, top + self.scale * _THREAD
+
+    def row(self, rank: int, row: int, rows: int) -> tuple[float, float]:
+        """Top and bottom of a row of background operations."""
+        _, top = self.thread(rank)
+        top += 0.03 * self.scale
+        # Two rows fill the room well; a single one need not be as thick as the thread's bar.
+        high = self.scale * (_BACKGROUND - 0.03) / max(min(rows, MOST_ROWS), 2)
+        top += min(row, MOST_ROWS - 1) * high
+        return top, top + 0.88 * high
+
+    def band(self, rank: int) -> tuple[float, float]:
+        """Top and bottom of the whole lane."""
+        return rank * self.lane, (rank + 1) * self.lane
+
+    def across(self, seconds: float) -> float:
+        """A time on the axis."""
+        return (seconds - self.base) / self.second
+
+    @property
+    def axis_label(self) -> str:
+        """What the axis shows."""
+        if not self.base:
+            return f"time since the cell began [{self.unit}]"
+        unit, second = words.time_unit(self.base)
+        after = f"{self.base / second:.9g} {unit}"
+        return f"time from {after} after the cell began [{self.unit}]"
+
+    def pixels(self, seconds: float) -> float:
+        """How wide a time is."""
+        return seconds / self.pixel
+
+    def font(self, high: float) -> float:
+        """Points of a label in a bar of so many inches; 0 where it can't be read."""
+        return 7.5 if high >= 0.155 else 6.5 if high >= 0.105 else 0
+
+
+def view(lanes: list[Lane]) -> tuple[float, float]:
+    """From when to when the figure shows by default (seconds).
+
+    All of the cell, or where communication takes less than a quarter, that part with a margin:
+    imports and data sets at the cell's beginning would squeeze the rest.
+    """
+    last = max((lane.end for lane in lanes), default=0.0)
+    times = [r["start"] for lane in lanes for r in lane.records]
+    ends = [end_of(r, lane) for lane in lanes for r in lane.records]
+    if not times:
+        return 0.0, last or 1e-3
+    first, final = min(times), max(ends)
+    margin = 0.08 * (final - first) or 0.1 * last or 1e-4
+    if final - first > 0.25 * last:
+        return 0.0, max(last, final)
+    return max(first - margin, 0.0), final + margin
+
+
+# -- what is narrower than a few pixels ---------------------------------------------------------
+
+
+@dataclass
+class Piece:
+    """A rectangle of one state: seconds across, and from which to which share of the height."""
+
+    begin: float
+    end: float
+    state: str
+    low: float = 0.0
+    high: float = 1.0
+
+
+def pieces(parts: Iterable[Part], pixel: float) -> list[Piece]:
+    """Parts in order as rectangles, few of them however many parts there are.
+
+    A narrow part alone becomes a tick. Where narrow parts follow each other, columns of a few
+    pixels show by height how the time was shared.
+    """
+    made: list[Piece] = []
+    narrow: list[Part] = []
+    for part in parts:
+        if narrow and part[0] - narrow[-1][1] > _NARROW * pixel:
+            made += _together(narrow, pixel)
+            narrow = []
+        if part[1] - part[0] >= _NARROW * pixel:
+            made += [*_together(narrow, pixel), Piece(*part)]
+            narrow = []
+        else:
+            narrow.append(part)
+    return made + _together(narrow, pixel)
+
+
+def _together(parts: list[Part], pixel: float) -> list[Piece]:
+    if not parts:
+        return []
+    begin, end = parts[0][0], parts[-1][1]
+    if end - begin < _NARROW * pixel:
+        shares = _shares(parts)
+        half = max(end - begin, _TICK * pixel) / 2
+        middle = (begin + end) / 2
+        return [Piece(middle - half, middle + half, max(shares, key=shares.get))]
+    count = max(round((end - begin) / (_NARROW * pixel)), 1)
+    step = (end - begin) / count
+    columns: list[list[Part]] = [[] for _ in range(count)]
+    for part in parts:
+        _cut(part, begin, step, columns)
+    return [
+        piece
+        for k, column in enumerate(columns)
+        for piece in _column(begin + k * step, begin + (k + 1) * step, column)
+    ]
+
+
+def _cut(part: Part, begin: float, step: float, columns: list[list[Part]]) -> None:
+    """Divide a part between the columns it lies in."""
+    last = len(columns) - 1
+    first, final = (min(int((time - begin) / step), last) for time in part[:2])
+    for k in range(first, final + 1):
+        low, high = max(part[0], begin + k * step), min(part[1], begin + (k + 1) * step)
+        columns[k].append((low, max(low, high), part[2]))
+
+
+def _shares(parts: list[Part]) -> dict[str, float]:
+    """Seconds of each state."""
+    shares: dict[str, float] = {}
+    for begin, end, state in parts:
+        shares[state] = shares.get(state, 0.0) + end - begin
+    return shares
+
+
+def _column(begin: float, end: float, parts: list[Part]) -> list[Piece]:
+    shares, low, made = _shares(parts), 0.0, []
+    for state in _STACK:
+        share = min(shares.get(state, 0.0) / (end - begin), 1 - low)
+        if share > 0:
+            made.append(Piece(begin, end, state, low, low + share))
+            low += share
+    return made

@@ -1,0 +1,81 @@
+"""What runs on the ranks for a timeline: note when cells begin and end, tell what was recorded."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+# Of this rank's last cell: when it began and ended, and the position of its first record.
+_cell = SimpleNamespace(begin=None, end=None, mark=0)
+# The communicator that clocks are compared on.
+_clock = SimpleNamespace(comm=None, usable=True)
+
+# Seconds that a comparison of clocks may take.
+PATIENCE = 2.0
+
+
+def start_watching(user_ns: dict, *, rank: int) -> None:
+    """Have every cell of this rank begin a new timeline."""
+    from IPython import get_ipython
+
+    events = get_ipython().events
+    # The kernel's questions run as silent cells, which IPython does not announce: they leave the
+    # timeline of the last cell alone.
+    for name, function in (("pre_run_cell", _begin), ("post_run_cell", _end)):
+        if function not in events.callbacks[name]:
+            events.register(name, function)
+
+
+def _begin(info) -> None:
+    from utils.mpi.record import log
+
+    _cell.mark, _cell.begin, _cell.end = log.mark(), time.perf_counter(), None
+
+
+def _end(result) -> None:
+    _cell.end = time.perf_counter()
+
+
+def report(user_ns: dict, *, rank: int) -> dict:
+    """What this rank communicated since its last cell began; times on its own clock."""
+    from utils.mpi.record import log
+
+    records = [as_record(call) for call in log.since(_cell.mark)]
+    return {"rank": rank, "begin": _cell.begin, "end": _cell.end, "records": records}
+
+
+def clock_offset(user_ns: dict, *, rank: int) -> float:
+    """Seconds that this rank's clock is ahead of rank 0's; asked of all ranks at the same time.
+
+    Raises TimeoutError when a rank does not take part, and from then on at once.
+    """
+    from mpi4py import MPI
+
+    from utils.mpi import clocks
+
+    if not _clock.usable or MPI.Is_finalized():
+        raise TimeoutError("this rank's clock can't be compared any more")
+    # Messages of a comparison that was given up could be taken for the next one's.
+    _clock.usable = False
+    if _clock.comm is None:
+        _clock.comm = clocks.duplicate(MPI.COMM_WORLD, timeout=PATIENCE)
+    offset = clocks.offsets(_clock.comm, timeout=PATIENCE)[rank]
+    _clock.usable = True
+    return offset
+
+
+def as_record(call) -> dict:
+    """A :class:`~utils.mpi.record.Call` as JSON."""
+    from utils.mpi.errors import place_text
+
+    plain = ("op", "nbytes", "dtype", "peer", "tag", "blocking", "sequence", "sent", "received")
+    times = ("start", "matched", "end")
+    return {
+        **{name: getattr(call, name) for name in (*plain, *times)},
+        "group": list(call.group),
+        "shape": list(call.shape),
+        # Another thread may end a wait at any moment.
+        "waits": [list(wait) for wait in list(call.waits)],
+        "message": None if call.message is None else list(call.message),
+        "where": place_text(*call.place) if call.place else "",
+    }

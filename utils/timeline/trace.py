@@ -1,0 +1,147 @@
+"""A trace in the format that Perfetto and Chrome read.
+
+"Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU:
+complete events (X) of µs, a process per rank, flow events (s, f) for messages. Events of a track
+have to lie beside or inside each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from . import collect
+from .collect import COMMUNICATING, COMPUTING, STUCK, Lane
+
+_PHASES = {
+    COMMUNICATING: "data moves",
+    collect.WAITING: "waits for its partner",
+    STUCK: "never matched",
+}
+
+
+def save(lanes: list[Lane], path: str | os.PathLike) -> None:
+    """Write the trace as JSON."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"traceEvents": events(lanes), "displayTimeUnit": "ms"}, file)
+
+
+def events(lanes: list[Lane]) -> list[dict]:
+    """The trace's events: tracks and their names, operations, messages."""
+    found: list[dict] = []
+    # Where each record's event is, by identity: messages start and end there.
+    places: dict[int, tuple[int, float, float]] = {}
+    for lane in lanes:
+        found += _thread(lane, places) + _background(lane, places)
+    return found + _flows(lanes, places)
+
+
+def _thread(lane: Lane, places: dict) -> list[dict]:
+    """The computing thread: what it computed, and the operations that held it."""
+    waits = [
+        (begin, lane.end if end is None else end, record)
+        for record in lane.records
+        for begin, end in record["waits"]
+    ]
+    # One thread waits for one thing at a time; a wait of another thread gets a track of its own.
+    tracks = collect.rows([(begin, end) for begin, end, _ in waits])
+    names = ["computing thread", *("another waiting thread" for _ in range(max(tracks, default=0)))]
+    found = _metadata(lane, names, first=0, process=True)
+    for begin, end, state in collect.states(lane):
+        if state == COMPUTING:
+            found.append(_complete("computing", COMPUTING, lane.rank, 0, begin, end))
+    for (begin, end, record), track in zip(waits, tracks, strict=True):
+        track = _BEYOND + track if track else 0
+        name = record["op"] if record["blocking"] else f"wait for {record['op']}"
+        found += _operation(name, record, lane, track, begin, end)
+        if record["blocking"]:
+            places[id(record)] = (track, begin, end)
+    return found
+
+
+# The tracks of other threads' waits come after those of the background.
+_BEYOND = 1000
+
+
+def _background(lane: Lane, places: dict) -> list[dict]:
+    """Operations beside the computing thread, on as few tracks as they need."""
+    records = collect.background(lane)
+    spans = [(record["start"], collect.end_of(record, lane)) for record in records]
+    tracks = collect.rows(spans)
+    count = max(tracks, default=-1) + 1
+    names = [f"in the background {k + 1}" for k in range(count)]
+    found = _metadata(lane, names, first=1)
+    for record, span, track in zip(records, spans, tracks, strict=True):
+        found += _operation(record["op"], record, lane, track + 1, *span)
+        places[id(record)] = (track + 1, *span)
+    return found
+
+
+def _operation(
+    name: str, record: dict, lane: Lane, track: int, begin: float, end: float
+) -> list[dict]:
+    """An operation, and inside it how long it waited for its partner."""
+    args = {
+        "bytes": record["nbytes"],
+        "shape": record["shape"],
+        "dtype": record["dtype"],
+        "group": record["group"],
+        "peer": collect.partner(record),
+        "tag": record["tag"],
+        "line": record["where"],
+        "finished": record["end"] is not None,
+    }
+    found = [_complete(name, "communication", lane.rank, track, begin, end, args)]
+    for part_begin, part_end, state in collect.phases(record, begin, end):
+        found.append(_complete(_PHASES[state], state, lane.rank, track, part_begin, part_end))
+    return found
+
+
+def _flows(lanes: list[Lane], places: dict) -> list[dict]:
+    """An arrow per message. It binds to the event around its time, so it ends inside of it."""
+    found = []
+    records = (record for lane in lanes for record in lane.records)
+    for number, (send, recv) in enumerate(collect.messages(records)):
+        if id(send) not in places or id(recv) not in places:
+            continue
+        about = {"name": "message", "cat": "message", "id": number}
+        from_track, start, _ = places[id(send)]
+        to_track, begin, end = places[id(recv)]
+        inside = max(begin, end - 1e-6)
+        found.append({**about, "ph": "s", **_at(send["rank"], from_track, start)})
+        found.append({**about, "ph": "f", "bp": "e", **_at(recv["rank"], to_track, inside)})
+    return found
+
+
+def _complete(
+    name: str, category: str, rank: int, track: int, begin: float, end: float, args=None
+) -> dict:
+    at = _at(rank, track, begin)
+    # From rounded times, so that events which lay inside each other still do.
+    length = round(max(_nanoseconds(end) - _nanoseconds(begin), 0) / 1e3, 3)
+    event = {"name": name, "cat": category, "ph": "X", **at, "dur": length}
+    return event | ({"args": args} if args else {})
+
+
+def _at(rank: int, track: int, time: float) -> dict:
+    return {"pid": rank, "tid": track, "ts": _nanoseconds(time) / 1e3}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(round(seconds * 1e9), 0)
+
+
+def _metadata(lane: Lane, names: list[str], first: int, process: bool = False) -> list[dict]:
+    """Names and order of the rank's tracks, and of the rank itself."""
+    about = []
+    if process:
+        about.append(("process_name", 0, {"name": f"rank {lane.rank}"}))
+        about.append(("process_sort_index", 0, {"sort_index": lane.rank}))
+    for k, name in enumerate(names):
+        track = first + k if first or not k else _BEYOND + k
+        about.append(("thread_name", track, {"name": name}))
+        about.append(("thread_sort_index", track, {"sort_index": track}))
+    return [
+        {"name": name, "ph": "M", "ts": 0, "pid": lane.rank, "tid": track, "args": args}
+        for name, track, args in about
+    ]

@@ -21,6 +21,8 @@ JOBS = {
     "groups": (1, 2, 3, 4),
     "pytorch": (1, 2, 4),
     "chunks": (1, 3),
+    "slow_network": (2, 3, 4),
+    "message_board": (2, 3),
     "large": (2,),
 }
 DEADLINE = 150
@@ -28,8 +30,11 @@ _done: dict[tuple[str, int], dict[str, list[dict]]] = {}
 
 
 def names_of(job: str) -> list[str]:
-    source = "collectives" if job == "chunks" else job
-    return re.findall(r"^def (case_\w+)", (CASES / f"{source}.py").read_text(), re.MULTILINE)
+    text = (CASES / f"{job}.py").read_text()
+    names = re.findall(r"^(?:def |    )(case_\w+)", text, re.MULTILINE)
+    for other in re.findall(r"^from (\w+) import \*", text, re.MULTILINE):
+        names += names_of(other)
+    return names
 
 
 @pytest.fixture

@@ -370,3 +370,22 @@ def case_asynchronous_means_work_in_inference_mode():
         tensor = of_rank(rank())
         future = dist.all_reduce(tensor, OPS.AVG, async_op=True).get_future()
         same(future.wait()[0], sum(everybody()) / size())
+
+
+def case_blocking_and_async_calls_of_one_collective_belong_together():
+    for k in range(40):
+        tensor = of_rank(rank(), (6,))
+        if (k + rank()) % 2:
+            dist.all_reduce(tensor)
+        else:
+            dist.all_reduce(tensor, async_op=True).wait()
+        same(tensor, sum(everybody((6,))), f"round {k}")
+
+
+def case_hundreds_of_collectives_may_be_under_way():
+    tensors = [of_rank(rank(), (3,)) + k for k in range(300)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in works:
+        work.wait()
+    for k, tensor in enumerate(tensors):
+        same(tensor, sum(everybody((3,))) + k * size(), f"collective {k}")

@@ -19,11 +19,11 @@ DEPTH = 64
 WORDS = DEPTH + 1
 _STARTED = DEPTH
 # How often a rank says how far it is; a part of DEPTH.
-_EVERY = 16
+EVERY = 16
 
 # A word: 1 bit "here", 1 bit "in a blocking call", 20 bits of the number, 42 of the signature.
-HERE, DIRECT = 1 << 63, 1 << 62
-NUMBER, _SIGNATURE = 0xFFFFF, (1 << 42) - 1
+HERE, DIRECT, NUMBER_AT = 1 << 63, 1 << 62, 42
+NUMBER, _SIGNATURE = 0xFFFFF, (1 << NUMBER_AT) - 1
 
 
 @functools.lru_cache(maxsize=65_536)
@@ -35,7 +35,7 @@ def signature(key: tuple) -> int:
 
 def word(number: int, code: int, direct: bool) -> int:
     """The word of a collective with this signature."""
-    return HERE | (DIRECT if direct else 0) | (number & NUMBER) << 42 | code
+    return HERE | (DIRECT if direct else 0) | (number & NUMBER) << NUMBER_AT | code
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Arrivals:
 
     def started(self, number: int) -> None:
         """This rank has read all words of this collective."""
-        if number % _EVERY == 0:
+        if number % EVERY == 0:
             self.board.set(_STARTED, number)
 
     def look(self, number: int, mine: int) -> Sight:
@@ -94,7 +94,7 @@ class Arrivals:
         words = self.board.of_all(number % DEPTH)
         if all(w == mine for w in words):
             return Sight([], [], bool(mine & DIRECT))
-        there = [w & HERE and (w >> 42 & NUMBER) == number & NUMBER for w in words]
+        there = [w & HERE and (w >> NUMBER_AT & NUMBER) == number & NUMBER for w in words]
         missing = [r for r, here in enumerate(there) if not here]
         odd = [r for r, w in enumerate(words) if there[r] and (w ^ mine) & _SIGNATURE]
         return Sight(missing, odd, not missing and all(w & DIRECT for w in words))

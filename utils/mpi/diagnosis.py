@@ -187,6 +187,8 @@ def _headline(cause: dict | None, cycle: list[int], by_rank: dict[int, dict]) ->
         return "Deadlock: these ranks wait for each other, and none of them can go on."
     waiting, missing = _groups(by_rank)
     verb = "waits" if len(waiting) == 1 else "wait"
+    if not missing:
+        return f"{cause['error']}"
     states = {by_rank[r]["state"] for r in missing if r in by_rank}
     gone = {"left": "the cell is over there", "ended": "the program is over there"}
     reason = gone.get(next(iter(states), ""), "") if len(states) == 1 else ""

@@ -20,6 +20,7 @@ from . import buffers
 from .errors import CommunicationMismatch
 from .network import link
 from .record import Call
+from .steps import now
 
 # Bytes of elements that travel in the envelope: below the size up to which MPI libraries send
 # at once, whether or not the receive has been posted (4 KiB in Open MPI's shared memory).
@@ -64,7 +65,9 @@ def send(channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Ten
     channels.sent += 1
     number = channels.sent
     call.message = (channels.members[channels.rank], number)
-    gone, arrives = link.sends(call.nbytes) if link.network else (0.0, 0.0)
+    gone = arrives = 0.0
+    if link.network is not None:
+        gone, arrives = link.sends(call.nbytes, link.called(call.start))
     shape = tensor.shape
     envelope = _HEAD.pack(call.nbytes, number, arrives, _CODES[tensor.dtype], len(shape))
     envelope += _shape_struct(len(shape)).pack(*shape)
@@ -129,7 +132,7 @@ def ship(channels: Channels, peer: int, memory: torch.Tensor, tag: int, call: Ca
     if link.network is None:
         yield [channels.data.Isend(buffers.message(memory), peer, tag)]
         return
-    gone, arrives = link.sends(nbytes)
+    gone, arrives = link.sends(nbytes, now())
     yield [
         channels.data.Isend(_TIME.pack(arrives), peer, tag),
         channels.data.Isend(buffers.message(memory), peer, tag),

@@ -16,6 +16,11 @@ _SIZES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 # One way through a switch, in a data centre; for a network that is given by its bandwidth only.
 USUAL_LATENCY = 50e-6  # seconds
 
+# Of a wait that ended late, what is put down to Python at most.
+MOST_LATE = 1e-3  # seconds
+# What PyTorch's Python takes around one of our calls (`dist.send` and `dist.recv` on an idle core).
+AROUND = 5e-6  # seconds
+
 
 @dataclass(frozen=True)
 class Network:
@@ -76,27 +81,39 @@ class Link:
     Attributes:
         network: the present one; ``None`` is the machine's own.
         shared_clock: whether all ranks read the same clock.
+        late: by how much the last wait ended later than the message was there, in seconds. What
+            the rank sends afterwards counts from that much earlier: the time that Python needs
+            is not the network's.
     """
 
     def __init__(self):
         self.network: Network | None = None
         self.shared_clock = True
+        self.late = 0.0
         self._out_free = self._in_free = 0.0
         self._lock = threading.Lock()
 
     def set(self, network: Network | None) -> None:
         """Use this network from now on."""
         self.network = network
-        self._out_free = self._in_free = 0.0
+        self.late = self._out_free = self._in_free = 0.0
 
-    def sends(self, nbytes: int) -> tuple[float, float]:
-        """A message leaves now. When its last byte has left, and what to tell the receiver."""
-        now = time.perf_counter()
+    def called(self, start: float) -> float:
+        """When a call that came at ``start`` would have come if Python took no time."""
+        return start - self.late - AROUND
+
+    def ended(self, due: float) -> None:
+        """A wait for something that was there at ``due`` ends now."""
+        late = time.perf_counter() - due
+        self.late = late if 0 < late < MOST_LATE else 0.0
+
+    def sends(self, nbytes: int, at: float) -> tuple[float, float]:
+        """A message leaves at ``at``. When its last byte is gone; what to tell the receiver."""
         with self._lock:
-            gone = max(now, self._out_free) + nbytes / self.network.bandwidth
+            gone = max(at, self._out_free) + nbytes / self.network.bandwidth
             self._out_free = gone
         arrives = gone + self.network.latency
-        return gone, arrives if self.shared_clock else arrives - now
+        return gone, arrives if self.shared_clock else arrives - time.perf_counter()
 
     def receives(self, nbytes: int, told: float) -> float:
         """When a message has arrived, by what its sender told."""

@@ -8,17 +8,21 @@ that was started moves on while the rank computes.
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import math
 import os
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 from mpi4py import MPI
+from torch._C._dynamo import eval_frame
 from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
@@ -37,9 +41,31 @@ from .work import OTHER_SIDE, CollectiveWork, DoneWork, JoinedWork, MPIWork
 TIMEOUT_VARIABLE = "MPI_BACKEND_TIMEOUT"
 _C10D = distributed_c10d.__file__
 _DONE = DoneWork()
+# Open MPI's Iallreduce takes two to four times as long as Allreduce from here on; a ring of
+# messages that are added up by PyTorch does not.
+RING_FROM = 512 * 1024  # bytes
 # How often the fast path looks for the other ranks before it hands over to a patient wait.
-_LOOKS = 300
+_LOOKS = 1000
 _SUM = ReduceOp.SUM
+_now, _thread = time.perf_counter, threading.get_ident
+_profiling, _address = torch.autograd._profiler_enabled, MPI.buffer.fromaddress
+_MAIN_THREAD = threading.main_thread().ident
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is known beforehand of a blocking all_reduce of tensors of one dtype and shape."""
+
+    code: int
+    call: Call
+    count: int
+    nbytes: int
+    datatype: MPI.Datatype
+    size: int
+    words: memoryview
+    come: Callable[[int, int], None]
+    refresh: Callable[[], None] | None
+    all_reduce: Callable
 
 
 def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
@@ -99,7 +125,9 @@ class ProcessGroupMPI(ProcessGroup):
         self.lock = threading.RLock()
         # Collectives that were called and have not begun, oldest first.
         self._queue: deque[CollectiveWork] = deque()
-        self._plans: dict = {}
+        self._plans: dict[tuple, Plan] = {}
+        # The word of the collective that this rank has come to, but not begun; 0 without one.
+        self._come_to = 0
         self.key = _key_of(members)
         meet(self.world.control, members, self.key[1], "new_group", timeout, self.world)
         self._open()
@@ -342,64 +370,72 @@ class ProcessGroupMPI(ProcessGroup):
 
         ``opts`` may be a ``ReduceOp``; without one it is SUM.
         """
-        tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else None
-        # A tensor like one before, and nothing else going on: the short way.
-        if type(tensor) is torch.Tensor and self._plans:
+        if type(tensors) is list and len(tensors) == 1 and type(tensors[0]) is torch.Tensor:
+            # A tensor like one before, and nothing else going on: the short way.
+            tensor = tensors[0]
             plan = self._plans.get((tensor.dtype, tensor.shape))
-            if plan is not None and self._all_reduce_now(tensor, opts, *plan):
+            if plan is not None and not self._queue and self._all_reduce_now(tensor, opts, plan):
                 return _DONE
         return self._all_reduce("all_reduce", [_one(tensors, "all_reduce")], opts)
 
-    def _all_reduce_now(self, tensor, opts, code, pattern, count, nbytes, datatype) -> bool:
+    def _all_reduce_now(self, tensor: torch.Tensor, opts, plan: Plan) -> bool:
         """A blocking SUM of a plain CPU tensor; ``False`` when it has to go the long way.
 
-        The long way of :meth:`_collective` without what such a call does not need.
+        The long way of :meth:`_collective` without all that such a call does not need: each
+        microsecond counts here, so it is written in one piece.
         """
-        start = time.perf_counter()
-        if (
-            self._queue
-            or opts is None
-            or opts.asyncOp
-            or opts.reduceOp != _SUM
-            or not (tensor.is_cpu and tensor.is_contiguous())
-            or tensor.is_neg()
-            or torch.autograd._profiler_enabled()
-            or threading.get_ident() != _MAIN_THREAD
+        start = _now()
+        if not (
+            opts is not None
+            and not opts.asyncOp
+            and opts.reduceOp == _SUM
+            and tensor.is_cpu
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+            and not _profiling()
+            and _thread() == _MAIN_THREAD
         ):
             return False
         there = self.arrivals
         number = there.number + 1
         if number > there.limit and not there.may_come(number):
             return False
-        block = [MPI.buffer.fromaddress(tensor.data_ptr(), nbytes), count, datatype]
-        guard.on += 1
+        block = [_address(tensor.data_ptr(), plan.nbytes), plan.count, plan.datatype]
+        mine = plan.code | (number & arrivals.NUMBER) << arrivals.NUMBER_AT
+        first = number % arrivals.DEPTH * plan.size
+        end, everybody = first + plan.size, [mine] * plan.size
         matched = 0.0
-        if self._all_are_here(number, code | (number & arrivals.NUMBER) << 42):
+        guard.on += 1
+        plan.come(number % arrivals.DEPTH, mine)
+        if plan.words[first:end].tolist() == everybody or self._all_come(plan, number, mine):
             there.number = number
-            there.started(number)
-            matched = time.perf_counter()
-            self._allreduce(MPI.IN_PLACE, block)
-            log.add_like(pattern, start, matched, time.perf_counter(), number)
+            if not number % arrivals.EVERY:
+                there.started(number)
+            matched = _now()
+            plan.all_reduce(MPI.IN_PLACE, block)
+            log.add_like(plan.call, start, matched, _now(), number)
         guard.on -= 1
         if guard.late:
             guard.release()
         return matched > 0
 
-    def _all_are_here(self, number: int, mine: int) -> bool:
-        """Come to a collective, and see whether all others do at once; else take it back."""
-        board, size = self.arrivals.board, len(self.members)
-        words, refresh = board.words, board.refresh
-        slot = number % arrivals.DEPTH * size
-        end, everybody = slot + size, [mine] * size
-        board.set(number % arrivals.DEPTH, mine)
+    def _all_come(self, plan: Plan, number: int, mine: int) -> bool:
+        """Look for the other ranks for a moment; without success, take back having come."""
+        first = number % arrivals.DEPTH * plan.size
+        end, everybody = first + plan.size, [mine] * plan.size
         for look in range(_LOOKS):
-            if words[slot:end].tolist() == everybody:
+            if plan.refresh:
+                plan.refresh()
+            if plan.words[first:end].tolist() == everybody:
                 return True
-            if refresh:
-                refresh()
-            if look > _LOOKS // 10:
+            if look > 30:
                 os.sched_yield()
-        return not self._take_back(number, mine)
+        if not self._take_back(number, mine):
+            # Too late to take it back; if not all are in blocking calls, it has to be another one.
+            if self.arrivals.look(number, mine).direct:
+                return True
+            self.arrivals.number, self._come_to = number, mine
+        return False
 
     def _take_back(self, number: int, mine: int) -> bool:
         """Withdraw from a collective; ``False`` when all others have come by now."""
@@ -441,7 +477,16 @@ class ProcessGroupMPI(ProcessGroup):
                 buffers.deliver(tensor, memory)
 
         key = tuple((str(t.dtype), tuple(t.shape)) for t in tensors)
-        return self._collective(call, key, tensors, finish, memories, native=native, shaped=shaped)
+        return self._collective(
+            call,
+            key,
+            tensors,
+            finish,
+            memories,
+            native=native,
+            shaped=shaped,
+            messages_from=RING_FROM,
+        )
 
     def reduce_scatter(self, outputs, inputs, opts=None) -> MPIWork:
         """Rank r gets the reduction of everybody's r-th tensor. Sizes may differ between r."""
@@ -497,7 +542,14 @@ class ProcessGroupMPI(ProcessGroup):
             buffers.deliver(output, memory)
 
         return self._collective(
-            call, tuple(counts), [output], finish, stage, native=native, shaped=shaped
+            call,
+            tuple(counts),
+            [output],
+            finish,
+            stage,
+            inputs=parts,
+            native=native,
+            shaped=shaped,
         )
 
     def _reduce_each(self, parts, memory, datatype, op) -> list[tuple]:
@@ -537,11 +589,17 @@ class ProcessGroupMPI(ProcessGroup):
 
     def allgather_coalesced(self, outputs, inputs, opts=None) -> MPIWork:
         """:meth:`allgather` of several tensors: ``outputs[rank][i]`` is rank's i-th."""
-        works = [
-            self.allgather([[row[i] for row in outputs]], [tensor], opts)
-            for i, tensor in enumerate(inputs)
-        ]
-        return JoinedWork(works, [tensor for row in outputs for tensor in row])
+        size = len(self.members)
+        if len(outputs) != size or any(len(row) != len(inputs) for row in outputs):
+            raise ValueError(
+                f"all_gather_coalesced: the outputs must be {size} lists (world size) of "
+                f"{len(inputs)} tensors, as there are inputs"
+            )
+        call = self._call("all_gather_coalesced", inputs, opts)
+        sends = [(rank, tensor) for rank in range(size) for tensor in inputs]
+        receives = [(rank, tensor) for rank, row in enumerate(outputs) for tensor in row]
+        key = tuple((str(tensor.dtype), tensor.numel()) for tensor in inputs)
+        return self._exchange(call, key, sends, receives, inputs=inputs)
 
     def _all_gather(self, what: str, parts, tensor, opts, whole=None) -> MPIWork:
         _check_alike([tensor, *parts], what)
@@ -584,7 +642,14 @@ class ProcessGroupMPI(ProcessGroup):
             yield from algorithms.all_gather(team, chunks)
 
         return self._collective(
-            call, tuple(counts), outputs, deliver, memory, native=native, shaped=shaped
+            call,
+            tuple(counts),
+            outputs,
+            deliver,
+            memory,
+            inputs=[tensor],
+            native=native,
+            shaped=shaped,
         )
 
     def alltoall(self, outputs: list, inputs: list, opts=None) -> MPIWork:
@@ -613,6 +678,7 @@ class ProcessGroupMPI(ProcessGroup):
             list(enumerate(memory.view(-1).split(sends))),
             list(enumerate(stage.view(-1).split(receives))),
             lambda: buffers.deliver(output, stage),
+            inputs=[tensor],
         )
 
     def barrier(self, opts=None) -> MPIWork:
@@ -671,26 +737,35 @@ class ProcessGroupMPI(ProcessGroup):
         finish: Callable[[], None] | None = None,
         keep: object = None,
         *,
+        inputs: Sequence[torch.Tensor] | None = None,
         native: Callable[[], list[tuple]] | None = None,
         shaped: Callable[[algorithms.Team], Generator],
+        messages_from: float = math.inf,
     ) -> CollectiveWork:
         """Come to a collective; it begins when all ranks have come.
 
         Args:
             key: what has to be equal on all ranks, besides what ``call`` says.
+            result, finish, keep, inputs: see :class:`MPIWork`.
             native: see :class:`CollectiveWork`; without it, ``shaped`` is used always.
             shaped: the collective as messages, for the slow network.
+            messages_from: bytes from which they are faster than MPI's non-blocking call, too.
         """
         slow = native is None or link.network is not None
-        steps = (lambda: shaped(algorithms.Team(self.channels, call))) if slow else None
-        work = CollectiveWork(self, call, list(result), finish, keep, native, steps)
+        by_messages = slow or call.nbytes >= messages_from
+        steps = (lambda: shaped(algorithms.Team(self.channels, call))) if by_messages else None
+        work = CollectiveWork(
+            self, call, list(result), finish, keep, inputs, native, steps, not slow
+        )
         same = (call.op, call.dtype, key, call.reduce_op, call.peer, str(link.network))
         with guard, self.lock:
-            self.arrivals.number += 1
+            work.come = self._come_to > 0
+            self.arrivals.number += not work.come
             call.sequence = self.arrivals.number
-            work.word = arrivals.word(
+            work.word = self._come_to or arrivals.word(
                 call.sequence, arrivals.signature(same), call.blocking and not slow
             )
+            self._come_to = 0
             self._queue.append(work)
             self.pump()
         if not call.blocking:
@@ -709,11 +784,19 @@ class ProcessGroupMPI(ProcessGroup):
         datatype, op = reduction(tensor.dtype, "SUM")
         if op != MPI.SUM or tensor.layout is not torch.strided or tensor.is_complex():
             return
-        self._allreduce = self.channels.data.Allreduce
-        code = arrivals.word(0, code, direct=True)
-        self._plans[tensor.dtype, tensor.shape] = (
-            code, call, tensor.numel(), call.nbytes, datatype,
-        )  # fmt: skip
+        notes = self.arrivals.board
+        self._plans[tensor.dtype, tensor.shape] = Plan(
+            arrivals.word(0, code, direct=True),
+            call,
+            tensor.numel(),
+            call.nbytes,
+            datatype,
+            len(self.members),
+            notes.words,
+            notes.set,
+            notes.refresh,
+            self.channels.data.Allreduce,
+        )
 
     # -- who has come -----------------------------------------------------------------------
 
@@ -780,7 +863,9 @@ class ProcessGroupMPI(ProcessGroup):
         record = self.world.stop("mismatch", text, sequence=name, **mine)
         return CommunicationMismatch(text, call, record)
 
-    def _exchange(self, call: Call, key: tuple, sends, receives, then=None) -> CollectiveWork:
+    def _exchange(
+        self, call: Call, key: tuple, sends, receives, then=None, inputs=None
+    ) -> CollectiveWork:
         """A collective of messages, for which MPI has no fitting call: ``(rank, tensor)`` pairs."""
         homes = {tensor.untyped_storage().data_ptr() for _, tensor in receives}
         outgoing = [(peer, _apart(tensor, homes)) for peer, tensor in sends]
@@ -791,7 +876,8 @@ class ProcessGroupMPI(ProcessGroup):
             if peer != self._rank
         ]
         deliveries = [(tensor, memory) for _, tensor, memory in incoming]
-        deliveries += [(tensor, mine[0]) for peer, tensor in receives if peer == self._rank]
+        own = [tensor for peer, tensor in receives if peer == self._rank]
+        deliveries += zip(own, mine, strict=True)
 
         def steps(team: algorithms.Team) -> Generator:
             return algorithms.exchange(
@@ -807,7 +893,8 @@ class ProcessGroupMPI(ProcessGroup):
                 then()
 
         results = [tensor for _, tensor in receives]
-        return self._collective(call, key, results, finish, outgoing, shaped=steps)
+        inputs = inputs or [tensor for _, tensor in sends]
+        return self._collective(call, key, results, finish, outgoing, inputs=inputs, shaped=steps)
 
     def _root(self, op: str, opts) -> int:
         root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
@@ -870,7 +957,6 @@ class ProcessGroupMPI(ProcessGroup):
         return [rows_of_rank * per_row for rows_of_rank in splits]
 
 
-_MAIN_THREAD = threading.main_thread().ident
 _made: dict[tuple[int, ...], int] = {}
 
 
@@ -946,3 +1032,18 @@ def _flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
         total = sum(part.numel() for part in parts)
         return first.detach().as_strided((total,), (1,))
     return torch.cat([buffers.readable(part).reshape(-1) for part in parts])
+
+
+def _never_compiled(*classes: type) -> None:
+    """Have torch.compile call these methods as they are: it cannot look into a process group.
+
+    The strategy is for calls that come from C++, the attribute for those that it would inline.
+    """
+    skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    for method in (m for c in classes for m in vars(c).values() if inspect.isfunction(m)):
+        eval_frame.set_code_exec_strategy(method.__code__, skip)
+        method._torchdynamo_disable = True
+        method._torchdynamo_disable_msg = "the mpi backend runs as it is"
+
+
+_never_compiled(ProcessGroupMPI, DoneWork, MPIWork, CollectiveWork, JoinedWork)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import os
 import threading
 import time
+from collections import deque
 
 from mpi4py import MPI
 
@@ -20,6 +22,8 @@ PAUSE = 200e-6  # seconds
 # When nothing has completed for that long, the pause grows to the longer one.
 QUIET = 0.1  # seconds
 LONG_PAUSE = 2e-3  # seconds
+# Bytes of works that are kept for a while after their end.
+SMALL = 1024
 # How long a process group's end waits for what is under way.
 PATIENCE = 5.0  # seconds
 
@@ -32,6 +36,9 @@ class Progress:
         self._live: set = set()
         self._watched: list = []
         self._buried: list = []
+        # DDP's join() keeps only the C++ half of a work, which finds the Python half while that
+        # lives; asked late, the work must still be there.
+        self._recent: deque = deque(maxlen=256)
         self._orphans: list = []
         self._wake = threading.Event()
         self._stop = False
@@ -47,6 +54,8 @@ class Progress:
     def end(self, work) -> None:
         """``work`` is complete."""
         self._live.discard(work)
+        if not work.call.blocking and work.call.nbytes <= SMALL:
+            self._recent.append(work)
 
     def watch(self, work) -> None:
         """Call ``work.poll()`` until that is true."""
@@ -93,6 +102,7 @@ class Progress:
         Returns:
             Whether nothing is left.
         """
+        self._recent = deque((w for w in self._recent if w.group is not group), maxlen=256)
         if any(work.group is group for work in self._buried):
             return False
         mine = self.works_of(group)
@@ -130,8 +140,17 @@ class Progress:
             self._wake.clear()
             while self._busy() and not self._stop and self.thread is me:
                 self._round()
-                quiet = time.perf_counter() - self._last_change > QUIET
-                time.sleep(LONG_PAUSE if quiet else PAUSE)
+                self._pause()
+
+    def _pause(self) -> None:
+        """Nothing at all while data are on their way within this machine; else a sleep."""
+        now = time.perf_counter()
+        if any(now < work.expected_until() for work in list(self._watched)):
+            os.sched_yield()
+            return
+        dues = [due for work in list(self._watched) if (due := work.due()) is not None]
+        pause = LONG_PAUSE if now - self._last_change > QUIET else PAUSE
+        time.sleep(max(0.0, min([pause, *(due - now for due in dues)])))
 
     def _busy(self) -> bool:
         return bool(self._watched or self._orphans)

@@ -6,35 +6,64 @@ time (``time.perf_counter``), other :class:`Steps`. It is sent the MPI statuses 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Generator
 
 from mpi4py import MPI
 
+_present = threading.local()
+
+
+def now() -> float:
+    """When the step that is running became possible; outside of steps, the time.
+
+    A step that had to wait for a point in time is run a little later than that. What it does
+    counts from the point, or each step would add the time that it took to notice.
+    """
+    return getattr(_present, "time", None) or time.perf_counter()
+
 
 class Steps:
     """Runs a generator as far as it goes without waiting.
 
+    Args:
+        since: when its first step became possible; without it, :func:`now`.
+
     Attributes:
         done: whether it has ended.
-        value: what it returned.
+        time: when its last step became possible, or it ended.
     """
 
-    def __init__(self, generator: Generator[list, list[MPI.Status], object]):
+    def __init__(
+        self, generator: Generator[list, list[MPI.Status], None], since: float | None = None
+    ):
         self._generator = generator
         self._pending: list[tuple[object, MPI.Status | None]] = []
         self._statuses: list[MPI.Status] = []
         self.done = False
-        self.value: object = None
+        self.time = since or now()
         self._advance(None)
 
     def poll(self) -> bool:
         """Test once what it waits for, and go on where possible; whether it has ended."""
         while not self.done:
-            self._pending = [pair for pair in self._pending if not _is_ready(*pair)]
+            self._pending = [pair for pair in self._pending if not self._is_ready(*pair)]
             if self._pending:
                 return False
             self._advance(self._statuses)
+        return True
+
+    def _is_ready(self, item, status: MPI.Status | None) -> bool:
+        if status is not None:
+            return item.Test(status)
+        if isinstance(item, Steps):
+            if not item.poll():
+                return False
+            item = item.time
+        elif time.perf_counter() < item:
+            return False
+        self.time = max(self.time, item)
         return True
 
     def due(self) -> float | None:
@@ -53,21 +82,16 @@ class Steps:
         return found
 
     def _advance(self, statuses: list[MPI.Status] | None) -> None:
+        before, _present.time = getattr(_present, "time", None), self.time
         try:
             items = self._generator.send(statuses)
-        except StopIteration as end:
-            self.done, self.value = True, end.value
+        except StopIteration:
+            self.done = True
             return
+        finally:
+            _present.time = before
         self._pending = [(i, MPI.Status() if isinstance(i, MPI.Request) else None) for i in items]
         self._statuses = [status for _, status in self._pending if status is not None]
-
-
-def _is_ready(item, status: MPI.Status | None) -> bool:
-    if status is not None:
-        return item.Test(status)
-    if isinstance(item, float):
-        return time.perf_counter() >= item
-    return item.poll()
 
 
 def _time(item) -> float | None:

@@ -101,7 +101,7 @@ class Vigil:
         self._where = where
         self._fatal = fatal
         self._shown = False
-        self._next_look = self._next_search = 0.0
+        self._next_look, self._next_search = LOOK, SEARCH
         self._incident_since = 0.0
         # When each rank's present state was first seen here, by this rank's clock.
         self._seen: dict[int, tuple[object, float]] = {}
@@ -191,7 +191,10 @@ class Vigil:
         call, where = self._waitable.call, self._where or users_line()
         text = f"rank {MPI.COMM_WORLD.rank} waits in {call.describe()} at {where}, and "
         text += _partner(call, *self._waitable.missing()[:2])
-        text += " never comes." if certain else f" did not come within {self._timeout:g} s."
+        if certain:
+            text += " never comes."
+        else:
+            text += f" did not come within the timeout of {self._timeout:g} s."
         record = {"where": where, "waited": waited}
         if self._world is not None and self._fatal:
             record = self._world.stop(

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import torch
 from mpi4py import MPI
 from torch.distributed import Work
 
-from . import arrivals
+from . import algorithms, arrivals
 from .errors import CommunicationError, CommunicationMismatch, place_text, users_line
 from .interrupts import guard
+from .network import link
 from .progress import progress
 from .record import Call
 from .steps import Steps
-from .waiting import Vigil, wait_for
+from .waiting import SPIN, Vigil, wait_for
 
 # How long a rank that meets a mismatch waits for the other side's description.
 OTHER_SIDE = 0.5  # seconds
@@ -48,6 +50,7 @@ class MPIWork(Work):
         result: the tensors that the future yields.
         finish: called once, after the last step.
         keep: memory that MPI uses until then.
+        inputs: the tensors to show in a profile; without them, ``result``.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class MPIWork(Work):
         result: list[torch.Tensor],
         finish: Callable[[], None] | None = None,
         keep: object = None,
+        inputs: Sequence[torch.Tensor] | None = None,
     ):
         super().__init__()
         self.group = group
@@ -65,14 +69,17 @@ class MPIWork(Work):
         self._finish = finish
         self._keep = keep
         self._steps: Steps | None = None
+        # Tensors made in inference mode may be written in it only, also by another thread.
+        self._for_inference = any(tensor.is_inference() for tensor in result)
         self._watched = False
+        self._due = 0.0
         self._lock = threading.RLock()
         self._done = self._given_up = self._holds_back = False
         self._error: Exception | None = None
         self._source: torch.futures.Future | None = None
         self._future: torch.futures.Future | None = None
         self._vigil: Vigil | None = None
-        self._span = _profiler_span(call)
+        self._span = _open_span(call, result if inputs is None else inputs)
         progress.begin(self)
 
     def start(self, steps: Callable[[], Generator]) -> None:
@@ -134,19 +141,23 @@ class MPIWork(Work):
         if self._steps is None:
             return False
         try:
+            if self._for_inference:
+                with torch.inference_mode():
+                    return self._steps.poll()
             return self._steps.poll()
         except MPI.Exception as error:
             self._error = _in_words(error, self.call)
-        except CommunicationError as error:
+        except Exception as error:  # kept: raised where somebody waits
             self._error = error
         return True
 
     def _complete(self) -> None:
         self.call.end = time.perf_counter()
+        self._due = self._steps.time if self._steps is not None else self.call.end
         self.call.matched = self.call.matched or self.call.end
         try:
             if self._error is None and self._finish is not None:
-                with torch.inference_mode(self._for_inference()):
+                with torch.inference_mode(self._for_inference):
                     self._finish()
         except Exception as error:  # kept: raised where somebody waits
             self._error = error
@@ -165,16 +176,12 @@ class MPIWork(Work):
     def _where(self) -> str:
         return place_text(*self.call.place) if self.call.place else users_line()
 
-    def _for_inference(self) -> bool:
-        """Tensors made in inference mode may be written in it only, also by another thread."""
-        return any(tensor.is_inference() for tensor in self._result)
-
     def _settle(self, memory_is_free: bool = True) -> None:
         """It is over: say so to all who ask, and let go of the memory."""
         if memory_is_free:
             self._finish = self._keep = self._steps = None
         if self._span is not None:
-            self._span.__exit__(None, None, None)
+            _close_span(self._span)
             self._span = None
         self._done = True  # after _error: who sees it done must see how it ended
         progress.end(self)
@@ -265,6 +272,12 @@ class MPIWork(Work):
         """When it will be over, where only time has to pass."""
         return self._steps.due() if self._steps is not None else None
 
+    def expected_until(self) -> float:
+        """Until when it is worth to move it on without a pause; 0 where it is not."""
+        if not self.call.matched or link.network is not None or self._done:
+            return 0.0
+        return self.call.matched + SPIN + 2e-9 * self.call.nbytes
+
     def leave(self) -> bool:
         """Take it back, because nobody waits any more. False: it is complete."""
         self._give_up()
@@ -276,6 +289,8 @@ class MPIWork(Work):
         try:
             where = "" if self.call.blocking or not self.call.place else self._where()
             wait_for(self, timeout, self.group.world, where, fatal)
+            if link.network is not None:
+                link.ended(self._due)
         except CommunicationError as error:
             self._error = error
             raise
@@ -326,11 +341,12 @@ class CollectiveWork(MPIWork):
     Args:
         native: the blocking MPI calls it can be made of: ``(name, arguments)`` pairs.
         steps: the communication as a generator; where it is missing, ``native`` without blocking.
+        may_block: whether ``native`` is used when all ranks are in blocking calls.
     """
 
-    def __init__(self, group, call, result, finish, keep, native, steps):
-        super().__init__(group, call, result, finish, keep)
-        self._native, self._generator = native, steps
+    def __init__(self, group, call, result, finish, keep, inputs, native, steps, may_block):
+        super().__init__(group, call, result, finish, keep, inputs)
+        self._native, self._generator, self._may_block = native, steps, may_block
         self.word = 0
         self.come = self.begun = False
         self._missing: list[int] = []
@@ -352,14 +368,19 @@ class CollectiveWork(MPIWork):
         """All ranks are there: make the MPI calls. With ``direct``, those that block."""
         self.call.matched = time.perf_counter()
         try:
-            if direct and self._generator is None:
+            if direct and self._may_block:
                 for name, arguments in self._native():
                     getattr(self.group.channels.data, name)(*arguments)
             else:
-                self._steps = Steps((self._generator or self._without_blocking)())
+                self._steps = Steps((self._generator or self._without_blocking)(), self._since())
         except MPI.Exception as error:
             self._error = _in_words(error, self.call)
         self.begun = True  # last: another thread may poll
+
+    def _since(self) -> float:
+        """When it began, for the slow network: a small message leaves before its receiver comes."""
+        small = self.call.nbytes <= algorithms.SMALL
+        return link.called(self.call.start) if small else self.call.matched
 
     def _without_blocking(self) -> Generator:
         data = self.group.channels.data
@@ -429,9 +450,18 @@ def _in_words(error: MPI.Exception, call: Call) -> CommunicationError:
     return CommunicationError(f"{call.describe()} at {users_line()} failed: {error}", call)
 
 
-def _profiler_span(call: Call):
+def _open_span(call: Call, tensors: list[torch.Tensor]):
+    """Show the communication in torch.profiler, as PyTorch's own backends do."""
     if not torch.autograd._profiler_enabled():
         return None
-    span = torch.profiler.record_function(f"mpi:{call.op}")
-    span.__enter__()
-    return span
+    name = "recvAnySource" if call.op == "recv" and call.peer < 0 else call.op
+    return torch._C._autograd._record_function_with_args_enter(f"mpi:{name}", *tensors)
+
+
+def _close_span(span) -> None:
+    # An event that ends on another thread is an asynchronous one: what the rank computes
+    # meanwhile is then not taken for a part of it.
+    _closer.submit(torch._C._autograd._record_function_with_args_exit, span).result()
+
+
+_closer = ThreadPoolExecutor(1, thread_name_prefix="mpi-profiler")

@@ -229,6 +229,9 @@ def use_network(user_ns: dict, *, rank: int, network: list[float] | None) -> Non
     from utils.mpi.network import Network, link
 
     link.set(None if network is None else Network(*network))
+    if network is not None and (world := _world()):
+        for group in world.groups()[:1]:
+            link.calibrate(group)
 
 
 def _failure(error: BaseException) -> dict:

@@ -62,6 +62,12 @@ _HALF_ARITHMETIC = {
 }
 
 
+@functools.cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def op_name(opts) -> str:
     """``SUM``, ``AVG`` … of the options of a collective, or of a ``ReduceOp``; SUM for ``None``."""
     op = getattr(opts, "reduceOp", opts)

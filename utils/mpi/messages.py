@@ -60,22 +60,27 @@ def _shape_struct(dimensions: int) -> struct.Struct:
     return struct.Struct(f"<{dimensions}q")
 
 
-def send(channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Tensor) -> Generator:
-    """Steps that send ``memory``, the elements of ``tensor``, to ``call.peer``."""
+def pack(channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Tensor):
+    """The envelope of a message, with the elements if they are few; when its last byte is gone."""
     channels.sent += 1
-    number = channels.sent
-    call.message = (channels.members[channels.rank], number)
+    call.message = (channels.members[channels.rank], channels.sent)
     gone = arrives = 0.0
     if link.network is not None:
         gone, arrives = link.sends(call.nbytes, link.called(call.start))
     shape = tensor.shape
-    envelope = _HEAD.pack(call.nbytes, number, arrives, _CODES[tensor.dtype], len(shape))
+    envelope = _HEAD.pack(call.nbytes, channels.sent, arrives, _CODES[tensor.dtype], len(shape))
     envelope += _shape_struct(len(shape)).pack(*shape)
     if call.nbytes <= INLINE:
         envelope += bytes(buffers.address(memory))
+    return envelope, gone
+
+
+def send(channels: Channels, call: Call, memory: torch.Tensor, envelope: bytes, gone: float):
+    """Steps that send ``memory`` to ``call.peer``; see :func:`pack`."""
+    if call.nbytes <= INLINE:
         yield [channels.envelopes.Isend(envelope, call.peer, call.tag)]
         return
-    tag = _FIRST_TAG + number % _TAGS
+    tag = _FIRST_TAG + call.message[1] % _TAGS
     yield [
         channels.envelopes.Isend(envelope, call.peer, call.tag),
         channels.data.Isend(buffers.message(memory), call.peer, tag),
@@ -84,16 +89,32 @@ def send(channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Ten
         yield [gone]
 
 
+class Mailbox:
+    """An envelope that is awaited from rank ``source`` of the group, or any."""
+
+    def __init__(self, channels: Channels, source: int, tag: int):
+        self.room = bytearray(_ROOM)
+        self.request = channels.envelopes.Irecv(self.room, source, tag)
+        self.status = MPI.Status()
+        self.full = False
+
+    def look(self) -> bool:
+        """Whether it is there."""
+        self.full = self.full or self.request.Test(self.status)
+        return self.full
+
+
 def receive(
-    channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Tensor, source: int
+    channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Tensor, mailbox: Mailbox
 ) -> Generator:
-    """Steps that receive into ``memory`` from rank ``source`` of the group, or any.
+    """Steps that receive into ``memory``, the elements of ``tensor``.
 
     Raises:
         CommunicationMismatch: another size or dtype was sent.
     """
-    room = bytearray(_ROOM)
-    (status,) = yield [channels.envelopes.Irecv(room, source, call.tag)]
+    status, room = mailbox.status, mailbox.room
+    if not mailbox.full:
+        (status,) = yield [mailbox.request]
     call.matched = time.perf_counter()
     call.peer = status.source
     nbytes, number, arrives, code, dimensions = _HEAD.unpack_from(room)

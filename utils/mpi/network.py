@@ -8,6 +8,7 @@ after the other, and arrive one after the other. A message that has nothing befo
 from __future__ import annotations
 
 import math
+import statistics
 import threading
 import time
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ USUAL_LATENCY = 50e-6  # seconds
 
 # Of a wait that ended late, what is put down to Python at most.
 MOST_LATE = 1e-3  # seconds
-# What PyTorch's Python takes around one of our calls (`dist.send` and `dist.recv` on an idle core).
+# What PyTorch's Python takes around one of our calls, until :meth:`Link.calibrate` has measured it.
 AROUND = 5e-6  # seconds
 
 
@@ -75,6 +76,11 @@ def _number(name: str, value: object, unit: str) -> float:
     return float(value)
 
 
+class _Nothing:
+    def wait(self) -> None:
+        pass
+
+
 class Link:
     """This rank's end of the network.
 
@@ -84,12 +90,15 @@ class Link:
         late: by how much the last wait ended later than the message was there, in seconds. What
             the rank sends afterwards counts from that much earlier: the time that Python needs
             is not the network's.
+        around: what PyTorch's own code takes from the end of a ``recv`` to the beginning of the
+            next ``send``, in seconds.
     """
 
     def __init__(self):
         self.network: Network | None = None
         self.shared_clock = True
         self.late = 0.0
+        self.around = AROUND
         self._out_free = self._in_free = 0.0
         self._lock = threading.Lock()
 
@@ -98,9 +107,28 @@ class Link:
         self.network = network
         self.late = self._out_free = self._in_free = 0.0
 
+    def calibrate(self, group, samples: int = 200) -> None:
+        """Measure :attr:`around`: `dist.send` with a group that does nothing."""
+        import torch
+        import torch.distributed as dist
+
+        if group.size() == 1:
+            return
+        nothing, peer = torch.empty(1), (group.rank() + 1) % group.size()
+        spans = []
+        group.send = lambda *_: _Nothing()  # hides the method of the class
+        try:
+            for _ in range(samples):
+                start = time.perf_counter()
+                dist.send(nothing, group=group, group_dst=peer)
+                spans.append(time.perf_counter() - start)
+        finally:
+            del group.send
+        self.around = statistics.median(spans)
+
     def called(self, start: float) -> float:
         """When a call that came at ``start`` would have come if Python took no time."""
-        return start - self.late - AROUND
+        return start - self.late - self.around
 
     def ended(self, due: float) -> None:
         """A wait for something that was there at ``due`` ends now."""

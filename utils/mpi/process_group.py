@@ -28,7 +28,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from . import algorithms, arrivals, board, buffers, messages, world
 from .arrivals import Arrivals
-from .dtypes import op_name, reduction
+from .dtypes import dtype_name, op_name, reduction
 from .errors import CommunicationError, CommunicationMismatch, place_text, users_place
 from .interrupts import guard
 from .meeting import meet
@@ -36,6 +36,8 @@ from .messages import Channels
 from .network import link
 from .progress import progress
 from .record import Call, log
+from .steps import Steps
+from .waiting import LATE
 from .work import OTHER_SIDE, CollectiveWork, DoneWork, JoinedWork, MPIWork
 
 TIMEOUT_VARIABLE = "MPI_BACKEND_TIMEOUT"
@@ -46,6 +48,9 @@ _DONE = DoneWork()
 RING_FROM = 512 * 1024  # bytes
 # How often the fast path looks for the other ranks before it hands over to a patient wait.
 _LOOKS = 1000
+_LOOKS_FOR_MESSAGE = 200
+# A message that is due within that time is waited for on the spot.
+_MOMENT = 2e-3  # seconds
 _SUM = ReduceOp.SUM
 _now, _thread = time.perf_counter, threading.get_ident
 _profiling, _address = torch.autograd._profiler_enabled, MPI.buffer.fromaddress
@@ -247,14 +252,18 @@ class ProcessGroupMPI(ProcessGroup):
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> MPIWork:
         """Start sending one tensor to rank ``dst`` of the group."""
+        start = _now()
         tensor = _one(tensors, "send")
         self._check_peer("send", "dst", dst, tag)
         memory = buffers.readable(tensor)
         call = self._call("send", [tensor], peer=dst, tag=tag, blocking=_called_by("send"))
-        return self._message(
-            MPIWork(self, call, [tensor], keep=memory),
-            lambda: messages.send(self.channels, call, tensor, memory),
-        )
+        call.start = start
+        with guard:
+            envelope, gone = messages.pack(self.channels, call, tensor, memory)
+            steps = Steps(messages.send(self.channels, call, memory, envelope, gone))
+            if call.blocking and not _profiling() and steps.poll():
+                return _over(call)
+            return self._message(MPIWork(self, call, [tensor], keep=memory), steps)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> MPIWork:
         """Start receiving one tensor from rank ``src`` of the group."""
@@ -269,13 +278,30 @@ class ProcessGroupMPI(ProcessGroup):
     def _receive(self, tensor: torch.Tensor, src: int, tag: int) -> MPIWork:
         memory = buffers.writable(tensor, "recv")
         call = self._call("recv", [tensor], peer=src, tag=tag, blocking=_called_by("recv"))
-        return self._message(
-            MPIWork(self, call, [tensor], lambda: buffers.deliver(tensor, memory), memory),
-            lambda: messages.receive(self.channels, call, tensor, memory, src),
-        )
+        with guard:
+            mailbox = messages.Mailbox(self.channels, src, tag)
+            steps = messages.receive(self.channels, call, tensor, memory, mailbox)
+            if call.blocking and src != MPI.ANY_SOURCE and not _profiling() and _soon(mailbox):
+                steps = self._opened(steps, call)
+                if _at_once(steps):
+                    buffers.deliver(tensor, memory)
+                    return _over(call)
+            else:
+                steps = Steps(steps)
+            work = MPIWork(self, call, [tensor], lambda: buffers.deliver(tensor, memory), memory)
+            return self._message(work, steps)
 
-    def _message(self, work: MPIWork, steps: Callable[[], Generator]) -> MPIWork:
-        work.start(steps)
+    def _opened(self, steps: Generator, call: Call) -> Steps:
+        """Begin the steps of a receive whose envelope is here."""
+        try:
+            return Steps(steps)
+        except CommunicationMismatch as error:
+            where = place_text(*call.place) if call.place else ""
+            error.record = self.world.stop("mismatch", str(error), where=where)
+            raise
+
+    def _message(self, work: MPIWork, steps: Steps) -> MPIWork:
+        work.follow(steps)
         if not work.call.blocking:
             work.progress()
         return work
@@ -710,7 +736,7 @@ class ProcessGroupMPI(ProcessGroup):
             self.members,
             buffers.nbytes(*tensors),
             () if first is None else tuple(first.shape),
-            "" if first is None else str(first.dtype).removeprefix("torch."),
+            "" if first is None else dtype_name(first.dtype),
             peer,
             tag,
             reduce_op,
@@ -971,6 +997,38 @@ def _side(rank: int, status: dict) -> str:
         return f"rank {rank} makes another call"
     where = f" at {status['where']}" if status["where"] else ""
     return f"rank {rank} calls {status['what']}{where}"
+
+
+def _soon(mailbox: messages.Mailbox) -> bool:
+    """Look for a message for a moment."""
+    for look in range(_LOOKS_FOR_MESSAGE):
+        if mailbox.look():
+            return True
+        if look > 10:
+            os.sched_yield()
+    return False
+
+
+def _at_once(steps: Steps) -> bool:
+    """Whether the steps end within a moment, on the slow network in a point of time."""
+    while not steps.poll():
+        due = steps.due()
+        if due is None or (left := due - _now()) > _MOMENT:
+            return False
+        if left > 2 * LATE:
+            time.sleep(left - LATE)
+    if link.network is not None:
+        link.ended(steps.time)
+    return True
+
+
+def _over(call: Call) -> DoneWork:
+    """Record that a blocking call is over."""
+    call.end = _now()
+    call.matched = call.matched or call.end
+    call.waited = True
+    call.waits.append([call.start, call.end])
+    return _DONE
 
 
 def _apart(tensor: torch.Tensor, homes: set[int]) -> torch.Tensor:

@@ -82,14 +82,9 @@ class MPIWork(Work):
         self._span = _open_span(call, result if inputs is None else inputs)
         progress.begin(self)
 
-    def start(self, steps: Callable[[], Generator]) -> None:
-        """Begin the communication; errors of MPI at once are raised."""
-        try:
-            with guard, self._lock:
-                self._steps = Steps(steps())
-        except Exception:
-            self._settle()  # MPI refused it: nothing is under way
-            raise
+    def follow(self, steps: Steps) -> None:
+        """The steps of the communication, which have begun."""
+        self._steps = steps
 
     # -- progress -------------------------------------------------------------------------
 

@@ -127,7 +127,7 @@ def as_python_arguments(code: str | os.PathLike) -> list[str]:
     return ["-c", code]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def mpiexec() -> Callable[..., subprocess.CompletedProcess]:
     """`mpiexec(n, code_or_path, *args, timeout=60, check=True, env=None, cwd=None)`.
 

@@ -1,0 +1,107 @@
+"""Who waits for whom: the explanation that a student reads when the ranks are stuck."""
+
+from __future__ import annotations
+
+import pytest
+
+from utils import report
+from utils.mpi.diagnosis import diagnose, find_cycle, first_cause, stuck_ranks
+
+
+def waits(rank, call, *others, any_of=False, **more):
+    return {
+        "rank": rank, "state": "waiting", "call": call, "what": call, "where": "cell line 3",
+        "for": list(others), "any": any_of, "moving": False, "alone": True, "wait": 1,
+        "patience": 1, **more,
+    }  # fmt: skip
+
+
+def stopped(status, kind, error="", at=1.0):
+    return {**status, "state": "stopped", "kind": kind, "error": error, "at": at}
+
+
+def has(rank, state):
+    return {"rank": rank, "state": state}
+
+
+def by_rank(*statuses):
+    return {status["rank"]: status for status in statuses}
+
+
+PAIR = waits(0, "recv(src=1, tag=0)", 1), waits(1, "recv(src=0, tag=0)", 0)
+
+
+def test_two_ranks_that_receive_first_are_a_cycle_and_the_advice_says_so():
+    found = diagnose([stopped(PAIR[0], "deadlock", "x"), PAIR[1]])
+    assert found.cycle == [0, 1, 0]
+    assert found.edges == [(0, 1), (1, 0)]
+    assert found.headline.startswith("Deadlock")
+    assert found.lines[0] == "rank 0 waits in recv(src=1, tag=0) at cell line 3"
+    assert "both receive first" in found.advice
+    assert "cycle 0 → 1 → 0" in str(found)
+
+
+def test_a_ring_is_found_from_every_starting_point():
+    ring = by_rank(*(waits(r, f"recv(src={(r - 1) % 4}, tag=0)", (r - 1) % 4) for r in range(4)))
+    assert find_cycle(ring) == [0, 3, 2, 1, 0]
+    assert stuck_ranks(ring) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "words"),
+    [
+        ([waits(0, "send(dst=1, tag=0)", 1), waits(1, "send(dst=0, tag=0)", 0)], "send first"),
+        ([waits(0, "recv(src=1, tag=0)", 1), waits(1, "send(dst=0, tag=5)", 0)], "tags differ"),
+        ([waits(0, "barrier()", 1), waits(1, "recv(src=0, tag=0)", 0)], "different orders"),
+        ([waits(0, "recv(src=1, tag=0)", 1), has(1, "left")], "never sends"),
+        ([waits(0, "send(dst=1, tag=0)", 1), has(1, "ended")], "never receives"),
+        ([waits(0, "barrier()", 1), has(1, "left")], "did not make this one"),
+        ([waits(0, "barrier()", 1), has(1, "running")], "endless loop"),
+    ],
+)
+def test_the_advice_fits_the_mistake(statuses, words):
+    statuses[0] = stopped(statuses[0], "timeout", "x")
+    assert words in diagnose(statuses).advice
+
+
+def test_the_first_rank_to_fail_is_the_cause_and_who_followed_is_not():
+    followed = stopped(waits(0, "barrier()", 1), "followed", at=0.5)
+    first = stopped(has(1, "running"), "raised", "ValueError: no", at=2.0)
+    later = stopped(has(2, "running"), "raised", "KeyError: 1", at=3.0)
+    assert first_cause([followed, later, first])["rank"] == 1
+    text = str(diagnose([followed, first, later]))
+    assert text.startswith("rank 1 raised ValueError: no")
+
+
+def test_a_stop_button_is_no_cause_when_a_rank_had_failed():
+    button = stopped(has(0, "running"), "interrupted", at=1.0)
+    failed = stopped(has(1, "running"), "timeout", at=2.0)
+    assert first_cause([button, failed])["rank"] == 1
+
+
+def test_a_rank_that_computes_is_never_taken_for_stuck_nor_those_that_wait_for_it():
+    ranks = by_rank(waits(0, "recv(src=1, tag=0)", 1), has(1, "running"))
+    assert stuck_ranks(ranks) == set()
+
+
+def test_data_on_their_way_and_other_threads_keep_a_rank_from_counting_as_stuck():
+    for freed in ({"moving": True}, {"alone": False}):
+        ranks = by_rank(waits(0, "recv(src=1, tag=0)", 1, **freed), PAIR[1])
+        assert stuck_ranks(ranks) == set()
+
+
+def test_a_receive_from_any_rank_is_stuck_only_when_no_rank_can_send():
+    server = waits(0, "recv(src=any, tag=0)", 1, 2, any_of=True)
+    assert stuck_ranks(by_rank(server, has(1, "left"), has(2, "running"))) == set()
+    assert stuck_ranks(by_rank(server, has(1, "left"), has(2, "left"))) == {0}
+
+
+def test_who_waits_for_a_stuck_rank_is_stuck_too():
+    ranks = by_rank(*PAIR, waits(2, "barrier()", 0, 1))
+    assert stuck_ranks(ranks) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("size", [2, 4, 16])
+def test_the_picture_is_a_png_for_any_number_of_ranks(size):
+    found = diagnose([waits(r, "barrier()", (r + 1) % size) for r in range(size)])
+    assert report.picture(found, size).startswith(b"\x89PNG")

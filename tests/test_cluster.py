@@ -394,28 +394,141 @@ def test_without_mpiexec_the_error_says_what_to_install(monkeypatch, tmp_path):
         cluster.start(2)
 
 
-def fake_mpiexec(folder: Path, script: str) -> None:
-    path = folder / "mpiexec"
-    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "fake 1.0" && exit\n{script}\n')
+def fake_mpiexec(prefix: Path, script: str = "exit 7", version: str = OPEN_MPI) -> Path:
+    path = prefix / "bin" / "mpiexec"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{version}" && exit\n{script}\n')
     path.chmod(0o755)
+    return path
 
 
-def test_an_mpiexec_that_fails_is_quoted(monkeypatch, tmp_path):
-    fake_mpiexec(tmp_path, "echo 'no such fabric' >&2; exit 7")
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(RanksError, match=r"(?s)did not come up.*fake 1\.0.*no such fabric"):
+@pytest.fixture
+def first_on_path(monkeypatch, tmp_path) -> Path:
+    """The prefix of an MPI that is first on PATH, with the library that mpi4py loads anyway."""
+    (tmp_path / "lib").symlink_to(Path(sys.prefix) / "lib")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    return tmp_path
+
+
+def test_an_mpiexec_that_fails_is_quoted(first_on_path):
+    fake_mpiexec(first_on_path, "echo 'no such fabric' >&2; exit 7")
+    with pytest.raises(RanksError, match=r"(?s)did not come up.*fake .*no such fabric"):
         cluster.start(2)
 
 
-def test_an_mpiexec_of_another_mpi_is_not_taken_for_ranks(monkeypatch, tmp_path):
+def test_an_mpiexec_of_another_mpi_is_not_taken_for_ranks(first_on_path):
     # It starts two processes that know nothing of each other, as a foreign launcher does.
     fake_mpiexec(
-        tmp_path,
+        first_on_path,
         'while [ "$1" != "%s" ]; do shift; done\n"$@" & "$@" & wait' % sys.executable,  # noqa: UP031
     )
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(RanksError, match=r"see \[1\] ranks: the launcher .* does not belong"):
         cluster.start(2)
+
+
+# --- which launcher, without ranks ------------------------------------------------------------
+
+MULTIARCH = f"lib/{sysconfig.get_config_var('MULTIARCH') or ''}"
+
+
+@pytest.fixture
+def own(monkeypatch, tmp_path) -> Path:
+    """The prefix of a Python environment that has an MPI of its own and is not on PATH."""
+    prefix = tmp_path / "environment"
+    fake_mpiexec(prefix, version="own (Open MPI) 5.0")
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
+    return prefix
+
+
+@pytest.fixture
+def site(monkeypatch, tmp_path) -> Path:
+    """The prefix of a site's MPI; its bin is all that is on PATH."""
+    prefix = tmp_path / "site"
+    fake_mpiexec(prefix)
+    monkeypatch.setenv("PATH", str(prefix / "bin"))
+    return prefix
+
+
+def library(path: Path) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("folder", "version", "name"),
+    [
+        ("lib", OPEN_MPI, "libmpi.so.40"),
+        ("lib64", OPEN_MPI, "libmpi.so.40.30.4"),
+        ("lib", MPICH, "libmpi.so.12"),
+        (MULTIARCH, OPEN_MPI, "libmpi.so.40"),
+        (f"{MULTIARCH}/openmpi/lib", OPEN_MPI, "libmpi.so.40"),
+    ],
+)
+def test_the_launcher_is_the_sites_and_mpi4py_is_told_its_library(own, site, folder, version, name):
+    fake_mpiexec(site, version=version)
+    found = library(site / folder / name)
+    assert find_launcher() == Launcher(str(site / "bin/mpiexec"), version, found)
+
+
+def test_the_launcher_is_the_environments_where_it_is_first_on_path(own, site, monkeypatch):
+    library(site / "lib/libmpi.so.40")
+    monkeypatch.setenv("PATH", str(own / "bin"), prepend=os.pathsep)
+    assert find_launcher() == Launcher(str(own / "bin/mpiexec"), "own (Open MPI) 5.0")
+    monkeypatch.setenv("PATH", f"{site / 'bin'}{os.pathsep}{own / 'bin'}")
+    assert find_launcher().path == str(site / "bin/mpiexec")
+
+
+def test_the_launcher_of_a_site_without_a_library_is_passed_over_and_a_note_says_so(own, site):
+    plan = Plan.checked(1, 1, None, 20.0, None)
+    assert plan.launcher.path == str(own / "bin/mpiexec")
+    assert "MPI4PY_LIBMPI" not in plan.environment
+    assert any(note.startswith(f"{site}/bin/mpiexec is not used") for note in plan.notes)
+
+
+def test_the_launcher_of_a_site_is_taken_where_it_is_the_only_one_or_its_library_is_named(
+    own, site, monkeypatch
+):
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/opt/far/away/libmpi.so")
+    assert find_launcher() == Launcher(str(site / "bin/mpiexec"), OPEN_MPI)
+    monkeypatch.delenv("MPI4PY_LIBMPI")
+    (own / "bin" / "mpiexec").unlink()
+    assert find_launcher() == Launcher(str(site / "bin/mpiexec"), OPEN_MPI)
+
+
+def test_the_launcher_gets_the_library_of_its_own_kind_where_debian_has_both(own, site, tmp_path):
+    library(site / MULTIARCH / "libmpich.so.12.2.2")
+    (site / MULTIARCH / "libmpich.so.12").symlink_to("libmpich.so.12.2.2")
+    alternative = tmp_path / "etc" / "alternatives" / "libmpi.so"
+    alternative.parent.mkdir(parents=True)
+    alternative.symlink_to(site / MULTIARCH / "libmpich.so.12")
+    (site / MULTIARCH / "libmpi.so").symlink_to(alternative)
+    assert find_launcher().passed_over, "MPICH's library is not Open MPI's"
+    alternative.unlink()
+    alternative.symlink_to(library(tmp_path / "elsewhere" / "libmpi.so.40.30.4"))
+    assert find_launcher().library == str(site / MULTIARCH / "libmpi.so")
+    alternative.unlink()
+    assert find_launcher().passed_over, "a link that leads nowhere is no library"
+
+
+@pytest.mark.parametrize("wheel", [True, False])
+def test_the_launcher_of_debians_mpich_is_for_an_mpi4py_that_was_built_with_it(
+    own, site, monkeypatch, wheel
+):
+    fake_mpiexec(site, version=MPICH)
+    library(site / MULTIARCH / "libmpi.so.40")
+    found = library(site / MULTIARCH / "libmpich.so.12")
+    monkeypatch.setattr(launch, "_mpi4py_is_a_wheel", lambda: wheel)
+    assert find_launcher().library == (None if wheel else found)
+    assert bool(find_launcher().passed_over) is wheel
+
+
+def test_the_launcher_is_no_text_for_the_linker(own, site):
+    (site / "lib").mkdir()
+    (site / "lib" / "libmpi.so").write_text("INPUT(libmpi.so.40)")
+    assert find_launcher().passed_over
+    assert find_launcher().library is None
 
 
 # --- faulthandler's text ----------------------------------------------------------------------

@@ -61,6 +61,7 @@ class Outcome:
         busy: ranks that did not end, and where they are.
         interrupted: the user stopped the cell.
         output: what mpiexec printed.
+        over: mpiexec has ended, and every rank with it.
         fresh: the ranks met again, and their process groups work.
     """
 
@@ -70,6 +71,7 @@ class Outcome:
     busy: dict[int, str] = field(default_factory=dict)
     interrupted: bool = False
     output: str = ""
+    over: bool = False
     fresh: bool = True
 
     def dead(self) -> list[int]:
@@ -98,7 +100,7 @@ class Outcome:
             first, how = found
             text = f"rank {first} died ({how})."
         others = [rank for rank in range(self.n) if rank != first]
-        if others and len(dead) > 1:
+        if others and (self.over or len(dead) > 1):
             text += f" MPI ended {diagnosis.names(others)} with it."
         text += "\nThe notebook's own variables are kept. Fresh ranks: ranks.restart()"
         records = [{"rank": r, "state": "dead", "kind": "died", "error": how, "at": 0.0}

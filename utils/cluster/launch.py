@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
 import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+import sysconfig
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -70,6 +72,11 @@ class Plan:
             )
         if is_root():
             notes.append("Running as root: Open MPI is told to allow it.")
+        if self.launcher.passed_over:
+            notes.append(
+                f"{self.launcher.passed_over} is not used, as no library that mpi4py can load lies "
+                "beside it (MPI4PY_LIBMPI can name one): this environment's own MPI is."
+            )
         return notes
 
     @property
@@ -180,11 +187,16 @@ def _quota() -> int:
 
 @dataclass(frozen=True)
 class Launcher:
-    """An mpiexec. `library`: the MPI library that mpi4py must be told to load beside it."""
+    """An mpiexec, and what follows from the choice of it.
+
+    library: of the site's MPI; mpi4py must be told, as it would load the environment's own.
+    passed_over: a site's mpiexec that is first on PATH, but has no library for mpi4py.
+    """
 
     path: str
     version: str
     library: str | None = None
+    passed_over: str | None = None
 
     @property
     def is_open_mpi(self) -> bool:
@@ -193,17 +205,23 @@ class Launcher:
 
 
 def find_launcher() -> Launcher:
-    """The site's mpiexec if there is one on PATH, else the one in this Python environment.
+    """The mpiexec to start ranks with: a site's, or the one of this Python environment.
 
-    Raises RanksError where there is none.
+    A site's wins, since its MPI knows the network, unless the environment's own comes first on
+    PATH, where someone has put it, or the site's library isn't found: mpi4py would load the
+    environment's, and each rank would be alone. Raises RanksError where there is none.
     """
     own = Path(sys.prefix) / "bin" / "mpiexec"
-    site = _mpiexec_of_the_site(own)
+    first = shutil.which("mpiexec")
+    site = None if first and own.exists() and os.path.samefile(first, own) else first
     if site is not None:
-        library = _library_beside(site) if _library_beside(str(own)) else None
-        return Launcher(site, _version(site), library)
+        launcher = Launcher(site, _version(site))
+        library = _library_beside(launcher)
+        # Who names a library in MPI4PY_LIBMPI has found it; it stays in the ranks' environment.
+        if library or "MPI4PY_LIBMPI" in os.environ or not own.exists():
+            return replace(launcher, library=library)
     if own.exists():
-        return Launcher(str(own), _version(str(own)))
+        return Launcher(str(own), _version(str(own)), passed_over=site)
     raise RanksError(
         f"there is no mpiexec, neither on PATH nor in {own.parent}. Install an MPI library "
         "beside the course: pip install 'ddl-labs[mpi]'. On a cluster, load the site's MPI "
@@ -211,21 +229,34 @@ def find_launcher() -> Launcher:
     )
 
 
-def _mpiexec_of_the_site(own: Path) -> str | None:
-    for folder in os.get_exec_path():
-        found = shutil.which("mpiexec", path=folder)
-        if found and not (own.exists() and os.path.samefile(found, own)):
-            return found
+def _library_beside(launcher: Launcher) -> str | None:
+    """The library that lies beside this mpiexec, of the same MPI and of use to mpi4py.
+
+    A folder can hold several: on Debian /usr/lib/x86_64-linux-gnu has those of Open MPI and
+    MPICH, and /etc/alternatives says which of them libmpi.so is.
+    """
+    # 40 and 12 are the binary interfaces for which there are wheels of mpi4py.
+    names = ("libmpi.so.40",) if launcher.is_open_mpi else ("libmpi.so.12",)
+    if not launcher.is_open_mpi and not _mpi4py_is_a_wheel():
+        # Debian's name of MPICH. A wheel asks for libmpi.so.12 and can't be imported with it.
+        names += ("libmpich.so.12",)
+    # Without a multiarch, "lib/" is looked at twice.
+    multiarch = f"lib/{sysconfig.get_config_var('MULTIARCH') or ''}"
+    for bin_folder in (Path(launcher.path).parent, Path(launcher.path).resolve().parent):
+        for folder in ("lib", "lib64", multiarch, f"{multiarch}/openmpi/lib"):
+            for library in sorted((bin_folder.parent / folder).glob("libmpi*.so*")):
+                # A link may lead to a folder that isn't looked at. A bare libmpi.so that is no
+                # link can be a text for the linker, which mpi4py can't load.
+                named = library.name.startswith(names) or library.resolve().name.startswith(names)
+                if named and library.exists():
+                    return str(library)
     return None
 
 
-def _library_beside(mpiexec: str) -> str | None:
-    """The libmpi of the installation that this mpiexec belongs to, if it lies beside it."""
-    for bin_folder in (Path(mpiexec).parent, Path(mpiexec).resolve().parent):
-        for folder in ("lib", "lib64"):
-            for library in sorted((bin_folder.parent / folder).glob("libmpi.so*")):
-                return str(library)
-    return None
+def _mpi4py_is_a_wheel() -> bool:
+    """Does mpi4py choose its MPI when it is imported, or was it built for one?"""
+    spec = importlib.util.find_spec("mpi4py")
+    return spec is not None and any(Path(spec.origin).parent.glob("MPI.mpich.*"))
 
 
 @functools.cache

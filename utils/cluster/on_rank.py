@@ -78,6 +78,8 @@ def prepare(user_ns: dict, *, rank: int, folder: str) -> dict:
     events.register("pre_run_cell", _cell_begins)
     events.register("post_run_cell", _cell_ends)
     get_ipython().set_custom_exc((Exception, KeyboardInterrupt), _error_in_cell)
+    # IPython keeps each error's traceback with its history, and takes a second to write one.
+    get_ipython()._format_exception_for_storage = _without_traceback
     start_watching(user_ns, rank=rank)
     return {
         "rank": MPI.COMM_WORLD.Get_rank(),
@@ -132,6 +134,10 @@ def _error_in_cell(shell, kind, error, trace, tb_offset=None) -> None:
         shell._showtraceback(kind, error, ["KeyboardInterrupt"])
     else:
         shell.showtraceback((kind, error, trace), running_compiled_code=True)
+
+
+def _without_traceback(error: BaseException, *_, **__) -> dict:
+    return {"ename": type(error).__name__, "evalue": "", "traceback": []}
 
 
 def _tell(world, error: BaseException | None) -> None:

@@ -10,7 +10,8 @@ from ipyparallel.client.magics import ParallelMagics
 from IPython.display import Image, display
 
 from utils import report
-from utils.cluster.failure import Outcome
+from utils.cluster.failure import CellFailed, Outcome
+from utils.mpi.diagnosis import names
 
 # Seconds: what the other ranks get to end by themselves once one has failed; what an interrupted
 # rank gets to come back; what is left for output that is under way.
@@ -43,8 +44,9 @@ class RanksMagics(ParallelMagics):
         """Run a cell on the ranks.
 
         Raises:
-            CellFailed: it failed somewhere, or was interrupted.
+            CellFailed: it failed somewhere, was interrupted, or has dead ranks.
         """
+        self._refuse_without_ranks()
         if not (self.view.block if block is None else block):
             return super().parallel_execute(cell, block=False, save_name=save_name)
         stream = self.stream_output if stream_output is None else stream_output
@@ -54,6 +56,12 @@ class RanksMagics(ParallelMagics):
         if errors or interrupted or self._pending(result):
             self._fail(result, errors, interrupted)
         return None
+
+    def _refuse_without_ranks(self) -> None:
+        dead = set(range(self.ranks.n)) - set(self.ranks.client.ids)
+        if dead:
+            verb = "is" if len(dead) == 1 else "are"
+            raise CellFailed(f"{names(dead)} {verb} dead. Fresh ranks: ranks.restart()")
 
     def _show_until_done(self, result: AsyncResult, stream: bool, groupby: str) -> bool:
         """Wait, and show what the ranks print; whether the user stopped it."""

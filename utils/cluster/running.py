@@ -215,16 +215,20 @@ class Running:
         busy: ranks that are not done, which cannot be asked.
         """
         dead = set(outcome.dead())
-        outcome.output = self._last_words() if dead else ""
+        if dead:
+            outcome.output = self._last_words()
+            outcome.over = not watchdog.alive(self._cluster.engine_set.process)
+        if busy:
+            places = self._places(1.0)
+            # A rank that is idle now has ended meanwhile.
+            outcome.busy = {rank: places[rank] for rank in busy if places[rank] != "idle"}
+            busy = set(outcome.busy)
         idle = set(self.client.ids) - busy - dead
         meet = not busy and not dead
         for reply in self._ask("utils.cluster.on_rank:after_a_failure", idle, meet=meet):
             if reply.status == "ok":
                 outcome.statuses |= {s["rank"]: s for s in reply.value["statuses"]}
-                outcome.fresh &= reply.value["fresh"]
-        if busy:
-            places = self._places(1.0)
-            outcome.busy = {rank: places[rank] for rank in busy}
+            outcome.fresh &= reply.status == "ok" and reply.value["fresh"]
 
     def _ask(self, target: str, ranks: set[int], **arguments: Any) -> list[Reply]:
         return Question(self, target, json.dumps(arguments), ranks).answers(MEETING_DEADLINE)

@@ -47,8 +47,9 @@ class Meeting:
     def leave(self) -> bool:
         """Do not wait any more."""
         for request in self._receives.values():
-            request.Cancel()
-            request.Wait()
+            if request != MPI.REQUEST_NULL:
+                request.Cancel()
+                request.Wait()
         return True
 
 
@@ -73,4 +74,9 @@ def meet(
     half = communicator.Get_attr(MPI.TAG_UB) // 2  # above it: tags that nobody else uses
     for round_ in (0, 1):
         key = zlib.crc32(repr((tuple(ranks), number, round_, purpose)).encode())
-        wait_for(Meeting(communicator, ranks, half + key % half, purpose), timeout, world)
+        meeting = Meeting(communicator, ranks, half + key % half, purpose)
+        try:
+            wait_for(meeting, timeout, world)
+        except BaseException:  # Ctrl-C: its receives must not take the next meeting's messages
+            meeting.leave()
+            raise

@@ -873,10 +873,13 @@ class ProcessGroupMPI(ProcessGroup):
     def _mismatch(self, work: CollectiveWork, odd: list[int]) -> CommunicationMismatch:
         """The error for ranks that came with different calls: both sides, in rank order."""
         call = work.call
-        mine = {"what": call.describe(), "where": place_text(*call.place) if call.place else ""}
+        where = place_text(*call.place) if call.place else ""
+        mine = {"what": call.describe(), "where": where}
+        more = {"waitable": work, "where": where, "waited": time.perf_counter() - call.start}
+        more["heard"] = work.is_heard()
         name = f"{self.key} {call.sequence}"
         sides = {self.world.rank: mine, self.members[odd[0]]: {}}
-        record = self.world.stop("mismatch", "", sequence=name, **mine)
+        record = self.world.stop("mismatch", "", sequence=name, **more)
         deadline = time.perf_counter() + OTHER_SIDE
         while not sides[self.members[odd[0]]] and time.perf_counter() < deadline:
             other = self.world.statuses()[self.members[odd[0]]]
@@ -886,7 +889,7 @@ class ProcessGroupMPI(ProcessGroup):
                 time.sleep(1e-3)
         text = ", but ".join(_side(rank, sides[rank]) for rank in sorted(sides))
         text += ". All ranks of a group have to make the same collective calls in the same order."
-        record = self.world.stop("mismatch", text, sequence=name, **mine)
+        record = self.world.stop("mismatch", text, sequence=name, **more)
         return CommunicationMismatch(text, call, record)
 
     def _exchange(

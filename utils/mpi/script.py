@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import sys
 import time
 import traceback
@@ -36,30 +37,60 @@ def _explain(world, shown, kind, error, trace) -> None:
     if world.size == 1 or MPI.Is_finalized():
         shown(kind, error, trace)
         return
+    # PyTorch's own hook calls this one with a buffer, which would be lost with the process.
+    real = sys.__stderr__ if isinstance(sys.stderr, io.StringIO) else sys.stderr
+    with contextlib.redirect_stderr(real):
+        _explain_on_stderr(world, shown, kind, error, trace)
+
+
+def _explain_on_stderr(world, shown, kind, error, trace) -> None:
     world.raised(error, errors_line(error))
     followed = isinstance(error, CommunicationError)
     if not followed:
         shown(kind, error, trace)
-    time.sleep(GATHER)  # for the others to stop and say where they were
-    statuses = world.statuses()
+    statuses = _gathered(world)
     cause = diagnosis.first_cause(statuses)
-    if cause is None or cause["rank"] == world.rank:
-        if followed:
-            sys.stderr.write("".join(traceback.format_tb(trace, limit=3)))
-        print(f"\n{diagnosis.diagnose(statuses)}\n", file=sys.stderr, flush=True)
+    told = cause is None or cause["rank"] == world.rank
+    if told:
+        _tell(statuses, trace if followed else None)
     world.ended()
-    _end_job(world)
+    if _end_with_all(world):
+        return
+    # The rank that failed first may have caught its error, and be waiting for the others.
+    failed = [status["rank"] for status in statuses if status.get("kind")]
+    if not told and cause["rank"] not in _gone(world) and world.rank == min(failed):
+        _tell(statuses, trace)
+    sys.stderr.flush()
+    MPI.COMM_WORLD.Abort(1)
 
 
-def _end_job(world) -> None:
+def _tell(statuses: list[dict], trace: TracebackType | None) -> None:
+    if trace is not None:
+        sys.stderr.write("".join(traceback.format_tb(trace, limit=3)))
+    print(f"\n{diagnosis.diagnose(statuses)}\n", file=sys.stderr, flush=True)
+
+
+def _gathered(world) -> list[dict]:
+    """What the others say, who stop meanwhile; messages move only while somebody asks."""
+    deadline = time.monotonic() + GATHER
+    while time.monotonic() < deadline:
+        world.statuses()
+        time.sleep(5e-3)
+    return world.statuses()
+
+
+def _gone(world) -> set[int]:
+    return {s["rank"] for s in world.statuses() if s["state"] in diagnosis.GONE}
+
+
+def _end_with_all(world) -> bool:
     """Wait for the other ranks to end, but not for ever: a failed job must not go on."""
     deadline = time.monotonic() + GRACE
     while time.monotonic() < deadline:
-        if all(status["state"] in diagnosis.GONE for status in world.statuses()):
-            return
+        if len(_gone(world)) == world.size:
+            return True
         time.sleep(0.01)
-    sys.stderr.flush()
-    MPI.COMM_WORLD.Abort(1)
+    return False
 
 
 def _ended(world) -> None:

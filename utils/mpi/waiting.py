@@ -120,7 +120,7 @@ class Vigil:
         if self._world.incident():
             self._incident_since = self._incident_since or waited
             if waited - self._incident_since > GRACE:
-                self._follow()
+                self._follow(waited)
         if waited > SHOW and not self._shown:
             self._show()
         if waited >= self._next_search:
@@ -149,7 +149,7 @@ class Vigil:
         """Stop when it is certain that this rank waits for ever."""
         by_rank = {s["rank"]: self._settled(s, waited) for s in self._world.statuses()}
         if any(s["state"] == "dead" for s in by_rank.values()):
-            self._follow()
+            self._follow(waited)
         elif self._shown:
             self._refresh_status()
             stuck = diagnosis.stuck_ranks(by_rank)
@@ -179,9 +179,9 @@ class Vigil:
             return status
         return status if waited - since >= patience else {**status, "state": "running"}
 
-    def _follow(self) -> None:
+    def _follow(self, waited: float) -> None:
         if self._waitable.leave():
-            raise self._world.follow(self._waitable.call, self._waitable)
+            raise self._world.follow(self._waitable.call, self._waitable, waited)
         self._incident_since = 0.0
 
     def _give_up(self, kind: str, waited: float, certain: bool = False) -> None:

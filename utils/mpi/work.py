@@ -13,7 +13,14 @@ from mpi4py import MPI
 from torch.distributed import Work
 
 from . import algorithms, arrivals
-from .errors import CommunicationError, CommunicationMismatch, place_text, users_line
+from .diagnosis import names
+from .errors import (
+    CommunicationError,
+    CommunicationMismatch,
+    CommunicationStopped,
+    place_text,
+    users_line,
+)
 from .interrupts import guard
 from .network import link
 from .progress import progress
@@ -141,7 +148,7 @@ class MPIWork(Work):
                     return self._steps.poll()
             return self._steps.poll()
         except MPI.Exception as error:
-            self._error = _in_words(error, self.call)
+            self._error = _in_words(error, self.call, self.group.world)
         except Exception as error:  # kept: raised where somebody waits
             self._error = error
         return True
@@ -166,7 +173,14 @@ class MPIWork(Work):
     def _report_mismatch(self) -> None:
         if isinstance(self._error, CommunicationMismatch) and not self._error.record:
             where = self._where()
-            self._error.record = self.group.world.stop("mismatch", str(self._error), where=where)
+            self._error.record = self.group.world.stop(
+                "mismatch", str(self._error), waitable=self, where=where,
+                waited=time.perf_counter() - self.call.start, heard=self.is_heard(),
+            )  # fmt: skip
+
+    def is_heard(self) -> bool:
+        """Whether somebody waits, and will be told of an error."""
+        return self.call.blocking or self.call.waited
 
     def _where(self) -> str:
         return place_text(*self.call.place) if self.call.place else users_line()
@@ -200,6 +214,7 @@ class MPIWork(Work):
             # A receive that is waited for with a timeout of its own may be tried again.
             self._block(own or self.group.timeout, own is None or self.call.op != "recv")
         if self._error is not None:
+            self.group.world.unheard = False
             raise self._error
         return True
 
@@ -369,7 +384,7 @@ class CollectiveWork(MPIWork):
             else:
                 self._steps = Steps((self._generator or self._without_blocking)(), self._since())
         except MPI.Exception as error:
-            self._error = _in_words(error, self.call)
+            self._error = _in_words(error, self.call, self.group.world)
         self.begun = True  # last: another thread may poll
 
     def _since(self) -> float:
@@ -435,7 +450,11 @@ def _seconds(timeout: timedelta | None) -> float | None:
     return timeout.total_seconds()
 
 
-def _in_words(error: MPI.Exception, call: Call) -> CommunicationError:
+def _in_words(error: MPI.Exception, call: Call, world) -> CommunicationError:
+    if error.Get_error_class() in _DEATHS and world.dead():
+        # Under `mpiexec --with-ft ulfm` the others live on.
+        dead = names(world.dead())
+        return CommunicationStopped(f"{call.describe()} at {users_line()}: {dead} died.", call)
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         return CommunicationMismatch(
             f"{call.describe()} at {users_line()}: the message that arrived is larger than the "
@@ -443,6 +462,14 @@ def _in_words(error: MPI.Exception, call: Call) -> CommunicationError:
             call,
         )
     return CommunicationError(f"{call.describe()} at {users_line()} failed: {error}", call)
+
+
+# MPI's User Level Failure Mitigation, where mpi4py and the library have it.
+_DEATHS = [
+    getattr(MPI, name)
+    for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+    if hasattr(MPI, name)
+]
 
 
 def _open_span(call: Call, tensors: list[torch.Tensor]):

@@ -79,6 +79,8 @@ class World:
         self.stopped = False
         self.cell = ""
         self.threads: set[int] = set()
+        # An incident of a communication that nobody waits for, so that nobody was told of it.
+        self.unheard = False
         self._groups: list[weakref.ref] = []
         self._waits = 0
         self._status: dict = {}
@@ -95,14 +97,20 @@ class World:
         """A cell begins. An incident of the cell before is nothing to raise an error for."""
         guard.install()
         self.cell = cell
-        if self.incident() and not self._is_of(cell):
-            self._join()
+        if self.incident():
+            if not self._is_of(cell):
+                self._join()
+            elif self.stopped:
+                # What this rank's progress thread met, when others had begun this cell already.
+                self.unheard = True
+                return
+        self.unheard = False
         self._write(state="running")
 
     def _is_of(self, cell: str) -> bool:
         """Whether the incident is one of this cell, which other ranks have begun before."""
-        cause = self.cause()
-        return cause is not None and cause.get("cell") == cell
+        self.cause()  # so that it is written
+        return any(s.get("kind") and s.get("cell") == cell for s in self.statuses())
 
     def left(self) -> None:
         """This rank's cell is over."""
@@ -151,7 +159,9 @@ class World:
             "patience": 1 + (call.nbytes / 1e7 if call.op == "send" else 0),
         }
 
-    def stop(self, kind: str, error: str, *, waitable=None, where: str = "", **more) -> dict:
+    def stop(
+        self, kind: str, error: str, *, waitable=None, where: str = "", heard: bool = True, **more
+    ) -> dict:
         """Begin an incident, or join it; returns the status that all ranks can read now.
 
         Args:
@@ -159,12 +169,16 @@ class World:
             error: what happened.
             waitable: the communication this rank was in, if it was.
             where: the user's line.
+            heard: somebody waits for the communication, and will get the error.
         """
         number = self.epoch + 1
+        # Written again with more words, it is still the same moment.
+        at = self._status["at"] if self._status.get("incident") == number else time.perf_counter()
+        self.unheard = self.unheard or not heard
         record = self._wait_record(waitable, where) if waitable is not None else {"where": where}
         status = self._write(
             **record, state="stopped", kind=kind, error=error[:_LONGEST],
-            at=time.perf_counter(), incident=number, **more,
+            at=at, incident=number, **more,
         )  # fmt: skip
         self._join()
         return status
@@ -224,14 +238,15 @@ class World:
             time.sleep(1e-3)
         return found
 
-    def follow(self, call=None, waitable=None) -> CommunicationStopped:
+    def follow(self, call=None, waitable=None, waited: float = 0.0) -> CommunicationStopped:
         """The error for a rank that stops because another one failed."""
         where = users_line()
+        self.unheard = False
         cause = self.cause()
         doing = f"stopped waiting in {call.describe()}" if waitable else f"did not begin {call}"
         text = f"rank {self.rank} {doing} at {where}, because "
         text += _reason(cause) if cause else "another rank had stopped."
-        record = self.stop("followed", text, waitable=waitable, where=where)
+        record = self.stop("followed", text, waitable=waitable, where=where, waited=waited)
         return CommunicationStopped(text, call if waitable else None, record)
 
     # -- together again ---------------------------------------------------------------------
@@ -243,10 +258,19 @@ class World:
             CommunicationStopped: an incident is on, which this rank did not know of.
             CommunicationError: the ranks cannot get together again.
         """
+        if self.unheard:
+            raise self._now_heard()
         if self.stopped:
             self.recover()
         elif self.incident():
             raise self.follow(op)
+
+    def _now_heard(self) -> CommunicationStopped:
+        deadline = time.perf_counter() + 2 * _CAUSE_DEADLINE
+        while not self._status.get("error") and time.perf_counter() < deadline:
+            time.sleep(1e-3)  # another thread finds the words
+        self.unheard = False
+        return CommunicationStopped(self._status.get("error", ""), None, self._status)
 
     def recover(self, timeout: float = RECOVERY_DEADLINE) -> bool:
         """Meet the other ranks after an incident and give every group fresh communicators.
@@ -271,7 +295,7 @@ class World:
             group.give_up_all()
         meet(self.control, present, self.epoch + 1, "the ranks' meeting after an error", timeout)
         self.epoch += 1
-        self.stopped = False
+        self.stopped = self.unheard = False
         self._write(state="running")
         self._renew(present)
         return True

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ import pytest
 from nbclient import NotebookClient
 
 from utils import cluster
-from utils.cluster import RanksError, room, watchdog, where
+from utils.cluster import RanksError, launch, room, watchdog, where
+from utils.cluster.launch import Launcher, Plan, find_launcher
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -392,6 +394,9 @@ def test_without_mpiexec_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(RanksError, match=r"pip install 'ddl-labs\[mpi\]'"):
         cluster.start(2)
+
+
+OPEN_MPI, MPICH = "fake (Open MPI) 1.0", "fake HYDRA 1.0"
 
 
 def fake_mpiexec(prefix: Path, script: str = "exit 7", version: str = OPEN_MPI) -> Path:

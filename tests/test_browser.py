@@ -267,6 +267,7 @@ ALL_RANKS = (
     "hello-answer",
     "send-run",
     "reduce-run",
+    "deadlock-where",
     "exchange-run",
     "group-run",
     "practice-batch",
@@ -290,15 +291,18 @@ def test_all_checks_of_the_solution_pass_in_the_browser(open_lab):
         for cell in ALL_RANKS:
             prefixes = sorted(re.findall(r"\[stdout:\d\]", seen.get(cell, "")))
             assert prefixes == [f"[stdout:{rank}]" for rank in range(4)], (cell, seen.get(cell))
-        assert list(lab.outputs(RED)) == ["deadlock-result"], lab.outputs(RED)
-        assert "did not come" in seen["deadlock-result"]
+        assert list(lab.outputs(RED)) == ["deadlock-run"], lab.outputs(RED)
+        explained = seen["deadlock-run"]
+        assert explained.count("Deadlock: these ranks wait for each other") == 1, explained
+        assert "cycle 0 → 1 → 0" in explained
         for rank in (0, 1):
-            assert f"rank {rank}: cell line 10 in polite_exchange()" in seen["deadlock-where"]
+            said = f"rank {rank} waits in recv(src={1 - rank}, tag=0) at cell line 5"
+            assert explained.count(said) == 1, explained
         pictures = lab.all("img", "all => all.map(i => i.naturalWidth)")
         assert len(pictures) >= 10
         assert all(pictures), "an image does not load"
     finally:
-        for cell in ("ranks-up", "deadlock-where", "pingpong-check"):
+        for cell in ("ranks-up", "deadlock-run", "pingpong-check"):
             lab.show(cell)
             lab.photograph(f"solution-{cell}")
 
@@ -310,7 +314,8 @@ def test_an_untouched_lab_stops_at_the_first_task_and_says_which(open_lab):
         red = lab.outputs(RED)
         assert list(red) == ["hello-answer"], red
         said = "NotImplementedError: Task 1.1: hello from every rank"
-        assert red["hello-answer"].count(said) == 4, "once per rank: " + red["hello-answer"]
+        assert red["hello-answer"].count(said) == 1, "once for all: " + red["hello-answer"]
+        assert "The same on ranks 0, 1, 2, 3." in red["hello-answer"]
         assert "hello-check" not in lab.outputs(), "cells after the error were run"
     finally:
         lab.show("hello-answer")

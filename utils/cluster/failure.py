@@ -46,6 +46,8 @@ class CellFailed(RuntimeError):
 
 
 def _wrapped(line: str) -> list[str]:
+    if "\x1b" in line:  # a rank's traceback, in colours: it has its line breaks
+        return [line]
     indent = line[: len(line) - len(line.lstrip())]
     return textwrap.wrap(line, _WIDTH, subsequent_indent=f"{indent}  ") or [""]
 

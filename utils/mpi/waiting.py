@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -17,8 +18,8 @@ from .record import Call
 # its core to others; a large message moves only while somebody tests.
 SPIN = 200e-6  # seconds
 SPIN_PER_BYTE = 5e-9  # seconds; 200 MB/s
-# Pauses between tests, shorter at first.
-SHORT_PAUSE, LONG_PAUSE, PATIENCE = 200e-6, 1e-3, 0.1  # seconds
+# Pauses between tests: up to so many seconds of waiting, so long at most.
+PAUSES = ((0.1, 200e-6), (1.0, 1e-3), (math.inf, 4e-3))
 # How often a wait looks at the board, and from when on it shows itself there.
 LOOK, SHOW = 10e-3, 20e-3  # seconds
 # How often the ranks' waits are searched for a deadlock.
@@ -75,7 +76,8 @@ def wait_for(
                 continue
             vigil = vigil or Vigil(waitable, timeout, world, where, fatal)
             vigil.look(waited)
-            pause = min(pause + 5e-6, SHORT_PAUSE if waited < PATIENCE else LONG_PAUSE)
+            longest = next(length for until, length in PAUSES if waited < until)
+            pause = min(1.1 * pause + 5e-6, longest)
             _sleep(pause, waitable.due())
     finally:
         if vigil is not None:
@@ -87,7 +89,7 @@ def _sleep(pause: float, due: float | None) -> None:
         left = due - time.perf_counter()
         if left < LATE:
             return
-        pause = min(max(pause, left - LATE), LONG_PAUSE)
+        pause = min(max(pause, left - LATE), 1e-3)
     time.sleep(pause)
 
 

@@ -41,6 +41,7 @@ class Guard:
         self._listen()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.heard()  # it came through Python: nothing left to be heard by the progress thread
         if self.on:
             self.late = True
         else:

@@ -135,7 +135,9 @@ class ProcessGroupMPI(ProcessGroup):
         self._come_to = 0
         self.key = _key_of(members)
         meet(self.world.control, members, self.key[1], "new_group", timeout, self.world)
-        self._open()
+        with guard:
+            self._open()
+        _made[members] = self.key[1]
         self.world.add(self)
 
     def _open(self) -> None:
@@ -150,6 +152,7 @@ class ProcessGroupMPI(ProcessGroup):
     def renew(self) -> None:
         """Fresh communicators after an incident; the old ones stay, MPI may still use them."""
         self._queue.clear()
+        self._come_to = 0
         self._open()
 
     def abandon(self, reason: str) -> None:
@@ -432,15 +435,17 @@ class ProcessGroupMPI(ProcessGroup):
         end, everybody = first + plan.size, [mine] * plan.size
         matched = 0.0
         guard.on += 1
-        plan.come(number % arrivals.DEPTH, mine)
-        if plan.words[first:end].tolist() == everybody or self._all_come(plan, number, mine):
-            there.number = number
-            if not number % arrivals.EVERY:
-                there.started(number)
-            matched = _now()
-            plan.all_reduce(MPI.IN_PLACE, block)
-            log.add_like(plan.call, start, matched, _now(), number)
-        guard.on -= 1
+        try:
+            plan.come(number % arrivals.DEPTH, mine)
+            if plan.words[first:end].tolist() == everybody or self._all_come(plan, number, mine):
+                there.number = number
+                if not number % arrivals.EVERY:
+                    there.started(number)
+                matched = _now()
+                plan.all_reduce(MPI.IN_PLACE, block)
+                log.add_like(plan.call, start, matched, _now(), number)
+        finally:
+            guard.on -= 1
         if guard.late:
             guard.release()
         return matched > 0
@@ -777,11 +782,13 @@ class ProcessGroupMPI(ProcessGroup):
             shaped: the collective as messages, for the slow network.
             messages_from: bytes from which they are faster than MPI's non-blocking call, too.
         """
+        # Blocking calls need a board on which having come can be taken back at once.
+        by_board = self.arrivals.board.refresh is None
         slow = native is None or link.network is not None
         by_messages = slow or call.nbytes >= messages_from
         steps = (lambda: shaped(algorithms.Team(self.channels, call))) if by_messages else None
         work = CollectiveWork(
-            self, call, list(result), finish, keep, inputs, native, steps, not slow
+            self, call, list(result), finish, keep, inputs, native, steps, by_board and not slow
         )
         same = (call.op, call.dtype, key, call.reduce_op, call.peer, str(link.network))
         with guard, self.lock:
@@ -789,14 +796,14 @@ class ProcessGroupMPI(ProcessGroup):
             self.arrivals.number += not work.come
             call.sequence = self.arrivals.number
             work.word = self._come_to or arrivals.word(
-                call.sequence, arrivals.signature(same), call.blocking and not slow
+                call.sequence, arrivals.signature(same), call.blocking and by_board and not slow
             )
             self._come_to = 0
             self._queue.append(work)
             self.pump()
         if not call.blocking:
             work.progress()
-        elif self._is_simple(call, result) and not slow:
+        elif by_board and not slow and self._is_simple(call, result):
             self._plan(call, result[0], arrivals.signature(same))
         return work
 
@@ -849,9 +856,9 @@ class ProcessGroupMPI(ProcessGroup):
             elif sight.missing:
                 return
             else:
-                self._queue.popleft()
                 self.arrivals.started(work.call.sequence)
                 work.begin(sight.direct)
+                self._queue.popleft()  # last: the short way must not overtake it
 
     def _come(self, work: CollectiveWork) -> bool:
         if self.arrivals.may_come(work.call.sequence):
@@ -991,8 +998,7 @@ _made: dict[tuple[int, ...], int] = {}
 
 def _key_of(members: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """A group's name that is the same on all its members: they make their groups in one order."""
-    _made[members] = _made.get(members, 0) + 1
-    return members, _made[members]
+    return members, _made.get(members, 0) + 1
 
 
 def _side(rank: int, status: dict) -> str:

@@ -92,6 +92,10 @@ class Progress:
         self._orphans.append(steps)
         self._wake_up()
 
+    def has_futures(self) -> bool:
+        """Whether something under way may call back."""
+        return any(work._future is not None for work in list(self._live))
+
     def works_of(self, group) -> list:
         """The communications of ``group`` that are under way."""
         return [work for work in list(self._live) if work.group is group]
@@ -158,11 +162,18 @@ class Progress:
     def _round(self) -> None:
         # A work stays in the list while it is tested, for a test lets other threads run.
         for work in list(self._watched):
-            if work.poll() or work.expire():
+            if _is_settled(work):
                 self._last_change = time.perf_counter()
                 with contextlib.suppress(ValueError):
                     self._watched.remove(work)
         self._orphans = [steps for steps in self._orphans if not _is_over(steps)]
+
+
+def _is_settled(work) -> bool:
+    try:
+        return work.poll() or work.expire()
+    except Exception:  # one work's trouble must not end the progress of the others
+        return work.is_over
 
 
 def _is_over(steps) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import io
 import sys
 import time
@@ -17,6 +18,8 @@ from .errors import CommunicationError, errors_line
 
 # How long the first rank to fail waits for what the others have to say.
 GATHER = 0.3  # seconds
+# How long MPI gets to end after errors.
+FINALIZE_DEADLINE = 20  # seconds
 # How long a failed rank waits for the others to end by themselves.
 GRACE = 3.0  # seconds
 
@@ -94,6 +97,10 @@ def _end_with_all(world) -> bool:
 
 
 def _ended(world) -> None:
-    if not MPI.Is_finalized():
-        with contextlib.suppress(ValueError):  # the board is closed
-            world.ended()
+    if MPI.Is_finalized():
+        return
+    with contextlib.suppress(ValueError):  # the board is closed
+        world.ended()
+    if world.epoch or world.stopped:
+        # What was given up may keep MPI_Finalize from ending.
+        faulthandler.dump_traceback_later(FINALIZE_DEADLINE, exit=True, file=sys.__stderr__)

@@ -106,7 +106,7 @@ class Vigil:
         self._next_look, self._next_search = LOOK, SEARCH
         self._incident_since = 0.0
         # When each rank's present state was first seen here, by this rank's clock.
-        self._seen: dict[int, tuple[object, float]] = {}
+        self._seen: dict[int, tuple[object, float, int]] = {}
 
     def look(self, waited: float) -> None:
         """End the wait with an error, if there is reason to. Call it often.
@@ -149,11 +149,13 @@ class Vigil:
 
     def _search(self, waited: float) -> None:
         """Stop when it is certain that this rank waits for ever."""
+        self._world.beat()
+        if self._shown:
+            self._refresh_status()
         by_rank = {s["rank"]: self._settled(s, waited) for s in self._world.statuses()}
         if any(s["state"] == "dead" for s in by_rank.values()):
             self._follow(waited)
         elif self._shown:
-            self._refresh_status()
             stuck = diagnosis.stuck_ranks(by_rank)
             if self._world.rank in stuck:
                 cycle = diagnosis.find_cycle({rank: by_rank[rank] for rank in stuck})
@@ -168,11 +170,14 @@ class Vigil:
         """The status, taken for a running rank's until it has been the same for a while."""
         state = status["state"]
         name = (state, status.get("wait"), status.get("cell"))
-        known, since = self._seen.get(status["rank"], (None, 0.0))
+        beats = self._world.beats(status["rank"])
+        known, since, beat = self._seen.get(status["rank"], (None, 0.0, 0))
         if known != name:
-            self._seen[status["rank"]] = name, since = name, waited
+            self._seen[status["rank"]] = name, since, beat = name, waited, beats
         if state == "waiting":
             patience = status["patience"]
+            if beats < beat + 2:  # it has not tested its wait since: frozen, or not scheduled
+                return {**status, "state": "running"}
         elif state == "left":
             patience = min(LEFT_FOR_GOOD, self._timeout)
             if status["cell"] != self._world.cell:

@@ -102,15 +102,22 @@ class MPIWork(Work):
         """
         if self._done:
             return True
-        # Never two threads in a test of the same request (MPI 4.1, section 11.6.2).
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            if not self._done and self._test():
-                self._complete()
-            return self._done
-        finally:
-            self._lock.release()
+        # A Ctrl-C in the middle would lose a step, or the lock.
+        with guard:
+            # Never two threads in a test of the same request (MPI 4.1, section 11.6.2).
+            if not self._lock.acquire(blocking=False):
+                return False
+            try:
+                if not self._done and self._test():
+                    self._complete()
+                return self._done
+            finally:
+                self._lock.release()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, as far as is known without a look."""
+        return self._done
 
     def progress(self) -> None:
         """Have it move on, and complete, without a ``wait()``."""
@@ -125,13 +132,14 @@ class MPIWork(Work):
         self._holds_back = True
         try:
             if guard.heard():
+                self.group.world.stop("interrupted", "Ctrl-C", waitable=self, where=self._where())
                 self._give_up()
             self._vigil.look(time.perf_counter() - self.call.start)
         except CommunicationError as error:
             self._error = error
         self._holds_back = False
         if self._done:
-            self._source.set_result(None)
+            self._resolve()
         return self._done
 
     def take_back(self) -> None:
@@ -194,8 +202,15 @@ class MPIWork(Work):
             self._span = None
         self._done = True  # after _error: who sees it done must see how it ended
         progress.end(self)
-        if self._source is not None and not self._holds_back:
-            self._source.set_result(None)
+        if not self._holds_back:
+            self._resolve()
+
+    def _resolve(self) -> None:
+        """Complete the future, once."""
+        with self._lock:
+            source, self._source = self._source, None
+        if source is not None:
+            source.set_result(None)
 
     # -- what PyTorch calls ---------------------------------------------------------------
 
@@ -273,7 +288,7 @@ class MPIWork(Work):
 
     def missing(self) -> tuple[list[int], bool, bool]:
         """Global ranks that have to come; whether one is enough; whether data are moving."""
-        moving = self.call.matched > 0
+        moving = self.call.matched > 0 or self.due() is not None
         if self.call.peer is not None and self.call.peer < 0:
             return [r for r in self.call.group if r != self.group.world.rank], True, moving
         return [self.call.partner], False, moving
@@ -436,11 +451,13 @@ class JoinedWork(MPIWork):
         return next((w for w in self._works if not w._done), self._works[0]).missing()
 
     def _give_up(self, error: Exception | None = None) -> None:
-        for work in self._works:
-            work._give_up(error)
-        if not self.poll():
-            return
-        self._error = self._error or error
+        with self._lock:
+            if self._done or self.poll():
+                return
+            for work in self._works:
+                work._give_up(error)
+            self._given_up = any(work._given_up for work in self._works)
+            self.poll()
 
 
 def _seconds(timeout: timedelta | None) -> float | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 import weakref
 import zlib
@@ -22,8 +23,9 @@ from .errors import CommunicationError, CommunicationStopped, users_line
 from .interrupts import guard
 from .meeting import meet
 from .network import link
+from .progress import progress
 
-_FAULT, _PROCESS = 0, 1  # words on the board
+_FAULT, _PROCESS, _BEAT = 0, 1, 2  # words on the board
 # How long a rank that follows looks for the cause that the first one is about to write.
 _CAUSE_DEADLINE = 0.3  # seconds
 # An error's text on the board, in characters.
@@ -72,7 +74,7 @@ class World:
         self.one_machine = MPI.COMM_WORLD.allreduce(node.size == self.size, MPI.LAND)
         node.Free()
         self.control = MPI.COMM_WORLD.Dup()
-        self.board = board.make(MPI.COMM_WORLD.Dup(), self.one_machine, words=2, text=True)
+        self.board = board.make(MPI.COMM_WORLD.Dup(), self.one_machine, words=3, text=True)
         self.board.set(_PROCESS, _host_id() << 32 | os.getpid())
         link.shared_clock = self.one_machine
         self.epoch = 0
@@ -84,7 +86,15 @@ class World:
         self._groups: list[weakref.ref] = []
         self._waits = 0
         self._status: dict = {}
+        self._beats = 0
+        # Threads that were there before are none of the user's.
+        self._first = set(threading.enumerate())
         self._write(state="running")
+
+    def _others(self) -> bool:
+        """Whether something else than the main thread may communicate: a thread, a callback."""
+        fresh = set(threading.enumerate()) - self._first - {progress.thread}
+        return progress.has_futures() or any(not t.name.startswith("mpi-") for t in fresh)
 
     # -- what this rank says of itself ------------------------------------------------------
 
@@ -134,6 +144,15 @@ class World:
         self._waits += 1
         return self._write(state="waiting", wait=self._waits, **self._wait_record(waitable, where))
 
+    def beat(self) -> None:
+        """This rank still tests what it waits for, and has not found it."""
+        self._beats += 1
+        self.board.set(_BEAT, self._beats)
+
+    def beats(self, rank: int) -> int:
+        """How often a rank has done that."""
+        return self.board.of_all(_BEAT)[rank]
+
     def running(self) -> None:
         """The wait is over."""
         self._write(state="running")
@@ -155,7 +174,7 @@ class World:
             "for": missing,
             "any": any_of_them,
             "moving": moving,
-            "alone": len(self.threads) <= 1,
+            "alone": len(self.threads) <= 1 and not self._others(),
             "patience": 1 + (call.nbytes / 1e7 if call.op == "send" else 0),
         }
 
@@ -291,6 +310,10 @@ class World:
             raise CommunicationError(
                 f"{diagnosis.names(ended)} had ended, so the ranks cannot communicate any more"
             )
+        with guard:  # who has told the others that it is here must not leave them inside C
+            return self._meet_again(present, timeout)
+
+    def _meet_again(self, present: list[int], timeout: float) -> bool:
         for group in self.groups():
             group.give_up_all()
         meet(self.control, present, self.epoch + 1, "the ranks' meeting after an error", timeout)

@@ -66,7 +66,7 @@ WRONG = [
                 dist.send(tensor.double(), dst=1)
             elif rank == 1:
                 dist.recv(tensor, src=0)
-        """, "larger than the tensor"),
+        """, "rank 0 sent float64[3, 4]"),
     ("1.3", "forgets to wait", """
         def transfer_overlapped(tensor, rank, work):
             if rank == 0:
@@ -143,7 +143,7 @@ WRONG = [
                 dist.recv(theirs, src=1 - rank)
                 dist.send(mine, dst=1 - rank)
             return theirs
-        """, "Do two ranks wait for each other"),
+        """, "both receive first"),
     ("1.5", "drops the request", """
         def exchange(mine, rank):
             theirs = mine.clone()

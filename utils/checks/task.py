@@ -64,11 +64,17 @@ class Report:
             which is then among the problems.
         """
         replies = ranks.ask(f"{module}:{probe}", timeout=patience, **kwargs)
+        explanation = ""
         for reply in replies:
             if reply.status != "ok":
                 said = reply.error or f"no answer within {patience:.0f} s"
+                # After its first line an error of communication explains all ranks: shown once.
+                first, _, rest = said.partition("\n")
+                explanation = explanation or rest
                 at = f" (at {reply.line})" if reply.line else ""
-                self.problem(f"{said}{at}", reply.rank)
+                self.problem(f"{first}{at}", reply.rank)
+        if explanation:
+            self.problem(explanation)
         return replies if all(reply.status == "ok" for reply in replies) else []
 
 

@@ -199,8 +199,10 @@ def errors(cell: NotebookNode) -> set[str]:
     kinds = set()
     for output in cell.outputs:
         if output.output_type == "error":
-            ranks = re.findall(r"^\[\d+:\w+\]\s*(\w+)", ANSI.sub("", output.evalue), re.MULTILINE)
-            kinds |= set(ranks or [output.ename])
+            # `NameError: …` of the rank that is shown, `rank 2: NameError: …` of others.
+            shown = r"^(?:rank \d+: )?(\w+Error|KeyboardInterrupt)\b"
+            ranks = re.findall(shown, ANSI.sub("", output.evalue), re.MULTILINE)
+            kinds |= set(ranks if output.ename == "CellFailed" else [output.ename])
     return kinds
 
 

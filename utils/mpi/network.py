@@ -21,6 +21,8 @@ USUAL_LATENCY = 50e-6  # seconds
 MOST_LATE = 1e-3  # seconds
 # What PyTorch's Python takes around one of our calls, until :meth:`Link.calibrate` has measured it.
 AROUND = 5e-6  # seconds
+# More than that is not PyTorch's code, but a machine that is busy with something else.
+MOST_AROUND = 50e-6  # seconds
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Link:
                 spans.append(time.perf_counter() - start)
         finally:
             del group.send
-        self.around = statistics.median(spans)
+        self.around = min(statistics.median(spans), MOST_AROUND)
 
     def called(self, start: float) -> float:
         """When a call that came at ``start`` would have come if Python took no time."""

@@ -81,8 +81,13 @@ def test_every_operation_size_and_transport_is_in_the_json_with_its_rounds(found
 
 def test_training_recording_and_import_times_are_in_the_json(found):
     by_hand = "all_reduce per parameter on mpi"
-    assert set(found["ddp_step"]["seconds"]) == {"DDP on mpi", "DDP on gloo", by_hand}
-    assert set(found["epoch"]["seconds"]) == {"1 rank", "2 ranks"}
+    floors = {"DDP, nothing communicated", "nothing communicated"}
+    assert set(found["ddp_step"]["seconds"]) == {"DDP on mpi", "DDP on gloo", by_hand} | floors
+    assert set(found["epoch"]["seconds"]) == {
+        "1 rank",
+        "2 ranks",
+        "2 ranks, nothing communicated",
+    }
     assert set(found["recording"]["seconds"]) == {"recorded", "not recorded"}
     assert set(found["import"]["seconds"]) == {"with entry point", "without"}
     for part in ("ddp_step", "epoch", "recording", "import"):
@@ -152,7 +157,7 @@ def test_three_ranks_on_fewer_cores_finish_and_are_warned(folder):
     )
     three = json.loads((folder / "three.json").read_text())
     assert done.stdout.startswith("3 ranks on ")
-    assert set(three["epoch"]["seconds"]) == {"1 rank", "3 ranks"}
+    assert {"1 rank", "3 ranks"} <= set(three["epoch"]["seconds"])
     assert {len(row["seconds"]) for row in three["operations"]} == {3}
     assert all(map(math.isfinite, numbers(three)))
     if three["hosts"][0]["cpus"] < 3:

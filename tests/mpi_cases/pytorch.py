@@ -1,6 +1,8 @@
 """PyTorch's own machinery on the backend."""
 
 import copy
+import itertools
+import time
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from helpers import everybody, of_rank, rank, same, size
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
+
+from utils.mpi.record import log
 
 
 def _mlp() -> nn.Module:
@@ -49,6 +53,34 @@ def case_ddp_trains_as_one_process_does():
     shard = slice(rank(), None, size())
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.002)
     _alike(_train(ddp, shard).module, alone)
+
+
+def case_ddp_adds_up_when_ranks_come_to_their_buckets_at_different_times():
+    alone = _train(_mlp(), slice(None))
+    model = _mlp()
+    late = itertools.cycle(range(size() + 1))  # a rank, or none
+
+    def compute(_gradient: torch.Tensor) -> None:
+        until = time.perf_counter() + (0.01 if next(late) == rank() else 0)
+        while time.perf_counter() < until:
+            torch.randn(50, 50) @ torch.randn(50, 50)
+
+    for p in model.parameters():
+        p.register_hook(compute)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.002)
+    _alike(_train(ddp, slice(rank(), None, size())).module, alone)
+
+
+def case_the_wait_at_the_end_of_ddps_backward_is_on_record():
+    ddp, mark = DistributedDataParallel(_mlp()), log.mark()
+    x, y = _batches(1)[0]
+    loss = nn.functional.cross_entropy(ddp(x), y)
+    until = time.perf_counter() + (0.2 if rank() == 0 else 0)
+    while time.perf_counter() < until:
+        torch.randn(50, 50) @ torch.randn(50, 50)
+    loss.backward()
+    waited = [end - start for call in log.since(mark) for start, end in call.waits]
+    assert rank() == 0 or sum(waited) > 0.05, waited
 
 
 def case_ddp_with_a_python_communication_hook_works():

@@ -129,29 +129,28 @@ class Outcome:
     def _of_error(self, cause: dict | None) -> CellFailed:
         first = cause["rank"] if cause and cause["rank"] in self.errors else min(self.errors)
         shown = _traceback(self.errors[first])
-        same = [
-            r for r, e in sorted(self.errors.items()) if _summary(e) == _summary(self.errors[first])
-        ]
+        summaries = {rank: _summary(error) for rank, error in sorted(self.errors.items())}
+        same = [rank for rank, summary in summaries.items() if summary == summaries[first]]
         lines = []
         if self.n > 1:
             lines.append(
                 f"The same on {diagnosis.names(same)}." if len(same) > 1 else f"On rank {first}."
             )
-        for rank, error in sorted(self.errors.items()):
+        for rank, summary in summaries.items():
             if rank not in same:
-                lines.append(self._in_a_line(rank, error))
+                lines.append(self._in_a_line(rank, summary))
         text = "\n".join([shown, *lines]) + self._what_now()
         return CellFailed(text, None, list(self.statuses.values()))
 
     # -- parts of it ------------------------------------------------------------------------
 
-    def _in_a_line(self, rank: int, error: Exception) -> str:
+    def _in_a_line(self, rank: int, summary: str) -> str:
         status = self.statuses.get(rank, {})
         if status.get("kind") == "followed":
             where = f" at {status['where']}" if status.get("where") else ""
             call = f" waiting in {status['call']}" if status.get("call") else ""
             return f"rank {rank} stopped{call}{where}."
-        return f"rank {rank}: {_summary(error)}"
+        return f"rank {rank}: {summary}"
 
     def _all_statuses(self) -> list[dict]:
         found = dict(self.statuses)

@@ -17,6 +17,7 @@ import torch
 from mpi4py import MPI
 
 from . import buffers
+from .dtypes import dtype_name
 from .errors import CommunicationMismatch
 from .network import link
 from .record import Call
@@ -134,7 +135,7 @@ def receive(
 
 def _mismatch(call: Call, channels: Channels, dtype, shape, nbytes: int) -> CommunicationMismatch:
     sender, receiver = channels.members[call.peer], channels.members[channels.rank]
-    sent = f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+    sent = f"{dtype_name(dtype)}{list(shape)}"
     return CommunicationMismatch(
         f"rank {sender} sent {sent} ({nbytes} bytes, tag={call.tag}), but rank {receiver} "
         f"receives {call.dtype}{list(call.shape)} ({call.nbytes} bytes). Sender and receiver "

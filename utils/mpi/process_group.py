@@ -1,9 +1,11 @@
 """``ProcessGroupMPI``: PyTorch's process group on the communicators of mpi4py.
 
 The methods are those that :mod:`torch.distributed` and PyTorch's C++ call, with their
-names. Each makes a record of the call, starts non-blocking MPI operations, and returns a
-work that tests them: that way a wait has a deadline, can be interrupted, and a communication
-that was started moves on while the rank computes.
+names. Each makes a record of the call and returns a work. Messages are non-blocking MPI
+operations which the work tests. A collective begins when all ranks of the group have come with
+the same call: with MPI's blocking one where all of them wait, else with non-blocking ones. That
+way a wait has a deadline and can be interrupted, and what was started moves on while the rank
+computes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from torch.distributed.constants import default_pg_timeout
 from . import algorithms, arrivals, board, buffers, messages, world
 from .arrivals import Arrivals
 from .dtypes import dtype_name, op_name, reduction
-from .errors import CommunicationError, CommunicationMismatch, place_text, users_place
+from .errors import CommunicationError, CommunicationMismatch, users_place
 from .interrupts import guard
 from .meeting import meet
 from .messages import Channels
@@ -69,7 +71,6 @@ class Plan:
     size: int
     words: memoryview
     come: Callable[[int, int], None]
-    refresh: Callable[[], None] | None
     all_reduce: Callable
 
 
@@ -299,8 +300,7 @@ class ProcessGroupMPI(ProcessGroup):
         try:
             return Steps(steps)
         except CommunicationMismatch as error:
-            where = place_text(*call.place) if call.place else ""
-            error.record = self.world.stop("mismatch", str(error), where=where)
+            error.record = self.world.stop("mismatch", str(error), where=call.where)
             raise
 
     def _message(self, work: MPIWork, steps: Steps) -> MPIWork:
@@ -455,8 +455,6 @@ class ProcessGroupMPI(ProcessGroup):
         first = number % arrivals.DEPTH * plan.size
         end, everybody = first + plan.size, [mine] * plan.size
         for look in range(_LOOKS):
-            if plan.refresh:
-                plan.refresh()
             if plan.words[first:end].tolist() == everybody:
                 return True
             if look > 30:
@@ -507,7 +505,7 @@ class ProcessGroupMPI(ProcessGroup):
                 _divide(memory, name, len(self.members))
                 buffers.deliver(tensor, memory)
 
-        key = tuple((str(t.dtype), tuple(t.shape)) for t in tensors)
+        key = tuple((dtype_name(t.dtype), tuple(t.shape)) for t in tensors)
         return self._collective(
             call,
             key,
@@ -629,7 +627,7 @@ class ProcessGroupMPI(ProcessGroup):
         call = self._call("all_gather_coalesced", inputs, opts)
         sends = [(rank, tensor) for rank in range(size) for tensor in inputs]
         receives = [(rank, tensor) for rank, row in enumerate(outputs) for tensor in row]
-        key = tuple((str(tensor.dtype), tensor.numel()) for tensor in inputs)
+        key = tuple((dtype_name(tensor.dtype), tensor.numel()) for tensor in inputs)
         return self._exchange(call, key, sends, receives, inputs=inputs)
 
     def _all_gather(self, what: str, parts, tensor, opts, whole=None) -> MPIWork:
@@ -782,29 +780,28 @@ class ProcessGroupMPI(ProcessGroup):
             shaped: the collective as messages, for the slow network.
             messages_from: bytes from which they are faster than MPI's non-blocking call, too.
         """
-        # Blocking calls need a board on which having come can be taken back at once.
-        by_board = self.arrivals.board.refresh is None
         slow = native is None or link.network is not None
+        # Blocking calls need a board on which having come can be taken back at once.
+        may_block = not slow and self.arrivals.board.refresh is None
         by_messages = slow or call.nbytes >= messages_from
         steps = (lambda: shaped(algorithms.Team(self.channels, call))) if by_messages else None
         work = CollectiveWork(
-            self, call, list(result), finish, keep, inputs, native, steps, by_board and not slow
+            self, call, list(result), finish, keep, inputs, native, steps, may_block
         )
         same = (call.op, call.dtype, key, call.reduce_op, call.peer, str(link.network))
+        code, direct = arrivals.signature(same), may_block and call.blocking
         with guard, self.lock:
             work.come = self._come_to > 0
             self.arrivals.number += not work.come
             call.sequence = self.arrivals.number
-            work.word = self._come_to or arrivals.word(
-                call.sequence, arrivals.signature(same), call.blocking and by_board and not slow
-            )
+            work.word = self._come_to or arrivals.word(call.sequence, code, direct)
             self._come_to = 0
             self._queue.append(work)
             self.pump()
         if not call.blocking:
             work.progress()
-        elif by_board and not slow and self._is_simple(call, result):
-            self._plan(call, result[0], arrivals.signature(same))
+        elif may_block and self._is_simple(call, result):
+            self._plan(call, result[0], code)
         return work
 
     def _is_simple(self, call: Call, result) -> bool:
@@ -827,7 +824,6 @@ class ProcessGroupMPI(ProcessGroup):
             len(self.members),
             notes.words,
             notes.set,
-            notes.refresh,
             self.channels.data.Allreduce,
         )
 
@@ -880,9 +876,8 @@ class ProcessGroupMPI(ProcessGroup):
     def _mismatch(self, work: CollectiveWork, odd: list[int]) -> CommunicationMismatch:
         """The error for ranks that came with different calls: both sides, in rank order."""
         call = work.call
-        where = place_text(*call.place) if call.place else ""
-        mine = {"what": call.describe(), "where": where}
-        more = {"waitable": work, "where": where, "waited": time.perf_counter() - call.start}
+        mine = {"what": call.describe(), "where": call.where}
+        more = {"waitable": work, "where": call.where, "waited": time.perf_counter() - call.start}
         more["heard"] = work.is_heard()
         name = f"{self.key} {call.sequence}"
         sides = {self.world.rank: mine, self.members[odd[0]]: {}}
@@ -1048,7 +1043,7 @@ def _apart(tensor: torch.Tensor, homes: set[int]) -> torch.Tensor:
 
 
 def _check_alike(tensors: Sequence[torch.Tensor], op: str) -> None:
-    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+    dtypes = sorted({dtype_name(tensor.dtype) for tensor in tensors})
     if len(dtypes) > 1:
         raise TypeError(f"{op}: all tensors must have the same dtype, got {' and '.join(dtypes)}")
 

@@ -6,6 +6,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from .errors import place_text
+
 CAPACITY = 65_536
 
 
@@ -58,6 +60,11 @@ class Call:
     def partner(self) -> int | None:
         """Global rank of :attr:`peer`; ``None`` without one, or for any rank."""
         return None if self.peer is None or self.peer < 0 else self.group[self.peer]
+
+    @property
+    def where(self) -> str:
+        """The user's line, ``cell line 3``; empty where it is not known."""
+        return place_text(*self.place) if self.place else ""
 
     def name(self) -> str:
         """``recv(src=1, tag=0)``, with global ranks; ``all_reduce(SUM)``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -18,7 +19,6 @@ from .errors import (
     CommunicationError,
     CommunicationMismatch,
     CommunicationStopped,
-    place_text,
     users_line,
 )
 from .interrupts import guard
@@ -191,7 +191,7 @@ class MPIWork(Work):
         return self.call.blocking or self.call.waited
 
     def _where(self) -> str:
-        return place_text(*self.call.place) if self.call.place else users_line()
+        return self.call.where or users_line()
 
     def _settle(self, memory_is_free: bool = True) -> None:
         """It is over: say so to all who ask, and let go of the memory."""
@@ -275,9 +275,20 @@ class MPIWork(Work):
                     self._source = source
                     self.progress()
             future = self._future
+        with contextlib.suppress(RuntimeError):  # outside of backward
+            torch.autograd.Variable._execution_engine.queue_callback(self._wait_in_backward)
         if not progress.available:
             self._block(self.group.timeout)
         return future
+
+    def _wait_in_backward(self) -> None:
+        """Wait before PyTorch's C++ does.
+
+        DDP ends backward with a wait for the futures of its buckets. That wait sees no deadlock,
+        hears no Ctrl-C, and leaves the communication to the progress thread.
+        """
+        if not self._done:
+            self._block(self.group.timeout)
 
     def _outcome(self, _source: torch.futures.Future) -> list[torch.Tensor]:
         if self._error is not None:
@@ -312,7 +323,7 @@ class MPIWork(Work):
         wait = [time.perf_counter(), 0.0]
         self.call.waits.append(wait)
         try:
-            where = "" if self.call.blocking or not self.call.place else self._where()
+            where = "" if self.call.blocking else self.call.where
             wait_for(self, timeout, self.group.world, where, fatal)
             if link.network is not None:
                 link.ended(self._due)

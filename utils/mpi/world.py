@@ -350,14 +350,10 @@ class World:
 
 
 def _reason(cause: dict) -> str:
-    where = f" at {cause['where']}" if cause.get("where") else ""
-    rank = f"rank {cause['rank']}"
-    if cause["kind"] == "raised":
-        return f"{rank} raised {cause['error']}{where}."
-    if cause["kind"] == "interrupted":
-        return f"{rank} was interrupted{where}."
+    if cause["kind"] in ("raised", "interrupted"):
+        return f"{diagnosis.line(cause)}."
     if cause["kind"] == "died":
-        return f"{rank} died: {cause['error']}. Call ranks.restart() for fresh ranks."
+        return f"{diagnosis.line(cause)}. Call ranks.restart() for fresh ranks."
     return cause["error"]
 
 

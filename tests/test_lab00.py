@@ -1,0 +1,50 @@
+"""The notebook to start with: its one check accepts the right answer and explains wrong ones."""
+
+from __future__ import annotations
+
+import pytest
+from lab_tools import answers, checks_of, verdict
+
+from utils import cluster
+from utils.checks import lab00
+
+CHECK = checks_of(lab00)["0.1"]
+WRONG = [
+    ("forgets the last rank", "lambda rank, world_size: rank + 1", "expected 0, got 3"),
+    ("hard-codes three ranks", "lambda rank, world_size: (rank + 1) % 3", "expected 0, got 1"),
+    ("goes to the left", "lambda rank, world_size: (rank - 1) % world_size", "expected 1, got 2"),
+    ("prints instead of returning", "lambda rank, world_size: None", "got None"),
+]
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with cluster.start(2, timeout=2) as up:
+        yield up
+
+
+def run(ranks, code: str) -> None:
+    ranks.view.execute(code, silent=True).get()
+
+
+def test_the_solution_passes_its_check(ranks):
+    run(ranks, answers("00_start_here.ipynb")["neighbour-answer"])
+    passed, printed = verdict(CHECK, ranks)
+    assert passed, printed
+    assert printed == "✓ Task 0.1 · the neighbour on a ring · 0 points\n"
+
+
+@pytest.mark.parametrize(("mistake", "code", "words"), WRONG, ids=[w[0] for w in WRONG])
+def test_a_wrong_answer_is_told_what_it_got(ranks, mistake, code, words):
+    run(ranks, f"right_neighbour = {code}")
+    passed, printed = verdict(CHECK, ranks)
+    assert not passed
+    assert words in printed, printed
+    assert "rank 1:" in printed
+
+
+def test_the_untouched_stub_is_named(ranks):
+    run(ranks, answers("00_start_here.ipynb", "labs")["neighbour-answer"])
+    passed, printed = verdict(CHECK, ranks)
+    assert not passed
+    assert "Task 0.1" in printed

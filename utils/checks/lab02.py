@@ -1,0 +1,791 @@
+"""Checks of lab 02: who gets which sample, minibatch by minibatch.
+
+Functions of numbers (n samples, p ranks, rank r) are called on every rank for the same list of
+calls, whatever the number of ranks here. Functions that communicate are tried in groups of 1, 2, 3
+and 4 ranks. Every rank is in some group at any time, so that an answer that forgets `group` gives a
+wrong result instead of a deadlock. Groups are new for each question and have a short timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import BatchSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from .task import Report, answer_named, integers, recorded, same, short, task
+
+#: Samples: one number that all p of 1 … 4 divide, and awkward ones.
+SAMPLES = (24, 25, 7, 1)
+RANK_COUNTS = (1, 2, 3, 4)
+
+# Seconds that a rank waits for the others of a group.
+TIMEOUT = 8
+
+# Letters of a list that is shown whole.
+_LONG = 60
+
+
+# -- what the sampler does ------------------------------------------------------------------------
+
+
+def share(
+    n: int, p: int, r: int, *, shuffle=False, drop_last=False, seed: int = 0, epoch: int = 0
+) -> list[int]:
+    """The sample numbers that `DistributedSampler` gives to rank r of p."""
+    sampler = DistributedSampler(
+        range(n), num_replicas=p, rank=r, shuffle=shuffle, seed=seed, drop_last=drop_last
+    )
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def batches(samples: Sequence[int], size: int, drop_last: bool = False) -> list[list[int]]:
+    """The samples in lists of `size`; the last list may be shorter, or is dropped."""
+    return list(BatchSampler(samples, size, drop_last))
+
+
+# -- functions of numbers: call, compare, fold ----------------------------------------------------
+
+
+def probe_calls(user_ns: dict, *, rank: int, name: str, calls: list) -> list[dict]:
+    """Call a function once for each (arguments, keywords); results or errors, and what it used."""
+    function = answer_named(user_ns, name)
+    answers = []
+    for arguments, keywords in calls:
+        answer = {}
+        with _watched_sampler() as built:
+            try:
+                answer["value"] = _plain(function(*arguments, **keywords))
+            except NotImplementedError:
+                raise
+            except Exception as error:
+                answer["error"] = f"{type(error).__name__}: {error}"
+        answers.append(answer | {"samplers": len(built)})
+    return answers
+
+
+@contextlib.contextmanager
+def _watched_sampler() -> Iterator[list]:
+    """A list that gets an entry for each new DistributedSampler."""
+    built, original = [], DistributedSampler.__init__
+
+    def counting(self, *args, **kwargs) -> None:
+        built.append(True)
+        original(self, *args, **kwargs)
+
+    with mock.patch.object(DistributedSampler, "__init__", counting):
+        yield built
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and lists for tensors and tuples; a text that says what it is for anything else."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if hasattr(value, "__index__"):
+        return int(value)
+    return f"<{type(value).__name__}>"
+
+
+#: Wrong results, or functions that recognise one, each with what it means.
+Suspects = Iterable[tuple[Any, str]]
+
+
+def _judge_calls(
+    ranks,
+    report: Report,
+    name: str,
+    calls: list,
+    expected: Callable[..., Any],
+    suspects: Callable[..., Suspects],
+    form: str,
+    tidy: Callable[[Any], Any] = lambda value: value,
+) -> list:
+    """Compare a function's results on every rank; the first wrong one of each rank is a problem.
+
+    expected: of a call's arguments and keywords, the result. suspects: of the rank and the same,
+    wrong results and what they mean. form: what the function must return, in words. tidy: done to
+    a result before it is compared.
+    Returns the answers, for more questions.
+    """
+    answers = report.answers(ranks, __name__, "probe_calls", name=name, calls=calls)
+    problems = {}
+    for answer in answers:
+        for (arguments, keywords), got in zip(calls, answer.value, strict=True):
+            wanted = expected(*arguments, **keywords)
+            if "value" in got:
+                got = got | {"value": tidy(got["value"])}
+            likely = functools.partial(suspects, answer.rank, *arguments, **keywords)
+            said = _compare(got, wanted, likely, form)
+            if said:
+                problems[answer.rank] = f"{_call(name, arguments, keywords)}: {said}"
+                break
+    _fold(report, problems, ranks.n)
+    return answers
+
+
+def _compare(got: dict, wanted: Any, suspects: Callable[[], Suspects], form: str) -> str | None:
+    """What is wrong with a result; None for a right one."""
+    if "error" in got:
+        right = wanted is ValueError and got["error"].startswith("ValueError")
+        return None if right else f"raised {got['error']}"
+    value = got["value"]
+    if wanted is ValueError:
+        return f"expected a ValueError, got {short(value)}"
+    if same(value, wanted):
+        return None
+    if value is None:
+        return f"returned None: return {form}"
+    for suspect, said in suspects():
+        if suspect(value) if callable(suspect) else same(value, suspect):
+            stop = "" if said.endswith("?") else "."
+            return f"{said}{stop} {_difference(wanted, value)}"
+    return _difference(wanted, value)
+
+
+def _difference(wanted: Any, got: Any) -> str:
+    """Expected and got; of long lists the first entry that differs."""
+    long = len(str(wanted)) > _LONG or len(str(got)) > _LONG
+    if not (long and isinstance(wanted, list) and isinstance(got, list)):
+        return f"Expected {short(wanted)}, got {short(got)}"
+    pairs = itertools.zip_longest(wanted, got, fillvalue="nothing")
+    k, (w, g) = next((k, pair) for k, pair in enumerate(pairs) if not same(pair[1], pair[0]))
+    return f"Entry {k}: expected {short(w, _LONG)}, got {short(g, _LONG)}"
+
+
+def _call(name: str, arguments: Sequence, keywords: dict) -> str:
+    """A call as one would write it."""
+    parts = [str(a) for a in arguments] + [f"{key}={value}" for key, value in keywords.items()]
+    return f"{name}({', '.join(parts)})"
+
+
+def _fold(report: Report, problems: dict[int, str], n: int) -> None:
+    """Add the ranks' problems; one that all ranks have is said once."""
+    if len(problems) == n > 1 and len(set(problems.values())) == 1:
+        report.problem(f"all ranks: {problems[0]}")
+        return
+    for rank, text in problems.items():
+        report.problem(text, rank)
+
+
+def _numbers(seed: int, low: int, high: int) -> int:
+    """A fresh number from low to high, both included."""
+    return low + seed % (high - low + 1)
+
+
+# -- 2.1 --------------------------------------------------------------------------------------
+
+
+@task("2.1", "the items of a rank", points=2)
+def items_of(ranks, report: Report) -> None:
+    """Each rank's items, for every n, p, r, with and without shuffle and drop_last."""
+    fresh = _numbers(report.seed, 30, 60)
+    calls = [
+        ((n, p, r), {"shuffle": shuffle, "drop_last": drop_last})
+        for shuffle in (False, True)
+        for drop_last in (False, True)
+        for n in (*SAMPLES, fresh)
+        for p in RANK_COUNTS
+        for r in range(p)
+    ]
+
+    def expected(n, p, r, **keywords) -> list[int]:
+        return [10 * sample for sample in share(n, p, r, **keywords)]
+
+    def suspects(rank, n, p, r, shuffle, drop_last) -> Suspects:
+        def items(n=n, p=p, r=r, shuffle=shuffle, drop_last=drop_last) -> list[int]:
+            return expected(n, p, r, shuffle=shuffle, drop_last=drop_last)
+
+        yield share(n, p, r, shuffle=shuffle, drop_last=drop_last), "these are indices, not items"
+        yield (
+            items(shuffle=not shuffle),
+            "shuffled, but shuffle=False: the sampler shuffles unless you say shuffle=shuffle"
+            if not shuffle
+            else "in order, but shuffle=True: hand shuffle on to the sampler",
+        )
+        if drop_last:
+            yield (
+                items(drop_last=False),
+                "samples were repeated, but drop_last=True: hand drop_last on to the sampler",
+            )
+        yield [10 * k for k in range(n)], "these are all items: give the sampler to the DataLoader"
+        if rank < p:
+            yield (
+                items(r=rank),
+                f"these are the items of rank {rank}, which runs the check: use the argument r, "
+                "not dist.get_rank()",
+            )
+        if r < ranks.n:
+            yield (
+                items(p=ranks.n),
+                f"shared among {ranks.n} ranks: use the argument p, not the world size",
+            )
+
+        yield (
+            lambda value: isinstance(value, list) and value == items()[: len(value)],
+            "the last items are missing. Did the DataLoader get drop_last? It is the sampler's",
+        )
+        yield _is_nested, "this is a list of minibatches: make one flat list of it"
+
+    form = "a flat list with the items"
+    _judge_calls(ranks, report, "items_of", calls, expected, suspects, form)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(part, list) for part in value)
+
+
+# -- 2.2 --------------------------------------------------------------------------------------
+
+
+@task("2.2", "a new order in every epoch", points=2)
+def epoch_orders(ranks, report: Report) -> None:
+    """The shuffled order of each epoch, the same permutation on all ranks."""
+    seed = _numbers(report.seed, 5, 1000)
+    calls = [
+        ((n, p, r, epochs, seed), {})
+        for n, epochs in ((24, 3), (25, 4), (7, 2), (1, 1))
+        for p in RANK_COUNTS
+        for r in range(p)
+    ]
+
+    def expected(n, p, r, epochs, seed, first=0) -> list[list[int]]:
+        return [
+            share(n, p, r, shuffle=True, seed=seed, epoch=e) for e in range(first, first + epochs)
+        ]
+
+    def suspects(rank, n, p, r, epochs, seed) -> Suspects:
+        yield (
+            [share(n, p, r, shuffle=True, seed=seed)] * epochs,
+            "every epoch has the same order: call set_epoch(epoch) before each",
+        )
+        yield (
+            [share(n, p, r, shuffle=True, seed=seed, epoch=max(e - 1, 0)) for e in range(epochs)],
+            "epochs 0 and 1 have the same order: set_epoch counts only if it comes before the "
+            "sampler is iterated",
+        )
+        yield (
+            lambda value: isinstance(value, list) and "<DistributedSampler>" in value,
+            "these are samplers: make a list of each with list(sampler)",
+        )
+        yield [share(n, p, r)] * epochs, "not shuffled"
+        yield expected(n, p, r, epochs, 0), "the argument seed was not used"
+        own_seed = "this rank shuffles with a seed of its own: all ranks need the same one"
+        if r > 0:
+            yield expected(n, p, r, epochs, r), own_seed
+            yield expected(n, p, r, epochs, seed + r), own_seed
+        yield (
+            expected(n, p, r, epochs, seed, first=1),
+            "seed + epoch is one too large: the first epoch is number 0, and all ranks have the "
+            "same seed",
+        )
+        yield expected(n, p, r, epochs, rank), own_seed
+        yield expected(n, p, r, epochs, seed + rank), own_seed
+        items = [[10 * sample for sample in order] for order in expected(n, p, r, epochs, seed)]
+        yield items, "these are items, the task asks for sample numbers"
+        yield (
+            [sample for order in expected(n, p, r, epochs, seed) for sample in order],
+            "this is one long list: make one list per epoch",
+        )
+
+    form = "a list with one list of sample numbers per epoch"
+    _judge_calls(ranks, report, "epoch_orders", calls, expected, suspects, form)
+
+
+# -- 2.3 --------------------------------------------------------------------------------------
+
+
+def _repeated_and_lost(n: int, p: int, drop_last: bool) -> list[list[int]]:
+    """What the sampler really repeats and leaves out, in order."""
+    seen = sorted(sample for r in range(p) for sample in share(n, p, r, drop_last=drop_last))
+    lost = [sample for sample in range(n) if sample not in seen]
+    for sample in set(seen):
+        seen.remove(sample)
+    return [seen, lost]
+
+
+def _in_order(value: Any) -> Any:
+    """The lists in a list sorted, where they can be."""
+    if not isinstance(value, list):
+        return value
+    numbers = [isinstance(part, list) and all(isinstance(k, int) for k in part) for part in value]
+    return [sorted(part) if n else part for part, n in zip(value, numbers, strict=True)]
+
+
+def _again(n: int, count: int) -> list[int]:
+    """`count` samples, from 0 on, and from 0 again after n - 1; in order."""
+    return sorted(k % n for k in range(count))
+
+
+@task("2.3", "predict what is repeated and what is lost", points=3)
+def repeated_and_lost(ranks, report: Report) -> None:
+    """Repeated and lost samples by arithmetic, for more ranks than there are here, too."""
+    fresh = _numbers(report.seed, 30, 60)
+    calls = [
+        ((n, p, drop_last), {})
+        for drop_last in (False, True)
+        for n in (*SAMPLES, 2, fresh)
+        for p in (*RANK_COUNTS, 6, 7)
+    ]
+
+    def suspects(rank, n, p, drop_last) -> Suspects:
+        rest, missing = n % p, -n % p
+        if drop_last:
+            yield (
+                [[], list(range(max(n - missing, 0), n))],
+                f"{rest} samples are too many for equal shares, and that many are left out; "
+                f"{missing} would be missing to the next multiple of p",
+            )
+            yield [[], list(range(rest))], "drop_last leaves out the last samples, not the first"
+        else:
+            yield (
+                [_again(n, p - rest), []],
+                "p divides n, so nothing is missing, but p - n % p is p",
+            )
+            yield (
+                [list(range(min(missing, n))), []],
+                f"{missing} samples are missing, but there are only {n}: the sampler goes "
+                "through them again and again",
+            )
+            yield (
+                [_again(n, rest), []],
+                f"n % p = {rest} samples are too many for equal shares. The sampler adds samples "
+                "until p divides their number: how many are missing?",
+            )
+            yield (
+                [list(range(max(n - missing, 0), n)), []],
+                "the sampler repeats the first samples of the order, not the last",
+            )
+        yield (
+            _repeated_and_lost(n, p, not drop_last),
+            f"that is what happens with drop_last={not drop_last}",
+        )
+        wanted = _repeated_and_lost(n, p, drop_last)
+        yield (
+            _repeated_and_lost(n, ranks.n, drop_last),
+            f"that is the result for {ranks.n} ranks: use the argument p",
+        )
+        yield wanted[::-1], "the two lists are swapped: return (repeated, lost)"
+        yield list(map(len, wanted)), "these are numbers: return two lists of samples"
+
+    form = "two lists, (repeated, lost)"
+    answers = _judge_calls(
+        ranks, report, "repeated_and_lost", calls, _repeated_and_lost, suspects, form, _in_order
+    )
+    if answers and not report.problems and any(got["samplers"] for got in answers[0].value):
+        report.problem(
+            "it asks a DistributedSampler: predict with arithmetic, then compare with the sampler"
+        )
+
+
+# -- 2.4 --------------------------------------------------------------------------------------
+
+
+def _microbatches(n, m, p, r, shuffle=False, epoch=0, drop_last=False) -> list[list[int]]:
+    return batches(share(n, p, r, shuffle=shuffle, epoch=epoch), m // p, drop_last)
+
+
+@task("2.4", "the microbatches of a rank", points=3)
+def microbatches(ranks, report: Report) -> None:
+    """Lists of m / p sample numbers, for every rank, epoch and drop_last."""
+    fresh = _numbers(report.seed, 30, 60)
+    calls = [
+        ((n, m, p, r), {"shuffle": shuffle, "epoch": epoch, "drop_last": drop_last})
+        for shuffle, epoch in ((False, 0), (True, 0), (True, 2))
+        for drop_last in (False, True)
+        for n, m in ((24, 8), (24, 12), (25, 8), (7, 4), (1, 4), (fresh, 12))
+        for p in RANK_COUNTS
+        for r in range(p)
+        if m % p == 0
+    ]
+    calls += [((24, 8, 3, 0), {}), ((25, 6, 4, 1), {})]
+
+    def expected(n, m, p, r, **keywords) -> Any:
+        return ValueError if m % p else _microbatches(n, m, p, r, **keywords)
+
+    def suspects(rank, n, m, p, r, shuffle=False, epoch=0, drop_last=False) -> Suspects:
+        own = share(n, p, r, shuffle=shuffle, epoch=epoch)
+        yield (
+            batches(own, m, drop_last),
+            f"microbatches of up to {m}: batch_size counts the samples of one rank, m / p",
+        )
+        yield (
+            batches(own, m // p, not drop_last),
+            "the last microbatch is too short and must go: hand drop_last on to the BatchSampler"
+            if drop_last
+            else "a last microbatch was dropped, but drop_last=False",
+        )
+        short_share = share(n, p, r, shuffle=shuffle, epoch=epoch, drop_last=True)
+        for last in (drop_last, False):
+            yield (
+                batches(short_share, m // p, last),
+                "here drop_last is that of the BatchSampler; the DistributedSampler got it and "
+                "left samples out",
+            )
+        yield (
+            batches(share(n, p, r, shuffle=shuffle), m // p, drop_last),
+            "this is the order of epoch 0: set_epoch(epoch)",
+        )
+        yield (
+            batches(share(n, p, r, shuffle=not shuffle, epoch=epoch), m // p, drop_last),
+            "shuffled, but shuffle=False" if not shuffle else "not shuffled, but shuffle=True",
+        )
+        yield own, "this is a flat list: wrap the sampler in a BatchSampler"
+        items = [[10 * k for k in part] for part in batches(own, m // p, drop_last)]
+        yield items, "these are items, the task asks for sample numbers"
+        yield "<BatchSampler>", "this is the BatchSampler itself: make a list of it"
+        if rank < p:
+            yield (
+                _microbatches(n, m, p, rank, shuffle, epoch, drop_last),
+                f"these are rank {rank}'s, which runs the check: use the argument r",
+            )
+
+    form = "a list of microbatches, each a list of sample numbers"
+    _judge_calls(ranks, report, "microbatches", calls, expected, suspects, form)
+
+
+# -- groups -----------------------------------------------------------------------------------
+
+
+def _partitions(world: int) -> list[list[list[int]] | None]:
+    """Ranks 0 … world - 1 in groups of 4, 2, 3 and 1; None stands for no group at all."""
+    sizes = [world, *(size for size in (4, 2, 3, 1) if size < world)]
+    return [
+        [list(range(k, min(k + size, world))) for k in range(0, world, size)] for size in sizes
+    ] + [None]
+
+
+def _answers(ranks, report: Report, probe: str, partition, **kwargs) -> list:
+    """Ask the ranks in the groups of a partition; a failure says which groups these were."""
+    kwargs |= {"partition": partition, "world": ranks.n, "seed": report.seed}
+    answers = report.answers(ranks, __name__, probe, **kwargs)
+    if not answers and partition is not None:
+        groups = " and ".join(str(tuple(members)) for members in partition)
+        report.problem(f"(that was with groups of these ranks: {groups})")
+    return answers
+
+
+def _members(partition, rank: int, world: int) -> list[int]:
+    """The ranks that share a group with this one."""
+    groups = [list(range(world))] if partition is None else partition
+    return next(members for members in groups if rank in members)
+
+
+def _group_of(partition, rank: int) -> dist.ProcessGroup | None:
+    """This rank's new group; None, the default group, where the partition is None."""
+    mine = None
+    for members in partition or ():
+        group = dist.new_group(members, timeout=timedelta(seconds=TIMEOUT))
+        if rank in members:
+            mine = group
+    return mine
+
+
+def _on(members: Sequence[int]) -> str:
+    if len(members) == 1:
+        return f"in a group of rank {members[0]} alone"
+    return f"in the group of ranks {', '.join(map(str, members))}"
+
+
+def _outside(calls: list[dict], members: list[int]) -> str | None:
+    """What was communicated outside of the group; None if nothing was."""
+    for call in calls:
+        if call["group"] != members:
+            return (
+                f"{call['op']} on the ranks {call['group']}, but the argument group was that of "
+                f"ranks {members}: pass group=group to every call"
+            )
+    return None
+
+
+# -- 2.5 --------------------------------------------------------------------------------------
+
+
+def _scenarios(p: int, r: int, seed: int) -> dict[str, tuple[list, list]]:
+    """By name: rank r's microbatches, and the minibatches to compare with."""
+    epoch, last = seed % 50, r == p - 1
+
+    def sampled(n: int, m: int, shuffle: bool) -> tuple[list, list]:
+        mine = _microbatches(n, m, p, r, shuffle, epoch)
+        return mine, batches(share(n, 1, 0, shuffle=shuffle, epoch=epoch), m)
+
+    made = {
+        "24 samples in order, m = 12": sampled(24, 12, False),
+        "24 samples shuffled, m = 12": sampled(24, 12, True),
+        "a smaller minibatch at the end (36 samples, m = 24)": sampled(36, 24, True),
+        "25 samples: the sampler repeats some": sampled(25, 12, True),
+    }
+    mine, minibatches = sampled(24, 12, True)
+    eights = batches(share(24, 1, 0, shuffle=True, epoch=epoch), 8)
+    made["microbatches of unequal size"] = [batch[r::p] for batch in eights], eights
+    made["microbatches 0 and 1 swapped on the group's last rank"] = (
+        mine[1::-1] if last else mine,
+        minibatches,
+    )
+    again = [mine[0], [*mine[1], mine[1][0]]]
+    made["one sample twice in a microbatch of the last rank"] = again if last else mine, minibatches
+    less = [mine[0], mine[1][1:]]
+    made["one sample missing on the last rank"] = less if last else mine, minibatches
+    made["the last rank has one microbatch less"] = mine[:1] if last else mine, minibatches
+    made["the last rank has no microbatch"] = [] if last else mine, minibatches
+    made["a minibatch that no rank has"] = mine, [*minibatches, [24]]
+    return made
+
+
+def _truth(p: int, seed: int) -> dict[str, bool]:
+    """By scenario: what a group of p ranks must find."""
+    ranks = [_scenarios(p, r, seed) for r in range(p)]
+    truth = {}
+    for name, (_, minibatches) in ranks[0].items():
+        parts = [scenario[name][0] for scenario in ranks]
+        steps = max(map(len, [*parts, minibatches]))
+        truth[name] = all(
+            sorted(sample for part in parts for sample in _at(part, k))
+            == sorted(_at(minibatches, k))
+            for k in range(steps)
+        )
+    return truth
+
+
+def _at(batches_: list, k: int) -> list:
+    return batches_[k] if k < len(batches_) else []
+
+
+def probe_same(user_ns: dict, *, rank: int, partition, world: int, seed: int) -> list[dict]:
+    """`same_minibatches` in this rank's group, once for each scenario."""
+    function = answer_named(user_ns, "same_minibatches")
+    group = _group_of(partition, rank)
+    members = _members(partition, rank, world)
+    keywords = {} if partition is None else {"group": group}
+    answers = []
+    for mine, minibatches in _scenarios(len(members), members.index(rank), seed).values():
+        result, calls = recorded(function, mine, minibatches, **keywords)
+        answers.append({"result": _plain(result), "calls": calls})
+    return answers
+
+
+@task("2.5", "the union is the sequential minibatch", points=4)
+def same_minibatches(ranks, report: Report) -> None:
+    """The twin's minibatches, then the verdict of a group about its microbatches."""
+    _judge_twin(ranks, report)
+    for partition in () if report.problems else _partitions(ranks.n):
+        answers = _answers(ranks, report, "probe_same", partition)
+        problems = {}
+        for answer in answers:
+            members = _members(partition, answer.rank, ranks.n)
+            said = _judge_same(answer.value, members, _truth(len(members), report.seed))
+            if said:
+                problems[answer.rank] = said
+        _fold(report, problems, ranks.n)
+        if report.problems:
+            return
+
+
+def _judge_twin(ranks, report: Report) -> None:
+    fresh = _numbers(report.seed, 30, 60)
+    calls = [
+        ((n, m), {"shuffle": shuffle, "epoch": epoch})
+        for shuffle, epoch in ((False, 0), (True, 0), (True, 3))
+        for n, m in ((24, 8), (25, 8), (7, 4), (1, 4), (fresh, 12))
+    ]
+
+    def expected(n, m, shuffle, epoch) -> list[list[int]]:
+        return _microbatches(n, m, 1, 0, shuffle, epoch)
+
+    def suspects(rank, n, m, shuffle, epoch) -> Suspects:
+        yield expected(n, m, shuffle, 0), "this is the order of epoch 0: use epoch"
+        yield (
+            expected(n, m, not shuffle, epoch),
+            ("shuffled, but shuffle=False" if not shuffle else "not shuffled, but shuffle=True"),
+        )
+        for p in RANK_COUNTS[1:]:
+            for r in range(p):
+                if m % p == 0:
+                    yield (
+                        _microbatches(n, m, p, r, shuffle, epoch),
+                        f"these are the microbatches of rank {r} of {p}; the twin is alone",
+                    )
+        yield share(n, 1, 0, shuffle=shuffle, epoch=epoch), "this is a flat list: cut it into lists"
+        yield (
+            batches(share(n, 1, 0, shuffle=shuffle, epoch=epoch), m, True),
+            "the last, smaller minibatch is missing",
+        )
+        yield (
+            lambda value: shuffle and _is_permutation(value, n),
+            "all samples are there, but in another order than the sampler's: it draws with a "
+            "generator of its own, seeded with seed + epoch",
+        )
+
+    form = "a list of minibatches, each a list of sample numbers"
+    name = "sequential_minibatches"
+    _judge_calls(ranks, report, name, calls, expected, suspects, form)
+
+
+def _is_permutation(value: Any, n: int) -> bool:
+    if not isinstance(value, list) or not all(isinstance(part, list) for part in value):
+        return False
+    flat = [sample for part in value for sample in part]
+    return all(isinstance(k, int) for k in flat) and sorted(flat) == list(range(n))
+
+
+def _judge_same(value: list[dict], members: list[int], truth: dict[str, bool]) -> str | None:
+    """The first thing that is wrong with a rank's verdicts, in words."""
+    for (name, wanted), got in zip(truth.items(), value, strict=True):
+        outside = _outside(got["calls"], members)
+        if outside:
+            return outside
+        if len(members) > 1 and not got["calls"]:
+            return (
+                f"{_on(members)}: it communicated nothing; a rank knows its own microbatches only"
+            )
+        if not isinstance(got["result"], bool):
+            return f"returned {short(got['result'])}, expected True or False"
+        if got["result"] is not wanted:
+            why = _why_same(name, wanted)
+            return f"{_on(members)}: {name}. Expected {wanted}, got {got['result']}{why}"
+    return None
+
+
+def _why_same(name: str, wanted: bool) -> str:
+    if wanted:
+        return ". Compare without regard to the order of the samples"
+    if "twice" in name or "repeats" in name:
+        return ". A set forgets how often a sample occurs: compare sorted lists"
+    if "swapped" in name:
+        return ". Compare minibatch by minibatch, not the whole epoch"
+    if "less" in name or "no rank has" in name or "no microbatch" in name:
+        return ". zip stops at the shortest list: compare the numbers of batches, too"
+    if "missing" in name:
+        return ". A subset is not enough, and all ranks have to look at all microbatches"
+    return ""
+
+
+# -- 2.6 --------------------------------------------------------------------------------------
+
+
+def _values(seed: int, n: int) -> list[float]:
+    """One value for each sample."""
+    return integers(seed, n, low=1, high=90).tolist()
+
+
+def _shares(seed: int, n: int, p: int) -> list[list[float]]:
+    """The values of each of p ranks in the sampler's order, padding included."""
+    values = _values(seed, n)
+    return [
+        [values[k] for k in share(n, p, r, shuffle=True, seed=seed % 100, epoch=seed % 7)]
+        for r in range(p)
+    ]
+
+
+def probe_mean(user_ns: dict, *, rank: int, partition, world: int, seed: int, n: int) -> dict:
+    """`mean_once` of this rank's values."""
+    function = answer_named(user_ns, "mean_once")
+    group = _group_of(partition, rank)
+    members = _members(partition, rank, world)
+    mine = torch.tensor(_shares(seed, n, len(members))[members.index(rank)])
+    keywords = {} if partition is None else {"group": group}
+    result, calls = recorded(function, mine, n, **keywords)
+    return {"result": _plain(result), "calls": calls}
+
+
+@task("2.6", "every sample counts once", points=3)
+def mean_once(ranks, report: Report) -> None:
+    """The mean over n samples, by one all_reduce, from shares that contain padding."""
+    for partition in _partitions(ranks.n):
+        for n in (*SAMPLES, _numbers(report.seed, 30, 60)):
+            answers = _answers(ranks, report, "probe_mean", partition, n=n)
+            problems = {}
+            for answer in answers:
+                members = _members(partition, answer.rank, ranks.n)
+                said = _judge_mean(answer.value, n, members, answer.rank, report.seed, ranks.n)
+                if said:
+                    problems[answer.rank] = said
+            _fold(report, problems, ranks.n)
+            if report.problems:
+                return
+
+
+def _judge_mean(value: dict, n, members, rank, seed, world) -> str | None:
+    """What is wrong with a rank's mean, or with how it came about."""
+    outside = _outside(value["calls"], members)
+    if outside:
+        return outside
+    got, wanted = value["result"], sum(_values(seed, n)) / n
+    if isinstance(got, list) and len(got) == 1:
+        got = got[0]
+    if isinstance(got, bool) or not isinstance(got, int | float):
+        return f"returned {short(got)}, expected the mean, one number"
+    where = f"n = {n} {_on(members)}"
+    if math.isnan(got):
+        return f"{where}: nan. A rank without a sample of its own has the mean 0 / 0: add sums"
+    if not same(got, wanted):
+        parts = _shares(seed, n, len(members))
+        for suspect, said in _mean_suspects(parts, n, members.index(rank)):
+            if same(got, suspect):
+                return f"{where}: {said}. Expected {short(wanted)}, got {short(got)}"
+        return f"{where}: expected {short(wanted)}, got {short(got)}"
+    ops = [call["op"] for call in value["calls"]]
+    if ops != ["all_reduce"]:
+        made = ", ".join(ops) or "nothing"
+        return f"{where}: expected one all_reduce, of sum and count together; it made: {made}"
+    return None
+
+
+def _mean_suspects(parts: list[list[float]], n: int, place: int) -> Suspects:
+    """Wrong means of the shares of p ranks, and where they come from."""
+    p, size = len(parts), len(parts[0])
+    real = [part[: max(0, math.ceil((n - r) / p))] for r, part in enumerate(parts)]
+    own = sum(parts[place])
+    yield own / size, "this is the mean of this rank's values"
+    if real[place]:
+        yield sum(real[place]) / len(real[place]), "this is the mean of this rank's samples"
+    everything = sum(map(sum, parts))
+    once = sum(map(sum, real))
+    yield (
+        everything / (p * size),
+        f"repeated samples count twice: {p * size} values for {n} samples. The value at place j "
+        f"of rank r is number r + j·p of the order; from number {n} on it is padding",
+    )
+    yield everything / n, f"divided by {n}, but the sum contains repeated samples"
+    yield once / (p * size), f"the sum is right, but divided by {p * size}, padding included"
+    yield everything, "this is a sum: divide it by the number of samples"
+    yield once, "this is a sum: divide it by the number of samples"
+    yield once / p, "divided by the number of ranks, not of samples"
+    means = [sum(part) / max(len(part), 1) for part in real]
+    yield sum(means) / p, "this is the mean of the ranks' means: reduce sums and counts"
+    filled = [mean for part, mean in zip(real, means, strict=True) if part]
+    yield sum(filled) / len(filled), "this is the mean of the ranks' means: reduce sums and counts"
+    flat = [value for part in parts for value in part]
+    yield (
+        sum(flat[:n]) / n,
+        "padding was looked for at the end of the last rank. But ranks take turns: the value at "
+        "place j of rank r is number r + j·p of the order",
+    )
+    floor = n // p
+    if floor:
+        yield (
+            sum(sum(part[:floor]) for part in parts) / (floor * p),
+            "samples were left out, as drop_last does: only padding must go",
+        )
+        yield (
+            sum(sum(part[:floor]) for part in parts) / n,
+            "samples were left out, as drop_last does: only padding must go",
+        )
+    if size > 1:
+        yield (
+            sum(sum(part[:-1]) for part in parts) / (p * (size - 1)),
+            "the last value of every rank was left out: only some of them are padding",
+        )

@@ -197,9 +197,11 @@ class Vigil:
             return
         call, where = self._waitable.call, self._where or users_line()
         text = f"rank {MPI.COMM_WORLD.rank} waits in {call.describe()} at {where}, and "
-        text += _partner(call, *self._waitable.missing()[:2])
+        missing, any_of_them, _ = self._waitable.missing()
+        text += _partner(call, missing, any_of_them)
         if certain:
-            text += " never comes."
+            several = call.op not in ("send", "recv") and len(missing) > 1
+            text += " never come." if several else " never comes."
         else:
             text += f" did not come within the timeout of {self._timeout:g} s."
         record = {"where": where, "waited": waited}

@@ -354,7 +354,8 @@ def _reason(cause: dict) -> str:
         return f"{diagnosis.line(cause)}."
     if cause["kind"] == "died":
         return f"{diagnosis.line(cause)}. Call ranks.restart() for fresh ranks."
-    return cause["error"]
+    # Of a mismatch the two sides are still being put together.
+    return cause["error"] or f"the call of rank {cause['rank']} does not fit those of the others."
 
 
 def _text(error: BaseException) -> str:

@@ -415,7 +415,8 @@ class ProcessGroupMPI(ProcessGroup):
         """
         start = _now()
         if not (
-            opts is not None
+            link.network is None
+            and opts is not None
             and not opts.asyncOp
             and opts.reduceOp == _SUM
             and tensor.is_cpu

@@ -1,0 +1,398 @@
+"""Lab 04: the solutions pass, other right answers too; likely mistakes fail and are told why."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from lab_tools import ROOT, answers, checks_of, verdict
+
+from utils import cluster
+from utils.checks import lab04
+from utils.course.notebook import read
+from utils.figures import replicas
+
+pytestmark = pytest.mark.timeout(120)
+
+NOTEBOOK = "04_ddp.ipynb"
+CELLS = {
+    "4.1": "lab04-step-answer",
+    "4.2": "lab04-bucket-answer",
+    "4.3": "lab04-share-answer",
+    "4.4": "lab04-hook-answer",
+    "4.5": "lab04-sync-answer",
+}
+CHECKS = checks_of(lab04)
+SOLUTIONS = answers(NOTEBOOK)
+MARKS = ("    ### BEGIN SOLUTION\n", "    ### END SOLUTION\n")
+
+
+def solution(task: str) -> str:
+    """The code of a task's solution."""
+    code = SOLUTIONS[CELLS[task]]
+    return code.replace(MARKS[0], "").replace(MARKS[1], "")
+
+
+# task, what the student did, a part of the solution, what stands in its place, words of the message
+CHANGES = [
+    ("4.1", "wraps for the world", "(model, process_group=group)", "(model)",
+     "process_group=group"),
+    ("4.1", "wraps another model", "DistributedDataParallel(model,",
+     "DistributedDataParallel(type(model)(*[nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), "
+     "nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)]),", "wrap the model that was given"),
+    ("4.1", "does not wrap", "return DistributedDataParallel(model, process_group=group)",
+     "return model", "replicate returned Sequential, expected a DistributedDataParallel"),
+    ("4.1", "returns no model", "return DistributedDataParallel(model, process_group=group)",
+     "DistributedDataParallel(model, process_group=group)", "replicate returned NoneType"),
+    ("4.1", "bypasses DDP", "model(images[part])", "model.module(images[part])",
+     "call the DDP model, not model.module"),
+    ("4.1", "averages again", "    optimizer.step()",
+     "    for p in model.parameters():\n"
+     "        dist.all_reduce(p.grad, group=group)\n"
+     "        p.grad /= size\n"
+     "    optimizer.step()", "the gradients were reduced 2 times"),
+    ("4.1", "divides again", "    optimizer.step()",
+     "    for p in model.parameters():\n        p.grad /= size\n    optimizer.step()",
+     "DDP has done so"),
+    ("4.1", "keeps old gradients", "    optimizer.zero_grad()\n", "", "optimizer.zero_grad()"),
+    ("4.1", "never steps", "    optimizer.step()\n", "", "the replica has not moved"),
+    ("4.1", "computes everything everywhere", "images[part]), labels[part]", "images), labels",
+     "every rank computes the whole minibatch"),
+    ("4.1", "hard-codes four ranks", "size = dist.get_world_size(group)", "size = 4",
+     "all parts have the same size"),
+    ("4.1", "takes the rank of the world", "dist.get_rank(group)", "dist.get_rank()",
+     "The part depends on dist.get_rank(group)"),
+    ("4.1", "takes a sum for the loss", "labels[part])", "labels[part], reduction='sum')",
+     "the loss is a sum over the part's samples"),
+    ("4.1", "returns its own loss", "return total.item() / size", "return loss.item()",
+     "DDP averages gradients, not losses"),
+    ("4.1", "returns nothing", "return total.item() / size", "pass",
+     "ddp_step returned NoneType"),
+    ("4.1", "sums the loss over the world", "all_reduce(total, group=group)", "all_reduce(total)",
+     "all_reduce on the group [0, 1, 2, 3]"),
+    ("4.2", "never overfills", """
+        def assign_buckets(sizes, cap, first_cap):
+            buckets = []
+            for index, size in enumerate(sizes):
+                limit = first_cap if len(buckets) <= 1 else cap
+                if not buckets or sum(sizes[k] for k in buckets[-1]) + size > limit:
+                    buckets.append([])
+                buckets[-1].append(index)
+            return buckets
+        """, None, "DDP adds the gradient first"),
+    ("4.2", "forgets the last bucket", "return [*buckets, bucket] if bucket else buckets",
+     "return buckets", "the last bucket is missing"),
+    ("4.2", "one cap for all", "(cap if buckets else first_cap)", "cap",
+     "the first bucket has a cap of its own"),
+    ("4.2", "the first cap for all", "(cap if buckets else first_cap)", "first_cap",
+     "first_cap is for the first bucket only"),
+    ("4.2", "full is not full", "full >= ", "full > ", "a bucket that holds exactly its cap"),
+    ("4.2", "an empty bucket at the end", "[*buckets, bucket] if bucket else buckets",
+     "[*buckets, bucket]", "an empty bucket never leaves"),
+    ("4.2", "sizes for indices", "bucket.append(index)", "bucket.append(size)",
+     "expected are indices into sizes"),
+    ("4.2", "from the end", "enumerate(sizes):", "reversed(list(enumerate(sizes))):",
+     "begin at its beginning"),
+    ("4.2", "returns nothing", "return [*buckets, bucket]", "[*buckets, bucket]",
+     "returned None, expected a list of lists"),
+    ("4.3", "adds up overlapping transfers", """
+        def hidden_share(transfers, begin, end):
+            total = sum(e - s for s, e in transfers)
+            hidden = sum(max(0, min(e, end) - max(s, begin)) for s, e in transfers)
+            return hidden / total if total else 0.0
+        """, None, "time in which two transfers move at once counts once"),
+    ("4.3", "does not sort", "in sorted(transfers)", "in transfers",
+     "not in the order of their starts"),
+    ("4.3", "forgets nested transfers", """
+        def hidden_share(transfers, begin, end):
+            moving = hidden = 0.0
+            until = float("-inf")
+            for start, stop in sorted(transfers):
+                start = max(start, until)
+                moving += stop - start
+                hidden += max(0.0, min(stop, end) - max(start, begin))
+                until = stop
+            return hidden / moving if moving else 0.0
+        """, None, "a short transfer inside of a long one"),
+    ("4.3", "takes transfers whole", "min(stop, end) - max(start, begin)",
+     "(stop - start) * (stop <= end)", "cut it at the end of backward"),
+    ("4.3", "forgets the begin", "max(start, begin)", "start",
+     "already under way when backward begins"),
+    ("4.3", "divides by backward", "hidden / moving if moving else 0.0", "hidden / (end - begin)",
+     "divided by the length of backward; divide by the time in which data moved"),
+    ("4.3", "returns seconds", "hidden / moving if moving else 0.0", "hidden",
+     "divide by all the time in which data moved"),
+    ("4.3", "returns percent", "hidden / moving", "100 * hidden / moving", "not in percent"),
+    ("4.3", "returns the other part", "hidden / moving if", "1 - hidden / moving if",
+     "this is the share in the open"),
+    ("4.3", "divides by zero", "hidden / moving if moving else 0.0", "hidden / moving",
+     "ZeroDivisionError"),
+    ("4.3", "returns nothing", "return hidden", "hidden", "Expected a number from 0 to 1"),
+    ("4.4", "does not compress", ".to(torch.float16)", "", "reduce a float16 tensor"),
+    ("4.4", "takes another format", "torch.float16", "torch.bfloat16", "expected float16"),
+    ("4.4", "does not divide", " / dist.get_world_size(group)", "",
+     "divide by the size of the group"),
+    ("4.4", "hard-codes four ranks", "dist.get_world_size(group)", "4",
+     "the size of the world: dist.get_world_size(group)"),
+    ("4.4", "waits inside", "    def decompress", "    work.wait()\n\n    def decompress",
+     "the hook waits for its all_reduce"),
+    ("4.4", "waits for the future", "return work.get_future().then(decompress)",
+     "future = work.get_future().then(decompress)\n    future.wait()\n    return future",
+     "the hook waits for its all_reduce"),
+    ("4.4", "blocks", """
+        def fp16_hook(group, bucket):
+            compressed = bucket.buffer().to(torch.float16) / dist.get_world_size(group)
+            dist.all_reduce(compressed, group=group)
+            future = torch.futures.Future()
+            future.set_result(bucket.buffer().copy_(compressed))
+            return future
+        """, None, "async_op=True"),
+    ("4.4", "reduces over the world", "all_reduce(compressed, group=group,",
+     "all_reduce(compressed,", "hand group on"),
+    ("4.4", "returns the work", "return work.get_future().then(decompress)", "return work",
+     "expected a future"),
+    ("4.4", "returns nothing", "return work.get_future()", "work.get_future()",
+     "fp16_hook returned NoneType"),
+    ("4.4", "copies before the end", "return bucket.buffer().copy_(future.value()[0])",
+     "return bucket.buffer()", "the gradients are this rank's own"),
+    ("4.5", "communicates every time", "with model.no_sync():", "if True:",
+     "3 times the gradients' bytes were communicated"),
+    ("4.5", "forward outside of no_sync", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            for j, (images, labels) in enumerate(microbatches):
+                loss = cross_entropy(model(images), labels) / k
+                if j < k - 1:
+                    with model.no_sync():
+                        loss.backward()
+                else:
+                    loss.backward()
+        """, None, "forward and backward go into model.no_sync()"),
+    ("4.5", "does not divide", ") / k).backward", ")).backward", "3 times too large"),
+    ("4.5", "divides by the ranks, too", ") / k).backward",
+     ") / k / dist.get_world_size(model.process_group)).backward", "divided by the 4 ranks, too"),
+    ("4.5", "never communicates", """
+        def accumulate(model, microbatches):
+            with model.no_sync():
+                for images, labels in microbatches:
+                    (cross_entropy(model(images), labels) / len(microbatches)).backward()
+        """, None, "the last backward must communicate"),
+    ("4.5", "communicates first", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            first, *quiet = microbatches
+            (cross_entropy(model(first[0]), first[1]) / k).backward()
+            with model.no_sync():
+                for images, labels in quiet:
+                    (cross_entropy(model(images), labels) / k).backward()
+        """, None, "only the first microbatch was communicated"),
+    ("4.5", "clears in between", "            (cross",
+     "            model.zero_grad()\n            (cross",
+     "zero_grad() belongs before the first"),
+    ("4.5", "hard-codes four microbatches", "k = len(microbatches)", "k = 4",
+     "every gradient is 0.75 times what it should be: look at the divisor"),
+    ("4.5", "takes a step", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            *quiet, (images, labels) = microbatches
+            with model.no_sync():
+                for x, y in quiet:
+                    (cross_entropy(model(x), y) / k).backward()
+            (cross_entropy(model(images), labels) / k).backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        """, None, "accumulate makes gradients, no step"),
+]  # fmt: skip
+
+# Right answers that look different.
+OTHERS = [
+    ("4.1", "chunks and a reduced mean", """
+        def replicate(model, group=None):
+            ddp = nn.parallel.DistributedDataParallel(module=model, process_group=group)
+            return ddp
+
+        def ddp_step(model, optimizer, images, labels, group=None):
+            p, r = dist.get_world_size(group), dist.get_rank(group)
+            n = len(labels) // p
+            mine = slice(r * n, (r + 1) * n)
+            model.zero_grad()
+            loss = cross_entropy(model(images[mine]), labels[mine])
+            loss.backward()
+            optimizer.step()
+            sums = torch.tensor([loss.item() * n, n], dtype=torch.float64)
+            dist.all_reduce(sums, group=group)
+            return float(sums[0] / sums[1])
+        """),
+    ("4.2", "tuples", """
+        def assign_buckets(sizes, cap, first_cap):
+            buckets, start = [], 0
+            for end in range(1, len(sizes) + 1):
+                full = sum(sizes[start:end]) >= (first_cap if start == 0 else cap)
+                if full or end == len(sizes):
+                    buckets.append(tuple(range(start, end)))
+                    start = end
+            return tuple(buckets)
+        """),
+    ("4.3", "merged intervals", """
+        def hidden_share(transfers, begin, end):
+            def union(intervals):
+                merged = []
+                for s, e in sorted(intervals):
+                    if merged and s <= merged[-1][1]:
+                        merged[-1][1] = max(merged[-1][1], e)
+                    else:
+                        merged.append([s, e])
+                return sum(e - s for s, e in merged)
+            inside = [(max(s, begin), min(e, end)) for s, e in transfers]
+            total = union(transfers)
+            return torch.tensor(union([i for i in inside if i[1] > i[0]]) / total if total else 0)
+        """),
+    ("4.4", "annotated, divides after the cast back", """
+        def fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            half = bucket.buffer().half()
+            future = dist.all_reduce(half, group=group, async_op=True).get_future()
+            def back(done):
+                return bucket.buffer().copy_(done.wait()[0]).div_(dist.get_world_size(group))
+            return future.then(back)
+        """),
+    ("4.4", "PyTorch's own", """
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+            fp16_compress_hook as fp16_hook,
+        )
+        """),
+    ("4.5", "a context by case", """
+        import contextlib
+        def accumulate(model, microbatches):
+            for left, (images, labels) in zip(reversed(range(len(microbatches))), microbatches):
+                with model.no_sync() if left else contextlib.nullcontext():
+                    loss = cross_entropy(model(images), labels) / len(microbatches)
+                    loss.backward()
+        """),
+]  # fmt: skip
+
+
+def wrong_code(task: str, part: str, instead: str | None) -> str:
+    """A whole answer, or the solution with one part replaced."""
+    if instead is None:
+        return textwrap.dedent(part)
+    assert part in solution(task), f"the solution of {task} has no {part!r}"
+    return solution(task).replace(part, instead)
+
+
+WRONG = [(t, what, wrong_code(t, part, new), words) for t, what, part, new, words in CHANGES]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[cluster.Ranks]:
+    """Four ranks in a world, with all solutions."""
+    join = next(c.source for c in read(ROOT / "solutions" / NOTEBOOK).cells if c.id == "ranks-join")
+    with cluster.start(4) as up:
+        up.view.execute(join.removeprefix("%%px\n"))
+        for task in CELLS:
+            up.view.execute(solution(task))
+        yield up
+
+
+@pytest.fixture
+def answer(ranks: cluster.Ranks) -> Iterator[Callable[[str, str], None]]:
+    """`answer(task, code)` defines an answer on all ranks; the solution is back afterwards."""
+    replaced = []
+
+    def define(task: str, code: str) -> None:
+        replaced.append(task)
+        ranks.view.execute(code, silent=True).get()
+
+    yield define
+    for task in replaced:
+        ranks.view.execute(solution(task))
+
+
+def test_every_task_of_the_notebook_has_a_check_and_a_cell():
+    assert sorted(CHECKS) == sorted(CELLS)
+    assert set(CELLS.values()) == set(SOLUTIONS)
+
+
+@pytest.mark.parametrize("task", CELLS)
+def test_the_solution_passes_the_check(ranks, task):
+    passed, printed = verdict(CHECKS[task], ranks)
+    assert passed, printed
+    check = CHECKS[task]
+    assert printed == f"✓ Task {task} · {check.title} · {check.points} points\n"
+
+
+@pytest.mark.parametrize("task", CELLS)
+def test_the_untouched_stub_fails_for_the_right_reason(ranks, answer, task):
+    answer(task, answers(NOTEBOOK, "labs")[CELLS[task]])
+    passed, printed = verdict(CHECKS[task], ranks)
+    assert not passed
+    assert f"NotImplementedError: Task {task}" in printed
+
+
+@pytest.mark.parametrize(
+    ("task", "code", "words"),
+    [pytest.param(t, c, w, id=f"{t}-{what.replace(' ', '-')}") for t, what, c, w in WRONG],
+)
+def test_a_wrong_answer_is_told_its_mistake(ranks, answer, task, code, words):
+    answer(task, code)
+    passed, printed = verdict(CHECKS[task], ranks)
+    print(printed)
+    assert not passed, printed
+    assert printed.startswith(f"✗ Task {task}")
+    assert words in printed
+
+
+@pytest.mark.parametrize(
+    ("task", "code"),
+    [pytest.param(t, c, id=f"{t}-{what.replace(' ', '-')}") for t, what, c in OTHERS],
+)
+def test_another_right_answer_passes(ranks, answer, task, code):
+    answer(task, textwrap.dedent(code))
+    passed, printed = verdict(CHECKS[task], ranks)
+    assert passed, printed
+
+
+def test_an_answer_on_one_rank_that_raises_is_a_problem_not_a_hang(ranks, answer):
+    answer("4.5", solution("4.5") + "\nif rank == 2:\n    del accumulate\n")
+    passed, printed = verdict(CHECKS["4.5"], ranks)
+    assert not passed
+    assert "accumulate is not defined on this rank" in printed
+
+
+def test_the_network_is_as_before_after_the_checks(ranks):
+    ranks.network(latency=0.001, bandwidth=5e8)
+    try:
+        assert verdict(CHECKS["4.4"], ranks)[0]
+        assert verdict(CHECKS["4.3"], ranks)[0]
+        asked = "from utils.mpi.network import link; kept = str(link.network)"
+        ranks.view.execute(asked)
+        assert set(ranks.view["kept"]) == {"4 Gbit/s, 1000 µs"}
+    finally:
+        ranks.network("off")
+
+
+def test_the_checks_rule_for_buckets_is_pytorchs():
+    for case in lab04._bucket_cases(seed=5):
+        tensors = [torch.empty(size, dtype=torch.uint8) for size in case["sizes"]]
+        caps = [case["first_cap"], case["cap"]]
+        if tensors:
+            found, _ = torch.distributed._compute_bucket_assignment_by_size(tensors, caps)
+            assert lab04._assign(**case) == found
+
+
+def test_the_figures_are_drawn():
+    step = {"begin": 1.0, "computed": 1.04, "end": 1.1}
+    step["buckets"] = [(1.01, 1.02, 1.03, 1e6), (1.03, 1.03, 1.06, 2e6), (1.04, 1.05, 1.09, 2e6)]
+    drawn = [
+        replicas.initial_broadcast(1),
+        replicas.initial_broadcast(6),
+        replicas.gradient_flow(layers=7),
+        replicas.bucket_map(["b", "a"], [4, 400], [[0, 1]]),
+        replicas.bucket_map("abcdefgh", [100] * 8, [[k] for k in range(8)], "eight"),
+        replicas.bucket_lanes([step, step], ["one", "two"]),
+        replicas.accumulation(k=2),
+        replicas.hook_path(),
+    ]
+    for figure in drawn:
+        figure.canvas.draw()
+        assert figure.axes

@@ -224,7 +224,7 @@ CHANGES = [
     ("3.4", "global_metrics(loss_sum.item(), 0, samples, group)",
      "global_metrics(loss_sum.item(), 0, samples)", "pass group=group"),
     ("3.4", "optimizer.zero_grad()", "if samples == 0: return 0.0\n    optimizer.zero_grad()",
-     "never comes"),
+     "never come"),
     ("3.6", "torch.equal(bits, reference)",
      "torch.allclose(parameter, reference.view(torch.float32))", "last bit"),
     ("3.6", "dist.all_reduce(different, op=dist.ReduceOp.MAX, group=group)", "pass",
@@ -287,7 +287,7 @@ def average_gradients(model, group=None):
         "def average_gradients(model, group=None):\n"
         "    if dist.get_rank(group) == 0:\n"
         "        return\n" + solution("3.1").split("\n", 1)[1],
-        "never comes",
+        "never come",
     ),
     ("3.2", WEIGHTED.format(TOTAL, "1 / dist.get_world_size(group)", ", group=group"),
      "mean of the ranks' means"),

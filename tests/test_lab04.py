@@ -71,7 +71,7 @@ CHANGES = [
     ("4.1", "returns nothing", "return total.item() / size", "pass",
      "ddp_step returned NoneType"),
     ("4.1", "sums the loss over the world", "all_reduce(total, group=group)", "all_reduce(total)",
-     "all_reduce on the group [0, 1, 2, 3]"),
+     "all_reduce on the ranks [0, 1, 2, 3]"),
     ("4.2", "never overfills", """
         def assign_buckets(sizes, cap, first_cap):
             buckets = []
@@ -150,7 +150,7 @@ CHANGES = [
             return future
         """, None, "async_op=True"),
     ("4.4", "reduces over the world", "all_reduce(compressed, group=group,",
-     "all_reduce(compressed,", "hand group on"),
+     "all_reduce(compressed,", "pass group=group"),
     ("4.4", "returns the work", "return work.get_future().then(decompress)", "return work",
      "expected a future"),
     ("4.4", "returns nothing", "return work.get_future()", "work.get_future()",

@@ -2,8 +2,7 @@
 
 Functions of numbers (n samples, p ranks, rank r) are called on every rank for the same list of
 calls, whatever the number of ranks here. Functions that communicate are tried in groups of 1, 2, 3
-and 4 ranks. Every rank is in some group at any time, so that an answer that forgets `group` gives a
-wrong result instead of a deadlock. Groups are new for each question and have a short timeout.
+and 4 ranks (`utils.checks.groups`).
 """
 
 from __future__ import annotations
@@ -13,23 +12,19 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from .groups import group_of, members_of, on, outside, partitions
 from .task import Report, answer_named, integers, recorded, same, short, task
 
 #: Samples: one number that all p of 1 … 4 divide, and awkward ones.
 SAMPLES = (24, 25, 7, 1)
 RANK_COUNTS = (1, 2, 3, 4)
-
-# Seconds that a rank waits for the others of a group.
-TIMEOUT = 8
 
 # Letters of a list that is shown whole.
 _LONG = 60
@@ -460,14 +455,6 @@ def microbatches(ranks, report: Report) -> None:
 # -- groups -----------------------------------------------------------------------------------
 
 
-def _partitions(world: int) -> list[list[list[int]] | None]:
-    """Ranks 0 … world - 1 in groups of 4, 2, 3 and 1; None stands for no group at all."""
-    sizes = [world, *(size for size in (4, 2, 3, 1) if size < world)]
-    return [
-        [list(range(k, min(k + size, world))) for k in range(0, world, size)] for size in sizes
-    ] + [None]
-
-
 def _answers(ranks, report: Report, probe: str, partition, **kwargs) -> list:
     """Ask the ranks in the groups of a partition; a failure says which groups these were."""
     kwargs |= {"partition": partition, "world": ranks.n, "seed": report.seed}
@@ -476,39 +463,6 @@ def _answers(ranks, report: Report, probe: str, partition, **kwargs) -> list:
         groups = " and ".join(str(tuple(members)) for members in partition)
         report.problem(f"(that was with groups of these ranks: {groups})")
     return answers
-
-
-def _members(partition, rank: int, world: int) -> list[int]:
-    """The ranks that share a group with this one."""
-    groups = [list(range(world))] if partition is None else partition
-    return next(members for members in groups if rank in members)
-
-
-def _group_of(partition, rank: int) -> dist.ProcessGroup | None:
-    """This rank's new group; None, the default group, where the partition is None."""
-    mine = None
-    for members in partition or ():
-        group = dist.new_group(members, timeout=timedelta(seconds=TIMEOUT))
-        if rank in members:
-            mine = group
-    return mine
-
-
-def _on(members: Sequence[int]) -> str:
-    if len(members) == 1:
-        return f"in a group of rank {members[0]} alone"
-    return f"in the group of ranks {', '.join(map(str, members))}"
-
-
-def _outside(calls: list[dict], members: list[int]) -> str | None:
-    """What was communicated outside of the group; None if nothing was."""
-    for call in calls:
-        if call["group"] != members:
-            return (
-                f"{call['op']} on the ranks {call['group']}, but the argument group was that of "
-                f"ranks {members}: pass group=group to every call"
-            )
-    return None
 
 
 # -- 2.5 --------------------------------------------------------------------------------------
@@ -567,8 +521,8 @@ def _at(batches_: list, k: int) -> list:
 def probe_same(user_ns: dict, *, rank: int, partition, world: int, seed: int) -> list[dict]:
     """`same_minibatches` in this rank's group, once for each scenario."""
     function = answer_named(user_ns, "same_minibatches")
-    group = _group_of(partition, rank)
-    members = _members(partition, rank, world)
+    group = group_of(partition, rank)
+    members = members_of(partition, rank, world)
     keywords = {} if partition is None else {"group": group}
     answers = []
     for mine, minibatches in _scenarios(len(members), members.index(rank), seed).values():
@@ -581,11 +535,11 @@ def probe_same(user_ns: dict, *, rank: int, partition, world: int, seed: int) ->
 def same_minibatches(ranks, report: Report) -> None:
     """The twin's minibatches, then the verdict of a group about its microbatches."""
     _judge_twin(ranks, report)
-    for partition in () if report.problems else _partitions(ranks.n):
+    for partition in () if report.problems else [*partitions(ranks.n), None]:
         answers = _answers(ranks, report, "probe_same", partition)
         problems = {}
         for answer in answers:
-            members = _members(partition, answer.rank, ranks.n)
+            members = members_of(partition, answer.rank, ranks.n)
             said = _judge_same(answer.value, members, _truth(len(members), report.seed))
             if said:
                 problems[answer.rank] = said
@@ -644,18 +598,15 @@ def _is_permutation(value: Any, n: int) -> bool:
 def _judge_same(value: list[dict], members: list[int], truth: dict[str, bool]) -> str | None:
     """The first thing that is wrong with a rank's verdicts, in words."""
     for (name, wanted), got in zip(truth.items(), value, strict=True):
-        outside = _outside(got["calls"], members)
-        if outside:
-            return outside
+        if astray := outside(got["calls"], members):
+            return astray
         if len(members) > 1 and not got["calls"]:
-            return (
-                f"{_on(members)}: it communicated nothing; a rank knows its own microbatches only"
-            )
+            return f"{on(members)}: it communicated nothing; a rank knows its own microbatches only"
         if not isinstance(got["result"], bool):
             return f"returned {short(got['result'])}, expected True or False"
         if got["result"] is not wanted:
             why = _why_same(name, wanted)
-            return f"{_on(members)}: {name}. Expected {wanted}, got {got['result']}{why}"
+            return f"{on(members)}: {name}. Expected {wanted}, got {got['result']}{why}"
     return None
 
 
@@ -693,8 +644,8 @@ def _shares(seed: int, n: int, p: int) -> list[list[float]]:
 def probe_mean(user_ns: dict, *, rank: int, partition, world: int, seed: int, n: int) -> dict:
     """`mean_once` of this rank's values."""
     function = answer_named(user_ns, "mean_once")
-    group = _group_of(partition, rank)
-    members = _members(partition, rank, world)
+    group = group_of(partition, rank)
+    members = members_of(partition, rank, world)
     mine = torch.tensor(_shares(seed, n, len(members))[members.index(rank)])
     keywords = {} if partition is None else {"group": group}
     result, calls = recorded(function, mine, n, **keywords)
@@ -704,12 +655,12 @@ def probe_mean(user_ns: dict, *, rank: int, partition, world: int, seed: int, n:
 @task("2.6", "every sample counts once", points=3)
 def mean_once(ranks, report: Report) -> None:
     """The mean over n samples, by one all_reduce, from shares that contain padding."""
-    for partition in _partitions(ranks.n):
+    for partition in [*partitions(ranks.n), None]:
         for n in (*SAMPLES, _numbers(report.seed, 30, 60)):
             answers = _answers(ranks, report, "probe_mean", partition, n=n)
             problems = {}
             for answer in answers:
-                members = _members(partition, answer.rank, ranks.n)
+                members = members_of(partition, answer.rank, ranks.n)
                 said = _judge_mean(answer.value, n, members, answer.rank, report.seed, ranks.n)
                 if said:
                     problems[answer.rank] = said
@@ -720,15 +671,14 @@ def mean_once(ranks, report: Report) -> None:
 
 def _judge_mean(value: dict, n, members, rank, seed, world) -> str | None:
     """What is wrong with a rank's mean, or with how it came about."""
-    outside = _outside(value["calls"], members)
-    if outside:
-        return outside
+    if astray := outside(value["calls"], members):
+        return astray
     got, wanted = value["result"], sum(_values(seed, n)) / n
     if isinstance(got, list) and len(got) == 1:
         got = got[0]
     if isinstance(got, bool) or not isinstance(got, int | float):
         return f"returned {short(got)}, expected the mean, one number"
-    where = f"n = {n} {_on(members)}"
+    where = f"n = {n} {on(members)}"
     if math.isnan(got):
         return f"{where}: nan. A rank without a sample of its own has the mean 0 / 0: add sums"
     if not same(got, wanted):

@@ -1,9 +1,6 @@
 """Checks of lab 03: data parallel training, replicas in sync.
 
-The answers are tried on groups of 1, 2, 3 and 4 ranks. Every rank is in some group at any time
-(`PARTITIONS`), so that an answer that forgets `group` gives a wrong result instead of a deadlock.
-Groups are new for each question and have a short timeout: a collective that is given up makes
-only its group unusable.
+The answers are tried on groups of 1, 2, 3 and 4 ranks (`utils.checks.groups`).
 """
 
 from __future__ import annotations
@@ -12,74 +9,24 @@ import copy
 import hashlib
 import math
 import statistics
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from .groups import enough, group_of, members_of, on, partitions, right_group
 from .task import Report, answer_named, integers, recorded, same, task
 
 WORLD = 4
-PARTITIONS = (((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0, 1, 2), (3,)), ((0,), (1,), (2,), (3,)))
-
-# Seconds that a rank waits for the others of a group.
-TIMEOUT = 8
+PARTITIONS = partitions(WORLD)
 
 # Of a minibatch; the last ones are smaller than most groups.
 MINIBATCHES = (8, 7, 5, 1)
 
 
-# -- groups -----------------------------------------------------------------------------------
-
-
-def _group_of(partition: list, rank: int) -> dist.ProcessGroup | None:
-    """This rank's new group; None, the default group, where the partition is None."""
-    mine = None
-    for members in partition or ():
-        group = dist.new_group(list(members), timeout=timedelta(seconds=TIMEOUT))
-        if rank in members:
-            mine = group
-    return mine
-
-
-def _members(partition, rank: int) -> tuple[int, ...]:
-    """The ranks that share a group with this one."""
-    if partition is None:
-        return tuple(range(WORLD))
-    return next(tuple(members) for members in partition if rank in members)
-
-
 def _ask(ranks, report: Report, probe: str, partition, **kwargs) -> list:
     """Ask the ranks in the groups of a partition."""
     return report.answers(ranks, __name__, probe, partition=partition, **kwargs)
-
-
-def _four(ranks, report: Report) -> bool:
-    if ranks.n != WORLD:
-        report.problem(f"the check needs {WORLD} ranks: ranks = cluster.start({WORLD})")
-    return ranks.n == WORLD
-
-
-def _on(members: tuple[int, ...]) -> str:
-    if len(members) == 1:
-        return f"in a group of rank {members[0]} alone"
-    return f"in the group of ranks {', '.join(map(str, members))}"
-
-
-def _right_group(report: Report, rank: int, members: tuple[int, ...], calls: list[dict]) -> bool:
-    """A problem when something was communicated outside of the group."""
-    others = [call for call in calls if tuple(call["group"]) != members]
-    if not others:
-        return True
-    first = others[0]
-    report.problem(
-        f"{first['op']} on the group {first['group']}, but the argument group was that of ranks "
-        f"{list(members)}: pass group=group to every call",
-        rank,
-    )
-    return False
 
 
 # -- gradients: 3.1 and 3.2 -------------------------------------------------------------------
@@ -119,7 +66,7 @@ def probe_average(
     """`average_gradients`, or the weighted one, on known gradients."""
     name = "average_gradients" if samples is None else "average_gradients_weighted"
     function = answer_named(user_ns, name)
-    group = _group_of(partition, rank)
+    group = group_of(partition, rank)
     model = _filled_model(seed, rank, zero=samples is not None and samples[rank] == 0)
     before = _digest(model)
     arguments = (model,) if samples is None else (model, samples[rank])
@@ -138,11 +85,11 @@ def probe_average(
 @task("3.1", "average the gradients", points=3)
 def average_gradients(ranks, report: Report) -> None:
     """The mean of the group's gradients, by one all_reduce per parameter that has one."""
-    if not _four(ranks, report):
+    if not enough(ranks, report, WORLD):
         return
     for partition in (*PARTITIONS, None):
         for answer in _ask(ranks, report, "probe_average", partition, seed=report.seed):
-            members = _members(partition, answer.rank)
+            members = members_of(partition, answer.rank, WORLD)
             own = [_gradient(report.seed, r) for r in range(WORLD)]
             expected = _combine(own, {r: 1 / len(members) for r in members})
             suspects = _suspects_of_average(own, members, answer.rank)
@@ -154,13 +101,13 @@ def average_gradients(ranks, report: Report) -> None:
 @task("3.2", "average over unequal parts", points=3)
 def average_gradients_weighted(ranks, report: Report) -> None:
     """The gradient of the mean over all samples of the group."""
-    if not _four(ranks, report):
+    if not enough(ranks, report, WORLD):
         return
     for step, partition in enumerate((*PARTITIONS, None)):
         samples = _sample_counts(report.seed + step, with_zero=step in (0, 2))
         answers = _ask(ranks, report, "probe_average", partition, seed=report.seed, samples=samples)
         for answer in answers:
-            members = _members(partition, answer.rank)
+            members = members_of(partition, answer.rank, WORLD)
             own = [
                 [0.0 * g for g in _gradient(report.seed, r)]
                 if samples[r] == 0
@@ -269,8 +216,8 @@ def _judge_gradient(report: Report, answer, members, expected, suspects, extra: 
         report.problem("the parameters have changed: average parameter.grad, not the values", rank)
     right = same(value["gradient"], expected)
     if not right:
-        report.problem(f"{_on(members)}: {_recognise(value['gradient'], expected, suspects)}", rank)
-    if not _right_group(report, rank, members, value["calls"]):
+        report.problem(f"{on(members)}: {_recognise(value['gradient'], expected, suspects)}", rank)
+    if not right_group(report, rank, members, value["calls"]):
         return
     sizes = sorted(value["sizes"])
     made = [call["nbytes"] for call in value["calls"] if call["op"] == "all_reduce"]
@@ -307,7 +254,7 @@ def _recognise(got: list[float], expected: list[float], suspects) -> str:
 
 def probe_metrics(user_ns: dict, *, rank: int, partition, parts: list) -> dict:
     """`global_metrics` on this rank's sums."""
-    group = _group_of(partition, rank)
+    group = group_of(partition, rank)
     keywords = {} if partition is None else {"group": group}
     result, calls = recorded(answer_named(user_ns, "global_metrics"), *parts[rank], **keywords)
     numbers = None
@@ -319,12 +266,12 @@ def probe_metrics(user_ns: dict, *, rank: int, partition, parts: list) -> dict:
 @task("3.3", "loss and accuracy over all ranks", points=2)
 def global_metrics(ranks, report: Report) -> None:
     """Sums and counts of all ranks by one all_reduce, then two divisions."""
-    if not _four(ranks, report):
+    if not enough(ranks, report, WORLD):
         return
     for step, partition in enumerate((*PARTITIONS, None)):
         parts = _parts(report.seed + step, with_zero=step in (0, 2))
         for answer in _ask(ranks, report, "probe_metrics", partition, parts=parts):
-            _judge_metrics(report, answer, _members(partition, answer.rank), parts)
+            _judge_metrics(report, answer, members_of(partition, answer.rank, WORLD), parts)
         if report.problems:
             return
 
@@ -352,8 +299,8 @@ def _judge_metrics(report: Report, answer, members, parts) -> None:
             f"returned {value['returned']}, expected a pair: (mean loss, accuracy)", rank
         )
     elif not same(got, expected):
-        report.problem(f"{_on(members)}: {_why_metrics(got, expected, members, parts, rank)}", rank)
-    if not _right_group(report, rank, members, value["calls"]):
+        report.problem(f"{on(members)}: {_why_metrics(got, expected, members, parts, rank)}", rank)
+    if not right_group(report, rank, members, value["calls"]):
         return
     ops = [call["op"] for call in value["calls"]]
     if ops != ["all_reduce"]:
@@ -400,8 +347,8 @@ def _why_metrics(got, expected, members, parts, rank: int) -> str:
 def probe_steps(user_ns: dict, *, rank: int, partition, seed: int, kind: str) -> list[dict]:
     """Some steps beside the sequential twin; one dict per minibatch."""
     function = answer_named(user_ns, "train_step")
-    group = _group_of(partition, rank)
-    members = _members(partition, rank)
+    group = group_of(partition, rank)
+    members = members_of(partition, rank, WORLD)
     place, size = members.index(rank), len(members)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -547,13 +494,13 @@ KINDS = {"plain": "", "tied": "two tied weights, ", "frozen": "a frozen paramete
 @task("3.4", "one data-parallel step", points=4)
 def train_step(ranks, report: Report) -> None:
     """The step of the sequential twin, at 1 to 4 ranks and on awkward minibatches and models."""
-    if not _four(ranks, report) or not report.answers(ranks, __name__, "probe_warm_up"):
+    if not enough(ranks, report, WORLD) or not report.answers(ranks, __name__, "probe_warm_up"):
         return
     for partition in (*PARTITIONS, None):
         for kind, words in KINDS.items():
             before = len(report.problems)
             answers = _ask(ranks, report, "probe_steps", partition, seed=report.seed, kind=kind)
-            for members in partition or (tuple(range(WORLD)),):
+            for members in partition or [list(range(WORLD))]:
                 if answers:
                     _judge_steps(report, members, [answers[r] for r in members], words)
             if len(report.problems) > before and not answers and words:
@@ -568,7 +515,7 @@ def _judge_steps(report: Report, members, answers, words: str) -> None:
         if len(steps) < len(members):
             return
         plural = "s" * (count != 1)
-        where = f"{words}minibatch of {count} sample{plural} {_on(members)}"
+        where = f"{words}minibatch of {count} sample{plural} {on(members)}"
         known = len(report.problems)
         _judge_partition(report, members, steps, count, where)
         for rank, step in zip(members, steps, strict=True):
@@ -606,7 +553,7 @@ def _judge_partition(report: Report, members, steps, count: int, where: str) -> 
 
 
 def _judge_calls(report: Report, rank: int, members, step: dict, where: str) -> None:
-    if not _right_group(report, rank, members, step["calls"]):
+    if not right_group(report, rank, members, step["calls"]):
         return
     others = sorted({call["op"] for call in step["calls"]} - {"all_reduce"})
     if others:
@@ -769,14 +716,14 @@ DAMAGES = {
 def probe_sync(user_ns: dict, *, rank: int, partition, seed: int) -> list[dict]:
     """`replicas_in_sync` on replicas of which one may be damaged: one dict for each damage."""
     function = answer_named(user_ns, "replicas_in_sync")
-    group = _group_of(partition, rank)
+    group = group_of(partition, rank)
     keywords = {} if partition is None else {"group": group}
     answers = []
     for damage in DAMAGES:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = _small_model("frozen")
-        _damage(model, damage, rank, _members(partition, rank), seed)
+        _damage(model, damage, rank, members_of(partition, rank, WORLD), seed)
         before = _digest(model)
         result, calls = recorded(function, model, **keywords)
         answers.append(
@@ -809,11 +756,11 @@ def _damage(model: nn.Module, damage: str, rank: int, members, seed: int) -> Non
 @task("3.6", "are the replicas in sync?", points=2)
 def replicas_in_sync(ranks, report: Report) -> None:
     """True exactly when the group's replicas agree bit by bit, and the same on all its ranks."""
-    if not _four(ranks, report):
+    if not enough(ranks, report, WORLD):
         return
     for partition in (*PARTITIONS, None):
         for answer in _ask(ranks, report, "probe_sync", partition, seed=report.seed):
-            members = _members(partition, answer.rank)
+            members = members_of(partition, answer.rank, WORLD)
             for (damage, words), value in zip(DAMAGES.items(), answer.value, strict=True):
                 expected = damage in ("none", "nan") or len(members) == 1
                 _judge_sync(report, answer.rank, value, members, expected, words)
@@ -827,5 +774,5 @@ def _judge_sync(report: Report, rank, value, members, expected: bool, words: str
     if not isinstance(value["result"], bool):
         report.problem(f"returned {value['result']}, expected True or False", rank)
     elif value["result"] != expected:
-        report.problem(f"{_on(members)}: {words}. Expected {expected}, got {value['result']}", rank)
-    _right_group(report, rank, members, value["calls"])
+        report.problem(f"{on(members)}: {words}. Expected {expected}, got {value['result']}", rank)
+    right_group(report, rank, members, value["calls"])

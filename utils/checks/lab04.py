@@ -1,7 +1,6 @@
 """Checks of lab 04: DistributedDataParallel, buckets, overlap, hooks, accumulation.
 
-The answers are tried on groups of 1, 2, 3 and 4 ranks. Every rank is in some group at any time
-(`PARTITIONS`), so that an answer that forgets `group` gives a wrong result instead of a deadlock.
+The answers are tried on groups of 1, 2, 3 and 4 ranks (`utils.checks.groups`).
 What was communicated is read from the records of the ranks, in bytes and operations: no verdict
 depends on how long something took.
 """
@@ -13,7 +12,6 @@ import copy
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from unittest import mock
 
 import torch
@@ -22,60 +20,17 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from .groups import enough, group_of, members_of, on, partitions, right_group
 from .task import Report, answer_named, recorded, same, short, task
 
 WORLD = 4
-PARTITIONS = (((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0, 1, 2), (3,)), ((0,), (1,), (2,), (3,)))
-
-# Seconds that a rank waits for the others of a group.
-TIMEOUT = 8
+PARTITIONS = partitions(WORLD)
 
 # What DDP communicates beside gradients: the order in which they were ready, once.
 HOUSEKEEPING = {"broadcast", "all_gather"}
 
 
-# -- groups and models ------------------------------------------------------------------------
-
-
-def _group_of(partition: list | None, rank: int) -> dist.ProcessGroup | None:
-    """This rank's new group; None, the default group, where the partition is None."""
-    mine = None
-    for members in partition or ():
-        group = dist.new_group(list(members), timeout=timedelta(seconds=TIMEOUT))
-        if rank in members:
-            mine = group
-    return mine
-
-
-def _members(partition, rank: int) -> tuple[int, ...]:
-    """The ranks that share a group with this one."""
-    if partition is None:
-        return tuple(range(WORLD))
-    return next(tuple(members) for members in partition if rank in members)
-
-
-def _four(ranks, report: Report) -> bool:
-    if ranks.n != WORLD:
-        report.problem(f"the check needs {WORLD} ranks: ranks = cluster.start({WORLD})")
-    return ranks.n == WORLD
-
-
-def _on(members: tuple[int, ...]) -> str:
-    if len(members) == 1:
-        return f"in a group of rank {members[0]} alone"
-    return f"in the group of ranks {', '.join(map(str, members))}"
-
-
-def _right_group(report: Report, rank: int, members: tuple[int, ...], calls: list[dict]) -> bool:
-    """A problem when something was communicated outside of the group."""
-    others = [call for call in calls if tuple(call["group"]) != members]
-    if others:
-        report.problem(
-            f"{others[0]['op']} on the group {others[0]['group']}, but the argument group was "
-            f"that of ranks {list(members)}: hand group on",
-            rank,
-        )
-    return not others
+# -- models --------------------------------------------------------------------------------
 
 
 def _net(seed: int, sizes: tuple[int, ...] = (6, 8, 8, 4)) -> nn.Sequential:
@@ -152,7 +107,7 @@ MINIBATCHES = (12, 24, 12)
 
 def probe_step(user_ns: dict, *, rank: int, partition, seed: int) -> dict:
     """`replicate` a model of this rank's own seed, then some steps beside the twin."""
-    group, members = _group_of(partition, rank), _members(partition, rank)
+    group, members = group_of(partition, rank), members_of(partition, rank, WORLD)
     keywords = {} if partition is None else {"group": group}
     first, own = _net(seed + members[0]), _net(seed + rank)
     model = answer_named(user_ns, "replicate")(own, **keywords)
@@ -164,7 +119,7 @@ def probe_step(user_ns: dict, *, rank: int, partition, seed: int) -> dict:
         "same start": torch.equal(_flat(model), _flat(first)),
         "steps": [],
     }
-    if tuple(answer["group"]) != members or not answer["same start"]:
+    if list(answer["group"]) != members or not answer["same start"]:
         return answer
     step = answer_named(user_ns, "ddp_step")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -240,49 +195,51 @@ def _wrong_steps(twin, images, labels, place: int, size: int, old) -> dict[str, 
 @task("4.1", "DDP in a training step", points=3)
 def ddp_step(ranks, report: Report) -> None:
     """The first rank's weights at the start, then the sequential twin's steps."""
-    if not _four(ranks, report):
+    if not enough(ranks, report, WORLD):
         return
     for partition in (*PARTITIONS, None):
         answers = report.answers(
             ranks, __name__, "probe_step", partition=partition, seed=report.seed
         )
         for answer in answers:
-            _judge_replica(report, answer.rank, answer.value, _members(partition, answer.rank))
-        for members in partition or (tuple(range(WORLD)),):
+            _judge_replica(
+                report, answer.rank, answer.value, members_of(partition, answer.rank, WORLD)
+            )
+        for members in partition or [list(range(WORLD))]:
             if answers and not report.problems:
                 _judge_steps(report, members, [answers[r].value["steps"] for r in members])
         if report.problems:
             return
 
 
-def _judge_replica(report: Report, rank: int, value: dict, members: tuple[int, ...]) -> None:
+def _judge_replica(report: Report, rank: int, value: dict, members: list[int]) -> None:
     if value["returned"] != "DDP":
         report.problem(
             f"replicate returned {value['returned']}, expected a DistributedDataParallel", rank
         )
-    elif tuple(value["group"]) != members:
+    elif value["group"] != members:
         report.problem(
             f"replicate: DDP works on the ranks {value['group']}, but the argument group was that "
-            f"of ranks {list(members)}: process_group=group",
+            f"of ranks {members}: process_group=group",
             rank,
         )
     elif not value["same start"]:
         report.problem(
-            f"{_on(members)}: the weights after replicate are not those of rank {members[0]}, the "
+            f"{on(members)}: the weights after replicate are not those of rank {members[0]}, the "
             "group's first: wrap the model that was given",
             rank,
         )
 
 
-def _judge_steps(report: Report, members: tuple[int, ...], by_rank: list[list[dict]]) -> None:
+def _judge_steps(report: Report, members: list[int], by_rank: list[list[dict]]) -> None:
     for number, count in enumerate(MINIBATCHES):
         steps = [steps[number] for steps in by_rank if number < len(steps)]
         if len(steps) < len(members):
             return
-        where = f"step {number}, minibatch of {count} {_on(members)}"
+        where = f"step {number}, minibatch of {count} {on(members)}"
         _judge_parts(report, members, [step["samples"] for step in steps], count, where)
         for rank, step in zip(members, steps, strict=True):
-            if not _right_group(report, rank, members, step["calls"]):
+            if not right_group(report, rank, members, step["calls"]):
                 continue
             if not step["right"]:
                 said = step["guess"] or "the weights are not those of the sequential step"
@@ -557,7 +514,7 @@ def probe_overlap(user_ns: dict, *, rank: int) -> dict | None:
     Whichever rank comes last to the first bucket still has most of its backward before it, so one
     of the two hides something however busy the machine is.
     """
-    pair = dist.new_group([0, 1], timeout=timedelta(seconds=TIMEOUT))
+    pair = group_of([[0, 1]], rank)
     if rank > 1:
         return None
     model = DistributedDataParallel(_net(0, DEEP), process_group=pair, bucket_cap_mb=1)
@@ -615,7 +572,7 @@ def hidden_share(ranks, report: Report) -> None:
                 found[answer.rank] = _why_share(what, case, got, expected)
                 break
     _alike(report, found, ranks.n)
-    if report.problems or not _four(ranks, report):
+    if report.problems or not enough(ranks, report, WORLD):
         return
     answers = report.answers(ranks, __name__, "probe_overlap")
     measured = [answer.value for answer in answers if answer.value]
@@ -672,7 +629,7 @@ def probe_hook(user_ns: dict, *, rank: int, partition, seed: int) -> dict:
     from utils.mpi.record import log
 
     hook = answer_named(user_ns, "fp16_hook")
-    group, members = _group_of(partition, rank), _members(partition, rank)
+    group, members = group_of(partition, rank), members_of(partition, rank, WORLD)
     model = DistributedDataParallel(
         _net(seed, _HOOK_NET), process_group=group, bucket_cap_mb=800 / 2**20
     )
@@ -752,22 +709,24 @@ def _counted(wait: Callable, told: dict) -> Callable:
 @task("4.4", "a hook that compresses", points=4)
 def fp16_hook(ranks, report: Report) -> None:
     """Mean gradients to half precision, half of the bytes, and no wait inside."""
-    if not _four(ranks, report):
+    if not enough(ranks, report, WORLD):
         return
     for partition in (*PARTITIONS, None):
         answers = report.answers(
             ranks, __name__, "probe_hook", partition=partition, seed=report.seed
         )
         for answer in answers:
-            _judge_hook(report, answer.rank, answer.value, _members(partition, answer.rank))
+            _judge_hook(
+                report, answer.rank, answer.value, members_of(partition, answer.rank, WORLD)
+            )
         if report.problems:
             return
 
 
-def _judge_hook(report: Report, rank: int, value: dict, members: tuple[int, ...]) -> None:
-    if not _right_group(report, rank, members, value["calls"]):
+def _judge_hook(report: Report, rank: int, value: dict, members: list[int]) -> None:
+    if not right_group(report, rank, members, value["calls"]):
         return
-    where = _on(members)
+    where = on(members)
     moved = [c for c in value["calls"] if c["op"] not in HOUSEKEEPING]
     others = sorted({c["op"] for c in moved} - {"all_reduce"})
     if others:
@@ -810,7 +769,7 @@ def _judge_hook(report: Report, rank: int, value: dict, members: tuple[int, ...]
 def probe_accumulate(user_ns: dict, *, rank: int, partition, seed: int, k: int) -> dict:
     """`accumulate` over k microbatches beside one large batch."""
     function = answer_named(user_ns, "accumulate")
-    group, members = _group_of(partition, rank), _members(partition, rank)
+    group, members = group_of(partition, rank), members_of(partition, rank, WORLD)
     model = DistributedDataParallel(_net(seed), process_group=group)
     before = _flat(model)
     parts = {r: [_samples(seed + 100 * r + j, 5) for j in range(k)] for r in members}
@@ -854,24 +813,24 @@ def probe_accumulate(user_ns: dict, *, rank: int, partition, seed: int, k: int) 
 @task("4.5", "k microbatches, one communication", points=3)
 def accumulate(ranks, report: Report) -> None:
     """The gradient of one large batch; all_reduces for one backward."""
-    if not _four(ranks, report):
+    if not enough(ranks, report, WORLD):
         return
     for partition, k in zip((*PARTITIONS, None), (3, 4, 2, 5, 1), strict=True):
         answers = report.answers(
             ranks, __name__, "probe_accumulate", partition=partition, seed=report.seed, k=k
         )
         for answer in answers:
-            members = _members(partition, answer.rank)
+            members = members_of(partition, answer.rank, WORLD)
             _judge_accumulation(report, answer.rank, answer.value, members, k)
         if report.problems:
             return
 
 
 def _judge_accumulation(report: Report, rank: int, value: dict, members, k: int) -> None:
-    where = f"{k} microbatch{'es' * (k != 1)} {_on(members)}"
+    where = f"{k} microbatch{'es' * (k != 1)} {on(members)}"
     if value["changed"]:
         report.problem("the weights have changed: accumulate makes gradients, no step", rank)
-    if not _right_group(report, rank, members, value["calls"]):
+    if not right_group(report, rank, members, value["calls"]):
         return
     if not value["right"]:
         said = value["guess"] or f"a gradient is off by {value['off']:.2g}"

@@ -1,0 +1,78 @@
+"""Answers that take a `group`, tried in groups of 1, 2, 3 and 4 ranks.
+
+Every rank is in some group at any time, so that an answer that forgets `group` gives a wrong result
+instead of a deadlock. Groups are new for each question and have a short timeout.
+
+A partition is a list of groups, each a list of global ranks; `None` stands for no group at all: the
+answer gets `group=None`, which is all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from .task import Report
+
+# Seconds that a rank waits for the others of a group.
+TIMEOUT = 8
+SIZES = (4, 2, 3, 1)
+
+Partition = Sequence[Sequence[int]] | None
+
+
+def partitions(world: int) -> list[Partition]:
+    """Ranks 0 … world - 1 all together, and in groups of 4, 2, 3, 1 (a last one may be smaller)."""
+    sizes = [world, *(size for size in SIZES if size < world)]
+    return [[list(range(k, min(k + size, world))) for k in range(0, world, size)] for size in sizes]
+
+
+def group_of(partition: Partition, rank: int) -> dist.ProcessGroup | None:
+    """This rank's new group; all ranks call this. `None` where the partition is `None`."""
+    mine = None
+    for members in partition or ():
+        group = dist.new_group(list(members), timeout=timedelta(seconds=TIMEOUT))
+        if rank in members:
+            mine = group
+    return mine
+
+
+def members_of(partition: Partition, rank: int, world: int) -> list[int]:
+    """The ranks that share a group with this one."""
+    groups = [range(world)] if partition is None else partition
+    return next(list(members) for members in groups if rank in members)
+
+
+def on(members: Sequence[int]) -> str:
+    """Where something happened, for a message."""
+    if len(members) == 1:
+        return f"in a group of rank {members[0]} alone"
+    return f"in the group of ranks {', '.join(map(str, members))}"
+
+
+def outside(calls: list[dict], members: Sequence[int]) -> str | None:
+    """What was communicated outside of the group, in words; `None` if nothing was."""
+    for call in calls:
+        if call["group"] != list(members):
+            return (
+                f"{call['op']} on the ranks {call['group']}, but the argument group was that of "
+                f"ranks {list(members)}: pass group=group to every call"
+            )
+    return None
+
+
+def right_group(report: Report, rank: int, members: Sequence[int], calls: list[dict]) -> bool:
+    """Whether all was communicated inside of the group; else a problem."""
+    found = outside(calls, members)
+    if found:
+        report.problem(found, rank)
+    return found is None
+
+
+def enough(ranks, report: Report, n: int) -> bool:
+    """Whether there are exactly `n` ranks; else a problem."""
+    if ranks.n != n:
+        report.problem(f"the check needs {n} ranks: ranks = cluster.start({n})")
+    return ranks.n == n

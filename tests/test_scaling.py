@@ -1,11 +1,15 @@
-"""The α–β model: what is measured is found again, in noise and with disturbed samples."""
+"""Scaling: fits find again what is measured, jobs leave nothing behind, predictions add up."""
 
+import json
 import math
+import time
 
 import numpy as np
+import psutil
 import pytest
 
-from utils.scaling import fit_alpha_beta
+from utils.cluster import watchdog
+from utils.scaling import fit_alpha_beta, laws, predict, runs
 
 SIZES = 4.0 ** np.arange(1, 14)  # 4 B … 64 MiB
 ALPHA, BETA = 2e-6, 1 / 5e9
@@ -84,3 +88,231 @@ def test_a_prediction_is_alpha_and_beta_per_byte_for_one_size_and_for_many():
 def test_measurements_that_cannot_be_fitted_are_refused_with_the_reason(nbytes, seconds, said):
     with pytest.raises(ValueError, match=said):
         fit_alpha_beta(nbytes, seconds)
+
+
+# --- laws --------------------------------------------------------------------------------------
+
+PS = (1, 2, 4, 8)
+
+
+def rounds(law, serial, noise=0.0, seed=0, count=7):
+    """Rounds of a machine that follows the law, T(1) being 10 s."""
+    random = np.random.default_rng(seed)
+    ideal = {p: 10 / law(p, serial) * (p if law is laws.gustafson else 1) for p in PS}
+    return {p: (t * random.normal(1, noise, count)).tolist() for p, t in ideal.items()}
+
+
+FITS = [(laws.amdahl, laws.fit_amdahl), (laws.gustafson, laws.fit_gustafson)]
+
+
+@pytest.mark.parametrize(("law", "fit"), FITS)
+@pytest.mark.parametrize("serial", [0.0, 0.07, 0.5, 1.0])
+def test_the_serial_fraction_of_exact_times_is_found(law, fit, serial):
+    found = fit(rounds(law, serial))
+    assert found.serial == pytest.approx(serial, abs=1e-6)
+    assert found.time == pytest.approx(10)
+    assert (found.low, found.high) == pytest.approx((serial, serial), abs=1e-6)
+    assert found.speedup(8) == pytest.approx(law(8, serial))
+
+
+@pytest.mark.parametrize(("law", "fit"), FITS)
+def test_the_interval_holds_the_serial_fraction_most_of_the_time(law, fit):
+    fits = [fit(rounds(law, 0.2, noise=0.05, seed=seed)) for seed in range(20)]
+    assert sum(one.low <= 0.2 <= one.high for one in fits) >= 14
+    assert all(0 < one.high - one.low < 0.3 for one in fits)
+    lower, upper = fits[0].band(np.array(PS))
+    assert (lower <= upper).all()
+
+
+@pytest.mark.parametrize(("law", "fit"), FITS)
+def test_better_than_ideal_is_no_negative_fraction(law, fit):
+    assert fit(rounds(law, -0.05)).serial == 0
+
+
+def test_amdahl_is_bounded_and_gustafson_is_not():
+    assert laws.amdahl(1e9, 0.05) == pytest.approx(20)
+    assert laws.gustafson(1000, 0.05) == pytest.approx(950.05)
+    assert laws.amdahl(1, 0.3) == laws.gustafson(1, 0.3) == 1
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        ({1: [1.0]}, "at least 2 rank counts"),
+        ({0: [1.0], 1: [1.0]}, "begin at 1"),
+        ({1: [1.0], 2: []}, "2 ranks: expected a list"),
+        ({1: [1.0], 2: [0.0]}, "positive"),
+        ({1: [1.0], 2: [math.nan]}, "finite"),
+    ],
+)
+def test_rounds_that_cannot_be_fitted_are_refused(measured, said):
+    with pytest.raises(ValueError, match=said):
+        laws.fit_amdahl(measured)
+
+
+def test_a_speedup_band_pairs_slow_with_fast():
+    band = laws.speedup_band([8, 9, 10, 12, 13], [4, 5, 5.5, 6.5, 7])
+    assert band == pytest.approx((9 / 6.5, 10 / 5.5, 12 / 5))
+    with pytest.raises(ValueError, match="positive"):
+        laws.speedup_band([1.0], [0.0])
+
+
+# --- predictions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_a_ring_sends_its_share(ranks):
+    sent = predict.messages("ring", 1000, ranks)
+    assert len(sent) == 2 * (ranks - 1)
+    assert sum(one.nbytes for one in sent) == pytest.approx(2000 * (ranks - 1) / ranks)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "distances"), [(1, []), (2, [1]), (8, [1, 2, 4]), (3, [1, 1, 1])]
+)
+def test_recursive_doubling_sends_everything_ever_further(ranks, distances):
+    sent = predict.messages("recursive doubling", 1000, ranks)
+    assert [one.distance for one in sent] == distances
+    assert all(one.nbytes == 1000 for one in sent)
+
+
+def test_another_pattern_is_refused():
+    with pytest.raises(ValueError, match="ring, recursive doubling"):
+        predict.messages("star", 1, 2)
+
+
+TABLE = 4.0 ** np.arange(1, 13)
+
+
+@pytest.mark.parametrize("pattern", predict.PATTERNS)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_links_are_found_again_and_predict_other_rank_counts(pattern, ranks):
+    def seconds(n, p):
+        return sum(ALPHA + one.nbytes * BETA for one in predict.messages(pattern, n, p))
+
+    local = predict.fit_regimes(TABLE, [seconds(n, ranks) for n in TABLE], ranks, pattern)
+    for nbytes in (40, 20_480, 1_605_632):
+        assert local.all_reduce(nbytes, 8) == pytest.approx(seconds(nbytes, 8), rel=1e-6)
+
+
+def test_each_regime_has_its_own_line():
+    times = [n * 1e-9 + (1e-6 if n <= 2**10 else 1e-5 if n <= 2**20 else 1e-4) for n in TABLE]
+    local = predict.fit_regimes(TABLE, times, 2, "recursive doubling")
+    assert local.message(16) == pytest.approx(1e-6, rel=0.05)
+    assert local.message(2**16) == pytest.approx(1e-5 + 2**16 * 1e-9, rel=0.05)
+    assert local.message(2**23) == pytest.approx(1e-4 + 2**23 * 1e-9, rel=0.3)
+
+
+def test_a_table_without_long_messages_is_refused():
+    with pytest.raises(ValueError, match="at least 2 messages from 1 MiB"):
+        predict.fit_regimes([4, 64, 2**14, 2**16], [1e-6] * 4, 2)
+
+
+def free(pattern):
+    """Messages inside a node cost nothing."""
+    nothing = fit_alpha_beta([1, 2], [1e-15, 1e-15])
+    return predict.Regimes(pattern, nothing, nothing, nothing)
+
+
+def test_four_nodes_with_two_domains_each():
+    link = predict.Link(latency=1e-3, bandwidth=1e6)
+    machine = predict.Machine(nodes=4, domains=2, network=link)
+    assert machine.ranks == 8
+    ring = machine.all_reduce(8e6, free("ring"))
+    assert ring == pytest.approx(14 * (1e-3 + 1.0))  # the slowest link sets the pace
+    doubling = machine.all_reduce(8e6, free("recursive doubling"))
+    assert doubling == pytest.approx(2 * (1e-3 + 16.0))  # two steps cross; two ranks share a link
+    step = machine.step(0.5, [8e6, 8e6], free("ring"))
+    assert step == pytest.approx(0.5 + 2 * ring)
+
+
+def test_several_nodes_need_a_network():
+    with pytest.raises(ValueError, match="need a network"):
+        predict.Machine(nodes=2, domains=1).all_reduce(8, free("ring"))
+
+
+def test_the_computation_has_a_fixed_part():
+    compute_of = predict.fit_compute([256, 128, 64], [1.0 + 0.01 * m for m in (256, 128, 64)])
+    assert compute_of(32) == pytest.approx(1.32)
+
+
+# --- jobs --------------------------------------------------------------------------------------
+
+REPORT = """
+import json, os
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+threads = comm.gather(os.environ.get("OMP_NUM_THREADS"))
+if comm.rank == 0:
+    print("words before")
+    print(json.dumps({"size": comm.size, "threads": threads, "pid": os.getpid()}))
+    print("words behind")
+"""
+
+
+def script(tmp_path, source):
+    path = tmp_path / "script.py"
+    path.write_text(source)
+    return path
+
+
+def test_a_run_gives_the_json_the_bindings_and_survives_a_file(tmp_path):
+    one = runs.run(script(tmp_path, REPORT), job=runs.Job(2, bind=False), deadline=60)
+    assert one.result["size"] == 2
+    assert one.result["threads"] == ["1", "1"]
+    assert set(one.bindings) <= {0, 1}
+    assert "-n 2" in one.command
+    runs.save([one], tmp_path / "runs.json")
+    assert runs.load(tmp_path / "runs.json") == [one]
+
+
+def test_forgotten_threads_are_left_unset(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    one = runs.run(script(tmp_path, REPORT), job=runs.Job(1, threads=None), deadline=60)
+    assert one.result["threads"] == [None]
+
+
+def test_a_job_that_hangs_is_ended_with_all_its_processes(tmp_path):
+    pids = tmp_path / "pids"
+    source = f"import os, time\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}} ')\ntime.sleep(99)"
+    start = time.monotonic()
+    with pytest.raises(runs.RunFailed, match="was not done after 6 s"):
+        runs.run(script(tmp_path, source), job=runs.Job(2), deadline=6)
+    assert time.monotonic() - start < 30
+    for pid in map(int, pids.read_text().split()):
+        assert not psutil.pid_exists(pid) or not watchdog.alive(psutil.Process(pid))
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("1 / 0", "ZeroDivisionError"), ("print('no numbers')", "printed no JSON object")],
+)
+def test_a_job_that_fails_says_its_last_words(tmp_path, source, said):
+    with pytest.raises(runs.RunFailed, match=said):
+        runs.run(script(tmp_path, source), job=runs.Job(1), deadline=60)
+
+
+def test_a_job_that_cannot_be_started_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no script"):
+        runs.run(tmp_path / "nothing.py", job=runs.Job(1))
+    with pytest.raises(ValueError, match="n=0"):
+        runs.run(script(tmp_path, REPORT), job=runs.Job(0))
+
+
+def test_a_rehearsal_shows_the_trap_of_one_core_for_each_rank():
+    server = "pack:2 numa:1 l3:1 core:4 pu:2"
+    trap = runs.rehearse(server, 2, "--map-by", "ppr:1:numa", "--bind-to", "core")
+    if not trap:
+        pytest.skip("this mpiexec is not Open MPI's")
+    right = runs.rehearse(server, 2, "--map-by", "ppr:1:numa:PE=4", "--bind-to", "core")
+    assert [text.partition("core:")[2] for text in trap.values()] == ["L0]", "L4]"]
+    assert [text.partition("core:")[2] for text in right.values()] == ["L0-3]", "L4-7]"]
+    with pytest.raises(runs.RunFailed, match="not enough slots"):
+        runs.rehearse(server, 20, "--bind-to", "core")
+
+
+def test_runs_are_json(tmp_path):
+    one = runs.Run(runs.Job(2, None, False), {"step": [1.0]}, 2.0, "mpiexec", {0: "bound"})
+    runs.save([one], tmp_path / "runs.json")
+    assert json.loads((tmp_path / "runs.json").read_text())[0]["result"] == {"step": [1.0]}
+    assert one.job.label == "2 × ?, not bound"

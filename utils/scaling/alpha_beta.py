@@ -1,4 +1,4 @@
-"""Models of what communication costs, fitted to measured times."""
+"""The α–β model of a message's time, fitted to measured times."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def fit_alpha_beta(nbytes: Sequence[float], seconds: Sequence[float]) -> AlphaBe
     columns = np.stack([unit_time / times, sizes / unit_size * unit_time / times], axis=1)
     weights = np.ones(len(times))
     for _ in range(_REWEIGHTINGS):
-        solution = _nonnegative(columns, weights)
+        solution = nonnegative(columns, weights)
         errors = np.abs(columns @ solution - 1)
         # 1.4826: from the median of |errors| to a standard deviation, for normal noise.
         limit = _HUBER * 1.4826 * np.median(errors)
@@ -88,7 +88,7 @@ def _checked(nbytes, seconds) -> tuple[np.ndarray, np.ndarray]:
     return sizes, times
 
 
-def _nonnegative(columns: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def nonnegative(columns: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Weighted least squares of columns · x = 1 with both x ≥ 0."""
     scale = np.sqrt(weights)
     left, right = columns * scale[:, None], scale

@@ -1,0 +1,207 @@
+"""Drawings of scaling measurements: speedup, efficiency, parts of a step, ranks × threads.
+
+Each draws on axes that it is given, so that a notebook decides what stands beside what. Times
+are in seconds where they come in, and in milliseconds where they are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patches import Rectangle
+
+from utils.figures import BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, RED
+
+# Colour and marker both tell the series apart.
+LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"))
+
+# Lowest, middle and highest value by rank count.
+Bands = Mapping[int, Sequence[float]]
+
+_QUICK_TO_SLOW = LinearSegmentedColormap.from_list("quick to slow", ["#FFFFFF", "#F2C14E", RED])
+
+
+def speedup(
+    axes: Axes,
+    series: Mapping[str, Bands],
+    *,
+    laws: Mapping[str, Callable | tuple[Callable, ...]] | None = None,
+    cores: int | None = None,
+) -> None:
+    """Measured speedups with error bars, the ideal line, and curves of laws.
+
+    Args:
+        series: (low, middle, high) by rank count, for each name.
+        laws: for some of the names, speedup as a function of an array of rank counts; or three such
+            functions: the best, the lowest, the highest, and a band is filled between the last two.
+        cores: beyond so many ranks the background says that they share cores.
+    """
+    counts = sorted({p for bands in series.values() for p in bands})
+    most = max(counts)
+    ideal = np.linspace(1, most, 100)
+    axes.plot(ideal, ideal, color=GREY, linestyle="--", linewidth=1.5, label="ideal: p")
+    top = max(most, max(band[2] for bands in series.values() for band in bands.values()))
+    for k, (name, bands) in enumerate(series.items()):
+        color, marker = LOOKS[k % len(LOOKS)]
+        _points(axes, bands, color, marker, name, shift=0.03 * k)
+        if laws and name in laws:
+            _curve(axes, laws[name], ideal, color)
+    _rank_axis(axes, counts, cores, "bottom")
+    axes.set_ylim(0, 1.06 * top)
+    axes.set_ylabel("speedup T(1) / T(p)")
+
+
+def efficiency(axes: Axes, series: Mapping[str, Bands], *, cores: int | None = None) -> None:
+    """Speedup divided by the rank count; 1 is ideal. Arguments as in :func:`speedup`."""
+    counts = sorted({p for bands in series.values() for p in bands})
+    axes.axhline(1, color=GREY, linestyle="--", linewidth=1.5, label="ideal: 1")
+    top = 1.0
+    for k, (name, bands) in enumerate(series.items()):
+        color, marker = LOOKS[k % len(LOOKS)]
+        shares = {p: [value / p for value in band] for p, band in bands.items()}
+        top = max(top, *(band[2] for band in shares.values()))
+        _points(axes, shares, color, marker, name, shift=0.03 * k, joined=True)
+    _rank_axis(axes, counts, cores, "top")
+    axes.set_ylim(0, 1.18 * top)
+    axes.set_ylabel("efficiency: speedup / p")
+
+
+def _points(axes, bands: Bands, color, marker, name, shift, joined=False) -> None:
+    counts = np.array(sorted(bands))
+    low, middle, high = np.array([bands[p] for p in counts], dtype=float).T
+    axes.errorbar(
+        counts + shift,  # beside each other, so that no bar hides another
+        middle,
+        yerr=[middle - low, high - middle],
+        color=color,
+        marker=marker,
+        markersize=7,
+        capsize=4,
+        linestyle="-" if joined else "none",
+        linewidth=1.5,
+        label=name,
+        zorder=3,
+    )
+
+
+def _curve(axes, law, counts, color) -> None:
+    best, *edges = law if isinstance(law, tuple) else (law,)
+    axes.plot(counts, best(counts), color=color, linewidth=1.5)
+    if edges:
+        lower, upper = (edge(counts) for edge in edges)
+        axes.fill_between(counts, lower, upper, color=color, alpha=0.18, linewidth=0)
+
+
+def _rank_axis(axes, counts, cores, place) -> None:
+    axes.set_xlabel("ranks p")
+    axes.set_xticks(counts)
+    right = max(counts) + 0.3
+    if cores is not None and max(counts) > cores:
+        axes.axvspan(cores + 0.3, right, color=PALE, zorder=0)
+        axes.text(
+            (cores + 0.3 + right) / 2,
+            0.03 if place == "bottom" else 0.97,
+            f"more ranks\nthan {cores} core{'s' * (cores > 1)}",
+            transform=axes.get_xaxis_transform(),
+            ha="center",
+            va=place,
+            color=GREY,
+            fontsize=10,
+        )
+    axes.set_xlim(min(counts) - 0.3, right)
+
+
+def parts(axes: Axes, step: Mapping[str, float], compute: Mapping[str, float]) -> None:
+    """Stacked bars: what a step computes, and what communication adds to it (seconds by name).
+
+    The numbers above are those of `step`. Noise can make a step shorter than its computation was
+    when that was timed alone: then nothing is added.
+    """
+    names = list(step)
+    whole = 1e3 * np.array([step[name] for name in names])
+    below = np.minimum(whole, 1e3 * np.array([compute[name] for name in names]))
+    places = np.arange(len(names))
+    axes.bar(places, below, 0.6, color=BLUE, label="compute")
+    axes.bar(
+        places,
+        whole - below,
+        0.6,
+        below,
+        color=GREEN,
+        hatch="//",
+        edgecolor="white",
+        label="communication, not hidden",
+    )
+    for place, total in zip(places, whole, strict=True):
+        axes.text(place, total, f"{total:.1f}", ha="center", va="bottom")
+    axes.set_xticks(places, names)
+    axes.set_ylabel("time of a step [ms]")
+    axes.margins(y=0.18)
+    axes.grid(False, axis="x")
+
+
+def matrix(
+    axes: Axes,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    cells: Mapping[tuple[str, str], tuple[float, str]],
+) -> None:
+    """A table of step times, coloured from quick (white) to slow (red); empty cells are grey.
+
+    Args:
+        rows, columns: their names.
+        cells: (seconds, a line of words) by (row, column).
+    """
+    slowest = max(seconds for seconds, _ in cells.values())
+    for y, row in enumerate(rows):
+        for x, column in enumerate(columns):
+            found = cells.get((row, column))
+            color = PALE if found is None else _QUICK_TO_SLOW(0.75 * found[0] / slowest)
+            axes.add_patch(Rectangle((x, y), 1, 1, facecolor=color, edgecolor=INK))
+            if found is None:
+                axes.text(x + 0.5, y + 0.5, "not run", ha="center", va="center", color=GREY)
+                continue
+            seconds, words = found
+            axes.text(x + 0.5, y + 0.36, f"{seconds * 1e3:.1f} ms", ha="center", va="center",
+                      fontsize=13, fontweight="bold")  # fmt: skip
+            axes.text(x + 0.5, y + 0.68, words, ha="center", va="center", fontsize=10)
+    axes.set_xlim(0, len(columns))
+    axes.set_ylim(len(rows), 0)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
+    axes.tick_params(length=0)
+    axes.xaxis.tick_top()
+    axes.grid(False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def domains(axes: Axes, cores: Sequence[int], owners: Mapping[tuple[int, int], int]) -> None:
+    """A node's NUMA domains and their cores; a core that a rank is bound to carries its number.
+
+    Args:
+        cores: how many each domain has.
+        owners: rank by (domain, core of the domain).
+    """
+    left = 0.0
+    for domain, count in enumerate(cores):
+        axes.add_patch(
+            Rectangle((left - 0.15, -0.25), count + 0.3, 1.85, facecolor=PALE, edgecolor=INK)
+        )
+        axes.text(left + count / 2, 1.28, f"NUMA domain {domain}", ha="center", va="center")
+        for core in range(count):
+            rank = owners.get((domain, core))
+            color = "#FFFFFF" if rank is None else LOOKS[rank % len(LOOKS)][0]
+            axes.add_patch(
+                Rectangle(
+                    (left + core + 0.06, 0), 0.88, 0.95, facecolor=color, edgecolor=INK, alpha=0.55
+                )
+            )
+            words = f"core {core}" if rank is None else f"core {core}\nrank {rank}"
+            axes.text(left + core + 0.5, 0.47, words, ha="center", va="center", fontsize=9)
+        left += count + 0.7
+    axes.set_xlim(-0.4, left - 0.3)
+    axes.set_ylim(-0.4, 1.75)

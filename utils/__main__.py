@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 from utils.bench.options import add_options
+from utils.course.grading.options import add_options as add_grade_options
 
 #: Top-level modules that only the extra `course` brings.
-COURSE_MODULES = {"jsonschema", "nbclient", "nbconvert", "nbformat", "nbgrader", "nbval"}
+COURSE_MODULES = {
+    *("jinja2", "jsonschema", "nbclient", "nbconvert", "nbformat", "nbgrader", "nbval"),
+}
 
 
 def release(options: argparse.Namespace) -> int:
@@ -60,6 +63,16 @@ def lint(options: argparse.Namespace) -> int:
     return main()
 
 
+def grade(options: argparse.Namespace) -> int:
+    """Grade a folder or zip of submissions: gradebook, feedback, summary.
+
+    Status 0: all were graded. Status 1: some could not be. Status 130: stopped by Ctrl-C.
+    """
+    from utils.course.grading.grade_all import main
+
+    return main(options)
+
+
 def bench(options: argparse.Namespace) -> int:
     """Measure communication and training on this machine: mpi, mpi4py, gloo."""
     from utils.bench.launch import main
@@ -100,6 +113,8 @@ def parser() -> argparse.ArgumentParser:
     sub.set_defaults(solutions=root / "solutions")
 
     add("lint", lint)
+
+    add_grade_options(add("grade", grade), root)
 
     sub = add("doctor", doctor)
     sub.add_argument("--json", action="store_true", help="print the same as data")

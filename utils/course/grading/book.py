@@ -1,0 +1,120 @@
+"""gradebook.csv, and the files that Moodle and Canvas read back."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+from .results import Result, write_text
+
+
+def by_student(results: list[Result]) -> dict[str, list[Result]]:
+    """The results of each student, students and labs in order."""
+    found: dict[str, list[Result]] = {}
+    for result in sorted(results, key=lambda one: (one.student.casefold(), one.student, one.lab)):
+        found.setdefault(result.student, []).append(result)
+    return found
+
+
+def tasks(results: list[Result]) -> list[tuple[str, str]]:
+    """(lab, task) of every column, in the order of the labs."""
+    found: dict[tuple[str, str], None] = {}
+    for result in sorted(results, key=lambda one: one.lab):
+        for task in result.tasks:
+            found.setdefault((result.lab, task.task))
+    return list(found)
+
+
+def gradebook(results: list[Result], remarks: dict[str, list[str]] | None = None) -> str:
+    """One row per student, a column per task; a task that waits to be read is empty."""
+    columns = tasks(results)
+    often = Counter(task for _, task in columns)
+    names = [task if often[task] == 1 else f"{lab} {task}" for lab, task in columns]
+    labs = list(dict.fromkeys(lab for lab, _ in columns))
+    totals = [f"{lab} total" for lab in labs] if len(labs) > 1 else []
+    rows = [["student", *names, *totals, "total", "max", "to grade by hand", "remarks"]]
+    for student, own in by_student(results).items():
+        points = {(one.lab, task.task): task.points for one in own for task in one.tasks}
+        said = [text for one in own for text in _remarks(one)]
+        said += (remarks or {}).get(student, [])
+        rows.append([
+            student,
+            *(number(points.get(column)) for column in columns),
+            *(number(sum(r.points for r in own if r.lab == lab)) for lab in labs if totals),
+            number(sum(one.points for one in own)),
+            number(sum(one.most for one in own)),
+            " ".join(task for one in own for task in one.open),
+            "; ".join(dict.fromkeys(said)),
+        ])  # fmt: skip
+    return table(rows)
+
+
+def _remarks(result: Result) -> list[str]:
+    failed = [f"NOT GRADED: {result.error}"] if result.error else []
+    return [f"{result.lab}: {text}" for text in (*failed, *result.remarks)]
+
+
+def moodle(results: list[Result]) -> str:
+    """An offline grading worksheet: Moodle knows a student by the number in the folder's name."""
+    rows = [["Identifier", "Full name", "Grade", "Maximum grade"]]
+    for student, own in by_student(results).items():
+        identifier = own[0].lms.get("id", "")
+        total, most = sum(one.points for one in own), sum(one.most for one in own)
+        rows.append([f"Participant {identifier}" if identifier else "", student,
+                     number(total), number(most)])  # fmt: skip
+    return table(rows)
+
+
+def canvas(results: list[Result]) -> str:
+    """A gradebook to import: a column per lab, and the row of possible points."""
+    labs = {one.lab: one.most for one in sorted(results, key=lambda one: one.lab)}
+    rows = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *labs]]
+    rows.append(["Points Possible", "", "", "", "", *map(number, labs.values())])
+    for student, own in by_student(results).items():
+        points = {one.lab: one.points for one in own}
+        grades = [number(points.get(lab)) for lab in labs]
+        rows.append([student, own[0].lms.get("id", ""), "", "", "", *grades])
+    return table(rows)
+
+
+FORMATS = {"moodle": moodle, "canvas": canvas}
+
+
+def moodle_feedback(results: list[Result], pages: dict[str, Path], path: Path) -> None:
+    """A zip for Moodle's "upload multiple feedback files": the folders that it gave us."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+        for student, own in by_student(results).items():
+            folder = own[0].lms.get("folder")
+            if folder and student in pages:
+                archive.write(pages[student], f"{folder}/feedback.html")
+    temporary.replace(path)
+
+
+def number(value: float | None) -> str:
+    """2, 1.5, or nothing."""
+    return "" if value is None else f"{round(value, 2):g}"
+
+
+def table(rows: list[list[str]]) -> str:
+    """CSV in which no cell is a formula: names and remarks come from students."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow([harmless(cell) for cell in row])
+    return text.getvalue()
+
+
+def harmless(cell: str) -> str:
+    """A spreadsheet would calculate what begins with one of these."""
+    return f"'{cell}" if cell[:1] in {"=", "+", "-", "@", "\t", "\r"} else cell
+
+
+def write_books(results: list[Result], out: Path, formats: list[str], remarks=None) -> None:
+    """gradebook.csv, and gradebook-FORMAT.csv for each format asked for."""
+    write_text(out / "gradebook.csv", gradebook(results, remarks))
+    for name in formats:
+        write_text(out / f"gradebook-{name}.csv", FORMATS[name](results))

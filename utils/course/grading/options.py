@@ -1,0 +1,75 @@
+"""The command line of ``python -m utils grade``; imports nothing that is slow."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+
+def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
+    """All options of the command."""
+    add = parser.add_argument
+    add(
+        "submissions",
+        type=Path,
+        nargs="?",
+        metavar="SUBMISSIONS",
+        help="a folder of notebooks or of one folder per student, or a zip of Moodle or Canvas",
+    )
+    add("-o", "--out", type=Path, required=True, metavar="RESULTS", help="folder for the results")
+    add("-j", "--jobs", type=_count, default=1, metavar="N", help="submissions at the same time: 1")
+    add("--only", action="append", metavar="LAB", help="only this lab: 01, or 01_c10d")
+    add("--resume", action="store_true", help="keep what was graded before and has not changed")
+    add(
+        "--merge",
+        action="store_true",
+        help="grade nothing: put the points of explain.csv into gradebook and pages",
+    )
+    add(
+        "--format",
+        action="append",
+        choices=["moodle", "canvas"],
+        default=[],
+        help="also write gradebook-FORMAT.csv to import there",
+    )
+    add("--cell-timeout", type=_seconds, default=120, metavar="S", help="for each cell: 120")
+    add("--timeout", type=_seconds, default=900, metavar="S", help="for each submission: 900")
+    add("--memory", type=float, default=6, metavar="GB", help="for each submission: 6")
+    add(
+        "--no-sandbox",
+        action="store_true",
+        help="run submissions with all rights that you have: only if you trust every one",
+    )
+    add(
+        "--path",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="a folder that notebooks may read and import from, besides the course's own",
+    )
+    add(
+        "--solutions",
+        type=Path,
+        default=root / "solutions",
+        metavar="FOLDER",
+        help="the references: solutions/",
+    )
+    add("--quiet", action="store_true", help="no progress bar")  # fmt: skip
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: seconds, more than 0")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 4 * (os.cpu_count() or 1):
+        raise argparse.ArgumentTypeError(
+            f"{text}: 1 to {4 * (os.cpu_count() or 1)} on this machine"
+        )
+    return value

@@ -1,0 +1,229 @@
+"""Pages to read: feedback for each student, a summary for the instructor, written answers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader
+
+from .book import by_student, number, tasks
+from .explain import written
+from .reference import Reference
+from .results import Result, TaskResult, write_text
+from .similar import groups
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+LABELS = {
+    "passed": "passed",
+    "wrong": "not yet right",
+    "failed": "the check failed",
+    "hung": "out of time",
+    "lost": "ended the run",
+    "unchanged": "not answered",
+    "missing": "no such cell",
+    "not reached": "not reached",
+    "by hand": "read by a person",
+}
+#: The colours of the bars: passed, partly, wrong, hung and its like, no answer.
+KINDS = {
+    "passed": "good",
+    "wrong": "bad",
+    "failed": "bad",
+    "hung": "stuck",
+    "lost": "stuck",
+    "not reached": "stuck",
+    "unchanged": "none",
+    "missing": "none",
+    "by hand": "hand",
+}
+NO_ANSWER = {
+    "unchanged": "The cell is still as it was handed out.",
+    "missing": "There is no cell with this task's mark in your notebook. Keep the cells of the "
+    "lab: copying or deleting them loses the mark.",
+    "not reached": "What happened in another task kept this one from being run.",
+}
+MOST_COMMON, BINS = 3, 10
+
+
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters["number"] = number
+    made.globals |= {"LABELS": LABELS, "KINDS": KINDS, "NO_ANSWER": NO_ANSWER}
+    return made
+
+
+def _render(template: str, **values: object) -> str:
+    return _environment().get_template(template).render(**values)
+
+
+# --- feedback ------------------------------------------------------------------------------------
+
+
+def feedback(student: str, results: list[Result]) -> str:
+    """What one student gets back."""
+    return _render(
+        "feedback.html.j2",
+        student=student,
+        results=[(one, _not_said_below(one)) for one in results],
+        points=sum(one.points for one in results),
+        most=sum(one.most for one in results),
+        open=[task for one in results for task in one.open],
+    )
+
+
+def _not_said_below(result: Result) -> list[str]:
+    """Remarks that don't repeat what a task's own note says."""
+    noted = tuple(f"Task {task.task}: " for task in result.tasks if task.note)
+    return [text for text in result.remarks if not (noted and text.startswith(noted))]
+
+
+# --- written answers -----------------------------------------------------------------------------
+
+
+def explain(results: list[Result], references: list[Reference]) -> str:
+    """Every written answer beside the model's, task by task."""
+    sections = []
+    for reference in references:
+        own = [one for one in results if one.lab == reference.lab]
+        for task in reference.tasks.values():
+            if not task.by_hand:
+                continue
+            answers = [
+                (one.student, found)
+                for one in sorted(own, key=lambda one: one.student.casefold())
+                for found in written(one)
+                if found.task == task.number
+            ]
+            cell = reference.answer_cells[task.answers[0]]
+            cells = reference.nb.cells
+            question = cells[cells.index(cell) - 1].source
+            sections.append((reference.lab, task, question, cell.source, answers))
+    return _render("explain.html.j2", sections=sections)
+
+
+# --- summary -------------------------------------------------------------------------------------
+
+
+@dataclass
+class TaskSummary:
+    """How a class did in one task."""
+
+    lab: str
+    task: str
+    title: str
+    most: float
+    mean: float | None
+    counts: dict[str, int]
+    failures: list[tuple[str, int, str]]
+
+
+def summary(
+    results: list[Result],
+    references: list[Reference],
+    remarks: dict[str, list[str]],
+    links: dict[str, str],
+) -> str:
+    """What the instructor wants to know of the class."""
+    students = by_student(results)
+    totals = {name: sum(one.points for one in own) for name, own in students.items()}
+    most = max((sum(one.most for one in own) for own in students.values()), default=0)
+    said = {name: list(dict.fromkeys(texts)) for name, texts in remarks.items() if texts}
+    for name, own in students.items():
+        for one in own:
+            if one.error:
+                said.setdefault(name, []).append(f"NOT GRADED: {one.error}")
+            said.setdefault(name, []).extend(one.remarks)
+    return _render(
+        "summary.html.j2",
+        students=[(name, totals[name], own, links[name]) for name, own in students.items()],
+        most=most,
+        mean=sum(totals.values()) / len(totals) if totals else 0,
+        bins=histogram(list(totals.values()), most),
+        tasks=[task_summary(results, lab, task) for lab, task in tasks(results)],
+        groups=groups(results, references),
+        remarks={name: texts for name, texts in sorted(said.items()) if texts},
+        open=sum(len(one.open) for one in results),
+        seconds=sum(one.seconds for one in results),
+        unprotected=[(ref.lab, task) for ref in references for task in ref.unprotected],
+    )
+
+
+def histogram(totals: list[float], most: float) -> list[tuple[str, int, float]]:
+    """Label, number of students and height (0 to 1) of each bar."""
+    counts = [0] * BINS
+    for total in totals:
+        counts[min(BINS - 1, int(BINS * total / most)) if most else 0] += 1
+    highest = max(counts) or 1
+    width = most / BINS
+    return [
+        (f"{number(i * width)}–{number((i + 1) * width)}", count, count / highest)
+        for i, count in enumerate(counts)
+    ]
+
+
+def task_summary(results: list[Result], lab: str, number_: str) -> TaskSummary:
+    """Counts and the commonest problems of one task."""
+    own = [(one.student, one.task(number_)) for one in results if one.lab == lab]
+    points = [task.points for _, task in own]
+    counts = Counter(KINDS[task.status] for _, task in own)
+    first = own[0][1]
+    mean = None if None in points else sum(points) / len(points)
+    return TaskSummary(lab, number_, first.title, first.most, mean, counts, common(own))
+
+
+def common(own: list[tuple[str, TaskResult]]) -> list[tuple[str, int, str]]:
+    """The problems that most students have: text, how many, who."""
+    who: dict[str, list[str]] = defaultdict(list)
+    example: dict[str, str] = {}
+    for student, task in own:
+        for text in dict.fromkeys(problems(task)):
+            shape = blurred(text)
+            example.setdefault(shape, text)
+            if student not in who[shape]:
+                who[shape].append(student)
+    ranked = sorted(who.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [(example[s], len(names), ", ".join(names[:12])) for s, names in ranked[:MOST_COMMON]]
+
+
+def problems(task: TaskResult) -> list[str]:
+    """What was wrong with an answer, in lines; the first word of each rank's problem."""
+    if task.status in {"passed", "by hand", "missing", "unchanged"}:
+        return []
+    lines = [line[4:] for line in task.said.splitlines() if line.startswith("  - ")]
+    lines = [re.sub(r"^rank \d+: ", "", line) for line in lines]
+    if task.note:
+        lines.insert(0, task.note)
+    if not lines:
+        lines = [one.text.splitlines()[0] for one in task.shown if one.text]
+    return lines or task.said.splitlines()[:1] or [NO_ANSWER.get(task.status, task.status)]
+
+
+def blurred(text: str) -> str:
+    """The same for problems that differ in numbers only."""
+    text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", text)
+    return re.sub(r"#(, #)+", "#", text)
+
+
+def write_pages(
+    results: list[Result],
+    references: list[Reference],
+    out: Path,
+    folders: dict[str, Path],
+    remarks: dict[str, list[str]],
+) -> dict[str, Path]:
+    """Write all pages; returns where each student's feedback is."""
+    written_to = {}
+    for student, own in by_student(results).items():
+        written_to[student] = folders[student] / "feedback.html"
+        write_text(written_to[student], feedback(student, own))
+    links = {name: path.relative_to(out).as_posix() for name, path in written_to.items()}
+    write_text(out / "summary.html", summary(results, references, remarks, links))
+    if any(task.by_hand for reference in references for task in reference.tasks.values()):
+        write_text(out / "explain.html", explain(results, references))
+    return written_to

@@ -1,0 +1,209 @@
+"""One run of an assembled notebook under nbval, inside of the sandbox, with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from nbformat import NotebookNode
+
+from ..execute import RUN_VARIABLE
+from ..notebook import dumps
+from .sandbox import LAUNCH, Box
+
+KERNEL_NAME = "graded"
+#: Seconds between two looks at what a run uses.
+LOOK = 0.4
+
+
+@dataclass
+class Run:
+    """What one run gave: `records` of the cells, and why it ended early (`end`), if it did."""
+
+    records: list[dict] = field(default_factory=list)
+    seconds: float = 0.0
+    end: str | None = None
+    log: str = ""
+
+
+class Stop(threading.Event):
+    """Set when the user gives up: runs end at once."""
+
+
+def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Stop | None = None) -> Run:
+    """Run a notebook; everything that it started has ended when this returns.
+
+    job: an empty folder for this run; `report.xml` (JUnit) and `notebook.ipynb` stay there.
+    """
+    job.mkdir(parents=True, exist_ok=True)
+    (job / "notebook.ipynb").write_text(dumps(nb), encoding="utf-8")
+    _write_kernelspec(job, box.inner(job, slot))
+    mark = uuid.uuid4().hex
+    start = time.monotonic()
+    with (job / "log").open("wb") as log:
+        process = subprocess.Popen(
+            box.outer(job, _pytest(job, box)),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=job,
+            env=_environment(job, box, mark),
+            start_new_session=True,
+        )
+        try:
+            end = _watch(process, box, start, stop)
+        finally:
+            _end(process, mark)
+    result = Run(_records(job / "cells.jsonl"), time.monotonic() - start, end)
+    result.log = (job / "log").read_text(encoding="utf-8", errors="replace")[-4000:]
+    if result.end is None and result.records:
+        result.end = result.records[-1]["end"]
+    for name in ("log", "cells.jsonl", "etc", "jupyter", "runtime", "tmp"):
+        _remove(job / name)
+    return result
+
+
+def _pytest(job: Path, box: Box) -> list[str]:
+    """nbval, with our plugin and no other."""
+    return [
+        *(sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={job}"),
+        *("-p", "utils.course.grading.plugin", "-p", "nbval.plugin"),
+        *("-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:warnings"),
+        *("--color=no", "-q"),
+        *("--nbval", f"--nbval-kernel-name={KERNEL_NAME}"),
+        *(f"--nbval-cell-timeout={box.limits.cell}", f"--junitxml={job / 'report.xml'}"),
+        *(f"--grading-log={job / 'cells.jsonl'}", str(job / "notebook.ipynb")),
+    ]
+
+
+def _write_kernelspec(job: Path, command: list[str]) -> None:
+    folder = job / "jupyter" / "kernels" / KERNEL_NAME
+    folder.mkdir(parents=True)
+    argv = [sys.executable, "-I", "-S", str(LAUNCH), "{connection_file}", *command]
+    # An interrupt by signal would end bubblewrap.
+    spec = {"argv": argv, "display_name": "graded", "language": "python"}
+    spec["interrupt_mode"] = "message"
+    (folder / "kernel.json").write_text(json.dumps(spec))
+
+
+def _environment(job: Path, box: Box, mark: str) -> dict[str, str]:
+    (job / "tmp").mkdir(exist_ok=True)
+    base = {"PATH": os.environ["PATH"], "HOME": str(job), "LANG": "C.UTF-8"}
+    if not box.walls:
+        base = box.environment()
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    return base | kept | {
+        "TMPDIR": str(job / "tmp"),
+        "JUPYTER_PATH": str(job / "jupyter"),
+        "JUPYTER_RUNTIME_DIR": str(job / "runtime"),
+        "JUPYTER_NO_CONFIG": "1",
+        "IPYTHONDIR": str(job / "tmp"),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        RUN_VARIABLE: mark,
+    }  # fmt: skip
+
+
+def _records(path: Path) -> list[dict]:
+    """The lines that the plugin wrote; a run that was killed may leave half a line."""
+    records = []
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):
+                records.append(json.loads(line))
+    return records
+
+
+# --- deadline, memory, the end -------------------------------------------------------------------
+
+
+def _watch(process: subprocess.Popen, box: Box, start: float, stop: Stop | None) -> str | None:
+    """Wait for the end of the run; why it was ended before, or None."""
+    why = None
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK)
+            return why
+        if stop is not None and stop.is_set():
+            return "interrupted"
+        if time.monotonic() - start > box.limits.total:
+            return "out of time in all"
+        if why is None and _memory(process.pid) > box.limits.memory:
+            why = "too much memory"
+            _end_kernel(process.pid)
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _memory(pid: int) -> int:
+    """Bytes that the processes have for themselves."""
+    used = 0
+    for process in _family(pid):
+        with contextlib.suppress(psutil.Error):
+            memory = process.memory_info()
+            used += max(0, memory.rss - getattr(memory, "shared", 0))
+    return used
+
+
+def _end_kernel(pid: int) -> None:
+    """Kill what pytest has started: nbval says which cell it was, and the report is written."""
+    for process in _family(pid):
+        with contextlib.suppress(psutil.Error):
+            if "--nbval" in process.cmdline() and process.name() != "bwrap":
+                for child in process.children():
+                    child.kill()
+                return
+
+
+def _end(process: subprocess.Popen, mark: str) -> None:
+    """End the run and whatever it has started."""
+    family = _family(process.pid)
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for member in family:
+        with contextlib.suppress(psutil.Error):
+            member.kill()
+    process.wait(10)
+    deadline = time.monotonic() + 10
+    # Killed isn't gone yet; and what left the family still carries the mark.
+    while (left := _marked(mark)) and time.monotonic() < deadline:
+        for member in left:
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+        time.sleep(0.02)
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if (
+                process.status() != psutil.STATUS_ZOMBIE
+                and process.environ().get(RUN_VARIABLE) == mark
+            ):
+                found.append(process)
+    return found
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

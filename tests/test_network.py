@@ -65,7 +65,8 @@ def test_a_sweep_gives_back_the_latency_and_the_bandwidth_that_were_set(sweep):
 
 
 def test_a_call_that_was_made_on_the_fast_network_is_slow_on_the_slow_one(sweep):
-    assert sweep["known"] >= 5e-3
+    # On the fast network it takes less than 1 ms. The latency counts from a moment before the call.
+    assert sweep["known"] > 4e-3
 
 
 def test_an_async_operation_goes_on_while_the_rank_computes(sweep):

@@ -210,6 +210,14 @@ def left_over() -> list[psutil.Process]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def no_figure_left_open() -> Iterator[None]:
+    """Close what a test has drawn: no test depends on the pictures of another."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fail at the end of the session when a rank, a controller or a launcher still runs."""

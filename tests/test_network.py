@@ -35,7 +35,7 @@ def seconds(call, nbytes, parts):
         best = min(best, (time.perf_counter() - start) / parts)
     return best
 
-known = seconds(dist.all_reduce, 4, 1)
+known = seconds(lambda tensor: [dist.all_reduce(tensor) for _ in range(5)], 4, 5)
 times = [seconds(ping_pong, n, 2) for n in sizes]
 # In the background: the rank computes for longer than the message needs.
 dist.barrier()
@@ -65,8 +65,8 @@ def test_a_sweep_gives_back_the_latency_and_the_bandwidth_that_were_set(sweep):
 
 
 def test_a_call_that_was_made_on_the_fast_network_is_slow_on_the_slow_one(sweep):
-    # On the fast network it takes less than 1 ms. The latency counts from a moment before the call.
-    assert sweep["known"] > 4e-3
+    # A rank may leave the barrier up to one latency after the others: the first call is then short.
+    assert sweep["known"] >= 4 / 5 * 5e-3
 
 
 def test_an_async_operation_goes_on_while_the_rank_computes(sweep):

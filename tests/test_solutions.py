@@ -190,8 +190,16 @@ def stopped(cell: NotebookNode) -> bool:
 
 def said(cell: NotebookNode) -> str:
     """What the cell printed, and the errors it ended with."""
-    texts = [output.get("text") or output.get("evalue") or "" for output in cell.outputs]
+    texts = [output.get("text") or _error(output) for output in cell.outputs]
     return ANSI.sub("", "\n".join(texts))
+
+
+def _error(output: NotebookNode) -> str:
+    """The error with its name: that of the ranks, where it was a `%%px` cell."""
+    if output.output_type != "error":
+        return ""
+    of_ranks = output.ename == "CellFailed"
+    return output.evalue if of_ranks else f"{output.ename}: {output.evalue}"
 
 
 def errors(cell: NotebookNode) -> set[str]:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from .groups import enough, group_of, members_of, on, partitions, right_group
+from .replicas import flat, samples_found
 from .task import Report, answer_named, integers, recorded, same, task
 
 WORLD = 4
@@ -362,9 +363,9 @@ def probe_steps(user_ns: dict, *, rank: int, partition, seed: int, kind: str) ->
     for number, count in enumerate(MINIBATCHES):
         images, labels = everything[number, :count].clone(), classes[number, :count].clone()
         steps.append(_one_step(function, model, optimizer, images, labels, group, partition))
-        steps[-1]["samples"] = _found(seen, images)
+        steps[-1]["samples"] = samples_found(seen, images)
         seen.clear()
-        before = _flat(twin)
+        before = flat(twin)
         steps[-1]["own loss"], suspects = _wrong_steps(twin, twins, images, labels, place, size)
         twins.zero_grad()
         loss = functional.cross_entropy(twin(images), labels)
@@ -396,16 +397,6 @@ def _watch_samples(model: nn.Module) -> list[torch.Tensor]:
     return seen
 
 
-def _found(seen: list[torch.Tensor], images: torch.Tensor) -> list[int]:
-    """Which samples of the minibatch the model got; -1 for one that is not in it."""
-    found = []
-    for tensor in seen:
-        for sample in tensor.reshape(-1, images[0].numel()):
-            match = (images.flatten(1) == sample).all(1).nonzero().flatten().tolist()
-            found.append(match[0] if match else -1)
-    return found
-
-
 def _one_step(function, model, optimizer, images, labels, group, partition) -> dict:
     keywords = {} if partition is None else {"group": group}
     result, calls = recorded(function, model, optimizer, images, labels, **keywords)
@@ -418,10 +409,6 @@ def _one_step(function, model, optimizer, images, labels, group, partition) -> d
         "digest": _digest(model),
         "gradients": sum(p.requires_grad for p in model.parameters()),
     }
-
-
-def _flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
 
 
 def _digest(model: nn.Module) -> str:
@@ -443,7 +430,7 @@ def _wrong_steps(twin, optimizer, images, labels, place: int, size: int):
              for p in twin.parameters()]
         ).clone()  # fmt: skip
 
-    start, rate, total = _flat(twin), optimizer.param_groups[0]["lr"], len(labels)
+    start, rate, total = flat(twin), optimizer.param_groups[0]["lr"], len(labels)
     old = torch.cat(
         [torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in twin.parameters()]
     ).clone()
@@ -471,7 +458,7 @@ def _wrong_steps(twin, optimizer, images, labels, place: int, size: int):
 
 def _compare(model, twin, before, suspects) -> dict:
     """Is the replica where the twin is, to the noise of single precision? If not, where?"""
-    now, expected = _flat(model), _flat(twin)
+    now, expected = flat(model), flat(twin)
     moved = (expected - before).abs().max().item()
     noise = 1e-4 * max(moved, 1e-3)
 

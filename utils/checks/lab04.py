@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from .groups import enough, group_of, members_of, on, partitions, right_group
+from .replicas import flat, samples_found
 from .task import Report, answer_named, recorded, same, short, task
 
 WORLD = 4
@@ -48,10 +49,6 @@ def _samples(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(count, 1, 2, 3, generator=generator)
     return images, torch.randint(0, 4, (count,), generator=generator)
-
-
-def _flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
 
 
 def _gradient(model: nn.Module) -> torch.Tensor:
@@ -116,7 +113,7 @@ def probe_step(user_ns: dict, *, rank: int, partition, seed: int) -> dict:
     answer = {
         "returned": "DDP",
         "group": dist.get_process_group_ranks(model.process_group),
-        "same start": torch.equal(_flat(model), _flat(first)),
+        "same start": torch.equal(flat(model), flat(first)),
         "steps": [],
     }
     if list(answer["group"]) != members or not answer["same start"]:
@@ -125,26 +122,26 @@ def probe_step(user_ns: dict, *, rank: int, partition, seed: int) -> dict:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach().clone()))
-    twin, old = first, torch.zeros_like(_flat(first))
+    twin, old = first, torch.zeros_like(flat(first))
     for number, count in enumerate(MINIBATCHES):
         images, labels = _samples(seed + number, count)
         arguments = (model, optimizer, images.clone(), labels.clone())
         with _network(None):
             loss, calls = recorded(step, *arguments, **keywords)
         suspects = _wrong_steps(twin, images, labels, members.index(rank), len(members), old)
-        before, old = _flat(twin), _mean_gradient(twin, images, labels)
+        before, old = flat(twin), _mean_gradient(twin, images, labels)
         with torch.no_grad():
             whole = functional.cross_entropy(twin(images), labels).item()
             part = slice(members.index(rank), None, len(members))
             mine = functional.cross_entropy(twin(images[part]), labels[part]).item()
         nn.utils.vector_to_parameters(before - 0.5 * old, twin.parameters())
         noise = 1e-4 * (0.5 * old).abs().max().item()
-        right = (_flat(model) - _flat(twin)).abs().max().item() <= noise
+        right = (flat(model) - flat(twin)).abs().max().item() <= noise
         answer["steps"].append(
             {
                 "right": right,
-                "guess": None if right else _guess(_flat(model), suspects, noise),
-                "samples": _found(seen, images),
+                "guess": None if right else _guess(flat(model), suspects, noise),
+                "samples": samples_found(seen, images),
                 "loss": _number(loss),
                 "returned": type(loss).__name__,
                 "whole": whole,
@@ -165,19 +162,9 @@ def _number(value) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _found(seen: list[torch.Tensor], images: torch.Tensor) -> list[int]:
-    """Which samples of the minibatch the model got; -1 for one that is not in it."""
-    found = []
-    for tensor in seen:
-        for sample in tensor.reshape(-1, images[0].numel()):
-            match = (images.flatten(1) == sample).all(1).nonzero().flatten().tolist()
-            found.append(match[0] if match else -1)
-    return found
-
-
 def _wrong_steps(twin, images, labels, place: int, size: int, old) -> dict[str, torch.Tensor]:
     """Where likely mistakes lead to: text → parameters."""
-    start = _flat(twin)
+    start = flat(twin)
     parts = [_mean_gradient(twin, images[r::size], labels[r::size]) for r in range(size)]
     whole = sum(parts) / size
     wrong = {
@@ -771,7 +758,7 @@ def probe_accumulate(user_ns: dict, *, rank: int, partition, seed: int, k: int) 
     function = answer_named(user_ns, "accumulate")
     group, members = group_of(partition, rank), members_of(partition, rank, WORLD)
     model = DistributedDataParallel(_net(seed), process_group=group)
-    before = _flat(model)
+    before = flat(model)
     parts = {r: [_samples(seed + 100 * r + j, 5) for j in range(k)] for r in members}
     _, calls = recorded(function, model, [(x.clone(), y.clone()) for x, y in parts[rank]])
     own = {
@@ -804,7 +791,7 @@ def probe_accumulate(user_ns: dict, *, rank: int, partition, seed: int, k: int) 
         "right": right,
         "guess": None if right else _guess(got, suspects, noise) or _ratio(got, expected),
         "off": (got - expected).abs().max().item(),
-        "changed": not torch.equal(before, _flat(model)),
+        "changed": not torch.equal(before, flat(model)),
         "nbytes": sum(parameter.nbytes for parameter in model.parameters()),
         "calls": calls,
     }

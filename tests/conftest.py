@@ -129,7 +129,7 @@ def as_python_arguments(code: str | os.PathLike) -> list[str]:
 
 @pytest.fixture(scope="session")
 def mpiexec() -> Callable[..., subprocess.CompletedProcess]:
-    """`mpiexec(n, code_or_path, *args, timeout=60, check=True, env=None, cwd=None)`.
+    """`mpiexec(n, code_or_path, *args, timeout=180, check=True, env=None, cwd=None)`.
 
     Runs Python on `n` ranks. Returns a CompletedProcess with `stdout` and `stderr` as text;
     asserts exit status 0 unless `check=False`. At the deadline every rank is killed and the
@@ -143,7 +143,7 @@ def mpiexec() -> Callable[..., subprocess.CompletedProcess]:
         n: int,
         code: str | os.PathLike,
         *args: object,
-        timeout: float = 60,
+        timeout: float = 180,
         check: bool = True,
         env: dict[str, str | None] | None = None,
         cwd: Path | str | None = None,

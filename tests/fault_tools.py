@@ -50,10 +50,10 @@ class Notebook:
         self._manager.start_kernel(env=env, cwd=str(ROOT))
         self._client = self._manager.blocking_client()
         self._client.start_channels()
-        self._client.wait_for_ready(timeout=60)
+        self._client.wait_for_ready(timeout=200)
 
     def run(
-        self, code: str, timeout: float = 60, stop_when: Callable[[], bool] | None = None
+        self, code: str, timeout: float = 120, stop_when: Callable[[], bool] | None = None
     ) -> Shown:
         """Run a cell; with `stop_when`, press the stop button once that is true."""
         shown, begin = Shown(), time.monotonic()

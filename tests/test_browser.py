@@ -26,7 +26,7 @@ from utils.course.notebook import LABS, SOLUTIONS, read, tasks_checked, write
 
 LAB = "01_c10d.ipynb"
 #: Seconds: for the server to answer, for a page, for a whole notebook, for the end of processes.
-SERVER, PAGE, NOTEBOOK, GRACE = 60, 60, 170, 20
+SERVER, PAGE, NOTEBOOK, GRACE = 120, 120, 400, 60
 SCREENSHOTS = "DDL_LABS_SCREENSHOTS"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 CHROMIUM_ARGS = [

@@ -64,7 +64,7 @@ ON_THREE_RANKS = {
 FEATURES = [(2, *feature) for feature in ON_TWO_RANKS.items()]
 FEATURES += [(3, *feature) for feature in ON_THREE_RANKS.items()]
 
-pytestmark = pytest.mark.timeout(900)  # the first test waits for the job with all of them
+pytestmark = pytest.mark.timeout(1500)  # the first test waits for the job with all of them
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ from utils import data
 from utils.models import mlp
 
 REAL = os.environ.get(data.ROOT_VARIABLE)
-DEADLINE = 60  # seconds for a subprocess, most of which is `import torch` on a busy machine
+DEADLINE = 180  # seconds for a subprocess, most of which is `import torch` on a busy machine
 
 
 def md5(content: bytes) -> str:

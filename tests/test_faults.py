@@ -18,17 +18,17 @@ from pathlib import Path
 import pytest
 from fault_tools import Notebook, Row, Shown, Table, notebook
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 N = 4
 # Seconds after which a wait without any certainty ends; short, as several faults need it.
 TIMEOUT = 6
 # Seconds: deadlines, generous as the machine may be busy; what is typical stands in the table.
-CERTAIN = 10  # a deadlock that is certain
-AT_ONCE = 5  # an error or a mismatch, which the others hear of
-UNCERTAIN = TIMEOUT + 10  # a rank that goes on computing is interrupted after the timeout
-INTERRUPTED = 6
-DIED = 8
+CERTAIN = 20  # a deadlock that is certain
+AT_ONCE = 15  # an error or a mismatch, which the others hear of
+UNCERTAIN = TIMEOUT + 20  # a rank that goes on computing is interrupted after the timeout
+INTERRUPTED = 15
+DIED = 20
 
 
 # --- the table --------------------------------------------------------------------------------
@@ -513,7 +513,7 @@ def test_a_flood_of_output_ends_and_is_cut(course, table):
     assert not shown.failed(), shown.everything()[-3000:]
     assert shown.streams.count("printed more than 1 MB") == N
     assert len(shown.streams) < 5_000_000
-    assert shown.seconds < 30
+    assert shown.seconds < 60
     next_one_works(course, row)
 
 
@@ -631,7 +631,7 @@ rank = dist.get_rank()
 """
 FIRST = START.count("\n") + 1  # the line that a script's own text begins at
 # Seconds for the start of Python and PyTorch on every rank, beside what the fault takes.
-TO_START = 20
+TO_START = 60
 
 
 @dataclass

@@ -47,7 +47,7 @@ from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Seconds for a cell and for a submission of the toy lab; for a class.
-CELL, SUBMISSION, CLASS = 20, 300, 900
+CELL, SUBMISSION, CLASS = 25, 600, 1800
 
 
 def why_no_sandbox() -> str:

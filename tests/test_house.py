@@ -141,7 +141,7 @@ def make(folder: Path, *arguments: str, **variables: str) -> subprocess.Complete
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
 
 
@@ -276,7 +276,7 @@ def test_checks_are_counted(tmp_path):
         check("print('\\x1b[32m✓ Task 1.2\\x1b[0m two')", "1.2"),
         check("print('✗ Task 1.3: three')", "1.3"),
     )
-    result = execute.execute(path, timeout=60)
+    result = execute.execute(path, timeout=200)
     assert (result.name, result.passed, result.failed) == ("01_toy.ipynb", 2, 1)
     assert result.error is None
     assert not result.ok
@@ -286,15 +286,15 @@ def test_checks_are_counted(tmp_path):
 def test_a_silent_check_fails_and_old_outputs_do_not_count(tmp_path):
     silent = check("x = 1")
     silent.outputs = [new_output("stream", name="stdout", text="✓ Task 1.1\n")]
-    result = execute.execute(notebook(tmp_path, silent), timeout=60)
+    result = execute.execute(notebook(tmp_path, silent), timeout=200)
     assert (result.passed, result.failed, result.ok) == (0, 1, False)
     assert "no '✓ Task' line from the check of task 1.1" in result.error
 
 
 def test_an_exception_names_its_cell_and_is_allowed_where_tagged(tmp_path):
     allowed = new_code_cell("1 / 0", id="boom", metadata={"tags": ["raises-exception"]})
-    assert execute.execute(notebook(tmp_path, allowed, "x = 1"), timeout=60).ok
-    result = execute.execute(notebook(tmp_path, allowed, "{}['key']", "x = 1"), timeout=60)
+    assert execute.execute(notebook(tmp_path, allowed, "x = 1"), timeout=200).ok
+    result = execute.execute(notebook(tmp_path, allowed, "{}['key']", "x = 1"), timeout=200)
     assert result.error == "cell 'c2': KeyError: 'key'"
     assert not result.ok
 
@@ -322,14 +322,14 @@ def test_a_cell_that_hangs_ends_at_its_time_and_leaves_nothing(tmp_path):
 
 
 def test_a_kernel_that_dies_is_told(tmp_path):
-    result = execute.execute(notebook(tmp_path, "import os; os._exit(0)"), timeout=60)
+    result = execute.execute(notebook(tmp_path, "import os; os._exit(0)"), timeout=200)
     assert result.error == "cell 'c1': the kernel died"
 
 
 def test_the_kernel_is_this_python_in_the_notebooks_folder_and_not_interactive(tmp_path):
     source = "import os, sys; print(sys.prefix, os.getcwd(), os.environ['IPP_NONINTERACTIVE'])"
     path = notebook(tmp_path, source)
-    assert execute.execute(path, store=True, timeout=60).ok
+    assert execute.execute(path, store=True, timeout=200).ok
     (output,) = read(path).cells[0].outputs
     assert output.text.split() == [sys.prefix, str(tmp_path), "1"]
 
@@ -342,9 +342,9 @@ def test_a_stored_notebook_has_the_same_bytes_each_time(tmp_path):
         "1 + 1"
     )
     path = notebook(tmp_path, new_markdown_cell("text", id="words"), source)
-    assert execute.execute(path, store=True, timeout=60).ok
+    assert execute.execute(path, store=True, timeout=200).ok
     first = path.read_bytes()
-    assert execute.execute(path, store=True, timeout=60).ok
+    assert execute.execute(path, store=True, timeout=200).ok
     assert path.read_bytes() == first
     nb = json.loads(first)
     assert [cell["id"] for cell in nb["cells"]] == ["words", "c2"]
@@ -358,7 +358,7 @@ def test_a_stored_notebook_has_the_same_bytes_each_time(tmp_path):
 def test_a_failed_run_is_not_stored(tmp_path):
     path = notebook(tmp_path, "1 / 0")
     before = path.read_bytes()
-    assert not execute.execute(path, store=True, timeout=60).ok
+    assert not execute.execute(path, store=True, timeout=200).ok
     assert path.read_bytes() == before
 
 
@@ -486,7 +486,7 @@ def test_commands_need_no_pytorch_and_name_the_missing_extra():
         "raise SystemExit(main(['release', '--check']))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 2
     assert "pip install -e '.[course]'" in done.stderr

@@ -14,7 +14,7 @@ from utils import cluster
 from utils.checks import lab02
 from utils.figures import minibatches
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 NOTEBOOK = "02_samplers.ipynb"
 CELLS = {

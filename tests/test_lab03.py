@@ -13,7 +13,7 @@ from utils.checks import lab03
 from utils.course.notebook import lab, read
 from utils.course.release import is_solution, stub
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "solutions" / "03_data_parallel.ipynb"
 

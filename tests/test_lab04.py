@@ -14,7 +14,7 @@ from utils.checks import lab04
 from utils.course.notebook import read
 from utils.figures import replicas
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 NOTEBOOK = "04_ddp.ipynb"
 CELLS = {

@@ -11,7 +11,7 @@ from lab_tools import answers, checks_of, verdict
 from utils import cluster
 from utils.checks import lab05
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 NOTEBOOK = "05_scaling.ipynb"
 CELLS = {

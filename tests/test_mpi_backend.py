@@ -25,7 +25,7 @@ JOBS = {
     "message_board": (2, 3),
     "large": (2,),
 }
-DEADLINE = 150
+DEADLINE = 400
 _done: dict[tuple[str, int], dict[str, list[dict]]] = {}
 
 

@@ -257,7 +257,7 @@ def script(tmp_path, source):
 
 
 def test_a_run_gives_the_json_the_bindings_and_survives_a_file(tmp_path):
-    one = runs.run(script(tmp_path, REPORT), job=runs.Job(2, bind=False), deadline=60)
+    one = runs.run(script(tmp_path, REPORT), job=runs.Job(2, bind=False), deadline=200)
     assert one.result["size"] == 2
     assert one.result["threads"] == ["1", "1"]
     assert set(one.bindings) <= {0, 1}
@@ -268,7 +268,7 @@ def test_a_run_gives_the_json_the_bindings_and_survives_a_file(tmp_path):
 
 def test_forgotten_threads_are_left_unset(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    one = runs.run(script(tmp_path, REPORT), job=runs.Job(1, threads=None), deadline=60)
+    one = runs.run(script(tmp_path, REPORT), job=runs.Job(1, threads=None), deadline=200)
     assert one.result["threads"] == [None]
 
 
@@ -289,7 +289,7 @@ def test_a_job_that_hangs_is_ended_with_all_its_processes(tmp_path):
 )
 def test_a_job_that_fails_says_its_last_words(tmp_path, source, said):
     with pytest.raises(runs.RunFailed, match=said):
-        runs.run(script(tmp_path, source), job=runs.Job(1), deadline=60)
+        runs.run(script(tmp_path, source), job=runs.Job(1), deadline=200)
 
 
 def test_a_job_that_cannot_be_started_is_refused(tmp_path):

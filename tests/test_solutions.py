@@ -27,7 +27,7 @@ from utils.course.notebook import KERNELSPEC, LABS, SOLUTIONS, dumps, lab, noteb
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: Seconds: for a cell; for a notebook under nbval, after which its whole tree is killed.
-CELL, NOTEBOOK = 120, 240
+CELL, NOTEBOOK = 300, 900
 #: Seconds for processes of a notebook to end by themselves after pytest has ended.
 GRACE = 15
 MARK = "DDL_LABS_NBVAL_RUN"

@@ -530,7 +530,7 @@ def test_a_figure_is_an_image_in_a_notebook_and_is_shown_once():
     notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(ROOT)}}).execute()
+        NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(ROOT)}}).execute()
     _, figure, timeline_, nothing = notebook.cells
     for cell in (figure, timeline_):
         (output,) = cell.outputs
@@ -777,7 +777,7 @@ if comm.rank == 0:
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_shifted_clocks_are_found_out_within_the_error_that_is_promised(mpiexec, n):
-    done = mpiexec(n, SHIFTED, timeout=60)
+    done = mpiexec(n, SHIFTED, timeout=200)
     told = json.loads(re.search(r"^TOLD (.*)$", done.stdout, re.MULTILINE)[1])
     assert all(one == told[0] for one in told), "every rank gets the same list"
     for rank, (seconds, error) in enumerate(told[0]["shifted"]):
@@ -806,7 +806,7 @@ MPI.COMM_WORLD.Barrier()
 
 
 def test_clocks_are_given_up_when_a_rank_does_not_take_part(mpiexec):
-    done = mpiexec(3, ABSENT, timeout=60)
+    done = mpiexec(3, ABSENT, timeout=200)
     seconds = [float(s) for s in re.findall(r"GAVE UP (\S+)", done.stdout)]
     assert len(seconds) == 2
     assert max(seconds) < 5

@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import zlib
 from json import dumps, loads
 from pathlib import Path
@@ -71,7 +70,8 @@ def prepare(user_ns: dict, *, rank: int, folder: str) -> dict:
     from mpi4py import MPI
 
     _here.dump = open(Path(folder) / f"stack-{rank}", "w")  # noqa: SIM115 - faulthandler's, for good
-    faulthandler.register(signal.SIGUSR1, file=_here.dump, all_threads=True)
+    # Not of all threads: to walk the stack of one that runs meanwhile is a segmentation fault.
+    faulthandler.register(signal.SIGUSR1, file=_here.dump, all_threads=False)
     _note_cells(Path(folder) / f"cells-{rank}")
     _here.rank = rank
     events = get_ipython().events
@@ -89,7 +89,6 @@ def prepare(user_ns: dict, *, rank: int, folder: str) -> dict:
         "threads": int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count(),
         "library": _library(MPI.Get_library_version()),
         "pid": os.getpid(),
-        "main_thread": threading.main_thread().ident,
     }
 
 

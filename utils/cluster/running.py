@@ -268,9 +268,9 @@ class Running:
     def _place(self, rank: int, dump: str | None) -> str:
         if dump is None or (not dump and rank not in self.client.ids):
             return "dead (ranks.restart() gives fresh ranks)"
-        if not dump:
+        frames = where.main_stack(dump)
+        if not frames:
             return "no answer (stopped, or very busy)"
-        frames = where.main_stack(dump, self.facts[rank]["main_thread"])
         return where.explain(frames, self._cells(rank))
 
     def _cells(self, rank: int) -> dict[str, str]:

@@ -10,8 +10,8 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
-# faulthandler writes threads as "Thread 0x… (most recent call first):" and then their frames.
-THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)\b")
+# faulthandler begins each dump of the thread that got the signal with this line.
+DUMP = "Stack (most recent call first):"
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 # The function that runs a task on an engine: IPython's for a cell, ipyparallel's for a call.
@@ -29,19 +29,21 @@ class Frame(NamedTuple):
     function: str
 
 
-def main_stack(dump: str, main_thread: int) -> list[Frame]:
-    """The main thread's frames, innermost first, as the last dump in the text has them."""
-    frames, ours = [], False
-    for line in dump.splitlines():
-        if header := THREAD.match(line):
-            ours = int(header[1], 16) == main_thread
-            frames = [] if ours else frames
-        elif ours and (frame := FRAME.match(line)):
-            frames.append(Frame(frame[1], int(frame[2]), frame[3]))
-        elif ours and line.strip() == "...":
+def main_stack(text: str) -> list[Frame]:
+    """The main thread's frames, innermost first, as the last dump of it in the text has them."""
+    for dump in reversed(text.split(DUMP)[1:]):
+        frames = [
+            Frame(frame[1], int(frame[2]), frame[3])
+            for frame in map(FRAME.match, dump.splitlines())
+            if frame
+        ]
+        if "\n  ..." in dump:
             # After 100 frames faulthandler stops: only a task goes that deep.
-            frames.append(Frame("...", 0, "run_code"))
-    return frames
+            return [*frames, Frame("...", 0, "run_code")]
+        # The system may give the signal to another thread; that one began in `_bootstrap`.
+        if frames and frames[-1].function != "_bootstrap":
+            return frames
+    return []
 
 
 def explain(frames: list[Frame], cells: dict[str, str]) -> str:

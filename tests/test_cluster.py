@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import signal
-import signal
 import subprocess
 import sys
 import sysconfig

@@ -486,7 +486,7 @@ def test_the_launcher_is_the_environments_where_it_is_first_on_path(own, site, m
 
 
 def test_the_launcher_of_a_site_without_a_library_is_passed_over_and_a_note_says_so(own, site):
-    plan = Plan.checked(1, 1, None, 20.0, None)
+    plan = Plan.checked(launch.Request(1))
     assert plan.launcher.path == str(own / "bin/mpiexec")
     assert "MPI4PY_LIBMPI" not in plan.environment
     assert any(note.startswith(f"{site}/bin/mpiexec is not used") for note in plan.notes)

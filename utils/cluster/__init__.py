@@ -26,11 +26,12 @@ from IPython import get_ipython
 from tabulate import tabulate
 
 from utils import timeline
+from utils.cluster.errors import RanksError
 from utils.cluster.failure import CellFailed
 from utils.cluster.launch import (
     Launcher,
     Plan,
-    RanksError,
+    Request,
     find_launcher,
     refuse_on_a_rank,
     usable_cores,
@@ -61,6 +62,10 @@ def start(
     bind: bool | None = None,
     timeout: float = 20.0,
     env: dict[str, str] | None = None,
+    launcher: str | None = None,
+    partition: str | None = None,
+    time: str | int | None = None,
+    nodes: int | None = None,
 ) -> Ranks:
     """Start `n` MPI ranks and make `%%px` run cells on them.
 
@@ -70,12 +75,18 @@ def start(
     bind: keep each rank on cores of its own; None: if there are enough, n * threads <= cores.
     timeout: seconds that a communication of the backend waits before it reports a deadlock.
     env: further environment variables of the ranks.
+    launcher: "mpiexec", here or over the nodes of the present Slurm job; "srun", the same with
+        Slurm's own launcher; "slurm", as a Slurm job of their own. None: chosen by what this
+        process runs in, or by the site; `describe` says which one it was, and why.
+    partition, time, nodes: of a Slurm job of their own; time in minutes, or as sbatch takes it.
 
     Raises TypeError or ValueError for arguments that can't work, and RanksError where there is
-    no usable mpiexec, on a rank, or when the ranks are not up within 60 s.
+    no usable mpiexec, on a rank, when Slurm refuses the job, when it can never start, or when the
+    ranks are not up 60 s after it has started.
     """
     refuse_on_a_rank()
-    plan = Plan.checked(n, threads, bind, timeout, env)
+    request = Request(n, threads, bind, timeout, env, launcher, partition, time, nodes)
+    plan = Plan.checked(request)
     if _current is not None:
         _current.stop()
     ranks = Ranks(plan)
@@ -197,8 +208,10 @@ class Ranks:
         return [reply.value for reply in replies]
 
     def describe(self) -> Description:
-        """Return a table: rank, host, cores, threads, MPI library, process id of each rank."""
-        return Description(self.running().facts, self.notes)
+        """Return a table of the ranks: where each runs, on what, with which MPI library."""
+        up = self.running()
+        notes = [*self.notes, up.place] if up.place else self.notes
+        return Description(up.facts, notes)
 
     def where(self, timeout: float = 2.0) -> None:
         """Print for each rank the line it is on, even when it is stuck inside C.
@@ -241,6 +254,7 @@ class Description:
                 "rank": fact["rank"],
                 "host": fact["host"],
                 "cores": _ranges(fact["cores"]),
+                "NUMA": _ranges(fact["numa"]),
                 "threads": fact["threads"],
                 "MPI library": fact["library"],
                 "pid": fact["pid"],

@@ -1,21 +1,33 @@
-"""An engine of ipyparallel whose nanny is a fork of it.
+"""An engine of ipyparallel whose nanny is a fork of it, and ends it when the controller is gone.
 
 Each engine has a nanny, a process that passes signals on and tells the controller when the engine
 dies. ipyparallel starts it as a new Python, which imports for most of a second of CPU what the
 engine has imported already: with four ranks on two cores, a third of the time until they are up.
 
 The fork is made first of all, before there are threads, sockets or MPI.
+
+An engine notices by itself that the controller is gone, but not while it runs a cell. On other
+hosts than the notebook's nothing else could end it then: the nanny does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import socket
 import sys
+import threading
+import time
+import urllib.parse
 from typing import BinaryIO, TextIO
 
+import psutil
 from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.nanny import KernelNanny
+
+# Seconds without a controller after which an engine is of no use to anyone.
+MOST_SILENCE = 30.0
 
 
 def fork_nanny() -> tuple[BinaryIO, TextIO]:
@@ -39,11 +51,34 @@ def _be_nanny(arguments: BinaryIO, address: TextIO) -> None:
         for stream in (0, 1):
             os.dup2(nothing, stream)
         with arguments:
-            KernelNanny.main(**pickle.load(arguments), pipe=address)
+            known = pickle.load(arguments)
+        guard = threading.Thread(target=_end_without_controller, args=(known,), daemon=True)
+        guard.start()
+        KernelNanny.main(**known, pipe=address)
     except EOFError:
         pass  # the engine ended before it had a use for a nanny
     finally:
         os._exit(0)
+
+
+def _end_without_controller(known: dict) -> None:
+    """Kill the engine when its controller has not been there for a while."""
+    engine = psutil.Process(known["pid"])
+    last = time.monotonic()
+    while time.monotonic() - last < MOST_SILENCE:
+        if _answers(known["registration_url"]):
+            last = time.monotonic()
+        time.sleep(MOST_SILENCE / 5)
+    with contextlib.suppress(psutil.Error):
+        engine.kill()
+
+
+def _answers(url: str) -> bool:
+    """Does anything listen at tcp://host:port?"""
+    place = urllib.parse.urlsplit(url)
+    with contextlib.suppress(OSError), socket.create_connection((place.hostname, place.port), 5):
+        return True
+    return False
 
 
 class Engine(IPEngine):

@@ -1,4 +1,4 @@
-"""How ranks are started: checked arguments, cores, environment, and the right mpiexec."""
+"""How ranks are started: checked arguments, cores, environment, and the right command."""
 
 from __future__ import annotations
 
@@ -15,57 +15,82 @@ from pathlib import Path
 
 import psutil
 
-from utils.cluster import watchdog
+from utils.cluster import slurm, watchdog
+from utils.cluster.errors import RanksError
+from utils.cluster.site import Way, decide, settings
 
 # More ranks than this don't fit on one machine: each takes 100 MB before it imports torch.
 MOST_RANKS = 64
 
 
-class RanksError(RuntimeError):
-    """The ranks can't be started or used; the message says why and what to do."""
-
-
 # --- what was asked for -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `cluster.start` was asked for, which documents each of them."""
+
+    n: int
+    threads: int = 1
+    bind: bool | None = None
+    timeout: float = 20.0
+    env: dict[str, str] | None = None
+    launcher: str | None = None
+    partition: str | None = None
+    time: str | int | None = None
+    nodes: int | None = None
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError for what can't work anywhere."""
+        _check_count("n", self.n, "the number of ranks", f"start({2})")
+        _check_count("threads", self.threads, "the threads of each rank", "start(2, threads=1)")
+        if self.nodes is not None:
+            _check_count("nodes", self.nodes, "the number of nodes", "start(4, nodes=2)")
+        _check_timeout(self.timeout)
+        _checked_env(self.env)
 
 
 @dataclass
 class Plan:
-    """How the ranks are to be started: checked arguments, launcher, environment."""
+    """How the ranks are to be started: the way, the command, the environment."""
 
     n: int
     threads: int
     bind: bool
+    way: Way
     launcher: Launcher
     environment: dict[str, str]
+    mpi_args: list[str]
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def checked(cls, n, threads, bind, timeout, env) -> Plan:
-        """The plan for the arguments of `cluster.start`, which says what is raised."""
-        _check_count("n", n, "the number of ranks", f"start({2})")
-        _check_count("threads", threads, "the threads of each rank", "start(2, threads=1)")
-        if n > MOST_RANKS:
-            raise ValueError(
-                f"n={n}: this machine gets at most {MOST_RANKS} ranks (it has {usable_cores()} "
-                "cores). More belong in a batch job on a cluster."
-            )
-        _check_timeout(timeout)
-        cores = usable_cores()
-        if bind and n * threads > cores:
-            raise ValueError(
-                f"bind=True: {n} ranks of {threads} threads need {n * threads} cores, and this "
-                f"machine has {cores}. Start fewer ranks, or leave `bind` out."
-            )
-        fits = n * threads <= cores
+    def checked(cls, request: Request) -> Plan:
+        """The plan for a request; `cluster.start` says what is raised."""
+        request.check()
+        n, threads, site = request.n, request.threads, settings()
+        way = decide(n * threads, request.launcher, site)
+        _check_options(request, way)
+        cores = _cores(way)
+        _check_size(request, way, cores)
+        fits = cores is None or n * threads <= cores
+        bind = fits if request.bind is None else bool(request.bind)
         launcher = find_launcher()
-        environment = _environment(threads, timeout, launcher) | _checked_env(env)
-        plan = cls(n, threads, fits if bind is None else bool(bind), launcher, environment)
+        environment = _environment(threads, request.timeout, launcher, way) | _checked_env(
+            request.env
+        )
+        mpi_args = (
+            _mpiexec_options(launcher, threads, bind)
+            if way.launcher == "mpiexec"
+            else _srun_options(request, way, launcher, bind)
+        )
+        plan = cls(n, threads, bind, way, launcher, environment, mpi_args)
         plan.notes = plan._notes(cores)
         return plan
 
-    def _notes(self, cores: int) -> list[str]:
-        notes = []
-        if self.n * self.threads > cores:
+    def _notes(self, cores: int | None) -> list[str]:
+        command = self.launcher.path if self.way.launcher == "mpiexec" else "srun"
+        notes = [f"Started with {Path(command).name}: {self.way.reason}."]
+        if cores is not None and self.n * self.threads > cores:
             notes.append(
                 f"{self.n} ranks of {self.threads} thread(s) share {cores} cores: "
                 "fine for learning, not for measuring."
@@ -80,13 +105,83 @@ class Plan:
         return notes
 
     @property
-    def mpi_args(self) -> list[str]:
-        """Options of mpiexec; that ranks may outnumber cores is said in the environment."""
-        if not self.bind:
-            return ["--bind-to", "none"]
-        if self.launcher.is_open_mpi:
-            return ["--map-by", f"slot:PE={self.threads}:OVERSUBSCRIBE", "--bind-to", "core"]
-        return ["--bind-to", "core" if self.threads == 1 else f"core:{self.threads}"]
+    def command(self) -> list[str]:
+        """What starts the ranks, up to the options."""
+        program = self.launcher.path if self.way.launcher == "mpiexec" else "srun"
+        gone = [name for name in os.environ if self._must_go(name)]
+        # A launcher of ipyparallel can add to the environment, but take nothing from it.
+        return ["env", *(f"--unset={name}" for name in gone), program] if gone else [program]
+
+    def _must_go(self, name: str) -> bool:
+        # `sbatch --export=LIST` leaves it behind, and srun and mpiexec in the job would drop PATH.
+        if name == "SLURM_EXPORT_ENV":
+            return True
+        # For a job of its own, srun must not see the job that this process is part of.
+        inside = name.startswith(("SLURM_", "SBATCH_", "SLURMD_")) and name != "SLURM_CONF"
+        return self.way.own_job and inside
+
+
+def _cores(way: Way) -> int | None:
+    """Cores that there are for the ranks; None for a job of their own, which gets what it needs."""
+    if way.own_job:
+        return None
+    many = way.allocation is not None and way.allocation.hosts > 1
+    return way.allocation.cpus if many else usable_cores()
+
+
+def _check_size(request: Request, way: Way, cores: int | None) -> None:
+    n, threads = request.n, request.threads
+    if n > MOST_RANKS and not way.many_hosts:
+        raise ValueError(
+            f"n={n}: this machine gets at most {MOST_RANKS} ranks (it has {usable_cores()} "
+            "cores). More belong in a batch job on a cluster."
+        )
+    if request.bind and cores is not None and n * threads > cores:
+        raise ValueError(
+            f"bind=True: {n} ranks of {threads} threads need {n * threads} cores, and this "
+            f"machine has {cores}. Start fewer ranks, or leave `bind` out."
+        )
+
+
+def _check_options(request: Request, way: Way) -> None:
+    """Refuse options of a Slurm job where there will be none: they would be silently lost."""
+    given = [name for name in ("partition", "time", "nodes") if getattr(request, name) is not None]
+    if given and not way.own_job:
+        raise ValueError(
+            f"{', '.join(given)}: only for ranks that get a Slurm job of their own, and these are "
+            f'started with {way.launcher} ({way.reason}). Leave it out, or say launcher="slurm".'
+        )
+
+
+def _mpiexec_options(launcher: Launcher, threads: int, bind: bool) -> list[str]:
+    """Options of mpiexec; that ranks may outnumber cores is said in the environment."""
+    if not bind:
+        return ["--bind-to", "none"]
+    if launcher.is_open_mpi:
+        return ["--map-by", f"slot:PE={threads}:OVERSUBSCRIBE", "--bind-to", "core"]
+    return ["--bind-to", "core" if threads == 1 else f"core:{threads}"]
+
+
+def _srun_options(request: Request, way: Way, launcher: Launcher, bind: bool) -> list[str]:
+    """Options of srun, within a job or for a job of its own."""
+    site = settings()
+    options = [
+        f"--mpi={site.srun_mpi or slurm.srun_mpi(launcher.is_open_mpi)}",
+        "--kill-on-bad-exit=1",
+        f"--cpus-per-task={request.threads}",
+        f"--cpu-bind={'cores' if bind else 'none'}",
+    ]
+    if not way.own_job:
+        return [*options, "--overlap"]
+    given = {
+        "partition": request.partition or site.partition,
+        "time": request.time or site.time,
+        "account": site.account,
+        "nodes": request.nodes,
+    }
+    per_node = math.ceil(request.n / request.nodes) if request.nodes else site.ranks_per_node
+    given["ntasks-per-node"] = min(per_node, request.n)
+    return options + [f"--{name}={value}" for name, value in given.items() if value] + site.options
 
 
 def _check_count(name: str, value: object, what: str, example: str) -> None:
@@ -113,7 +208,7 @@ def _checked_env(env: dict[str, str] | None) -> dict[str, str]:
     return dict(env or {})
 
 
-def _environment(threads: int, timeout: float, launcher: Launcher) -> dict[str, str]:
+def _environment(threads: int, timeout: float, launcher: Launcher, way: Way) -> dict[str, str]:
     """Variables for the ranks; what the user has set for MPI in the own environment stays."""
     fixed = {
         "OMP_NUM_THREADS": str(threads),
@@ -133,6 +228,9 @@ def _environment(threads: int, timeout: float, launcher: Launcher) -> dict[str, 
         # PyTorch's profiler would print two lines of its own per rank at every use.
         "KINETO_LOG_LEVEL": "6",
     }
+    if way.launcher != "mpiexec":
+        # Slurm's PMIx offers munge, which the wheel's lacks and complains of on each rank.
+        unless_set["PMIX_MCA_psec"] = "native"
     if launcher.library:
         unless_set["MPI4PY_LIBMPI"] = launcher.library
     if is_root():

@@ -86,6 +86,7 @@ def prepare(user_ns: dict, *, rank: int, folder: str) -> dict:
         "size": MPI.COMM_WORLD.Get_size(),
         "host": socket.gethostname(),
         "cores": _cores(),
+        "numa": _numa_domains(_cores()),
         "threads": int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count(),
         "library": _library(MPI.Get_library_version()),
         "pid": os.getpid(),
@@ -96,6 +97,15 @@ def _cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def _numa_domains(cores: list[int]) -> list[int]:
+    """Numbers of the NUMA domains that these cores are in; empty where the system does not say."""
+    domains = set()
+    for core in cores:
+        for link in Path(f"/sys/devices/system/cpu/cpu{core}").glob("node[0-9]*"):
+            domains.add(int(link.name.removeprefix("node")))
+    return sorted(domains)
 
 
 def _library(version: str) -> str:

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,23 +16,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+import platformdirs
+
 from utils.cluster import watchdog
-from utils.cluster.launch import RanksError
+from utils.cluster.errors import RanksError
+from utils.cluster.site import settings
 
 
 class Room:
     """A private folder for connection files, logs and stacks, locked while the kernel lives.
 
     The system drops the lock when the kernel dies, so a free lock means left-overs.
+
+    shared: ranks on other hosts must see it. job: they have a Slurm job, named like the room.
     """
 
-    def __init__(self):
-        base = base_folder()
+    def __init__(self, shared: bool = False, job: bool = False):
+        base = base_folder(shared)
         with _locked(base / "lock"):
             _clear_left_overs(base)
-            self.mark = f"kernel{os.getpid()}-{secrets.token_hex(4)}"
+            self.mark = f"{_own_rooms()}{os.getpid()}-{secrets.token_hex(4)}"
             self.folder = base / self.mark
             self.folder.mkdir(mode=0o700)
+            if job:
+                (self.folder / watchdog.JOB).touch()
             self._lock = open(self.folder / "lock", "w")  # noqa: SIM115 - held until close()
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         _not_in_forked_children(self._lock)
@@ -42,10 +50,22 @@ class Room:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def base_folder() -> Path:
-    """This user's folder for all rooms. Raises RanksError if others can open it."""
-    base = Path(tempfile.gettempdir()) / f"ddl-labs-{os.getuid()}"
-    base.mkdir(mode=0o700, exist_ok=True)
+def base_folder(shared: bool = False) -> Path:
+    """This user's folder for all rooms. Raises RanksError if others can open it.
+
+    shared: not in this host's temporary folder, but where every node of the cluster sees it.
+    """
+    name = f"ddl-labs-{os.getuid()}"
+    base = Path(tempfile.gettempdir()) / name
+    if shared:
+        site = settings().shared_folder
+        base = Path(site) / name if site else platformdirs.user_cache_path("ddl-labs") / "ranks"
+    try:
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RanksError(
+            f"{base} can't be made, for the ranks' connection files: {error}"
+        ) from None
     status = base.lstat()
     if base.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise RanksError(f"{base} must be a folder that only you can open; remove it.")
@@ -59,12 +79,18 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+def _own_rooms() -> str:
+    """How the names of this host's rooms begin: a lock of another host may not be seen here."""
+    return f"kernel-{socket.gethostname()}-"
+
+
 def _clear_left_overs(base: Path) -> None:
     """End ranks whose kernel is dead, where even the watchdog was killed; no one else's."""
-    for folder in base.glob("kernel*"):
+    for folder in base.glob(f"{_own_rooms()}*"):
         with contextlib.suppress(OSError), (folder / "lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             watchdog.end_all(folder.name)
+            watchdog.cancel_job(folder.name, folder)
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -7,6 +7,7 @@ import functools
 import json
 import logging
 import secrets
+import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ import ipyparallel as ipp
 import psutil
 from traitlets.config import Config
 
-from utils.cluster import watchdog, where
+from utils.cluster import slurm, watchdog, where
+from utils.cluster.errors import RanksError
 from utils.cluster.failure import Outcome
-from utils.cluster.launch import Plan, RanksError
+from utils.cluster.launch import Plan
 from utils.cluster.room import Room, Watchdog
+from utils.cluster.site import settings
 
 # Seconds: until the ranks must be up; until a stopped set of ranks must have said goodbye.
 START_DEADLINE = 60.0
@@ -37,8 +40,9 @@ LAST_WORDS_DEADLINE = 1.5
 MEETING_DEADLINE = 8.0
 
 # The controller asks every 0.25 s whether engines live, as it admits a new one only then (default:
-# 3 s). 120 silent rounds lose a rank: a laptop that was suspended for a while must not.
-CONTROLLER_ARGS = ["--ping=250", "--HeartMonitor.max_heartmonitor_misses=120"]
+# 3 s). 120 silent rounds lose a rank: a laptop that was suspended for a while must not. On other
+# hosts a rank dies together with the nanny that would tell: 20 rounds.
+PERIOD, MISSES, MISSES_ELSEWHERE = 250, 120, 20
 
 
 class Running:
@@ -48,8 +52,9 @@ class Running:
         self.plan = plan
         self.n = plan.n
         self.facts: list[dict] = []
+        self.place = ""
         self.client: ipp.Client | None = None
-        self._room = Room()
+        self._room = Room(shared=plan.way.many_hosts, job=plan.way.own_job)
         self._watchdog = Watchdog(self._room)
         self._cluster = self._new_cluster()
         try:
@@ -68,8 +73,8 @@ class Running:
         config.LocalControllerLauncher.environment = mark
         config.MPIEngineSetLauncher.environment = self.plan.environment | mark
         config.MPIEngineSetLauncher.engine_cmd = [sys.executable, "-m", "utils.cluster.engine"]
-        config.MPIEngineSetLauncher.mpi_cmd = [self.plan.launcher.path]
-        config.MPIEngineSetLauncher.mpi_args = self.plan.mpi_args
+        config.MPIEngineSetLauncher.mpi_cmd = self.plan.command
+        config.MPIEngineSetLauncher.mpi_args = self._mpi_args()
         # Seconds for the controller's connection file to appear (default 10: a busy laptop).
         config.MPIEngineSetLauncher.engine_args = ["--IPEngine.wait_for_url_file=60"]
         return ipp.Cluster(
@@ -79,13 +84,28 @@ class Running:
             profile_dir=str(self._room.folder / "profile"),
             config=config,
             load_profile=False,
-            controller_args=CONTROLLER_ARGS,
+            controller_args=self._controller_args(),
             delay=0,
             # Engines read the connection file: they need not wait for it before they start.
             send_engines_connection_env=False,
             shutdown_atexit=False,
             log=_quiet_log(),
         )
+
+    def _mpi_args(self) -> list[str]:
+        # By its name a job can be found, and cancelled, when nothing else is left of it.
+        own_job = self.plan.way.own_job
+        return self.plan.mpi_args + ([f"--job-name={self._room.mark}"] if own_job else [])
+
+    def _controller_args(self) -> list[str]:
+        """Encryption: other users of a host, or of the network, can neither connect nor read."""
+        elsewhere = self.plan.way.many_hosts
+        arguments = [
+            f"--ping={PERIOD}",
+            f"--HeartMonitor.max_heartmonitor_misses={MISSES_ELSEWHERE if elsewhere else MISSES}",
+            "--IPController.enable_curve=True",
+        ]
+        return arguments + ([f"--ip={reachable_address()}"] if elsewhere else [])
 
     def _name_roots(self) -> None:
         roots = []
@@ -101,22 +121,36 @@ class Running:
             raise RanksError(f"ipyparallel's controller did not come up: {error}") from error
 
     def _wait_for_ranks(self) -> None:
-        mpiexec = self._cluster.engine_set.process
+        command = self._cluster.engine_set.process
+        queue = slurm.Waiting(self._room.mark) if self.plan.way.own_job else None
         deadline = time.monotonic() + START_DEADLINE
-        while len(self.client.ids) < self.n:
-            if not watchdog.alive(mpiexec):
-                raise self._failed("mpiexec ended before they were there")
-            if time.monotonic() > deadline:
-                up = len(self.client.ids)
-                raise self._failed(f"{up} of them are after {START_DEADLINE:.0f} s")
-            time.sleep(0.01)
+        try:
+            while len(self.client.ids) < self.n:
+                if not watchdog.alive(command):
+                    if queue is not None and (error := queue.refused(self._output_of_mpiexec())):
+                        raise error
+                    raise self._failed("the command ended before they were there")
+                if queue is not None and not queue.begun():
+                    deadline = time.monotonic() + START_DEADLINE
+                if time.monotonic() > deadline:
+                    up = len(self.client.ids)
+                    raise self._failed(f"{up} of them are after {START_DEADLINE:.0f} s")
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            if queue is not None:
+                queue.cancelled()
+            raise
+        finally:
+            if queue is not None:
+                queue.clear()
 
     def _failed(self, reason: str) -> RanksError:
-        launcher = self.plan.launcher
+        plan = self.plan
         tail = "\n".join(f"    {line}" for line in self._output_of_mpiexec().splitlines()[-25:])
         return RanksError(
             f"the {self.n} MPI ranks did not come up: {reason}.\n"
-            f"Launcher: {launcher.path} ({launcher.version})\n"
+            f"Command: {' '.join(plan.command[-1:] + self._mpi_args())} ({plan.way.reason}; MPI: "
+            f"{plan.launcher.version})\n"
             f"The last lines of its output:\n{tail or '    (nothing)'}"
         )
 
@@ -144,6 +178,8 @@ class Running:
                 raise self._failed(f"rank {reply.rank} says {reply.error or 'nothing'}")
         self.facts = [reply.value for reply in replies]
         self._check_world()
+        if self.plan.way.own_job and (job := slurm.find(self._room.mark)):
+            self.place = f"They are Slurm job {job.id} on {job.nodes}."
 
     def _check_world(self) -> None:
         launcher, library = self.plan.launcher, self.facts[0]["library"]
@@ -298,6 +334,20 @@ def _new_text(files: dict[int, tuple[Path, int]], timeout: float) -> dict[int, s
             break
         time.sleep(0.01)
     return texts
+
+
+def reachable_address() -> str:
+    """An address of this host at which other nodes reach it; "*" where none is known.
+
+    Debian gives a host's own name the address 127.0.1.1, which means something else elsewhere.
+    """
+    if told := settings().controller_ip:
+        return told
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(socket.gethostname())
+        if not address.startswith("127."):
+            return address
+    return "*"
 
 
 @functools.cache

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 
@@ -23,6 +24,9 @@ import psutil
 # Every process that a kernel starts for its ranks, and all that those start, carry this variable
 # in their environment: it survives a parent's death, a new session and a new process group.
 VARIABLE = "DDL_LABS_RANKS"
+
+# In the folder of ranks that have a Slurm job of their own, which has the mark as its name.
+JOB = "slurm-job"
 
 # Processes are named by (process id, creation time): ids are used again. The clock may be set
 # while ranks run, so times are compared with this tolerance, in seconds.
@@ -90,6 +94,14 @@ def end_all(mark: str, roots: list[Root] = (), grace: float = 1.0, limit: float 
     return quiet >= 2
 
 
+def cancel_job(mark: str, folder: str | os.PathLike) -> None:
+    """Cancel the Slurm job of these ranks, if they have one."""
+    if os.path.exists(os.path.join(folder, JOB)):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            command = ["scancel", "--quiet", "--user", str(os.getuid()), "--name", mark]
+            subprocess.run(command, capture_output=True, timeout=20, check=False)
+
+
 def main(mark: str, folder: str) -> None:
     """Read the root processes from standard input until its end, then end them all."""
     # A Ctrl-C or a hang-up is for the kernel; its death is what reaches this process.
@@ -101,6 +113,7 @@ def main(mark: str, folder: str) -> None:
         with contextlib.suppress(ValueError):
             roots = [(int(pid), float(created)) for pid, created in json.loads(line)]
     end_all(mark, roots)
+    cancel_job(mark, folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from .task import Report
 
 # Seconds that a rank waits for the others of a group.
-TIMEOUT = 8
+TIMEOUT = 20
 SIZES = (4, 2, 3, 1)
 
 Partition = Sequence[Sequence[int]] | None

@@ -95,7 +95,8 @@ install -D -m 644 "$site" "$prefix/etc/ddl-labs/site.toml"
 install -D -m 644 "$here/ipcluster_config.py" "$prefix/etc/ipython/ipcluster_config.py"
 install -D -m 644 "$here/lab/overrides.json" "$prefix/share/jupyter/lab/settings/overrides.json"
 install -d "$prefix/share/ddl-labs"
-install -m 755 "$here"/slurm/*.sbatch "$prefix/share/ddl-labs/"
+install -m 644 "$here/slurm/engines.sbatch" "$prefix/share/ddl-labs/engines.sbatch"
+sed "s|@PREFIX@|$prefix|" "$here/slurm/run_notebook.sbatch" >"$prefix/share/ddl-labs/run_notebook.sbatch"
 # A JupyterLab that lies elsewhere finds the kernel when JUPYTER_PATH names PREFIX/share/jupyter.
 "$prefix/bin/python" -m ipykernel install --prefix "$prefix" --name ddl-labs \
     --display-name "Distributed deep learning" --env PATH "$prefix/bin:\${PATH}" >/dev/null

@@ -77,7 +77,7 @@ SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
 StateSaveLocation={STATE}/state
-SlurmdSpoolDir={STATE}/spool/%n
+SlurmdSpoolDir=/run/slurmd-%n
 SlurmctldPidFile={STATE}/slurmctld.pid
 SlurmdPidFile={STATE}/slurmd-%n.pid
 SlurmctldLogFile={STATE}/slurmctld.log
@@ -285,7 +285,7 @@ def start_slurm(keep: list[str]) -> None:
         "ThreadsPerCore=1 RealMemory=8000 State=UNKNOWN\n"
         for name, address in NODES.items()
     )
-    partition = "PartitionName=lab Nodes=ALL Default=YES MaxTime=60 State=UP\n"
+    partition = "PartitionName=lab Nodes=ALL Default=YES MaxTime=240 State=UP\n"
     Path("/etc/slurm/slurm.conf").write_text(SLURM_CONF + nodes + partition)
     (STATE / "state").mkdir()
     key = STATE / "munge.key"
@@ -303,7 +303,7 @@ def start_slurm(keep: list[str]) -> None:
 
 def start_node(name: str, address: str, keep: list[str]) -> None:
     """A host: processes, interface, name, /tmp and /dev/shm of its own, and slurmd."""
-    (STATE / "spool" / name).mkdir(parents=True)
+    Path(f"/run/slurmd-{name}").mkdir()
     command = ["unshare", *NAMESPACES, "--mount-proc", sys.executable, __file__, "--node", name]
     host = subprocess.Popen([*command, *keep], stdin=subprocess.PIPE)
     nodes_own = wait_until(lambda: children(host.pid), 30, f"{name} has a process")[0]

@@ -106,7 +106,9 @@ chmod -R a+rX,go-w "$prefix"
 
 # As a student would: away from the course's folder, without the caller's variables.
 (cd / && env -i "PATH=$prefix/bin:$PATH" HOME=/nonexistent "$prefix/bin/python" -I -c '
-import importlib.util, torch, mpi4py, ipyparallel, jupyterhub, batchspawner, nbgitpuller, utils
-print(f"PyTorch {torch.__version__}, mpi4py {mpi4py.__version__}, JupyterHub {jupyterhub.__version__}")
+import torch, torchvision, mpi4py.MPI, utils, utils.mpi, ipykernel.kernelapp
+import ipyparallel.controller.app, ipyparallel.engine.app, matplotlib.pyplot
+import batchspawner.singleuser, jupyterhub.singleuser.app, jupyterlab.labapp, nbgitpuller
+print(f"PyTorch {torch.__version__}, {mpi4py.MPI.Get_library_version().splitlines()[0]}")
 ') || fail "the packages are there, but do not import; see above."
 echo "$prefix is ready (MPI: $mpi). On a node, as a student: $prefix/bin/python -m utils doctor"

@@ -55,7 +55,7 @@ c.Spawner.poll_interval = 30
 c.LabSpawner.batchspawner_singleuser_cmd = f"{site.prefix}/bin/batchspawner-singleuser"
 c.LabSpawner.exec_prefix = hub.as_user
 c.LabSpawner.batch_script = (HERE / "slurm" / "server.sbatch").read_text()
-c.LabSpawner.req_prologue = "\n".join([*site.setup, f'export PATH="{site.prefix}/bin:$PATH"'])
+c.LabSpawner.req_prologue = "\n".join([*site.slurm.setup, f'export PATH="{site.prefix}/bin:$PATH"'])
 
 # A hub that restarts finds its students' jobs again.
 c.JupyterHub.cleanup_servers = False

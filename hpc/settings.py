@@ -14,6 +14,15 @@ class SettingsError(SystemExit):
 
 
 @dataclass(frozen=True)
+class Slurm:
+    """Section [slurm]."""
+
+    partition: str
+    account: str
+    setup: list[str]
+
+
+@dataclass(frozen=True)
 class Hub:
     """Section [hub]; site.toml explains the values."""
 
@@ -46,8 +55,7 @@ class Site:
     """What jupyterhub_config.py needs of site.toml. prefix: of the students' environment."""
 
     prefix: str
-    setup: list[str]
-    account: str
+    slurm: Slurm
     hub: Hub
     profiles: list[Profile]
 
@@ -60,7 +68,7 @@ def read(path: Path) -> Site:
         raise SettingsError(f"cannot read the site's settings: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
-    for section in ("install", "engines", "hub", "profiles"):
+    for section in ("install", "slurm", "engines", "hub", "profiles"):
         if section not in raw:
             raise SettingsError(f"{path} has no section [{section}]; compare with hpc/site.toml")
     profiles = [
@@ -70,15 +78,14 @@ def read(path: Path) -> Site:
     _check_profiles(profiles, path)
     return Site(
         prefix=raw["install"]["prefix"],
-        setup=raw["engines"].get("setup", []),
-        account=raw["engines"].get("account", ""),
+        slurm=_checked(Slurm, raw["slurm"], f"{path}, section [slurm]"),
         hub=_checked(Hub, raw["hub"], f"{path}, section [hub]"),
         profiles=profiles,
     )
 
 
 def _checked(kind: type, values: dict[str, Any], place: str) -> Any:
-    """A Hub or Profile of these values, if all are there, none is unknown, and types are right."""
+    """A `kind` of these values, if all are there, none is unknown, and types are right."""
     known = {field.name: str(field.type) for field in fields(kind)}
     for name in known.keys() - values.keys():
         raise SettingsError(f"{place}: '{name}' is missing; compare with hpc/site.toml")

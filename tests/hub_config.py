@@ -1,0 +1,17 @@
+"""hpc/jupyterhub_config.py as it is, with a password, and a token for the tests."""
+
+import os
+from pathlib import Path
+
+HPC = Path(__file__).resolve().parents[1] / "hpc"
+
+c = get_config()  # noqa: F821 - JupyterHub defines it
+load_subconfig(str(HPC / "jupyterhub_config.py"))  # noqa: F821 - traitlets defines it
+
+c.SharedPasswordAuthenticator.user_password = os.environ["HUB_TEST_PASSWORD"]
+c.JupyterHub.services = [{"name": "tests", "api_token": os.environ["HUB_TEST_TOKEN"]}]
+scopes = ["admin:users", "admin:servers", "access:servers", "tokens", "list:users"]
+c.JupyterHub.load_roles = [{"name": "tests", "services": ["tests"], "scopes": scopes}]
+c.JupyterHub.pid_file = os.environ["HUB_TEST_PID_FILE"]
+c.Spawner.poll_interval = 2
+c.Spawner.start_timeout = int(os.environ.get("HUB_TEST_START_TIMEOUT", c.Spawner.start_timeout))

@@ -57,7 +57,7 @@ PATH = f"{PREFIX}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 #: Seconds: for the cluster to come up, and for an environment to be installed.
 CLUSTER, INSTALL = 90, 900
 #: CPUs that a node claims to have, whatever this machine has.
-CPUS = 4
+CPUS = 6
 
 #: Lines of hpc/site.toml, by their beginnings, and what this cluster has in their place.
 SETTINGS = {
@@ -306,15 +306,24 @@ def start_slurm(keep: list[str]) -> None:
 
 def start_node(name: str, address: str, keep: list[str]) -> None:
     """A host: processes, interface, name, /tmp and /dev/shm of its own, and slurmd."""
-    Path(f"/run/slurmd-{name}").mkdir()
+    Path(f"/run/slurmd-{name}").mkdir(exist_ok=True)
     command = ["unshare", *NAMESPACES, "--mount-proc", sys.executable, __file__, "--node", name]
-    host = subprocess.Popen([*command, *keep], stdin=subprocess.PIPE)
+    log = (STATE / f"{name}.log").open("a")
+    host = subprocess.Popen(
+        [*command, *keep], stdin=subprocess.PIPE, stdout=log, stderr=log, cwd="/"
+    )
     nodes_own = wait_until(lambda: children(host.pid), 30, f"{name} has a process")[0]
+    # A node that was switched off may still have its end of the wire.
+    wait_until(lambda: not has_link(f"to-{name}"), 30, f"the old wire to {name} is gone")
     sh("ip", "link", "add", f"to-{name}", "type", "veth", "peer", "eth0", "netns", nodes_own)
     sh("ip", "link", "set", f"to-{name}", "master", "lab0", "up")
     # From here on the host may go on.
     host.stdin.write(address.encode() + b"\n")
     host.stdin.close()
+
+
+def has_link(name: str) -> bool:
+    return subprocess.run(["ip", "link", "show", name], capture_output=True).returncode == 0
 
 
 def node(name: str, *keep: str) -> int:
@@ -449,7 +458,7 @@ class Cluster:
         variables = user_environment(user) | (env or {})
         enter = ["nsenter", f"--target={self.host(host)}", "--all"]
         if user is not None:
-            enter.append(f"--wd=/home/{user}")
+            enter.append(f"--wdns=/home/{user}")
             enter += ["setpriv", f"--reuid={STUDENTS[user]}", f"--regid={GROUP}", "--clear-groups"]
         return [
             *enter,
@@ -476,6 +485,16 @@ class Cluster:
     def crash(self, name: str) -> None:
         """Switch a node off."""
         os.kill(self.host(name), signal.SIGKILL)
+
+    def boot(self, name: str) -> None:
+        """Switch a node on again; returns when Slurm gives it jobs."""
+        keep = json.dumps(visible_folders({"cwd": "/"}))
+        self.run(sys.executable, __file__, "--boot", name, keep, timeout=CLUSTER)
+        wait_until(
+            lambda: self.run("sinfo", "-h", "-n", name, "-o", "%T") in ("idle", "mixed"),
+            CLUSTER,
+            f"{name} is back",
+        )
 
     def jobs(self) -> list[str]:
         """One line for each job that is not over: id, name, user, state, reason, nodes."""
@@ -548,6 +567,9 @@ def main() -> int:
         return inside(json.loads(sys.argv[2]))
     if sys.argv[1:2] == ["--node"]:
         return node(*sys.argv[2:])
+    if sys.argv[1:2] == ["--boot"]:
+        start_node(sys.argv[2], NODES[sys.argv[2]], json.loads(sys.argv[3]))
+        return 0
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--user", choices=STUDENTS, help="who runs the command (default: root)")
     parser.add_argument("--state", type=Path, help="folder that keeps Slurm's logs")

@@ -26,6 +26,8 @@ import psutil
 from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.nanny import KernelNanny
 
+from utils.cluster import watchdog
+
 # Seconds without a controller after which an engine is of no use to anyone.
 MOST_SILENCE = 30.0
 
@@ -71,6 +73,9 @@ def _end_without_controller(known: dict) -> None:
         time.sleep(MOST_SILENCE / 5)
     with contextlib.suppress(psutil.Error):
         engine.kill()
+    # The srun that asked for a job of the ranks' own is gone as well: nothing else would end it.
+    if os.environ.get("SLURM_JOB_NAME") == os.environ.get(watchdog.VARIABLE, ""):
+        watchdog.cancel("--quiet", os.environ["SLURM_JOB_ID"])
 
 
 def _answers(url: str) -> bool:

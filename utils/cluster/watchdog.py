@@ -97,9 +97,14 @@ def end_all(mark: str, roots: list[Root] = (), grace: float = 1.0, limit: float 
 def cancel_job(mark: str, folder: str | os.PathLike) -> None:
     """Cancel the Slurm job of these ranks, if they have one."""
     if os.path.exists(os.path.join(folder, JOB)):
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            command = ["scancel", "--quiet", "--user", str(os.getuid()), "--name", mark]
-            subprocess.run(command, capture_output=True, timeout=20, check=False)
+        cancel("--quiet", "--user", str(os.getuid()), "--name", mark)
+
+
+def cancel(*arguments: str) -> None:
+    """Run `scancel`, whatever comes of it."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["scancel", *arguments]
+        subprocess.run(command, capture_output=True, timeout=20, check=False)
 
 
 def main(mark: str, folder: str) -> None:

@@ -1,0 +1,286 @@
+"""Ranks on a real Slurm cluster: they come up where they should, end with their notebook, and
+belong to nobody else.
+
+The cluster lies in namespaces (`slurm_tools`): a login host and two nodes, with students on it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import slurm_tools
+from slurm_tools import Cluster
+
+pytestmark = pytest.mark.timeout(600)
+
+#: Seconds for what a student does; that a job without a notebook may go on; that it takes to see.
+PATIENCE, ORPHANED, SEEN = 240, 60, 60
+
+# A notebook without a browser: its cells run in IPython, one after the other.
+NOTEBOOK = """
+import json, sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_line_magic("colors", "nocolor")
+for cell in json.loads(sys.argv[1]):
+    print("----", flush=True)
+    shell.run_cell(cell)
+print("the end")
+"""
+
+START = "from utils import cluster\nranks = cluster.start(4)\nprint(ranks.describe())"
+JOIN = "%%px\nimport torch, torch.distributed as dist\ndist.init_process_group('mpi')"
+SUM = """%%px
+x = torch.ones(1) * dist.get_rank()
+dist.all_reduce(x)
+print("sum", x.item())"""
+JOBS = "import subprocess\nprint(subprocess.getoutput('squeue -h -o \\'job %T on %N\\''))"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory) -> Iterator[Cluster]:
+    if reason := slurm_tools.why_not():
+        pytest.skip(reason)
+    state = tmp_path_factory.mktemp("slurm")
+    state.chmod(0o755)
+    with slurm_tools.cluster(state) as up:
+        yield up
+
+
+@pytest.fixture(autouse=True)
+def no_job_left(lab) -> Iterator[None]:
+    """Each test finds the cluster empty."""
+    yield
+    lab.run("scancel", "--partition=lab", check=False)
+    slurm_tools.wait_until(lambda: not lab.jobs(), PATIENCE, "the cluster is empty")
+
+
+def notebook(lab: Cluster, *cells: str, user: str = "student1", **options) -> str:
+    """What the cells show."""
+    command = ("python", "-c", NOTEBOOK, json.dumps(cells))
+    return lab.run(*command, user=user, timeout=PATIENCE, **options)
+
+
+def in_a_job(lab: Cluster, *cells: str, options: list[str]) -> str:
+    """The same, in a notebook that runs as a job with these options of sbatch."""
+    script = Path("/home/student1/notebook.py")
+    write(lab, script, NOTEBOOK)
+    write(lab, script.with_suffix(".json"), json.dumps(cells))
+    run = f'python {script} "$(cat {script.with_suffix(".json")})"'
+    out = script.with_suffix(".out")
+    lab.run("rm", "-f", out)
+    lab.run("sbatch", *options, f"--output={out}", f"--wrap={run}", user="student1")
+    slurm_tools.wait_until(
+        lambda: "the end" in lab.run("cat", out, check=False) or not lab.jobs(), PATIENCE, "the end"
+    )
+    return lab.run("cat", out)
+
+
+def write(lab: Cluster, path: Path, text: str) -> None:
+    lab.run("python", "-c", "import sys; open(sys.argv[1], 'w').write(sys.argv[2])", path, text,
+            user="student1")  # fmt: skip
+
+
+def hosts(shown: str) -> list[str]:
+    """The hosts in the table of `describe`."""
+    rows = [line.split() for line in shown.splitlines()]
+    return [row[1] for row in rows if len(row) > 5 and row[0].isdigit()]
+
+
+# --- three places, one notebook ---------------------------------------------------------------
+
+
+def test_from_a_login_node_four_ranks_come_up_on_two_nodes_and_go_with_their_job(lab):
+    shown = notebook(lab, START, JOIN, SUM, JOBS, "ranks.stop()", JOBS)
+    assert hosts(shown) == ["node1", "node1", "node2", "node2"]
+    assert shown.count("sum 6.0") == 4
+    assert "Started with srun: a job of their own" in shown
+    assert "on node[1-2]." in shown
+    assert shown.count("job RUNNING on node[1-2]") == 1
+
+
+def test_in_a_job_with_room_mpiexec_spreads_the_ranks_over_its_nodes(lab):
+    shown = in_a_job(lab, START, JOIN, SUM, JOBS, options=["-N2", "--ntasks-per-node=2"])
+    assert hosts(shown) == ["node1", "node1", "node2", "node2"]
+    assert shown.count("sum 6.0") == 4
+    assert "Started with mpiexec: Slurm job" in shown
+    assert shown.count("job RUNNING") == 1
+
+
+def test_in_a_job_slurms_own_launcher_can_be_asked_for(lab):
+    start = START.replace("(4)", '(4, launcher="srun")')
+    shown = in_a_job(lab, start, JOIN, SUM, options=["-N2", "--ntasks-per-node=2"])
+    assert sorted(hosts(shown)) == ["node1", "node1", "node2", "node2"]
+    assert shown.count("sum 6.0") == 4
+
+
+def test_from_a_small_job_with_jupyterlab_the_ranks_get_one_of_their_own(lab):
+    shown = in_a_job(lab, START, JOIN, SUM, JOBS, options=["-n1"])
+    assert len(hosts(shown)) == 4
+    assert shown.count("sum 6.0") == 4
+    assert "has 1 CPUs of the 4 needed" in shown
+    assert shown.count("job RUNNING") == 2
+
+
+# --- what goes wrong --------------------------------------------------------------------------
+
+
+def test_a_deadlock_over_two_hosts_is_explained_and_the_next_cell_works(lab):
+    wait = "%%px\nother = (mpi_rank + 2) % 4\ndist.recv(torch.zeros(1), src=other)"
+    shown = notebook(lab, START, JOIN, wait, SUM)
+    assert "both receive first" in shown, shown
+    assert shown.count("sum 6.0") == 4
+
+
+def test_a_rank_that_dies_on_another_node_is_named_and_restart_gives_fresh_ones(lab):
+    die = "%%px\nimport os, time\nif mpi_rank == 3:\n    os._exit(3)\ntime.sleep(600)"
+    shown = notebook(lab, START, die, "ranks.restart()", JOIN, SUM)
+    assert "rank 3 died" in shown or "ranks.restart()" in shown, shown
+    assert "4 fresh MPI ranks are up." in shown
+    assert shown.count("sum 6.0") == 4
+
+
+def test_a_job_that_was_cancelled_from_outside_is_told_of(lab):
+    cancel = "subprocess.run(['scancel', '--user=student1'])\nranks.view.block"
+    shown = notebook(
+        lab, START, JOIN, "import subprocess", cancel, SUM, "ranks.restart()", JOIN, SUM
+    )
+    assert "ranks.restart()" in shown.split("ranks.view.block")[-1]
+    assert "4 fresh MPI ranks are up." in shown
+    assert shown.count("sum 6.0") == 4
+
+
+WAIT_AND_STOP = """
+import os, signal, subprocess, threading, time
+def stop_button():
+    while "PENDING" not in subprocess.getoutput("squeue -h -o '%u %T'"):
+        time.sleep(0.2)
+    time.sleep(5)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=stop_button).start()
+"""
+
+
+def test_a_full_queue_is_shown_and_the_stop_button_cancels_the_job(lab):
+    lab.run("sbatch", "-N2", "--exclusive", "--wrap=sleep 600", user="student2")
+    slurm_tools.wait_until(lambda: any("RUNNING" in job for job in lab.jobs()), SEEN, "it is full")
+    shown = notebook(lab, WAIT_AND_STOP, START, JOBS.replace("squeue", "squeue --user=student1"))
+    assert "waits in the queue (Resources)" in shown or "(Priority)" in shown, shown
+    assert "KeyboardInterrupt" in shown
+    assert "is cancelled." in shown
+    assert "job PENDING" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ('partition="nosuch"', "Slurm refused the job of the ranks: Invalid partition"),
+        ('time="3000:00:00"', "the partition does not give so much time"),
+        ("nodes=4", "can never start|Slurm refused"),
+    ],
+)
+def test_a_job_that_cannot_be_is_an_error_in_words(lab, options, words):
+    shown = notebook(lab, START.replace("(4)", f"(4, {options})"))
+    assert any(word in shown for word in words.split("|")), shown
+    assert not lab.jobs()
+
+
+# --- nothing outlives its notebook ------------------------------------------------------------
+
+BUSY = "%%px --noblock\nwhile True:\n    pass"
+
+
+def up_and_busy(lab: Cluster, host: str = "login"):
+    """A notebook whose ranks are in an endless loop."""
+    cells = (START, BUSY, "print('busy', flush=True)\nimport time\ntime.sleep(600)")
+    process = lab.popen(
+        "python", "-u", "-c", NOTEBOOK, json.dumps(cells), user="student1", host=host,
+        stdout=(lab.state / "busy.out").open("w"),
+    )  # fmt: skip
+    slurm_tools.wait_until(
+        lambda: "\nbusy" in (lab.state / "busy.out").read_text(), PATIENCE, "the ranks are busy"
+    )
+    return process
+
+
+def gone(lab: Cluster) -> Callable[[], bool]:
+    return lambda: not any("student1" in job for job in lab.jobs())
+
+
+def test_a_killed_kernel_takes_its_job_along(lab):
+    process = up_and_busy(lab)
+    pids = lab.run("pgrep", "-u", "student1", "-f", "python -u -c").split()
+    lab.run("kill", "-9", *pids)
+    start = time.monotonic()
+    slurm_tools.wait_until(gone(lab), ORPHANED + SEEN, "the job is gone")
+    assert time.monotonic() - start < ORPHANED
+    process.wait(SEEN)
+
+
+# --- nobody else's ----------------------------------------------------------------------------
+
+SNOOP = """
+import json, pathlib, socket, sys, zmq
+from jupyter_client.session import Session
+known = json.loads(sys.argv[1])
+context = zmq.Context()
+heard = []
+for port in known["ports"]:
+    for kind in (zmq.DEALER, zmq.SUB):
+        link = context.socket(kind)
+        if kind == zmq.SUB:
+            link.subscribe(b"")
+        link.connect(f"tcp://{known['host']}:{port}")
+        if kind == zmq.DEALER:
+            Session(key=b"").send(link, "connection_request", content={})
+        if link.poll(1000):
+            heard.append((port, link.recv_multipart()))
+        link.close(0)
+try:
+    pathlib.Path(known["folder"]).iterdir().__next__()
+    heard.append("files")
+except PermissionError:
+    pass
+print("heard", heard)
+"""
+TELL = """
+import json, psutil, os, pathlib
+room = ranks.running()._room.folder
+controllers = [p for p in psutil.process_iter() if "ipcontroller" in " ".join(p.cmdline())]
+ports = sorted({c.laddr.port for p in psutil.process_iter() if p.uids().real == os.getuid()
+                for c in p.net_connections("tcp") if c.status == "LISTEN"})
+keys = [json.loads(path.read_text())["curve_serverkey"] for path in room.rglob("ipcontroller*client.json")]
+modes = [oct(path.stat().st_mode & 0o777) for path in room.rglob("ipcontroller*.json")]
+print("told", json.dumps({"ports": ports, "folder": str(room), "keys": keys, "modes": modes}))
+import sys, time
+sys.stdout.flush()
+time.sleep(600)
+"""
+
+
+def test_another_user_can_neither_connect_nor_read_nor_see_a_key(lab):
+    process = lab.popen(
+        "python", "-u", "-c", NOTEBOOK, json.dumps([START, TELL]), user="student1",
+        stdout=(lab.state / "told.out").open("w"),
+    )  # fmt: skip
+
+    def told() -> list[str]:
+        lines = (lab.state / "told.out").read_text().splitlines()
+        return [line.removeprefix("told ") for line in lines if line.startswith("told ")]
+
+    known = json.loads(slurm_tools.wait_until(told, PATIENCE, "the ranks are up")[0])
+    assert known["modes"]
+    assert set(known["modes"]) == {"0o600"}
+    assert len(known["ports"]) > 3
+    about = json.dumps({"host": "login", "ports": known["ports"], "folder": known["folder"]})
+    assert lab.run("python", "-c", SNOOP, about, user="student2") == "heard []"
+    assert len(known["keys"][0]) == 40
+    assert known["keys"][0] not in "\n".join(lab.processes("student1"))
+    process.kill()
+    pids = lab.run("pgrep", "-u", "student1", "-f", "python -u -c").split()
+    lab.run("kill", "-9", *pids)
+    slurm_tools.wait_until(gone(lab), ORPHANED + SEEN, "the job is gone")

@@ -5,7 +5,7 @@
 
 A host is a set of namespaces: a network device and address, a name, shared memory of its own. It
 has no ssh: mpiexec is given the agent below, which enters the namespaces instead. All this lives
-in the namespaces of `unshare`, and dies with them; needs iproute2 and util-linux.
+in the namespaces of `unshare`, and dies with them; needs iproute2, hostname and util-linux.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NET = "10.77.0"
 
 # What the first process of a host does; it says `up` when the others may enter.
 _INIT = """
-echo "$1" > /proc/sys/kernel/hostname
+hostname "$1"
 mount -t tmpfs -o size=1g tmpfs /dev/shm
 ip link set lo up
 echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6

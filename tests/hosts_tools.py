@@ -16,6 +16,9 @@ HERE = Path(__file__).parent
 RATE = 100e6  # bits per second
 LATENCY = 2e-3  # seconds, one way
 
+TOOLS = {"ip": "iproute2", "hostname": "hostname"}
+TOOLS |= dict.fromkeys(("unshare", "nsenter", "taskset"), "util-linux")
+
 # Nothing outlives them; loopback, ports, names, mounts and process ids are their own.
 _NAMESPACES = ("--net", "--mount", "--uts", "--ipc", "--pid")
 _SANDBOX = ("unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc")
@@ -71,9 +74,9 @@ def _mpiexec_version() -> str:
 @functools.cache
 def reason_against() -> str | None:
     """Why there can be no hosts here; None where there can."""
-    for tool in ("ip", "unshare", "nsenter", "taskset"):
+    for tool, package in TOOLS.items():
         if shutil.which(tool) is None:
-            return f"there is no `{tool}` (Debian: iproute2, util-linux)"
+            return f"there is no `{tool}` (Debian's package {package})"
     if not (version := _mpiexec_version()).startswith("mpiexec (Open MPI) 5"):
         return f"the way to other hosts is that of Open MPI 5; mpiexec is: {version or 'none'}"
     try:
@@ -82,5 +85,5 @@ def reason_against() -> str | None:
         return "namespaces did not come up within 60 s"
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        return f"no namespaces or network devices, which root may make, and others on some: {last}"
+        return f"this user may not make namespaces and network devices (root may): {last}"
     return None

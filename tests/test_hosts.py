@@ -22,7 +22,7 @@ import torch
 from hosts_switch import FRAMING, Switch
 from hosts_tools import LATENCY, RATE, on_hosts
 
-from utils.cluster.launch import Plan
+from utils.cluster.launch import Plan, Request
 from utils.mpi import waiting
 from utils.scaling import AlphaBeta, fit_alpha_beta, runs
 
@@ -51,7 +51,7 @@ def result_of(done: subprocess.CompletedProcess) -> dict:
 
 def environment_of_ranks() -> dict[str, str]:
     """What the course sets for every rank, in notebooks and jobs."""
-    return Plan.checked(2, 1, False, 60.0, None).environment
+    return Plan.checked(Request(2, bind=False, launcher="mpiexec")).environment
 
 
 # --- the emulated network is the real one ------------------------------------------------------

@@ -159,7 +159,7 @@ import json, sys
 from utils.scaling import runs
 job = runs.Job(ranks=int(sys.argv[1]), bind=False)
 options = ("--data", "images.pt", "--strong", 64, "--rounds", 1, "--steps", 1, "--target", 0.3)
-one = runs.run("train.py", *options, "--table", 4, job=job, deadline=250)
+one = runs.run("train.py", *options, "--table", 4, job=job, deadline=400)
 print(json.dumps({"result": one.result}))
 """
 
@@ -185,7 +185,7 @@ def test_lab_05s_training_runs_over_several_hosts(can_have_hosts, lab05, root, n
     done = on_hosts(
         number,
         *(sys.executable, "-c", JOB, number),
-        timeout=300,
+        timeout=450,
         env={"PYTHONPATH": os.pathsep.join(paths)},
         cwd=lab05,
     )

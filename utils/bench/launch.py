@@ -30,14 +30,14 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _start_ranks(options: argparse.Namespace) -> int:
-    from utils.cluster.launch import Plan, RanksError
+    from utils.cluster.launch import Plan, RanksError, Request
 
     n = options.n or 2
     if n < 2:
         print("bench: -n must be at least 2, one rank has nobody to talk to", file=sys.stderr)
         return 2
     try:
-        plan = Plan.checked(n, threads=1, bind=None, timeout=60.0, env=None)
+        plan = Plan.checked(Request(n, timeout=60.0, launcher="mpiexec"))
     except (RanksError, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2

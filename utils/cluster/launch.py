@@ -221,6 +221,9 @@ def _environment(threads: int, timeout: float, launcher: Launcher, way: Way) -> 
     unless_set = {
         # Open MPI's OFI transport costs 1 s of every MPI_Init; ranks here talk by memory.
         "OMPI_MCA_btl": "^ofi",
+        # Between machines, larger messages than this first ask, and wait for an answer that stands
+        # behind the data of the other direction: 4 MiB instead of 64 KiB.
+        "OMPI_MCA_btl_tcp_eager_limit": str(4 * 1024**2),
         # More ranks than cores are allowed: Open MPI 5, then 4. `slot`: in a batch job on several
         # machines the ranks must not all land on the first one.
         "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",

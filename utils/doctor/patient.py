@@ -72,14 +72,14 @@ class Machine:
     @functools.cached_property
     def plan(self) -> tuple:
         """The course's plan for two ranks, and "" (None, and why there is none)."""
-        from utils.cluster.launch import Plan, RanksError, refuse_on_a_rank
+        from utils.cluster.launch import Plan, RanksError, Request, refuse_on_a_rank
 
         try:
             refuse_on_a_rank()
         except RanksError:
             return None, "the doctor itself runs on an MPI rank. Run it without mpiexec or srun"
         try:
-            return Plan.checked(2, 1, None, 20.0, None), ""
+            return Plan.checked(Request(2, launcher="mpiexec")), ""
         except RanksError as failure:
             return None, str(failure)
 

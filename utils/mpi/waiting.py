@@ -20,6 +20,9 @@ SPIN = 200e-6  # seconds
 SPIN_PER_BYTE = 5e-9  # seconds; 200 MB/s
 # Pauses between tests: up to so many seconds of waiting, so long at most.
 PAUSES = ((0.1, 200e-6), (1.0, 1e-3), (math.inf, 4e-3))
+# Between machines a message is under way for longer than the wait spins, and MPI may need two
+# tests to see that it has come: longer pauses would look like a slower network.
+PAUSES_BETWEEN_MACHINES = ((10e-3, 20e-6), *PAUSES)
 # How often a wait looks at the board, and from when on it shows itself there.
 LOOK, SHOW = 10e-3, 20e-3  # seconds
 # How often the ranks' waits are searched for a deadlock.
@@ -67,6 +70,7 @@ def wait_for(
     """
     start = time.perf_counter()
     spin = SPIN + SPIN_PER_BYTE * waitable.call.nbytes
+    pauses = PAUSES if world is None or world.one_machine else PAUSES_BETWEEN_MACHINES
     vigil, pause = None, 0.0
     try:
         while not waitable.poll():
@@ -76,7 +80,7 @@ def wait_for(
                 continue
             vigil = vigil or Vigil(waitable, timeout, world, where, fatal)
             vigil.look(waited)
-            longest = next(length for until, length in PAUSES if waited < until)
+            longest = next(length for until, length in pauses if waited < until)
             pause = min(1.1 * pause + 5e-6, longest)
             _sleep(pause, waitable.due())
     finally:

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from utils.cluster import watchdog
-from utils.cluster.launch import Plan, refuse_on_a_rank
+from utils.cluster.launch import Plan, Request, refuse_on_a_rank
 from utils.cluster.room import Room, Watchdog
 
 DEADLINE = 60.0
@@ -101,7 +101,9 @@ def run(script: str | Path, *arguments: object, job: Job, deadline: float = DEAD
     refuse_on_a_rank()
     if not Path(script).is_file():
         raise FileNotFoundError(f"there is no script {script}")
-    plan = Plan.checked(job.ranks, job.threads or 1, job.bind, min(PATIENCE, deadline), None)
+    timeout = min(PATIENCE, deadline)
+    request = Request(job.ranks, job.threads or 1, job.bind, timeout, launcher="mpiexec")
+    plan = Plan.checked(request)
     command = [plan.launcher.path, "-n", str(job.ranks), *plan.mpi_args]
     if plan.launcher.is_open_mpi:
         command.append("--report-bindings")
@@ -150,7 +152,7 @@ def rehearse(topology: str, ranks: int, *options: str) -> dict[int, str]:
 
     Raises RunFailed where these options don't work on such a machine.
     """
-    plan = Plan.checked(1, 1, False, PATIENCE, None)
+    plan = Plan.checked(Request(1, bind=False, launcher="mpiexec"))
     if not plan.launcher.is_open_mpi:
         return {}
     command = [plan.launcher.path, "-n", str(ranks), *options]

@@ -253,8 +253,9 @@ room = ranks.running()._room.folder
 controllers = [p for p in psutil.process_iter() if "ipcontroller" in " ".join(p.cmdline())]
 ports = sorted({c.laddr.port for p in psutil.process_iter() if p.uids().real == os.getuid()
                 for c in p.net_connections("tcp") if c.status == "LISTEN"})
-keys = [json.loads(path.read_text())["curve_serverkey"] for path in room.rglob("ipcontroller*client.json")]
-modes = [oct(path.stat().st_mode & 0o777) for path in room.rglob("ipcontroller*.json")]
+files = list(room.rglob("ipcontroller*.json"))
+keys = [json.loads(path.read_text())["curve_serverkey"] for path in files]
+modes = [oct(path.stat().st_mode & 0o777) for path in files]
 print("told", json.dumps({"ports": ports, "folder": str(room), "keys": keys, "modes": modes}))
 import sys, time
 sys.stdout.flush()

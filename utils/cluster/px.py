@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 
+import ipyparallel as ipp
 from ipyparallel.client.asyncresult import AsyncResult
 from ipyparallel.client.magics import ParallelMagics
 from IPython.display import Image, display
@@ -18,6 +19,8 @@ from utils.mpi.diagnosis import names
 AFTER_AN_ERROR = 4.0
 AFTER_AN_INTERRUPT = 1.0
 FOR_OUTPUT = 1.0
+# Seconds in which the controller may still tell which rank of an ended job died.
+ON_ITS_WAY = 1.0
 
 
 class RanksMagics(ParallelMagics):
@@ -30,6 +33,7 @@ class RanksMagics(ParallelMagics):
     def __init__(self, shell, ranks):
         super().__init__(shell, ranks.view)
         self.ranks = ranks
+        self._seen_over: float | None = None
 
     def parallel_execute(
         self,
@@ -53,6 +57,10 @@ class RanksMagics(ParallelMagics):
         result = super().parallel_execute(cell, block=False, save_name=save_name)
         interrupted = self._show_until_done(result, stream, groupby)
         errors = self._errors(result)
+        if self._all_dead():
+            # The nannies of other hosts, who would tell so, are gone as well.
+            gone = ipp.error.EngineError("the command that started it has ended")
+            errors |= dict.fromkeys(self._pending(result), gone)
         if errors or interrupted or self._pending(result):
             self._fail(result, errors, interrupted)
         return None
@@ -90,13 +98,21 @@ class RanksMagics(ParallelMagics):
     def _wait(self, result: AsyncResult) -> None:
         """Until all ranks are done; when one has failed, the others are stopped before long."""
         failed_at = None
-        while self._pending(result):
+        while self._pending(result) and not self._all_dead():
             result.wait(0.05 if failed_at is None else 0.02)
             if failed_at is None and self._errors(result):
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > AFTER_AN_ERROR:
                 self._interrupt(result)
                 return
+
+    def _all_dead(self) -> bool:
+        """Is there no rank left? An answer may be on its way for a moment all the same."""
+        if not self.ranks.running().over():
+            self._seen_over = None
+        elif self._seen_over is None:
+            self._seen_over = time.monotonic()
+        return self._seen_over is not None and time.monotonic() - self._seen_over > ON_ITS_WAY
 
     def _interrupt(self, result: AsyncResult) -> None:
         """Send SIGINT to the ranks that go on, and give them a moment."""
@@ -114,7 +130,7 @@ class RanksMagics(ParallelMagics):
         return {rank: error for rank, error in found.items() if isinstance(error, Exception)}
 
     def _fail(self, result: AsyncResult, errors: dict[int, Exception], interrupted: bool) -> None:
-        busy = set(self._pending(result))
+        busy = set(self._pending(result)) - set(errors)
         outcome = Outcome(self.ranks.n, errors, interrupted=interrupted)
         self.ranks.running().examine(outcome, busy)
         error = outcome.explain()

@@ -121,12 +121,11 @@ class Running:
             raise RanksError(f"ipyparallel's controller did not come up: {error}") from error
 
     def _wait_for_ranks(self) -> None:
-        command = self._cluster.engine_set.process
         queue = slurm.Waiting(self._room.mark) if self.plan.way.own_job else None
         deadline = time.monotonic() + START_DEADLINE
         try:
             while len(self.client.ids) < self.n:
-                if not watchdog.alive(command):
+                if self.over():
                     if queue is not None and (error := queue.refused(self._output_of_mpiexec())):
                         raise error
                     raise self._failed("the command ended before they were there")
@@ -160,10 +159,14 @@ class Running:
             return self._cluster.engine_set.get_output()
         return ""
 
+    def over(self) -> bool:
+        """Has the command that started the ranks ended, and every rank with it?"""
+        return not watchdog.alive(self._cluster.engine_set.process)
+
     def _last_words(self) -> str:
         """What mpiexec says of a rank that died, for which it ends all others first."""
         deadline = time.monotonic() + LAST_WORDS_DEADLINE
-        while watchdog.alive(self._cluster.engine_set.process) and time.monotonic() < deadline:
+        while not self.over() and time.monotonic() < deadline:
             time.sleep(0.02)
         return self._output_of_mpiexec()
 
@@ -253,7 +256,7 @@ class Running:
         dead = set(outcome.dead())
         if dead:
             outcome.output = self._last_words()
-            outcome.over = not watchdog.alive(self._cluster.engine_set.process)
+            outcome.over = self.over()
         if busy:
             places = self._places(1.0)
             # A rank that is idle now has ended meanwhile.
@@ -430,11 +433,14 @@ class Question:
     def _collect(self, timeout: float, until_error: bool = False) -> None:
         deadline = time.monotonic() + timeout
         while self._waiting() and time.monotonic() < deadline:
+            over = self._up.over()
             for rank in self._waiting():
                 if self._results[rank].ready():
                     self._replies[rank] = self._read(rank)
                     if until_error and self._replies[rank].status == "error":
                         deadline = min(deadline, time.monotonic() + AFTER_AN_ERROR)
+                elif over:
+                    self._replies[rank] = _dead(rank)
             time.sleep(0.005)
 
     def _read(self, rank: int) -> Reply:

@@ -16,6 +16,8 @@ from playwright.sync_api import Page
 
 #: Seconds: for a page, for a whole notebook.
 PAGE, NOTEBOOK = 120, 400
+#: What errors are shown as.
+ERROR = "application/vnd.jupyter.stderr"
 SCREENSHOTS = "DDL_LABS_SCREENSHOTS"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 CHROMIUM_ARGS = [
@@ -107,13 +109,10 @@ class Lab:
         wait_for(self.finished, NOTEBOOK, "the notebook's run ends")
 
     def finished(self) -> bool:
-        # A cell that is running or in the queue shows [*]. The last one that ran has a number.
-        prompts = self.prompts()
-        return (
-            "[*]:" not in prompts
-            and any(prompt.strip("[]: ").isdigit() for prompt in prompts)
-            and self.ready()
-        )
+        # A cell that is running or in the queue shows [*]. After an error the others stay empty.
+        prompts = [prompt.strip("[]: ") for prompt in self.prompts()]
+        ended = all(map(str.isdigit, prompts)) or bool(self.outputs(ERROR))
+        return ended and "*" not in prompts and self.ready()
 
     def prompts(self) -> list[str]:
         return self.all(".jp-InputPrompt", "e => e.map(p => p.textContent)")

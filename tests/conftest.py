@@ -36,6 +36,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[SESSION_VARIABLE] = SESSION
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one process, as they share fixtures; or those of a notebook."""
+    for item in items:
+        group = item.path.stem
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if group == "test_solutions" and "path" in parameters:
+            group = parameters["path"].stem
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say which data and which mpiexec the tests use."""
     data = os.environ.get("FASHION_MNIST_ROOT")

@@ -20,6 +20,7 @@ import pytest
 from browser_tools import (
     CHROMIUM,
     CHROMIUM_ARGS,
+    ERROR,
     NOTEBOOK,
     PAGE,
     Lab,
@@ -179,7 +180,7 @@ def open_lab(browser: Browser, server: Server, tmp_path: Path) -> Iterator[Calla
 
 
 #: What JupyterLab shows in red: an error, and what goes to standard error.
-RED = "application/vnd.jupyter.stderr"
+
 #: Cells in which every rank prints something.
 ALL_RANKS = (
     "hello-answer",
@@ -199,7 +200,7 @@ def test_all_checks_of_the_solution_pass_in_the_browser(open_lab):
         seen = lab.outputs()
         lines = [line for text in seen.values() for line in text.splitlines()]
         passed = [line.split()[2] for line in lines if line.startswith("✓ Task ")]
-        assert passed == tasks_checked(read(SOLUTIONS / LAB))
+        assert passed == tasks_checked(read(SOLUTIONS / LAB)), lab.outputs(ERROR)
         assert len(passed) == 7
         assert not [line for line in lines if line.startswith("✗")]
         assert sorted(re.findall(r"Hello from rank \d of \d over mpi", seen["hello-answer"])) == [
@@ -209,7 +210,7 @@ def test_all_checks_of_the_solution_pass_in_the_browser(open_lab):
         for cell in ALL_RANKS:
             prefixes = sorted(re.findall(r"\[stdout:\d\]", seen.get(cell, "")))
             assert prefixes == [f"[stdout:{rank}]" for rank in range(4)], (cell, seen.get(cell))
-        assert list(lab.outputs(RED)) == ["deadlock-run"], lab.outputs(RED)
+        assert list(lab.outputs(ERROR)) == ["deadlock-run"], lab.outputs(ERROR)
         explained = seen["deadlock-run"]
         assert explained.count("Deadlock: these ranks wait for each other") == 1, explained
         assert "cycle 0 → 1 → 0" in explained
@@ -229,7 +230,7 @@ def test_an_untouched_lab_stops_at_the_first_task_and_says_which(open_lab):
     lab = open_lab(f"student/{LAB}")
     lab.run_all()
     try:
-        red = lab.outputs(RED)
+        red = lab.outputs(ERROR)
         assert list(red) == ["hello-answer"], red
         said = "NotImplementedError: Task 1.1: hello from every rank"
         assert red["hello-answer"].count(said) == 1, "once for all: " + red["hello-answer"]

@@ -19,8 +19,9 @@ import pytest
 from nbclient import NotebookClient
 
 from utils import cluster
-from utils.cluster import RanksError, launch, room, watchdog, where
+from utils.cluster import RanksError, room, watchdog, where
 from utils.cluster.launch import Launcher, Plan, find_launcher
+from utils.mpi import launcher
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -442,7 +443,8 @@ def own(monkeypatch, tmp_path) -> Path:
     prefix = tmp_path / "environment"
     fake_mpiexec(prefix, version="own (Open MPI) 5.0")
     monkeypatch.setattr(sys, "prefix", str(prefix))
-    monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
+    for name in ("MPI4PY_LIBMPI", "LD_LIBRARY_PATH", "LOADEDMODULES"):
+        monkeypatch.delenv(name, raising=False)
     return prefix
 
 
@@ -524,7 +526,7 @@ def test_the_launcher_of_debians_mpich_is_for_an_mpi4py_that_was_built_with_it(
     fake_mpiexec(site, version=MPICH)
     library(site / MULTIARCH / "libmpi.so.40")
     found = library(site / MULTIARCH / "libmpich.so.12")
-    monkeypatch.setattr(launch, "_mpi4py_is_a_wheel", lambda: wheel)
+    monkeypatch.setattr(launcher, "mpi4py_is_a_wheel", lambda: wheel)
     assert find_launcher().library == (None if wheel else found)
     assert bool(find_launcher().passed_over) is wheel
 

@@ -29,12 +29,6 @@ SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 # Programs that a rank descends from; mpiexec lies beside them.
 _PROGRAMS = ("mpiexec", "mpirun", "orte", "prte", "hydra")
 
-_WITHOUT_A_LIBRARY = (
-    "Build mpi4py for it (apt-get install libmpich-dev python3-dev; "
-    "pip install --force-reinstall --no-binary mpi4py mpi4py), or take an MPI from pip: "
-    "pip install 'ddl-labs[mpi]'."
-)
-
 # An mpiexec that lies here was not brought by a module.
 _SYSTEM = {Path("/usr/bin"), Path("/bin"), Path("/usr/local/bin")}
 
@@ -44,19 +38,26 @@ class LauncherError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class PassedOver:
+    """A site's mpiexec that has no library for mpi4py: why, and what to do to have it used."""
+
+    path: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True)
 class Launcher:
     """An mpiexec, and what follows from the choice of it.
 
     library: of the site's MPI; mpi4py must be told, as it would load the environment's own.
-    passed_over: a site's mpiexec that is first on PATH, but has no library for mpi4py.
-    reason: why that one has none.
+    passed_over: the site's, which comes first, where this one is taken instead.
     """
 
     path: str
     version: str
     library: str | None = None
-    passed_over: str | None = None
-    reason: str = ""
+    passed_over: PassedOver | None = None
 
     @property
     def is_open_mpi(self) -> bool:
@@ -66,11 +67,32 @@ class Launcher:
     @property
     def release(self) -> tuple[int, ...]:
         """Such as (4, 1), of 4.1.4; () where it does not tell."""
-        return release(self.version)
+        return _release(self.version)
+
+    def belongs_to(self, library: str) -> bool:
+        """Is a library such as "MPICH 4.0.2" of the same MPI and release, as far as names tell?"""
+        if self.is_open_mpi != library.startswith("Open MPI"):
+            return False
+        same_family = self.is_open_mpi or (
+            self.version.startswith("HYDRA") and library.startswith("MPICH")
+        )
+        return not same_family or self.release == _release(library)
+
+    def doubt(self) -> str:
+        """What speaks against the library that MPI4PY_LIBMPI names; "" if nothing does."""
+        named = os.environ.get(LIBRARY_VARIABLE)
+        own = library_beside(self.path, self.is_open_mpi)
+        if not named or (own and Path(own).resolve() == Path(named).resolve()):
+            return ""
+        other = f"but {own} is beside it" if own else "which is not beside it"
+        return (
+            f"{LIBRARY_VARIABLE} names {named}, {other}: unset it, or load the module that both "
+            "belong to."
+        )
 
 
-def release(text: str) -> tuple[int, ...]:
-    """The first two numbers of the version in a text such as "MPICH 4.0.2", or ()."""
+def _release(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version in a text."""
     found = re.search(r"(\d+)\.(\d+)", text)
     return tuple(map(int, found.groups())) if found else ()
 
@@ -97,11 +119,14 @@ def find_launcher() -> Launcher:
         # Who names a library in MPI4PY_LIBMPI has found it; it stays in the ranks' environment.
         if library or named:
             return replace(launcher, library=library)
-        reason = _no_library(launcher)
+        without = _without_library(launcher)
         if own.exists():
-            return Launcher(str(own), _version(str(own)), passed_over=site, reason=reason)
-        if _libmpich(site):
-            raise LauncherError(f"{site} can't be used: {reason}. {_WITHOUT_A_LIBRARY}")
+            return Launcher(str(own), _version(str(own)), passed_over=without)
+        if _is_debians_mpich(launcher):
+            raise LauncherError(
+                f"{site} can't be used: {without.reason}. {without.remedy}\n"
+                "Or take an MPI from pip: pip install 'ddl-labs[mpi]'"
+            )
         return launcher  # mpi4py may find its library elsewhere, by LD_LIBRARY_PATH
     if own.exists():
         return Launcher(str(own), _version(str(own)))
@@ -197,14 +222,24 @@ def _beside(mpiexec: str, name: str) -> str | None:
     return None
 
 
-def _no_library(launcher: Launcher) -> str:
-    """Why a site's launcher has no library for mpi4py."""
-    if not launcher.is_open_mpi and _libmpich(launcher.path):
-        return (
-            "it is Debian's MPICH, with a library that is called libmpich.so.12, and mpi4py was "
-            "installed as a wheel, which asks for libmpi.so.12"
+def _is_debians_mpich(launcher: Launcher) -> bool:
+    return not launcher.is_open_mpi and _libmpich(launcher.path) is not None
+
+
+def _without_library(launcher: Launcher) -> PassedOver:
+    if _is_debians_mpich(launcher):
+        return PassedOver(
+            launcher.path,
+            "the library of Debian's MPICH is called libmpich.so.12, and this mpi4py, a wheel, "
+            "asks for libmpi.so.12",
+            "To use it, build mpi4py for it: apt-get install libmpich-dev python3-dev, then "
+            "MPICC=mpicc.mpich pip install --force-reinstall --no-binary mpi4py mpi4py",
         )
-    return f"no library that mpi4py can load lies beside it ({LIBRARY_VARIABLE} can name one)"
+    return PassedOver(
+        launcher.path,
+        "no library that mpi4py can load lies beside it",
+        f"To use it, name its library: export {LIBRARY_VARIABLE}=/path/of/its/libmpi.so",
+    )
 
 
 def mpi4py_is_a_wheel() -> bool:

@@ -519,6 +519,51 @@ def test_the_launcher_gets_the_library_of_its_own_kind_where_debian_has_both(own
     assert find_launcher().passed_over, "a link that leads nowhere is no library"
 
 
+def test_the_launcher_of_a_loaded_module_wins_when_the_environment_was_activated_after_it(
+    own, site, monkeypatch
+):
+    found = library(site / "lib/libmpi.so.40")
+    monkeypatch.setenv("PATH", str(own / "bin"), prepend=os.pathsep)
+    assert find_launcher().path == str(own / "bin/mpiexec"), "no module has brought the site's"
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/opt/other/lib:{site / 'lib'}")
+    assert find_launcher().library == found
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    monkeypatch.setenv("LOADEDMODULES", "gcc/13:openmpi/5")
+    assert find_launcher().library == found
+    monkeypatch.setenv("MPI4PY_LIBMPI", str(own / "lib/libmpi.so.40"))
+    assert find_launcher().path == str(own / "bin/mpiexec"), "whose library someone has named"
+
+
+def test_the_launcher_that_loads_a_modules_libraries_and_breaks_is_told_from_a_missing_one(own):
+    own_mpiexec = fake_mpiexec(own)
+    own_mpiexec.write_text("#!/bin/sh\necho 'prterun: symbol lookup error: pmix' >&2; exit 127\n")
+    with pytest.raises(RanksError, match="LD_LIBRARY_PATH makes it load .*symbol lookup"):
+        cluster.start(2)
+
+
+def test_the_launcher_of_mpich_is_named_with_its_version(own, site):
+    library(site / "lib/libmpi.so.12")
+    fake_mpiexec(site, version="HYDRA build details:\n    Version:         4.0.2")
+    assert find_launcher().version == "HYDRA 4.0.2"
+
+
+@pytest.mark.parametrize(
+    ("version", "library", "belongs"),
+    [
+        ("mpiexec (OpenRTE) 4.1.4", "Open MPI 4.1.4", True),
+        ("mpiexec (Open MPI) 5.0.11", "Open MPI 5.0.8", True),
+        ("mpiexec (Open MPI) 5.0.11", "Open MPI 4.1.4", False),
+        ("mpiexec (OpenRTE) 4.1.4", "MPICH 4.0.2", False),
+        ("HYDRA 4.0.2", "Open MPI 5.0.11", False),
+        ("HYDRA 4.0.2", "MPICH 4.0.2", True),
+        ("HYDRA 4.0.2", "MPICH 4.3.0", False),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13", "Intel MPI 2021.13.1", True),
+    ],
+)
+def test_the_launcher_of_another_mpi_or_release_is_told_by_name(version, library, belongs):
+    assert Launcher("/opt/mpi/bin/mpiexec", version).belongs_to(library) is belongs
+
+
 @pytest.mark.parametrize("wheel", [True, False])
 def test_the_launcher_of_debians_mpich_is_for_an_mpi4py_that_was_built_with_it(
     own, site, monkeypatch, wheel

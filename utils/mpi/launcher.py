@@ -272,10 +272,13 @@ def name_library() -> None:
 
 def _library_of_this_job() -> str | None:
     """Beside the mpiexec that this rank descends from; by srun, that of the loaded module."""
-    if mpiexec := _mpiexec_above():
-        return library_beside(mpiexec, "OMPI_COMM_WORLD_SIZE" in os.environ)
-    if site := _of_the_site(Path(sys.prefix) / "bin" / "mpiexec"):
-        return library_beside(site, Launcher(site, _version(site)).is_open_mpi)
+    for mpiexec in (_mpiexec_above(), _of_the_site(Path(sys.prefix) / "bin" / "mpiexec")):
+        if mpiexec is None:
+            continue
+        is_open_mpi = Launcher(mpiexec, _version(mpiexec)).is_open_mpi
+        # A folder of links, such as a view of Spack, has a library that its programs' own has not.
+        if library := library_beside(mpiexec, is_open_mpi):
+            return library
     return None
 
 

@@ -20,7 +20,7 @@ from nbclient import NotebookClient
 
 from utils import cluster
 from utils.cluster import RanksError, room, watchdog, where
-from utils.cluster.launch import Launcher, Plan, find_launcher
+from utils.cluster.launch import Launcher, Plan, Request, find_launcher
 from utils.mpi import launcher
 
 pytestmark = pytest.mark.timeout(300)
@@ -488,7 +488,7 @@ def test_the_launcher_is_the_environments_where_it_is_first_on_path(own, site, m
 
 
 def test_the_launcher_of_a_site_without_a_library_is_passed_over_and_a_note_says_so(own, site):
-    plan = Plan.checked(launch.Request(1))
+    plan = Plan.checked(Request(1))
     assert plan.launcher.path == str(own / "bin/mpiexec")
     assert "MPI4PY_LIBMPI" not in plan.environment
     assert any(note.startswith(f"{site}/bin/mpiexec is not used") for note in plan.notes)

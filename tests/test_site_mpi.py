@@ -18,7 +18,7 @@ from conftest import ROOT, run_tree
 from fault_tools import Notebook, notebook
 from site_mpi_tools import Module
 
-from utils.cluster.launch import Plan, find_launcher, usable_cores
+from utils.cluster.launch import Plan, Request, find_launcher, usable_cores
 from utils.scaling import runs
 
 pytestmark = pytest.mark.timeout(400)
@@ -173,9 +173,7 @@ class TestScripts:
         code = "import os; print(f'{sorted(os.sched_getaffinity(0))}\\n', end='', flush=True)"
 
         def cores(**asked) -> list[set[int]]:
-            plan = Plan.checked(
-                **{"threads": 1, "bind": None, "timeout": 20.0, "env": None} | asked
-            )
+            plan = Plan.checked(Request(launcher="mpiexec", **asked))
             command = [plan.launcher.path, "-n", plan.n, *plan.mpi_args, sys.executable, "-c", code]
             done = run(os.environ | plan.environment, *command)
             assert done.returncode == 0, done
@@ -264,7 +262,7 @@ def test_a_library_whose_module_is_not_loaded_is_named_with_what_it_lacks(both):
     assert "cannot open shared object file" in library[1]
     assert "load the module" in library[2]
     done = run(environment, sys.executable, "-c", START)
-    assert f"{openmpi.library}, but {mpich.library} is beside it" in done.stdout, done
+    assert f"{openmpi.library}, but {mpich.library} is beside" in done.stdout, done
 
 
 @has_own

@@ -84,7 +84,7 @@ class Launcher:
         own = library_beside(self.path, self.is_open_mpi)
         if not named or (own and Path(own).resolve() == Path(named).resolve()):
             return ""
-        other = f"but {own} is beside it" if own else "which is not beside it"
+        other = f"but {own} is beside {self.path}" if own else f"which is not beside {self.path}"
         return (
             f"{LIBRARY_VARIABLE} names {named}, {other}: unset it, or load the module that both "
             "belong to."

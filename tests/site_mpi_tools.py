@@ -110,9 +110,16 @@ def _link(path: Path, target: Path | str) -> None:
         path.symlink_to(target)
 
 
-@functools.cache
 def _unpacked(name: str, folder: Path) -> Path:
     """The folder with a package and what it needs; skips where apt-get can't bring them."""
+    if reason := _fetch(name, folder):
+        pytest.skip(f"Debian's {name} can't be had: {reason}")
+    return folder / name
+
+
+@functools.cache
+def _fetch(name: str, folder: Path) -> str:
+    """Download and unpack, once in a session; what went wrong, in a line."""
     archives = folder / "archives" / name
     (archives / "partial").mkdir(parents=True)
     try:
@@ -121,8 +128,8 @@ def _unpacked(name: str, folder: Path) -> Path:
             _run("dpkg", "-x", str(archive), str(folder / name))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        pytest.skip(f"Debian's {name} can't be had: {said.strip().splitlines()[-1]}")
-    return folder / name
+        return str(said).strip().splitlines()[-1]
+    return ""
 
 
 def _download(packages: list[str], archives: Path) -> None:

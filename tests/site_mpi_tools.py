@@ -127,9 +127,16 @@ def _fetch(name: str, folder: Path) -> str:
         for archive in archives.glob("*.deb"):
             _run("dpkg", "-x", str(archive), str(folder / name))
     except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        return str(said).strip().splitlines()[-1]
+        return _in_a_line(error)
     return ""
+
+
+def _in_a_line(error: Exception) -> str:
+    """What apt-get said first; before it, what it had said with the system's lists."""
+    said = str(getattr(error, "stderr", None) or error).splitlines()
+    first = next((line for line in said if line.startswith("E:")), said[0])
+    before = error.__context__
+    return f"{_in_a_line(before)}; with fresh lists: {first}" if before else first
 
 
 def _download(packages: list[str], archives: Path) -> None:

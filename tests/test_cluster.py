@@ -164,7 +164,7 @@ class TestFourRanksOnTwoCores:
         assert values(four.ask(f"{HERE}:answer"))[0]["rank"] == 0
 
     def test_where_names_the_line_of_a_waiting_rank_and_idle_ones(self, four, capsys):
-        four.view.execute("def wait_a_while():\n    time.sleep(30)")
+        four.view.execute("def wait_a_while():\n    time.sleep(30)\nimport time")
         busy = four.client[2].execute("x = 1\nwait_a_while()", silent=False, block=False)
 
         def lines() -> list[str]:

@@ -19,8 +19,9 @@ import pytest
 from nbclient import NotebookClient
 
 from utils import cluster
-from utils.cluster import RanksError, launch, room, watchdog, where
-from utils.cluster.launch import Launcher, Plan, find_launcher
+from utils.cluster import RanksError, room, watchdog, where
+from utils.cluster.launch import Launcher, Plan, Request, find_launcher
+from utils.mpi import launcher
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -163,7 +164,7 @@ class TestFourRanksOnTwoCores:
         assert values(four.ask(f"{HERE}:answer"))[0]["rank"] == 0
 
     def test_where_names_the_line_of_a_waiting_rank_and_idle_ones(self, four, capsys):
-        four.view.execute("def wait_a_while():\n    time.sleep(30)")
+        four.view.execute("def wait_a_while():\n    time.sleep(30)\nimport time")
         busy = four.client[2].execute("x = 1\nwait_a_while()", silent=False, block=False)
 
         def lines() -> list[str]:
@@ -442,7 +443,8 @@ def own(monkeypatch, tmp_path) -> Path:
     prefix = tmp_path / "environment"
     fake_mpiexec(prefix, version="own (Open MPI) 5.0")
     monkeypatch.setattr(sys, "prefix", str(prefix))
-    monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
+    for name in ("MPI4PY_LIBMPI", "LD_LIBRARY_PATH", "LOADEDMODULES"):
+        monkeypatch.delenv(name, raising=False)
     return prefix
 
 
@@ -486,7 +488,7 @@ def test_the_launcher_is_the_environments_where_it_is_first_on_path(own, site, m
 
 
 def test_the_launcher_of_a_site_without_a_library_is_passed_over_and_a_note_says_so(own, site):
-    plan = Plan.checked(launch.Request(1))
+    plan = Plan.checked(Request(1))
     assert plan.launcher.path == str(own / "bin/mpiexec")
     assert "MPI4PY_LIBMPI" not in plan.environment
     assert any(note.startswith(f"{site}/bin/mpiexec is not used") for note in plan.notes)
@@ -517,6 +519,51 @@ def test_the_launcher_gets_the_library_of_its_own_kind_where_debian_has_both(own
     assert find_launcher().passed_over, "a link that leads nowhere is no library"
 
 
+def test_the_launcher_of_a_loaded_module_wins_when_the_environment_was_activated_after_it(
+    own, site, monkeypatch
+):
+    found = library(site / "lib/libmpi.so.40")
+    monkeypatch.setenv("PATH", str(own / "bin"), prepend=os.pathsep)
+    assert find_launcher().path == str(own / "bin/mpiexec"), "no module has brought the site's"
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/opt/other/lib:{site / 'lib'}")
+    assert find_launcher().library == found
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    monkeypatch.setenv("LOADEDMODULES", "gcc/13:openmpi/5")
+    assert find_launcher().library == found
+    monkeypatch.setenv("MPI4PY_LIBMPI", str(own / "lib/libmpi.so.40"))
+    assert find_launcher().path == str(own / "bin/mpiexec"), "whose library someone has named"
+
+
+def test_the_launcher_that_loads_a_modules_libraries_and_breaks_is_told_from_a_missing_one(own):
+    own_mpiexec = fake_mpiexec(own)
+    own_mpiexec.write_text("#!/bin/sh\necho 'prterun: symbol lookup error: pmix' >&2; exit 127\n")
+    with pytest.raises(RanksError, match=r"LD_LIBRARY_PATH makes it load .*symbol lookup"):
+        cluster.start(2)
+
+
+def test_the_launcher_of_mpich_is_named_with_its_version(own, site):
+    library(site / "lib/libmpi.so.12")
+    fake_mpiexec(site, version="HYDRA build details:\n    Version:         4.0.2")
+    assert find_launcher().version == "HYDRA 4.0.2"
+
+
+@pytest.mark.parametrize(
+    ("version", "library", "belongs"),
+    [
+        ("mpiexec (OpenRTE) 4.1.4", "Open MPI 4.1.4", True),
+        ("mpiexec (Open MPI) 5.0.11", "Open MPI 5.0.8", True),
+        ("mpiexec (Open MPI) 5.0.11", "Open MPI 4.1.4", False),
+        ("mpiexec (OpenRTE) 4.1.4", "MPICH 4.0.2", False),
+        ("HYDRA 4.0.2", "Open MPI 5.0.11", False),
+        ("HYDRA 4.0.2", "MPICH 4.0.2", True),
+        ("HYDRA 4.0.2", "MPICH 4.3.0", False),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13", "Intel MPI 2021.13.1", True),
+    ],
+)
+def test_the_launcher_of_another_mpi_or_release_is_told_by_name(version, library, belongs):
+    assert Launcher("/opt/mpi/bin/mpiexec", version).belongs_to(library) is belongs
+
+
 @pytest.mark.parametrize("wheel", [True, False])
 def test_the_launcher_of_debians_mpich_is_for_an_mpi4py_that_was_built_with_it(
     own, site, monkeypatch, wheel
@@ -524,7 +571,7 @@ def test_the_launcher_of_debians_mpich_is_for_an_mpi4py_that_was_built_with_it(
     fake_mpiexec(site, version=MPICH)
     library(site / MULTIARCH / "libmpi.so.40")
     found = library(site / MULTIARCH / "libmpich.so.12")
-    monkeypatch.setattr(launch, "_mpi4py_is_a_wheel", lambda: wheel)
+    monkeypatch.setattr(launcher, "mpi4py_is_a_wheel", lambda: wheel)
     assert find_launcher().library == (None if wheel else found)
     assert bool(find_launcher().passed_over) is wheel
 

@@ -11,7 +11,7 @@ import ipyparallel as ipp
 
 from utils.mpi import diagnosis
 
-# How mpiexec (Open MPI 5) says which rank died first.
+# How mpiexec (Open MPI 4 and 5) says which rank died first. That of MPICH names any of them.
 _DEATHS = (
     re.compile(
         r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on\s+signal (?P<n>\d+)"
@@ -96,18 +96,24 @@ class Outcome:
     def _of_death(self) -> CellFailed:
         dead, found = self.dead(), self._first_death()
         if found is None:
-            first, how = dead[0], "its process is gone"
-            text = f"{diagnosis.names(dead)} died (os._exit, a crash inside C, out of memory)."
+            how = "its process is gone"
+            text = self._of_deaths_unknown(dead)
         else:
             first, how = found
             text = f"rank {first} died ({how})."
-        others = [rank for rank in range(self.n) if rank != first]
-        if others and (self.over or len(dead) > 1):
-            text += f" MPI ended {diagnosis.names(others)} with it."
+            others = [rank for rank in range(self.n) if rank != first]
+            if others and (self.over or len(dead) > 1):
+                text += f" MPI ended {diagnosis.names(others)} with it."
         text += "\nThe notebook's own variables are kept. Fresh ranks: ranks.restart()"
         records = [{"rank": r, "state": "dead", "kind": "died", "error": how, "at": 0.0}
                    for r in dead]  # fmt: skip
         return CellFailed(text, None, records)
+
+    def _of_deaths_unknown(self, dead: list[int]) -> str:
+        causes = "(os._exit, a crash inside C, out of memory)"
+        if len(dead) > 1:
+            return f"one of {diagnosis.names(dead)} died {causes}. MPI ended the others with it."
+        return f"{diagnosis.names(dead)} died {causes}."
 
     def _first_death(self) -> tuple[int, str] | None:
         for pattern in _DEATHS:

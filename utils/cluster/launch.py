@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import math
 import os
-import shutil
-import subprocess
 import sys
-import sysconfig
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -18,6 +13,8 @@ import psutil
 from utils.cluster import slurm, watchdog
 from utils.cluster.errors import RanksError
 from utils.cluster.site import Way, decide, settings
+from utils.mpi import launcher as which
+from utils.mpi.launcher import Launcher
 
 # More ranks than this don't fit on one machine: each takes 100 MB before it imports torch.
 MOST_RANKS = 64
@@ -95,12 +92,12 @@ class Plan:
                 f"{self.n} ranks of {self.threads} thread(s) share {cores} cores: "
                 "fine for learning, not for measuring."
             )
-        if is_root():
+        if is_root() and self.launcher.is_open_mpi:
             notes.append("Running as root: Open MPI is told to allow it.")
-        if self.launcher.passed_over:
+        if other := self.launcher.passed_over:
             notes.append(
-                f"{self.launcher.passed_over} is not used, as no library that mpi4py can load lies "
-                "beside it (MPI4PY_LIBMPI can name one): this environment's own MPI is."
+                f"{other.path} is not used: {other.reason}. This environment's own MPI is. "
+                f"{other.remedy}"
             )
         return notes
 
@@ -286,90 +283,9 @@ def _quota() -> int:
 # --- mpiexec ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """An mpiexec, and what follows from the choice of it.
-
-    library: of the site's MPI; mpi4py must be told, as it would load the environment's own.
-    passed_over: a site's mpiexec that is first on PATH, but has no library for mpi4py.
-    """
-
-    path: str
-    version: str
-    library: str | None = None
-    passed_over: str | None = None
-
-    @property
-    def is_open_mpi(self) -> bool:
-        """Does it take Open MPI's options?"""
-        return "open mpi" in self.version.lower() or "openrte" in self.version.lower()
-
-
 def find_launcher() -> Launcher:
-    """The mpiexec to start ranks with: a site's, or the one of this Python environment.
-
-    A site's wins, since its MPI knows the network, unless the environment's own comes first on
-    PATH, where someone has put it, or the site's library isn't found: mpi4py would load the
-    environment's, and each rank would be alone. Raises RanksError where there is none.
-    """
-    own = Path(sys.prefix) / "bin" / "mpiexec"
-    first = shutil.which("mpiexec")
-    site = None if first and own.exists() and os.path.samefile(first, own) else first
-    if site is not None:
-        launcher = Launcher(site, _version(site))
-        library = _library_beside(launcher)
-        # Who names a library in MPI4PY_LIBMPI has found it; it stays in the ranks' environment.
-        if library or "MPI4PY_LIBMPI" in os.environ or not own.exists():
-            return replace(launcher, library=library)
-    if own.exists():
-        return Launcher(str(own), _version(str(own)), passed_over=site)
-    raise RanksError(
-        f"there is no mpiexec, neither on PATH nor in {own.parent}. Install an MPI library "
-        "beside the course: pip install 'ddl-labs[mpi]'. On a cluster, load the site's MPI "
-        "(such as `module load openmpi`) before the notebook starts."
-    )
-
-
-def _library_beside(launcher: Launcher) -> str | None:
-    """The library that lies beside this mpiexec, of the same MPI and of use to mpi4py.
-
-    A folder can hold several: on Debian /usr/lib/x86_64-linux-gnu has those of Open MPI and
-    MPICH, and /etc/alternatives says which of them libmpi.so is.
-    """
-    # 40 and 12 are the binary interfaces for which there are wheels of mpi4py.
-    names = ("libmpi.so.40",) if launcher.is_open_mpi else ("libmpi.so.12",)
-    if not launcher.is_open_mpi and not _mpi4py_is_a_wheel():
-        # Debian's name of MPICH. A wheel asks for libmpi.so.12 and can't be imported with it.
-        names += ("libmpich.so.12",)
-    # Without a multiarch, "lib/" is looked at twice.
-    multiarch = f"lib/{sysconfig.get_config_var('MULTIARCH') or ''}"
-    for bin_folder in (Path(launcher.path).parent, Path(launcher.path).resolve().parent):
-        for folder in ("lib", "lib64", multiarch, f"{multiarch}/openmpi/lib"):
-            for library in sorted((bin_folder.parent / folder).glob("libmpi*.so*")):
-                # A link may lead to a folder that isn't looked at. A bare libmpi.so that is no
-                # link can be a text for the linker, which mpi4py can't load.
-                named = library.name.startswith(names) or library.resolve().name.startswith(names)
-                if named and library.exists():
-                    return str(library)
-    return None
-
-
-def _mpi4py_is_a_wheel() -> bool:
-    """Does mpi4py choose its MPI when it is imported, or was it built for one?"""
-    spec = importlib.util.find_spec("mpi4py")
-    return spec is not None and any(Path(spec.origin).parent.glob("MPI.mpich.*"))
-
-
-@functools.cache
-def _version(mpiexec: str) -> str:
+    """`utils.mpi.launcher.find_launcher`; raises RanksError where there is no usable mpiexec."""
     try:
-        done = subprocess.run(
-            [mpiexec, "--version"], capture_output=True, text=True, timeout=20, check=False
-        )
-        text = (done.stdout or done.stderr).strip()
-    except (OSError, subprocess.SubprocessError) as error:
-        raise RanksError(
-            f"{mpiexec} does not run: {error}. Install an MPI library with "
-            "pip install 'ddl-labs[mpi]', or take this one off PATH."
-        ) from None
-    return text.splitlines()[0] if text else "unknown version"
+        return which.find_launcher()
+    except which.LauncherError as error:
+        raise RanksError(str(error)) from None

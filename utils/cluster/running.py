@@ -145,12 +145,13 @@ class Running:
 
     def _failed(self, reason: str) -> RanksError:
         plan = self.plan
+        doubt = f"{plan.launcher.doubt()}\n" if plan.launcher.doubt() else ""
         tail = "\n".join(f"    {line}" for line in self._output_of_mpiexec().splitlines()[-25:])
         return RanksError(
             f"the {self.n} MPI ranks did not come up: {reason}.\n"
             f"Command: {' '.join(plan.command[-1:] + self._mpi_args())} ({plan.way.reason}; MPI: "
             f"{plan.launcher.version})\n"
-            f"The last lines of its output:\n{tail or '    (nothing)'}"
+            f"{doubt}The last lines of its output:\n{tail or '    (nothing)'}"
         )
 
     def _output_of_mpiexec(self) -> str:

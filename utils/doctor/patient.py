@@ -56,6 +56,11 @@ class Machine:
         """Tells about the "library" that a rank loads."""
         return self.start(python_probe("probe_library"), env=os.environ | self.rank_environment)
 
+    @functools.cached_property
+    def library_of_scripts(self) -> dict:
+        """The same of a process for which the course sets nothing."""
+        return self.start(python_probe("probe_library")).facts("library")
+
     @property
     def library(self) -> dict:
         """Name and path of the MPI library that a rank loads, or "error"."""

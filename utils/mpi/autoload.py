@@ -20,14 +20,21 @@ class LazyProcessGroupMPI:
 
         Raises:
             ImportError: no MPI library.
+            LauncherError: a launcher of another MPI has started this rank, which is alone.
         """
+        from . import launcher
+
+        launcher.name_library()
         try:
-            import mpi4py.MPI  # noqa: F401  (starts MPI)
+            from mpi4py import MPI  # starts MPI
         except (ImportError, RuntimeError) as error:
             raise ImportError(
                 f"the mpi backend found no MPI library ({error}). Load your site's MPI, or "
                 f"install one beside PyTorch: pip install 'ddl-labs[mpi]'"
             ) from error
+        name, version = MPI.get_vendor()
+        library = f"{name} {'.'.join(map(str, version))}"
+        launcher.refuse_to_be_alone(MPI.COMM_WORLD.size, library)
         from .process_group import create
 
         return create(ranks)

@@ -336,7 +336,8 @@ class World:
     def _renew(self, present: list[int]) -> None:
         """Fresh communicators for the groups that all their members still have."""
         mine = {group.key: group for group in self.groups()}
-        team = MPI.COMM_WORLD.group.Incl(present)
+        # Not of COMM_WORLD's group, which has the same ranks: MPICH 4.0 would crash.
+        team = self.control.group.Incl(present)
         together = self.control.Create_group(team, self.epoch % 2**20)
         lists = dict(zip(present, together.allgather(list(mine)), strict=True))
         together.Free()

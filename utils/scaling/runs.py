@@ -38,8 +38,9 @@ _NOT_STARTED = "listener thread failed to start"
 # They say how many threads a rank starts.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-# Open MPI: "[vm:04635] Rank 0 bound to package[0][core:L0]", "Rank 0 is not bound (…)".
-_BINDING = re.compile(r"Rank (\d+) (?:is )?((?:not )?bound.*)")
+# Open MPI: "[vm:04635] Rank 0 bound to package[0][core:L0]", "Rank 0 is not bound (…)";
+# Open MPI 4: "[vm:04635] MCW rank 0 bound to socket 0[core 0[hwt 0]]: [B/.]".
+_BINDING = re.compile(r"[Rr]ank (\d+) (?:is )?((?:not )?bound.*)")
 
 # "Data for proc: [prterun-vm-10555@1,0]" … "Binding: package[0][core:L0-3]".
 _PLANNED = re.compile(r"Data for proc: \[.*?,(\d+)\].*?Binding: (\S+)", re.DOTALL)
@@ -148,12 +149,12 @@ def rehearse(topology: str, ranks: int, *options: str) -> dict[int, str]:
     topology: as hwloc describes a synthetic machine, such as "pack:2 numa:1 l3:1 core:4 pu:2":
         two packages of one NUMA domain with four cores of two hardware threads.
 
-    Returns the binding by rank; nothing where mpiexec isn't Open MPI's.
+    Returns the binding by rank; nothing where mpiexec isn't that of Open MPI 5 or later.
 
     Raises RunFailed where these options don't work on such a machine.
     """
     plan = Plan.checked(Request(1, bind=False, launcher="mpiexec"))
-    if not plan.launcher.is_open_mpi:
+    if not plan.launcher.is_open_mpi or plan.launcher.release < (5,):
         return {}
     command = [plan.launcher.path, "-n", str(ranks), *options]
     command += ["--display", "map", "--rtos", "donotlaunch", "true"]

@@ -11,13 +11,19 @@ import ipyparallel as ipp
 
 from utils.mpi import diagnosis
 
-# How mpiexec (Open MPI 4 and 5) says which rank died first. That of MPICH names any of them.
+# How mpiexec (Open MPI 4 and 5) and srun say which rank died first. MPICH's names any of them.
 _DEATHS = (
     re.compile(
         r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on\s+signal (?P<n>\d+)"
     ),
     re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exiting\s+improperly"),
     re.compile(r"Process name: \[\S+,(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
+    re.compile(r"srun: error: \S+: task (?P<rank>\d+): Exited with exit code (?P<code>\d+)"),
+    re.compile(r"srun: error: \S+: task (?P<rank>\d+): (?P<words>[A-Z][a-z]+)"),
+)
+# How Slurm says that it ended the ranks, unless one of them had died before.
+_ENDED = re.compile(
+    r"(?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO (?P<why>[A-Z ]+))?|Node (?P<node>failure)"
 )
 _SIGNALS = {
     "6": "signal 6, abort",
@@ -26,6 +32,8 @@ _SIGNALS = {
     "11": "signal 11, segmentation fault",
     "15": "signal 15, terminated",
 }
+# Of signals, by the first of Slurm's words for them.
+_NUMBERS = {"Aborted": "6", "Bus": "7", "Killed": "9", "Segmentation": "11", "Terminated": "15"}
 _WIDTH = 96
 
 
@@ -95,7 +103,10 @@ class Outcome:
 
     def _of_death(self) -> CellFailed:
         dead, found = self.dead(), self._first_death()
-        if found is None:
+        if found is None and (ended := _ENDED.search(self.output)):
+            how = _ended(**ended.groupdict())
+            text = f"Slurm ended the ranks: {how}."
+        elif found is None:
             how = "its process is gone"
             text = self._of_deaths_unknown(dead)
         else:
@@ -176,7 +187,16 @@ class Outcome:
         return ""
 
 
-def _how(rank: str, n: str = "", code: str = "") -> str:
+def _ended(why: str | None, node: str | None) -> str:
+    if why and "TIME LIMIT" in why:
+        return "the time of their job is over; start(…, time=minutes) asks for more"
+    if node or (why and "NODE FAIL" in why):
+        return "a node failed"
+    return "their job was cancelled, by scancel or by an administrator"
+
+
+def _how(rank: str, n: str = "", code: str = "", words: str = "") -> str:
+    n = _NUMBERS.get(words, n)
     if n:
         return _SIGNALS.get(n, f"signal {n}")
     return f"its process ended with status {code}" if code else "its process ended"

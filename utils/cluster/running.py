@@ -35,6 +35,8 @@ AFTER_AN_INTERRUPT = 5.0
 
 # Seconds that mpiexec gets to end after a rank has died.
 LAST_WORDS_DEADLINE = 1.5
+# And srun, which first gives the other ranks their time to end.
+LAST_WORDS_OF_SRUN = 10.0
 
 # Seconds for the ranks to say what happened and to meet again, after a cell that failed.
 MEETING_DEADLINE = 8.0
@@ -166,7 +168,9 @@ class Running:
 
     def _last_words(self) -> str:
         """What mpiexec says of a rank that died, for which it ends all others first."""
-        deadline = time.monotonic() + LAST_WORDS_DEADLINE
+        by_mpiexec = self.plan.way.launcher == "mpiexec"
+        wait = LAST_WORDS_DEADLINE if by_mpiexec else LAST_WORDS_OF_SRUN
+        deadline = time.monotonic() + wait
         while not self.over() and time.monotonic() < deadline:
             time.sleep(0.02)
         return self._output_of_mpiexec()

@@ -526,7 +526,8 @@ def start(
     told["cwd"] = os.getcwd()
     (state / "site.toml").write_text(site_settings())
     words = ["unshare", *NAMESPACES, sys.executable, __file__, "--inside", json.dumps(told)]
-    return subprocess.Popen(words, **options)
+    # The sandbox ends with whoever started it, also when that is killed.
+    return subprocess.Popen(["setpriv", "--pdeathsig=KILL", *words], **options)
 
 
 @contextlib.contextmanager

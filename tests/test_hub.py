@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import hub_tools
+import nbformat
 import pytest
 import slurm_tools
 from browser_tools import (
@@ -70,6 +71,8 @@ def plain(text: str) -> str:
     if "<html" in text:
         text = re.sub(r"(?s)<(script|style|head).*?</\1>", "", text)
         text = re.sub(r"(?s)<[^>]*>", " ", text)
+    if raised := re.search(r"(?s)\n(\w*Error: .*)", text):
+        text = raised[1]
     return text if len(text) < 1000 else f"{text[:500]} … {text[-500:]}"
 
 
@@ -216,6 +219,38 @@ def test_a_student_logs_in_chooses_a_job_and_passes_lab_01_on_two_nodes(
         wait_for(lambda: not hub.cluster.jobs(), ACT, "the job ends with the server")
         photograph(page, tmp_path, "hub-stopped")
     wait_for(lambda: not hub.cluster.processes("student1"), ACT, "no process of it is left")
+
+
+# --- without a browser ---------------------------------------------------------------------------
+
+DOCTOR = """
+from utils.doctor.python_side import check_imports, check_packages, check_python
+for check in (check_python, check_packages, check_imports):
+    print(check(None))
+"""
+
+
+def test_students_find_the_shared_environment_complete_and_cannot_change_it(cluster: Cluster):
+    python = f"{slurm_tools.PREFIX}/bin/python"
+    said = cluster.run(python, "-c", DOCTOR, user="student1", host="node1")
+    assert said.count("status='ok'") == 3, said
+    writable = ("!", "-type", "l", "-perm", "/022", "-print", "-quit")
+    assert cluster.run("find", slurm_tools.PREFIX, *writable) == ""
+    kernels = cluster.run(python, "-m", "jupyter", "kernelspec", "list", user="student1")
+    assert "ddl-labs" in kernels
+
+
+def test_a_notebook_is_executed_as_a_batch_job_over_two_nodes(cluster: Cluster):
+    source = "from utils import cluster\nranks = cluster.start(4)\nprint(ranks.describe())"
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    give(cluster, "student2", nbformat.writes(nb), "batch.ipynb")
+    script = slurm_tools.PREFIX / "share/ddl-labs/run_notebook.sbatch"
+    size = ("--nodes=2", "--ntasks=4", "--ntasks-per-node=2")
+    cluster.run("sbatch", *size, script, "batch.ipynb", user="student2")
+    wait_for(lambda: not cluster.jobs(), RANKS, "the batch job is done")
+    logs = cluster.run("sh", "-c", "cat notebook-*.log", user="student2")
+    done = cluster.run("cat", "batch.done.ipynb", user="student2", check=False)
+    assert re.findall(r" (node\d) ", done) == ["node1", "node1", "node2", "node2"], logs
 
 
 # --- several students ----------------------------------------------------------------------------

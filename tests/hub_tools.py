@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-import slurm_tools
 import websocket
 from filelock import FileLock
 from slurm_tools import LOGIN, PREFIX, ROOT, STATE, Cluster, wait_until
@@ -257,6 +256,3 @@ def hub(cluster: Cluster, proxy: Path) -> Iterator[Hub]:
     up.start()
     yield up
     # The processes end with the cluster.
-
-
-__all__ = ["Hub", "Kernel", "Refused", "Student", "hub", "proxy_program", "slurm_tools"]

@@ -50,6 +50,8 @@ c.Spawner.cmd = [f"{site.prefix}/bin/jupyterhub-singleuser"]
 c.Spawner.default_url = "/lab"
 c.Spawner.start_timeout = hub.start_timeout
 c.Spawner.http_timeout = 120
+# The page that tells where the job is comes at once.
+c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
 # Seconds until a job that ended is noticed, which costs one `squeue` per student each time.
 c.Spawner.poll_interval = 30
 c.LabSpawner.batchspawner_singleuser_cmd = f"{site.prefix}/bin/batchspawner-singleuser"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import html
 import shlex
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -92,16 +93,33 @@ class LabSpawner(SlurmSpawner):
     # --- the wait -----------------------------------------------------------------------------
 
     async def start(self) -> tuple[str, int]:
-        """Start the job; raises JobError as soon as it is gone, rather than at the timeout."""
-        starting = asyncio.ensure_future(super().start())
+        """Start the job and wait until JupyterLab listens; returns its host and port.
+
+        Raises JobError as soon as the job is gone, and shortly before the hub's time limit, which
+        would end the wait without a word.
+        """
+        starting = asyncio.ensure_future(self._start_until_it_listens())
+        limit = time.monotonic() + max(self.start_timeout - 2 * LOOK, LOOK)
         try:
             while not (await asyncio.wait({starting}, timeout=LOOK))[0]:
                 await self._check_job()
-            return await starting
+                if time.monotonic() > limit:
+                    raise JobError(
+                        f"{await self._where()} After {self.start_timeout} s, which is the limit "
+                        "here, the job was cancelled. Choose a smaller one, or try again later."
+                    )
+            return starting.result()
         except RuntimeError as error:
             raise error if isinstance(error, JobError) else JobError(str(error)) from error
         finally:
             starting.cancel()
+
+    async def _start_until_it_listens(self) -> tuple[str, int]:
+        host, port = await super().start()
+        # batchspawner reports the port before JupyterLab is started there.
+        while not await _listens(host, port):
+            await asyncio.sleep(LOOK / 4)
+        return host, port
 
     async def _check_job(self) -> None:
         job = self.job_id
@@ -135,7 +153,8 @@ class LabSpawner(SlurmSpawner):
         if not self.job_id:
             return "The job is handed to Slurm."
         if self.state_isrunning():
-            return f"Job {self.job_id} runs on {self.state_gethost()}; JupyterLab starts."
+            place = f"{self.state_gethost()}:{self.port}" if self.port else self.state_gethost()
+            return f"Job {self.job_id} runs; JupyterLab starts on {place}."
         prefix = self.exec_prefix.format(username=self.user.name)
         try:
             told = await self.run_command(f"{prefix} squeue -h -j {self.job_id} -o '%r|%S'")
@@ -144,6 +163,15 @@ class LabSpawner(SlurmSpawner):
         reason, _, begin = told.partition("|")
         when = "" if begin in ("", "N/A") else f", expected to start at {begin}"
         return f"Job {self.job_id} waits in Slurm's queue ({reason or 'no reason given'}{when})."
+
+
+async def _listens(host: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), LOOK)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def _listed(names: Any) -> str:

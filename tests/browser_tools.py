@@ -14,8 +14,8 @@ import pytest
 from nbformat import NotebookNode
 from playwright.sync_api import Page
 
-#: Seconds: for a page, for a whole notebook.
-PAGE, NOTEBOOK = 120, 400
+#: Seconds: for a page, for a whole notebook; that nothing happens when the notebook has ended.
+PAGE, NOTEBOOK, QUIET = 120, 400, 3
 #: What errors are shown as.
 ERROR = "application/vnd.jupyter.stderr"
 SCREENSHOTS = "DDL_LABS_SCREENSHOTS"
@@ -106,7 +106,15 @@ class Lab:
         """Run → Run All Cells; wait until the kernel has done them all."""
         self.page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
         self.page.get_by_text("Run All Cells", exact=True).click()
-        wait_for(self.finished, NOTEBOOK, "the notebook's run ends")
+        quiet_since = None
+
+        def quiet() -> bool:
+            # Between two cells the kernel is idle for a moment, and the next one not marked yet.
+            nonlocal quiet_since
+            quiet_since = (quiet_since or time.monotonic()) if self.finished() else None
+            return quiet_since is not None and time.monotonic() - quiet_since > QUIET
+
+        wait_for(quiet, NOTEBOOK, "the notebook's run ends")
 
     def finished(self) -> bool:
         # A cell that is running or in the queue shows [*]. After an error the others stay empty.

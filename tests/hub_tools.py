@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-import slurm_tools
 import websocket
 from filelock import FileLock
 from slurm_tools import LOGIN, PREFIX, ROOT, STATE, Cluster, wait_until
@@ -65,14 +64,14 @@ class Hub:
     env: dict[str, str]
     started: list[subprocess.Popen] = field(default_factory=list)
 
-    def start(self, **env: str) -> None:
-        """Start the hub, and wait until it answers; `env` adds variables."""
+    def start(self) -> None:
+        """Start the hub, and wait until it answers."""
         with self.log.open("a") as log:
             config = ROOT / "tests/hub_config.py"
             self.started.append(
                 self.cluster.popen(
                     *(f"{PREFIX}/bin/jupyterhub", "-f", config),
-                    env=self.env | env,
+                    env=self.env,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     cwd="/",
@@ -156,6 +155,11 @@ class Student:
         """Does the hub say that this student's server is there?"""
         return bool(self.hub.ask("GET", f"/hub/api/users/{self.name}")["servers"])
 
+    def is_ready(self) -> bool:
+        """Does the hub say that this student's server answers?"""
+        servers = self.hub.ask("GET", f"/hub/api/users/{self.name}")["servers"]
+        return bool(servers) and servers[""]["ready"]
+
     def stop(self) -> None:
         """Stop the server and wait until the hub has forgotten it."""
         with contextlib.suppress(Refused):
@@ -235,6 +239,7 @@ def hub(cluster: Cluster, proxy: Path) -> Iterator[Hub]:
         "HUB_TEST_PASSWORD": PASSWORD,
         "HUB_TEST_TOKEN": TOKEN,
         "HUB_TEST_PID_FILE": str(STATE / "hub.pid"),
+        "HUB_TEST_PATIENCE": str(STATE / "patience"),
     }
     up = Hub(cluster, cluster.state / "hub.log", env)
     (cluster.state / "hub").mkdir()
@@ -251,6 +256,3 @@ def hub(cluster: Cluster, proxy: Path) -> Iterator[Hub]:
     up.start()
     yield up
     # The processes end with the cluster.
-
-
-__all__ = ["Hub", "Kernel", "Refused", "Student", "hub", "proxy_program", "slurm_tools"]

@@ -69,6 +69,9 @@ SETTINGS = {
     "connect_ip = ": f'connect_ip = "{LOGIN}"',
 }
 
+#: What pip says where there is no package index.
+OFFLINE = re.compile("Could not find a version|No matching distribution|Failed to establish")
+
 SLURM_CONF = f"""\
 ClusterName=lab
 SlurmctldHost=login({LOGIN})
@@ -148,6 +151,20 @@ def environment(base_python: str = "/usr/bin/python3") -> Path:
             install(folder, "--only-settings")
         done.write_text(settings)
     return folder
+
+
+def needed() -> Path:
+    """For fixtures: `environment`; skips, with the reason, where there can be no cluster."""
+    import pytest  # the sandbox runs this file too, and has no use for it
+
+    if reason := why_not():
+        pytest.skip(reason)
+    try:
+        return environment()
+    except RuntimeError as error:
+        if OFFLINE.search(str(error)):
+            pytest.skip(f"the packages of hpc/install.sh cannot be had: {error}")
+        raise
 
 
 def digest(salt: bytes, files: list[Path]) -> str:
@@ -434,7 +451,7 @@ class Cluster:
         check: bool = True,
         env: dict[str, str] | None = None,
     ) -> str:
-        """Run a command on a host. Returns its output, stripped; raises CalledProcessError."""
+        """Run a command on a host. Returns its output, stripped; raises AssertionError with it."""
         done = subprocess.run(
             self.words(command, user, host, env),
             stdin=subprocess.DEVNULL,
@@ -526,7 +543,8 @@ def start(
     told["cwd"] = os.getcwd()
     (state / "site.toml").write_text(site_settings())
     words = ["unshare", *NAMESPACES, sys.executable, __file__, "--inside", json.dumps(told)]
-    return subprocess.Popen(words, **options)
+    # The sandbox ends with whoever started it, also when that is killed.
+    return subprocess.Popen(["setpriv", "--pdeathsig=KILL", *words], **options)
 
 
 @contextlib.contextmanager

@@ -43,11 +43,10 @@ JOBS = "import subprocess\nprint(subprocess.getoutput('squeue -h -o \\'job %T on
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory) -> Iterator[Cluster]:
-    if reason := slurm_tools.why_not():
-        pytest.skip(reason)
+    env = slurm_tools.needed()
     state = tmp_path_factory.mktemp("slurm")
     state.chmod(0o755)
-    with slurm_tools.cluster(state) as up:
+    with slurm_tools.cluster(state, env) as up:
         yield up
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from utils.doctor.finding import Finding, check, error, facts_of, needs_pytorch, ok, warning
 from utils.doctor.patient import Machine
-from utils.doctor.words import ROOT, in_environment, in_own_python, install_command, short
+from utils.doctor.words import IS_CLONE, ROOT, in_environment, in_own_python, install_command, short
 
 
 @check("system")
@@ -35,7 +35,7 @@ def check_system(machine: Machine) -> Finding:
 def check_python(machine: Machine) -> Finding:
     """The version that pyproject.toml wants, and the environment that was made for it."""
     fact = f"{platform.python_version()} in {short(sys.prefix)}"
-    (wanted,) = re.findall(r'^requires-python = "(.*)"', _pyproject(), re.MULTILINE)
+    wanted = _python_wanted()
     if not in_range(platform.python_version(), wanted):
         return error(f"{fact}; the labs need {wanted}", "in the course's folder:\nmake env")
     if Path(sys.prefix).resolve() != (ROOT / ".venv").resolve() and in_own_python():
@@ -43,14 +43,25 @@ def check_python(machine: Machine) -> Finding:
     return ok(fact) if in_environment() else warning(f"{fact}: no environment", install_command())
 
 
+def _python_wanted() -> str:
+    if not IS_CLONE:
+        return importlib.metadata.metadata("ddl-labs")["Requires-Python"]
+    (wanted,) = re.findall(r'^requires-python = "(.*)"', _pyproject(), re.MULTILINE)
+    return wanted
+
+
 def _pyproject() -> str:
     return (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def requirements() -> dict[str, str]:
-    """What the labs need, from pyproject.toml: name → range of versions."""
-    (listed,) = re.findall(r"^dependencies = \[\n(.*?)^\]", _pyproject(), re.MULTILINE | re.DOTALL)
-    return dict(re.findall(r'^ *"([\w.-]+)([^"]*)"', listed, re.MULTILINE))
+    """What the labs need, from pyproject.toml or what was installed: name → range of versions."""
+    if IS_CLONE:
+        text = _pyproject()
+        (listed,) = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+        return dict(re.findall(r'^ *"([\w.-]+)([^"]*)"', listed, re.MULTILINE))
+    listed = [one for one in importlib.metadata.requires("ddl-labs") or [] if "extra ==" not in one]
+    return dict(re.match(r"([\w.-]+)(.*)", one).groups() for one in listed)
 
 
 def in_range(version: str, wanted: str) -> bool:
@@ -139,8 +150,11 @@ def _without(folder: Path) -> str:
 def _installed_clone() -> Path:
     """The folder from which the course was installed (pip keeps a note of it)."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, TypeError, ValueError):
-        note = importlib.metadata.distribution("ddl-labs").read_text("direct_url.json")
-        return Path(json.loads(note)["url"].removeprefix("file://")).resolve()
+        course = importlib.metadata.distribution("ddl-labs")
+        note = json.loads(course.read_text("direct_url.json"))
+        if not note.get("dir_info", {}).get("editable"):
+            return Path(course.locate_file("utils")).resolve().parent
+        return Path(note["url"].removeprefix("file://")).resolve()
     return ROOT
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # What `make env` builds.
 OWN_PYTHON = ROOT / ".venv" / "bin" / "python"
+# Is this a clone of the course? On a hub it is a package among others, in a shared environment.
+IS_CLONE = (ROOT / "pyproject.toml").exists()
 
 
 def one_line(failure: BaseException) -> str:
@@ -46,6 +48,8 @@ def gist(text: str) -> str:
 
 def install_command(extra: str = "mpi") -> str:
     """What brings the course's packages, with an extra, to the Python that runs this."""
+    if not IS_CLONE:
+        return f"{short(sys.prefix)} is not complete: its administrator runs hpc/install.sh again"
     there = "" if Path.cwd() == ROOT else f"cd {short(ROOT)} && "
     if in_environment():
         python = short(sys.executable)

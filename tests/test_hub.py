@@ -1,0 +1,429 @@
+"""JupyterHub on a Slurm cluster of two nodes: what students see when all is well, and when not.
+
+`HUB_TABLE=file` has what they see in each accident written to a file as a Markdown table, and
+`DDL_LABS_SCREENSHOTS=folder` keeps pictures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import hub_tools
+import nbformat
+import pytest
+import slurm_tools
+from browser_tools import (
+    CHROMIUM,
+    CHROMIUM_ARGS,
+    NOTEBOOK,
+    PAGE,
+    Lab,
+    photograph,
+    wait_for,
+    without_outputs,
+    write_settings,
+)
+from hub_tools import PASSWORD, SPAWN, URL, Hub, Kernel, Refused
+from playwright.sync_api import Browser, Page, sync_playwright
+from slurm_tools import GROUP, STUDENTS, Cluster
+
+from utils.course.notebook import SOLUTIONS, read, tasks_checked, write
+
+LAB = "01_c10d.ipynb"
+#: Seconds: for ranks to come up, for Slurm to act, for processes to end.
+RANKS, ACT = 180, 90
+pytestmark = pytest.mark.timeout(slurm_tools.INSTALL + PAGE + NOTEBOOK + SPAWN)
+
+
+# --- cluster, hub, students ----------------------------------------------------------------------
+
+
+@dataclass
+class Table:
+    """What a student sees, by accident."""
+
+    rows: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, accident: str, *seen: str) -> None:
+        """Keep what was seen, on one line each."""
+        lines = (" ".join(plain(text).split()) for text in seen)
+        self.rows.append((accident, "<br>".join(line.replace("|", "\\|") for line in lines)))
+
+    def __str__(self) -> str:
+        lines = [f"| {accident} | {seen} |" for accident, seen in self.rows]
+        return "\n".join(["| accident | what the student sees |", "|---|---|", *lines])
+
+
+def plain(text: str) -> str:
+    """Text without colours, and of a page of the hub only what it is about."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    if "<html" in text:
+        text = re.sub(r"(?s)<(script|style|head).*?</\1>", "", text)
+        text = re.sub(r"(?s)<[^>]*>", " ", text)
+    if raised := re.search(r"(?s)\n(\w*Error: .*)", text):
+        text = raised[1]
+    return text if len(text) < 1000 else f"{text[:500]} … {text[-500:]}"
+
+
+@pytest.fixture(scope="module")
+def table(request: pytest.FixtureRequest) -> Iterator[Table]:
+    collected = Table()
+    yield collected
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n\n{collected}\n")
+    if path := os.environ.get("HUB_TABLE"):
+        Path(path).write_text(f"{collected}\n")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Slurm with two nodes, and the environment that hpc/install.sh makes."""
+    env = slurm_tools.needed()
+    with slurm_tools.cluster(tmp_path_factory.mktemp("cluster"), env) as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def running_hub(cluster: Cluster) -> Iterator[Hub]:
+    try:
+        proxy = hub_tools.proxy_program()
+    except RuntimeError as error:
+        pytest.skip(f"the hub's proxy cannot be had: {error}")
+    with cluster.network(), hub_tools.hub(cluster, proxy) as up:
+        yield up
+
+
+@pytest.fixture
+def hub(running_hub: Hub) -> Iterator[Hub]:
+    """The hub; after the test all servers, jobs and students' processes must be gone."""
+    cluster = running_hub.cluster
+    try:
+        with cluster.network():
+            yield running_hub
+            for name in STUDENTS:
+                with contextlib.suppress(Refused):
+                    running_hub.student(name).stop()
+        cluster.run("scancel", "--user=root")
+        wait_for(lambda: not cluster.jobs(), ACT, "all jobs end with the servers")
+        for name in STUDENTS:
+            wait_for(
+                lambda name=name: not cluster.processes(name),
+                ACT,
+                f"no process of {name} is left",
+            )
+    except BaseException:
+        print(cluster.logs(), *map(cluster.processes, STUDENTS), sep="\n")
+        raise
+
+
+def give(cluster: Cluster, student: str, text: str, path: str) -> None:
+    """Put a file into a student's home folder."""
+    source = cluster.state / "given"
+    source.write_text(text)
+    target = f"/home/{student}/{path}"
+    owner = (f"--owner={STUDENTS[student]}", f"--group={GROUP}")
+    cluster.run("install", "-D", "-m", "600", *owner, slurm_tools.STATE / "given", target)
+    cluster.run("chown", "-R", f"{STUDENTS[student]}:{GROUP}", f"/home/{student}")
+
+
+START = "from utils import cluster\nranks = cluster.start({n}{options})\n"
+WHO = "for fact in ranks.describe().records: print(fact['rank'], fact['host'])"
+
+
+def start_ranks(kernel: Kernel, n: int, options: str = "") -> list[tuple[int, str]]:
+    """Start ranks in a kernel; returns rank and host of each."""
+    said = kernel.run(START.format(n=n, options=options) + WHO, RANKS)
+    found = re.findall(r"^(\d+) (node\d)$", said, re.MULTILINE)
+    assert len(found) == n, said
+    return [(int(rank), host) for rank, host in found]
+
+
+# --- the whole way, in a browser -----------------------------------------------------------------
+
+
+@pytest.fixture
+def browser(hub: Hub) -> Iterator[Browser]:
+    """Chromium on the login host: it is started from this thread, which is there."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
+        yield chromium
+        chromium.close()
+
+
+def log_in(page: Page, name: str) -> None:
+    page.set_default_timeout(PAGE * 1000)
+    page.goto(f"{URL}/hub/login?next=%2Fhub%2Fspawn")
+    page.fill("#username_input", name)
+    page.fill("#password_input", PASSWORD)
+    page.click("#login_submit")
+
+
+def test_a_student_logs_in_chooses_a_job_and_passes_lab_01_on_two_nodes(
+    hub: Hub, browser: Browser, tmp_path: Path
+):
+    student, lab = hub.student("student1"), without_outputs(read(SOLUTIONS / LAB))
+    write(lab, tmp_path / LAB)
+    give(hub.cluster, "student1", (tmp_path / LAB).read_text(), LAB)
+    write_settings(tmp_path / "settings")
+    for path in (tmp_path / "settings").rglob("*.jupyterlab-settings"):
+        where = path.relative_to(tmp_path / "settings")
+        give(hub.cluster, "student1", path.read_text(), f".jupyter/lab/user-settings/{where}")
+    with browser.new_context(viewport={"width": 1280, "height": 1400}) as context:
+        page = context.new_page()
+        log_in(page, "student1")
+        page.select_option("select[name=profile]", "ranks4")
+        photograph(page, tmp_path, "hub-form")
+        page.click("#spawn_form [type=submit]")
+        page.wait_for_url(re.compile("/user/student1/lab"), timeout=SPAWN * 1000)
+        opened = Lab(
+            page,
+            f"{URL}/user/student1/lab/tree/{LAB}",
+            path=LAB,
+            cells=[cell.id for cell in lab.cells],
+            ask=lambda path: student.ask("GET", path),
+            pictures=tmp_path,
+        )
+        opened.run_all()
+        shown = opened.outputs()
+        lines = [line for text in shown.values() for line in text.splitlines()]
+        for cell in ("who-describe", "deadlock-run", "pingpong-check"):
+            opened.show(cell)
+            opened.photograph(f"hub-{cell}")
+        passed = [line.split()[2] for line in lines if line.startswith("✓ Task ")]
+        assert passed == tasks_checked(lab), lines
+        assert not [line for line in lines if line.startswith("✗")], lines
+        hosts = re.findall(r"\bnode\d", shown["who-describe"])
+        assert hosts == ["node1", "node1", "node2", "node2"], shown["who-describe"]
+        page.goto(f"{URL}/hub/home")
+        page.click("#stop")
+        wait_for(lambda: not hub.cluster.jobs(), ACT, "the job ends with the server")
+        photograph(page, tmp_path, "hub-stopped")
+    wait_for(lambda: not hub.cluster.processes("student1"), ACT, "no process of it is left")
+
+
+# --- without a browser ---------------------------------------------------------------------------
+
+DOCTOR = """
+from utils.doctor.python_side import check_imports, check_packages, check_python
+for check in (check_python, check_packages, check_imports):
+    print(check(None))
+"""
+
+
+def test_students_find_the_shared_environment_complete_and_cannot_change_it(cluster: Cluster):
+    python = f"{slurm_tools.PREFIX}/bin/python"
+    said = cluster.run(python, "-c", DOCTOR, user="student1", host="node1")
+    assert said.count("status='ok'") == 3, said
+    writable = ("!", "-type", "l", "-perm", "/022", "-print", "-quit")
+    assert cluster.run("find", slurm_tools.PREFIX, *writable) == ""
+    kernels = cluster.run(python, "-m", "jupyter", "kernelspec", "list", user="student1")
+    assert "ddl-labs" in kernels
+
+
+def test_a_notebook_is_executed_as_a_batch_job_over_two_nodes(cluster: Cluster):
+    source = "from utils import cluster\nranks = cluster.start(4)\nprint(ranks.describe())"
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    give(cluster, "student2", nbformat.writes(nb), "batch.ipynb")
+    script = slurm_tools.PREFIX / "share/ddl-labs/run_notebook.sbatch"
+    size = ("--nodes=2", "--ntasks=4", "--ntasks-per-node=2")
+    cluster.run("sbatch", *size, script, "batch.ipynb", user="student2")
+    wait_for(lambda: not cluster.jobs(), RANKS, "the batch job is done")
+    logs = cluster.run("sh", "-c", "cat notebook-*.log", user="student2")
+    done = cluster.run("cat", "batch.done.ipynb", user="student2", check=False)
+    assert re.findall(r" (node\d) ", done) == ["node1", "node1", "node2", "node2"], logs
+
+
+# --- several students ----------------------------------------------------------------------------
+
+TRY_TO_JOIN = """
+import ipyparallel as ipp, json
+told = json.loads({told!r})
+try:
+    client = ipp.Client(connection_info=told, timeout=5)
+    print("connected to", client.ids)
+except Exception as error:
+    print("refused:", type(error).__name__)
+"""
+TRY_TO_READ = """
+import os
+for path in ("/home/student1", "/home/student1/secret.txt"):
+    try:
+        print("read", os.listdir(path) if os.path.isdir(path) else open(path).read())
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+def connection_of(cluster: Cluster, student: str) -> dict:
+    """What a client of this student's ranks knows: addresses and keys."""
+    found = cluster.run(
+        "find", f"/home/{student}", "-name", "ipcontroller-*client.json", "-path", "*security*"
+    )
+    assert found, "no connection file in the student's home folder"
+    return json.loads(cluster.run("cat", found.splitlines()[-1]))
+
+
+def test_two_students_at_once_see_neither_files_nor_ranks_of_each_other(hub: Hub, table: Table):
+    give(hub.cluster, "student1", "mine", "secret.txt")
+    students = [hub.student(name) for name in STUDENTS]
+    for student in students:
+        student.request_server(profile="ranks4")
+    for student in students:
+        wait_for(student.is_ready, SPAWN, f"the server of {student.name} is ready")
+    kernels = [student.kernel() for student in students]
+    for kernel in kernels:
+        start_ranks(kernel, 2)
+    first, second = students
+    assert kernels[1].run(TRY_TO_READ).split() == ["PermissionError", "PermissionError"]
+    with pytest.raises(Refused) as refused:
+        hub.ask("GET", "/user/student1/api/contents", token=second.token)
+    assert refused.value.status in (403, 404)
+    table.add("opens another student's server", str(refused.value))
+    told = connection_of(hub.cluster, "student1")
+    assert told["curve_serverkey"], "ranks listen on the network without encryption"
+    for name in [name for name in told if name.startswith("curve")]:
+        del told[name]
+    said = kernels[1].run(TRY_TO_JOIN.format(told=json.dumps(told)))
+    assert said.startswith("refused"), said
+    # Both still work.
+    for kernel in kernels:
+        assert "[0, 1]" in kernel.run("print([rank for rank in ranks.client.ids])")
+    assert first.is_up()
+
+
+# --- accidents -----------------------------------------------------------------------------------
+
+
+FORGED = [
+    ({"profile": "nosuch"}, "choose one of 'ranks4', 'small'"),
+    ({"profile": ["small"]}, "choose one of 'ranks4', 'small'"),
+    ({"profile": "small", "partition": "gpu"}, "not 'partition'"),
+    ({"options": "#SBATCH --uid=root"}, "not 'options'"),
+    ({"prologue": "touch /tmp/was-here"}, "not 'prologue'"),
+]
+
+
+def test_a_forged_choice_is_refused_before_it_reaches_slurm(hub: Hub, table: Table):
+    student = hub.student("student1")
+    for options, said in FORGED:
+        with pytest.raises(Refused, match=re.escape(said)) as refused:
+            student.request_server(**options)
+        assert refused.value.status == 400
+        table.add(f"`user_options` {json.dumps(options)}", str(refused.value))
+    assert not hub.cluster.jobs()
+
+
+def test_a_notebook_goes_on_while_the_hub_restarts(hub: Hub, table: Table):
+    student = hub.student("student1")
+    student.server(profile="small")
+    (job,) = hub.cluster.jobs()
+    kernel = student.kernel()
+    kernel.run("answer = 41")
+    hub.stop()
+    meanwhile = kernel.run("answer += 1; print(answer)")
+    hub.start()
+    assert meanwhile.strip() == "42"
+    assert student.is_up()
+    assert hub.cluster.jobs() == [job]
+    assert Kernel(student, kernel.id).run("print(answer)").strip() == "42"
+    table.add("the hub restarts", "nothing: the notebook goes on, kernel and variables stay")
+
+
+def test_a_full_queue_is_said_while_one_waits_and_at_the_end_of_patience(hub: Hub, table: Table):
+    hub.cluster.run("sbatch", "-N2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000")
+    wait_for(lambda: "RUNNING" in "".join(hub.cluster.jobs()), ACT, "the cluster is full")
+    patience = hub.cluster.state / "patience"
+    patience.write_text("25")
+    student = hub.student("student1")
+    try:
+        student.request_server(profile="small")
+        events = list(student.progress())
+    finally:
+        patience.unlink()
+    said = [event["message"] for event in events]
+    waiting = [text for text in said if "waits in Slurm's queue" in text]
+    assert waiting, said
+    assert re.search(r"Job \d+ waits in Slurm's queue \(\w+", waiting[-1])
+    assert events[-1]["failed"]
+    assert "the job was cancelled" in said[-1]
+    table.add("the queue is full", *waiting[-1:], said[-1])
+    wait_for(lambda: len(hub.cluster.jobs()) == 1, ACT, "the job that came too late is cancelled")
+
+
+def test_a_job_that_dies_at_its_start_is_reported_with_its_last_words(hub: Hub, table: Table):
+    # As with a home folder that is full or a module that is not there.
+    config = ".jupyter/jupyter_server_config.py"
+    give(hub.cluster, "student1", "raise SystemExit('no more space for you')", config)
+    student = hub.student("student1")
+    try:
+        student.request_server(profile="small")
+        last = list(student.progress())[-1]
+    finally:
+        hub.cluster.run("rm", f"/home/student1/{config}")
+    assert last["failed"], last
+    assert re.search(r"Job \d+ ended before JupyterLab was up", last["message"]), last
+    assert "no more space for you" in last["message"]
+    table.add("the job dies at its start", last["message"])
+
+
+def test_a_cancelled_job_is_noticed_and_takes_its_ranks_along(hub: Hub, table: Table):
+    student = hub.student("student1")
+    student.server(profile="small")
+    kernel = student.kernel()
+    start_ranks(kernel, 2, ', launcher="slurm"')
+    jobs = {line.split()[1]: line.split()[0] for line in hub.cluster.jobs()}
+    assert len(jobs) == 2, jobs
+    hub.cluster.run("scancel", jobs["jupyter"])
+    wait_for(lambda: not student.is_up(), ACT, "the hub notices")
+    with pytest.raises(Refused) as refused:
+        student.ask("GET", "api/status")
+    table.add("`scancel` of the notebook's job", str(refused.value))
+    wait_for(lambda: not hub.cluster.jobs(), ACT, "the ranks' own job ends as well")
+    # A click brings a new one.
+    student.server(profile="small")
+    assert student.kernel().run("print(6 * 7)").strip() == "42"
+
+
+def test_a_dead_node_ends_its_ranks_not_the_notebook(hub: Hub, table: Table):
+    student = hub.student("student1")
+    student.server(profile="small")
+    (line,) = hub.cluster.jobs()
+    ours = line.split()[-1]
+    other = next(name for name in slurm_tools.NODES if name != ours)
+    kernel = student.kernel()
+    start_ranks(kernel, 4, ', launcher="slurm", nodes=2')
+    hub.cluster.crash(other)
+    try:
+        said = kernel.run("%%px\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()", RANKS)
+        table.add("a node dies under the ranks, then `%%px`", said)
+        assert kernel.run("print('here')", RANKS).strip() == "here"
+        assert student.is_up()
+    finally:
+        hub.cluster.boot(other)
+    again = start_ranks(kernel, 4, ', launcher="slurm", nodes=2')
+    assert {host for _, host in again} == set(slurm_tools.NODES)
+
+
+def test_a_dead_node_of_the_notebooks_own_job_is_said(hub: Hub, table: Table):
+    student = hub.student("student1")
+    student.server(profile="ranks4")
+    kernel = student.kernel()
+    start_ranks(kernel, 4)
+    hub.cluster.crash("node2")
+    try:
+        said = kernel.run("%%px\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()", RANKS)
+        table.add("a node dies under notebook and ranks, then `%%px`", said)
+        assert kernel.run("print('here')", RANKS).strip() == "here"
+        again = kernel.run("ranks = cluster.start(4)", RANKS)
+        table.add("…, then `cluster.start(4)`", again)
+        assert kernel.run("print('still here')", RANKS).strip() == "still here"
+    finally:
+        hub.cluster.boot("node2")

@@ -42,8 +42,8 @@ KINDS = {
 }
 NO_ANSWER = {
     "unchanged": "The cell is still as it was handed out.",
-    "missing": "There is no cell with this task's mark in your notebook. Keep the cells of the "
-    "lab: copying or deleting them loses the mark.",
+    "missing": "No cell with this task's mark was found. Where the file could be read at all, "
+    "keep the cells of the lab: copying or deleting them loses the mark.",
     "not reached": "What happened in another task kept this one from being run.",
 }
 MOST_COMMON, BINS = 3, 10

@@ -349,9 +349,8 @@ def test_a_full_queue_is_said_while_one_waits_and_at_the_end_of_patience(hub: Hu
     finally:
         patience.unlink()
     said = [event["message"] for event in events]
-    waiting = [text for text in said if "waits in Slurm's queue" in text]
+    waiting = [text for text in said if re.match(r"Job \d+ waits in Slurm's queue \(\w+", text)]
     assert waiting, said
-    assert re.search(r"Job \d+ waits in Slurm's queue \(\w+", waiting[-1])
     assert events[-1]["failed"]
     assert "the job was cancelled" in said[-1]
     table.add("the queue is full", *waiting[-1:], said[-1])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
 import slurm_tools
 from slurm_tools import Cluster
@@ -284,3 +285,40 @@ def test_another_user_can_neither_connect_nor_read_nor_see_a_key(lab):
     pids = lab.run("pgrep", "-u", "student1", "-f", "python -u -c").split()
     lab.run("kill", "-9", *pids)
     slurm_tools.wait_until(gone(lab), ORPHANED + SEEN, "the job is gone")
+
+
+# --- lab 05 on the cluster --------------------------------------------------------------------
+
+LAB_05 = "solutions/05_scaling.ipynb"
+CASES = (("strong", 128), ("weak", 128))
+IMAGES = """
+import torch
+torch.manual_seed(0)
+def some(n):
+    return torch.randint(256, (n, 28, 28), dtype=torch.uint8), torch.arange(n) % 10
+torch.save([some(640), some(80)], "images.pt")
+"""
+
+
+def test_the_job_script_of_lab_05_times_the_training_on_two_nodes(lab, root):
+    cells = {cell.id: cell.source for cell in nbformat.read(root / LAB_05, as_version=4).cells}
+    names: dict = {}
+    exec(cells["slurm-answer"].partition("\n")[2], names)
+    command = "python train.py --data images.pt --strong 128 --weak 64 --rounds 2 --steps 2"
+    folder = Path("/home/student1")
+    write(lab, folder / "job.sh", names["job_script"](2, 1, 2, command))
+    for name in ("timing.py", "train.py"):
+        (source,) = (s for s in cells.values() if s.startswith(f"%%writefile scaling/{name}\n"))
+        write(lab, folder / name, source.partition("\n")[2])
+    lab.run("python", "-c", IMAGES, user="student1")
+    job = lab.run("sbatch", "job.sh", user="student1").split()[-1]
+    slurm_tools.wait_until(lambda: not lab.jobs(), PATIENCE, "the job is done")
+    shown = lab.run("cat", folder / f"scaling-{job}.out")
+    lines = [line for line in shown.splitlines() if line.startswith("{")]
+    assert lines, shown
+    result = json.loads(lines[-1])
+    assert [rank["host"] for rank in result["ranks"]] == ["node1", "node2"]
+    assert [rank["threads"] for rank in result["ranks"]] == [2, 2]
+    timed = {(case["strategy"], case["scaling"], case["minibatch"]) for case in result["cases"]}
+    assert timed == {(s, *case) for s in ("by hand", "DDP") for case in CASES}
+    assert all(seconds > 0 for case in result["cases"] for seconds in case["step"])

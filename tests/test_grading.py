@@ -487,11 +487,13 @@ def test_points_need_an_explicit_pass(reference):
 class Pretended:
     """Stands in for a run of nbval: ends at a cell for as long as some answers are not blanked.
 
-    ends: cell → (why, tasks of which one must still be there for it to happen).
+    ends: cell → (why, tasks of which one must still be there for it to happen). wrong: tasks whose
+    answers are; with `base`, only for as long as that task's answer is the student's.
     """
 
-    def __init__(self, reference: Reference, ends: dict, wrong: tuple = ()):
-        self.reference, self.ends, self.wrong, self.runs = reference, ends, wrong, 0
+    def __init__(self, reference: Reference, ends: dict, wrong: tuple = (), base: str = ""):
+        self.reference, self.ends, self.wrong, self.base = reference, ends, wrong, base
+        self.runs = 0
 
     def __call__(self, nb, box, job, **_) -> Run:
         self.runs += 1
@@ -500,6 +502,8 @@ class Pretended:
             for cell in nb.cells
             if lab(cell).get("points") and "NotImplementedError" not in cell.source
         }
+        if any(lab(c).get("task") == self.base and "BEGIN SOLUTION" in c.source for c in nb.cells):
+            self.wrong = ()
         records = []
         for cell in nb.cells:
             if cell.cell_type == "code":
@@ -521,10 +525,10 @@ class Pretended:
 
 @pytest.fixture
 def pretend(tmp_path, reference, monkeypatch):
-    """`pretend(ends, wrong)`: the result of a submission whose runs go so, and how many."""
+    """`pretend(ends, …)`: the result of a submission whose runs go so, and how many."""
 
-    def go(ends: dict, wrong: tuple = ()) -> tuple[Result, int]:
-        runs = Pretended(reference, ends, wrong)
+    def go(ends: dict, *about) -> tuple[Result, int]:
+        runs = Pretended(reference, ends, *about)
         monkeypatch.setattr("utils.course.grading.grade_one.run", runs)
         path = toy.hand_in(tmp_path, "ada", toy.filled())
         return grade(path, reference, Box(), tmp_path / "out"), runs.runs
@@ -548,7 +552,7 @@ def test_what_hangs_costs_its_own_task_only(pretend):
 
 
 def test_a_task_is_not_blamed_for_the_full_disk_of_another(pretend):
-    result, runs = pretend({"mean-check": ("the ranks are gone", ["1.3"])}, wrong=("1.3",))
+    result, runs = pretend({"mean-check": ("the ranks are gone", ["1.3"])}, ("1.3",))
     assert (points(result), runs) == ([1, 2, 0, 1, 2], 2)
     assert "Task 1.5 passes only without task 1.3" in result.remarks
 
@@ -558,6 +562,21 @@ def test_an_answer_that_goes_on_in_the_background_can_not_go_on_for_ever(pretend
     assert points(result)[:3] == [1, 2, 2]
     assert points(result)[3] == 0
     assert runs <= 2 * 5 + 1
+
+
+def test_a_wrong_first_task_costs_not_all_that_stands_on_it(pretend, reference):
+    wrong = ("1.1", "1.2", "1.5")
+    result, runs = pretend({}, wrong, "1.1")
+    assert (points(result), runs) == ([0, 0, 2, 1, 0], 1)
+    reference.task("1.1").foundation = True
+    try:
+        result, runs = pretend({}, wrong, "1.1")
+        assert (points(result), runs) == ([0, 2, 2, 1, 2], 2)
+        assert "Task 1.2, 1.5: judged with the reference's answer to task 1.1" in result.remarks
+        result, runs = pretend({}, ("1.2",))
+        assert (points(result), runs) == ([1, 0, 2, 1, 2], 1), "nobody else gets a reference"
+    finally:
+        reference.task("1.1").foundation = False
 
 
 def test_ranks_that_never_come_up_are_not_the_students_fault(pretend):

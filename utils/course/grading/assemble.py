@@ -40,14 +40,17 @@ class Assembled:
     answers: dict[str, Answer] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
-    def notebook(self, blanked: set[str] = frozenset()) -> NotebookNode:
-        """The notebook to run; answers of the `blanked` tasks are stubs again.
+    def notebook(
+        self, blanked: set[str] = frozenset(), given: set[str] = frozenset()
+    ) -> NotebookNode:
+        """The notebook to run; answers of `blanked` tasks are stubs, of `given` the reference's.
 
         Only check cells have outputs to compare with, so that nbval compares nothing else.
         """
         nb = copy.deepcopy(self.reference.nb)
         for cell in nb.cells:
-            if cell.metadata.get("nbgrader", {}).get("solution"):
+            solution = cell.metadata.get("nbgrader", {}).get("solution")
+            if solution and lab(cell)["task"] not in given:
                 cell.source = self._source(cell, blanked)
             if cell.cell_type != "code" or lab(cell).get("check"):
                 continue

@@ -22,7 +22,10 @@ class LabError(NotebookError):
 
 @dataclass
 class Task:
-    """A task of a lab. by_hand: a written answer. answers: grade_ids; checks: cell ids."""
+    """A task of a lab. by_hand: a written answer. answers: grade_ids; checks: cell ids.
+
+    foundation: what other tasks stand on, such as joining the process group.
+    """
 
     number: str
     title: str
@@ -30,6 +33,7 @@ class Task:
     by_hand: bool = False
     answers: list[str] = field(default_factory=list)
     checks: dict[str, float] = field(default_factory=dict)
+    foundation: bool = False
 
 
 class Reference:
@@ -112,6 +116,7 @@ class Reference:
                 task.title = str(about.get("title", task.title))
                 task.answers.append(graded.grade_id)
                 task.by_hand = cell.cell_type == "markdown"
+                task.foundation = bool(about.get("foundation"))
                 points = about.get("points", graded.get("points", 0))
                 task.points = max(task.points, float(points))
             if about.get("check"):

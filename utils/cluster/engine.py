@@ -13,6 +13,7 @@ hosts than the notebook's nothing else could end it then: the nanny does.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import socket
@@ -121,6 +122,8 @@ class Engine(IPEngine):
 
 def main() -> None:
     """Fork the nanny, then be an engine."""
+    # When srun is gone, nobody reads the log any more: that is no news for the student.
+    logging.raiseExceptions = False
     Engine.pipes = fork_nanny()
     Engine.launch_instance()
 

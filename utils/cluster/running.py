@@ -154,6 +154,16 @@ class Running:
             f"Command: {' '.join(plan.command[-1:] + self._mpi_args())} ({plan.way.reason}; MPI: "
             f"{plan.launcher.version})\n"
             f"{doubt}The last lines of its output:\n{tail or '    (nothing)'}"
+            f"{self._hint_for_a_job()}"
+        )
+
+    def _hint_for_a_job(self) -> str:
+        job = self.plan.way.allocation
+        if job is None or self.plan.way.own_job:
+            return ""
+        return (
+            f"\nIf a node of Slurm job {job.job} ({job.nodes}) has died, it can start no ranks "
+            'any more: launcher="slurm" gives them a job of their own.'
         )
 
     def _output_of_mpiexec(self) -> str:

@@ -83,7 +83,7 @@ lab: $(VENV)/.env  ## open the labs in JupyterLab
 
 # Two at a time: much of a test is waiting, for a deadline or for a rank. A file stays together.
 test: $(VENV)/.test  ## run all tests
-	$(ACTIVATE) $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadgroup)
+	$(ACTIVATE) $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
 
 run: $(VENV)/.test  ## execute every solution, one line each
 	$(ACTIVATE) $(BIN)/python -m utils run $(ARGS)

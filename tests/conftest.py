@@ -18,6 +18,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Files whose tests take minutes, the longest first.
+LONGEST = ("test_solutions", "test_faults", "test_hub", "test_grading")
+
 # Names that a course process carries in its command line: kernels, engines, MPI launchers.
 COURSE_PROCESSES = (
     *("ipykernel_launcher", "ipengine", "ipcontroller", "ipcluster", "ipyparallel"),
@@ -36,15 +39,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[SESSION_VARIABLE] = SESSION
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process, as they share fixtures; or those of a notebook."""
-    for item in items:
-        group = item.path.stem
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        if group == "test_solutions" and "path" in parameters:
-            group = parameters["path"].stem
-        item.add_marker(pytest.mark.xdist_group(group))
+    """Begin with the files that take longest: of two processes none then waits for the other."""
+    last = len(LONGEST)
+    items.sort(key=lambda i: LONGEST.index(i.path.stem) if i.path.stem in LONGEST else last)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

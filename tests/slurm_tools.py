@@ -214,7 +214,8 @@ def inside(options: dict[str, Any]) -> int:
 
 def visible_folders(options: dict[str, Any]) -> list[str]:
     """Folders under /tmp, which the sandbox's own covers, that the command may need."""
-    wanted = [str(ROOT), sys.prefix, options["cwd"]]
+    cache = str(platformdirs.user_cache_path("ddl-labs"))
+    wanted = [str(ROOT), sys.prefix, cache, options["cwd"]]
     return [path for path in dict.fromkeys(wanted) if path.startswith("/tmp/")]
 
 

@@ -534,7 +534,10 @@ def test_the_launcher_of_a_loaded_module_wins_when_the_environment_was_activated
     assert find_launcher().path == str(own / "bin/mpiexec"), "whose library someone has named"
 
 
-def test_the_launcher_that_loads_a_modules_libraries_and_breaks_is_told_from_a_missing_one(own):
+def test_the_launcher_that_loads_a_modules_libraries_and_breaks_is_told_from_a_missing_one(
+    own, monkeypatch
+):
+    monkeypatch.setenv("PATH", os.defpath)  # without the environment that runs the tests
     own_mpiexec = fake_mpiexec(own)
     own_mpiexec.write_text("#!/bin/sh\necho 'prterun: symbol lookup error: pmix' >&2; exit 127\n")
     with pytest.raises(RanksError, match=r"LD_LIBRARY_PATH makes it load .*symbol lookup"):

@@ -20,7 +20,7 @@ from nbclient import NotebookClient
 
 from utils import cluster
 from utils.cluster import RanksError, room, watchdog, where
-from utils.cluster.launch import Launcher, Plan, Request, find_launcher
+from utils.cluster.launch import NOT_STARTED, Launcher, Plan, Request, find_launcher
 from utils.mpi import launcher
 
 pytestmark = pytest.mark.timeout(300)
@@ -420,6 +420,15 @@ def test_an_mpiexec_that_fails_is_quoted(first_on_path):
     fake_mpiexec(first_on_path, "echo 'no such fabric' >&2; exit 7")
     with pytest.raises(RanksError, match=r"(?s)did not come up.*fake .*no such fabric"):
         cluster.start(2)
+
+
+def test_an_mpiexec_that_gave_up_on_a_busy_machine_is_tried_again(first_on_path):
+    tried, real = first_on_path / "tried", Path(sys.prefix) / "bin" / "mpiexec"
+    gives_up = f"touch {tried}; echo '{NOT_STARTED}' >&2; exit 1"
+    fake_mpiexec(first_on_path, f'[ -e {tried} ] || {{ {gives_up}; }}\nexec {real} "$@"')
+    with cluster.start(2) as ranks:
+        assert tried.exists()
+        assert ranks.client.ids == [0, 1]
 
 
 def test_an_mpiexec_of_another_mpi_is_not_taken_for_ranks(first_on_path):

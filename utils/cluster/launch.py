@@ -16,6 +16,10 @@ from utils.cluster.site import Way, decide, settings
 from utils.mpi import launcher as which
 from utils.mpi.launcher import Launcher
 
+# On a machine that is very busy, Open MPI may give up before it has started a rank.
+ATTEMPTS = 3
+NOT_STARTED = "listener thread failed to start"
+
 # More ranks than this don't fit on one machine: each takes 100 MB before it imports torch.
 MOST_RANKS = 64
 

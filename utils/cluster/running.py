@@ -21,7 +21,7 @@ from traitlets.config import Config
 from utils.cluster import slurm, watchdog, where
 from utils.cluster.errors import RanksError
 from utils.cluster.failure import Outcome
-from utils.cluster.launch import Plan
+from utils.cluster.launch import ATTEMPTS, NOT_STARTED, Plan
 from utils.cluster.room import Room, Watchdog
 from utils.cluster.site import settings
 
@@ -123,6 +123,19 @@ class Running:
             raise RanksError(f"ipyparallel's controller did not come up: {error}") from error
 
     def _wait_for_ranks(self) -> None:
+        """Until they are there; mpiexec gets another chance where it did not start any."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return self._wait_for_these_ranks()
+            except RanksError:
+                if NOT_STARTED not in self._output_of_mpiexec():
+                    raise
+            self._cluster.stop_engines_sync()
+            self._cluster.start_engines_sync(self.n)
+            self._name_roots()
+        return self._wait_for_these_ranks()
+
+    def _wait_for_these_ranks(self) -> None:
         queue = slurm.Waiting(self._room.mark) if self.plan.way.own_job else None
         deadline = time.monotonic() + START_DEADLINE
         try:

@@ -24,16 +24,12 @@ from pathlib import Path
 import psutil
 
 from utils.cluster import watchdog
-from utils.cluster.launch import Plan, Request, refuse_on_a_rank
+from utils.cluster.launch import ATTEMPTS, NOT_STARTED, Plan, Request, refuse_on_a_rank
 from utils.cluster.room import Room, Watchdog
 
 DEADLINE = 60.0
 # Seconds that a rank waits for the others before it says who is missing; less than the deadline.
 PATIENCE = 20.0
-
-# On a machine that is very busy, Open MPI may give up before it has started a rank.
-ATTEMPTS = 3
-_NOT_STARTED = "listener thread failed to start"
 
 # They say how many threads a rank starts.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -177,7 +173,7 @@ def _run_and_end(command: list[str], environment: dict, deadline: float) -> tupl
     """Exit status, output and errors; status 124 after the deadline. Nothing of it is left."""
     for _ in range(ATTEMPTS):
         ended = _try_once(command, environment, deadline)
-        if not ended[0] or _NOT_STARTED not in ended[2]:
+        if not ended[0] or NOT_STARTED not in ended[2]:
             break
     return ended
 

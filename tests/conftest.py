@@ -37,6 +37,8 @@ SESSION = f"{os.getpid()}-{time.time_ns()}"
 def pytest_configure(config: pytest.Config) -> None:
     """Mark the session, so that every process it starts can be told from others'."""
     os.environ[SESSION_VARIABLE] = SESSION
+    # Processes of pytest-xdist ignore Ctrl-C, and what they start would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

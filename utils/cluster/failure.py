@@ -24,6 +24,7 @@ _DEATHS = (
 # How Slurm says that it ended the ranks, unless one of them had died before.
 _ENDED = re.compile(
     r"(?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO (?P<why>[A-Z ]+))?|Node (?P<node>failure)"
+    r"|Force Terminated"
 )
 _SIGNALS = {
     "6": "signal 6, abort",

@@ -34,7 +34,7 @@ AFTER_AN_ERROR = 3.0
 AFTER_AN_INTERRUPT = 5.0
 
 # Seconds that mpiexec gets to end after a rank has died.
-LAST_WORDS_DEADLINE = 1.5
+LAST_WORDS_DEADLINE = 4.0
 # And srun, which first gives the other ranks their time to end.
 LAST_WORDS_OF_SRUN = 10.0
 

@@ -194,11 +194,11 @@ def test_a_job_that_cannot_be_is_an_error_in_words(lab, options, words):
 BUSY = "%%px --noblock\nwhile True:\n    pass"
 
 
-def up_and_busy(lab: Cluster, host: str = "login"):
+def up_and_busy(lab: Cluster):
     """A notebook whose ranks are in an endless loop."""
     cells = (START, BUSY, "print('busy', flush=True)\nimport time\ntime.sleep(600)")
     process = lab.popen(
-        "python", "-u", "-c", NOTEBOOK, json.dumps(cells), user="student1", host=host,
+        "python", "-u", "-c", NOTEBOOK, json.dumps(cells), user="student1",
         stdout=(lab.state / "busy.out").open("w"),
     )  # fmt: skip
     slurm_tools.wait_until(
@@ -250,7 +250,6 @@ print("heard", heard)
 TELL = """
 import json, psutil, os, pathlib
 room = ranks.running()._room.folder
-controllers = [p for p in psutil.process_iter() if "ipcontroller" in " ".join(p.cmdline())]
 ports = sorted({c.laddr.port for p in psutil.process_iter() if p.uids().real == os.getuid()
                 for c in p.net_connections("tcp") if c.status == "LISTEN"})
 files = list(room.rglob("ipcontroller*.json"))

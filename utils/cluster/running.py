@@ -160,7 +160,7 @@ class Running:
 
     def _failed(self, reason: str) -> RanksError:
         plan = self.plan
-        doubt = f"{plan.launcher.doubt()}\n" if plan.launcher.doubt() else ""
+        doubt = f"{said}\n" if (said := plan.launcher.doubt()) else ""
         tail = "\n".join(f"    {line}" for line in self._output_of_mpiexec().splitlines()[-25:])
         return RanksError(
             f"the {self.n} MPI ranks did not come up: {reason}.\n"

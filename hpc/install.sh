@@ -106,7 +106,7 @@ chmod -R a+rX,go-w "$prefix"
 
 # As a student would: away from the course's folder, without the caller's variables.
 (cd / && env -i "PATH=$prefix/bin:$PATH" HOME=/nonexistent "$prefix/bin/python" -I -c '
-import torch, mpi4py.MPI, utils.mpi, utils.data, utils.cluster, ipykernel.kernelapp
+import torch, mpi4py.MPI, torch_mpi, utils.data, utils.cluster, ipykernel.kernelapp
 import ipyparallel.controller.app, ipyparallel.engine.app, matplotlib.pyplot
 import batchspawner.singleuser, jupyterhub.singleuser.app, jupyterlab.labapp, nbgitpuller
 print(f"PyTorch {torch.__version__}, {mpi4py.MPI.Get_library_version().splitlines()[0]}")

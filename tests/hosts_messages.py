@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from utils.mpi.network import Network, link
+from torch_mpi.network import Network, link
 
 SIZES = [4, 4096, 16384, 65536, 131072]
 # On a ring each rank sends and receives: 2 (p - 1) messages of n / p bytes.

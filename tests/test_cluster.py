@@ -18,10 +18,11 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 
+from torch_mpi import launcher
 from utils import cluster
-from utils.cluster import RanksError, room, watchdog, where
-from utils.cluster.launch import NOT_STARTED, Launcher, Plan, Request, find_launcher
-from utils.mpi import launcher
+from utils.cluster import RanksError, where
+from utils.jobs import session, watchdog
+from utils.jobs.plan import NOT_STARTED, Launcher, Plan, Request, find_launcher
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -291,7 +292,7 @@ def kernels() -> Iterator[Callable[[int], Kernel]]:
 
 def gone(mark: str) -> None:
     wait_until(lambda: not watchdog.members(mark, []), 60, f"{mark} leaves nothing")
-    folder = room.base_folder() / mark
+    folder = session.base_folder() / mark
     wait_until(lambda: not folder.exists(), 60, f"{folder} is removed")
 
 
@@ -328,7 +329,7 @@ def test_ranks_of_a_dead_kernel_are_cleared_at_the_next_start_even_without_watch
     os.kill(int(pid), signal.SIGKILL)
     kernel.kill()
     assert watchdog.members(mark, [])
-    room.Room().close()
+    session.Session().close()
     gone(mark)
 
 

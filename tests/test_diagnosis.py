@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from torch_mpi.diagnosis import diagnose, find_cycle, first_cause, stuck_ranks
 from utils import report
-from utils.mpi.diagnosis import diagnose, find_cycle, first_cause, stuck_ranks
 
 
 def waits(rank, call, *others, any_of=False, **more):

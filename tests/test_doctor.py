@@ -24,9 +24,9 @@ import pytest
 from conftest import ROOT, find_mpiexec, run_tree
 
 from utils import doctor
-from utils.cluster import watchdog
 from utils.doctor import data_side, facts, jupyter_side, machine_side, mpi_side, python_side, words
 from utils.doctor.finding import check, error, warning
+from utils.jobs import watchdog
 
 needs_mpiexec = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec")
 
@@ -597,9 +597,9 @@ def test_a_check_that_fails_itself_is_a_line_without_a_traceback(only):
 
 
 def test_a_course_that_cannot_be_imported_keeps_its_error_for_the_launcher(machine, monkeypatch):
-    monkeypatch.setitem(sys.modules, "utils.cluster.launch", None)
+    monkeypatch.setitem(sys.modules, "utils.jobs.plan", None)
     assert machine.rank_environment == {}
-    assert "utils.cluster.launch" in mpi_side.check_launcher(machine).fact
+    assert "utils.jobs.plan" in mpi_side.check_launcher(machine).fact
 
 
 def test_a_missing_package_is_to_blame_once(only):

@@ -22,8 +22,8 @@ import torch
 from hosts_switch import FRAMING, Switch
 from hosts_tools import LATENCY, RATE, on_hosts
 
-from utils.cluster.launch import Plan, Request
-from utils.mpi import waiting
+from torch_mpi import waiting
+from utils.jobs.plan import Plan, Request
 from utils.scaling import AlphaBeta, fit_alpha_beta, runs
 
 pytestmark = pytest.mark.timeout(900)

@@ -414,7 +414,7 @@ def test_a_run_that_is_not_the_same_is_refused(change, said, trained):
 
 
 def test_a_run_on_one_rank_is_refused(trained):
-    from_records = "from utils.mpi.record import log; kept_calls = list(log._calls)"
+    from_records = "from torch_mpi.record import log; kept_calls = list(log._calls)"
     trained.view.execute(f"{from_records}; log._calls.clear()")
     try:
         assert "need as many all_reduces" in fails("3.5", trained)

@@ -364,7 +364,7 @@ def test_the_network_is_as_before_after_the_checks(ranks):
     try:
         assert verdict(CHECKS["4.4"], ranks)[0]
         assert verdict(CHECKS["4.3"], ranks)[0]
-        asked = "from utils.mpi.network import link; kept = str(link.network)"
+        asked = "from torch_mpi.network import link; kept = str(link.network)"
         ranks.view.execute(asked)
         assert set(ranks.view["kept"]) == {"4 Gbit/s, 1000 µs"}
     finally:

@@ -81,7 +81,7 @@ def run(code: str, **environment: str) -> str:
 def test_importing_torch_neither_imports_mpi4py_nor_starts_mpi():
     out = run(
         "import sys, torch, torch.distributed as dist\n"
-        "loaded = [m in sys.modules for m in ('mpi4py', 'utils.mpi.process_group')]\n"
+        "loaded = [m in sys.modules for m in ('mpi4py', 'torch_mpi.process_group')]\n"
         "print(dist.is_mpi_available(), *loaded)"
     )
     assert out.split() == ["True", "False", "False"]
@@ -93,7 +93,7 @@ def test_a_pytorch_with_its_own_mpi_is_left_alone():
         "from torch.distributed import distributed_c10d as c10d\n"
         "own = type('ProcessGroupMPI', (), {})\n"
         "c10d._MPI_AVAILABLE, c10d.ProcessGroupMPI = True, own\n"
-        "from utils.mpi.autoload import install\n"
+        "from torch_mpi.autoload import install\n"
         "install()\n"
         "print(c10d.ProcessGroupMPI is own)",
         TORCH_DEVICE_BACKEND_AUTOLOAD="0",

@@ -7,13 +7,13 @@ import math
 
 import pytest
 
-from utils.mpi.network import USUAL_LATENCY, Link, Network
+from torch_mpi.network import USUAL_LATENCY, Link, Network
 from utils.scaling import fit_alpha_beta
 
 SWEEP = """
 import json, sys, threading, time
 import torch, torch.distributed as dist
-from utils.mpi.network import Network, link
+from torch_mpi.network import Network, link
 dist.init_process_group("mpi")
 rank = dist.get_rank()
 for _ in range(5):  # a call that is well known when the network changes

@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from utils.cluster import watchdog
+from utils.jobs import watchdog
 from utils.scaling import fit_alpha_beta, laws, predict, runs
 
 SIZES = 4.0 ** np.arange(1, 14)  # 4 B … 64 MiB

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from utils import cluster
-from utils.cluster import RanksError, room, running, site, slurm
-from utils.cluster.launch import Plan, Request
+from utils.cluster import RanksError, running
+from utils.jobs import session, site, slurm
+from utils.jobs.plan import Plan, Request
 
 ALLOCATION = {
     "SLURM_JOB_ID": "12",
@@ -285,12 +286,12 @@ def test_connection_files_lie_where_all_nodes_see_them_and_nobody_else(
 ):
     (tmp_path / site.CONFIG_FILE).write_text(f"c.DDLLabs.shared_folder = {str(tmp_path)!r}")
     use_settings(monkeypatch, [tmp_path])
-    base = room.base_folder(shared=True)
+    base = session.base_folder(shared=True)
     assert base == tmp_path / f"ddl-labs-{os.getuid()}"
     assert stat.S_IMODE(base.stat().st_mode) == 0o700
     base.chmod(0o755)
     with pytest.raises(RanksError, match="only you can open"):
-        room.base_folder(shared=True)
+        session.base_folder(shared=True)
 
 
 def test_a_loopback_name_is_no_address_for_other_nodes(nothing, monkeypatch):

@@ -18,7 +18,7 @@ from conftest import ROOT, run_tree
 from fault_tools import Notebook, notebook
 from site_mpi_tools import Module
 
-from utils.cluster.launch import Plan, Request, find_launcher, usable_cores
+from utils.jobs.plan import Plan, Request, find_launcher, usable_cores
 from utils.scaling import runs
 
 pytestmark = pytest.mark.timeout(400)

@@ -249,7 +249,7 @@ print("heard", heard)
 """
 TELL = """
 import json, psutil, os, pathlib
-room = ranks.running()._room.folder
+room = ranks.running()._session.folder
 ports = sorted({c.laddr.port for p in psutil.process_iter() if p.uids().real == os.getuid()
                 for c in p.net_connections("tcp") if c.status == "LISTEN"})
 files = list(room.rglob("ipcontroller*.json"))

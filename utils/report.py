@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 
-from utils.mpi.diagnosis import Diagnosis
+from torch_mpi.diagnosis import Diagnosis
 
 _RADIUS = 0.3
 

@@ -1,6 +1,6 @@
 """The cases of collectives.py with MPI's largest count set to 2: what tensors over 2 GiB use."""
 
-from utils.mpi import buffers
+from torch_mpi import buffers
 
 buffers.MAX_COUNT = 2
 

@@ -78,7 +78,7 @@ def case_all_reduce_is_right_for_complex_numbers():
 
 
 def case_all_reduce_of_halves_travels_as_two_bytes():
-    from utils.mpi.record import log
+    from torch_mpi.record import log
 
     mark = log.mark()
     dist.all_reduce(torch.ones(100, dtype=torch.bfloat16))

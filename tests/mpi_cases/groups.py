@@ -128,7 +128,7 @@ def case_the_timeout_of_the_group_is_the_one_that_was_asked_for():
 def case_a_rank_missing_from_a_collective_is_named_and_the_group_works_afterwards():
     from datetime import timedelta
 
-    from utils.mpi.errors import CommunicationStopped, CommunicationTimeout
+    from torch_mpi.errors import CommunicationStopped, CommunicationTimeout
 
     if size() < 2:
         return "needs two ranks"

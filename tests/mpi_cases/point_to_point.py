@@ -148,7 +148,7 @@ def case_batch_isend_irecv_works():
 
 
 def case_a_message_of_another_size_or_dtype_is_an_error_on_both_sides():
-    from utils.mpi.errors import CommunicationMismatch, CommunicationStopped
+    from torch_mpi.errors import CommunicationMismatch, CommunicationStopped
 
     if size() != 2:
         return "needs two ranks"
@@ -196,7 +196,7 @@ def case_wrong_ranks_tags_and_tensors_are_named():
 def case_a_receive_nobody_sends_to_ends_at_the_deadline():
     from datetime import timedelta
 
-    from utils.mpi.errors import CommunicationTimeout
+    from torch_mpi.errors import CommunicationTimeout
 
     if not _pair():
         return "needs two ranks"

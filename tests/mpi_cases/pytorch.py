@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.mpi.record import log
+from torch_mpi.record import log
 
 
 def _mlp() -> nn.Module:
@@ -94,7 +94,7 @@ def case_ddp_with_a_python_communication_hook_works():
 
 
 def case_ddp_accumulates_without_communication_in_no_sync():
-    from utils.mpi.record import log
+    from torch_mpi.record import log
 
     ddp = DistributedDataParallel(_mlp())
     (x, y), *_ = _batches(1)

@@ -47,7 +47,7 @@ def outcome(case) -> dict:
 
 def _forget_incidents() -> None:
     """One failed case must not stop the next one."""
-    from utils.mpi import world
+    from torch_mpi import world
 
     world.current().begin("")
 

@@ -2,6 +2,6 @@
 
 from collectives import *  # noqa: F403
 
-from utils.mpi.network import Network, link
+from torch_mpi.network import Network, link
 
 link.set(Network(latency=20e-6, bandwidth=1e9))

@@ -10,9 +10,9 @@ import sys
 import torch
 import torch.distributed as dist
 
+from torch_mpi.record import log
 from utils.bench.measure import Call, Case
 from utils.bench.transports import World
-from utils.mpi.record import log
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _TIMED_IMPORT = """

@@ -66,7 +66,7 @@ def transfer(ranks, report: Report) -> None:
 
 def probe_transfer_overlapped(user_ns: dict, *, rank: int, seed: int) -> dict:
     """``transfer_overlapped`` with a work that looks at what is under way when it is called."""
-    from utils.mpi.record import log
+    from torch_mpi.record import log
 
     tensor = integers(seed + rank, LONG)
     mark = log.mark()

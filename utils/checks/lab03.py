@@ -576,7 +576,7 @@ FIRST_LOSS, TYPICAL_LOSS, TEST_LOSS, ACCURACY = 1e-5, 0.03, 0.05, 0.02
 
 def probe_run(user_ns: dict, *, rank: int) -> dict | None:
     """The histories on ranks 0 and 1, and test results computed anew from the models."""
-    from utils.mpi.record import log
+    from torch_mpi.record import log
 
     if rank > 1:
         return None

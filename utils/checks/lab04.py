@@ -517,7 +517,7 @@ def _timed_backward(model, images, labels) -> dict:
     """Transfers of one backward, and the interval in which it computed; seconds."""
     import time
 
-    from utils.mpi.record import log
+    from torch_mpi.record import log
 
     loss = functional.cross_entropy(model(images), labels)
     mark, begin = log.mark(), time.perf_counter()
@@ -536,7 +536,7 @@ def _network(speed: tuple[float, float] | None) -> Iterator[None]:
 
     The one before is back afterwards.
     """
-    from utils.mpi.network import Network, link
+    from torch_mpi.network import Network, link
 
     before = link.network
     link.set(None if speed is None else Network(*speed))
@@ -613,7 +613,7 @@ _HOOK_NET = (6, 24, 24, 16, 4)
 
 def probe_hook(user_ns: dict, *, rank: int, partition, seed: int) -> dict:
     """`fp16_hook` in DDP, on a network with latency, so that no all_reduce ends at once."""
-    from utils.mpi.record import log
+    from torch_mpi.record import log
 
     hook = answer_named(user_ns, "fp16_hook")
     group, members = group_of(partition, rank), members_of(partition, rank, WORLD)
@@ -666,7 +666,7 @@ def probe_hook(user_ns: dict, *, rank: int, partition, seed: int) -> dict:
 
 def _watched(hook: Callable, told: dict) -> Callable:
     """The hook, counted; waits inside of it for what is not over are counted, too."""
-    from utils.mpi.work import MPIWork
+    from torch_mpi.work import MPIWork
 
     def call(state, bucket):
         told["buckets"] += 1

@@ -155,7 +155,7 @@ def answer_named(user_ns: dict, name: str) -> Any:
 
 def recorded(function: Callable, *args: Any, **kwargs: Any) -> tuple[Any, list[dict]]:
     """Call a function; return its result and what it communicated, as JSON-able records."""
-    from utils.mpi.record import log
+    from torch_mpi.record import log
 
     mark = log.mark()
     result = function(*args, **kwargs)
@@ -163,7 +163,7 @@ def recorded(function: Callable, *args: Any, **kwargs: Any) -> tuple[Any, list[d
 
 
 def as_dict(call) -> dict:
-    """A :class:`~utils.mpi.record.Call`; ``peer`` and ``group`` are global ranks."""
+    """A :class:`~torch_mpi.record.Call`; ``peer`` and ``group`` are global ranks."""
     peer = call.peer
     return {
         "op": call.op,

@@ -6,7 +6,7 @@
     ranks.restart()                 # fresh ranks, also after a deadlock or a crash
     ranks.stop()
 
-No rank outlives the kernel, whatever ends it: see `utils.cluster.watchdog`.
+No rank outlives the kernel, whatever ends it: see `utils.jobs.watchdog`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from ipyparallel.client.client import ExecuteReply
 from IPython import get_ipython
 from tabulate import tabulate
 
+from torch_mpi.network import Network
 from utils import timeline
-from utils.cluster.errors import RanksError
 from utils.cluster.failure import CellFailed
-from utils.cluster.launch import (
+from utils.cluster.px import RanksMagics
+from utils.cluster.running import Question, Reply, Running
+from utils.jobs.errors import RanksError
+from utils.jobs.plan import (
     Launcher,
     Plan,
     Request,
@@ -36,9 +39,6 @@ from utils.cluster.launch import (
     refuse_on_a_rank,
     usable_cores,
 )
-from utils.cluster.px import RanksMagics
-from utils.cluster.running import Question, Reply, Running
-from utils.mpi.network import Network
 
 __all__ = [
     "CellFailed",

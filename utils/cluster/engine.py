@@ -27,7 +27,7 @@ import psutil
 from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.nanny import KernelNanny
 
-from utils.cluster import watchdog
+from utils.jobs import watchdog
 
 # Seconds without a controller after which an engine is of no use to anyone.
 MOST_SILENCE = 30.0

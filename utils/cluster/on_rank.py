@@ -116,7 +116,7 @@ def _library(version: str) -> str:
 
 def _world():
     """The backend's view of all ranks, once a process group was made."""
-    module = sys.modules.get("utils.mpi.world")
+    module = sys.modules.get("torch_mpi.world")
     return module.current() if module else None
 
 
@@ -241,7 +241,7 @@ def _meet(world) -> bool:
 
 def use_network(user_ns: dict, *, rank: int, network: list[float] | None) -> None:
     """Set the network of `Ranks.network`: latency and bandwidth, or the machine's own."""
-    from utils.mpi.network import Network, link
+    from torch_mpi.network import Network, link
 
     link.set(None if network is None else Network(*network))
     if network is not None and (world := _world()):

@@ -10,9 +10,9 @@ from ipyparallel.client.asyncresult import AsyncResult
 from ipyparallel.client.magics import ParallelMagics
 from IPython.display import Image, display
 
+from torch_mpi.diagnosis import names
 from utils import report
 from utils.cluster.failure import CellFailed, Outcome
-from utils.mpi.diagnosis import names
 
 # Seconds: what the other ranks get to end by themselves once one has failed; what an interrupted
 # rank gets to come back; what is left for output that is under way.

@@ -18,12 +18,13 @@ import ipyparallel as ipp
 import psutil
 from traitlets.config import Config
 
-from utils.cluster import slurm, watchdog, where
-from utils.cluster.errors import RanksError
+from utils.cluster import where
 from utils.cluster.failure import Outcome
-from utils.cluster.launch import ATTEMPTS, NOT_STARTED, Plan
-from utils.cluster.room import Room, Watchdog
-from utils.cluster.site import settings
+from utils.jobs import slurm, watchdog
+from utils.jobs.errors import RanksError
+from utils.jobs.plan import ATTEMPTS, NOT_STARTED, Plan
+from utils.jobs.session import Session, Watchdog
+from utils.jobs.site import settings
 
 # Seconds: until the ranks must be up; until a stopped set of ranks must have said goodbye.
 START_DEADLINE = 60.0
@@ -56,8 +57,8 @@ class Running:
         self.facts: list[dict] = []
         self.place = ""
         self.client: ipp.Client | None = None
-        self._room = Room(shared=plan.way.many_hosts, job=plan.way.own_job)
-        self._watchdog = Watchdog(self._room)
+        self._session = Session(shared=plan.way.many_hosts, job=plan.way.own_job)
+        self._watchdog = Watchdog(self._session)
         self._cluster = self._new_cluster()
         try:
             self._cluster.start_cluster_sync()
@@ -70,7 +71,7 @@ class Running:
             raise
 
     def _new_cluster(self) -> ipp.Cluster:
-        mark = {watchdog.VARIABLE: self._room.mark}
+        mark = {watchdog.VARIABLE: self._session.mark}
         config = Config()
         config.LocalControllerLauncher.environment = mark
         config.MPIEngineSetLauncher.environment = self.plan.environment | mark
@@ -82,8 +83,8 @@ class Running:
         return ipp.Cluster(
             engines="mpi",
             n=self.n,
-            cluster_id=self._room.mark,
-            profile_dir=str(self._room.folder / "profile"),
+            cluster_id=self._session.mark,
+            profile_dir=str(self._session.folder / "profile"),
             config=config,
             load_profile=False,
             controller_args=self._controller_args(),
@@ -97,7 +98,7 @@ class Running:
     def _mpi_args(self) -> list[str]:
         # By its name a job can be found, and cancelled, when nothing else is left of it.
         own_job = self.plan.way.own_job
-        return self.plan.mpi_args + ([f"--job-name={self._room.mark}"] if own_job else [])
+        return self.plan.mpi_args + ([f"--job-name={self._session.mark}"] if own_job else [])
 
     def _controller_args(self) -> list[str]:
         """Encryption: other users of a host, or of the network, can neither connect nor read."""
@@ -136,7 +137,7 @@ class Running:
         return self._wait_for_these_ranks()
 
     def _wait_for_these_ranks(self) -> None:
-        queue = slurm.Waiting(self._room.mark) if self.plan.way.own_job else None
+        queue = slurm.Waiting(self._session.mark) if self.plan.way.own_job else None
         deadline = time.monotonic() + START_DEADLINE
         try:
             while len(self.client.ids) < self.n:
@@ -200,8 +201,8 @@ class Running:
 
     def _get_acquainted(self) -> None:
         """Set the ranks up and check that they are one MPI world, in which engine id is rank."""
-        folder = json.dumps({"folder": str(self._room.folder)})
-        for old in self._room.folder.glob("cells-*"):
+        folder = json.dumps({"folder": str(self._session.folder)})
+        for old in self._session.folder.glob("cells-*"):
             old.unlink()
         replies = Question(self, "utils.cluster.on_rank:prepare", folder).answers(START_DEADLINE)
         for reply in replies:
@@ -209,7 +210,7 @@ class Running:
                 raise self._failed(f"rank {reply.rank} says {reply.error or 'nothing'}")
         self.facts = [reply.value for reply in replies]
         self._check_world()
-        if self.plan.way.own_job and (job := slurm.find(self._room.mark)):
+        if self.plan.way.own_job and (job := slurm.find(self._session.mark)):
             self.place = f"They are Slurm job {job.id} on {job.nodes}."
 
     def _check_world(self) -> None:
@@ -253,7 +254,7 @@ class Running:
         for fact in self.facts:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(fact["pid"])
-                if watchdog.carries(process, self._room.mark):
+                if watchdog.carries(process, self._session.mark):
                     process.kill()
 
     def close(self) -> None:
@@ -264,7 +265,7 @@ class Running:
         with contextlib.suppress(Exception):
             self._cluster.stop_cluster_sync()
         self._watchdog.close()
-        self._room.close()
+        self._session.close()
 
     def signal(self, name: str, targets: list[int] | None = None, wait: float = 2.0) -> None:
         """Send a signal to ranks through ipyparallel's nannies; dead ranks are left out."""
@@ -323,7 +324,7 @@ class Running:
         return [f"rank {rank}: {place}" for rank, place in enumerate(places)]
 
     def _places(self, timeout: float) -> list[str]:
-        files = [self._room.folder / f"stack-{rank}" for rank in range(self.n)]
+        files = [self._session.folder / f"stack-{rank}" for rank in range(self.n)]
         seen = [file.stat().st_size if file.exists() else 0 for file in files]
         alive = set(self.client.ids)
         self.signal("SIGUSR1", wait=timeout)
@@ -342,7 +343,7 @@ class Running:
 
     def _cells(self, rank: int) -> dict[str, str]:
         try:
-            lines = (self._room.folder / f"cells-{rank}").read_text().splitlines()
+            lines = (self._session.folder / f"cells-{rank}").read_text().splitlines()
         except OSError:
             return {}
         notes = [json.loads(line) for line in lines if line.endswith("}")]

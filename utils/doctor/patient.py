@@ -28,7 +28,7 @@ class Machine:
         for probe in self._probes:
             probe.end()
         if "ranks" in vars(self):
-            from utils.cluster import watchdog
+            from utils.jobs import watchdog
 
             # Ranks that left the launcher's session still carry the mark.
             watchdog.end_all(self._mark)
@@ -77,7 +77,7 @@ class Machine:
     @functools.cached_property
     def plan(self) -> tuple:
         """The course's plan for two ranks, and "" (None, and why there is none)."""
-        from utils.cluster.launch import Plan, RanksError, Request, refuse_on_a_rank
+        from utils.jobs.plan import Plan, RanksError, Request, refuse_on_a_rank
 
         try:
             refuse_on_a_rank()
@@ -91,7 +91,7 @@ class Machine:
     @functools.cached_property
     def ranks(self) -> Outcome:
         """Two ranks, started as the labs do; needs a plan."""
-        from utils.cluster import watchdog
+        from utils.jobs import watchdog
 
         plan, _ = self.plan
         command = [plan.launcher.path, "-n", "2", *plan.mpi_args, *python_probe("probe_rank")]

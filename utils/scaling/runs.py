@@ -5,7 +5,7 @@
 
 The ranks get the mpiexec, the environment and the options that `cluster.start` gives to a
 notebook's ranks. A job has a deadline; however it ends, none of its processes is left, not even
-when this process is killed (see `utils.cluster.watchdog`).
+when this process is killed (see `utils.jobs.watchdog`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pathlib import Path
 
 import psutil
 
-from utils.cluster import watchdog
-from utils.cluster.launch import ATTEMPTS, NOT_STARTED, Plan, Request, refuse_on_a_rank
-from utils.cluster.room import Room, Watchdog
+from utils.jobs import watchdog
+from utils.jobs.plan import ATTEMPTS, NOT_STARTED, Plan, Request, refuse_on_a_rank
+from utils.jobs.session import Session, Watchdog
 
 DEADLINE = 60.0
 # Seconds that a rank waits for the others before it says who is missing; less than the deadline.
@@ -179,18 +179,18 @@ def _run_and_end(command: list[str], environment: dict, deadline: float) -> tupl
 
 
 def _try_once(command: list[str], environment: dict, deadline: float) -> tuple[int, str, str]:
-    room = Room()
+    session = Session()
     try:
-        guard = Watchdog(room)
+        guard = Watchdog(session)
         # Output goes to files: a process that keeps a pipe open can't stall us.
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             try:
-                status = _wait(command, environment, deadline, room.mark, guard, (out, err))
+                status = _wait(command, environment, deadline, session.mark, guard, (out, err))
             finally:
                 guard.close()
             return status, _text(out), _text(err)
     finally:
-        room.close()
+        session.close()
 
 
 def _wait(command, environment, deadline, mark, guard, streams) -> int:

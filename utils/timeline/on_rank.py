@@ -27,7 +27,7 @@ def start_watching(user_ns: dict, *, rank: int) -> None:
 
 
 def _begin(info) -> None:
-    from utils.mpi.record import log
+    from torch_mpi.record import log
 
     _cell.mark, _cell.begin, _cell.end = log.mark(), time.perf_counter(), None
 
@@ -38,7 +38,7 @@ def _end(result) -> None:
 
 def report(user_ns: dict, *, rank: int) -> dict:
     """What this rank communicated since its last cell began; times on its own clock."""
-    from utils.mpi.record import log
+    from torch_mpi.record import log
 
     records = [as_record(call) for call in log.since(_cell.mark)]
     return {"rank": rank, "begin": _cell.begin, "end": _cell.end, "records": records}
@@ -51,7 +51,7 @@ def clock_offset(user_ns: dict, *, rank: int) -> float:
     """
     from mpi4py import MPI
 
-    from utils.mpi import clocks
+    from torch_mpi import clocks
 
     if not _clock.usable or MPI.Is_finalized():
         raise TimeoutError("this rank's clock can't be compared any more")
@@ -65,8 +65,8 @@ def clock_offset(user_ns: dict, *, rank: int) -> float:
 
 
 def as_record(call) -> dict:
-    """A :class:`~utils.mpi.record.Call` as JSON."""
-    from utils.mpi.errors import place_text
+    """A :class:`~torch_mpi.record.Call` as JSON."""
+    from torch_mpi.errors import place_text
 
     plain = ("op", "nbytes", "dtype", "peer", "tag", "blocking", "sequence", "sent", "received")
     times = ("start", "matched", "end")

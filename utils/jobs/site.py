@@ -17,8 +17,8 @@ from traitlets import Enum, Int, List, Unicode
 from traitlets.config import Config, Configurable
 from traitlets.config.loader import PyFileConfigLoader
 
-from utils.cluster.errors import RanksError
-from utils.cluster.slurm import Allocation, has_slurm
+from utils.jobs.errors import RanksError
+from utils.jobs.slurm import Allocation, has_slurm
 
 CONFIG_FILE = "ipcluster_config.py"
 LAUNCHERS = ("auto", "mpiexec", "srun", "slurm")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 
-from utils.cluster import slurm, watchdog
-from utils.cluster.errors import RanksError
-from utils.cluster.site import Way, decide, settings
-from utils.mpi import launcher as which
-from utils.mpi.launcher import Launcher
+from torch_mpi import launcher as which
+from torch_mpi.launcher import Launcher
+from utils.jobs import slurm, watchdog
+from utils.jobs.errors import RanksError
+from utils.jobs.site import Way, decide, settings
 
 # On a machine that is very busy, Open MPI may give up before it has started a rank.
 ATTEMPTS = 3
@@ -288,7 +288,7 @@ def _quota() -> int:
 
 
 def find_launcher() -> Launcher:
-    """`utils.mpi.launcher.find_launcher`; raises RanksError where there is no usable mpiexec."""
+    """`torch_mpi.launcher.find_launcher`; raises RanksError where there is no usable mpiexec."""
     try:
         return which.find_launcher()
     except which.LauncherError as error:

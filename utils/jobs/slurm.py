@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.cluster.errors import RanksError
+from utils.jobs.errors import RanksError
 
 # Where Slurm's commands look for their configuration, the last one where it came from slurmctld.
 CONFS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")

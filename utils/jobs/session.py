@@ -18,24 +18,24 @@ from typing import IO
 
 import platformdirs
 
-from utils.cluster import watchdog
-from utils.cluster.errors import RanksError
-from utils.cluster.site import settings
+from utils.jobs import watchdog
+from utils.jobs.errors import RanksError
+from utils.jobs.site import settings
 
 
-class Room:
+class Session:
     """A private folder for connection files, logs and stacks, locked while the kernel lives.
 
     The system drops the lock when the kernel dies, so a free lock means left-overs.
 
-    shared: ranks on other hosts must see it. job: they have a Slurm job, named like the room.
+    shared: ranks on other hosts must see it. job: they have a Slurm job, named like the session.
     """
 
     def __init__(self, shared: bool = False, job: bool = False):
         base = base_folder(shared)
         with _locked(base / "lock"):
             _clear_left_overs(base)
-            self.mark = f"{_own_rooms()}{os.getpid()}-{secrets.token_hex(4)}"
+            self.mark = f"{_own_sessions()}{os.getpid()}-{secrets.token_hex(4)}"
             self.folder = base / self.mark
             self.folder.mkdir(mode=0o700)
             if job:
@@ -51,7 +51,7 @@ class Room:
 
 
 def base_folder(shared: bool = False) -> Path:
-    """This user's folder for all rooms. Raises RanksError if others can open it.
+    """This user's folder for all sessions. Raises RanksError if others can open it.
 
     shared: not in this host's temporary folder, but where every node of the cluster sees it.
     """
@@ -79,14 +79,14 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _own_rooms() -> str:
-    """How the names of this host's rooms begin: a lock of another host may not be seen here."""
+def _own_sessions() -> str:
+    """How the names of this host's sessions begin: a lock of another host may not be seen here."""
     return f"kernel-{socket.gethostname()}-"
 
 
 def _clear_left_overs(base: Path) -> None:
     """End ranks whose kernel is dead, where even the watchdog was killed; no one else's."""
-    for folder in base.glob(f"{_own_rooms()}*"):
+    for folder in base.glob(f"{_own_sessions()}*"):
         with contextlib.suppress(OSError), (folder / "lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             watchdog.end_all(folder.name)
@@ -109,8 +109,8 @@ def _not_in_forked_children(file: IO) -> None:
 class Watchdog:
     """The process that ends the ranks when this kernel is gone."""
 
-    def __init__(self, room: Room):
-        command = [sys.executable, "-I", watchdog.__file__, room.mark, str(room.folder)]
+    def __init__(self, session: Session):
+        command = [sys.executable, "-I", watchdog.__file__, session.mark, str(session.folder)]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -23,8 +23,8 @@ class CommunicationError(DistBackendError):
 
     Attributes:
         record: this rank's status when it happened, a dict: operation, peers, dtype, shape,
-            bytes, tag, line, seconds waited (see :func:`utils.mpi.world.World.stop`).
-        call: the :class:`~utils.mpi.record.Call` it is about, or ``None``.
+            bytes, tag, line, seconds waited (see :func:`torch_mpi.world.World.stop`).
+        call: the :class:`~torch_mpi.record.Call` it is about, or ``None``.
     """
 
     def __init__(self, message: str, call=None, record: dict | None = None):

@@ -1,4 +1,4 @@
 """PyTorch's "mpi" backend on mpi4py, for the stock PyTorch wheel.
 
-Nothing is imported here: see :mod:`utils.mpi.autoload`.
+Nothing is imported here: see :mod:`torch_mpi.autoload`.
 """

@@ -4,7 +4,7 @@ MPI's own collectives move data inside the library, where no latency can be adde
 algorithms that such libraries choose from, message by message (R. Thakur, R. Rabenseifner,
 W. Gropp, "Optimization of collective communication operations in MPICH", 2005).
 
-All are generators for :class:`~utils.mpi.steps.Steps`, on plain one-dimensional tensors.
+All are generators for :class:`~torch_mpi.steps.Steps`, on plain one-dimensional tensors.
 """
 
 from __future__ import annotations

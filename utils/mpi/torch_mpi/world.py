@@ -184,7 +184,7 @@ class World:
         """Begin an incident, or join it; returns the status that all ranks can read now.
 
         Args:
-            kind: see :mod:`utils.mpi.diagnosis`.
+            kind: see :mod:`torch_mpi.diagnosis`.
             error: what happened.
             waitable: the communication this rank was in, if it was.
             where: the user's line.

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 
 from utils.bench.options import OPERATIONS, Settings, as_arguments
@@ -33,6 +32,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _start_ranks(options: argparse.Namespace) -> int:
+    from utils.jobs import run as jobs
+    from utils.jobs.forked import Python
     from utils.jobs.plan import Plan, RanksError, Request
 
     n = options.n or 2
@@ -44,38 +45,16 @@ def _start_ranks(options: argparse.Namespace) -> int:
     except (RanksError, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    command = [plan.launcher.path, "-n", str(n), *plan.mpi_args, sys.executable]
-    command += ["-m", "utils", "bench", *as_arguments(options)]
-    return _run(command, os.environ | plan.environment, options.deadline + GRACE)
-
-
-def _run(command: list[str], environment: dict[str, str], seconds: float) -> int:
-    """Run `command` in a process group of its own; none of it is left, however this ends."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
+    with contextlib.closing(Python(plan)) as python:
+        command = [plan.launcher.path, "-n", str(n), *plan.mpi_args, *python.command]
+        command += ["-m", "utils", "bench", *as_arguments(options)]
+        environment = os.environ | plan.environment
+        try:
+            ended = jobs.run(command, environment, options.deadline + GRACE, capture=False)
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
+    if ended.status == jobs.LATE:
+        seconds = options.deadline + GRACE
         print(f"bench: the ranks were not done after {seconds:g} s: ended", file=sys.stderr)
-        return 124
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen) -> None:
-    """Kill mpiexec and the ranks, which Open MPI puts in process groups of their own."""
-    import psutil
-
-    members = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        members = psutil.Process(process.pid).children(recursive=True)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for member in members:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    process.wait(5)
+    return ended.status

@@ -16,21 +16,17 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ipyparallel as ipp
-from ipyparallel.client.asyncresult import AsyncResult
-from ipyparallel.client.client import ExecuteReply
 from IPython import get_ipython
 from tabulate import tabulate
 
 from torch_mpi.network import Network
 from utils import timeline
 from utils.cluster.failure import CellFailed
-from utils.cluster.px import RanksMagics
-from utils.cluster.running import Question, Reply, Running
+from utils.cluster.reply import Reply
 from utils.jobs.errors import RanksError
+from utils.jobs.forked import Python
 from utils.jobs.plan import (
     Launcher,
     Plan,
@@ -39,6 +35,11 @@ from utils.jobs.plan import (
     refuse_on_a_rank,
     usable_cores,
 )
+
+if TYPE_CHECKING:
+    import ipyparallel as ipp
+
+    from utils.cluster.running import Running
 
 __all__ = [
     "CellFailed",
@@ -112,11 +113,16 @@ class Ranks:
         _current = self
 
     def _bring_up(self) -> None:
-        self._up = Running(self._plan)
+        # The fork server imports what the ranks need while this process imports ipyparallel.
+        python = Python(self._plan)
+        from utils.cluster import notebook
+        from utils.cluster.running import Running
+
+        self._up = Running(self._plan, python)
         self.client: ipp.Client = self._up.client
         self.view: ipp.DirectView = self.client[:]
         self.view.block = True
-        _prepare_notebook(self)
+        notebook.prepare(self)
 
     def running(self) -> Running:
         """What is behind these ranks. Raises RanksError after `stop`."""
@@ -145,7 +151,9 @@ class Ranks:
         if self._up is None or os.getpid() != self._owner:
             return
         self._take_down()
-        _retire_magics(self.n)
+        from utils.cluster import notebook
+
+        notebook.retire_magics(self.n)
         if _current is self:
             _current = None
 
@@ -210,8 +218,7 @@ class Ranks:
     def describe(self) -> Description:
         """Return a table of the ranks: where each runs, on what, with which MPI library."""
         up = self.running()
-        notes = [*self.notes, up.place] if up.place else self.notes
-        return Description(up.facts, notes)
+        return Description(up.facts, [*self.notes, *up.notes()])
 
     def where(self, timeout: float = 2.0) -> None:
         """Print for each rank the line it is on, even when it is stuck inside C.
@@ -237,6 +244,8 @@ class Ranks:
             arguments = json.dumps(kwargs)
         except TypeError as error:
             raise ValueError(f"the arguments of {target} must be JSON values: {error}") from None
+        from utils.cluster.running import Question
+
         up = self.running()
         replies = Question(up, target, arguments, of_ours=False).answers(timeout)
         if any(reply.status != "ok" for reply in replies):
@@ -281,60 +290,9 @@ def _ranges(numbers: list[int]) -> str:
     return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in parts)
 
 
-# --- the notebook -----------------------------------------------------------------------------
-
-
 def _say(text: str) -> None:
     if get_ipython() is not None:
         print(text)
-
-
-def _prepare_notebook(ranks: Ranks) -> None:
-    """Point `%%px` at these ranks, and make what it shows the same in every run."""
-    shell = get_ipython()
-    if shell is None:
-        return
-    shell.magics_manager.register(RanksMagics(shell, ranks))
-    _keep_early_output_apart()
-    shell.run_line_magic("colors", "nocolor")
-    shell.display_formatter.mimebundle_formatter.for_type(ExecuteReply, _reproducible)
-
-
-def _keep_early_output_apart() -> None:
-    """Have `%%px` stream what a rank printed before it listened beside the other ranks' output.
-
-    ipyparallel (9.2) shows such output under a name that it makes of the message's id, which it
-    does not pass: all ranks then have the same name, and the last one replaces the others.
-    """
-    name = "_iopub_streaming_output_callback"
-    show = getattr(AsyncResult, name, None)
-    if show is None or getattr(show, "knows_the_rank", False):
-        return
-
-    def show_apart(self: AsyncResult, rank: int, future: Any, message: dict) -> None:
-        parent = message.get("parent_header") or {"msg_id": future.msg_id}
-        show(self, rank, future, message | {"parent_header": parent})
-
-    show_apart.knows_the_rank = True
-    setattr(AsyncResult, name, show_apart)
-
-
-def _reproducible(reply: ExecuteReply, **kwargs: object) -> tuple[dict, dict]:
-    """The reply's data without its times, ids and source, which change from run to run."""
-    plain: Callable[[], str] = getattr(reply, "_plaintext", lambda: repr(reply))
-    return {**reply.data, "text/plain": plain()}, {}
-
-
-def _retire_magics(n: int) -> None:
-    """After a stop `%%px` would talk to a closed client; let it say what to do instead."""
-    shell = get_ipython()
-    if shell is None:
-        return
-
-    def px(line: str, cell: str | None = None) -> None:
-        raise RanksError(f"the ranks were stopped. Run `ranks = start({n})` again.")
-
-    shell.register_magic_function(px, "line_cell", "px")
 
 
 @atexit.register

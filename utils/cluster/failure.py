@@ -7,8 +7,6 @@ import re
 import textwrap
 from dataclasses import dataclass, field
 
-import ipyparallel as ipp
-
 from torch_mpi import diagnosis
 
 # How mpiexec (Open MPI 4 and 5) and srun say which rank died first. MPICH's names any of them.
@@ -205,12 +203,16 @@ def _how(rank: str, n: str = "", code: str = "", words: str = "") -> str:
 
 def _is_death(error: Exception) -> bool:
     """The controller's word that an engine died; it may come as a rank's error."""
+    import ipyparallel as ipp  # here, as the kernel imports this module before it has ranks
+
     return isinstance(error, ipp.error.EngineError) or (
         isinstance(error, ipp.error.RemoteError) and error.ename == "EngineError"
     )
 
 
 def _summary(error: Exception) -> str:
+    import ipyparallel as ipp
+
     if isinstance(error, ipp.error.RemoteError):
         first = (str(error.evalue).splitlines() or [""])[0]
         return f"{error.ename}: {first}".rstrip(": ")

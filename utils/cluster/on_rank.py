@@ -22,6 +22,7 @@ from types import SimpleNamespace
 
 from IPython import get_ipython
 
+from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
 from utils.timeline.on_rank import start_watching
 
 # Longest text kept of what a check's call prints, and of an error, in characters.
@@ -90,6 +91,7 @@ def prepare(user_ns: dict, *, rank: int, folder: str) -> dict:
         "threads": int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count(),
         "library": _library(MPI.Get_library_version()),
         "pid": os.getpid(),
+        "not_forked": os.environ.get(WHY_NOT_VARIABLE, ""),
     }
 
 

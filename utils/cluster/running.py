@@ -6,11 +6,10 @@ import contextlib
 import functools
 import json
 import logging
+import os
 import secrets
 import socket
-import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,10 @@ from traitlets.config import Config
 
 from utils.cluster import where
 from utils.cluster.failure import Outcome
+from utils.cluster.reply import Reply
 from utils.jobs import slurm, watchdog
 from utils.jobs.errors import RanksError
+from utils.jobs.forked import Python
 from utils.jobs.plan import ATTEMPTS, NOT_STARTED, Plan
 from utils.jobs.session import Session, Watchdog
 from utils.jobs.site import settings
@@ -42,17 +43,18 @@ LAST_WORDS_OF_SRUN = 10.0
 # Seconds for the ranks to say what happened and to meet again, after a cell that failed.
 MEETING_DEADLINE = 8.0
 
-# The controller asks every 0.25 s whether engines live, as it admits a new one only then (default:
-# 3 s). 120 silent rounds lose a rank: a laptop that was suspended for a while must not. On other
-# hosts a rank dies together with the nanny that would tell: 20 rounds.
-PERIOD, MISSES, MISSES_ELSEWHERE = 250, 120, 20
+# The controller asks every 0.1 s whether engines live, as it admits a new one only then (default:
+# 3 s). 300 silent rounds lose a rank: a laptop that was suspended for a while must not. On other
+# hosts a rank dies together with the nanny that would tell: 50 rounds.
+PERIOD, MISSES, MISSES_ELSEWHERE = 100, 300, 50
 
 
 class Running:
     """A controller, n ranks and a client that are up."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, python: Python):
         self.plan = plan
+        self._python = python
         self.n = plan.n
         self.facts: list[dict] = []
         self.place = ""
@@ -73,9 +75,14 @@ class Running:
     def _new_cluster(self) -> ipp.Cluster:
         mark = {watchdog.VARIABLE: self._session.mark}
         config = Config()
-        config.LocalControllerLauncher.environment = mark
+        controller = self._python.for_one_process(os.environ)
+        config.LocalControllerLauncher.environment = controller.environment | mark
+        config.LocalControllerLauncher.controller_cmd = [
+            *controller.command,
+            *("-m", "ipyparallel.controller"),
+        ]
         config.MPIEngineSetLauncher.environment = self.plan.environment | mark
-        config.MPIEngineSetLauncher.engine_cmd = [sys.executable, "-m", "utils.cluster.engine"]
+        config.MPIEngineSetLauncher.engine_cmd = self._engine_command()
         config.MPIEngineSetLauncher.mpi_cmd = self.plan.command
         config.MPIEngineSetLauncher.mpi_args = self._mpi_args()
         # Seconds for the controller's connection file to appear (default 10: a busy laptop).
@@ -94,6 +101,14 @@ class Running:
             shutdown_atexit=False,
             log=_quiet_log(),
         )
+
+    def _engine_command(self) -> list[str]:
+        return [*self._python.command, "-m", "utils.cluster.engine"]
+
+    def notes(self) -> list[str]:
+        """What `describe` says of this start: a Slurm job of its own, the fork server."""
+        reasons = {fact["not_forked"] for fact in self.facts if fact["not_forked"]}
+        return [self.place] * bool(self.place) + [self._python.describe(reasons)]
 
     def _mpi_args(self) -> list[str]:
         # By its name a job can be found, and cancelled, when nothing else is left of it.
@@ -235,37 +250,50 @@ class Running:
         """Stop the ranks and start new ones; False when the controller is of no use any more."""
         if not watchdog.alive(self._cluster.controller.process):
             return False
+        self._kill_ranks()
         self._cluster.stop_engines_sync()
-        self._end_stragglers()
         # Until the hub has struck the old ranks off, the new ones don't get their numbers.
         deadline = time.monotonic() + GOODBYE_DEADLINE
         while self.client.ids:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
+        # An author may have changed the course since, or the fork server may have been killed.
+        self._python.renew()
+        self._cluster.config.MPIEngineSetLauncher.engine_cmd = self._engine_command()
         self._cluster.start_engines_sync(self.n)
         self._name_roots()
         self._wait_for_ranks()
         self._get_acquainted()
         return True
 
-    def _end_stragglers(self) -> None:
-        """End ranks that mpiexec did not, as it was killed itself."""
+    def _kill_ranks(self) -> None:
+        """End the ranks of this host at once, also those whose mpiexec was killed; no one else."""
         for fact in self.facts:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(fact["pid"])
                 if watchdog.carries(process, self._session.mark):
                     process.kill()
 
+    def _end_launchers(self) -> None:
+        """End the controller, which has nothing to save, and mpiexec, which has files to remove."""
+        with contextlib.suppress(psutil.Error, AttributeError):
+            self._cluster.controller.process.kill()
+        with contextlib.suppress(psutil.Error, AttributeError):
+            self._cluster.engine_set.process.terminate()
+
     def close(self) -> None:
         """End everything; errors on the way don't matter, the watchdog finishes the work."""
         with contextlib.suppress(Exception):
             if self.client is not None:
                 self.client.close(linger=0)
+        self._kill_ranks()
+        self._end_launchers()
         with contextlib.suppress(Exception):
             self._cluster.stop_cluster_sync()
         self._watchdog.close()
         self._session.close()
+        self._python.close()
 
     def signal(self, name: str, targets: list[int] | None = None, wait: float = 2.0) -> None:
         """Send a signal to ranks through ipyparallel's nannies; dead ranks are left out."""
@@ -393,25 +421,6 @@ def _quiet_log() -> logging.Logger:
 
 
 # --- questions to the ranks -------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What one rank answered.
-
-    status: "ok"; "error" (the function raised, or the rank died); "silent" (no answer in time).
-    value: the function's result. error: such as "ZeroDivisionError: division by zero".
-    line: such as "cell line 3", the innermost line of a notebook cell on the way to the error.
-    stdout: what was printed meanwhile. A rank that was silent and could be interrupted tells by
-    `error` and `line` where it was.
-    """
-
-    rank: int
-    status: str
-    value: Any = None
-    error: str | None = None
-    line: str | None = None
-    stdout: str = ""
 
 
 class Question:

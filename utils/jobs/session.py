@@ -33,7 +33,7 @@ class Session:
 
     def __init__(self, shared: bool = False, job: bool = False):
         base = base_folder(shared)
-        with _locked(base / "lock"):
+        with locked(base / "lock"):
             _clear_left_overs(base)
             self.mark = f"{_own_sessions()}{os.getpid()}-{secrets.token_hex(4)}"
             self.folder = base / self.mark
@@ -42,7 +42,7 @@ class Session:
                 (self.folder / watchdog.JOB).touch()
             self._lock = open(self.folder / "lock", "w")  # noqa: SIM115 - held until close()
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-        _not_in_forked_children(self._lock)
+        not_in_forked_children(self._lock)
 
     def close(self) -> None:
         """Give the lock back and remove the folder."""
@@ -73,7 +73,8 @@ def base_folder(shared: bool = False) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of this file, which processes of this user share."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -94,13 +95,13 @@ def _clear_left_overs(base: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _not_in_forked_children(file: IO) -> None:
-    """A child forked by the student's code must not keep the pipe or the lock open."""
+def not_in_forked_children(file: IO | socket.socket) -> None:
+    """A child forked by the student's code must not keep this pipe, lock or socket open."""
     number = file.fileno()
 
     def close() -> None:
         with contextlib.suppress(OSError, ValueError):
-            if not file.closed and file.fileno() == number:
+            if file.fileno() == number:
                 file.close()
 
     os.register_at_fork(after_in_child=close)
@@ -120,7 +121,7 @@ class Watchdog:
             start_new_session=True,
             text=True,
         )
-        _not_in_forked_children(self._process.stdin)
+        not_in_forked_children(self._process.stdin)
 
     def tell(self, roots: list[watchdog.Root]) -> None:
         """Name the processes that ranks descend from."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from IPython.core.application import ENV_CONFIG_DIRS, SYSTEM_CONFIG_DIRS
-from traitlets import Enum, Int, List, Unicode
+from traitlets import Bool, Enum, Int, List, Unicode
 from traitlets.config import Config, Configurable
 from traitlets.config.loader import PyFileConfigLoader
 
@@ -31,6 +31,9 @@ class DDLLabs(Configurable):
     """
 
     launcher = Enum(LAUNCHERS, "auto", help="as of cluster.start").tag(config=True)
+    fork_server = Bool(True, help="may ranks be forked from a process of the user?").tag(
+        config=True
+    )
     partition = Unicode(help="of the ranks' own jobs; empty: Slurm's default").tag(config=True)
     time = Unicode("60", help="limit of the ranks' own jobs, as sbatch takes it").tag(config=True)
     account = Unicode(help="that the ranks' own jobs are charged to").tag(config=True)

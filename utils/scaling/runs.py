@@ -4,28 +4,22 @@
     one.result["step"], one.bindings
 
 The ranks get the mpiexec, the environment and the options that `cluster.start` gives to a
-notebook's ranks. A job has a deadline; however it ends, none of its processes is left, not even
-when this process is killed (see `utils.jobs.watchdog`).
+notebook's ranks, and end as `utils.jobs.run` promises.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import psutil
-
-from utils.jobs import watchdog
-from utils.jobs.plan import ATTEMPTS, NOT_STARTED, Plan, Request, refuse_on_a_rank
-from utils.jobs.session import Session, Watchdog
+from utils.jobs import run as jobs
+from utils.jobs.forked import Python
+from utils.jobs.plan import Plan, Request, refuse_on_a_rank
 
 DEADLINE = 60.0
 # Seconds that a rank waits for the others before it says who is missing; less than the deadline.
@@ -101,21 +95,22 @@ def run(script: str | Path, *arguments: object, job: Job, deadline: float = DEAD
     timeout = min(PATIENCE, deadline)
     request = Request(job.ranks, job.threads or 1, job.bind, timeout, launcher="mpiexec")
     plan = Plan.checked(request)
-    command = [plan.launcher.path, "-n", str(job.ranks), *plan.mpi_args]
+    options = ["-n", str(job.ranks), *plan.mpi_args]
     if plan.launcher.is_open_mpi:
-        command.append("--report-bindings")
-    command += [sys.executable, str(script), *map(str, arguments)]
+        options.append("--report-bindings")
+    words = [str(script), *map(str, arguments)]
     environment = os.environ | plan.environment
     if job.threads is None:
         for name in THREAD_VARIABLES:
             environment.pop(name, None)
-    start = time.monotonic()
-    status, out, err = _run_and_end(command, environment, deadline)
-    seconds = time.monotonic() - start
-    shown = " ".join([Path(command[0]).name, *command[1:]]).replace(sys.executable, "python")
-    if status:
-        raise RunFailed(_failure(shown, status, deadline, out, err))
-    return Run(job, _last_object(out, shown), seconds, shown, _bindings(err))
+    # What the reader can type; the ranks are forked where that makes no difference.
+    shown = " ".join(["mpiexec", *options, "python", *words])
+    with contextlib.closing(Python(plan)) as python:
+        command = [plan.launcher.path, *options, *python.command, *words]
+        ended = jobs.run(command, environment, deadline)
+    if ended.status:
+        raise RunFailed(_failure(shown, ended, deadline))
+    return Run(job, _last_object(ended.out, shown), ended.seconds, shown, _bindings(ended.err))
 
 
 def run_all(
@@ -159,63 +154,11 @@ def rehearse(topology: str, ranks: int, *options: str) -> dict[int, str]:
     environment.pop("PRTE_MCA_rmaps_default_mapping_policy", None)
     # THISSYSTEM: binding counts as possible, though the machine is not this one.
     environment |= {"HWLOC_SYNTHETIC": topology, "HWLOC_THISSYSTEM": "1"}
-    status, out, err = _run_and_end(command, environment, DEADLINE)
-    found = _PLANNED.findall(out + err)
-    if status or len(found) != ranks:
-        raise RunFailed(_failure(" ".join(["mpiexec", *command[1:]]), status, DEADLINE, out, err))
+    ended = jobs.run(command, environment, DEADLINE)
+    found = _PLANNED.findall(ended.out + ended.err)
+    if ended.status or len(found) != ranks:
+        raise RunFailed(_failure(" ".join(["mpiexec", *command[1:]]), ended, DEADLINE))
     return {int(rank): binding for rank, binding in found}
-
-
-# --- the job ----------------------------------------------------------------------------------
-
-
-def _run_and_end(command: list[str], environment: dict, deadline: float) -> tuple[int, str, str]:
-    """Exit status, output and errors; status 124 after the deadline. Nothing of it is left."""
-    for _ in range(ATTEMPTS):
-        ended = _try_once(command, environment, deadline)
-        if not ended[0] or NOT_STARTED not in ended[2]:
-            break
-    return ended
-
-
-def _try_once(command: list[str], environment: dict, deadline: float) -> tuple[int, str, str]:
-    session = Session()
-    try:
-        guard = Watchdog(session)
-        # Output goes to files: a process that keeps a pipe open can't stall us.
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            try:
-                status = _wait(command, environment, deadline, session.mark, guard, (out, err))
-            finally:
-                guard.close()
-            return status, _text(out), _text(err)
-    finally:
-        session.close()
-
-
-def _wait(command, environment, deadline, mark, guard, streams) -> int:
-    process = subprocess.Popen(
-        command,
-        env=environment | {watchdog.VARIABLE: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=streams[0],
-        stderr=streams[1],
-        start_new_session=True,
-    )
-    try:
-        guard.tell([(process.pid, psutil.Process(process.pid).create_time())])
-        return process.wait(deadline)
-    except subprocess.TimeoutExpired:
-        return 124
-    finally:
-        if process.poll() is None:
-            watchdog.end_all(mark)
-            process.wait(5)
-
-
-def _text(stream) -> str:
-    stream.seek(0)
-    return stream.read()
 
 
 # --- what it said -----------------------------------------------------------------------------
@@ -239,12 +182,12 @@ def _bindings(err: str) -> dict[int, str]:
     return dict(sorted((int(match[1]), match[2]) for match in found if match))
 
 
-def _failure(shown: str, status: int, deadline: float, out: str, err: str) -> str:
-    what = f"ended with status {status}"
-    if status == 124:
+def _failure(shown: str, ended: jobs.Ended, deadline: float) -> str:
+    what = f"ended with status {ended.status}"
+    if ended.status == jobs.LATE:
         what = f"was not done after {deadline:g} s and was ended"
-    said = "\n".join(line for line in err.splitlines() if not _BINDING.search(line))
-    return f"{shown}\n{what}. Its last words:\n{_tail(said) or _tail(out)}"
+    said = "\n".join(line for line in ended.err.splitlines() if not _BINDING.search(line))
+    return f"{shown}\n{what}. Its last words:\n{_tail(said) or _tail(ended.out)}"
 
 
 def _tail(text: str, most: int = 25) -> str:

@@ -1,0 +1,64 @@
+"""What `cluster.start` changes in the notebook: `%%px`, and what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ipyparallel.client.asyncresult import AsyncResult
+from ipyparallel.client.client import ExecuteReply
+from IPython import get_ipython
+
+from utils.cluster.px import RanksMagics
+from utils.jobs.errors import RanksError
+
+if TYPE_CHECKING:
+    from utils.cluster import Ranks
+
+
+def prepare(ranks: Ranks) -> None:
+    """Point `%%px` at these ranks, and make what it shows the same in every run."""
+    shell = get_ipython()
+    if shell is None:
+        return
+    shell.magics_manager.register(RanksMagics(shell, ranks))
+    _keep_early_output_apart()
+    shell.run_line_magic("colors", "nocolor")
+    shell.display_formatter.mimebundle_formatter.for_type(ExecuteReply, _reproducible)
+
+
+def _keep_early_output_apart() -> None:
+    """Have `%%px` stream what a rank printed before it listened beside the other ranks' output.
+
+    ipyparallel (9.2) shows such output under a name that it makes of the message's id, which it
+    does not pass: all ranks then have the same name, and the last one replaces the others.
+    """
+    name = "_iopub_streaming_output_callback"
+    show = getattr(AsyncResult, name, None)
+    if show is None or getattr(show, "knows_the_rank", False):
+        return
+
+    def show_apart(self: AsyncResult, rank: int, future: Any, message: dict) -> None:
+        parent = message.get("parent_header") or {"msg_id": future.msg_id}
+        show(self, rank, future, message | {"parent_header": parent})
+
+    show_apart.knows_the_rank = True
+    setattr(AsyncResult, name, show_apart)
+
+
+def _reproducible(reply: ExecuteReply, **kwargs: object) -> tuple[dict, dict]:
+    """The reply's data without its times, ids and source, which change from run to run."""
+    plain: Callable[[], str] = getattr(reply, "_plaintext", lambda: repr(reply))
+    return {**reply.data, "text/plain": plain()}, {}
+
+
+def retire_magics(n: int) -> None:
+    """After a stop `%%px` would talk to a closed client; let it say what to do instead."""
+    shell = get_ipython()
+    if shell is None:
+        return
+
+    def px(line: str, cell: str | None = None) -> None:
+        raise RanksError(f"the ranks were stopped. Run `ranks = start({n})` again.")
+
+    shell.register_magic_function(px, "line_cell", "px")

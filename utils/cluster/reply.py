@@ -1,0 +1,25 @@
+"""What one rank answered to a question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one rank answered.
+
+    status: "ok"; "error" (the function raised, or the rank died); "silent" (no answer in time).
+    value: the function's result. error: such as "ZeroDivisionError: division by zero".
+    line: such as "cell line 3", the innermost line of a notebook cell on the way to the error.
+    stdout: what was printed meanwhile. A rank that was silent and could be interrupted tells by
+    `error` and `line` where it was.
+    """
+
+    rank: int
+    status: str
+    value: Any = None
+    error: str | None = None
+    line: str | None = None
+    stdout: str = ""

@@ -1,0 +1,314 @@
+"""A forked process becomes the rank: it takes over what its stub was given, then the program.
+
+What a process of its own would have got from mpiexec, or made when it started, is set here: nothing
+that a program can see should tell the two apart (tests/test_forkserver.py compares them).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib.machinery
+import io
+import os
+import random
+import resource
+import runpy
+import signal
+import sys
+import tempfile
+import time
+from types import ModuleType, TracebackType
+
+from utils.jobs.forkserver import shown
+from utils.jobs.forkserver.identity import THREADS
+
+#: Process id of the stub that stands below mpiexec for this rank; 0 in any other process.
+stub_of_this_rank = 0
+
+
+class NotPossible(Exception):
+    """This rank must be a process of its own; the message says why."""
+
+
+# --- before the fork ---------------------------------------------------------------------------
+
+
+def check(wanted: dict) -> None:
+    """Raise NotPossible for a request that a fork of this process can't be made to fit."""
+    _check_program(wanted)
+    _threads(wanted["environment"])
+    for number, _, hard in wanted["limits"]:
+        own = _limits(number)[1]
+        if own != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > own):
+            raise NotPossible(f"its resource limit {number} is above the fork server's")
+    if wanted["nice"] < os.nice(0):
+        raise NotPossible("its priority is above the fork server's")
+    if wanted["user"] != [list(os.getresuid()), list(os.getresgid()), sorted(os.getgroups())]:
+        raise NotPossible("it runs as another user or group")
+    if hidden := shadowed(wanted):
+        raise NotPossible(f"{hidden} comes before a module that is imported already")
+
+
+def _check_program(wanted: dict) -> None:
+    first = os.fsdecode(wanted["arguments"][0])
+    if first in ("-c", "-m"):
+        return
+    if not os.path.isfile(os.path.join(os.fsdecode(wanted["folder"]), first)):
+        raise NotPossible(f"{first} is an option of Python, or no file")
+
+
+def shadowed(wanted: dict) -> str:
+    """A file of the program's folder that it would import in place of one that we have; or ""."""
+    first = _first_folder(wanted["arguments"])
+    folder = os.path.join(os.fsdecode(wanted["folder"]), first)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            stem = name.partition(".")[0]
+            module = sys.modules.get(stem)
+            importable = name == stem or name.endswith((".py", ".so"))
+            if module is not None and importable and not _lies_in(module, folder):
+                return os.path.join(folder, name)
+    return ""
+
+
+def _first_folder(arguments: list[bytes]) -> str:
+    """What Python puts first on its path: the script's folder, else the current one ("")."""
+    if sys.flags.safe_path:
+        return os.devnull
+    if arguments[0] in (b"-c", b"-m"):
+        return ""
+    return os.path.dirname(os.path.realpath(os.fsdecode(arguments[0])))
+
+
+def _lies_in(module: ModuleType, folder: str) -> bool:
+    found = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), "")
+    return found.startswith(os.path.join(os.path.realpath(folder), ""))
+
+
+def _limits(number: int) -> tuple[int, int]:
+    return resource.getrlimit(number)
+
+
+def _threads(environment: dict[bytes, bytes]) -> dict[str, int]:
+    """Threads of PyTorch and of NumPy that this environment asks for.
+
+    PyTorch asks MKL, which takes MKL_NUM_THREADS before OMP_NUM_THREADS; NumPy's OpenBLAS takes
+    its own first. Raises NotPossible where nothing is said: each library then counts cores in its
+    own way, when it is loaded.
+    """
+    said = {name: environment.get(name.encode(), b"").decode() for name in THREADS}
+    if not said["OMP_NUM_THREADS"]:
+        raise NotPossible("OMP_NUM_THREADS is not set, so each library counts the cores itself")
+    if not all(value == "" or (value.isascii() and value.isdigit()) for value in said.values()):
+        raise NotPossible(f"the number of threads is more than a number: {said}")
+    omp = int(said["OMP_NUM_THREADS"])
+    return {
+        "torch": int(said["MKL_NUM_THREADS"] or omp),
+        "numpy": int(said["OPENBLAS_NUM_THREADS"] or omp),
+    }
+
+
+# --- after the fork ----------------------------------------------------------------------------
+
+
+def become(wanted: dict, descriptors: list[int]) -> None:
+    """Take over what the stub was given.
+
+    descriptors: those that came with the request, in the order of `wanted["descriptors"]`.
+    """
+    global stub_of_this_rank
+    stub_of_this_rank = wanted["stub"]
+    _take_signals(wanted)
+    _take_limits(wanted)
+    _take_descriptors(wanted["descriptors"], descriptors)
+    os.umask(wanted["umask"])
+    os.chdir(wanted["folder"])
+    _take_environment(wanted["environment"])
+    _renew_streams()
+    _renew_random_numbers()
+    set_threads(wanted["environment"])
+    tempfile.tempdir = None
+    command = [os.fsencode(sys.executable), *wanted["arguments"]]
+    shown.show(command, wanted["environment"])
+    gc.enable()
+
+
+def _take_signals(wanted: dict) -> None:
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        usual = signal.SIG_IGN if number in (signal.SIGPIPE, signal.SIGXFSZ) else signal.SIG_DFL
+        if number == signal.SIGINT:
+            usual = signal.default_int_handler
+        signal.signal(number, signal.SIG_IGN if number in wanted["ignored"] else usual)
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, wanted["blocked"])
+
+
+def _take_limits(wanted: dict) -> None:
+    for number, soft, hard in wanted["limits"]:
+        if _limits(number) != (soft, hard):
+            resource.setrlimit(number, (soft, hard))
+    os.nice(wanted["nice"] - os.nice(0))
+    os.sched_setaffinity(0, wanted["affinity"])
+    if wanted["oom"]:
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:
+            file.write(wanted["oom"])
+
+
+def _take_descriptors(numbers: list[int], descriptors: list[int]) -> None:
+    """Give each descriptor the number that it had in the stub; close all others."""
+    above = max([*numbers, *descriptors]) + 1
+    moved = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in descriptors]
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in moved:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    for number, descriptor in zip(numbers, moved, strict=True):
+        os.dup2(descriptor, number, inheritable=True)
+        os.close(descriptor)
+
+
+def _take_environment(environment: dict[bytes, bytes]) -> None:
+    os.environb.clear()
+    os.environb.update(environment)
+    time.tzset()
+
+
+def _renew_streams() -> None:
+    """Text streams on descriptors 0 to 2, as Python makes them when it starts."""
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        old = getattr(sys, f"__{name}__")
+        try:
+            os.fstat(number)
+        except OSError:
+            new = None  # closed: Python has no stream there
+        else:
+            new = _stream(number, old, unbuffered)
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+
+
+def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.TextIOWrapper:
+    """As in `create_stdio` of CPython's pylifecycle.c."""
+    mode = "rb" if number == 0 else "wb"
+    raw = io.FileIO(number, mode, closefd=False)
+    raw.name = ("<stdin>", "<stdout>", "<stderr>")[number]
+    through = unbuffered and number > 0
+    buffer = raw if through else open(number, mode, closefd=False)  # noqa: SIM115 - stays open
+    if not through:
+        buffer.raw.name = raw.name
+    stream = io.TextIOWrapper(
+        buffer,
+        encoding=getattr(old, "encoding", "utf-8"),
+        errors="backslashreplace" if number == 2 else getattr(old, "errors", "strict"),
+        newline="\n" if number > 0 else None,
+        line_buffering=not through and (number == 2 or raw.isatty()),
+        write_through=through,
+    )
+    stream.mode = "r" if number == 0 else "w"
+    return stream
+
+
+def _renew_random_numbers() -> None:
+    """As in a fresh process: `random` and NumPy from the system, PyTorch from its fixed seed."""
+    random.seed()
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()
+    if multiprocessing := sys.modules.get("multiprocessing.process"):
+        multiprocessing.current_process().authkey = os.urandom(32)
+
+
+def set_threads(environment: dict[bytes, bytes]) -> None:
+    """Thread pools of the size that the environment asks for; the server's have one thread."""
+    asked = _threads(environment)
+    if asked["torch"] != 1 and (torch := sys.modules.get("torch")):
+        torch.set_num_threads(asked["torch"])
+    if asked["numpy"] != 1 and (setter := _setter_of_openblas()):
+        setter(asked["numpy"])
+
+
+def _setter_of_openblas():
+    """`openblas_set_num_threads` of the library that NumPy brought; None where it has another."""
+    with open("/proc/self/maps") as file:
+        paths = {line.split()[-1] for line in file if "openblas" in line}
+    for path in sorted(paths):
+        library = ctypes.CDLL(path)
+        for name in ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads"):
+            if setter := getattr(library, name, None):
+                return setter
+    return None
+
+
+# --- the program -------------------------------------------------------------------------------
+
+
+def run_program(arguments: list[bytes]) -> None:
+    """Run `SCRIPT …`, `-c CODE …` or `-m MODULE …` as Python would, in a fresh `__main__`."""
+    words = [os.fsdecode(word) for word in arguments]
+    sys.orig_argv = [sys.executable, *words]
+    if words[0] == "-m":
+        # What stands first while Python looks for the module; it puts the file's path there.
+        sys.argv = ["-m", *words[2:]]
+    elif words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+    else:
+        sys.argv = words
+    _put_first(words)
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__builtins__ = sys.modules["builtins"]
+    main.__annotations__ = {}
+    main.__loader__ = importlib.machinery.BuiltinImporter
+    try:
+        if words[0] == "-m":
+            runpy._run_module_as_main(words[1])
+        elif words[0] == "-c":
+            exec(compile(words[1], "<string>", "exec"), vars(main))
+        else:
+            _run_script(words[0], main)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _report(error)
+
+
+def _put_first(words: list[str]) -> None:
+    """The server's own first folder gives way to the program's."""
+    if sys.flags.safe_path:
+        return
+    first = _first_folder([os.fsencode(words[0])])
+    # `-m` puts the full path of the current folder there, `-c` leaves it open.
+    sys.path[0] = os.getcwd() if words[0] == "-m" else first
+
+
+def _run_script(path: str, main: ModuleType) -> None:
+    main.__file__ = os.path.abspath(path)
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__cached__ = None
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        print(f"{sys.executable}: can't open file {os.path.abspath(path)!r}: "
+              f"[Errno {error.errno}] {error.strerror}", file=sys.stderr)  # fmt: skip
+        raise SystemExit(2) from None
+    exec(compile(source, main.__file__, "exec"), vars(main))
+
+
+def _report(error: BaseException) -> None:
+    """Show an uncaught error without the frames of this module, and end as Python does for it."""
+    sys.excepthook(type(error), error, _own_part(error.__traceback__))
+    sys.excepthook = _already_shown
+    raise error
+
+
+def _already_shown(*_: object) -> None:
+    """An excepthook for the error that `_report` has shown."""
+
+
+def _own_part(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace

@@ -1,0 +1,237 @@
+"""The fork server: a process with PyTorch imported and one thread, whose forks become ranks.
+
+    python -m utils.jobs.forkserver.server LISTENER FOLDER
+
+LISTENER: number of a descriptor, a UNIX socket that listens. FOLDER: where its socket's name is.
+
+Its clients are stubs, which ask for a rank, and holders of a lease: a kernel, a test session. It
+ends when the last lease is lost because its holder died, or after five minutes without use.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import marshal
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Seconds without leases and ranks after which it ends; for a client to send its request.
+IDLE = 300.0
+PATIENCE = 10.0
+
+# Seconds between two looks at what has ended.
+TICK = 1.0
+
+# What ranks import first. mpi4py, but not mpi4py.MPI: the MPI library is a rank's own.
+PRELOADED = (
+    *("numpy", "numpy.random", "torch", "torch.distributed", "torch.nn.parallel"),
+    *("mpi4py", "psutil", "torch_mpi.diagnosis", "torch_mpi.network"),
+    *("ipyparallel.engine.app", "ipyparallel.engine.nanny", "ipyparallel.controller.app"),
+    *("ipykernel.debugger", "IPython.core.completerlib", "IPython.extensions.storemagic"),
+    *("tornado.gen", "tornado.platform.asyncio", "tornado.queues"),
+    *("utils.cluster.on_rank", "utils.data", "utils.models"),
+)
+# What PyTorch imports when the first optimizer or DDP is made: the server does so when it has
+# nothing else to do, as the first ranks need not wait for it.
+PRELOADED_LATER = ("torch._dynamo",)
+
+BYE = b"bye"
+
+
+@dataclass
+class Server:
+    """What the server knows.
+
+    listener: new clients come here. folder: of its socket; "" when it has none. leases: connections
+    of those who use it. keepers: process ids of the ranks' parents. lost: a holder of a lease has
+    died.
+    """
+
+    listener: socket.socket
+    folder: Path
+    settings: dict[str, str]
+    leases: list[socket.socket] = field(default_factory=list)
+    keepers: set[int] = field(default_factory=set)
+    lost: bool = False
+    later: tuple[str, ...] = PRELOADED_LATER
+    used: float = field(default_factory=time.monotonic)
+
+    def serve(self) -> tuple[dict, list[int], socket.socket] | None:
+        """Serve clients until there is no more use for it.
+
+        Returns None in the server, at its end; in a fresh fork of it, the request of a rank, its
+        descriptors, and the connection to its stub.
+        """
+        while True:
+            ready, _, _ = select.select([self.listener, *self.leases], [], [], TICK)
+            for lease in set(ready) - {self.listener}:
+                self._hear(lease)
+            if self.listener in ready and (rank := self._admit()):
+                return rank
+            self._bury()
+            if not ready and self.later:
+                preload(self.later)
+                self.later = ()
+            if self._useless() and self._close():
+                return None
+
+    # -- clients --------------------------------------------------------------------------------
+
+    def _admit(self) -> tuple[dict, list[int], socket.socket] | None:
+        """Take a new client; in the fork that shall be its rank, return what that needs."""
+        connection, _ = self.listener.accept()
+        descriptors: list[int] = []
+        try:
+            connection.settimeout(PATIENCE)
+            if _user_of(connection) != os.geteuid():
+                raise PermissionError("another user's process")
+            wanted, descriptors = _receive(connection)
+            if "lease" in wanted:
+                connection.settimeout(None)
+                self.leases.append(connection)
+                return None
+            if self._fork(wanted, connection):
+                return wanted, descriptors, connection
+        except (OSError, ValueError, EOFError, TypeError, KeyError) as error:
+            print(f"a client was turned away: {error}", file=sys.stderr, flush=True)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if connection not in self.leases:
+            connection.close()
+        return None
+
+    def _fork(self, wanted: dict, connection: socket.socket) -> bool:
+        """Fork a keeper for this request; True in the fork."""
+        from utils.jobs.forkserver import child, stub
+
+        try:
+            self._check_here(wanted)
+            child.check(wanted)
+        except child.NotPossible as reason:
+            connection.sendall(stub.REFUSED + str(reason).encode())
+            return False
+        connection.settimeout(None)
+        keeper = os.fork()
+        if keeper == 0:
+            return True
+        self.keepers.add(keeper)
+        return False
+
+    def _check_here(self, wanted: dict) -> None:
+        """Raise NotPossible where libraries have read another environment, or started threads."""
+        from utils.jobs.forkserver.child import NotPossible
+        from utils.jobs.forkserver.identity import load_time
+
+        environment = {os.fsdecode(k): os.fsdecode(v) for k, v in wanted["environment"].items()}
+        theirs = load_time(environment)
+        for name in sorted(theirs.keys() | self.settings.keys()):
+            if theirs.get(name) != self.settings.get(name):
+                raise NotPossible(f"{name} is another one than in the fork server")
+        threads = len(os.listdir("/proc/self/task"))
+        if threads > 1:
+            raise NotPossible(f"a library has started {threads - 1} threads in the fork server")
+
+    def _hear(self, lease: socket.socket) -> None:
+        """A holder says goodbye, or has died."""
+        try:
+            said = lease.recv(len(BYE))
+        except OSError:
+            said = b""
+        self.lost |= said != BYE
+        self.leases.remove(lease)
+        lease.close()
+
+    # -- its end --------------------------------------------------------------------------------
+
+    def _bury(self) -> None:
+        while self.keepers:
+            keeper, _ = os.waitpid(-1, os.WNOHANG)
+            if keeper == 0:
+                break
+            self.keepers.discard(keeper)
+        if self.leases or self.keepers:
+            self.used = time.monotonic()
+        if self.leases:
+            self.lost = False
+
+    def _useless(self) -> bool:
+        if self.leases or self.keepers:
+            return False
+        return self.lost or time.monotonic() - self.used > IDLE
+
+    def _close(self) -> bool:
+        """Take its name away; False when a client came meanwhile, who connects under this lock."""
+        with (self.folder.parent / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if select.select([self.listener], [], [], 0)[0]:
+                return False
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.listener.close()
+        return True
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Effective user of the process at the other end, from the system (SO_PEERCRED)."""
+    size = struct.calcsize("3i")
+    _, user, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    return user
+
+
+def _receive(connection: socket.socket) -> tuple[dict, list[int]]:
+    """A message and the descriptors that came with it."""
+    from utils.jobs.forkserver import stub
+
+    head, descriptors, _, _ = socket.recv_fds(connection, stub.NUMBER, stub.MOST_DESCRIPTORS)
+    head += stub.receive_exactly(connection, stub.NUMBER - len(head))
+    body = stub.receive_exactly(connection, int.from_bytes(head, "big"))
+    return marshal.loads(body), descriptors
+
+
+def preload(names: tuple[str, ...]) -> None:
+    """Import what ranks import; one that fails is told in the log, and imported by each rank."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            print(f"{name} is not preloaded: {type(error).__name__}: {error}", file=sys.stderr)
+    gc.collect()
+    # What is there now is never looked through again: forks share its memory.
+    gc.freeze()
+
+
+def main() -> None:
+    """Serve. In a fork, become the rank and run its program."""
+    from utils.jobs.forkserver import child, keeper, shown
+    from utils.jobs.forkserver.identity import THREADS, load_time
+
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    listener, folder = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])
+    settings = load_time(os.environ)
+    # Without the spaces that make room for the command of a rank.
+    shown.show([os.fsencode(word) for word in [sys.executable, *sys.orig_argv[1:]] if word.strip()])
+    preload(PRELOADED)
+    assert all(os.environ[name] == "1" for name in THREADS)
+    rank = Server(listener, folder, settings).serve()
+    if rank is None:
+        return
+    wanted, descriptors, connection = rank
+    keeper.fork_rank(connection, descriptors)
+    child.become(wanted, descriptors)
+    child.run_program(wanted["arguments"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""A job of ranks from its start to its end: a deadline, and none of its processes is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO
+
+import psutil
+
+from utils.jobs import watchdog
+from utils.jobs.plan import ATTEMPTS, NOT_STARTED
+from utils.jobs.session import Session, Watchdog
+
+# Exit status of a job that was not done in time, as of coreutils' `timeout`.
+LATE = 124
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that has ended.
+
+    status: exit status of mpiexec, `LATE` after the deadline. out, err: what it printed; "" where
+    that was not captured. seconds: from its start to its end.
+    """
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+
+def run(
+    command: list[str], environment: Mapping[str, str], deadline: float, *, capture: bool = True
+) -> Ended:
+    """Run a command that starts ranks, at most for `deadline` seconds.
+
+    capture: keep what it prints; else it goes where this process prints.
+
+    However it ends, none of its processes is left, not even when this process is killed (see
+    `utils.jobs.watchdog`). An mpiexec that gave up on a busy machine is tried again.
+    """
+    for _ in range(ATTEMPTS):
+        ended = _try_once(command, environment, deadline, capture)
+        if not ended.status or NOT_STARTED not in ended.err:
+            break
+    return ended
+
+
+def _try_once(command, environment, deadline: float, capture: bool) -> Ended:
+    session = Session()
+    try:
+        with _streams(capture) as streams:
+            guard = Watchdog(session)
+            start = time.monotonic()
+            try:
+                status = _wait(command, environment, deadline, session.mark, guard, streams)
+            finally:
+                guard.close()
+            return Ended(status, *map(_text, streams), time.monotonic() - start)
+    finally:
+        session.close()
+
+
+@contextlib.contextmanager
+def _streams(capture: bool) -> Iterator[tuple[IO | None, IO | None]]:
+    """Files, not pipes: a process that keeps a pipe open can't stall us."""
+    if not capture:
+        yield None, None
+        return
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        yield out, err
+
+
+def _wait(command, environment, deadline, mark, guard, streams) -> int:
+    process = subprocess.Popen(
+        command,
+        env={**environment, watchdog.VARIABLE: mark},
+        stdin=subprocess.DEVNULL,
+        stdout=streams[0],
+        stderr=streams[1],
+        start_new_session=True,
+    )
+    try:
+        with contextlib.suppress(psutil.Error):  # it may have ended already
+            guard.tell([(process.pid, psutil.Process(process.pid).create_time())])
+        return process.wait(deadline)
+    except subprocess.TimeoutExpired:
+        return LATE
+    finally:
+        if process.poll() is None:
+            watchdog.end_all(mark)
+            process.wait(5)
+
+
+def _text(stream: IO | None) -> str:
+    if stream is None:
+        return ""
+    os.lseek(stream.fileno(), 0, os.SEEK_SET)
+    return stream.read()

@@ -206,17 +206,19 @@ def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.T
         errors="backslashreplace" if number == 2 else getattr(old, "errors", "strict"),
         newline="\n" if number > 0 else None,
         line_buffering=not through and (number == 2 or raw.isatty()),
-        write_through=through,
+        write_through=unbuffered,
     )
     stream.mode = "r" if number == 0 else "w"
     return stream
 
 
 def _renew_random_numbers() -> None:
-    """As in a fresh process: `random` and NumPy from the system, PyTorch from its fixed seed."""
+    """As in a fresh process: each generator begins with a seed from the system."""
     random.seed()
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
     if multiprocessing := sys.modules.get("multiprocessing.process"):
         multiprocessing.current_process().authkey = os.urandom(32)
 
@@ -299,7 +301,8 @@ def _run_script(path: str, main: ModuleType) -> None:
 
 def _report(error: BaseException) -> None:
     """Show an uncaught error without the frames of this module, and end as Python does for it."""
-    sys.excepthook(type(error), error, _own_part(error.__traceback__))
+    error.__traceback__ = _own_part(error.__traceback__)
+    sys.excepthook(type(error), error, error.__traceback__)
     sys.excepthook = _already_shown
     raise error
 

@@ -20,6 +20,9 @@ from utils.jobs.session import base_folder, locked, not_in_forked_children
 # "off" starts ranks as processes of their own.
 VARIABLE = "DDL_LABS_FORK_SERVER"
 
+# The server's program, for Python.
+SERVER = ("-m", "utils.jobs.forkserver.server")
+
 # In the server's folder: the variables that its libraries have read.
 SETTINGS = "settings.json"
 
@@ -106,7 +109,7 @@ def _start(folder: Path, path: Path, environment: Mapping[str, str], mpiexec: st
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen(1024)
-        command = [sys.executable, "-m", "utils.jobs.forkserver.server"]
+        command = [sys.executable, *SERVER]
         command += [str(listener.fileno()), str(folder), " " * ROOM_FOR_COMMAND]
         with (folder / "log").open("w") as log:
             subprocess.Popen(

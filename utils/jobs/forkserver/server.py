@@ -29,6 +29,9 @@ from pathlib import Path
 IDLE = 300.0
 PATIENCE = 10.0
 
+# Bytes of a request, most of which are environment variables.
+MOST_OF_A_REQUEST = 2**24
+
 # Seconds between two looks at what has ended.
 TICK = 1.0
 
@@ -102,7 +105,7 @@ class Server:
                 return None
             if self._fork(wanted, connection):
                 return wanted, descriptors, connection
-        except (OSError, ValueError, EOFError, TypeError, KeyError) as error:
+        except Exception as error:  # whatever a client sends, the others are served
             print(f"a client was turned away: {error}", file=sys.stderr, flush=True)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -195,8 +198,10 @@ def _receive(connection: socket.socket) -> tuple[dict, list[int]]:
 
     head, descriptors, _, _ = socket.recv_fds(connection, stub.NUMBER, stub.MOST_DESCRIPTORS)
     head += stub.receive_exactly(connection, stub.NUMBER - len(head))
-    body = stub.receive_exactly(connection, int.from_bytes(head, "big"))
-    return marshal.loads(body), descriptors
+    size = int.from_bytes(head, "big")
+    if not 0 < size < MOST_OF_A_REQUEST:
+        raise ValueError(f"a request of {size} bytes")
+    return marshal.loads(stub.receive_exactly(connection, size)), descriptors
 
 
 def preload(names: tuple[str, ...]) -> None:

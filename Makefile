@@ -86,21 +86,21 @@ test: $(VENV)/.test  ## run all tests
 	$(ACTIVATE) $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
 
 run: $(VENV)/.test  ## execute every solution, one line each
-	$(ACTIVATE) $(BIN)/python -m utils run $(ARGS)
+	$(ACTIVATE) $(BIN)/ddl-labs run $(ARGS)
 
 solutions: $(VENV)/.test  ## execute every solution and keep the outputs
-	$(ACTIVATE) $(BIN)/python -m utils run --store $(ARGS)
+	$(ACTIVATE) $(BIN)/ddl-labs run --store $(ARGS)
 
 release: $(VENV)/.test  ## write labs/ from solutions/
-	$(BIN)/python -m utils release
+	$(BIN)/ddl-labs release
 
 release-check: $(VENV)/.test  ## does labs/ follow from solutions/?
-	$(BIN)/python -m utils release --check
+	$(BIN)/ddl-labs release --check
 
 lint: $(VENV)/.test  ## check style and notebooks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m utils lint
+	$(BIN)/ddl-labs lint
 
 format: $(VENV)/.test  ## format the code, notebooks too
 	$(BIN)/ruff check --fix .

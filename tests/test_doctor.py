@@ -226,15 +226,15 @@ def test_an_old_python_is_told_which_one_is_needed(machine, monkeypatch):
     assert "make env" in finding.remedy
 
 
-@pytest.mark.parametrize(("built", "remedy"), [(True, "-m utils doctor"), (False, "make env")])
+@pytest.mark.parametrize(("built", "remedy"), [(True, "ddl-labs doctor"), (False, "make env")])
 def test_nothing_is_to_be_installed_into_the_python_of_the_system(
     machine, tmp_path, monkeypatch, built, remedy
 ):
-    own = tmp_path / ".venv" / "bin" / "python"
+    own = tmp_path / ".venv" / "bin" / "ddl-labs"
     if built:
         own.parent.mkdir(parents=True)
         own.touch(0o755)
-    monkeypatch.setattr(words, "OWN_PYTHON", own)
+    monkeypatch.setattr(words, "OWN_COMMAND", own)
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     machine.pytorch = Told(torch={"error": "No module named 'torch'"})
     for finding in (python_side.check_python(machine), python_side.check_pytorch(machine)):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+from utils import itself
 from utils.bench.options import OPERATIONS, Settings, as_arguments
 
 # One of these is set on every rank: by Open MPI, by MPICH and Intel MPI, by srun with PMIx.
@@ -44,8 +45,9 @@ def _start_ranks(options: argparse.Namespace) -> int:
     except (RanksError, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    command = [plan.launcher.path, "-n", str(n), *plan.mpi_args, sys.executable]
-    command += ["-m", "utils", "bench", *as_arguments(options)]
+    command = [plan.launcher.path, "-n", str(n), *plan.mpi_args]
+    code = "from utils.__main__ import main; sys.exit(main())"
+    command += itself.command(code, "bench", *as_arguments(options))
     return _run(command, os.environ | plan.environment, options.deadline + GRACE)
 
 

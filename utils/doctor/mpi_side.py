@@ -29,6 +29,8 @@ def check_library(machine: Machine) -> Finding:
     if "MPI4PY_LIBMPI" in os.environ:
         return _named_in_vain(os.environ["MPI4PY_LIBMPI"], facts["error"])
     remedy = f"{install_command()}\nor, on a cluster, load its MPI first: module load openmpi"
+    if "cannot load MPI library" in facts["error"]:
+        return error("none is installed: mpi4py finds no libmpi", remedy)
     return error(facts["error"], remedy)
 
 

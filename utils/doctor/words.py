@@ -18,10 +18,12 @@ IS_CLONE = (ROOT / "pyproject.toml").exists()
 
 
 def one_line(failure: BaseException) -> str:
-    """Kind and message of an exception, on one line of bearable length."""
+    """Kind, message and cause of an exception, on one line of bearable length."""
     text = str(failure)
     if not text.startswith("No module"):
         text = f"{type(failure).__name__}: {text}"
+    if failure.__cause__ is not None:
+        text += f" ({one_line(failure.__cause__)})"
     return textwrap.shorten(text, 200, placeholder=" …")
 
 

@@ -316,15 +316,15 @@ def start_mpi():
 
 def _why_no_library(error: Exception) -> str:
     """What is missing, and the command that brings it."""
-    named = os.environ.get(LIBRARY_VARIABLE)
-    if named:
+    first_line = str(error).partition("\n")[0]
+    if named := os.environ.get(LIBRARY_VARIABLE):
         return (
             f"mpi4py loads no MPI library with {LIBRARY_VARIABLE}={named}: unset it, or load the "
-            f"module that it belongs to ({error})"
+            f"module that it belongs to (mpi4py says: {first_line})"
         )
     return (
         f"the mpi backend found no MPI library: {INSTALL_MPI}. On a cluster, load the site's MPI "
-        f"instead, such as `module load openmpi` (mpi4py says: {error})"
+        f"instead, such as `module load openmpi` (mpi4py says: {first_line})"
     )
 
 

@@ -20,11 +20,13 @@ TORCH := $(or $(strip $(TORCH)),tested)
 ACTIVATE = PATH="$(CURDIR)/$(BIN):$$PATH"
 # `%%px` prints in rank order, without progress bars: notebooks compare equal between runs.
 # Not for `make lab`: streaming shows a student one rank's error while the others wait.
-run solutions test: export IPP_NONINTERACTIVE = 1
+run smoke solutions test: export IPP_NONINTERACTIVE = 1
+
+SMOKE := tests/test_mpi_backend.py tests/test_names_in_the_way.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test run solutions release release-check lint format clean FORCE
+.PHONY: help env lab test smoke run solutions release release-check lint format clean FORCE
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -84,6 +86,12 @@ lab: $(VENV)/.env  ## open the labs in JupyterLab
 # Two at a time: much of a test is waiting, for a deadline or for a rank. A file stays together.
 test: $(VENV)/.test  ## run all tests
 	$(ACTIVATE) $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
+
+# Of every part of the backend a little, and a lab: what another PyTorch may break.
+smoke: $(VENV)/.test  ## try a PyTorch for two minutes (TORCH=2.15.0)
+	@$(BIN)/python -c 'import torch; print("PyTorch", torch.__version__)'
+	$(ACTIVATE) $(BIN)/python -m pytest -q -m smoke $(SMOKE) $(ARGS)
+	$(ACTIVATE) $(BIN)/python -m pytest -q --nbval solutions/01_c10d.ipynb
 
 run: $(VENV)/.test  ## execute every solution, one line each
 	$(ACTIVATE) $(BIN)/ddl-labs run $(ARGS)

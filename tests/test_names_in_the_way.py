@@ -60,11 +60,13 @@ def test_a_program_with_its_own_utils_trains_on_two_ranks(project, mpiexec):
     assert done.stdout.splitlines() == ["the user's own [2.0, 2.0]"] * 2
 
 
+@pytest.mark.smoke
 def test_so_it_does_when_started_from_elsewhere(project, mpiexec, tmp_path):
     done = mpiexec(2, project / "train.py", cwd=tmp_path)
     assert done.stdout.splitlines() == ["the user's own [2.0, 2.0]"] * 2
 
 
+@pytest.mark.smoke
 def test_importing_pytorch_leaves_the_name_utils_to_the_user(project):
     """Also where the program puts its folder on the path after `import torch`."""
     code = (
@@ -132,6 +134,7 @@ BROKEN = (
 )
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("option", ["default", "error"])
 def test_a_backend_that_cannot_be_put_in_place_is_a_warning(option):
     done = python(BROKEN, "-W", option, TORCH_DEVICE_BACKEND_AUTOLOAD="0")

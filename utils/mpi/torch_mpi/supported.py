@@ -13,7 +13,7 @@ class UnsupportedPyTorch(RuntimeError):
 
 def refuse_other_pytorch(version: str) -> None:
     """Raise UnsupportedPyTorch where a version such as "2.15.0+cu130" is not in the range."""
-    if FIRST <= _minor(version) <= LAST:
+    if FIRST <= minor(version) <= LAST:
         return
     first, last, behind = (".".join(map(str, v)) for v in (FIRST, LAST, (LAST[0], LAST[1] + 1)))
     raise UnsupportedPyTorch(
@@ -22,7 +22,7 @@ def refuse_other_pytorch(version: str) -> None:
     )
 
 
-def _minor(version: str) -> tuple[int, int]:
+def minor(version: str) -> tuple[int, int]:
     """The first two numbers: (2, 15) of "2.15.0a0+git1234"."""
     first, second = version.split(".")[:2]
     return int(first), int(second)

@@ -20,11 +20,13 @@ TORCH := $(or $(strip $(TORCH)),tested)
 ACTIVATE = PATH="$(CURDIR)/$(BIN):$$PATH"
 # `%%px` prints in rank order, without progress bars: notebooks compare equal between runs.
 # Not for `make lab`: streaming shows a student one rank's error while the others wait.
-run solutions test: export IPP_NONINTERACTIVE = 1
+run smoke solutions test: export IPP_NONINTERACTIVE = 1
+
+SMOKE := tests/test_mpi_backend.py tests/test_names_in_the_way.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test run solutions release release-check lint format clean FORCE
+.PHONY: help env lab test smoke run solutions release release-check lint format clean FORCE
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -85,22 +87,28 @@ lab: $(VENV)/.env  ## open the labs in JupyterLab
 test: $(VENV)/.test  ## run all tests
 	$(ACTIVATE) $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
 
+# Of every part of the backend a little, and a lab: what another PyTorch may break.
+smoke: $(VENV)/.test  ## try a PyTorch for two minutes (TORCH=2.15.0)
+	@$(BIN)/python -c 'import torch; print("PyTorch", torch.__version__)'
+	$(ACTIVATE) $(BIN)/python -m pytest -q -m smoke $(SMOKE) $(ARGS)
+	$(ACTIVATE) $(BIN)/python -m pytest -q --nbval solutions/01_c10d.ipynb
+
 run: $(VENV)/.test  ## execute every solution, one line each
-	$(ACTIVATE) $(BIN)/python -m utils run $(ARGS)
+	$(ACTIVATE) $(BIN)/ddl-labs run $(ARGS)
 
 solutions: $(VENV)/.test  ## execute every solution and keep the outputs
-	$(ACTIVATE) $(BIN)/python -m utils run --store $(ARGS)
+	$(ACTIVATE) $(BIN)/ddl-labs run --store $(ARGS)
 
 release: $(VENV)/.test  ## write labs/ from solutions/
-	$(BIN)/python -m utils release
+	$(BIN)/ddl-labs release
 
 release-check: $(VENV)/.test  ## does labs/ follow from solutions/?
-	$(BIN)/python -m utils release --check
+	$(BIN)/ddl-labs release --check
 
 lint: $(VENV)/.test  ## check style and notebooks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m utils lint
+	$(BIN)/ddl-labs lint
 
 format: $(VENV)/.test  ## format the code, notebooks too
 	$(BIN)/ruff check --fix .

@@ -111,4 +111,4 @@ import ipyparallel.controller.app, ipyparallel.engine.app, matplotlib.pyplot
 import batchspawner.singleuser, jupyterhub.singleuser.app, jupyterlab.labapp, nbgitpuller
 print(f"PyTorch {torch.__version__}, {mpi4py.MPI.Get_library_version().splitlines()[0]}")
 ') || fail "the packages are there, but do not import; see above."
-echo "$prefix is ready (MPI: $mpi). On a node, as a student: $prefix/bin/python -m utils doctor"
+echo "$prefix is ready (MPI: $mpi). On a node, as a student: $prefix/bin/ddl-labs doctor"

@@ -1,4 +1,4 @@
-"""`python -m utils bench`: every promised number, once; clear errors; nothing left running."""
+"""`ddl-labs bench`: every promised number, once; clear errors; nothing left running."""
 
 from __future__ import annotations
 

@@ -105,3 +105,13 @@ def test_who_waits_for_a_stuck_rank_is_stuck_too():
 def test_the_picture_is_a_png_for_any_number_of_ranks(size):
     found = diagnose([waits(r, "barrier()", (r + 1) % size) for r in range(size)])
     assert report.picture(found, size).startswith(b"\x89PNG")
+
+
+def test_a_rank_whose_program_ended_after_a_mismatch_is_told_by_what_it_called():
+    calls = [{**has(r, "running"), "call": "all_reduce(SUM)", "where": "a.py:3"} for r in (0, 1)]
+    calls = [stopped(call, "mismatch", "different calls") for call in calls]
+    ended = {**calls[0], "state": "ended"}
+    assert diagnose([ended, calls[1]]).lines == [
+        "rank 0 was stopped in all_reduce(SUM) at a.py:3",
+        "rank 1 was stopped in all_reduce(SUM) at a.py:3",
+    ]

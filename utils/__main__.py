@@ -1,4 +1,7 @@
-"""``python -m utils COMMAND``: what authors and instructors do with the labs."""
+"""``ddl-labs COMMAND``: what authors and instructors do with the labs.
+
+``python -m utils COMMAND`` is the same, where the current folder has no ``utils`` of its own.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,9 @@ def doctor(options: argparse.Namespace) -> int:
 def parser() -> argparse.ArgumentParser:
     """The command line; each command names its function as `command`."""
     root = Path(__file__).resolve().parents[1]
-    top = argparse.ArgumentParser(prog="python -m utils", description=__doc__)
+    top = argparse.ArgumentParser(
+        prog="ddl-labs", description="What authors and instructors do with the labs."
+    )
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
     def add(name: str, function) -> argparse.ArgumentParser:

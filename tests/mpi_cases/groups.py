@@ -105,6 +105,29 @@ def case_a_group_splits_by_the_method_of_the_group():
     same(tensor, sum(of_rank(r) for r in half))
 
 
+def case_pytorchs_split_group_gives_each_rank_its_part():
+    from torch_mpi.supported import minor
+
+    if minor(torch.__version__) < (2, 15):
+        return "before 2.15 PyTorch splits groups of accelerators only"
+    halves = [[r for r in range(size()) if r % 2 == half] for half in range(min(2, size()))]
+    child = dist.split_group(split_ranks=halves)
+    mine = halves[rank() % 2]
+    assert dist.get_process_group_ranks(child) == mine
+    tensor = of_rank(rank())
+    dist.all_reduce(tensor, group=child)
+    same(tensor, sum(of_rank(r) for r in mine))
+
+
+def case_a_group_of_a_bound_device_splits_and_makes_groups():
+    dist.destroy_process_group()
+    dist.init_process_group("mpi", device_id=torch.device("cpu"))
+    group = dist.new_group([0])
+    if rank() == 0:
+        dist.barrier(group)
+    dist.barrier()
+
+
 def case_new_subgroups_works():
     if size() % 2:
         return "needs an even number of ranks"

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 
+from utils import itself
 from utils.bench.options import OPERATIONS, Settings, as_arguments
 
 # One of these is set on every rank: by Open MPI, by MPICH and Intel MPI, by srun with PMIx.
@@ -48,7 +49,8 @@ def _start_ranks(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with contextlib.closing(Python(plan)) as python:
         command = [plan.launcher.path, "-n", str(n), *plan.mpi_args, *python.command]
-        command += ["-m", "utils", "bench", *as_arguments(options)]
+        code = "from utils.__main__ import main; sys.exit(main())"
+        command += itself.program(code, "bench", *as_arguments(options))
         environment = os.environ | plan.environment
         try:
             ended = jobs.run(command, environment, options.deadline + GRACE, capture=False)

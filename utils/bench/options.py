@@ -1,4 +1,4 @@
-"""The options of ``python -m utils bench``. Imports nothing that is slow."""
+"""The options of ``ddl-labs bench``. Imports nothing that is slow."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import ipyparallel as ipp
 import psutil
 from traitlets.config import Config
 
+from utils import itself
 from utils.cluster import where
 from utils.cluster.failure import Outcome
 from utils.cluster.reply import Reply
@@ -103,7 +104,8 @@ class Running:
         )
 
     def _engine_command(self) -> list[str]:
-        return [*self._python.command, "-m", "utils.cluster.engine"]
+        engine = itself.program("from utils.cluster.engine import main; main()")
+        return [*self._python.command, *engine]
 
     def notes(self) -> list[str]:
         """What `describe` says of this start: a Slurm job of its own, the fork server."""

@@ -1,4 +1,4 @@
-"""``python -m utils doctor``: what on this machine would keep the labs from running.
+"""``ddl-labs doctor``: what on this machine would keep the labs from running.
 
 One line for each check, and below it what to do where something is wrong. `report` has the order
 of the checks, which are small functions made by `@check` in python_side, mpi_side, machine_side,

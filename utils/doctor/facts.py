@@ -25,7 +25,7 @@ def _torch_facts() -> dict:
     if dist.is_available() and dist.is_mpi_available():
         from torch.distributed.distributed_c10d import ProcessGroupMPI
 
-        ours = ProcessGroupMPI.__module__.startswith("utils.")
+        ours = ProcessGroupMPI.__module__.partition(".")[0] == "torch_mpi"
         facts["backend"] = "course" if ours else "built in"
     return facts
 
@@ -115,6 +115,11 @@ def _loaded_library() -> str | None:
         found = re.findall(r"\S*/libmpi(?:ch)?(?:_\w+)?\.so[\d.]*$", maps, re.MULTILINE)
         return found[0] if found else None
     return None
+
+
+def probe_backend() -> None:
+    """Tell whether a process group of this one rank comes up, with PyTorch's own error if not."""
+    tell_each(all_reduce=_sum_over_ranks)
 
 
 def probe_rank() -> None:

@@ -29,6 +29,8 @@ def check_library(machine: Machine) -> Finding:
     if "MPI4PY_LIBMPI" in os.environ:
         return _named_in_vain(os.environ["MPI4PY_LIBMPI"], facts["error"])
     remedy = f"{install_command()}\nor, on a cluster, load its MPI first: module load openmpi"
+    if "cannot load MPI library" in facts["error"]:
+        return error("none is installed: mpi4py finds no libmpi", remedy)
     return error(facts["error"], remedy)
 
 
@@ -160,7 +162,7 @@ def check_ranks(machine: Machine) -> Finding:
     sums = machine.told_by_ranks("all_reduce")
     failures = [one["error"] for one in sums if "error" in one]
     if failures:
-        return error(failures[0], 'see "PyTorch" and "backend"; else report it with this line')
+        return _no_group(machine, failures[0])
     if [one["value"] for one in sums] != [3.0, 3.0]:
         return error(_no_start(machine), _look_closer(machine.plan[0]))
     seconds = machine.ranks.seconds
@@ -168,6 +170,14 @@ def check_ranks(machine: Machine) -> Finding:
     if seconds > SLOW_START:
         return warning(fact, "is the environment on a network drive? On a local disk it is faster")
     return ok(fact)
+
+
+def _no_group(machine: Machine, failure: str) -> Finding:
+    """The ranks come up and see each other, but form no process group."""
+    if "error" in machine.group_of_one:
+        return not_tested('needs a backend that works, see "PyTorch" and "backend"')
+    fact = f'init_process_group("mpi") and all_reduce on 2 ranks: {failure}'
+    return error(fact, "it works on one rank: please report it with this line")
 
 
 @check("thread level")

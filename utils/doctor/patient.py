@@ -52,6 +52,16 @@ class Machine:
         return self.start(python_probe("probe_jupyter"))
 
     @functools.cached_property
+    def backend(self) -> Probe:
+        """Tells about "all_reduce" in a process group of one rank."""
+        return self.start(python_probe("probe_backend"), env=os.environ | self.rank_environment)
+
+    @property
+    def group_of_one(self) -> dict:
+        """What came of that all_reduce, or "error"."""
+        return self.backend.facts("all_reduce")
+
+    @functools.cached_property
     def mpi(self) -> Probe:
         """Tells about the "library" that a rank loads."""
         return self.start(python_probe("probe_library"), env=os.environ | self.rank_environment)

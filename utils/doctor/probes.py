@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from utils import itself
 from utils.doctor.words import gist, one_line
 
 
@@ -127,5 +128,5 @@ def _parts(output: str) -> Iterator[dict]:
 
 def python_probe(function: str, *arguments: str) -> list[str]:
     """The command that runs a function of `utils.doctor.facts` in a fresh Python."""
-    code = f"import sys; from utils.doctor import facts; facts.{function}(*sys.argv[1:])"
-    return [sys.executable, "-c", code, *arguments]
+    code = f"from utils.doctor import facts; facts.{function}(*sys.argv[1:])"
+    return itself.command(code, *arguments)

@@ -14,9 +14,22 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from utils.doctor.finding import Finding, check, error, facts_of, needs_pytorch, ok, warning
+from utils.doctor.finding import (
+    Finding,
+    check,
+    error,
+    facts_of,
+    needs_pytorch,
+    not_tested,
+    ok,
+    warning,
+)
 from utils.doctor.patient import Machine
 from utils.doctor.words import IS_CLONE, ROOT, in_environment, in_own_python, install_command, short
+
+# The course's package, and the backend's.
+NAME = "utils"
+BACKEND = ROOT / "utils" / "mpi" / "torch_mpi"
 
 
 @check("system")
@@ -104,6 +117,13 @@ def check_imports(machine: Machine) -> Finding:
             f"{short(strays[0])} hides the module {strays[0].stem} from Python",
             f"mv {short(strays[0])} {short(strays[0].with_name('my_' + strays[0].name))}",
         )
+    passed_over = next(_folders_passed_over(), None)
+    if passed_over:
+        return warning(
+            f"{short(passed_over)} has no __init__.py: programs there that import {NAME} get the "
+            f"course's",
+            f"mv {short(passed_over)} {short(passed_over.with_name('my_' + NAME))}",
+        )
     for name in ("torch", "torchvision", "mpi4py", "numpy", "ipyparallel", "psutil"):
         folder = _foreign_origin(name)
         if folder:
@@ -116,12 +136,25 @@ def check_imports(machine: Machine) -> Finding:
 
 def _stray_files() -> Iterator[Path]:
     """Files in this folder or in labs/ that are imported in place of a module the labs use."""
-    names = {*sys.stdlib_module_names, *requirements(), "utils", "IPython"}
-    for folder in {Path.cwd(), ROOT / "labs"} - {ROOT}:
+    names = {*sys.stdlib_module_names, *requirements(), NAME, "torch_mpi", "IPython"}
+    for folder in _folders_of_programs():
         packages = [path.parent for path in folder.glob("*/__init__.py")]
         for path in [*sorted(folder.glob("*.py")), *packages]:
-            if path.name.removesuffix(".py") in names:
+            if path.name.removesuffix(".py") in names and path.resolve() != BACKEND:
                 yield path
+
+
+def _folders_passed_over() -> Iterator[Path]:
+    """Folders `utils/` that Python does not take for a package while the course is one."""
+    for folder in _folders_of_programs():
+        own = folder / NAME
+        if any(own.glob("*.py")) and not (own / "__init__.py").exists():
+            yield own
+
+
+def _folders_of_programs() -> list[Path]:
+    """This folder and labs/: what lies there comes before what is installed."""
+    return sorted({Path.cwd(), ROOT / "labs"} - {ROOT})
 
 
 def _foreign_origin(name: str) -> Path | None:
@@ -164,16 +197,18 @@ def check_pytorch(machine: Machine) -> Finding:
     facts = facts_of(machine.pytorch, "torch")
     wanted = requirements()["torch"]
     if not in_range(facts["version"], wanted):
-        return warning(f"{facts['version']}; the labs were tested with {wanted}", install_command())
+        # The course's backend refuses it.
+        severity = warning if facts.get("backend") == "built in" else error
+        return severity(f"{facts['version']}; the labs work with {wanted}", install_command())
     return ok(facts["version"])
 
 
 @check('backend "mpi"')
 def check_backend(machine: Machine) -> Finding:
-    """PyTorch's own, or the course's, which PyTorch loads through an entry point."""
+    """PyTorch's own, or the course's, which PyTorch loads by itself: does it come up?"""
     facts = needs_pytorch(machine)
     if facts["backend"] == "course":
-        return ok("the course's own; this PyTorch has no MPI built in")
+        return _tried(machine, facts["version"])
     if facts["backend"] == "built in":
         return ok("built into this PyTorch")
     if not facts["distributed"]:
@@ -186,6 +221,19 @@ def check_backend(machine: Machine) -> Finding:
     installed = importlib.metadata.entry_points(group="torch.backends", name="mpi")
     missing = "" if installed else ": its entry point torch.backends is not installed"
     return error(f"PyTorch does not load the course's backend{missing}", install_command())
+
+
+def _tried(machine: Machine, version: str) -> Finding:
+    """What `init_process_group("mpi")` and an all_reduce on one rank say."""
+    if not in_range(version, requirements()["torch"]):
+        return not_tested('needs another PyTorch, see "PyTorch"')
+    if "error" in machine.library:
+        return not_tested('needs an MPI library, see "MPI library"')
+    outcome = machine.group_of_one
+    if "error" in outcome:
+        fact = f'init_process_group("mpi") fails on one rank: {outcome["error"]}'
+        return error(fact, "if no line below explains it, please report it with this line")
+    return ok('the course\'s own; init_process_group("mpi") works on one rank')
 
 
 @check("torchvision")

@@ -9,18 +9,21 @@ import sys
 import textwrap
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from utils.itself import ROOT
+
 # What `make env` builds.
-OWN_PYTHON = ROOT / ".venv" / "bin" / "python"
+OWN_COMMAND = ROOT / ".venv" / "bin" / "ddl-labs"
 # Is this a clone of the course? On a hub it is a package among others, in a shared environment.
 IS_CLONE = (ROOT / "pyproject.toml").exists()
 
 
 def one_line(failure: BaseException) -> str:
-    """Kind and message of an exception, on one line of bearable length."""
+    """Kind, message and cause of an exception, on one line of bearable length."""
     text = str(failure)
     if not text.startswith("No module"):
         text = f"{type(failure).__name__}: {text}"
+    if failure.__cause__ is not None:
+        text += f" ({one_line(failure.__cause__)})"
     return textwrap.shorten(text, 200, placeholder=" …")
 
 
@@ -60,7 +63,7 @@ def install_command(extra: str = "mpi") -> str:
 
 def in_own_python() -> str:
     """The command of a doctor in the course's .venv; "" where there is none."""
-    return f"{short(OWN_PYTHON)} -m utils doctor" if os.access(OWN_PYTHON, os.X_OK) else ""
+    return f"{short(OWN_COMMAND)} doctor" if os.access(OWN_COMMAND, os.X_OK) else ""
 
 
 def in_environment() -> bool:

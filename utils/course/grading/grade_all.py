@@ -1,4 +1,4 @@
-"""``python -m utils grade``: a class's submissions, several at a time, resumable."""
+"""``ddl-labs grade``: a class's submissions, several at a time, resumable."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def main(options: argparse.Namespace) -> int:
     if options.merge:
         return merge(out, options)
     if options.submissions is None:
-        raise LabError("which submissions? python -m utils grade SUBMISSIONS -o RESULTS")
+        raise LabError("which submissions? ddl-labs grade SUBMISSIONS -o RESULTS")
     if out.is_relative_to(options.submissions.resolve()):
         raise LabError(f"{options.out} lies in {options.submissions}: results would be submissions")
     grades = explain.read(out / "explain.csv")  # a mistake in it must not cost an hour

@@ -1,4 +1,4 @@
-"""The command line of ``python -m utils grade``; imports nothing that is slow."""
+"""The command line of ``ddl-labs grade``; imports nothing that is slow."""
 
 from __future__ import annotations
 

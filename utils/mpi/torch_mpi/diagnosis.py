@@ -134,14 +134,15 @@ def line(status: dict) -> str:
         return f"{rank} waits in {status['call']}{where}"
     if status["state"] == "left":
         return f"{rank} has left the cell"
-    if status["state"] == "ended":
-        return f"{rank} has ended"
     if status["state"] == "dead":
         return f"{rank} is dead"
-    if status["state"] == "stopped":
+    # After an error the program ends as well: what stopped it says more.
+    if status["state"] == "stopped" or status.get("kind"):
         verb = "was interrupted" if status.get("kind") == "interrupted" else "was stopped"
         call = f" in {status['call']}" if status.get("call") else ""
         return f"{rank} {verb}{call}{where}"
+    if status["state"] == "ended":
+        return f"{rank} has ended"
     return f"{rank} still computes{where}"
 
 

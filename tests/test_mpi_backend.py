@@ -53,7 +53,12 @@ def parameters():
     for job, sizes in JOBS.items():
         for n in sizes:
             for case in names_of(job):
-                yield pytest.param((job, n), case, id=f"{job}-{n}-{case.removeprefix('case_')}")
+                yield pytest.param(
+                    (job, n),
+                    case,
+                    id=f"{job}-{n}-{case.removeprefix('case_')}",
+                    marks=pytest.mark.xdist_group(f"{job}-{n}"),  # a job runs once
+                )
 
 
 @pytest.mark.timeout(DEADLINE + 30)

@@ -18,8 +18,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Files whose tests take minutes, the longest first.
-LONGEST = ("test_solutions", "test_faults", "test_hub", "test_grading")
+# Groups of tests that take a minute or more, the longest first.
+LONGEST = (
+    *("slurm", "test_faults", "test_grading", "05_scaling", "03_data_parallel"),
+    *("04_ddp", "test_cluster", "test_doctor", "02_samplers", "test_lab03", "test_lab04"),
+)
 
 # Names that a course process carries in its command line: kernels, engines, MPI launchers.
 COURSE_PROCESSES = (
@@ -41,10 +44,34 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def group_of(item: pytest.Item) -> str:
+    """Tests of one group run in one process: a file, unless the mark `xdist_group` says else."""
+    mark = item.get_closest_marker("xdist_group")
+    return mark.args[0] if mark else item.path.stem
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest: of two processes none then waits for the other."""
-    last = len(LONGEST)
-    items.sort(key=lambda i: LONGEST.index(i.path.stem) if i.path.stem in LONGEST else last)
+    """Put each test into a group, and begin with those that take longest.
+
+    Of two processes none then waits for the other at the end.
+    """
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    order = {group: place for place, group in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(group_of(item), len(order)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that `--reruns` gave another chance: on a quiet machine there are none."""
+    if not terminalreporter.config.getoption("reruns", None):
+        return
+    again = terminalreporter.stats.get("rerun", [])
+    terminalreporter.section(f"failed at first and run again: {len(again)}")
+    for report in again:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = crash.message.splitlines()[0] if crash else str(report.longrepr)[-200:]
+        terminalreporter.line(f"{report.nodeid} ({report.when}): {why}")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

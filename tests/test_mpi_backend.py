@@ -1,6 +1,6 @@
 """The "mpi" backend on real MPI ranks: each case of tests/mpi_cases at 1 to 4 ranks.
 
-One mpiexec job runs all cases of a file, so that the ranks start once per file and size.
+One mpiexec job runs the files of cases one after the other, so that ranks start once per size.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ import pytest
 import site_mpi_tools
 
 CASES = Path(__file__).parent / "mpi_cases"
-JOBS = {
-    "point_to_point": (1, 2, 4),
-    "collectives": (1, 2, 3, 4),
-    "groups": (1, 2, 3, 4),
-    "pytorch": (1, 2, 4),
-    "chunks": (1, 3),
-    "slow_network": (2, 3, 4),
-    "message_board": (2, 3),
-    "large": (2,),
-}
+# Sizes, and the files that run in one job; a board of messages is chosen when a process begins.
+JOBS = [
+    (1, ("point_to_point", "collectives", "groups", "pytorch", "chunks")),
+    (2, ("point_to_point", "collectives", "groups", "pytorch", "slow_network")),
+    (3, ("collectives", "groups", "chunks", "slow_network")),
+    (4, ("point_to_point", "collectives", "groups", "pytorch", "slow_network")),
+    (2, ("message_board",)),
+    (3, ("message_board",)),
+    (2, ("large",)),
+]
+MARKS = {"large": [pytest.mark.large]}
 # What another PyTorch is tried with: DDP, FSDP2, DTensor, groups.
-SMOKE = {("pytorch", 2), ("groups", 2)}
+SMOKE = {(2, "pytorch"), (2, "groups")}
 DEADLINE = 400
-_done: dict[tuple[str, int], dict[str, list[dict]]] = {}
+_done: dict[tuple, dict[str, list[dict]]] = {}
 
 
-def names_of(job: str) -> list[str]:
-    text = (CASES / f"{job}.py").read_text()
+def names_of(file: str) -> list[str]:
+    text = (CASES / f"{file}.py").read_text()
     names = re.findall(r"^(?:def |    )(case_\w+)", text, re.MULTILINE)
     for other in re.findall(r"^from (\w+) import \*", text, re.MULTILINE):
         names += names_of(other)
@@ -42,10 +43,11 @@ def names_of(job: str) -> list[str]:
 
 @pytest.fixture
 def outcomes(request, mpiexec):
-    """What came of every case of a job: ``{case: [outcome of each rank]}``."""
-    job, n = request.param
+    """What came of every case of a job: ``{"file case": [outcome of each rank]}``."""
+    n, files = request.param
     if request.param not in _done:
-        done = mpiexec(n, CASES / "run.py", CASES / f"{job}.py", timeout=DEADLINE, check=False)
+        paths = [CASES / f"{file}.py" for file in files]
+        done = mpiexec(n, CASES / "run.py", *paths, timeout=DEADLINE, check=False)
         lines = re.findall(r"^CASE (.*)$", done.stdout, re.MULTILINE)
         _done[request.param] = {r["name"]: r["outcomes"] for r in map(json.loads, lines)}
         _done[request.param]["output"] = f"status {done.returncode}\n{done.stdout}{done.stderr}"
@@ -53,12 +55,15 @@ def outcomes(request, mpiexec):
 
 
 def parameters():
-    for job, sizes in JOBS.items():
-        for n in sizes:
-            marks = [pytest.mark.smoke] if (job, n) in SMOKE else []
-            for case in names_of(job):
-                name = f"{job}-{n}-{case.removeprefix('case_')}"
-                yield pytest.param((job, n), case, id=name, marks=marks)
+    for n, files in JOBS:
+        for file in files:
+            # A job runs once, so its cases go to one process.
+            marks = [pytest.mark.xdist_group(f"{files[0]}-{n}"), *MARKS.get(file, ())]
+            if (n, file) in SMOKE:
+                marks.append(pytest.mark.smoke)
+            for case in names_of(file):
+                name = f"{file}-{n}-{case.removeprefix('case_')}"
+                yield pytest.param((n, files), f"{file} {case}", id=name, marks=marks)
 
 
 @pytest.mark.timeout(DEADLINE + 30)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 
 import numpy as np
 import psutil
@@ -274,11 +273,11 @@ def test_forgotten_threads_are_left_unset(tmp_path, monkeypatch):
 
 def test_a_job_that_hangs_is_ended_with_all_its_processes(tmp_path):
     pids = tmp_path / "pids"
-    source = f"import os, time\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}} ')\ntime.sleep(99)"
-    start = time.monotonic()
+    source = (
+        f"import os, time\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}} ')\ntime.sleep(9999)"
+    )
     with pytest.raises(runs.RunFailed, match="was not done after 6 s"):
         runs.run(script(tmp_path, source), job=runs.Job(2), deadline=6)
-    assert time.monotonic() - start < 30
     for pid in map(int, pids.read_text().split()):
         assert not psutil.pid_exists(pid) or not watchdog.alive(psutil.Process(pid))
 

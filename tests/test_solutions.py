@@ -1,11 +1,10 @@
-"""The notebooks as users run them: nbval over the solutions, and the labs stub by stub."""
+"""The notebooks as users run them: one run of nbval over each solution, which meets every stub."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -14,43 +13,38 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
-import nbformat
 import psutil
 import pytest
 from conftest import run_tree
-from nbclient import NotebookClient
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook, new_output
+from stub_walk import CELL, MET, code_cells, markers, stub_problem, tasks
 
 from utils.course.execute import stdout_lines
 from utils.course.notebook import KERNELSPEC, LABS, SOLUTIONS, dumps, lab, notebooks, read
 
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
-#: Seconds: for a cell; for a notebook under nbval, after which its whole tree is killed.
-CELL, NOTEBOOK = 300, 900
+#: Seconds for a notebook under nbval, after which its whole tree is killed.
+NOTEBOOK = 900
 #: Seconds for processes of a notebook to end by themselves after pytest has ended.
 GRACE = 15
 MARK = "DDL_LABS_NBVAL_RUN"
+STUB_WALK = str(Path(__file__).with_name("stub_walk.py"))
 #: Markers of cells that nbval doesn't run, and of cells whose output it doesn't compare.
 SKIPS = {"nbval-skip", "nbval_skip"}
 IGNORES = {"nbval-ignore-output", "nbval_ignore_output", "pytest_validate_ignore_output"}
 
 pytestmark = pytest.mark.timeout(NOTEBOOK + 60)
-each_solution = pytest.mark.parametrize("path", notebooks(SOLUTIONS), ids=lambda path: path.stem)
+# A lab is the unit that is given to a process, not this file.
+each_solution = pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=pytest.mark.xdist_group(path.stem))
+        for path in notebooks(SOLUTIONS)
+    ],
+)
 
 
-def code_cells(nb: NotebookNode) -> list[NotebookNode]:
-    return [cell for cell in nb.cells if cell.cell_type == "code"]
-
-
-def markers(cell: NotebookNode) -> set[str]:
-    """What a cell tells nbval, by tag or by comment, in small letters."""
-    comments = (line.strip() for line in cell.source.splitlines())
-    said = {line.lstrip("#").strip() for line in comments if line.startswith("#")}
-    return {word.lower() for word in [*cell.metadata.get("tags", []), *said]}
-
-
-# --- (a) nbval -----------------------------------------------------------------------------------
+# --- the notebooks -------------------------------------------------------------------------------
 
 
 def holes(nb: NotebookNode) -> list[str]:
@@ -71,12 +65,23 @@ def holes(nb: NotebookNode) -> list[str]:
     return found
 
 
-def nbval(path: Path, report: Path, *, cell: float = CELL, notebook: float = NOTEBOOK) -> list[str]:
-    """Run nbval as an instructor does; return what is wrong with the notebook, or with the run."""
+def nbval(
+    path: Path,
+    report: Path,
+    *,
+    student: Path | None = None,
+    cell: float = CELL,
+    notebook: float = NOTEBOOK,
+) -> list[str]:
+    """Run nbval as an instructor does; return what is wrong with the notebook, or with the run.
+
+    With the student's notebook, each of its stubs is tried before the answer (`stub_walk`).
+    """
     mark = uuid.uuid4().hex
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env |= {"IPP_NONINTERACTIVE": "1", MARK: mark, "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={path.parent}"]
+    program = ["-m", "pytest"] if student is None else [STUB_WALK, str(student)]
+    command = [sys.executable, *program, "-c", os.devnull, f"--rootdir={path.parent}"]
     command += ["-p", "no:cacheprovider", "--color=no", f"--junitxml={report}"]
     # After a cell that ran out of time, nbval expects the rest to fail. Not expected here.
     command += ["-o", "xfail_strict=true"]
@@ -90,6 +95,8 @@ def nbval(path: Path, report: Path, *, cell: float = CELL, notebook: float = NOT
     if not report.exists():
         return [*found, f"no report\n{done.stdout}\n{done.stderr}"]
     found += verdicts(report, read(path), cell)
+    if student is not None and (met := stubs_met(report)) != tasks(read(path)):
+        found.append(f"the stubs that were met: {met}, those of the solution: {tasks(read(path))}")
     if done.returncode and not found:
         found.append(f"pytest ended with status {done.returncode}\n{done.stdout}\n{done.stderr}")
     return found
@@ -111,6 +118,12 @@ def verdicts(report: Path, nb: NotebookNode, limit: float) -> list[str]:
             # nbval interrupts a `%%px` that hangs, and takes its end for a pass.
             found.append(f"cell '{cell.id}' took all of its {limit} s")
     return found
+
+
+def stubs_met(report: Path) -> list[str]:
+    """The tasks whose stubs stopped the student where they should, by a junit report."""
+    properties = ElementTree.parse(report).iter("property")
+    return [p.get("value") for p in properties if p.get("name") == MET and p.get("value")]
 
 
 def processes(mark: str) -> list[psutil.Process]:
@@ -147,119 +160,14 @@ def test_the_stored_outputs_leave_nbval_no_hole(path: Path):
 
 
 @each_solution
-def test_nbval_reproduces_every_stored_output_of_a_solution(path: Path, tmp_path: Path):
-    found = nbval(path, tmp_path / "report.xml")
-    assert not found, "\n".join(found)
-
-
-# --- (b) the stubs -------------------------------------------------------------------------------
-
-
-class Student:
-    """A kernel in which a student works through a lab."""
-
-    def __init__(self, nb: NotebookNode, folder: Path):
-        self.nb = nb
-        self.client = NotebookClient(
-            nb,
-            timeout=CELL,
-            kernel_name=KERNELSPEC["name"],
-            allow_errors=True,
-            resources={"metadata": {"path": str(folder)}},
-        )
-
-    def runs(self, begin: int) -> int | None:
-        """Run all cells from here; the index of the one at which the notebook stops, or None."""
-        for index in range(begin, len(self.nb.cells)):
-            cell = self.nb.cells[index]
-            if cell.cell_type == "code":
-                cell.outputs = []
-                self.client.execute_cell(cell, index)
-                if stopped(cell):
-                    return index
-        return None
-
-
-def stopped(cell: NotebookNode) -> bool:
-    """Did the cell fail? A script that a cell starts tells so by its output only."""
-    if "raises-exception" in markers(cell):
-        return False
-    failed = any(output.output_type == "error" for output in cell.outputs)
-    return failed or "NotImplementedError" in said(cell)
-
-
-def said(cell: NotebookNode) -> str:
-    """What the cell printed, and the errors it ended with."""
-    texts = [output.get("text") or _error(output) for output in cell.outputs]
-    return ANSI.sub("", "\n".join(texts))
-
-
-def _error(output: NotebookNode) -> str:
-    """The error with its name: that of the ranks, where it was a `%%px` cell."""
-    if output.output_type != "error":
-        return ""
-    of_ranks = output.ename == "CellFailed"
-    return output.evalue if of_ranks else f"{output.ename}: {output.evalue}"
-
-
-def errors(cell: NotebookNode) -> set[str]:
-    """The kinds of errors: those of the ranks, where it was a `%%px` cell."""
-    kinds = set()
-    for output in cell.outputs:
-        if output.output_type == "error":
-            # `NameError: …` of the rank that is shown, `rank 2: NameError: …` of others.
-            shown = r"^(?:rank \d+: )?(\w+Error|KeyboardInterrupt)\b"
-            ranks = re.findall(shown, ANSI.sub("", output.evalue), re.MULTILINE)
-            kinds |= set(ranks if output.ename == "CellFailed" else [output.ename])
-    return kinds
-
-
-def stub_problems(student: Student, solution: NotebookNode) -> list[str]:
-    """Solve one answer cell after the other, running on until the next stub each time."""
-    answers = {
-        cell.metadata.nbgrader.grade_id: cell.source
-        for cell in code_cells(solution)
-        if cell.metadata.get("nbgrader", {}).get("solution")
-    }
-    open_cells = [
-        index
-        for index, cell in enumerate(student.nb.cells)
-        if cell.metadata.get("nbgrader", {}).get("grade_id") in answers
-    ]
-    assert len(open_cells) == len(answers), "the lab lacks an answer cell of its solution"
-    found, begin = [], 0
-    for index in open_cells:
-        cell = student.nb.cells[index]
-        task = f"Task {lab(cell)['task']}: {lab(cell)['title']}"
-        stop = student.runs(begin)
-        if stop is None:
-            return [*found, f"nothing stops at the stub of {task}"]
-        at = student.nb.cells[stop]
-        if stop < index:
-            return [*found, f"cell '{at.id}' fails before {task}, all answers given: {said(at)}"]
-        if f"NotImplementedError: {task}" not in said(at):
-            found.append(f"cell '{at.id}' stops, but not for {task}: {said(at)}")
-        elif not errors(at) <= {"NotImplementedError", "CheckFailed"}:
-            found.append(f"cell '{at.id}' stops at {task} with {errors(at)}: {said(at)}")
-        cell.source = answers[cell.metadata.nbgrader.grade_id]
-        begin = index
-    return found
-
-
-@each_solution
-def test_a_student_is_stopped_at_each_stub_by_an_error_that_names_the_task(
+def test_nbval_reproduces_a_solution_and_a_student_is_stopped_at_each_stub_by_its_task(
     path: Path, tmp_path: Path
 ):
-    folder = tmp_path / "labs"
-    shutil.copytree(LABS, folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
-    student = Student(read(folder / path.name), folder)
-    # As in JupyterLab, save that the ranks' errors come together.
-    with student.client.setup_kernel(env={**os.environ, "IPP_NONINTERACTIVE": "1"}):
-        found = stub_problems(student, read(path))
+    found = nbval(path, tmp_path / "report.xml", student=LABS / path.name)
     assert not found, "\n".join(found)
 
 
-# --- (c) can these tests fail? -------------------------------------------------------------------
+# --- can these tests fail? -------------------------------------------------------------------
 
 
 def executed(source: str, printed: str = "", **metadata: object) -> NotebookNode:
@@ -279,11 +187,17 @@ RIGHT = "✓ Task 1.4 · all_reduce · 2 points\n"
 def judge(tmp_path: Path) -> Callable[..., list[str]]:
     """`judge(*cells, **limits)`: what nbval and our guards say about a notebook of these."""
 
-    def run(*cells: NotebookNode, **limits: float) -> list[str]:
-        path = tmp_path / "toy.ipynb"
+    def toy(name: str, cells: tuple[NotebookNode, ...]) -> Path:
         nb = new_notebook(cells=list(cells), metadata={"kernelspec": KERNELSPEC})
-        path.write_text(dumps(nb), encoding="utf-8")
-        return nbval(path, tmp_path / "report.xml", notebook=60, **limits)
+        (tmp_path / name).write_text(dumps(nb), encoding="utf-8")
+        return tmp_path / name
+
+    def run(
+        *cells: NotebookNode, student: tuple[NotebookNode, ...] = (), **limits: float
+    ) -> list[str]:
+        lab_of = toy("lab.ipynb", student) if student else None
+        solution = toy("toy.ipynb", cells)
+        return nbval(solution, tmp_path / "report.xml", student=lab_of, notebook=60, **limits)
 
     return run
 
@@ -353,13 +267,59 @@ def test_a_cell_that_nbval_did_not_run_is_found(tmp_path: Path):
     assert verdicts(report, nb, CELL) == ["cell '1', skipped: xfail"]
 
 
-def test_a_stub_that_stops_for_another_reason_is_found():
-    lab_cell = executed("f()", **{"nbgrader": {"grade_id": "f", "solution": True}})
-    lab_cell.metadata.lab = {"task": "1.4", "title": "all_reduce"}
-    lab_cell.outputs = [new_output("error", ename="NameError", evalue="f", traceback=[])]
-    nb = new_notebook(cells=[lab_cell])
-    student = Student(nbformat.from_dict(nb), Path())
-    student.runs = lambda begin: 0
-    assert "stops, but not for Task 1.4" in stub_problems(student, nb)[0]
-    student.runs = lambda begin: None
-    assert "nothing stops at the stub of Task 1.4" in stub_problems(student, nb)[0]
+# --- and the stubs -------------------------------------------------------------------------------
+
+STUB = "raise NotImplementedError('Task 1.4: all_reduce')"
+
+
+def answer(source: str, printed: str = "") -> NotebookNode:
+    """An answer cell of task 1.4, of the solution or of the lab."""
+    nbgrader = {"grade_id": "reduce", "solution": True}
+    return executed(source, printed, nbgrader=nbgrader, lab={"task": "1.4", "title": "all_reduce"})
+
+
+def test_each_stub_is_met_before_nbval_runs_the_answer(judge):
+    after = executed("print(x)", "1\n")
+    assert judge(answer("x = 1"), after, student=(answer(STUB), after)) == []
+    # The stub may stop a later cell: a program that a cell starts, say.
+    later = (
+        executed("print('NotImplementedError: Task 1.4: all_reduce')"),
+        executed("raise SystemError('must not be run')"),
+    )
+    assert judge(answer("x = 1"), after, student=(answer("y = 1"), *later)) == []
+
+
+def test_a_student_whom_nothing_stops_is_found_and_the_stored_outputs_are_still_compared(judge):
+    wrong = executed("print(x)", "2\n")
+    found = judge(answer("x = 1"), wrong, student=(answer("x = 3"), wrong))
+    assert len(found) == 3, "\n".join(found)
+    assert "nothing stops at the stub of Task 1.4: all_reduce" in found[0]
+    assert "cell 'print-x-', failure" in found[1]
+    assert "the stubs that were met: []" in found[2]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "problem"),
+    [
+        ([("NotImplementedError", "Task 1.4: all_reduce")], None),
+        ([("NameError", "f")], "stops, but not for Task 1.4"),
+        ([("NotImplementedError", "Task 1.5: exchange")], "stops, but not for Task 1.4"),
+        (
+            [("CellFailed", "NotImplementedError: Task 1.4: all_reduce\nrank 2: TypeError: f")],
+            "stops at Task 1.4: all_reduce with {",
+        ),
+        ([], "nothing stops at the stub of Task 1.4"),
+    ],
+    ids=["right", "another error", "another task", "an error of one rank", "no error"],
+)
+def test_a_stub_that_stops_for_another_reason_is_found(outputs, problem):
+    student = new_notebook(cells=[answer(STUB)])
+
+    def execute(cell: NotebookNode) -> None:
+        cell.outputs = [
+            new_output("error", ename=name, evalue=text, traceback=[]) for name, text in outputs
+        ]
+
+    found = stub_problem(student, answer("x = 1"), execute)
+    assert found is None if problem is None else problem in found
+    assert "lacks the answer cell" in stub_problem(new_notebook(), answer("x = 1"), execute)

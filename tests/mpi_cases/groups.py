@@ -1,10 +1,13 @@
 """Process groups: their making, their end, their isolation."""
 
 import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from helpers import everybody, of_rank, rank, refused, same, size
+
+from torch_mpi import progress
 
 
 def case_rank_and_size_are_those_of_mpi():
@@ -183,8 +186,8 @@ def case_a_group_destroyed_under_a_receive_that_never_comes_does_not_wait():
     if size() < 2:
         return "needs two ranks"
     group = dist.new_group(list(range(size())))
-    start = time.monotonic()
     if rank() == 0:
         dist.irecv(torch.zeros(3), 1, group=group)
-    dist.destroy_process_group(group)
-    assert time.monotonic() - start < 4
+    # Who waits for the receive does so for hours: the job's deadline ends it.
+    with mock.patch.object(progress, "PATIENCE", 9999.0):
+        dist.destroy_process_group(group)

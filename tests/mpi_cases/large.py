@@ -1,6 +1,6 @@
 """Tensors beyond the 2**31 that MPI's counts reach: one byte an element, 2 GiB a tensor.
 
-The other operations cut tensors in the same way: chunks.py.
+Run on demand: `make test ARGS="-m large"`. In chunks.py a message is large from three elements on.
 """
 
 import torch

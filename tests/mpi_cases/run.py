@@ -1,12 +1,13 @@
-"""Run every ``case_…`` of a file on all ranks; rank 0 prints what came of each as JSON.
+"""Run every ``case_…`` of some files on all ranks; rank 0 prints what came of each as JSON.
 
-    mpiexec -n 3 python run.py collectives.py
+    mpiexec -n 3 python run.py collectives.py groups.py
 
 A case gets a default process group of the backend "mpi". A case that returns a text is
-skipped, with the text as the reason.
+skipped, with the text as the reason. A file's ``begin()`` and ``end()`` are called before its first
+case and after its last one.
 """
 
-import importlib.util
+import importlib
 import json
 import sys
 import traceback
@@ -16,20 +17,20 @@ from pathlib import Path
 import torch.distributed as dist
 
 
-def main(path: str) -> None:
+def main(path: Path) -> None:
     """Run the cases of ``path`` in the order of the file."""
-    sys.path.insert(0, str(Path(path).parent))
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.import_module(path.stem)
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
+    getattr(module, "begin", bool)()
     for name, case in list(vars(module).items()):
         if name.startswith("case_"):
             outcomes = world.gather(outcome(case), root=0)
             if world.rank == 0:
-                print("CASE " + json.dumps({"name": name, "outcomes": outcomes}), flush=True)
+                told = {"name": f"{path.stem} {name}", "outcomes": outcomes}
+                print("CASE " + json.dumps(told), flush=True)
+    getattr(module, "end", bool)()
 
 
 def outcome(case) -> dict:
@@ -53,4 +54,6 @@ def _forget_incidents() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.path.insert(0, str(Path(sys.argv[1]).parent))
+    for file in sys.argv[1:]:
+        main(Path(file))

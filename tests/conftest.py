@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from utils.jobs.forkserver import client
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,6 +32,8 @@ COURSE_PROCESSES = (
     *("ipykernel_launcher", "ipengine", "ipcontroller", "ipcluster", "ipyparallel"),
     *("prterun", "prted", "mpiexec", "mpirun", "orted"),
 )
+# And the fork server, which outlives what it was started for.
+FORK_SERVER = client.SERVER[-1]
 # MPI launchers give their ranks these.
 RANK_VARIABLES = {"PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"}
 
@@ -165,6 +170,28 @@ def as_python_arguments(code: str | os.PathLike) -> list[str]:
     return ["-c", code]
 
 
+@functools.cache
+def fork_server(launcher: str) -> client.Lease | None:
+    """The lease of this session on the fork server; None where there can be none."""
+    if client.why_not(os.environ):
+        return None
+    return client.lease(mpi_environment(), launcher)
+
+
+def python_of_ranks(launcher: str) -> list[str]:
+    """What stands for `python` below mpiexec: ranks that have PyTorch imported already."""
+    lease = fork_server(launcher)
+    return lease.python if lease else [sys.executable]
+
+
+def end_fork_servers() -> None:
+    """End the servers that this session has started; what they forked lives on."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if FORK_SERVER in process.cmdline() and is_ours(process, set()):
+                process.terminate()
+
+
 @pytest.fixture(scope="session")
 def mpiexec() -> Callable[..., subprocess.CompletedProcess]:
     """`mpiexec(n, code_or_path, *args, timeout=180, check=True, env=None, cwd=None)`.
@@ -188,7 +215,7 @@ def mpiexec() -> Callable[..., subprocess.CompletedProcess]:
     ) -> subprocess.CompletedProcess:
         environment = mpi_environment() | (env or {})
         environment = {key: value for key, value in environment.items() if value is not None}
-        command = [launcher, "-n", str(n), "--bind-to", "none", sys.executable]
+        command = [launcher, "-n", str(n), "--bind-to", "none", *python_of_ranks(launcher)]
         command += [*as_python_arguments(code), *map(str, args)]
         try:
             done = run_tree(command, timeout=timeout, env=environment, cwd=cwd)
@@ -260,6 +287,7 @@ def no_figure_left_open() -> Iterator[None]:
 def nothing_left_behind() -> Iterator[None]:
     """Fail at the end of the session when a rank, a controller or a launcher still runs."""
     yield
+    end_fork_servers()
     deadline = time.monotonic() + 5
     while (stragglers := left_over()) and time.monotonic() < deadline:
         time.sleep(0.2)

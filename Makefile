@@ -79,6 +79,7 @@ env: $(VENV)/.env  ## build .venv (does nothing when it is up to date)
 lab: $(VENV)/.env  ## open the labs in JupyterLab
 	@root=; if [ "$$(id -u)" = 0 ]; then \
 	  echo "You are root: starting JupyterLab with --allow-root."; root=--allow-root; fi; \
+	$(ACTIVATE) $(BIN)/python -m utils.jobs.warm >/dev/null 2>&1 & \
 	$(ACTIVATE) exec $(BIN)/jupyter lab --ServerApp.root_dir=labs $$root $(if $(PORT),--port=$(PORT)) $(ARGS)
 
 # --- authors -----------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from IPython import get_ipython
-from tabulate import tabulate
 
 from torch_mpi.network import Network
 from utils import timeline
@@ -272,11 +271,15 @@ class Description:
         ]
 
     def __repr__(self) -> str:
-        return "\n".join([tabulate(self.records, headers="keys", tablefmt="simple"), *self.notes])
+        return "\n".join([self._table("simple"), *self.notes])
 
     def _repr_html_(self) -> str:
-        table = tabulate(self.records, headers="keys", tablefmt="html")
-        return table + "".join(f"<p>{note}</p>" for note in self.notes)
+        return self._table("html") + "".join(f"<p>{note}</p>" for note in self.notes)
+
+    def _table(self, kind: str) -> str:
+        from tabulate import tabulate  # a tenth of a second that `import cluster` need not take
+
+        return tabulate(self.records, headers="keys", tablefmt=kind)
 
 
 def _ranges(numbers: list[int]) -> str:

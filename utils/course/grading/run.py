@@ -62,7 +62,7 @@ def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Stop | No
             start_new_session=True,
         )
         try:
-            end = _watch(process, box, start, stop)
+            end = _watch(process, box, mark, start, stop)
         finally:
             _end(process, mark)
     result = Run(_records(job / "cells.jsonl"), time.monotonic() - start, end)
@@ -128,7 +128,9 @@ def _records(path: Path) -> list[dict]:
 # --- deadline, memory, the end -------------------------------------------------------------------
 
 
-def _watch(process: subprocess.Popen, box: Box, start: float, stop: Stop | None) -> str | None:
+def _watch(
+    process: subprocess.Popen, box: Box, mark: str, start: float, stop: Stop | None
+) -> str | None:
     """Wait for the end of the run; why it was ended before, or None."""
     why = None
     while True:
@@ -139,7 +141,7 @@ def _watch(process: subprocess.Popen, box: Box, start: float, stop: Stop | None)
             return "interrupted"
         if time.monotonic() - start > box.limits.total:
             return "out of time in all"
-        if why is None and _memory(process.pid) > box.limits.memory:
+        if why is None and _memory(_processes(process.pid, box, mark)) > box.limits.memory:
             why = "too much memory"
             _end_kernel(process.pid)
 
@@ -152,14 +154,29 @@ def _family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _memory(pid: int) -> int:
-    """Bytes that the processes have for themselves."""
-    used = 0
-    for process in _family(pid):
-        with contextlib.suppress(psutil.Error):
-            memory = process.memory_info()
-            used += max(0, memory.rss - getattr(memory, "shared", 0))
-    return used
+def _processes(pid: int, box: Box, mark: str) -> list[psutil.Process]:
+    """All of a run. Without walls the fork server and its ranks descend from nothing of it."""
+    family = _family(pid)
+    return family if box.walls else [*{*family, *_marked(mark)}]
+
+
+def _memory(processes: list[psutil.Process]) -> int:
+    """Bytes that these processes have for themselves, or share with no one else."""
+    return sum(map(_own_memory, processes))
+
+
+def _own_memory(process: psutil.Process) -> int:
+    """Memory that a process has written, its part of what it shares with those it forked.
+
+    Where the system does not tell about parts, shared memory counts for each: too much.
+    """
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        return int(text.partition("Pss_Anon:")[2].split()[0]) * 1024
+    with contextlib.suppress(psutil.Error):
+        memory = process.memory_info()
+        return max(0, memory.rss - getattr(memory, "shared", 0))
+    return 0
 
 
 def _end_kernel(pid: int) -> None:

@@ -22,11 +22,9 @@ import tempfile
 import time
 from types import ModuleType, TracebackType
 
+from torch_mpi import launcher
 from utils.jobs.forkserver import shown
 from utils.jobs.forkserver.identity import THREADS
-
-#: Process id of the stub that stands below mpiexec for this rank; 0 in any other process.
-stub_of_this_rank = 0
 
 
 class NotPossible(Exception):
@@ -119,8 +117,7 @@ def become(wanted: dict, descriptors: list[int]) -> None:
 
     descriptors: those that came with the request, in the order of `wanted["descriptors"]`.
     """
-    global stub_of_this_rank
-    stub_of_this_rank = wanted["stub"]
+    launcher.stand_in = wanted["stub"]
     _take_signals(wanted)
     _take_limits(wanted)
     _take_descriptors(wanted["descriptors"], descriptors)

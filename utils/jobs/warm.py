@@ -1,0 +1,34 @@
+"""``python -m utils.jobs.warm``: have the fork server ready before the first notebook wants ranks.
+
+`make lab` starts it beside JupyterLab. It holds a lease while its parent lives, so that restarted
+kernels find the server as well. Where there can be no fork server, it ends without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from utils.jobs.errors import RanksError
+from utils.jobs.forked import Python
+from utils.jobs.plan import Plan, Request
+
+# Seconds between two looks at the parent.
+LOOK = 2.0
+
+
+def main() -> None:
+    """Hold a lease until the parent has ended."""
+    parent = os.getppid()
+    with contextlib.suppress(RanksError, ValueError), contextlib.closing(_python()) as python:
+        while not python.reason and os.getppid() == parent:
+            time.sleep(LOOK)
+
+
+def _python() -> Python:
+    return Python(Plan.checked(Request(1)))
+
+
+if __name__ == "__main__":
+    main()

@@ -377,6 +377,28 @@ def test_without_a_server_the_stub_becomes_the_program_and_says_why(environment,
     assert "did not answer" in done.stdout
 
 
+def test_a_stub_that_lost_patience_runs_the_program_and_no_rank_is_forked_for_it(
+    own_lease, environment, tmp_path
+):
+    server = server_of(own_lease)
+    env = settings(own_lease, environment)
+    assert portrait(stub_command(own_lease, "-c", "print(1)"), env=env) == 1
+    server.suspend()
+    try:
+        code = "import sys; open(sys.argv[1], 'a').write('ran\\n'); print(2)"
+        hasty = f"import runpy; ns = runpy.run_path({stub.__file__!r}); "
+        hasty += "ns['main'].__globals__['PATIENCE'] = 0.2; "
+        hasty += (
+            f"ns['main']({str(own_lease.path)!r}, ['-c', {code!r}, {str(tmp_path / 'runs')!r}])"
+        )
+        assert portrait([sys.executable, "-I", "-S", "-c", hasty], env=env) == 2
+    finally:
+        server.resume()
+    # What comes after it in the line is served after it.
+    assert portrait(stub_command(own_lease, "-c", "print(3)"), env=env) == 3
+    assert (tmp_path / "runs").read_text() == "ran\n"
+
+
 def test_when_a_kernel_is_killed_its_server_goes_unless_another_kernel_uses_it(
     own_lease, environment, tmp_path
 ):

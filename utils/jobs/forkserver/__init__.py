@@ -1,8 +1,8 @@
 """Ranks that need not import PyTorch: they are forked from a process that has it already.
 
 `mpiexec` starts `stub.py` in place of Python. The stub hands its arguments, environment and
-descriptors to the fork server, which forks a keeper, which forks the rank. ARCHITECTURE.md beside
-this file has the processes, the messages, and what holds at all times with the test of each.
+descriptors to the fork server, which forks a keeper, which forks the rank. docs/fork-server.md has
+the processes, the messages, and what holds at all times with the test of each.
 
 | module | runs in | |
 |---|---|---|
@@ -11,5 +11,6 @@ this file has the processes, the messages, and what holds at all times with the 
 | `server` | server | one thread: takes requests, forks keepers, ends itself |
 | `keeper` | keeper | passes signals on, tells how the rank ended, ends it with its stub |
 | `child` | rank | takes over what the stub was given, and becomes the program |
+| `shown` | rank | what /proc shows of it |
 | `stub` | below mpiexec | imports nothing of the course; falls back to an ordinary start |
 """

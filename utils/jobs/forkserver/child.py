@@ -301,6 +301,10 @@ def _report(error: BaseException) -> None:
     error.__traceback__ = _own_part(error.__traceback__)
     sys.excepthook(type(error), error, error.__traceback__)
     sys.excepthook = _already_shown
+    if isinstance(error, KeyboardInterrupt):
+        # Python ends by SIGINT after a KeyboardInterrupt, if it was the main program's: this call
+        # is one to the interpreter.
+        ctypes.pythonapi.PyRun_SimpleString(b"raise KeyboardInterrupt")
     raise error
 
 

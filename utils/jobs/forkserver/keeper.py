@@ -25,13 +25,16 @@ def close_all_but(kept: set[int]) -> None:
                 os.close(int(name))
 
 
-def fork_rank(connection: socket.socket, descriptors: list[int]) -> bool:
-    """In a fresh fork of the server: fork the rank, and keep it. True in the rank, else no return.
+def fork_rank(connection: socket.socket) -> list[int]:
+    """In a fresh fork of the server: fork the rank, and keep it. Returns in the rank only.
 
-    connection: to the stub. descriptors: the rank's, which the keeper gives away.
+    connection: to the stub. Returns the rank's descriptors, in the order of the request.
     """
     os.setsid()
-    close_all_but({connection.fileno(), *descriptors})
+    close_all_but({connection.fileno()})
+    descriptors = _descriptors(connection)
+    if descriptors is None:
+        os._exit(0)
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     keeper = os.getpid()
@@ -43,7 +46,7 @@ def fork_rank(connection: socket.socket, descriptors: list[int]) -> bool:
         for descriptor in (wake, woken):
             os.close(descriptor)
         connection.close()
-        return True
+        return descriptors
     try:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -52,6 +55,16 @@ def fork_rank(connection: socket.socket, descriptors: list[int]) -> bool:
         _keep(rank, connection, wake)
     finally:
         os._exit(0)
+
+
+def _descriptors(connection: socket.socket) -> list[int] | None:
+    """What the stub gives its rank; None from one that lost patience: it is the program itself."""
+    try:
+        connection.sendall(stub.READY)
+        said, descriptors, _, _ = socket.recv_fds(connection, 1, stub.MOST_DESCRIPTORS)
+    except OSError:
+        return None
+    return descriptors if said == stub.GO else None
 
 
 def _die_with(parent: int) -> None:
@@ -63,8 +76,6 @@ def _die_with(parent: int) -> None:
 
 def _keep(rank: int, connection: socket.socket, wake: int) -> None:
     """Until the rank has ended."""
-    with contextlib.suppress(OSError):
-        connection.sendall(stub.FORKED + rank.to_bytes(stub.NUMBER, "big"))
     watched = select.poll()
     watched.register(connection, select.POLLIN)
     watched.register(wake, select.POLLIN)

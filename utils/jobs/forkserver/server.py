@@ -69,11 +69,11 @@ class Server:
     later: tuple[str, ...] = PRELOADED_LATER
     used: float = field(default_factory=time.monotonic)
 
-    def serve(self) -> tuple[dict, list[int], socket.socket] | None:
+    def serve(self) -> tuple[dict, socket.socket] | None:
         """Serve clients until there is no more use for it.
 
-        Returns None in the server, at its end; in a fresh fork of it, the request of a rank, its
-        descriptors, and the connection to its stub.
+        Returns None in the server, at its end; in a fresh fork of it, the request of a rank, and
+        the connection to its stub.
         """
         while True:
             ready, _, _ = select.select([self.listener, *self.leases], [], [], TICK)
@@ -90,25 +90,22 @@ class Server:
 
     # -- clients --------------------------------------------------------------------------------
 
-    def _admit(self) -> tuple[dict, list[int], socket.socket] | None:
+    def _admit(self) -> tuple[dict, socket.socket] | None:
         """Take a new client; in the fork that shall be its rank, return what that needs."""
         connection, _ = self.listener.accept()
-        descriptors: list[int] = []
         try:
             connection.settimeout(PATIENCE)
             if _user_of(connection) != os.geteuid():
                 raise PermissionError("another user's process")
-            wanted, descriptors = _receive(connection)
+            wanted = _receive(connection)
             if "lease" in wanted:
                 connection.settimeout(None)
                 self.leases.append(connection)
                 return None
             if self._fork(wanted, connection):
-                return wanted, descriptors, connection
+                return wanted, connection
         except Exception as error:  # whatever a client sends, the others are served
             print(f"a client was turned away: {error}", file=sys.stderr, flush=True)
-        for descriptor in descriptors:
-            os.close(descriptor)
         if connection not in self.leases:
             connection.close()
         return None
@@ -192,16 +189,14 @@ def _user_of(connection: socket.socket) -> int:
     return user
 
 
-def _receive(connection: socket.socket) -> tuple[dict, list[int]]:
-    """A message and the descriptors that came with it."""
+def _receive(connection: socket.socket) -> dict:
+    """A message. Raises ValueError or EOFError for what is none."""
     from utils.jobs.forkserver import stub
 
-    head, descriptors, _, _ = socket.recv_fds(connection, stub.NUMBER, stub.MOST_DESCRIPTORS)
-    head += stub.receive_exactly(connection, stub.NUMBER - len(head))
-    size = int.from_bytes(head, "big")
+    size = int.from_bytes(stub.receive_exactly(connection, stub.NUMBER), "big")
     if not 0 < size < MOST_OF_A_REQUEST:
         raise ValueError(f"a request of {size} bytes")
-    return marshal.loads(stub.receive_exactly(connection, size)), descriptors
+    return marshal.loads(stub.receive_exactly(connection, size))
 
 
 def preload(names: tuple[str, ...]) -> None:
@@ -232,9 +227,8 @@ def main() -> None:
     rank = Server(listener, folder, settings).serve()
     if rank is None:
         return
-    wanted, descriptors, connection = rank
-    keeper.fork_rank(connection, descriptors)
-    child.become(wanted, descriptors)
+    wanted, connection = rank
+    child.become(wanted, keeper.fork_rank(connection))
     child.run_program(wanted["arguments"])
 
 

@@ -19,8 +19,9 @@ PATIENCE = 45.0
 # Why a rank was started the ordinary way although it was meant to be forked.
 WHY_NOT_VARIABLE = "DDL_LABS_NOT_FORKED"
 
-# What the keeper tells: the rank's process id; the rank's wait status; why there is no rank.
-FORKED, ENDED, REFUSED = b"F", b"E", b"R"
+# What server and keeper tell: there is a keeper; the rank's wait status follows; why there is no
+# rank. And what the stub answers to the first: it has waited, and wants the rank.
+READY, ENDED, REFUSED, GO = b"K", b"E", b"R", b"G"
 NUMBER = 8  # bytes, big-endian
 
 # Most descriptors of one message (SCM_MAX_FD of Linux).
@@ -80,14 +81,16 @@ def _descriptors() -> list[int]:
     return sorted(found)
 
 
-def send(connection, message: dict, descriptors: list[int] = ()) -> None:
-    """Write a message: its length, and what marshal makes of it; descriptors go with the length."""
+def send(connection, message: dict) -> None:
+    """Write a message: its length, and what marshal makes of it."""
     body = marshal.dumps(message)
-    head = len(body).to_bytes(NUMBER, "big")
+    connection.sendall(len(body).to_bytes(NUMBER, "big") + body)
+
+
+def give(connection, descriptors: list[int]) -> None:
+    """Say that the rank is wanted, and pass on its descriptors."""
     packed = b"".join(n.to_bytes(4, sys.byteorder) for n in descriptors)
-    passed = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)] if packed else []
-    connection.sendmsg([head], passed)
-    connection.sendall(body)
+    connection.sendmsg([GO], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)] if packed else [])
 
 
 def receive_exactly(connection, number: int) -> bytes:
@@ -124,7 +127,7 @@ def ask(path: str, wanted: dict):
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     connection.settimeout(PATIENCE)
     connection.connect(path)
-    send(connection, wanted, wanted["descriptors"])
+    send(connection, wanted)
     return connection
 
 
@@ -142,8 +145,9 @@ def main(path: str, arguments: list[str]) -> None:
         connection.settimeout(None)
         reason = receive_exactly(connection, 4096).decode(errors="replace")
         start_plainly(arguments, reason)
-    if kind != FORKED:
+    if kind != READY:
         start_plainly(arguments, "the fork server ended")
+    give(connection, wanted["descriptors"])
     stand_for_the_rank(connection)
 
 
@@ -156,7 +160,6 @@ def stand_for_the_rank(connection) -> None:
         except OSError:
             pass  # the rank has ended just now
 
-    receive_exactly(connection, NUMBER)  # the rank's process id
     connection.settimeout(None)
     for number in _signal.valid_signals() - _NOT_PASSED_ON:
         _signal.signal(number, pass_on)

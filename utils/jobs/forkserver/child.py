@@ -26,6 +26,9 @@ from torch_mpi import launcher
 from utils.jobs.forkserver import shown
 from utils.jobs.forkserver.identity import THREADS
 
+# Did the program end by a KeyboardInterrupt?
+_interrupted = False
+
 
 class NotPossible(Exception):
     """This rank must be a process of its own; the message says why."""
@@ -301,15 +304,23 @@ def _report(error: BaseException) -> None:
     error.__traceback__ = _own_part(error.__traceback__)
     sys.excepthook(type(error), error, error.__traceback__)
     sys.excepthook = _already_shown
-    if isinstance(error, KeyboardInterrupt):
-        # Python ends by SIGINT after a KeyboardInterrupt, if it was the main program's: this call
-        # is one to the interpreter.
-        ctypes.pythonapi.PyRun_SimpleString(b"raise KeyboardInterrupt")
     raise error
 
 
-def _already_shown(*_: object) -> None:
+def _already_shown(kind: type, *_: object) -> None:
     """An excepthook for the error that `_report` has shown."""
+    global _interrupted
+    _interrupted = issubclass(kind, KeyboardInterrupt)
+
+
+def last_of_all() -> None:
+    """The exit handler that runs last: after a KeyboardInterrupt, Python shall end by SIGINT.
+
+    It does so where the main program raised it last, and exit handlers of PyTorch's compiler run
+    code as a main program. So it is raised once more, unseen.
+    """
+    if _interrupted:
+        ctypes.pythonapi.PyRun_SimpleString(b"raise KeyboardInterrupt")
 
 
 def _own_part(trace: TracebackType | None) -> TracebackType | None:

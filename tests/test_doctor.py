@@ -220,6 +220,7 @@ def with_backend(machine, backend, all_reduce):
     machine.pytorch = Told(torch={"version": "2.13.0", "distributed": True, "backend": backend})
     machine.mpi = Told(library={"name": "Some MPI 1.0", "path": None})
     machine.backend = Told(all_reduce=all_reduce)
+    machine.plan = "a launcher", ""
     return machine
 
 
@@ -231,10 +232,18 @@ def test_either_backend_is_right(machine, backend):
 
 def test_a_backend_that_does_not_come_up_is_told_with_pytorchs_error(machine):
     with_backend(machine, "course", {"error": "RuntimeError: no default backend for mpi"})
-    machine.plan = None, "no ranks needed"
     finding = python_side.check_backend(machine)
     assert finding.status == "error"
     assert "RuntimeError: no default backend for mpi" in finding.fact
+
+
+def test_on_a_rank_the_backend_is_not_tried_as_it_would_wait_for_the_others(machine):
+    with_backend(machine, "course", {"error": "no answer within 60 s"})
+    machine.plan = None, "the doctor itself runs on an MPI rank"
+    finding = python_side.check_backend(machine)
+    assert (finding.status, finding.fact) == (
+        "warning", 'not tested: needs a launcher that works, see "launcher"',
+    )  # fmt: skip
 
 
 def test_without_an_mpi_library_the_backend_is_not_to_blame(machine):

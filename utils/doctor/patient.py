@@ -98,6 +98,13 @@ class Machine:
         except RanksError as failure:
             return None, str(failure)
 
+    @property
+    def has_launcher(self) -> bool:
+        """Can ranks be started, and is this not a rank itself? If not, see "launcher"."""
+        with contextlib.suppress(Exception):
+            return self.plan[0] is not None
+        return False
+
     @functools.cached_property
     def ranks(self) -> Outcome:
         """Two ranks, started as the labs do; needs a plan."""

@@ -229,6 +229,8 @@ def _tried(machine: Machine, version: str) -> Finding:
         return not_tested('needs another PyTorch, see "PyTorch"')
     if "error" in machine.library:
         return not_tested('needs an MPI library, see "MPI library"')
+    if not machine.has_launcher:
+        return not_tested('needs a launcher that works, see "launcher"')
     outcome = machine.group_of_one
     if "error" in outcome:
         fact = f'init_process_group("mpi") fails on one rank: {outcome["error"]}'

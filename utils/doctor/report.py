@@ -53,7 +53,9 @@ def examine(machine: Machine) -> Iterator[Finding]:
         return
     # They import for seconds: all at once, and not beside the ranks, whose time is taken.
     with contextlib.suppress(OSError):  # what can't be started is told by its own line
-        _ = machine.pytorch, machine.jupyter, machine.mpi, machine.backend
+        _ = machine.pytorch, machine.jupyter, machine.mpi
+        if machine.has_launcher:  # on a rank it would wait for the others
+            _ = machine.backend
     for function in CHECKS:
         yield function(machine)
 

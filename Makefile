@@ -20,13 +20,14 @@ TORCH := $(or $(strip $(TORCH)),tested)
 ACTIVATE = PATH="$(CURDIR)/$(BIN):$$PATH"
 # `%%px` prints in rank order, without progress bars: notebooks compare equal between runs.
 # Not for `make lab`: streaming shows a student one rank's error while the others wait.
-run smoke solutions test: export IPP_NONINTERACTIVE = 1
+run smoke solutions test check: export IPP_NONINTERACTIVE = 1
 
 SMOKE := tests/test_mpi_backend.py tests/test_names_in_the_way.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test smoke run solutions release release-check lint format clean FORCE
+.PHONY: help env lab test check smoke test-env run solutions release release-check lint format \
+  clean FORCE
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -84,9 +85,17 @@ lab: $(VENV)/.env  ## open the labs in JupyterLab
 
 # --- authors -----------------------------------------------------------------------------------
 
-# Two at a time: much of a test is waiting, for a deadline or for a rank. A file stays together.
+# Two at a time: much of a test is waiting, for a deadline or for a rank. A group (tests/conftest.py)
+# stays together: a file, or a lab.
 test: $(VENV)/.test  ## run all tests
-	$(ACTIVATE) $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
+	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),-n 2 $(GROUPS))
+
+GROUPS = --dist loadgroup --no-loadscope-reorder
+
+check: lint release-check  ## lint, and the tests that take no ranks: a minute
+	$(ACTIVATE) $(BIN)/python -m pytest -q -m quick $(ARGS)
+
+test-env: $(VENV)/.test  ## build .venv with all that the tests need
 
 # Of every part of the backend a little, and a lab: what another PyTorch may break.
 smoke: $(VENV)/.test  ## try a PyTorch for two minutes (TORCH=2.15.0)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import slurm_tools
 
 from utils.jobs.forkserver import client
 
@@ -24,8 +25,16 @@ ROOT = Path(__file__).resolve().parents[1]
 # Groups of tests that take a minute or more, the longest first.
 LONGEST = (
     *("slurm", "test_faults", "test_grading", "05_scaling", "03_data_parallel"),
-    *("04_ddp", "test_cluster", "test_doctor", "02_samplers", "test_lab03", "test_lab04"),
+    *("test_c10d_suite", "test_cluster", "test_browser", "test_site_mpi", "test_bench", "04_ddp"),
+    *("test_hosts", "test_data", "test_lab03", "02_samplers", "test_doctor"),
 )
+
+# Files of which `make check` runs what takes no ranks. Single tests have the mark `quick`, too.
+QUICK = {
+    *("test_backend_core", "test_diagnosis", "test_hpc", "test_house", "test_lab00"),
+    *("test_models", "test_network", "test_release", "test_timeline"),
+}
+RANKS = {"mpiexec", "ranks"}
 
 # Names that a course process carries in its command line: kernels, engines, MPI launchers.
 COURSE_PROCESSES = (
@@ -63,6 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
+        if item.path.stem in QUICK and not RANKS & set(item.fixturenames):
+            item.add_marker(pytest.mark.quick)
     order = {group: place for place, group in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(group_of(item), len(order)))
 
@@ -232,6 +243,22 @@ def mpiexec() -> Callable[..., subprocess.CompletedProcess]:
         return done
 
     return run
+
+
+# --- a Slurm cluster ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_tools.Cluster]:
+    """Slurm with two nodes, and the environment that hpc/install.sh makes: one for all tests.
+
+    Each test leaves it without jobs and without students' processes.
+    """
+    env = slurm_tools.needed()
+    state = tmp_path_factory.mktemp("slurm")
+    state.chmod(0o755)
+    with slurm_tools.cluster(state, env) as up:
+        yield up
 
 
 # --- nothing stays behind ---------------------------------------------------------------------

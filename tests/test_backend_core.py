@@ -26,8 +26,6 @@ from torch_mpi.steps import Steps, now
 from torch_mpi.waiting import wait_for
 from torch_mpi.work import DoneWork, MPIWork
 
-pytestmark = pytest.mark.quick
-
 LATER = 9999.0  # seconds: a wait for it would end by the time limit of the test
 
 

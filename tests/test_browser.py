@@ -38,6 +38,7 @@ LAB = "01_c10d.ipynb"
 SERVER, GRACE = 120, 60
 
 pytestmark = [
+    pytest.mark.bare,
     pytest.mark.timeout(PAGE + NOTEBOOK + 60),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
 ]

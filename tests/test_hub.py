@@ -38,7 +38,11 @@ from utils.course.notebook import SOLUTIONS, read, tasks_checked, write
 LAB = "01_c10d.ipynb"
 #: Seconds: for ranks to come up, for Slurm to act, for processes to end.
 RANKS, ACT = 180, 90
-pytestmark = pytest.mark.timeout(slurm_tools.INSTALL + PAGE + NOTEBOOK + SPAWN)
+pytestmark = [
+    pytest.mark.bare,
+    pytest.mark.timeout(slurm_tools.INSTALL + PAGE + NOTEBOOK + SPAWN),
+    pytest.mark.xdist_group("slurm"),  # one cluster for this file and test_slurm
+]
 
 
 # --- cluster, hub, students ----------------------------------------------------------------------
@@ -82,11 +86,8 @@ def table(request: pytest.FixtureRequest) -> Iterator[Table]:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Slurm with two nodes, and the environment that hpc/install.sh makes."""
-    env = slurm_tools.needed()
-    with slurm_tools.cluster(tmp_path_factory.mktemp("cluster"), env) as up:
-        yield up
+def cluster(slurm_cluster: Cluster) -> Cluster:
+    return slurm_cluster
 
 
 @pytest.fixture(scope="module")

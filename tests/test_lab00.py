@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from lab_tools import LocalRanks, answers, checks_of, run_cell, verdict
 
@@ -18,29 +20,34 @@ WRONG = [
 
 
 @pytest.fixture
-def ranks() -> LocalRanks:
+def local_ranks() -> LocalRanks:
     return LocalRanks(2)
 
 
-def test_the_solution_passes_its_check_on_real_ranks():
-    with cluster.start(2, timeout=2) as ranks:
-        run_cell(ranks, answers("00_start_here.ipynb")["neighbour-answer"])
-        passed, printed = verdict(CHECK, ranks)
+@pytest.fixture
+def ranks() -> Iterator[cluster.Ranks]:
+    with cluster.start(2, timeout=2) as up:
+        yield up
+
+
+def test_the_solution_passes_its_check_on_real_ranks(ranks):
+    run_cell(ranks, answers("00_start_here.ipynb")["neighbour-answer"])
+    passed, printed = verdict(CHECK, ranks)
     assert passed, printed
     assert printed == "✓ Task 0.1 · the neighbour on a ring · 0 points\n"
 
 
 @pytest.mark.parametrize(("mistake", "code", "words"), WRONG, ids=[w[0] for w in WRONG])
-def test_a_wrong_answer_is_told_what_it_got(ranks, mistake, code, words):
-    run_cell(ranks, f"right_neighbour = {code}")
-    passed, printed = verdict(CHECK, ranks)
+def test_a_wrong_answer_is_told_what_it_got(local_ranks, mistake, code, words):
+    run_cell(local_ranks, f"right_neighbour = {code}")
+    passed, printed = verdict(CHECK, local_ranks)
     assert not passed
     assert words in printed, printed
     assert "rank 1:" in printed
 
 
-def test_the_untouched_stub_is_named(ranks):
-    run_cell(ranks, answers("00_start_here.ipynb", "labs")["neighbour-answer"])
-    passed, printed = verdict(CHECK, ranks)
+def test_the_untouched_stub_is_named(local_ranks):
+    run_cell(local_ranks, answers("00_start_here.ipynb", "labs")["neighbour-answer"])
+    passed, printed = verdict(CHECK, local_ranks)
     assert not passed
     assert "Task 0.1" in printed

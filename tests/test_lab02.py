@@ -300,6 +300,12 @@ def needs_ranks(task: str, text: str = "") -> bool:
     return task not in PURE and not text.strip().startswith(TWIN)
 
 
+def named(task: str, what: str, text: str = "") -> dict:
+    """The name of a case for pytest, and whether `make check` runs it."""
+    marks = () if needs_ranks(task, text) else pytest.mark.quick
+    return {"id": f"{task}-{what.replace(' ', '-')}", "marks": marks}
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[cluster.Ranks]:
     """Four ranks in a world, with all solutions."""
@@ -358,7 +364,7 @@ def test_the_untouched_stub_fails_for_the_right_reason(told, task):
 
 @pytest.mark.parametrize(
     ("task", "old", "new", "words"),
-    [pytest.param(t, o, n, w, id=f"{t}-{what.replace(' ', '-')}") for t, what, o, n, w in CHANGES],
+    [pytest.param(t, o, n, w, **named(t, what, o)) for t, what, o, n, w in CHANGES],
 )
 def test_a_slip_in_the_solution_is_told(told, task, old, new, words):
     passed, printed = told(task, changed(task, old, new), old)
@@ -368,7 +374,7 @@ def test_a_slip_in_the_solution_is_told(told, task, old, new, words):
 
 @pytest.mark.parametrize(
     ("task", "code", "words"),
-    [pytest.param(t, c, w, id=f"{t}-{what.replace(' ', '-')}") for t, what, c, w in WRONG],
+    [pytest.param(t, c, w, **named(t, what, c)) for t, what, c, w in WRONG],
 )
 def test_a_wrong_answer_is_told_its_mistake(told, task, code, words):
     passed, printed = told(task, textwrap.dedent(code), code)
@@ -378,7 +384,7 @@ def test_a_wrong_answer_is_told_its_mistake(told, task, code, words):
 
 @pytest.mark.parametrize(
     ("task", "code"),
-    [pytest.param(t, c, id=f"{t}-{what.replace(' ', '-')}") for t, what, c in RIGHT],
+    [pytest.param(t, c, **named(t, what)) for t, what, c in RIGHT],
 )
 def test_another_right_answer_passes(told, task, code):
     passed, printed = told(task, textwrap.dedent(code))

@@ -384,6 +384,12 @@ ALSO_RIGHT = [
 COMMUNICATES = {"5.1"}
 
 
+def named(task: str, what: str) -> dict:
+    """The name of a case for pytest, and whether `make check` runs it."""
+    marks = () if task in COMMUNICATES else pytest.mark.quick
+    return {"id": f"{task}-{what.replace(' ', '-')}", "marks": marks}
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[cluster.Ranks]:
     """Two ranks with all solutions."""
@@ -446,7 +452,7 @@ def test_the_untouched_stub_fails_for_the_right_reason(told, task):
 
 @pytest.mark.parametrize(
     ("task", "code", "words"),
-    [pytest.param(t, c, w, id=f"{t}-{what.replace(' ', '-')}") for t, what, c, w in WRONG],
+    [pytest.param(t, c, w, **named(t, what)) for t, what, c, w in WRONG],
 )
 def test_a_wrong_answer_is_told_its_mistake(told, task, code, words):
     passed, printed = told(task, textwrap.dedent(code))
@@ -457,7 +463,7 @@ def test_a_wrong_answer_is_told_its_mistake(told, task, code, words):
 
 @pytest.mark.parametrize(
     ("task", "code"),
-    [pytest.param(t, c, id=f"{t}-{what.replace(' ', '-')}") for t, what, c in ALSO_RIGHT],
+    [pytest.param(t, c, **named(t, what)) for t, what, c in ALSO_RIGHT],
 )
 def test_another_right_answer_passes(told, task, code):
     passed, printed = told(task, textwrap.dedent(code))

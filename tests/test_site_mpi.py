@@ -21,7 +21,7 @@ from site_mpi_tools import Module
 from utils.jobs.plan import Plan, Request, find_launcher, usable_cores
 from utils.scaling import runs
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.bare, pytest.mark.timeout(400)]
 
 OWN = Path(sys.prefix) / "bin"
 has_own = pytest.mark.skipif(not (OWN / "mpiexec").exists(), reason="no MPI in this environment")

@@ -16,7 +16,11 @@ import pytest
 import slurm_tools
 from slurm_tools import Cluster
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.bare,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("slurm"),  # one cluster for this file and test_hub
+]
 
 #: Seconds for what a student does; that a job without a notebook may go on; that it takes to see.
 PATIENCE, ORPHANED, SEEN = 240, 60, 60
@@ -43,12 +47,8 @@ JOBS = "import subprocess\nprint(subprocess.getoutput('squeue -h -o \\'job %T on
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory) -> Iterator[Cluster]:
-    env = slurm_tools.needed()
-    state = tmp_path_factory.mktemp("slurm")
-    state.chmod(0o755)
-    with slurm_tools.cluster(state, env) as up:
-        yield up
+def lab(slurm_cluster: Cluster) -> Cluster:
+    return slurm_cluster
 
 
 @pytest.fixture(autouse=True)

@@ -167,6 +167,13 @@ def test_nbval_reproduces_a_solution_and_a_student_is_stopped_at_each_stub_by_it
     assert not found, "\n".join(found)
 
 
+@pytest.mark.plain
+@each_solution
+def test_nbval_alone_reproduces_every_stored_output_of_a_solution(path: Path, tmp_path: Path):
+    found = nbval(path, tmp_path / "report.xml")
+    assert not found, "\n".join(found)
+
+
 # --- can these tests fail? -------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 
-from torch_mpi import launcher
+from torch_mpi import library as libraries
 from utils import cluster
 from utils.cluster import RanksError, where
 from utils.jobs import session, watchdog
@@ -583,7 +583,7 @@ def test_the_launcher_of_debians_mpich_is_for_an_mpi4py_that_was_built_with_it(
     fake_mpiexec(site, version=MPICH)
     library(site / MULTIARCH / "libmpi.so.40")
     found = library(site / MULTIARCH / "libmpich.so.12")
-    monkeypatch.setattr(launcher, "mpi4py_is_a_wheel", lambda: wheel)
+    monkeypatch.setattr(libraries, "mpi4py_is_a_wheel", lambda: wheel)
     assert find_launcher().library == (None if wheel else found)
     assert bool(find_launcher().passed_over) is wheel
 

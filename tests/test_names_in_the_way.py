@@ -18,7 +18,7 @@ from conftest import ROOT, run_tree
 from jupyter_client.manager import start_new_kernel
 
 from torch_mpi import supported
-from torch_mpi.launcher import INSTALL_MPI
+from torch_mpi.library import INSTALL_MPI
 
 HELPER = 'def helper():\n    return "the user\'s own"\n'
 

@@ -24,7 +24,7 @@ def main(options: argparse.Namespace) -> int:
         return 2
     if not any(name in os.environ for name in RANK_VARIABLES):
         return _start_ranks(options)
-    from torch_mpi.launcher import name_library
+    from torch_mpi.library import name_library
 
     name_library()  # before mpi4py is imported
     from utils.bench.on_ranks import main as on_this_rank

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 
-from torch_mpi import launcher as which
-from torch_mpi.launcher import Launcher
+from utils.jobs import launcher as which
 from utils.jobs import slurm, watchdog
 from utils.jobs.errors import RanksError
+from utils.jobs.launcher import Launcher, LauncherError
 from utils.jobs.site import Way, decide, settings
 
 # On a machine that is very busy, Open MPI may give up before it has started a rank.
@@ -288,8 +288,8 @@ def _quota() -> int:
 
 
 def find_launcher() -> Launcher:
-    """`torch_mpi.launcher.find_launcher`; raises RanksError where there is no usable mpiexec."""
+    """`utils.jobs.launcher.find_launcher`; raises RanksError where there is no usable mpiexec."""
     try:
         return which.find_launcher()
-    except which.LauncherError as error:
+    except LauncherError as error:
         raise RanksError(str(error)) from None

@@ -22,7 +22,7 @@ import tempfile
 import time
 from types import ModuleType, TracebackType
 
-from torch_mpi import launcher
+from torch_mpi import library
 from utils.jobs.forkserver import shown
 from utils.jobs.forkserver.identity import THREADS
 
@@ -120,7 +120,7 @@ def become(wanted: dict, descriptors: list[int]) -> None:
 
     descriptors: those that came with the request, in the order of `wanted["descriptors"]`.
     """
-    launcher.stand_in = wanted["stub"]
+    library.stand_in = wanted["stub"]
     _take_signals(wanted)
     _take_limits(wanted)
     _take_descriptors(wanted["descriptors"], descriptors)

@@ -31,14 +31,14 @@ class LazyProcessGroupMPI:
         """
         import torch
 
-        from . import launcher
+        from . import library as libraries
         from .supported import refuse_other_pytorch
 
         refuse_other_pytorch(torch.__version__)
-        MPI = launcher.start_mpi()
+        MPI = libraries.start_mpi()
         name, version = MPI.get_vendor()
         library = f"{name} {'.'.join(map(str, version))}"
-        launcher.refuse_to_be_alone(MPI.COMM_WORLD.size, library)
+        libraries.refuse_to_be_alone(MPI.COMM_WORLD.size, library)
         from .process_group import create
 
         return create(ranks)

@@ -1,4 +1,4 @@
-"""Which mpiexec, and the MPI library that belongs to it: a loaded module's, else the environment's.
+"""The MPI library that mpi4py loads: that of the mpiexec which started this rank.
 
 A wheel of mpi4py loads its MPI library when it is imported. The one that pip has put into the
 environment comes first then, whatever module is loaded, and started by another MPI's mpiexec each
@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 LIBRARY_VARIABLE = "MPI4PY_LIBMPI"
@@ -43,107 +42,10 @@ class LauncherError(RuntimeError):
     """There is no usable mpiexec, or not of this MPI; the message says what to do."""
 
 
-@dataclass(frozen=True)
-class PassedOver:
-    """A site's mpiexec that has no library for mpi4py: why, and what to do to have it used."""
-
-    path: str
-    reason: str
-    remedy: str
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """An mpiexec, and what follows from the choice of it.
-
-    library: of the site's MPI; mpi4py must be told, as it would load the environment's own.
-    passed_over: the site's, which comes first, where this one is taken instead.
-    """
-
-    path: str
-    version: str
-    library: str | None = None
-    passed_over: PassedOver | None = None
-
-    @property
-    def is_open_mpi(self) -> bool:
-        """Does it take Open MPI's options?"""
-        return "open mpi" in self.version.lower() or "openrte" in self.version.lower()
-
-    @property
-    def release(self) -> tuple[int, ...]:
-        """Such as (4, 1), of 4.1.4; () where it does not tell."""
-        return _release(self.version)
-
-    def belongs_to(self, library: str) -> bool:
-        """Is a library such as "MPICH 4.0.2" of the same MPI and release, as far as names tell?"""
-        if self.is_open_mpi != library.startswith("Open MPI"):
-            return False
-        same_family = self.is_open_mpi or (
-            self.version.startswith("HYDRA") and library.startswith("MPICH")
-        )
-        return not same_family or self.release == _release(library)
-
-    def doubt(self) -> str:
-        """What speaks against the library that MPI4PY_LIBMPI names; "" if nothing does."""
-        named = os.environ.get(LIBRARY_VARIABLE)
-        own = library_beside(self.path, self.is_open_mpi)
-        if not named or (own and Path(own).resolve() == Path(named).resolve()):
-            return ""
-        other = f"but {own} is beside {self.path}" if own else f"which is not beside {self.path}"
-        return (
-            f"{LIBRARY_VARIABLE} names {named}, {other}: unset it, or load the module that both "
-            "belong to."
-        )
-
-
-def _release(text: str) -> tuple[int, ...]:
-    """The first two numbers of a version in a text."""
-    found = re.search(r"(\d+)\.(\d+)", text)
-    return tuple(map(int, found.groups())) if found else ()
-
-
 # --- which mpiexec ----------------------------------------------------------------------------
 
 
-def find_launcher() -> Launcher:
-    """The mpiexec to start ranks with: a site's, or the one of this Python environment.
-
-    A site's wins, since its MPI knows the network, unless the environment's own comes before it
-    on PATH and no module has brought the site's. It doesn't where the site's library isn't found
-    (mpi4py would load the environment's, and each rank would be alone), nor where MPI4PY_LIBMPI
-    names the environment's. Raises LauncherError where there is none, or it does not run.
-    """
-    own = Path(sys.prefix) / "bin" / "mpiexec"
-    named = os.environ.get(LIBRARY_VARIABLE)
-    if own.exists() and named and Path(named).is_relative_to(sys.prefix):
-        return Launcher(str(own), _version(str(own)))
-    site = _of_the_site(own)
-    if site is not None:
-        launcher = Launcher(site, _version(site))
-        library = library_beside(site, launcher.is_open_mpi)
-        # Who names a library in MPI4PY_LIBMPI has found it; it stays in the ranks' environment.
-        if library or named:
-            return replace(launcher, library=library)
-        without = _without_library(launcher)
-        if own.exists():
-            return Launcher(str(own), _version(str(own)), passed_over=without)
-        if _is_debians_mpich(launcher):
-            raise LauncherError(
-                f"{site} can't be used: {without.reason}. {without.remedy}\n"
-                f"Or take an MPI from pip: {INSTALL_MPI}"
-            )
-        return launcher  # mpi4py may find its library elsewhere, by LD_LIBRARY_PATH
-    if own.exists():
-        return Launcher(str(own), _version(str(own)))
-    raise LauncherError(
-        f"there is no mpiexec, neither on PATH nor in {own.parent}. Install an MPI library: "
-        f"{INSTALL_MPI}. On a cluster, load the site's MPI (such as `module load openmpi`) "
-        "before the notebook starts."
-    )
-
-
-def _of_the_site(own: Path) -> str | None:
+def mpiexec_of_the_site(own: Path) -> str | None:
     """The first mpiexec on PATH that is not the environment's; behind that, only a module's."""
     behind = False
     for folder in os.get_exec_path():
@@ -164,12 +66,17 @@ def _is_loaded(mpiexec: str) -> bool:
     folders = [Path(f) for f in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if f]
     if not folders:
         return False
-    library = library_beside(mpiexec, Launcher(mpiexec, _version(mpiexec)).is_open_mpi)
+    library = library_beside(mpiexec, is_open_mpi(version(mpiexec)))
     return library is not None and Path(library).parent.resolve() in {f.resolve() for f in folders}
 
 
+def is_open_mpi(version: str) -> bool:
+    """Does an mpiexec that calls itself so take Open MPI's options?"""
+    return "open mpi" in version.lower() or "openrte" in version.lower()
+
+
 @functools.cache
-def _version(mpiexec: str) -> str:
+def version(mpiexec: str) -> str:
     """Such as "mpiexec (Open MPI) 5.0.11", "HYDRA 4.0.2". Raises LauncherError if it won't run."""
     try:
         done = subprocess.run(
@@ -196,20 +103,20 @@ def _version(mpiexec: str) -> str:
 # --- which library ----------------------------------------------------------------------------
 
 
-def library_beside(mpiexec: str, is_open_mpi: bool) -> str | None:
+def library_beside(mpiexec: str, open_mpi: bool) -> str | None:
     """The library that lies beside this mpiexec, of the same MPI and of use to mpi4py.
 
     A folder can hold several: on Debian /usr/lib/x86_64-linux-gnu has those of Open MPI and
     MPICH, and /etc/alternatives says which of them libmpi.so is.
     """
     # 40 and 12 are the binary interfaces for which there are wheels of mpi4py.
-    if is_open_mpi:
+    if open_mpi:
         return _beside(mpiexec, "libmpi.so.40")
     # A wheel asks for libmpi.so.12 and can't be imported with Debian's libmpich.
-    return _beside(mpiexec, "libmpi.so.12") or (None if mpi4py_is_a_wheel() else _libmpich(mpiexec))
+    return _beside(mpiexec, "libmpi.so.12") or (None if mpi4py_is_a_wheel() else libmpich(mpiexec))
 
 
-def _libmpich(mpiexec: str) -> str | None:
+def libmpich(mpiexec: str) -> str | None:
     """The library of Debian's MPICH, which has a name of its own."""
     return _beside(mpiexec, "libmpich.so.12")
 
@@ -226,26 +133,6 @@ def _beside(mpiexec: str, name: str) -> str | None:
                 if named and library.exists():
                     return str(library)
     return None
-
-
-def _is_debians_mpich(launcher: Launcher) -> bool:
-    return not launcher.is_open_mpi and _libmpich(launcher.path) is not None
-
-
-def _without_library(launcher: Launcher) -> PassedOver:
-    if _is_debians_mpich(launcher):
-        return PassedOver(
-            launcher.path,
-            "the library of Debian's MPICH is called libmpich.so.12, and this mpi4py, a wheel, "
-            "asks for libmpi.so.12",
-            "To use it, build mpi4py for it: apt-get install libmpich-dev python3-dev, then "
-            "MPICC=mpicc.mpich pip install --force-reinstall --no-binary mpi4py mpi4py",
-        )
-    return PassedOver(
-        launcher.path,
-        "no library that mpi4py can load lies beside it",
-        f"To use it, name its library: export {LIBRARY_VARIABLE}=/path/of/its/libmpi.so",
-    )
 
 
 def mpi4py_is_a_wheel() -> bool:
@@ -278,12 +165,12 @@ def name_library() -> None:
 
 def _library_of_this_job() -> str | None:
     """Beside the mpiexec that this rank descends from; by srun, that of the loaded module."""
-    for mpiexec in (_mpiexec_above(), _of_the_site(Path(sys.prefix) / "bin" / "mpiexec")):
+    for mpiexec in (_mpiexec_above(), mpiexec_of_the_site(Path(sys.prefix) / "bin" / "mpiexec")):
         if mpiexec is None:
             continue
-        is_open_mpi = Launcher(mpiexec, _version(mpiexec)).is_open_mpi
+        open_mpi = is_open_mpi(version(mpiexec))
         # A folder of links, such as a view of Spack, has a library that its programs' own has not.
-        if library := library_beside(mpiexec, is_open_mpi):
+        if library := library_beside(mpiexec, open_mpi):
             return library
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import stat
@@ -439,6 +440,13 @@ def test_a_lease_that_was_given_back_leaves_the_server_for_the_next_start(own_le
     again = client.lease(environment, find_mpiexec())
     assert server_of(again).pid == server.pid
     again.connection.close()
+    wait_until(lambda: is_gone(server.pid), "the server's end")
+
+
+def test_a_server_whose_folder_was_removed_ends(own_lease):
+    server = server_of(own_lease)
+    own_lease.close()
+    shutil.rmtree(own_lease.path.parent)
     wait_until(lambda: is_gone(server.pid), "the server's end")
 
 

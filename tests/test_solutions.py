@@ -27,7 +27,7 @@ from utils.course.notebook import KERNELSPEC, LABS, SOLUTIONS, dumps, lab, noteb
 NOTEBOOK = 900
 #: Seconds for processes of a notebook to end by themselves after pytest has ended.
 GRACE = 15
-MARK = "DDL_LABS_NBVAL_RUN"
+MARK = "DDL_LABS_RUN_OF_NBVAL"
 STUB_WALK = str(Path(__file__).with_name("stub_walk.py"))
 #: Markers of cells that nbval doesn't run, and of cells whose output it doesn't compare.
 SKIPS = {"nbval-skip", "nbval_skip"}

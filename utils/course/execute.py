@@ -20,6 +20,8 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 from traitlets.config import Config
 
+from utils.jobs import watchdog
+
 from .notebook import NotebookError, normalise, read, tasks_checked, write
 
 KERNEL = "python3"
@@ -178,25 +180,15 @@ def _run(nb: NotebookNode, folder: Path, timeout: float) -> str | None:
     return error
 
 
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(RUN_VARIABLE) == mark and process.is_running():
-                found.append(process)
-    return found
-
-
 def _end_processes(mark: str) -> list[str]:
-    """Wait for the processes of a run to end; kill those that don't, and name them."""
+    """Wait for the processes of a run to end; end those that don't, and name them."""
     deadline = time.monotonic() + GRACE
-    while (left := _marked(mark)) and time.monotonic() < deadline:
+    while (left := watchdog.members(mark, variable=RUN_VARIABLE)) and time.monotonic() < deadline:
         time.sleep(0.1)
     names = []
     for process in left:
         with contextlib.suppress(psutil.Error):
             names.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
-            process.kill()
-    while _marked(mark) and time.monotonic() < deadline + 5:
-        time.sleep(0.02)  # killed isn't gone yet
+    if left:
+        watchdog.end_all(mark, grace=0, variable=RUN_VARIABLE)
     return names

@@ -78,26 +78,28 @@ class Probe:
         """End the process, its session and all that descend from it."""
         if self._process.poll() is not None:
             return
-        family = _descendants(self._process.pid)
+        family = _family(self._process.pid)
         # Asked politely, Open MPI removes its files from /dev/shm and the temporary folder.
         os.killpg(self._process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
-        for pid in family:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        for member in family:
+            with contextlib.suppress(Exception):  # it has ended
+                member.kill()
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(5)
 
 
-def _descendants(pid: int) -> list[int]:
-    with contextlib.suppress(ImportError):
-        import psutil
+def _family(pid: int) -> list:
+    """The process and all that descend from it; the doctor also runs where psutil is missing."""
+    try:
+        import psutil  # noqa: F401 - the first thing that the other module needs
 
-        with contextlib.suppress(psutil.Error):
-            return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    return []
+        from utils.jobs.watchdog import family
+    except ImportError:
+        return []
+    return family(pid)
 
 
 # Between control characters, as ranks and MPI libraries print into the same stream.

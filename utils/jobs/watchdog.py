@@ -43,29 +43,36 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def carries(process: psutil.Process, mark: str) -> bool:
-    """Was it started, however indirectly, for the ranks of this mark?"""
+def carries(process: psutil.Process, mark: str, variable: str = VARIABLE) -> bool:
+    """Was it started, however indirectly, for what has this mark?"""
     try:
-        return process.uids().real == os.getuid() and process.environ().get(VARIABLE) == mark
-    except (psutil.Error, OSError):
+        return process.environ().get(variable) == mark
+    except (psutil.Error, OSError):  # also: another user's
         return False
 
 
-def _family(pid: int, created: float) -> list[psutil.Process]:
+def family(pid: int) -> list[psutil.Process]:
+    """The process and all that descend from it; empty when it has ended."""
     try:
         root = psutil.Process(pid)
-        if abs(root.create_time() - created) > CLOCK_STEP:
-            return []
         return [root, *root.children(recursive=True)]
     except psutil.Error:
         return []
 
 
-def members(mark: str, roots: list[Root]) -> list[psutil.Process]:
+def _began(pid: int, created: float) -> bool:
+    try:
+        return abs(psutil.Process(pid).create_time() - created) <= CLOCK_STEP
+    except psutil.Error:
+        return False
+
+
+def members(mark: str, roots: list[Root] = (), variable: str = VARIABLE) -> list[psutil.Process]:
     """Live processes that carry the mark or descend from a root; never the caller."""
-    found = {p for p in psutil.process_iter() if carries(p, mark)}
+    found = {p for p in psutil.process_iter() if carries(p, mark, variable)}
     for pid, created in roots:
-        found.update(_family(pid, created))
+        if _began(pid, created):
+            found.update(family(pid))
     return [p for p in found if p.pid != os.getpid() and alive(p)]
 
 
@@ -75,7 +82,13 @@ def _signal(processes: list[psutil.Process], number: int) -> None:
             process.send_signal(number)
 
 
-def end_all(mark: str, roots: list[Root] = (), grace: float = 1.0, limit: float = 15.0) -> bool:
+def end_all(
+    mark: str,
+    roots: list[Root] = (),
+    grace: float = 1.0,
+    limit: float = 15.0,
+    variable: str = VARIABLE,
+) -> bool:
     """End every member: SIGTERM, after `grace` seconds SIGKILL; True when none is left.
 
     Looks again until two looks in a row find nothing, as a process may just be starting another;
@@ -83,7 +96,7 @@ def end_all(mark: str, roots: list[Root] = (), grace: float = 1.0, limit: float 
     """
     quiet, deadline = 0, time.monotonic() + limit
     while quiet < 2 and time.monotonic() < deadline:
-        found = members(mark, roots)
+        found = members(mark, roots, variable)
         quiet = 0 if found else quiet + 1
         _signal(found, signal.SIGTERM)
         patience = time.monotonic() + grace

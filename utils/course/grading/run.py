@@ -18,6 +18,8 @@ from pathlib import Path
 import psutil
 from nbformat import NotebookNode
 
+from utils.jobs import watchdog
+
 from ..execute import RUN_VARIABLE
 from ..notebook import dumps
 from .sandbox import LAUNCH, Box
@@ -146,18 +148,10 @@ def _watch(
             _end_kernel(process.pid)
 
 
-def _family(pid: int) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.Error:
-        return []
-
-
 def _processes(pid: int, box: Box, mark: str) -> list[psutil.Process]:
     """All of a run. Without walls the fork server and its ranks descend from nothing of it."""
-    family = _family(pid)
-    return family if box.walls else [*{*family, *_marked(mark)}]
+    family = watchdog.family(pid)
+    return family if box.walls else [*{*family, *watchdog.members(mark, variable=RUN_VARIABLE)}]
 
 
 def _memory(processes: list[psutil.Process]) -> int:
@@ -181,7 +175,7 @@ def _own_memory(process: psutil.Process) -> int:
 
 def _end_kernel(pid: int) -> None:
     """Kill what pytest has started: nbval says which cell it was, and the report is written."""
-    for process in _family(pid):
+    for process in watchdog.family(pid):
         with contextlib.suppress(psutil.Error):
             if "--nbval" in process.cmdline() and process.name() != "bwrap":
                 for child in process.children():
@@ -190,33 +184,15 @@ def _end_kernel(pid: int) -> None:
 
 
 def _end(process: subprocess.Popen, mark: str) -> None:
-    """End the run and whatever it has started."""
-    family = _family(process.pid)
+    """End the run and whatever it has started, also what left the family."""
+    family = watchdog.family(process.pid)
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     for member in family:
         with contextlib.suppress(psutil.Error):
             member.kill()
     process.wait(10)
-    deadline = time.monotonic() + 10
-    # Killed isn't gone yet; and what left the family still carries the mark.
-    while (left := _marked(mark)) and time.monotonic() < deadline:
-        for member in left:
-            with contextlib.suppress(psutil.Error):
-                member.kill()
-        time.sleep(0.02)
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if (
-                process.status() != psutil.STATUS_ZOMBIE
-                and process.environ().get(RUN_VARIABLE) == mark
-            ):
-                found.append(process)
-    return found
+    watchdog.end_all(mark, grace=0, limit=10, variable=RUN_VARIABLE)
 
 
 def _remove(path: Path) -> None:

@@ -144,7 +144,8 @@ def _below(mpiexec: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 def _environment(environment: Mapping[str, str], settings: dict[str, str]) -> dict[str, str]:
     """Of the server: what libraries read when they are loaded, one thread, nothing of a job."""
-    gone = ("DDL_LABS_RANKS", "SLURM_", "OMPI_", "PMIX_", "PRTE_", "MPI4PY_")
+    # Nor of a run: who ends what a run has started would end it for others, too.
+    gone = ("DDL_LABS_RANKS", "DDL_LABS_RUN", "SLURM_", "OMPI_", "PMIX_", "PRTE_", "MPI4PY_")
     own = {name: value for name, value in environment.items() if not name.startswith(gone)}
     own |= settings | dict.fromkeys(identity.THREADS, "1")
     return own | {PADDING_VARIABLE: "x" * ROOM_FOR_ENVIRONMENT}

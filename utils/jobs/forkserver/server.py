@@ -168,10 +168,13 @@ class Server:
     def _useless(self) -> bool:
         if self.leases or self.keepers:
             return False
-        return self.lost or time.monotonic() - self.used > IDLE
+        # Without its folder nobody finds it any more.
+        return self.lost or time.monotonic() - self.used > IDLE or not self.folder.exists()
 
     def _close(self) -> bool:
         """Take its name away; False when a client came meanwhile, who connects under this lock."""
+        if not self.folder.exists():
+            return True
         with (self.folder.parent / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if select.select([self.listener], [], [], 0)[0]:

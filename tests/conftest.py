@@ -113,6 +113,8 @@ def mpi_environment() -> dict[str, str]:
         PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe",
         OMPI_MCA_btl="^ofi",
         OMP_NUM_THREADS="1",
+        # As for the ranks of a notebook: one fork server serves both.
+        KINETO_LOG_LEVEL="6",
     )
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
@@ -182,9 +184,9 @@ def as_python_arguments(code: str | os.PathLike) -> list[str]:
 
 
 @functools.cache
-def fork_server(launcher: str) -> client.Lease | None:
+def fork_server(launcher: str | None) -> client.Lease | None:
     """The lease of this session on the fork server; None where there can be none."""
-    if client.why_not(os.environ):
+    if launcher is None or client.why_not(os.environ):
         return None
     return client.lease(mpi_environment(), launcher)
 
@@ -311,8 +313,11 @@ def no_figure_left_open() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_left_behind() -> Iterator[None]:
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail at the end of the session when a rank, a controller or a launcher still runs."""
+    if any(item.get_closest_marker("quick") is None for item in request.session.items):
+        # Kernels are killed all the time: without this lease the server would go with each.
+        fork_server(find_mpiexec())
     yield
     end_fork_servers()
     deadline = time.monotonic() + 5

@@ -74,7 +74,7 @@ class Running:
             raise
 
     def _new_cluster(self) -> ipp.Cluster:
-        mark = {watchdog.VARIABLE: self._session.mark}
+        mark = self._session.environment
         config = Config()
         controller = self._python.for_one_process(os.environ)
         config.LocalControllerLauncher.environment = controller.environment | mark

@@ -59,7 +59,7 @@ def _try_once(command, environment, deadline: float, capture: bool) -> Ended:
             guard = Watchdog(session)
             start = time.monotonic()
             try:
-                status = _wait(command, environment, deadline, session.mark, guard, streams)
+                status = _wait(command, environment, deadline, session, guard, streams)
             finally:
                 guard.close()
             return Ended(status, *map(_text, streams), time.monotonic() - start)
@@ -77,10 +77,10 @@ def _streams(capture: bool) -> Iterator[tuple[IO | None, IO | None]]:
         yield out, err
 
 
-def _wait(command, environment, deadline, mark, guard, streams) -> int:
+def _wait(command, environment, deadline, session: Session, guard: Watchdog, streams) -> int:
     process = subprocess.Popen(
         command,
-        env={**environment, watchdog.VARIABLE: mark},
+        env={**environment, **session.environment},
         stdin=subprocess.DEVNULL,
         stdout=streams[0],
         stderr=streams[1],
@@ -94,7 +94,7 @@ def _wait(command, environment, deadline, mark, guard, streams) -> int:
         return LATE
     finally:
         if process.poll() is None:
-            watchdog.end_all(mark)
+            watchdog.end_all(session.mark)
             process.wait(5)
 
 

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -32,6 +31,7 @@ class Session:
     """
 
     def __init__(self, shared: bool = False, job: bool = False):
+        self._shared = shared
         base = base_folder(shared)
         with locked(base / "lock"):
             _clear_left_overs(base)
@@ -44,10 +44,26 @@ class Session:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         not_in_forked_children(self._lock)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of all that is started for this session: its mark, and where MPI puts files.
+
+        What was killed removes nothing itself. Ranks on other hosts have no such folders.
+        """
+        found = {watchdog.VARIABLE: self.mark}
+        if self._shared:
+            return found
+        ours = {"PRTE_MCA_prte_tmpdir_base": str(self.folder)}
+        memory = Path(watchdog.shared_memory(self.mark))
+        with contextlib.suppress(OSError):
+            memory.mkdir(mode=0o700, exist_ok=True)
+            ours["OMPI_MCA_btl_sm_backing_directory"] = str(memory)
+        return found | {name: value for name, value in ours.items() if name not in os.environ}
+
     def close(self) -> None:
-        """Give the lock back and remove the folder."""
+        """Give the lock back and remove the files."""
         self._lock.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        watchdog.remove(self.mark, self.folder)
 
 
 def base_folder(shared: bool = False) -> Path:
@@ -92,7 +108,7 @@ def _clear_left_overs(base: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             watchdog.end_all(folder.name)
             watchdog.cancel_job(folder.name, folder)
-            shutil.rmtree(folder, ignore_errors=True)
+            watchdog.remove(folder.name, folder)
 
 
 def not_in_forked_children(file: IO | socket.socket) -> None:
@@ -111,6 +127,7 @@ class Watchdog:
     """The process that ends the ranks when this kernel is gone."""
 
     def __init__(self, session: Session):
+        self._mark = session.mark
         command = [sys.executable, "-I", watchdog.__file__, session.mark, str(session.folder)]
         self._process = subprocess.Popen(
             command,
@@ -130,8 +147,9 @@ class Watchdog:
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """Let it end what is left, and wait for it."""
+        """Let it end what is left, and wait for it; where it was killed, do its work."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(20)
+            if self._process.wait(20):
+                watchdog.end_all(self._mark)

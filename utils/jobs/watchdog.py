@@ -120,6 +120,17 @@ def cancel(*arguments: str) -> None:
         subprocess.run(command, capture_output=True, timeout=20, check=False)
 
 
+def shared_memory(mark: str) -> str:
+    """Folder of the shared memory of these ranks, on systems that have one."""
+    return os.path.join("/dev/shm", f"ddl-labs-{mark}")
+
+
+def remove(mark: str, folder: str | os.PathLike) -> None:
+    """Remove the files of a session: killed, neither MPI nor its launcher can."""
+    for one in (folder, shared_memory(mark)):
+        shutil.rmtree(one, ignore_errors=True)
+
+
 def main(mark: str, folder: str) -> None:
     """Read the root processes from standard input until its end, then end them all."""
     # A Ctrl-C or a hang-up is for the kernel; its death is what reaches this process.
@@ -132,7 +143,7 @@ def main(mark: str, folder: str) -> None:
             roots = [(int(pid), float(created)) for pid, created in json.loads(line)]
     end_all(mark, roots)
     cancel_job(mark, folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(mark, folder)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -55,8 +56,11 @@ class Lease:
 
     def close(self) -> None:
         """Give the lease back: the server stays for some minutes. Twice is once."""
-        with contextlib.suppress(OSError):
+        try:
             self.connection.sendall(BYE)
+        except OSError:  # it was killed, or this is the second time
+            with contextlib.suppress(OSError), locked(base_folder() / "lock"):
+                _remove_if_dead(self.path.parent)
         self.connection.close()
 
 
@@ -79,6 +83,8 @@ def lease(environment: Mapping[str, str], mpiexec: str) -> Lease:
     if len(os.fsencode(path)) > LONGEST:
         raise OSError(f"the name of its socket would be too long: {path}")
     with locked(base_folder() / "lock"):
+        for other in base_folder().glob("fork-*"):
+            _remove_if_dead(other)
         connection = _connect(path)
         if connection is None:
             _start(folder, path, environment, mpiexec)
@@ -98,6 +104,15 @@ def _connect(path: Path) -> socket.socket | None:
         connection.close()
         return None
     return connection
+
+
+def _remove_if_dead(folder: Path) -> None:
+    """Remove what a server has left that was killed; under the lock."""
+    connection = _connect(folder / "socket")
+    if connection is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        connection.close()
 
 
 def _start(folder: Path, path: Path, environment: Mapping[str, str], mpiexec: str) -> None:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Groups of tests that take a minute or more, the longest first.
 LONGEST = (
     *("slurm", "test_faults", "test_grading", "05_scaling", "03_data_parallel"),
-    *("test_c10d_suite", "test_cluster", "test_browser", "test_site_mpi", "test_bench", "04_ddp"),
+    *("c10d-2", "test_cluster", "test_browser", "test_site_mpi", "test_bench", "04_ddp"),
     *("test_hosts", "test_data", "test_lab03", "02_samplers", "test_doctor"),
 )
 

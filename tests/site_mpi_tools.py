@@ -96,7 +96,9 @@ def python_without_mpi(folder: Path) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     own = {name: Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
     there = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
-    Path(there, "everything.pth").write_text("".join(f"{p}\n" for p in set(own.values())))
+    # With their own .pth files, which name the folders of editable packages.
+    lines = [f"import site; site.addsitedir({str(path)!r})\n" for path in set(own.values())]
+    Path(there, "everything.pth").write_text("".join(lines))
     return folder / "bin" / Path(sys.executable).name
 
 

@@ -77,10 +77,7 @@ def outcomes(n: int) -> dict[str, Outcome]:
 
 @pytest.mark.parametrize(
     ("n", "names"),
-    [
-        pytest.param(n, names, id=title, marks=pytest.mark.xdist_group(f"c10d-{n}"))
-        for n, title, names in FEATURES
-    ],
+    [pytest.param(n, names, id=f"{title}-{n}") for n, title, names in FEATURES],
 )
 def test_a_user_can_rely_on(n, names):
     if find_mpiexec() is None:

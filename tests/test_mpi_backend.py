@@ -54,11 +54,9 @@ def outcomes(request, mpiexec):
 def parameters():
     for n, files in JOBS:
         for file in files:
-            # A job runs once, so its cases go to one process.
-            marks = [pytest.mark.xdist_group(f"{files[0]}-{n}"), *MARKS.get(file, ())]
             for case in names_of(file):
                 name = f"{file}-{n}-{case.removeprefix('case_')}"
-                yield pytest.param((n, files), f"{file} {case}", id=name, marks=marks)
+                yield pytest.param((n, files), f"{file} {case}", id=name, marks=MARKS.get(file, ()))
 
 
 @pytest.mark.timeout(DEADLINE + 30)

@@ -5,6 +5,8 @@ A selection of those that pass; `python tests/c10d_suite.py -n 2` runs all of th
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from c10d_suite import Outcome, run
 from conftest import find_mpiexec
@@ -67,20 +69,18 @@ FEATURES += [(3, *feature) for feature in ON_THREE_RANKS.items()]
 pytestmark = pytest.mark.timeout(1500)  # the first test waits for the job with all of them
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> dict[int, dict[str, Outcome]]:
-    """For 2 and 3 ranks: what came of each test."""
-    if find_mpiexec() is None:
-        pytest.skip("no mpiexec: install the extra `mpi`, or a system MPI")
-    return {
-        n: run([name for m, _, names in FEATURES if m == n for name in names.split()], n)
-        for n in (2, 3)
-    }
+@functools.cache
+def outcomes(n: int) -> dict[str, Outcome]:
+    """What came of each test on so many ranks, which come up once."""
+    return run([name for m, _, names in FEATURES if m == n for name in names.split()], n)
 
 
 @pytest.mark.parametrize(
-    ("n", "names"), [pytest.param(n, names, id=title) for n, title, names in FEATURES]
+    ("n", "names"),
+    [pytest.param(n, names, id=f"{title}-{n}") for n, title, names in FEATURES],
 )
-def test_a_user_can_rely_on(outcomes, n, names):
-    bad = [o for name in names.split() if (o := outcomes[n][name]).status != "pass"]
+def test_a_user_can_rely_on(n, names):
+    if find_mpiexec() is None:
+        pytest.skip("no mpiexec: install the extra `mpi`, or a system MPI")
+    bad = [o for name in names.split() if (o := outcomes(n)[name]).status != "pass"]
     assert not bad, "\n".join(f"{o.test}: {o.status}: {o.reason}\n{o.detail}" for o in bad)

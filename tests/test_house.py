@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from conftest import group_of
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -254,6 +255,37 @@ def test_no_file_names_this_machine_or_a_registry():
         ".ci/constraints.txt",
     ):
         assert not home.search((ROOT / name).read_text()), name
+
+
+# --- the tests themselves ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("test", "group"),
+    [
+        ("test_solutions.py::test_nbval[05_scaling]", "05_scaling"),
+        ("test_solutions.py::test_an_altered_output", "test_solutions"),
+        ("test_mpi_backend.py::test_backend[point_to_point-4-a_case]", "mpi-4"),
+        ("test_mpi_backend.py::test_backend[slow_network-4-a_case]", "mpi-4"),
+        ("test_mpi_backend.py::test_backend[message_board-3-a_case]", "message_board-3"),
+        ("test_c10d_suite.py::test_a_user_can_rely_on[barrier-2]", "c10d-2"),
+        ("test_hub.py::test_a", "slurm"),
+        ("test_slurm.py::test_b[one]", "slurm"),
+        ("test_lab03.py::test_c[3.1-a-2]", "test_lab03"),
+    ],
+)
+def test_what_shares_ranks_runs_in_one_process_and_labs_are_shared_out(test, group):
+    assert group_of(f"tests/{test}") == group
+
+
+def test_the_tests_of_a_group_run_in_one_process():
+    command = [sys.executable, "-m", "pytest", "-v", "-n", "2", "--dist", "loadgroup"]
+    files = ["tests/test_hpc.py", "tests/test_diagnosis.py"]
+    done = subprocess.run(
+        [*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    places = set(re.findall(r"^\[(gw\d)\].* (tests/\w+\.py)", done.stdout, re.MULTILINE))
+    assert sorted(file for _, file in places) == sorted(files), done.stdout
 
 
 # --- execution ---------------------------------------------------------------------------------

@@ -41,7 +41,6 @@ RANKS, ACT = 180, 90
 pytestmark = [
     pytest.mark.bare,
     pytest.mark.timeout(slurm_tools.INSTALL + PAGE + NOTEBOOK + SPAWN),
-    pytest.mark.xdist_group("slurm"),  # one cluster for this file and test_slurm
 ]
 
 

@@ -57,8 +57,7 @@ def outcomes(request, mpiexec):
 def parameters():
     for n, files in JOBS:
         for file in files:
-            # A job runs once, so its cases go to one process.
-            marks = [pytest.mark.xdist_group(f"{files[0]}-{n}"), *MARKS.get(file, ())]
+            marks = [*MARKS.get(file, ())]
             if (n, file) in SMOKE:
                 marks.append(pytest.mark.smoke)
             for case in names_of(file):

@@ -19,7 +19,6 @@ from slurm_tools import Cluster
 pytestmark = [
     pytest.mark.bare,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("slurm"),  # one cluster for this file and test_hub
 ]
 
 #: Seconds for what a student does; that a job without a notebook may go on; that it takes to see.

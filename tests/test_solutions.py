@@ -34,13 +34,9 @@ SKIPS = {"nbval-skip", "nbval_skip"}
 IGNORES = {"nbval-ignore-output", "nbval_ignore_output", "pytest_validate_ignore_output"}
 
 pytestmark = pytest.mark.timeout(NOTEBOOK + 60)
-# A lab is the unit that is given to a process, not this file.
 each_solution = pytest.mark.parametrize(
     "path",
-    [
-        pytest.param(path, id=path.stem, marks=pytest.mark.xdist_group(path.stem))
-        for path in notebooks(SOLUTIONS)
-    ],
+    [pytest.param(path, id=path.stem) for path in notebooks(SOLUTIONS)],
 )
 
 

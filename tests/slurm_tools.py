@@ -231,8 +231,9 @@ def make_filesystems(keep: list[str], env: str, state: str) -> None:
     bind(own_state, STATE)
     bind(own_root, COURSE)
     # The clone's own files in place of those that were installed from it.
-    for utils in PREFIX.glob("lib/python3*/site-packages/utils"):
-        sh("mount", "--bind", COURSE / "utils", utils)
+    for folder in ("utils", "utils/mpi/torch_mpi"):
+        for installed in PREFIX.glob(f"lib/python3*/site-packages/{Path(folder).name}"):
+            sh("mount", "--bind", COURSE / folder, installed)
     sh(
         "mount",
         "--bind",

@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,9 +50,16 @@ def lease(environment: dict[str, str]) -> Iterator[client.Lease]:
 
 
 @pytest.fixture
-def own_lease(environment, tmp_path, monkeypatch) -> Iterator[client.Lease]:
-    """A server for this test alone, with nothing preloaded but what it takes to be fast."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def temporary_folder(monkeypatch) -> Iterator[Path]:
+    """A temporary folder of the test's own; a short name, as sockets are to lie in it."""
+    with tempfile.TemporaryDirectory(prefix="fs", dir="/tmp") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        yield Path(folder)
+
+
+@pytest.fixture
+def own_lease(environment, temporary_folder) -> Iterator[client.Lease]:
+    """A server for this test alone."""
     found = client.lease(environment, find_mpiexec())
     yield found
     found.connection.close()
@@ -401,7 +409,7 @@ def test_a_stub_that_lost_patience_runs_the_program_and_no_rank_is_forked_for_it
 
 
 def test_when_a_kernel_is_killed_its_server_goes_unless_another_kernel_uses_it(
-    own_lease, environment, tmp_path
+    own_lease, environment, temporary_folder
 ):
     holder = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
@@ -412,7 +420,7 @@ def test_when_a_kernel_is_killed_its_server_goes_unless_another_kernel_uses_it(
 
     def kernel() -> subprocess.Popen:
         process = subprocess.Popen(
-            [sys.executable, "-c", holder, str(tmp_path), find_mpiexec()],
+            [sys.executable, "-c", holder, str(temporary_folder), find_mpiexec()],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -461,16 +469,12 @@ def test_only_its_owner_can_talk_to_the_server(lease):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to be another user")
-def test_another_user_who_reached_the_socket_is_turned_away(own_lease, tmp_path):
-    for folder in [own_lease.path.parent, *own_lease.path.parents]:
-        if folder.is_relative_to(tmp_path):
-            folder.chmod(0o777)
-    opened = [p for p in tmp_path.parents if p.stat().st_uid == 0 and len(p.parts) > 2]
-    modes = {p: stat.S_IMODE(p.stat().st_mode) for p in opened}
-    own_lease.path.chmod(0o777)
+def test_another_user_who_reached_the_socket_is_turned_away(own_lease, temporary_folder):
+    opened = [own_lease.path, own_lease.path.parent, own_lease.path.parents[1], temporary_folder]
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in opened}
     try:
-        for folder in opened:
-            folder.chmod(0o755)
+        for path in opened:
+            path.chmod(0o777)
         code = (
             "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
             "s.settimeout(30); print(s.recv(1))"
@@ -488,8 +492,8 @@ def test_another_user_who_reached_the_socket_is_turned_away(own_lease, tmp_path)
             pytest.skip("no Python that another user can run")
         assert done.stdout == "b''\n" or "Connection reset" in done.stderr, done.stderr
     finally:
-        for folder, mode in modes.items():
-            folder.chmod(mode)
+        for path, mode in modes.items():
+            path.chmod(mode)
 
 
 def test_nonsense_on_the_socket_costs_nothing(own_lease, environment):
@@ -564,9 +568,8 @@ def test_the_user_and_the_system_can_turn_it_off(environment, monkeypatch):
     identity.unsupported.cache_clear()
 
 
-def test_a_server_that_nobody_uses_ends_itself(environment, tmp_path, monkeypatch):
+def test_a_server_that_nobody_uses_ends_itself(environment, temporary_folder, monkeypatch):
     """With the real process, and five minutes made short."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code = (
         "import sys; from utils.jobs.forkserver import server\n"
         "server.IDLE, server.PRELOADED, server.PRELOADED_LATER = 0.1, (), ()\nserver.main()"
@@ -590,8 +593,22 @@ def test_what_the_notebook_shows_says_which_it_was_and_why(monkeypatch):
         assert "Each rank is a Python process of its own: DDL_LABS_FORK_SERVER is off." in said
 
 
-def test_an_error_of_the_server_is_in_its_log_and_the_rank_runs(environment, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_the_ranks_of_a_notebook_are_in_its_folder_and_see_its_variables(tmp_path, monkeypatch):
+    from utils import cluster
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OF_THE_NOTEBOOK", "yes")
+    with cluster.start(2, env={"OF_THE_RANKS": "yes"}) as ranks:
+        assert "forked from a process" in repr(ranks.describe())
+        ranks.view.execute("import os", block=True)
+        assert ranks.view["os.getcwd()"] == [str(tmp_path)] * 2
+        seen = "os.environ['OF_THE_NOTEBOOK'] + os.environ['OF_THE_RANKS']"
+        assert ranks.view[seen] == ["yesyes"] * 2
+
+
+def test_an_error_of_the_server_is_in_its_log_and_the_rank_runs(
+    environment, temporary_folder, monkeypatch
+):
     monkeypatch.setattr(client, "SERVER", ("-c", "raise SystemExit('no memory')"))
     begin = time.monotonic()
     lease = client.lease(environment, find_mpiexec())

@@ -49,6 +49,7 @@ def test_a_notebook_with_many_ranks_reduces_passes_round_and_tells_a_deadlock(n)
         assert not opened.run("ranks.stop()").failed()
 
 
+@pytest.mark.large
 def test_a_script_of_64_ranks_reduces_and_passes_round(mpiexec, tmp_path: Path):
     script = tmp_path / "many.py"
     lines = [*SET_UP.splitlines()[1:], *WORK.splitlines()[1:]]

@@ -26,6 +26,7 @@ from typing import BinaryIO, TextIO
 import psutil
 from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.nanny import KernelNanny
+from traitlets import default
 
 from utils.jobs import watchdog
 
@@ -91,6 +92,11 @@ class Engine(IPEngine):
     """:class:`IPEngine` with the nanny that was forked."""
 
     pipes: tuple[BinaryIO, TextIO]
+
+    @default("work_dir")
+    def _where_it_was_started(self) -> str:
+        """Not where ipyparallel was imported: in a forked rank, that is the fork server's."""
+        return os.getcwd()
 
     def start_nanny(self, control_url: str) -> tuple[str, TextIO]:
         """Tell the nanny whom it serves.

@@ -28,6 +28,8 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Read whenever they are needed, not at the import.
 _READ_LATE = {
     *THREADS,
+    # PyTorch's compiler sets it itself, when it is first used.
+    "TORCHINDUCTOR_CACHE_DIR",
     *(
         "TORCH_HOME",
         "TORCH_DISTRIBUTED_DEBUG",

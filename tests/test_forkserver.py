@@ -12,7 +12,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -610,12 +609,11 @@ def test_an_error_of_the_server_is_in_its_log_and_the_rank_runs(
     environment, temporary_folder, monkeypatch
 ):
     monkeypatch.setattr(client, "SERVER", ("-c", "raise SystemExit('no memory')"))
-    begin = time.monotonic()
     lease = client.lease(environment, find_mpiexec())
     code = "import json, os; print(json.dumps(os.environ['DDL_LABS_NOT_FORKED']))"
     reason = portrait(stub_command(lease, "-c", code), env=settings(lease, environment))
     assert "fork server" in reason
     assert "no memory" in (lease.path.parent / "log").read_text()
-    assert time.monotonic() - begin < stub.PATIENCE
+    assert "timed out" not in reason
     assert json.loads((lease.path.parent / client.SETTINGS).read_text()) == lease.settings
     lease.connection.close()

@@ -214,6 +214,16 @@ ENDS = {
     "a segmentation fault": "import ctypes; ctypes.string_at(0)",
     "abort": "import os; os.abort()",
     "KeyboardInterrupt": "import atexit; atexit.register(print, 'bye'); raise KeyboardInterrupt",
+    "a destructor": "class A:\n    def __del__(self):\n        print('end')\na = A(); b = [a]",
+    "a destructor in a cycle": "class A:\n    def __del__(self):\n        print('gone')\n"
+    "a = A(); a.me = a",
+    "sys.exit(True) in a thread": "import threading, sys\n"
+    "t = threading.Thread(target=sys.exit, args=(5,)); t.start(); t.join()",
+    "sys.exit(300)": "import sys; sys.exit(300)",
+    "sys.exit(-1)": "import sys; sys.exit(-1)",
+    "output of C": "import ctypes; ctypes.CDLL(None).printf(b'from C, no line end')",
+    "a daemon thread": "import threading, time\n"
+    "threading.Thread(target=time.sleep, args=(99,), daemon=True).start(); print('end')",
     "unflushed output": "import sys; sys.stdout.write('no line end')",
     "no such module": "import nothing_of_this_name",
 }

@@ -6,6 +6,7 @@ that a program can see should tell the two apart (tests/test_forkserver.py compa
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -19,15 +20,14 @@ import runpy
 import signal
 import sys
 import tempfile
+import threading
 import time
 from types import ModuleType, TracebackType
+from typing import NoReturn
 
 from torch_mpi import library
 from utils.jobs.forkserver import shown
 from utils.jobs.forkserver.identity import THREADS
-
-# Did the program end by a KeyboardInterrupt?
-_interrupted = False
 
 
 class NotPossible(Exception):
@@ -86,7 +86,7 @@ def _first_folder(arguments: list[bytes]) -> str:
 
 def _lies_in(module: ModuleType, folder: str) -> bool:
     found = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), "")
-    return found.startswith(os.path.join(os.path.realpath(folder), ""))
+    return isinstance(found, str) and found.startswith(os.path.join(os.path.realpath(folder), ""))
 
 
 def _limits(number: int) -> tuple[int, int]:
@@ -247,33 +247,44 @@ def _setter_of_openblas():
 # --- the program -------------------------------------------------------------------------------
 
 
-def run_program(arguments: list[bytes]) -> None:
-    """Run `SCRIPT …`, `-c CODE …` or `-m MODULE …` as Python would, in a fresh `__main__`."""
+def run_program(arguments: list[bytes]) -> NoReturn:
+    """Run `SCRIPT …`, `-c CODE …` or `-m MODULE …` as Python would, and end as it does."""
+    loaded = set(sys.modules)
     words = [os.fsdecode(word) for word in arguments]
     sys.orig_argv = [sys.executable, *words]
-    if words[0] == "-m":
-        # What stands first while Python looks for the module; it puts the file's path there.
-        sys.argv = ["-m", *words[2:]]
-    elif words[0] == "-c":
-        sys.argv = ["-c", *words[2:]]
-    else:
-        sys.argv = words
+    # For a module, what stands there while Python looks for it; its file's path comes later.
+    sys.argv = [words[0], *words[2:]] if words[0] in ("-m", "-c") else words
     _put_first(words)
     main = sys.modules["__main__"] = ModuleType("__main__")
     main.__builtins__ = sys.modules["builtins"]
     main.__annotations__ = {}
     main.__loader__ = importlib.machinery.BuiltinImporter
+    status, interrupted = 0, False
     try:
-        if words[0] == "-m":
-            runpy._run_module_as_main(words[1])
-        elif words[0] == "-c":
-            exec(compile(words[1], "<string>", "exec"), vars(main))
-        else:
-            _run_script(words[0], main)
-    except SystemExit:
-        raise
+        _run(words, main)
+    except SystemExit as asked:
+        status = _status(asked.code)
     except BaseException as error:
-        _report(error)
+        status, interrupted = 1, isinstance(error, KeyboardInterrupt)
+        error.__traceback__ = _own_part(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+    own = [main, *(m for name, m in sys.modules.items() if name not in loaded and _is_beside(m))]
+    _end(status, interrupted, own)
+
+
+def _is_beside(module: ModuleType) -> bool:
+    """Does it lie in the program's folder, and in none below?"""
+    found = getattr(module, "__file__", None)
+    return isinstance(found, str) and os.path.dirname(found) == os.path.realpath(sys.path[0])
+
+
+def _run(words: list[str], main: ModuleType) -> None:
+    if words[0] == "-m":
+        runpy._run_module_as_main(words[1])
+    elif words[0] == "-c":
+        exec(compile(words[1], "<string>", "exec"), vars(main))
+    else:
+        _run_script(words[0], main)
 
 
 def _put_first(words: list[str]) -> None:
@@ -299,28 +310,56 @@ def _run_script(path: str, main: ModuleType) -> None:
     exec(compile(source, main.__file__, "exec"), vars(main))
 
 
-def _report(error: BaseException) -> None:
-    """Show an uncaught error without the frames of this module, and end as Python does for it."""
-    error.__traceback__ = _own_part(error.__traceback__)
-    sys.excepthook(type(error), error, error.__traceback__)
-    sys.excepthook = _already_shown
-    raise error
+def _status(code: object) -> int:
+    """The exit status for `sys.exit(code)`; as in `handle_system_exit` of CPython's pythonrun.c."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
 
 
-def _already_shown(kind: type, *_: object) -> None:
-    """An excepthook for the error that `_report` has shown."""
-    global _interrupted
-    _interrupted = issubclass(kind, KeyboardInterrupt)
+def _end(status: int, interrupted: bool, own: list[ModuleType]) -> NoReturn:
+    """End as `Py_FinalizeEx` does for the program, but leave what the server has loaded alone.
 
+    To take down PyTorch's modules copies most of the memory that is shared, for 0.3 s in each rank.
 
-def last_of_all() -> None:
-    """The exit handler that runs last: after a KeyboardInterrupt, Python shall end by SIGINT.
-
-    It does so where the main program raised it last, and exit handlers of PyTorch's compiler run
-    code as a main program. So it is raised once more, unseen.
+    interrupted: by a KeyboardInterrupt. own: the program, and modules that lie beside it.
     """
-    if _interrupted:
-        ctypes.pythonapi.PyRun_SimpleString(b"raise KeyboardInterrupt")
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    # Daemon threads would stumble over what is gone.
+    if threading.active_count() == 1:
+        _clear(own)
+    _end_mpi()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, or its reader is gone
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status)
+
+
+def _clear(modules: list[ModuleType]) -> None:
+    """Have the destructors of a program's objects run."""
+    for module in modules:
+        # Underscored names first, as CPython does.
+        names = [name for name in vars(module) if not name.startswith("__")]
+        for name in sorted(names, key=lambda name: not name.startswith("_")):
+            vars(module)[name] = None
+    gc.collect()
+
+
+def _end_mpi() -> None:
+    """What mpi4py has the interpreter do at its end."""
+    if (MPI := sys.modules.get("mpi4py.MPI")) is None:
+        return
+    wanted = sys.modules["mpi4py"].rc.finalize is not False
+    if wanted and MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def _own_part(trace: TracebackType | None) -> TracebackType | None:

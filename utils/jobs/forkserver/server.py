@@ -10,7 +10,6 @@ ends when the last lease is lost because its holder died, or after five minutes 
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import gc
 import importlib
@@ -223,8 +222,6 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     listener, folder = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])
-    # The first to be registered runs last.
-    atexit.register(child.last_of_all)
     settings = load_time(os.environ)
     # Without the spaces that make room for the command of a rank.
     shown.show([os.fsencode(word) for word in [sys.executable, *sys.orig_argv[1:]] if word.strip()])

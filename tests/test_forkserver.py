@@ -467,6 +467,20 @@ def test_a_server_whose_folder_was_removed_ends(own_lease):
     wait_until(lambda: is_gone(server.pid), "the server's end")
 
 
+def test_the_server_that_make_lab_warms_ends_with_jupyterlab(environment, temporary_folder):
+    """A shell stands for JupyterLab, whose child holds the lease."""
+    warm = f"{sys.executable} -m utils.jobs.warm & exec sleep 999"
+    env = environment | {"TMPDIR": str(temporary_folder)}
+    lab = subprocess.Popen(["/bin/sh", "-c", warm], env=env, start_new_session=True)
+    try:
+        base = temporary_folder / f"ddl-labs-{os.getuid()}"
+        wait_until(lambda: any(base.glob("fork-*/socket")), "a server")
+    finally:
+        lab.kill()
+        lab.wait()
+    wait_until(lambda: not any(base.glob("fork-*")), "the server's end")
+
+
 # --- who gets what -------------------------------------------------------------------------------
 
 

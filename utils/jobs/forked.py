@@ -64,10 +64,10 @@ class Python:
             return f"Each rank is a Python process of its own: {reason}."
         return "The ranks were forked from a process that had imported PyTorch (the fork server)."
 
-    def close(self) -> None:
-        """Give the lease back."""
+    def close(self, stay: bool = True) -> None:
+        """Give the lease back; `stay` as of `client.Lease.close`."""
         if self._lease is not None:
-            self._lease.close()
+            self._lease.close(stay)
 
 
 def why_not(plan: Plan, environment: Mapping[str, str]) -> str:

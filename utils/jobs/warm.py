@@ -21,13 +21,11 @@ LOOK = 2.0
 def main() -> None:
     """Hold a lease until the parent has ended."""
     parent = os.getppid()
-    with contextlib.suppress(RanksError, ValueError), contextlib.closing(_python()) as python:
+    with contextlib.suppress(RanksError, ValueError):
+        python = Python(Plan.checked(Request(1)))
         while not python.reason and os.getppid() == parent:
             time.sleep(LOOK)
-
-
-def _python() -> Python:
-    return Python(Plan.checked(Request(1)))
+        python.close(stay=False)
 
 
 if __name__ == "__main__":

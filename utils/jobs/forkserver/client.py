@@ -54,10 +54,13 @@ class Lease:
         """What stands for `python` in the command of a rank."""
         return [sys.executable, "-I", "-S", stub.__file__, str(self.path)]
 
-    def close(self) -> None:
-        """Give the lease back: the server stays for some minutes. Twice is once."""
+    def close(self, stay: bool = True) -> None:
+        """Give the lease back. Twice is once.
+
+        stay: the server stays for some minutes; else it ends, unless somebody else uses it.
+        """
         try:
-            self.connection.sendall(BYE)
+            self.connection.sendall(BYE if stay else b"")
         except OSError:  # it was killed, or this is the second time
             with contextlib.suppress(OSError), locked(base_folder() / "lock"):
                 _remove_if_dead(self.path.parent)

@@ -8,6 +8,8 @@ import math
 from torch_mpi.diagnosis import Diagnosis
 
 _RADIUS = 0.3
+# Up to so many ranks the picture has one size.
+_FEW = 8
 
 
 def picture(diagnosis: Diagnosis, size: int) -> bytes:
@@ -21,7 +23,7 @@ def picture(diagnosis: Diagnosis, size: int) -> bytes:
     from utils import figures
 
     figures.use_style()
-    figure = Figure(figsize=(4.2, 0.9 + 2.1 * min(1.0, size / 4)), facecolor=figures.PAPER)
+    figure = Figure(figsize=_inches(size), facecolor=figures.PAPER)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     places = _places(size)
@@ -33,7 +35,7 @@ def picture(diagnosis: Diagnosis, size: int) -> bytes:
         figures.arrow(axes, start, end, color=color, bend=0.25 if both_ways else 0.0)
     waiting = {rank for rank, _ in diagnosis.edges}
     for rank, place in enumerate(places):
-        _circle(axes, place, rank, rank in waiting, figures)
+        _circle(axes, place, rank, rank in waiting, figures, 12 if size <= _FEW else 8)
     xs, ys = zip(*places, strict=True)
     figures.fit_limits(axes, xs, ys, margin=0.55)
     axes.text(
@@ -45,10 +47,18 @@ def picture(diagnosis: Diagnosis, size: int) -> bytes:
     return file.getvalue()
 
 
+def _inches(size: int) -> tuple[float, float]:
+    """Width and height: many ranks take a larger ring, or their circles would be dots."""
+    if size <= _FEW:
+        return 4.2, 0.9 + 2.1 * min(1.0, size / 4)
+    width = min(9.0, 4.2 + 0.2 * (size - _FEW))
+    return width, 0.5 + width / 1.6
+
+
 def _places(size: int) -> list[tuple[float, float]]:
     if size == 2:
         return [(0.0, 0.0), (2.0, 0.0)]
-    radius = max(1.0, size * 0.32)
+    radius = max(1.0, size * (0.32 if size <= _FEW else 0.22))
     turns = [math.tau * k / size for k in range(size)]
     return [(1.6 * radius * math.sin(t), radius * math.cos(t)) for t in turns]
 
@@ -61,9 +71,9 @@ def _shortened(start, end) -> tuple[tuple[float, float], tuple[float, float]]:
     return (start[0] + dx, start[1] + dy), (end[0] - dx, end[1] - dy)
 
 
-def _circle(axes, place, rank: int, waits: bool, figures) -> None:
+def _circle(axes, place, rank: int, waits: bool, figures, size: int) -> None:
     from matplotlib.patches import Circle
 
     color = figures.ORANGE if waits else figures.PALE
     axes.add_patch(Circle(place, _RADIUS, facecolor=color, edgecolor=figures.INK, zorder=3))
-    axes.text(*place, f"{rank}", ha="center", va="center", zorder=4, fontsize=12)
+    axes.text(*place, f"{rank}", ha="center", va="center", zorder=4, fontsize=size)

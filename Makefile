@@ -33,7 +33,7 @@ help:  ## this list
 	@echo
 	@echo "  PYTHON=python3.12 builds .venv with that Python (make clean first);"
 	@echo "  TORCH=2.15.0 takes that PyTorch; PIP_ARGS=… go to pip; PORT=8899 and ARGS=… to JupyterLab;"
-	@echo "  ARGS=… go to pytest and to run, too."
+	@echo "  ARGS=… go to pytest and to run, too; WORKERS=3 runs three tests at a time instead of two."
 
 # --- environment -------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ lab: $(VENV)/.env  ## open the labs in JupyterLab
 # Two at a time: much of a test is waiting, for a deadline or for a rank. A group (tests/conftest.py)
 # stays together: a file, or a lab.
 test: $(VENV)/.test  ## run all tests
-	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),-n 2 $(GROUPS))
+	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),-n $(or $(WORKERS),2) $(GROUPS))
 
 GROUPS = --dist loadgroup --no-loadscope-reorder
 

@@ -20,6 +20,7 @@ import pytest
 import slurm_tools
 
 from utils.jobs.forkserver import client
+from utils.jobs.watchdog import family
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -142,15 +143,6 @@ def mpi_environment() -> dict[str, str]:
         for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
             env[name] = env[f"{name}_CONFIRM"] = "1"
     return env
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """The process and all that descend from it, those that changed group or session too."""
-    try:
-        parent = psutil.Process(pid)
-        return [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def kill_tree(process: subprocess.Popen) -> None:

@@ -79,6 +79,23 @@ def both(lease, environment, *words, **options) -> tuple[dict, dict]:
     )
 
 
+def both_ended(lease, environment, *words, **options) -> list[subprocess.CompletedProcess]:
+    """How a program ends: forked, and as a process of its own."""
+    return [
+        subprocess.run(
+            command,
+            env=settings(lease, environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            **options,
+        )
+        for command in (stub_command(lease, *words), plain_command(*words))
+    ]
+
+
 def differences(one: dict, other: dict) -> dict:
     return {
         name: (one.get(name), other.get(name))
@@ -186,17 +203,7 @@ def test_two_ranks_that_set_no_seed_have_random_numbers_of_their_own(lease, envi
 def test_a_tracebacks_text_is_the_programs_alone(lease, environment, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("def f():\n    return 1 / 0\nf()\n")
-    texts = [
-        subprocess.run(
-            command,
-            env=settings(lease, environment),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        for command in (stub_command(lease, script), plain_command(script))
-    ]
+    texts = both_ended(lease, environment, script)
     assert texts[0].stderr == texts[1].stderr
     assert "ZeroDivisionError" in texts[0].stderr
     assert [done.returncode for done in texts] == [1, 1]
@@ -231,36 +238,14 @@ ENDS = {
 
 @pytest.mark.parametrize("code", ENDS.values(), ids=ENDS)
 def test_exit_status_signal_and_last_words_are_the_ranks(code, lease, environment):
-    ended = [
-        subprocess.run(
-            command,
-            env=settings(lease, environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        for command in (stub_command(lease, "-c", code), plain_command("-c", code))
-    ]
+    ended = both_ended(lease, environment, "-c", code)
     seen = [(done.returncode, done.stdout, done.stderr) for done in ended]
     assert seen[0] == seen[1]
 
 
 def test_a_script_that_is_not_there_is_told_as_python_tells_it(lease, environment, tmp_path):
     for words in (["no.py"], ["-m", "no_such_module"], ["-X", "dev", "-c", "print(1)"]):
-        told = [
-            subprocess.run(
-                command,
-                env=settings(lease, environment),
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            for command in (stub_command(lease, *words), plain_command(*words))
-        ]
+        told = both_ended(lease, environment, *words, cwd=tmp_path)
         assert told[0].returncode == told[1].returncode
         assert told[0].stderr == told[1].stderr
         assert told[0].stdout == told[1].stdout

@@ -8,6 +8,7 @@ folder of its own, so that there is no server yet.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -109,20 +110,14 @@ def measure(name: str, way: str) -> float:
     return json.loads(done.stdout.splitlines()[-1])[wanted]
 
 
-class _environment:
+@contextlib.contextmanager
+def _environment(added: Mapping[str, str], cold: bool) -> Iterator[dict[str, str]]:
     """The variables of a measurement; where nothing may be warm, with a folder of its own."""
-
-    def __init__(self, added: Mapping[str, str], cold: bool):
-        self._folder = tempfile.TemporaryDirectory(prefix="ddl-") if cold else None
-        own = {"TMPDIR": self._folder.name} if self._folder else {}
-        self._environment = os.environ | added | own
-
-    def __enter__(self) -> dict[str, str]:
-        return self._environment
-
-    def __exit__(self, *exception: object) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
+    if not cold:
+        yield os.environ | added
+        return
+    with tempfile.TemporaryDirectory(prefix="ddl-") as folder:
+        yield os.environ | added | {"TMPDIR": folder}
 
 
 def rounds(names: list[str], number: int) -> dict[str, dict[str, list[float]]]:

@@ -28,6 +28,7 @@ from typing import NoReturn
 from torch_mpi import library
 from utils.jobs.forkserver import shown
 from utils.jobs.forkserver.identity import THREADS
+from utils.jobs.forkserver.keeper import close_all_but
 
 
 class NotPossible(Exception):
@@ -161,10 +162,7 @@ def _take_descriptors(numbers: list[int], descriptors: list[int]) -> None:
     """Give each descriptor the number that it had in the stub; close all others."""
     above = max([*numbers, *descriptors]) + 1
     moved = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in descriptors]
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in moved:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+    close_all_but(set(moved))
     for number, descriptor in zip(numbers, moved, strict=True):
         os.dup2(descriptor, number, inheritable=True)
         os.close(descriptor)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import utils
 from utils.jobs.forkserver import identity, stub
-from utils.jobs.forkserver.server import BYE
 from utils.jobs.session import base_folder, locked, not_in_forked_children
 
 # "off" starts ranks as processes of their own.
@@ -60,7 +59,7 @@ class Lease:
         stay: the server stays for some minutes; else it ends, unless somebody else uses it.
         """
         try:
-            self.connection.sendall(BYE if stay else b"")
+            self.connection.sendall(stub.BYE if stay else b"")
         except OSError:  # it was killed, or this is the second time
             with contextlib.suppress(OSError), locked(base_folder() / "lock"):
                 _remove_if_dead(self.path.parent)

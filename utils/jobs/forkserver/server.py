@@ -10,7 +10,6 @@ ends when the last lease is lost because its holder died, or after five minutes 
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import importlib
 import marshal
@@ -24,6 +23,10 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from utils.jobs.forkserver import child, keeper, shown, stub
+from utils.jobs.forkserver.identity import THREADS, load_time
+from utils.jobs.session import locked
 
 # Seconds without leases and ranks after which it ends; for a client to send its request.
 IDLE = 300.0
@@ -48,16 +51,15 @@ PRELOADED = (
 # nothing else to do, as the first ranks need not wait for it.
 PRELOADED_LATER = ("torch._dynamo",)
 
-BYE = b"bye"
-
 
 @dataclass
 class Server:
     """What the server knows.
 
-    listener: new clients come here. folder: of its socket; "" when it has none. leases: connections
-    of those who use it. keepers: process ids of the ranks' parents. lost: a holder of a lease has
-    died.
+    listener: new clients come here. folder: of its socket. settings: what libraries have read of
+    the environment. leases: connections of those who use it. keepers: process ids of the ranks'
+    parents. lost: a holder of a lease has died. later: what is still to be imported. used: when it
+    was of use, by the monotonic clock.
     """
 
     listener: socket.socket
@@ -106,14 +108,11 @@ class Server:
                 return wanted, connection
         except Exception as error:  # whatever a client sends, the others are served
             print(f"a client was turned away: {error}", file=sys.stderr, flush=True)
-        if connection not in self.leases:
-            connection.close()
+        connection.close()
         return None
 
     def _fork(self, wanted: dict, connection: socket.socket) -> bool:
         """Fork a keeper for this request; True in the fork."""
-        from utils.jobs.forkserver import child, stub
-
         try:
             self._check_here(wanted)
             child.check(wanted)
@@ -121,33 +120,32 @@ class Server:
             connection.sendall(stub.REFUSED + str(reason).encode())
             return False
         connection.settimeout(None)
-        keeper = os.fork()
-        if keeper == 0:
+        forked = os.fork()
+        if forked == 0:
             return True
-        self.keepers.add(keeper)
+        self.keepers.add(forked)
         return False
 
     def _check_here(self, wanted: dict) -> None:
         """Raise NotPossible where libraries have read another environment, or started threads."""
-        from utils.jobs.forkserver.child import NotPossible
-        from utils.jobs.forkserver.identity import load_time
-
         environment = {os.fsdecode(k): os.fsdecode(v) for k, v in wanted["environment"].items()}
         theirs = load_time(environment)
         for name in sorted(theirs.keys() | self.settings.keys()):
             if theirs.get(name) != self.settings.get(name):
-                raise NotPossible(f"{name} is another one than in the fork server")
+                raise child.NotPossible(f"{name} is another one than in the fork server")
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1:
-            raise NotPossible(f"a library has started {threads - 1} threads in the fork server")
+            raise child.NotPossible(
+                f"a library has started {threads - 1} threads in the fork server"
+            )
 
     def _hear(self, lease: socket.socket) -> None:
         """A holder says goodbye, or has died."""
         try:
-            said = lease.recv(len(BYE))
+            said = lease.recv(len(stub.BYE))
         except OSError:
             said = b""
-        self.lost |= said != BYE
+        self.lost |= said != stub.BYE
         self.leases.remove(lease)
         lease.close()
 
@@ -155,10 +153,10 @@ class Server:
 
     def _bury(self) -> None:
         while self.keepers:
-            keeper, _ = os.waitpid(-1, os.WNOHANG)
-            if keeper == 0:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+            if ended == 0:
                 break
-            self.keepers.discard(keeper)
+            self.keepers.discard(ended)
         if self.leases or self.keepers:
             self.used = time.monotonic()
         if self.leases:
@@ -174,8 +172,7 @@ class Server:
         """Take its name away; False when a client came meanwhile, who connects under this lock."""
         if not self.folder.exists():
             return True
-        with (self.folder.parent / "lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with locked(self.folder.parent / "lock"):
             if select.select([self.listener], [], [], 0)[0]:
                 return False
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -194,8 +191,6 @@ def _user_of(connection: socket.socket) -> int:
 
 def _receive(connection: socket.socket) -> dict:
     """A message. Raises ValueError or EOFError for what is none."""
-    from utils.jobs.forkserver import stub
-
     size = int.from_bytes(stub.receive_exactly(connection, stub.NUMBER), "big")
     if not 0 < size < MOST_OF_A_REQUEST:
         raise ValueError(f"a request of {size} bytes")
@@ -216,9 +211,6 @@ def preload(names: tuple[str, ...]) -> None:
 
 def main() -> None:
     """Serve. In a fork, become the rank and run its program."""
-    from utils.jobs.forkserver import child, keeper, shown
-    from utils.jobs.forkserver.identity import THREADS, load_time
-
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     listener, folder = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])

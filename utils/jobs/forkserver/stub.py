@@ -22,6 +22,8 @@ WHY_NOT_VARIABLE = "DDL_LABS_NOT_FORKED"
 # What server and keeper tell: there is a keeper; the rank's wait status follows; why there is no
 # rank. And what the stub answers to the first: it has waited, and wants the rank.
 READY, ENDED, REFUSED, GO = b"K", b"E", b"R", b"G"
+# What the holder of a lease says when it gives the lease back.
+BYE = b"bye"
 NUMBER = 8  # bytes, big-endian
 
 # Most descriptors of one message (SCM_MAX_FD of Linux).

@@ -109,6 +109,9 @@ chmod -R a+rX,go-w "$prefix"
 import torch, mpi4py.MPI, torch_mpi, utils.data, utils.cluster, ipykernel.kernelapp
 import ipyparallel.controller.app, ipyparallel.engine.app, matplotlib.pyplot
 import batchspawner.singleuser, jupyterhub.singleuser.app, jupyterlab.labapp, nbgitpuller
+import importlib, utils.checks.lab01, utils.jobs.forkserver.server as server
+for name in (*server.PRELOADED, *server.PRELOADED_LATER):
+    importlib.import_module(name)
 print(f"PyTorch {torch.__version__}, {mpi4py.MPI.Get_library_version().splitlines()[0]}")
 ') || fail "the packages are there, but do not import; see above."
 echo "$prefix is ready (MPI: $mpi). On a node, as a student: $prefix/bin/ddl-labs doctor"

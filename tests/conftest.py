@@ -60,11 +60,15 @@ RANK_VARIABLES = {"PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"}
 # Marks every process that this session starts, so that others on the machine are left alone.
 SESSION_VARIABLE = "DDL_LABS_TEST_SESSION"
 SESSION = f"{os.getpid()}-{time.time_ns()}"
+# The same in all processes of pytest-xdist, which share a fork server.
+RUN_VARIABLE = "DDL_LABS_TEST_RUN"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Mark the session, so that every process it starts can be told from others'."""
     os.environ[SESSION_VARIABLE] = SESSION
+    if not is_worker(config):
+        os.environ[RUN_VARIABLE] = SESSION
     # Processes of pytest-xdist ignore Ctrl-C, and what they start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -211,11 +215,19 @@ def python_of_ranks(launcher: str) -> list[str]:
     return lease.python if lease else [sys.executable]
 
 
-def end_fork_servers() -> None:
-    """End the servers that this session has started; what they forked lives on."""
+def is_worker(config: pytest.Config) -> bool:
+    """Is this a process of pytest-xdist that runs tests, beside others?"""
+    return hasattr(config, "workerinput")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the fork servers of all tests, once no process runs tests any more."""
+    if is_worker(config):
+        return
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if FORK_SERVER in process.cmdline() and is_ours(process, set()):
+            ours = environment_of(process).get(RUN_VARIABLE) == SESSION
+            if ours and FORK_SERVER in process.cmdline():
                 process.terminate()
 
 
@@ -333,7 +345,6 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         # Kernels are killed all the time: without this lease the server would go with each.
         fork_server(find_mpiexec())
     yield
-    end_fork_servers()
     deadline = time.monotonic() + 5
     while (stragglers := left_over()) and time.monotonic() < deadline:
         time.sleep(0.2)

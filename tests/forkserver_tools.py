@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -97,8 +98,14 @@ def wait_until(condition, what: str, seconds: float = 30.0) -> None:
 
 
 def server_of(lease) -> psutil.Process:
-    """The server's process: it has its folder on its command line."""
-    folder = str(Path(lease.path).parent)
+    """The server's process: it has its folder on its command line, which it rewrites once."""
+    found: list[psutil.Process] = []
+    wait_until(lambda: found.extend(_servers_in(Path(lease.path).parent)) or found, "the server")
+    return found[0]
+
+
+def _servers_in(path: Path) -> Iterator[psutil.Process]:
+    folder = str(path)
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
@@ -106,8 +113,7 @@ def server_of(lease) -> psutil.Process:
             continue
         # Keepers look the same; the server is nobody's fork.
         if folder in words and not any(folder in w for w in _cmdline_of_parent(process)):
-            return process
-    raise AssertionError(f"no server for {folder}")
+            yield process
 
 
 def _cmdline_of_parent(process: psutil.Process) -> list[str]:

@@ -5,24 +5,32 @@ What takes real messages is in tests/mpi_cases. Here one process plays all ranks
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import math
+import random
 import threading
 import time
+import warnings
 from types import SimpleNamespace
 
+import greenlet
+import numpy as np
 import pytest
 import torch
 from mpi4py import MPI
 
 from torch_mpi import board as board_module
-from torch_mpi import waiting
-from torch_mpi.arrivals import DEPTH, EVERY, NUMBER, WORDS, Arrivals, Sight, signature, word
+from torch_mpi import buffers, dtypes, fence, gradients, waiting
+from torch_mpi.arrivals import DEPTH, NUMBER, WORDS, Arrivals, Sight, signature, word
 from torch_mpi.board import TEXT, Board, MessageBoard
 from torch_mpi.errors import CommunicationStopped, CommunicationTimeout
 from torch_mpi.meeting import Meeting
+from torch_mpi.messages import Tags
 from torch_mpi.progress import Progress
-from torch_mpi.record import Call
+from torch_mpi.record import Call, Log
 from torch_mpi.steps import Steps, now
+from torch_mpi.threads import Threads
 from torch_mpi.waiting import wait_for
 from torch_mpi.work import DoneWork, MPIWork
 
@@ -73,9 +81,10 @@ def test_a_text_that_is_too_long_keeps_its_beginning():
 
 def test_a_board_of_messages_is_taken_where_the_ranks_share_no_memory(monkeypatch):
     monkeypatch.delenv("MPI_BACKEND_BOARD", raising=False)
-    kinds = [type(board_module.make(MPI.COMM_SELF, one, 3)) for one in (True, False)]
+    me, copy = MPI.COMM_SELF, MPI.COMM_SELF.Dup
+    kinds = [type(board_module.make(me, copy, one, 3)) for one in (True, False)]
     monkeypatch.setenv("MPI_BACKEND_BOARD", "messages")
-    kinds.append(type(board_module.make(MPI.COMM_SELF, True, 3)))
+    kinds.append(type(board_module.make(me, copy, True, 3)))
     assert kinds == [board_module.SharedBoard, MessageBoard, MessageBoard]
 
 
@@ -121,7 +130,7 @@ def test_a_rank_that_takes_its_call_back_is_missing_again():
     mine = word(1, SUM, direct=True)
     one.come(1, mine)
     two.come(1, mine)
-    two.withdraw(1)
+    assert two.withdraw(1, mine)
     assert one.look(1, mine).missing == [1]
 
 
@@ -133,15 +142,141 @@ def test_an_old_word_in_the_same_place_is_not_taken_for_an_arrival():
     assert one.look(1 + DEPTH, later).missing == [1]
 
 
+def two_that_came() -> tuple[Arrivals, Arrivals, int]:
+    """Two ranks in one blocking call, and the word of both."""
+    one, two = group(2)
+    mine = word(1, SUM, direct=True)
+    for rank in (one, two):
+        rank.come(1, mine)
+    return one, two, mine
+
+
+def test_a_call_that_another_rank_has_begun_is_not_taken_back():
+    one, two, mine = two_that_came()
+    assert two.enter(1, mine).complete
+    assert not one.withdraw(1, mine)
+    assert two.look(1, mine).complete
+    assert one.enter(1, mine).complete
+
+
+def test_a_rank_does_not_begin_what_another_one_takes_back_just_then():
+    one, two, mine = two_that_came()
+    assert one.look(1, mine).complete
+    assert two.withdraw(1, mine)
+    assert one.enter(1, mine).missing == [1]
+    assert one.withdraw(1, mine)
+
+
+class Turns(Board):
+    """A board whose every access waits for its turn: the places where ranks can be interleaved."""
+
+    def set(self, index, value):
+        next_turn()
+        super().set(index, value)
+
+    def of_all(self, index):
+        # One word after the other: they are not read at one moment.
+        found = []
+        for rank in range(self.size):
+            next_turn()
+            found.append(self.words[index * self.size + rank])
+        return found
+
+
+def next_turn() -> None:
+    greenlet.getcurrent().parent.switch()
+
+
+def comes_and_may_leave(rank: Arrivals, patience: int) -> str:
+    """What a rank does in a collective, and when an error or Ctrl-C ends it after some looks."""
+    mine = word(1, SUM, direct=True)
+    rank.come(1, mine)
+    while True:
+        for _ in range(patience):
+            if rank.look(1, mine).complete and rank.enter(1, mine).complete:
+                return "blocked"
+        if rank.withdraw(1, mine):
+            return "left"
+        patience = max(patience, 1)
+
+
+def turned(size: int, program, arguments) -> list:
+    """The program of each rank as a greenlet that has run until its first turn."""
+    memory = bytearray(8 * WORDS * size)
+
+    class Shared(Turns):
+        def _map(self):
+            return memory
+
+    ranks = [Arrivals(Shared(SimpleNamespace(rank=r, size=size), WORDS)) for r in range(size)]
+    players = [greenlet.greenlet(program) for _ in ranks]
+    for player, rank, argument in zip(players, ranks, arguments, strict=True):
+        player.switch(rank, argument)
+    return players
+
+
+def play(patiences: tuple[int, ...], choose) -> list[str]:
+    """Play all ranks; ``choose`` says whose turn it is, of those that are not done."""
+    size = len(patiences)
+    players = turned(size, comes_and_may_leave, patiences)
+    ends: list[str] = [""] * size
+    while waiting := [r for r in range(size) if not players[r].dead]:
+        r = choose(waiting)
+        ends[r] = players[r].switch() or ""
+    return ends
+
+
+@pytest.mark.parametrize("patiences", [(0, 0, 3), (1, 0, 2), (1, 1, 1), (2, 1, 3)])
+def test_no_rank_is_left_alone_in_a_blocking_call_in_whatever_order_the_others_leave(
+    patiences, monkeypatch
+):
+    """Who is in the MPI call can't be interrupted: then all must be, or the job is wedged."""
+    monkeypatch.setattr(fence, "everywhere", lambda: None)  # one thread sees what it has written
+    seen = set()
+    for seed in range(1000):
+        turns = random.Random(seed)
+        ends = play(patiences, turns.choice)
+        seen.add(tuple(ends))
+        assert len(set(ends)) == 1 or "blocked" not in ends, (seed, ends)
+    assert ("left",) * len(patiences) in seen
+
+
+def comes_many_times(rank: Arrivals, last: int) -> str:
+    """A rank calls one collective after the other, and begins each when all have come."""
+    come = begun = 0
+    while begun < last:
+        if come < last and rank.may_come(come + 1):
+            come += 1
+            rank.come(come, word(come, SUM, direct=False))
+        elif begun < come:
+            mine = word(begun + 1, SUM, direct=False)
+            begun += rank.look(begun + 1, mine).complete and rank.enter(begun + 1, mine).complete
+    return "done"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ranks_that_call_hundreds_of_collectives_at_once_begin_all_of_them(seed):
+    """Nobody writes over a word that another rank may still have to read."""
+    players = turned(2, comes_many_times, [3 * DEPTH] * 2)
+    choose, turns = random.Random(seed).choice, 0
+    while waiting := [player for player in players if not player.dead]:
+        choose(waiting).switch()
+        turns += 1
+        assert turns < 100_000, "they wait for each other"
+
+
 def test_a_rank_that_is_far_ahead_waits_for_the_slowest():
     fast, slow = group(2)
-    assert fast.may_come(DEPTH)
-    assert not fast.may_come(DEPTH + 1)
-    fast.started(EVERY)
-    assert not fast.may_come(DEPTH + 1)
-    slow.started(EVERY)
-    assert fast.may_come(DEPTH + EVERY)
-    assert not fast.may_come(DEPTH + EVERY + 1)
+    assert fast.may_come(DEPTH - 1)
+    for rank in (fast, slow):
+        assert not fast.may_come(DEPTH)
+        for number in (1, 2):
+            mine = word(number, SUM, direct=True)
+            for one in (fast, slow):
+                one.come(number, mine)
+            assert rank.enter(number, mine).complete
+    assert fast.may_come(DEPTH + 1)
+    assert not fast.may_come(DEPTH + 2)
 
 
 def test_the_number_of_a_collective_may_outgrow_its_bits():
@@ -158,6 +293,62 @@ def test_a_signature_is_the_same_in_every_process():
     # hash() of a text is not: a rank would find that all others call something else.
     assert SUM == 3_200_499_962_049
     assert SUM != MAX
+
+
+# --- threads -------------------------------------------------------------------------------------
+
+
+def test_threads_that_wait_in_a_library_are_not_taken_for_ones_that_may_communicate():
+    threads = Threads()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(sum, [1]).result()
+        assert threads.alone(set())
+
+
+@pytest.mark.parametrize("kind", ["runs the user's code", "will run it", "an event loop"])
+def test_a_thread_that_may_communicate_is_waited_for(kind):
+    threads, go_on = Threads(), threading.Event()
+    loop = asyncio.new_event_loop()
+    thread = {
+        "runs the user's code": threading.Thread(target=lambda: go_on.wait()),
+        "will run it": threading.Timer(LATER, print),
+        "an event loop": threading.Thread(target=loop.run_forever),
+    }[kind]
+    thread.start()
+    try:
+        assert not threads.alone(set())
+        assert threads.alone({thread})
+    finally:
+        go_on.set()
+        loop.call_soon_threadsafe(loop.stop)
+        getattr(thread, "cancel", bool)()
+        thread.join()
+        if kind != "an event loop":
+            loop.run_forever()
+        loop.close()
+    assert threads.alone(set())
+
+
+def test_a_thread_that_has_communicated_counts_until_it_ends():
+    go_on, told, made = threading.Event(), threading.Event(), threading.Event()
+
+    def communicate() -> None:
+        made.wait()
+        threads.communicates()
+        told.set()
+        go_on.wait()
+
+    thread = threading.Thread(target=communicate)
+    thread.start()
+    try:
+        threads = Threads()
+        made.set()
+        assert told.wait(60)
+        assert not threads.alone(set())
+    finally:
+        go_on.set()
+        thread.join()
+    assert threads.alone(set())
 
 
 # --- steps ---------------------------------------------------------------------------------------
@@ -296,7 +487,7 @@ def test_who_leaves_a_meeting_takes_its_receives_back():
 # --- waiting -------------------------------------------------------------------------------------
 
 
-class Waits:
+class Waits(waiting.Waitable):
     """Something to wait for, which is over after some polls."""
 
     def __init__(self, polls: float = math.inf, leaves: bool = True):
@@ -309,9 +500,6 @@ class Waits:
 
     def missing(self):
         return [1], False, False
-
-    def due(self):
-        return None
 
     def leave(self) -> bool:
         self.left += 1
@@ -379,6 +567,32 @@ def test_a_wait_that_nobody_ends_says_what_did_not_come_at_its_timeout():
     assert world.stops == ["timeout"]
 
 
+class Transfer(Waits):
+    """Data on their way, which move for a while."""
+
+    def __init__(self, seconds: float, ends: bool):
+        super().__init__()
+        self.until, self.ends = time.perf_counter() + seconds, ends
+
+    def poll(self) -> bool:
+        return self.ends and time.perf_counter() > self.until
+
+    def missing(self):
+        return [1], False, True
+
+    def moved(self) -> float:
+        return min(time.perf_counter(), self.until)
+
+
+def test_a_transfer_that_takes_longer_than_the_timeout_is_not_called_a_deadlock():
+    wait_for(Transfer(seconds=0.5, ends=True), timeout=0.05)
+
+
+def test_a_transfer_that_stands_still_is_ended_and_told_apart_from_a_partner_that_did_not_come():
+    with pytest.raises(CommunicationTimeout, match=r"on their way, have not moved for 0\.05 s"):
+        wait_for(Transfer(seconds=0.1, ends=False), timeout=0.05)
+
+
 def test_a_timeout_that_is_not_fatal_stops_nobody_else():
     world = World()
     with pytest.raises(CommunicationTimeout, match=r"timeout of 0\.01 s"):
@@ -409,6 +623,8 @@ def test_a_wait_for_a_rank_that_has_ended_ends_long_before_its_timeout(monkeypat
 
 class Moves:
     """A communication under way, for the thread that moves it."""
+
+    not_before = 0.0
 
     def __init__(self, of: object = None, fails: bool = False):
         self.group, self.fails, self.over = of, fails, threading.Event()
@@ -454,7 +670,7 @@ def test_what_nobody_waits_for_is_moved_along_all_the_same(moving):
 def test_steps_that_other_ranks_need_are_gone_on_with(moving):
     request = Request()
     steps = Steps(iter_of(request))
-    moving.adopt(steps)
+    moving.adopt("a group", steps)
     request.over = True
     deadline = time.monotonic() + 30
     while not steps.done and time.monotonic() < deadline:
@@ -503,6 +719,34 @@ def test_a_communication_is_finished_once_whoever_asks():
     assert work.call.end >= work.call.start
 
 
+def test_who_polls_a_request_until_it_is_over_has_waited_for_it():
+    request = Request()
+    work = under_way(request)
+    assert not work.is_completed()
+    assert not work.call.waited
+    request.over = True
+    work.poll()  # the backend's own, on the progress thread
+    assert not work.call.waited
+    assert work.is_completed()
+    assert work.call.waited
+
+
+def test_a_request_that_ended_by_an_error_was_not_waited_for_by_a_poll():
+    def fail():
+        raise ValueError("mine")
+
+    work = under_way(0.0, finish=fail)
+    assert work.is_completed()
+    assert not work.call.waited
+
+
+def test_a_collective_on_the_short_way_has_the_bytes_of_the_one_before_on_record():
+    log, like = Log(), Call("all_reduce", (0, 1), nbytes=8, sent=8, received=8)
+    log.add_like(like, 1.0, 2.0, 3.0, 4)
+    (call,) = log.since(0)
+    assert (call.sent, call.received, call.moved_out, call.waited) == (8, 8, None, True)
+
+
 def test_an_error_of_a_communication_is_kept_for_who_waits():
     def fail():
         raise ValueError("mine")
@@ -534,3 +778,139 @@ def test_a_receive_that_is_given_up_swallows_no_later_message():
 def test_a_communication_that_was_complete_at_once_needs_no_record():
     assert DoneWork().wait()
     assert DoneWork().is_completed()
+
+
+# --- tensors as MPI sees them --------------------------------------------------------------------
+
+
+def test_an_empty_tensor_of_numpy_can_be_received_into():
+    empty = torch.from_numpy(np.empty((3, 0)))
+    memory = buffers.writable(empty, "recv")
+    assert memory.shape == (3, 0)
+    with pytest.raises(ValueError, match="share their memory"):
+        buffers.writable(torch.ones(1).expand(3), "recv")
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that stands for another one."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+
+class Named(torch.Tensor):
+    """A plain subclass."""
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_tensor_without_memory_of_its_own_is_refused_with_what_to_pass_instead():
+    with pytest.raises(TypeError, match=r"a Wrapper has no memory of its own.*plain tensors"):
+        buffers.check(Wrapper(torch.ones(2)), "all_reduce")
+    for layout in (torch.jagged, torch.strided):
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+        with pytest.raises(TypeError, match=r"all_reduce: a nested tensor.*unbind\(\)"):
+            buffers.check(nested, "all_reduce")
+
+
+def test_parameters_and_plain_subclasses_are_tensors_like_any_other():
+    for tensor in (torch.nn.Parameter(torch.ones(2)), torch.ones(2).as_subclass(Named)):
+        assert buffers.check(tensor, "all_reduce") is tensor
+    empty = torch.ones(0).as_subclass(Named)
+    assert buffers.check(empty, "all_reduce") is empty
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+def backward_through(tensor: torch.Tensor, what: str = "all_reduce") -> list[str]:
+    """The warnings of a backward pass through a tensor that was written in place."""
+    buffers.check_writable(tensor, what)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        (tensor * 3).sum().backward()
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_wrong_gradient_after_an_in_place_collective_is_warned_of_once_a_line(monkeypatch):
+    monkeypatch.setattr(gradients, "_warned", set())
+    leaf = torch.ones(2, requires_grad=True)
+    said = [backward_through(leaf * 2) for _ in range(3)]
+    assert [len(texts) for texts in said] == [1, 0, 0]
+    assert "all_reduce has written into a tensor" in said[0][0]
+    assert len(backward_through(leaf * 2, "broadcast")) == 0  # in the same line of the helper
+
+
+def test_no_gradient_is_warned_of_that_is_right(monkeypatch):
+    monkeypatch.setattr(gradients, "_warned", set())
+    leaf = torch.ones(2, requires_grad=True)
+    assert backward_through(leaf) == []
+    with torch.no_grad():
+        silent = leaf * 2
+        buffers.check_writable(silent, "all_reduce")
+    loss = (leaf * 2).sum()
+    loss.backward()
+    buffers.check_writable(loss, "all_reduce")  # for a log
+    assert gradients._warned == set()
+
+
+# --- reductions ----------------------------------------------------------------------------------
+
+
+def in_place(dtype: torch.dtype, mine: torch.Tensor, other: torch.Tensor, name: str = "SUM"):
+    """Call our op as MPI does, with memory."""
+    dtypes.user_function(dtype, name)(buffers.address(other), buffers.address(mine), MPI.BYTE)
+
+
+def test_an_empty_part_of_a_reduction_of_halves_does_not_end_the_job():
+    for dtype in (torch.float16, torch.bfloat16, torch.int8):
+        in_place(dtype, torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype))
+    dtypes.check_ops()
+
+
+def test_an_error_inside_of_an_op_is_raised_by_the_call_not_inside_of_mpi(monkeypatch):
+    def fail(mine, other):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(dtypes, "combine", lambda dtype, name: fail)
+    in_place(torch.int8, torch.ones(2, dtype=torch.int8), torch.ones(2, dtype=torch.int8))
+    with pytest.raises(MemoryError, match="no room"):
+        dtypes.check_ops()
+    dtypes.check_ops()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.uint16])
+@pytest.mark.parametrize("name", ["SUM", "PRODUCT"])
+def test_small_integers_wrap_around_as_in_pytorch_and_never_saturate(dtype, name):
+    bound = 2 ** (8 * dtype.itemsize)
+    value = torch.iinfo(dtype).max // 4 * 3
+    mine, other = (torch.full((70,), value, dtype=dtype) for _ in range(2))
+    in_place(dtype, mine, other, name)
+    expected = 2 * value if name == "SUM" else value * value
+    assert {x % bound for x in mine.tolist()} == {expected % bound}
+
+
+# --- tags ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("largest", [32_767, 524_287, 1_048_575, 8_388_607, 2**31 - 1])
+def test_tags_stay_below_the_largest_that_the_mpi_library_has(largest):
+    tags = Tags(largest)
+    numbers = [1, 16_383, 16_384, 2**20, 2**24 + 5, 2**31, largest, largest + 1]
+    collectives = {tags.of_collective(n) for n in numbers}
+    messages = {tags.of_message(n) for n in numbers}
+    assert min(collectives | messages) >= 0
+    assert max(collectives | messages) < largest
+    assert max(collectives) < min(messages)
+
+
+def test_thousands_of_messages_may_be_under_way_before_a_tag_comes_again():
+    tags = Tags(32_767)
+    assert len({tags.of_message(n) for n in range(10_000)}) == 10_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -20,7 +21,7 @@ from nbclient import NotebookClient
 
 from torch_mpi import library as libraries
 from utils import cluster
-from utils.cluster import RanksError, where
+from utils.cluster import RanksError, engine, where
 from utils.jobs import session, watchdog
 from utils.jobs.plan import NOT_STARTED, Launcher, Plan, Request, find_launcher
 
@@ -656,3 +657,16 @@ def test_a_rank_survives_that_its_stack_is_asked_for_again_and_again(tmp_path):
         finally:
             rank.kill()
     assert where.main_stack((tmp_path / "stack-0").read_text())
+
+
+def test_an_engine_waits_for_a_connection_file_that_is_just_being_written(monkeypatch):
+    """The ranks would end, and the start with them: "the 4 MPI ranks did not come up"."""
+    read = []
+
+    def load(self) -> None:
+        read.append(self)
+        json.loads("{}" if len(read) == 3 else "")
+
+    monkeypatch.setattr(engine.IPEngine, "load_connection_file", load)
+    engine.Engine().load_connection_file()
+    assert len(read) == 3

@@ -64,6 +64,69 @@ def test_the_advice_fits_the_mistake(statuses, words):
     assert words in diagnose(statuses).advice
 
 
+def test_a_server_that_takes_any_message_is_in_no_cycle_with_those_that_wait_for_it():
+    """Stale synchronous training, when a worker has left: nobody "receives first"."""
+    server = stopped(waits(0, "recv(src=any, tag=0)", 1, 2, 3, any_of=True), "timeout", "x")
+    workers = [waits(r, "recv(src=0, tag=0)", 0) for r in (1, 2)]
+    found = diagnose([server, *workers, has(3, "left")])
+    assert found.cycle == []
+    assert found.headline == (
+        "ranks 1, 2 wait for rank 0, and rank 0 for a message from any rank, which no rank sends; "
+        "rank 3 has left the cell."
+    )
+    assert "who still sends" in found.advice
+    assert found.edges == [(0, 1), (0, 2), (0, 3), (1, 0), (2, 0)]
+
+
+def test_two_ranks_that_take_any_message_of_each_other_are_a_cycle():
+    pair = [waits(r, "recv(src=any, tag=0)", 1 - r, any_of=True) for r in range(2)]
+    assert find_cycle(by_rank(*pair)) == [0, 1, 0]
+
+
+def test_a_message_that_went_to_the_wrong_neighbour_is_the_advice():
+    """All have sent: "let one of them send first" would be wrong."""
+    ring = [
+        waits(r, f"recv(src={(r - 1) % 4}, tag=0)", (r - 1) % 4,
+              sent=[((r - 1) % 4, 0, 1)], received=[])
+        for r in range(4)
+    ]  # fmt: skip
+    ring[0] = stopped(ring[0], "deadlock", "x")
+    advice = diagnose(ring).advice
+    assert "rank 3 has sent a message to rank 2, which did not receive it" in advice
+    assert "and rank 0 waits for one" in advice
+
+
+def test_a_message_that_was_received_is_not_called_astray():
+    first = waits(0, "recv(src=1, tag=0)", 1, sent=[(1, 0, 1)], received=[])
+    second = waits(1, "recv(src=0, tag=0)", 0, sent=[], received=[(0, 1)])
+    advice = diagnose([stopped(first, "deadlock", "x"), second]).advice
+    assert "both receive first" in advice
+
+
+def test_of_a_message_whose_receiver_does_not_tell_nothing_is_claimed():
+    first = waits(0, "recv(src=1, tag=0)", 1, sent=[], received=[])
+    second = waits(1, "recv(src=0, tag=0)", 0, sent=[(2, 0, 1)], received=[])
+    advice = diagnose([stopped(first, "deadlock", "x"), second, has(2, "left")]).advice
+    assert "both receive first" in advice
+
+
+def test_a_message_with_another_tag_is_the_advice():
+    receiver = waits(0, "recv(src=1, tag=0)", 1, sent=[], received=[])
+    sender = {**has(1, "left"), "sent": [(0, 7, 3)], "received": []}
+    advice = diagnose([stopped(receiver, "timeout", "x"), sender]).advice
+    assert advice == (
+        "rank 1 has sent its message to rank 0 with tag=7, and rank 0 waits for one with tag=0."
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "words"), [(1, "inside an `if rank"), (11, "for the 11th time, and rank 1 less")]
+)
+def test_one_step_more_than_the_others_is_told_from_a_call_on_some_ranks(times, words):
+    late = stopped(waits(0, "all_reduce(SUM)", 1, times=times), "timeout", "x")
+    assert words in diagnose([late, has(1, "left")]).advice
+
+
 def test_the_first_rank_to_fail_is_the_cause_and_who_followed_is_not():
     followed = stopped(waits(0, "barrier()", 1), "followed", at=0.5)
     first = stopped(has(1, "running"), "raised", "ValueError: no", at=2.0)

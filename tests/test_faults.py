@@ -54,6 +54,10 @@ def fail(user_ns, rank):
     if rank == 1:
         raise ValueError("mine")
     dist.all_reduce(torch.ones(3))
+
+def forget(user_ns, rank):
+    if rank == 0:
+        dist.isend(torch.ones(3), 1, tag=7)
 """
 
 SET_UP = """\
@@ -256,14 +260,14 @@ DEADLOCKS = [
         "tags that differ (large)",
         "if rank == 0:\n    dist.send(torch.ones(1_000_000), dst=1, tag=1)\n"
         "if rank == 1:\n    dist.recv(torch.ones(1_000_000), src=0, tag=2)",
-        ("^Deadlock", "cycle 0 → 1 → 0", r"the tags differ \(1 and 2\)",
+        ("^Deadlock", "cycle 0 → 1 → 0", "with tag=1, and rank 1 waits for one with tag=2",
          waits(1, "recv(src=0, tag=2)", 4)),
     ),
     Fault(
         "tags that differ (small)",
         "if rank == 0:\n    dist.send(torch.ones(3), dst=1, tag=1)\n"
         "if rank == 1:\n    dist.recv(torch.ones(3), src=0, tag=2)",
-        ("^rank 1 waits for rank 0", "never sends this message", "tag",
+        ("^rank 1 waits for rank 0", "with tag=1, and rank 1 waits for one with tag=2",
          waits(1, "recv(src=0, tag=2)", 4)),
     ),
     Fault(
@@ -513,6 +517,46 @@ def test_a_fault_in_a_check_is_an_answer_and_leaves_nothing_behind(function, say
     for part in says:
         assert re.search(part, re.sub(r"\s+", " ", shown.streams)), shown.streams
     next_one_works(course, row)
+
+
+# --- messages that nobody receives ---------------------------------------------------------------
+
+# The values differ from those of the next cell, which uses the same ranks and tags.
+FORGET = """\
+%%px
+if rank == 2:
+    work = dist.isend(torch.full(({count},), -1), 3, tag={tag})
+print("sent", rank)
+"""
+
+
+@pytest.mark.parametrize(("count", "tag"), [(1, 0), (7, 3), (1_000_000, 0)])
+def test_a_message_that_no_rank_receives_is_told_and_reaches_no_later_receive(count, tag, course):
+    shown = course.book.run(FORGET.format(count=count, tag=tag))
+    assert not shown.failed(), shown.everything()
+    text = re.sub(r"\s+", " ", shown.streams)
+    sent = rf"int64\[{count}\] \({8 * count} bytes, tag={tag}\) to rank 3 at cell line 2"
+    assert len(re.findall(rf"rank 2 sent {sent}, and no rank has received it", text)) == 1, text
+    assert course.next_cell().streams.count("works on") == N
+    assert "received" not in course.next_cell().streams
+
+
+def test_a_message_of_one_cell_may_be_received_in_a_later_cell_of_its_own_ranks(course):
+    """A cell of some ranks only can't be looked at by itself."""
+    course.ok("%%px --targets 2\ndist.send(torch.tensor([5]), 3)")
+    shown = course.ok("%%px --targets 3\ngot = torch.zeros(1, dtype=torch.int64)\n"
+                      "dist.recv(got, 2)\nprint('got', got.item())")  # fmt: skip
+    assert "got 5" in shown.streams
+    assert "no rank has received" not in course.next_cell().streams
+
+
+def test_a_message_that_an_answer_leaves_behind_is_told_to_the_check(course):
+    shown = course.ok(
+        "for r in ranks.ask('fault_probe:forget'):\n    print(r.rank, r.status, r.unreceived)"
+    )
+    assert "0 ok ('sent float32[3] (12 bytes, tag=7) to rank 1 at fault_probe.py" in shown.streams
+    assert shown.streams.count("ok ()") == N - 1
+    assert course.next_cell().streams.count("works on") == N
 
 
 # --- faults that need fresh ranks -------------------------------------------------------------

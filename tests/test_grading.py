@@ -40,7 +40,7 @@ from utils.course.grading.grade_one import explicit_pass, grade, tidied
 from utils.course.grading.kernel import HarmlessPickle
 from utils.course.grading.reference import LabError, Reference, references
 from utils.course.grading.results import Result, Shown, TaskResult, load, save
-from utils.course.grading.run import Run
+from utils.course.grading.run import Run, later
 from utils.course.grading.sandbox import FIRST_UID, LAST_UID, Box, Limits, SandboxError, require
 from utils.course.grading.submissions import File, Student, SubmissionsError, find
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks
@@ -463,6 +463,15 @@ def test_no_check_of_a_real_lab_is_left_out(path):
     assert not reference.unprotected
 
 
+@pytest.mark.parametrize("path", notebooks(SOLUTIONS), ids=lambda path: path.stem)
+def test_only_labs_that_train_or_profile_wait_for_pytorchs_compiler(path):
+    assert later(Reference(path).nb) == ("never" if path.stem == "00_start_here" else "first")
+
+
+def test_the_toy_lab_does_not_wait_for_pytorchs_compiler():
+    assert later(toy.filled()) == "never"
+
+
 # --- points --------------------------------------------------------------------------------------
 
 
@@ -784,8 +793,11 @@ def small_class(folder: Path, port: int) -> dict[str, list[float]]:
     loud = {
         "swap": toy.HOSTILE["deadlocks"].replace("tensor", "mine"),
         "total": toy.HOSTILE["kills all that it can"],
-        "square": "while True:\n    pass",
-        "mean": toy.HOSTILE["is a fork bomb that ignores errors"],
+        "square": "while rank:\n    pass\nimport time\ntime.sleep(10_000)",
+        # Processes without end, which let others have the cores: those of the matrix don't.
+        "mean": toy.HOSTILE["is a fork bomb that ignores errors"].replace(
+            "pass", "__import__('time').sleep(1)"
+        ),
     }
     greedy = {"twice": "import time\ntime.sleep(10_000)", "total": toy.HOSTILE["fills the disk"]}
     accidents = toy.accidents()
@@ -954,7 +966,8 @@ def test_points_by_hand_are_merged_and_survive_another_run(graded, course, tmp_p
 
 
 def test_without_a_sandbox_there_are_deadlines_and_nothing_is_left(course, tmp_path):
-    nb = toy.filled(total=toy.HOSTILE["loops for ever"], mean=toy.HOSTILE["ends its rank"])
+    total = "import time\nwhile rank:\n    pass\ntime.sleep(10_000)"
+    nb = toy.filled(total=total, mean=toy.HOSTILE["ends its rank"])
     toy.hand_in(tmp_path / "in", "Eve", nb)
     options = ["--no-sandbox", "--cell-timeout", "15"]
     done = run_grade(course, tmp_path / "in", tmp_path / "out", *options)

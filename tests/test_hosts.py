@@ -277,7 +277,7 @@ class _World:
         return False
 
 
-class _Message:
+class _Message(waiting.Waitable):
     """Comes at the 60th look."""
 
     call = SimpleNamespace(nbytes=0)
@@ -286,9 +286,6 @@ class _Message:
     def poll(self) -> bool:
         self.looks += 1
         return self.looks > 60
-
-    def due(self) -> None:
-        return None
 
 
 @pytest.mark.parametrize(("one_machine", "longest"), [(True, 200e-6), (False, 20e-6)])

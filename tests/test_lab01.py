@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Callable, Iterator
 
 import pytest
 from lab_tools import answers, checks_of, run_cell, solved, verdict
 
+from torch_mpi.record import Call
 from utils import cluster
 from utils.checks import lab01
+from utils.checks.task import as_dict
 
 NOTEBOOK = "01_c10d.ipynb"
 CELLS = {
@@ -277,3 +280,12 @@ def test_a_wrong_answer_is_told_its_mistake(told, task, code, words):
     passed, printed = told(task, textwrap.dedent(code))
     assert not passed, printed
     assert words in printed
+
+
+def test_checks_see_whose_message_a_receive_from_anybody_took_and_when_it_matched():
+    call = Call("recv", (4, 5), 12, peer=1, tag=0, start=1.0, matched=2.0, any_source=True)
+    call.message, call.received = (5, 3), 12
+    seen = as_dict(call)
+    assert (seen["any_source"], seen["peer"], seen["message"]) == (True, 5, [5, 3])
+    assert (seen["matched"], seen["sent"], seen["received"]) == (2.0, 0, 12)
+    assert json.loads(json.dumps(seen)) == seen

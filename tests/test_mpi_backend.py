@@ -19,8 +19,8 @@ CASES = Path(__file__).parent / "mpi_cases"
 # Sizes, and the files that run in one job; a board of messages is chosen when a process begins.
 JOBS = [
     (1, ("point_to_point", "collectives", "groups", "pytorch", "chunks")),
-    (2, ("point_to_point", "collectives", "groups", "pytorch", "slow_network")),
-    (3, ("collectives", "groups", "chunks", "slow_network")),
+    (2, ("point_to_point", "collectives", "groups", "pytorch", "slow_network", "recovery")),
+    (3, ("collectives", "groups", "chunks", "slow_network", "recovery")),
     (4, ("point_to_point", "collectives", "groups", "pytorch", "slow_network")),
     (2, ("message_board",)),
     (3, ("message_board",)),

@@ -363,7 +363,7 @@ def test_bytes_and_messages_are_exact():
 
 
 def test_what_the_backend_knows_it_moved_counts_as_sent_and_received():
-    call = made(op="all_reduce", peer=None, sent=1500, received=1400)
+    call = made(op="all_reduce", peer=None, moved_out=1500, moved_in=1400)
     (row,) = Timeline([reported(call)]).totals
     assert (row["bytes sent"], row["bytes received"]) == (1500, 1400)
     assert (row["bytes in collectives"], row["collectives"]) == (0, 1)

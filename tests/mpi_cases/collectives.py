@@ -53,6 +53,39 @@ def case_all_reduce_is_right_for_integers_and_their_bits():
             same(tensor, _reduced(op, everybody((5,), dtype)), f"{dtype} {op}")
 
 
+def _wraps(dtype: torch.dtype, got: torch.Tensor, value: int, what: str) -> None:
+    bound = 2 ** (8 * dtype.itemsize)
+    seen = {x % bound for x in got.tolist()}
+    assert seen == {value % bound}, f"{what}: {seen}, expected {value % bound}"
+
+
+def case_sums_and_products_of_integers_wrap_around_on_every_path():
+    for dtype in INTEGERS:
+        big = torch.iinfo(dtype).max // 4 * 3
+        for name, value in (("SUM", size() * big), ("PRODUCT", big ** size())):
+            op, what = getattr(OPS, name), f"{dtype} {name}"
+            tensors = [torch.full((70 * size(),), big, dtype=dtype) for _ in range(4)]
+            dist.all_reduce(tensors[0], op)
+            dist.all_reduce(tensors[1], op, async_op=True).wait()
+            dist.reduce(tensors[2], 0, op)
+            parts = [torch.zeros(70, dtype=dtype) for _ in range(2)]
+            dist.reduce_scatter_tensor(parts[0], tensors[3], op)
+            dist.reduce_scatter_tensor(parts[1], tensors[3], op, async_op=True).wait()
+            for got in (tensors[0], tensors[1], *parts, *([tensors[2]] if rank() == 0 else [])):
+                _wraps(dtype, got, value, what)
+
+
+def case_an_empty_part_of_a_reduce_scatter_is_no_error_for_any_dtype():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.int8):
+        inputs = [of_rank(rank() + r, (r,), dtype) for r in range(size())]
+        output = torch.zeros(rank(), dtype=dtype)
+        dist.reduce_scatter(output, inputs)
+        same(
+            output,
+            _reduced(OPS.SUM, [of_rank(s + rank(), (rank(),), dtype) for s in range(size())]),
+        )
+
+
 def case_all_reduce_is_right_for_truth_values():
     rows = torch.stack(everybody((5,), torch.bool))
     for op, expected in (
@@ -301,8 +334,8 @@ def case_impossible_reductions_say_what_to_do_instead():
         dist.all_reduce(torch.ones(2), OPS.BAND)
     with refused(TypeError, "float8", "convert"):
         dist.all_reduce(torch.ones(2).to(torch.float8_e5m2))
-    with refused(TypeError, "PREMUL_SUM", "multiply"):
-        dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(2.0))
+    with refused(TypeError, "int64", "PREMUL_SUM", "floating-point"):
+        dist.all_reduce(torch.ones(2, dtype=torch.int64), dist._make_nccl_premul_sum(2.0))
     opts = dist.AllreduceOptions()
     opts.reduceOp = OPS.MAX
     with refused(TypeError, "complex64", "no order"):
@@ -389,3 +422,57 @@ def case_hundreds_of_collectives_may_be_under_way():
         work.wait()
     for k, tensor in enumerate(tensors):
         same(tensor, sum(everybody((3,))) + k * size(), f"collective {k}")
+
+
+def case_what_a_rank_sends_and_gets_is_on_record_by_definition_of_the_operation():
+    from torch_mpi.record import log
+
+    p, b, root = size(), 20, rank() == 0
+
+    def parts(like=5):
+        return [torch.ones(like) for _ in range(p)]
+
+    calls = [
+        (lambda: dist.all_reduce(torch.ones(5)), b, b),
+        (lambda: dist.all_reduce(torch.ones(5)), b, b),
+        (lambda: dist.broadcast(torch.ones(5), 0), b * root, b * (not root)),
+        (lambda: dist.reduce(torch.ones(5), 0), b, b * root),
+        (lambda: dist.gather(torch.ones(5), parts() if root else None), b, p * b * root),
+        (lambda: dist.scatter(torch.ones(5), parts() if root else None), p * b * root, b),
+        (lambda: dist.all_gather(parts(), torch.ones(5)), b, p * b),
+        (lambda: dist.all_gather_into_tensor(torch.ones(5 * p), torch.ones(5)), b, p * b),
+        (lambda: dist.reduce_scatter(torch.ones(5), parts()), p * b, b),
+        (lambda: dist.reduce_scatter_tensor(torch.ones(5), torch.ones(5 * p)), p * b, b),
+        (lambda: dist.all_to_all(parts(), parts()), p * b, p * b),
+        (lambda: dist.all_to_all_single(torch.ones(5 * p), torch.ones(5 * p)), p * b, p * b),
+        (dist.barrier, 0, 0),
+    ]
+    for call, sent, received in calls:
+        mark = log.mark()
+        call()
+        (record,) = log.since(mark)
+        assert (record.sent, record.received) == (sent, received), record
+
+
+def case_a_sum_of_multiplied_tensors_is_as_multiplying_first():
+    for dtype in FLOATS:
+        for factor in (0.5, torch.tensor([0.25]), torch.tensor(-2.0)):
+            op, number = dist._make_nccl_premul_sum(factor), float(factor)
+            terms = [of_rank(r, (2 * size(), 3), dtype) * number for r in range(size())]
+            expected = _reduced(OPS.SUM, terms)
+            for async_op in (False, True):
+                tensor = of_rank(rank(), (2 * size(), 3), dtype)
+                work = dist.all_reduce(tensor, op, async_op=async_op)
+                if async_op:
+                    work.wait()
+                same(tensor, expected, f"all_reduce {dtype} {factor}")
+            strided = of_rank(rank(), (2 * size(), 3), dtype).t()
+            dist.all_reduce(strided, op)
+            same(strided.t().contiguous(), expected, f"strided {dtype} {factor}")
+            mine, part = of_rank(rank(), (2 * size(), 3), dtype), torch.zeros((2, 3), dtype=dtype)
+            dist.reduce_scatter_tensor(part, mine, op)
+            same(part, expected.chunk(size())[rank()].contiguous(), f"{dtype} {factor}")
+            same(mine, of_rank(rank(), (2 * size(), 3), dtype), "the input of reduce_scatter")
+            dist.reduce(mine, 0, op)
+            kept = of_rank(rank(), (2 * size(), 3), dtype)
+            same(mine, expected if rank() == 0 else kept, f"reduce {dtype} {factor}")

@@ -1,6 +1,8 @@
 """send, recv, isend, irecv."""
 
+import contextlib
 import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -61,6 +63,24 @@ def case_messages_of_one_sender_arrive_in_order():
         for k in range(50):
             dist.recv(got, 0)
             assert got.item() == k
+
+
+def case_a_recv_without_a_source_is_known_as_one_on_record():
+    from torch_mpi.record import log
+
+    if not _pair():
+        return "needs two ranks"
+    mark = log.mark()
+    if rank() == 1:
+        for _ in range(2):
+            dist.send(torch.ones(3), 0)
+    if rank() == 0:
+        dist.recv(torch.zeros(3))
+        dist.recv(torch.zeros(3), 1)
+        seen = [(c.any_source, c.peer, c.sent, c.received) for c in log.since(mark)]
+        assert seen == [(True, 1, 0, 12), (False, 1, 0, 12)], seen
+    if rank() == 1:
+        assert {(c.any_source, c.sent, c.received) for c in log.since(mark)} == {(False, 12, 0)}
 
 
 def case_recv_without_a_source_tells_who_sent():
@@ -213,3 +233,84 @@ def case_a_receive_nobody_sends_to_ends_at_the_deadline():
         got = torch.zeros(3, 4)
         dist.recv(got, 1, tag=9)
         same(got, torch.full((3, 4), 2.0), "the message after the one given up")
+
+
+def case_an_mpi_library_with_few_tags_takes_every_message():
+    from mpi4py import MPI
+
+    from torch_mpi.messages import Channels
+    from torch_mpi.network import Network, link
+
+    largest, used = 32_767, set()
+
+    class FewTags(MPI.Intracomm):
+        def Get_attr(self, key):
+            return largest if key == MPI.TAG_UB else super().Get_attr(key)
+
+        def Isend(self, buffer, dest, tag=0):
+            used.add(tag)
+            return super().Isend(buffer, dest, tag)
+
+    if not _pair():
+        return "needs two ranks"
+    group, got = dist.group.WORLD, torch.zeros(1000)
+    old = group.channels
+    few = Channels(FewTags(old.envelopes), FewTags(old.data), old.members, old.rank)
+    with mock.patch.object(group, "channels", few):
+        few.sent = 3 * 2**20 + 5  # as after millions of messages
+        if rank() < 2:
+            works = [dist.isend(of_rank(rank(), (1000,)), 1 - rank(), tag=largest)]
+            works.append(dist.irecv(got, 1 - rank(), tag=largest))
+            for work in works:
+                work.wait()
+            same(got, of_rank(1 - rank(), (1000,)))
+        link.set(Network(latency=20e-6))
+        total = of_rank(rank(), (1000,))
+        dist.all_reduce(total)
+        link.set(None)
+        same(total, sum(of_rank(r, (1000,)) for r in range(size())))
+        with refused(ValueError, f"tag={largest + 1}", f"from 0 to {largest}", "MPI_TAG_UB"):
+            group.send([got], (rank() + 1) % size(), largest + 1)
+    assert max(used) <= largest, sorted(used)[-3:]
+
+
+def case_a_small_isend_may_have_to_wait_for_its_receive_on_request():
+    from torch_mpi.messages import synchronous_sends
+
+    if not _pair():
+        return "needs two ranks"
+    for nbytes in (4, 100_000):
+        tensor = torch.ones(nbytes // 4)
+        if rank() == 0:
+            with synchronous_sends():
+                work = dist.isend(tensor, 1)
+            dist.isend(torch.ones(1), 1, tag=7).wait()  # outside of the block, as ever
+            until = time.monotonic() + 0.05
+            while time.monotonic() < until:
+                assert not work.is_completed(), nbytes
+        dist.barrier()
+        if rank() == 1:
+            dist.recv(tensor, 0)
+            dist.recv(tensor[:1], 0, tag=7)
+        if rank() == 0:
+            work.wait()
+            assert work.is_completed()
+
+
+def case_two_small_sends_first_are_a_deadlock_when_every_send_waits():
+    from torch_mpi.errors import CommunicationError
+    from torch_mpi.messages import synchronous_sends
+
+    if size() != 2:
+        return "needs two ranks"
+    for synchronous in (True, False):
+        peer, got = 1 - rank(), torch.zeros(1)
+        with synchronous_sends() if synchronous else contextlib.nullcontext():
+            if synchronous:
+                with refused(CommunicationError, "waits in send(dst=", "4 bytes", "never comes"):
+                    dist.send(torch.ones(1), peer)
+                    dist.barrier()
+            else:
+                dist.send(torch.full((1,), 5.0), peer)
+                dist.recv(got, peer)
+                same(got, torch.full((1,), 5.0), "after the deadlock")

@@ -3,12 +3,13 @@
 import copy
 import itertools
 import time
+import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from helpers import everybody, of_rank, rank, same, size
+from helpers import everybody, of_rank, rank, refused, same, size
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -174,6 +175,50 @@ def case_dtensor_tensor_parallel_equals_the_unsplit_layer():
     torch.testing.assert_close(gradient, whole[0].weight.grad)
 
 
+def case_the_result_of_a_functional_collective_can_be_communicated_further():
+    mesh = init_device_mesh("cpu", (size(),))
+    total, count = sum(everybody()), float(size())
+    result = functional.all_reduce(of_rank(rank()), "sum", mesh)
+    dist.all_reduce(result)
+    same(result + 0, total * count)
+    gathered = [torch.zeros(5) for _ in range(size())]
+    dist.all_gather(gathered, functional.all_reduce(of_rank(rank()), "sum", mesh))
+    for part in gathered:
+        same(part, total)
+    whole = torch.zeros(5 * size())
+    dist.all_gather_into_tensor(whole, functional.all_reduce(of_rank(rank()), "sum", mesh))
+    same(whole, total.repeat(size()))
+
+
+def case_a_dtensor_in_a_plain_collective_is_refused_before_anything_is_sent():
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (size(),))
+    rows = distribute_tensor(torch.arange(4.0 * size()).reshape(-1, 2), mesh, [Shard(0)])
+    with refused(TypeError, "all_reduce: a DTensor has no memory", ".to_local()"):
+        dist.all_reduce(rows)
+    with refused(TypeError, "nested", ".unbind()"):
+        dist.all_reduce(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+    with refused(TypeError, "all_gather: a DTensor", ".to_local()"):
+        dist.all_gather([rows] * size(), rows.to_local())
+    local = rows.to_local().clone()
+    dist.all_reduce(local)
+    same(local, torch.arange(4.0 * size()).reshape(size(), 2, 2).sum(0))
+
+
+def case_a_backward_pass_through_an_all_reduce_in_place_is_warned_of_at_its_line():
+    dist.all_reduce(torch.ones(3))  # from here on the short way is open
+    leaf = torch.ones(3, requires_grad=True)
+    tensor = leaf * 2
+    dist.all_reduce(tensor)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tensor.sum().backward()
+    (warning,) = caught
+    assert "all_reduce has written into" in str(warning.message)
+    assert warning.filename == __file__
+
+
 def case_dtensor_moves_between_placements():
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -232,6 +277,21 @@ def case_fsdp2_shards_and_trains():
     _train(model, slice(rank(), None, size()))
     for p, q in zip(model.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(p.full_tensor(), q, rtol=1e-4, atol=1e-6)
+
+
+def case_fsdp2_divides_gradients_by_the_factor_that_was_set():
+    from torch.distributed.fsdp import fully_shard
+
+    gradients = []
+    for factor in (size(), 4.0 * size()):
+        model = _mlp()
+        fully_shard(model, mesh=init_device_mesh("cpu", (size(),)))
+        model.set_gradient_divide_factor(factor)
+        x, y = _batches(1)[0]
+        nn.functional.cross_entropy(model(x[rank() :: size()]), y[rank() :: size()]).backward()
+        gradients.append([p.grad.full_tensor() for p in model.parameters()])
+    for usual, smaller in zip(*gradients, strict=True):
+        torch.testing.assert_close(usual, 4.0 * smaller)
 
 
 def case_a_rank_missing_in_ddp_is_an_error_not_a_hang():

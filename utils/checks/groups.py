@@ -9,8 +9,11 @@ answer gets `group=None`, which is all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -29,14 +32,30 @@ def partitions(world: int) -> list[Partition]:
     return [[list(range(k, min(k + size, world))) for k in range(0, world, size)] for size in sizes]
 
 
-def group_of(partition: Partition, rank: int) -> dist.ProcessGroup | None:
-    """This rank's new group; all ranks call this. `None` where the partition is `None`."""
-    mine = None
-    for members in partition or ():
-        group = dist.new_group(list(members), timeout=timedelta(seconds=TIMEOUT))
-        if rank in members:
-            mine = group
-    return mine
+@contextlib.contextmanager
+def group_of(partition: Partition, rank: int) -> Iterator[dist.ProcessGroup | None]:
+    """This rank's new group, destroyed at the end; all ranks do this. `None`: no partition."""
+    groups = {
+        tuple(members): dist.new_group(list(members), timeout=timedelta(seconds=TIMEOUT))
+        for members in partition or ()
+    }
+    mine = next((group for members, group in groups.items() if rank in members), None)
+    try:
+        yield mine
+    finally:
+        if mine is not None:
+            dist.destroy_process_group(mine)
+
+
+def in_group(probe: Callable) -> Callable:
+    """Make of a function with a keyword `group` one that is asked with a `partition`."""
+
+    @functools.wraps(probe)
+    def in_group_of(user_ns: dict, *, rank: int, partition: Partition, **kwargs: Any) -> Any:
+        with group_of(partition, rank) as group:
+            return probe(user_ns, rank=rank, partition=partition, group=group, **kwargs)
+
+    return in_group_of
 
 
 def members_of(partition: Partition, rank: int, world: int) -> list[int]:

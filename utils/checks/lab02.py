@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from .groups import group_of, members_of, on, outside, partitions
+from .groups import in_group, members_of, on, outside, partitions
 from .task import Report, answer_named, integers, recorded, same, short, task
 
 #: Samples: one number that all p of 1 … 4 divide, and awkward ones.
@@ -518,10 +518,10 @@ def _at(batches_: list, k: int) -> list:
     return batches_[k] if k < len(batches_) else []
 
 
-def probe_same(user_ns: dict, *, rank: int, partition, world: int, seed: int) -> list[dict]:
+@in_group
+def probe_same(user_ns: dict, *, rank: int, group, partition, world: int, seed: int) -> list[dict]:
     """`same_minibatches` in this rank's group, once for each scenario."""
     function = answer_named(user_ns, "same_minibatches")
-    group = group_of(partition, rank)
     members = members_of(partition, rank, world)
     keywords = {} if partition is None else {"group": group}
     answers = []
@@ -641,10 +641,12 @@ def _shares(seed: int, n: int, p: int) -> list[list[float]]:
     ]
 
 
-def probe_mean(user_ns: dict, *, rank: int, partition, world: int, seed: int, n: int) -> dict:
+@in_group
+def probe_mean(
+    user_ns: dict, *, rank: int, group, partition, world: int, seed: int, n: int
+) -> dict:
     """`mean_once` of this rank's values."""
     function = answer_named(user_ns, "mean_once")
-    group = group_of(partition, rank)
     members = members_of(partition, rank, world)
     mine = torch.tensor(_shares(seed, n, len(members))[members.index(rank)])
     keywords = {} if partition is None else {"group": group}

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .groups import enough, group_of, members_of, on, partitions, right_group
+from .groups import enough, in_group, members_of, on, partitions, right_group
 from .replicas import flat, samples_found
 from .task import Report, answer_named, integers, recorded, same, task
 
@@ -61,13 +61,13 @@ def _filled_model(seed: int, rank: int, zero: bool) -> nn.Sequential:
     return model
 
 
+@in_group
 def probe_average(
-    user_ns: dict, *, rank: int, partition, seed: int, samples: list | None = None
+    user_ns: dict, *, rank: int, group, partition, seed: int, samples: list | None = None
 ) -> dict:
     """`average_gradients`, or the weighted one, on known gradients."""
     name = "average_gradients" if samples is None else "average_gradients_weighted"
     function = answer_named(user_ns, name)
-    group = group_of(partition, rank)
     model = _filled_model(seed, rank, zero=samples is not None and samples[rank] == 0)
     before = _digest(model)
     arguments = (model,) if samples is None else (model, samples[rank])
@@ -253,9 +253,9 @@ def _recognise(got: list[float], expected: list[float], suspects) -> str:
 # -- metrics: 3.3 -----------------------------------------------------------------------------
 
 
-def probe_metrics(user_ns: dict, *, rank: int, partition, parts: list) -> dict:
+@in_group
+def probe_metrics(user_ns: dict, *, rank: int, group, partition, parts: list) -> dict:
     """`global_metrics` on this rank's sums."""
-    group = group_of(partition, rank)
     keywords = {} if partition is None else {"group": group}
     result, calls = recorded(answer_named(user_ns, "global_metrics"), *parts[rank], **keywords)
     numbers = None
@@ -345,10 +345,10 @@ def _why_metrics(got, expected, members, parts, rank: int) -> str:
 # -- a step: 3.4 ------------------------------------------------------------------------------
 
 
-def probe_steps(user_ns: dict, *, rank: int, partition, seed: int, kind: str) -> list[dict]:
+@in_group
+def probe_steps(user_ns: dict, *, rank: int, group, partition, seed: int, kind: str) -> list[dict]:
     """Some steps beside the sequential twin; one dict per minibatch."""
     function = answer_named(user_ns, "train_step")
-    group = group_of(partition, rank)
     members = members_of(partition, rank, WORLD)
     place, size = members.index(rank), len(members)
     with torch.random.fork_rng(devices=[]):
@@ -700,10 +700,10 @@ DAMAGES = {
 }
 
 
-def probe_sync(user_ns: dict, *, rank: int, partition, seed: int) -> list[dict]:
+@in_group
+def probe_sync(user_ns: dict, *, rank: int, group, partition, seed: int) -> list[dict]:
     """`replicas_in_sync` on replicas of which one may be damaged: one dict for each damage."""
     function = answer_named(user_ns, "replicas_in_sync")
-    group = group_of(partition, rank)
     keywords = {} if partition is None else {"group": group}
     answers = []
     for damage in DAMAGES:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from .groups import enough, group_of, members_of, on, partitions, right_group
+from .groups import enough, group_of, in_group, members_of, on, partitions, right_group
 from .replicas import flat, samples_found
 from .task import Report, answer_named, recorded, same, short, task
 
@@ -102,9 +102,10 @@ def _reduced(calls: list[dict]) -> int:
 MINIBATCHES = (12, 24, 12)
 
 
-def probe_step(user_ns: dict, *, rank: int, partition, seed: int) -> dict:
+@in_group
+def probe_step(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
     """`replicate` a model of this rank's own seed, then some steps beside the twin."""
-    group, members = group_of(partition, rank), members_of(partition, rank, WORLD)
+    members = members_of(partition, rank, WORLD)
     keywords = {} if partition is None else {"group": group}
     first, own = _net(seed + members[0]), _net(seed + rank)
     model = answer_named(user_ns, "replicate")(own, **keywords)
@@ -501,14 +502,14 @@ def probe_overlap(user_ns: dict, *, rank: int) -> dict | None:
     Whichever rank comes last to the first bucket still has most of its backward before it, so one
     of the two hides something however busy the machine is.
     """
-    pair = group_of([[0, 1]], rank)
-    if rank > 1:
-        return None
-    model = DistributedDataParallel(_net(0, DEEP), process_group=pair, bucket_cap_mb=1)
-    images, labels = torch.randn(128, 784), torch.zeros(128, dtype=torch.int64)
-    with _network((50e-6, 125e6)):
-        for _ in range(3):
-            step = _timed_backward(model, images, labels)
+    with group_of([[0, 1]], rank) as pair:
+        if pair is None:
+            return None
+        model = DistributedDataParallel(_net(0, DEEP), process_group=pair, bucket_cap_mb=1)
+        images, labels = torch.randn(128, 784), torch.zeros(128, dtype=torch.int64)
+        with _network((50e-6, 125e6)):
+            for _ in range(3):
+                step = _timed_backward(model, images, labels)
     share = answer_named(user_ns, "hidden_share")(step["transfers"], step["begin"], step["end"])
     return step | {"share": _number(share)}
 
@@ -611,12 +612,13 @@ def _why_share(what: str, case: dict, got: dict, expected: float) -> str:
 _HOOK_NET = (6, 24, 24, 16, 4)
 
 
-def probe_hook(user_ns: dict, *, rank: int, partition, seed: int) -> dict:
+@in_group
+def probe_hook(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
     """`fp16_hook` in DDP, on a network with latency, so that no all_reduce ends at once."""
     from torch_mpi.record import log
 
     hook = answer_named(user_ns, "fp16_hook")
-    group, members = group_of(partition, rank), members_of(partition, rank, WORLD)
+    members = members_of(partition, rank, WORLD)
     model = DistributedDataParallel(
         _net(seed, _HOOK_NET), process_group=group, bucket_cap_mb=800 / 2**20
     )
@@ -753,10 +755,11 @@ def _judge_hook(report: Report, rank: int, value: dict, members: list[int]) -> N
 # -- 4.5: accumulation ------------------------------------------------------------------------
 
 
-def probe_accumulate(user_ns: dict, *, rank: int, partition, seed: int, k: int) -> dict:
+@in_group
+def probe_accumulate(user_ns: dict, *, rank: int, group, partition, seed: int, k: int) -> dict:
     """`accumulate` over k microbatches beside one large batch."""
     function = answer_named(user_ns, "accumulate")
-    group, members = group_of(partition, rank), members_of(partition, rank, WORLD)
+    members = members_of(partition, rank, WORLD)
     model = DistributedDataParallel(_net(seed), process_group=group)
     before = flat(model)
     parts = {r: [_samples(seed + 100 * r + j, 5) for j in range(k)] for r in members}

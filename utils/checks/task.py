@@ -16,9 +16,10 @@ import functools
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
 # deadlock is reported by the ranks that wait, with the line they wait at.
@@ -66,6 +67,8 @@ class Report:
         replies = ranks.ask(f"{module}:{probe}", timeout=patience, **kwargs)
         explanation = ""
         for reply in replies:
+            for message in reply.unreceived:
+                self.problem(message, reply.rank)
             if reply.status != "ok":
                 said = reply.error or f"no answer within {patience:.0f} s"
                 # After its first line an error of communication explains all ranks: shown once.
@@ -163,7 +166,11 @@ def recorded(function: Callable, *args: Any, **kwargs: Any) -> tuple[Any, list[d
 
 
 def as_dict(call) -> dict:
-    """A :class:`~torch_mpi.record.Call`; ``peer`` and ``group`` are global ranks."""
+    """A :class:`~torch_mpi.record.Call`; ``peer`` and ``group`` are global ranks.
+
+    ``sent`` and ``received`` are bytes by the definition of the operation, see
+    :mod:`torch_mpi.record`; times are seconds of the rank's ``time.perf_counter``.
+    """
     peer = call.peer
     return {
         "op": call.op,
@@ -173,13 +180,20 @@ def as_dict(call) -> dict:
         "tag": call.tag,
         "blocking": call.blocking,
         "waited": call.waited,
+        "any_source": call.any_source,
+        "message": None if call.message is None else list(call.message),
+        "sent": call.sent,
+        "received": call.received,
         "start": call.start,
+        "matched": call.matched,
         "end": call.end,
     }
 
 
 def integers(seed: int, *shape: int, low: int = -50, high: int = 50) -> torch.Tensor:
     """Whole numbers as float32, so that sums are exact; the same for the same seed."""
+    import torch  # the checks of a kernel that compare numbers only do without
+
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(low, high, shape, generator=generator).float()
 

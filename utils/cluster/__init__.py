@@ -16,6 +16,8 @@ import contextlib
 import json
 import os
 import signal
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from IPython import get_ipython
@@ -182,20 +184,36 @@ class Ranks:
         *,
         latency: float | None = None,
         bandwidth: float | None = None,
+        nodes: Sequence[Sequence[int]] | None = None,
+        inside: str | None = None,
+        inside_latency: float | None = None,
     ) -> None:
         """Slow the ranks' communications down to those of a network; `network("off")` ends it.
 
         speed: "1gbit", "100mbit", ...; the latency is then 50 µs, if no other is given.
         latency: seconds that every message takes at least, one way.
         bandwidth: bytes per second that each rank can send, and receive.
+        nodes: the ranks of each node, such as `[[0, 1], [2, 3]]`: the network is then the one
+            between them, and each rank is in one node.
+        inside: the speed within a node, such as "10gbit"; without it, that of this machine.
+        inside_latency: seconds, within a node; without it, that of this machine.
 
         Every message, also inside of a collective, takes `latency + bytes / bandwidth`, and waits
-        for those before it. It holds until it is changed, or the ranks are restarted.
+        for those before it; within a node, for those within the node. It holds until it is changed,
+        or the ranks are restarted.
 
         Raises TypeError or ValueError for arguments that make no sense.
         """
-        network = Network.parse(speed, latency, bandwidth)
-        told = None if network is None else [network.latency, network.bandwidth]
+        network = Network.parse(
+            speed,
+            latency,
+            bandwidth,
+            nodes=nodes,
+            inside=inside,
+            inside_latency=inside_latency,
+            size=self.n,
+        )
+        told = None if network is None else network.to_dict()
         self.ask_or_raise("utils.cluster.on_rank:use_network", network=told)
         _say(f"The network: {network or 'that of this machine'}.")
 
@@ -249,7 +267,9 @@ class Ranks:
         replies = Question(up, target, arguments, of_ours=False).answers(timeout)
         if any(reply.status != "ok" for reply in replies):
             up.meet_again()
-        return replies
+            return replies
+        left = up.unreceived([reply.balance for reply in replies])
+        return [replace(reply, unreceived=left.get(reply.rank, ())) for reply in replies]
 
 
 class Description:

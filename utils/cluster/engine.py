@@ -32,6 +32,8 @@ from utils.jobs import watchdog
 
 # Seconds without a controller after which an engine is of no use to anyone.
 MOST_SILENCE = 30.0
+# Seconds that the controller takes at most to write its connection file.
+WRITING = 20.0
 
 
 def fork_nanny() -> tuple[BinaryIO, TextIO]:
@@ -97,6 +99,17 @@ class Engine(IPEngine):
     def _where_it_was_started(self) -> str:
         """Not where ipyparallel was imported: in a forked rank, that is the fork server's."""
         return os.getcwd()
+
+    def load_connection_file(self) -> None:
+        """Read where the controller is. Its file may be there, and not be written yet."""
+        deadline = time.monotonic() + WRITING
+        while True:
+            try:
+                return super().load_connection_file()
+            except ValueError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
     def start_nanny(self, control_url: str) -> tuple[str, TextIO]:
         """Tell the nanny whom it serves.

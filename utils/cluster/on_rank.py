@@ -20,8 +20,10 @@ from json import dumps, loads
 from pathlib import Path
 from types import SimpleNamespace
 
+from ipyparallel.engine.datapub import publish_data
 from IPython import get_ipython
 
+from utils.cluster.reply import BALANCE
 from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
 from utils.timeline.on_rank import start_watching
 
@@ -33,7 +35,7 @@ MOST_ERROR = 4_000
 MOST_OF_A_CELL = 1_000_000
 
 # Seconds that ranks wait for each other after an error.
-MEETING = 3.0
+MEETING = 15.0
 
 # Of this rank: its real standard output and error, the files that are cells, the file for its
 # stacks, how much the present cell may still print.
@@ -134,7 +136,11 @@ def _cell_begins(info) -> None:
 
 def _cell_ends(result) -> None:
     if world := _world():
-        _tell(world, result.error_before_exec or result.error_in_exec)
+        error = result.error_before_exec or result.error_in_exec
+        _tell(world, error)
+        # A number that is not zero goes to the kernel with the cell's output; mostly there is none.
+        if error is None and (balance := world.balance()):
+            publish_data({BALANCE: balance})
 
 
 def _error_in_cell(shell, kind, error, trace, tb_offset=None) -> None:
@@ -213,7 +219,9 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
             module, _, name = target.partition(":")
             function = getattr(importlib.import_module(module), name)
             value = function(get_ipython().user_ns, rank=rank, **loads(arguments))
-            reply = dumps({"status": "ok", "value": value, "stdout": printed.text()})
+            balance = world.balance() if (world := _world()) else 0
+            told = {"status": "ok", "value": value, "stdout": printed.text(), BALANCE: balance}
+            reply = dumps(told)
         if not of_ours and (world := _world()):
             _tell(world, None)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are answers, too
@@ -241,11 +249,17 @@ def _meet(world) -> bool:
     return True
 
 
-def use_network(user_ns: dict, *, rank: int, network: list[float] | None) -> None:
-    """Set the network of `Ranks.network`: latency and bandwidth, or the machine's own."""
+def unreceived(user_ns: dict, *, rank: int) -> list[dict]:
+    """Throw away messages that nobody has received; of those from here, where they were sent."""
+    world = _world()
+    return world.sweep() if world else []
+
+
+def use_network(user_ns: dict, *, rank: int, network: dict | None) -> None:
+    """Set the network of `Ranks.network`: its attributes, or the machine's own."""
     from torch_mpi.network import Network, link
 
-    link.set(None if network is None else Network(*network))
+    link.set(Network.from_dict(network))
     if network is not None and (world := _world()):
         for group in world.groups()[:1]:
             link.calibrate(group)

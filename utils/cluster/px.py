@@ -13,6 +13,7 @@ from IPython.display import Image, display
 from torch_mpi.diagnosis import names
 from utils import report
 from utils.cluster.failure import CellFailed, Outcome
+from utils.cluster.reply import BALANCE
 
 # Seconds: what the other ranks get to end by themselves once one has failed; what an interrupted
 # rank gets to come back; what is left for output that is under way.
@@ -63,7 +64,15 @@ class RanksMagics(ParallelMagics):
             errors |= dict.fromkeys(self._pending(result), gone)
         if errors or interrupted or self._pending(result):
             self._fail(result, errors, interrupted)
+        self._tell_of_unreceived(result)
         return None
+
+    def _tell_of_unreceived(self, result: AsyncResult) -> None:
+        told = [answer.output.metadata["data"] or {} for _, answer in _answers(result)]
+        left = self.ranks.running().unreceived([data.get(BALANCE, 0) for data in told])
+        for rank, messages in sorted(left.items()):
+            for message in messages:
+                print(f"rank {rank} {message}")
 
     def _refuse_without_ranks(self) -> None:
         dead = set(range(self.ranks.n)) - set(self.ranks.client.ids)

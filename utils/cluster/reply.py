@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+# The name under which a rank tells its balance.
+BALANCE = "balance"
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -13,8 +16,10 @@ class Reply:
     status: "ok"; "error" (the function raised, or the rank died); "silent" (no answer in time).
     value: the function's result. error: such as "ZeroDivisionError: division by zero".
     line: such as "cell line 3", the innermost line of a notebook cell on the way to the error.
-    stdout: what was printed meanwhile. A rank that was silent and could be interrupted tells by
-    `error` and `line` where it was.
+    stdout: what was printed meanwhile. balance: how many more messages the rank has sent than
+    received, since the ranks last met. unreceived: of each message that it has sent and no rank
+    has received: what, to whom, where; they are thrown away. A rank that was silent and could be
+    interrupted tells by `error` and `line` where it was.
     """
 
     rank: int
@@ -23,3 +28,5 @@ class Reply:
     error: str | None = None
     line: str | None = None
     stdout: str = ""
+    balance: int = 0
+    unreceived: tuple[str, ...] = ()

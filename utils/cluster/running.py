@@ -20,7 +20,7 @@ from traitlets.config import Config
 from utils import itself
 from utils.cluster import where
 from utils.cluster.failure import Outcome
-from utils.cluster.reply import Reply
+from utils.cluster.reply import BALANCE, Reply
 from utils.jobs import slurm, watchdog
 from utils.jobs.errors import RanksError
 from utils.jobs.forked import Python
@@ -42,7 +42,7 @@ LAST_WORDS_DEADLINE = 4.0
 LAST_WORDS_OF_SRUN = 10.0
 
 # Seconds for the ranks to say what happened and to meet again, after a cell that failed.
-MEETING_DEADLINE = 8.0
+MEETING_DEADLINE = 20.0
 
 # The controller asks every 0.1 s whether engines live, as it admits a new one only then (default:
 # 3 s). 300 silent rounds lose a rank: a laptop that was suspended for a while must not. On other
@@ -332,9 +332,23 @@ class Running:
         return Question(self, target, json.dumps(arguments), ranks).answers(MEETING_DEADLINE)
 
     def meet_again(self) -> None:
-        """After an error in an answer: fresh communicators; the next answer finds no debris."""
+        """After an error in an answer: the ranks meet; the next answer finds no debris."""
         if len(self.client.ids) == self.n:
             self._ask("utils.cluster.on_rank:after_a_failure", set(range(self.n)), meet=True)
+
+    def unreceived(self, balances: list[int]) -> dict[int, tuple[str, ...]]:
+        """The messages that no rank has received, in words, by sender; the ranks forget them.
+
+        balances: of each rank that did something, how many more messages it has sent than received.
+        """
+        if len(balances) < self.n or sum(balances) == 0:
+            return {}
+        replies = self._ask("utils.cluster.on_rank:unreceived", set(range(self.n)))
+        return {
+            reply.rank: tuple(_of_a_message(message) for message in reply.value)
+            for reply in replies
+            if reply.status == "ok" and reply.value
+        }
 
     def where(self, timeout: float) -> list[str]:
         """One line for each rank, once it stays the same; at the latest after `timeout` seconds.
@@ -378,6 +392,14 @@ class Running:
             return {}
         notes = [json.loads(line) for line in lines if line.endswith("}")]
         return {note["file"]: note["source"] for note in notes}
+
+
+def _of_a_message(message: dict) -> str:
+    where = f" at {message['where']}" if message["where"] else ""
+    return (
+        f"sent {message['what']} to rank {message['to']}{where}, and no rank has received it: a "
+        f"recv is missing, or has another tag. The message was thrown away."
+    )
 
 
 def _new_text(files: dict[int, tuple[Path, int]], timeout: float) -> dict[int, str]:
@@ -505,6 +527,7 @@ class Question:
             told.get("error"),
             told.get("line"),
             before + told["stdout"],
+            balance=told.get(BALANCE, 0),
         )
 
     def _without_answer(self, rank: int, result: ipp.AsyncResult) -> Reply:

@@ -2,3 +2,9 @@
 
 They need the extra ``course`` (``pip install -e '.[course]'``) and no PyTorch.
 """
+
+import sys
+
+# nbformat loads jsonschema, which builds this grammar of web addresses for 1 to 2 s, where it is
+# installed. Notebooks are checked without it as well.
+sys.modules.setdefault("rfc3987_syntax", None)

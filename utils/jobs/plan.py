@@ -232,6 +232,9 @@ def _environment(threads: int, timeout: float, launcher: Launcher, way: Way) -> 
         # PyTorch's profiler would print two lines of its own per rank at every use.
         "KINETO_LOG_LEVEL": "6",
     }
+    if not way.many_hosts:
+        # Where there is no fabric, Open MPI's windows complain of one on each rank.
+        unless_set["OMPI_MCA_osc"] = "^ucx"
     if way.launcher != "mpiexec":
         # Slurm's PMIx offers munge, which the wheel's lacks and complains of on each rank.
         unless_set["PMIX_MCA_psec"] = "native"

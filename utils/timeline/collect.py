@@ -238,8 +238,8 @@ def partner(record: dict) -> int | None:
 def totals(lane: Lane) -> dict:
     """What a rank communicated and how its time went.
 
-    Bytes and messages are those of operations that are over. A record that knows what it
-    ``sent`` and ``received`` counts there; any other collective counts by its tensors.
+    Bytes and messages are those of operations that are over. A record that knows what was
+    ``moved_out`` and ``moved_in`` counts there; any other collective counts by its tensors.
     """
     over = [record for record in lane.records if record["end"] is not None]
     spent = dict.fromkeys(_PRECEDENCE, 0.0)
@@ -269,11 +269,11 @@ def _traffic(records: list[dict]) -> dict[str, int]:
             "recv": ("bytes received", "messages received"),
         }.get(record["op"], ("bytes in collectives", "collectives"))
         sums[count] += 1
-        if record.get("sent") is None and record.get("received") is None:
+        if record.get("moved_out") is None and record.get("moved_in") is None:
             sums[to_sum] += record["nbytes"]
         else:
-            sums["bytes sent"] += record.get("sent") or 0
-            sums["bytes received"] += record.get("received") or 0
+            sums["bytes sent"] += record.get("moved_out") or 0
+            sums["bytes received"] += record.get("moved_in") or 0
     return sums
 
 

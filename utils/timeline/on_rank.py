@@ -68,10 +68,11 @@ def as_record(call) -> dict:
     """A :class:`~torch_mpi.record.Call` as JSON."""
     from torch_mpi.errors import place_text
 
-    plain = ("op", "nbytes", "dtype", "peer", "tag", "blocking", "sequence", "sent", "received")
+    plain = ("op", "nbytes", "dtype", "peer", "tag", "blocking", "sequence", "any_source")
+    traffic = ("sent", "received", "moved_out", "moved_in")
     times = ("start", "matched", "end")
     return {
-        **{name: getattr(call, name) for name in (*plain, *times)},
+        **{name: getattr(call, name) for name in (*plain, *traffic, *times)},
         "group": list(call.group),
         "shape": list(call.shape),
         # Another thread may end a wait at any moment.

@@ -21,6 +21,8 @@ import tempfile
 from io import BytesIO
 from pathlib import Path
 
+from utils.jobs.forkserver.identity import LATER_VARIABLE
+
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 
 #: What a rank may send besides numbers, text, lists and dicts.
@@ -124,6 +126,8 @@ def main() -> None:
     if settings.get("uid") is not None:
         prctl(PR_SET_NO_NEW_PRIVS, 1)
     settle(settings)
+    if later := settings.get("later"):
+        os.environ[LATER_VARIABLE] = later
 
     from ipykernel.kernelapp import IPKernelApp
 

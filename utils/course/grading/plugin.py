@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from queue import Empty
 
 import pytest
+from nbval.plugin import IPyNbCell
 
-# nbformat loads jsonschema, which builds this grammar of web addresses for 2 s, where it is
-# installed. Notebooks are checked without it as well.
-sys.modules.setdefault("rfc3987_syntax", None)
-
-from nbval.plugin import IPyNbCell  # noqa: E402
-
-from .words import NEEDS_FRESH_RANKS  # noqa: E402
+from .words import NEEDS_FRESH_RANKS
 
 MOST_TEXT, MOST_PICTURE = 20_000, 400_000
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,8 @@ from .sandbox import LAUNCH, Box
 KERNEL_NAME = "graded"
 #: Seconds between two looks at what a run uses.
 LOOK = 0.4
+#: For these PyTorch imports its compiler, in every rank if not in the fork server before.
+TRAINING = re.compile(r"\b(optim|profile|DistributedDataParallel)\b")
 
 
 @dataclass
@@ -50,7 +53,7 @@ def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Stop | No
     """
     job.mkdir(parents=True, exist_ok=True)
     (job / "notebook.ipynb").write_text(dumps(nb), encoding="utf-8")
-    _write_kernelspec(job, box.inner(job, slot))
+    _write_kernelspec(job, box.inner(job, slot, later=later(nb)))
     mark = uuid.uuid4().hex
     start = time.monotonic()
     with (job / "log").open("wb") as log:
@@ -87,6 +90,12 @@ def _pytest(job: Path, box: Box) -> list[str]:
         *(f"--nbval-cell-timeout={box.limits.cell}", f"--junitxml={job / 'report.xml'}"),
         *(f"--grading-log={job / 'cells.jsonl'}", str(job / "notebook.ipynb")),
     ]
+
+
+def later(nb: NotebookNode) -> str:
+    """Whether the fork server has the compiler in its ranks: it serves this notebook only."""
+    found = any(TRAINING.search(cell.source) for cell in nb.cells if cell.cell_type == "code")
+    return "first" if found else "never"
 
 
 def _write_kernelspec(job: Path, command: list[str]) -> None:
@@ -143,7 +152,7 @@ def _watch(
             return "interrupted"
         if time.monotonic() - start > box.limits.total:
             return "out of time in all"
-        if why is None and _memory(_processes(process.pid, box, mark)) > box.limits.memory:
+        if why is None and _use_more(_processes(process.pid, box, mark), box.limits.memory):
             why = "too much memory"
             _end_kernel(process.pid)
 
@@ -154,9 +163,21 @@ def _processes(pid: int, box: Box, mark: str) -> list[psutil.Process]:
     return family if box.walls else [*{*family, *watchdog.members(mark, variable=RUN_VARIABLE)}]
 
 
-def _memory(processes: list[psutil.Process]) -> int:
-    """Bytes that these processes have for themselves, or share with no one else."""
-    return sum(map(_own_memory, processes))
+def _use_more(processes: list[psutil.Process], limit: int) -> bool:
+    """Do these processes have more bytes for themselves, or share more with no one else?
+
+    Linux counts the parts of shared memory anew whenever it is asked, which takes as long as all
+    else here: it is asked only when all that the processes have written is more than the limit.
+    """
+    return sum(map(_written, processes)) > limit and sum(map(_own_memory, processes)) > limit
+
+
+def _written(process: psutil.Process) -> int:
+    """Memory that a process has written, with all that it shares with those it forked."""
+    with contextlib.suppress(psutil.Error):
+        memory = process.memory_info()
+        return max(0, memory.rss - getattr(memory, "shared", 0))
+    return 0
 
 
 def _own_memory(process: psutil.Process) -> int:
@@ -167,10 +188,7 @@ def _own_memory(process: psutil.Process) -> int:
     with contextlib.suppress(OSError, IndexError, ValueError):
         text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
         return int(text.partition("Pss_Anon:")[2].split()[0]) * 1024
-    with contextlib.suppress(psutil.Error):
-        memory = process.memory_info()
-        return max(0, memory.rss - getattr(memory, "shared", 0))
-    return 0
+    return _written(process)
 
 
 def _end_kernel(pid: int) -> None:

@@ -84,13 +84,16 @@ class Box:
             *("--bind", str(job), str(job), "--chdir", str(job), "--", *command),
         ]
 
-    def inner(self, job: Path, slot: int) -> list[str]:
-        """The command of the kernel, which reads its connection from standard input."""
+    def inner(self, job: Path, slot: int, **more: str) -> list[str]:
+        """The command of the kernel, which reads its connection from standard input.
+
+        more: settings of the kernel that depend on the notebook.
+        """
         python = [sys.executable, "-m", "utils.course.grading.kernel"]
         if not self.walls:
-            return [*python, json.dumps(self._settings(slot))]
+            return [*python, json.dumps(self._settings(slot) | more)]
         uid = job_uid(slot) if os.geteuid() == 0 else None
-        settings = self._settings(slot, uid) | {"home": HOME, "fonts": []}
+        settings = self._settings(slot, uid) | more | {"home": HOME, "fonts": []}
         mounts = []
         for number, path in enumerate(font_lists()):
             target = f"/opt/grading/{number}/{path.name}"

@@ -257,7 +257,7 @@ def run_program(arguments: list[bytes]) -> NoReturn:
     main.__builtins__ = sys.modules["builtins"]
     main.__annotations__ = {}
     main.__loader__ = importlib.machinery.BuiltinImporter
-    status, interrupted = 0, False
+    status, interrupted, rank = 0, False, os.getpid()
     try:
         _run(words, main)
     except SystemExit as asked:
@@ -267,7 +267,7 @@ def run_program(arguments: list[bytes]) -> NoReturn:
         error.__traceback__ = _own_part(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
     own = [main, *(m for name, m in sys.modules.items() if name not in loaded and _is_beside(m))]
-    _end(status, interrupted, own)
+    _end(status, interrupted, own, ends_mpi=os.getpid() == rank)
 
 
 def _is_beside(module: ModuleType) -> bool:
@@ -318,19 +318,21 @@ def _status(code: object) -> int:
     return 1
 
 
-def _end(status: int, interrupted: bool, own: list[ModuleType]) -> NoReturn:
+def _end(status: int, interrupted: bool, own: list[ModuleType], ends_mpi: bool) -> NoReturn:
     """End as `Py_FinalizeEx` does for the program, but leave what the server has loaded alone.
 
     To take down PyTorch's modules copies most of the memory that is shared, for 0.3 s in each rank.
 
     interrupted: by a KeyboardInterrupt. own: the program, and modules that lie beside it.
+    ends_mpi: not in a child that the program has forked, which has none of MPI's threads.
     """
     threading._shutdown()
     atexit._run_exitfuncs()
     # Daemon threads would stumble over what is gone.
     if threading.active_count() == 1:
         _clear(own)
-    _end_mpi()
+    if ends_mpi:
+        _end_mpi()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # closed, or its reader is gone
             stream.flush()

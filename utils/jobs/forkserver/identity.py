@@ -25,6 +25,9 @@ LOAD_TIME = (
 )
 # Of these a forked rank can make up for: see `child.set_threads`.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# When a fork server imports what only training and profiling need: "first", before it serves;
+# "never"; else when it has nothing else to do.
+LATER_VARIABLE = "DDL_LABS_PRELOAD_LATER"
 # Read whenever they are needed, not at the import.
 _READ_LATE = {
     *THREADS,

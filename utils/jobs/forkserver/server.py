@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from utils.jobs.forkserver import child, keeper, shown, stub
-from utils.jobs.forkserver.identity import THREADS, load_time
+from utils.jobs.forkserver.identity import LATER_VARIABLE, THREADS, load_time
 from utils.jobs.session import locked
 
 # Seconds without leases and ranks after which it ends; for a client to send its request.
@@ -47,8 +47,8 @@ PRELOADED = (
     *("tornado.gen", "tornado.platform.asyncio", "tornado.queues"),
     *("utils.cluster.on_rank", "utils.data", "utils.models"),
 )
-# What PyTorch imports when the first optimizer or DDP is made: the server does so when it has
-# nothing else to do, as the first ranks need not wait for it.
+# What PyTorch imports when the first optimizer, DDP or profiler is made: the server does so when it
+# has nothing else to do, as the first ranks need not wait for it. LATER_VARIABLE says otherwise.
 PRELOADED_LATER = ("torch._dynamo",)
 
 
@@ -217,9 +217,11 @@ def main() -> None:
     settings = load_time(os.environ)
     # Without the spaces that make room for the command of a rank.
     shown.show([os.fsencode(word) for word in [sys.executable, *sys.orig_argv[1:]] if word.strip()])
-    preload(PRELOADED)
+    when = os.environ.get(LATER_VARIABLE)
+    preload(PRELOADED + (PRELOADED_LATER if when == "first" else ()))
+    later = () if when in ("first", "never") else PRELOADED_LATER
     assert all(os.environ[name] == "1" for name in THREADS)
-    rank = Server(listener, folder, settings).serve()
+    rank = Server(listener, folder, settings, later=later).serve()
     if rank is None:
         return
     wanted, connection = rank

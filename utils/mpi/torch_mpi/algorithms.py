@@ -9,70 +9,18 @@ All are generators for :class:`~torch_mpi.steps.Steps`, on plain one-dimensional
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 
 import torch
 
 from . import buffers, messages
+from .arithmetic import Combine
 from .messages import Channels
 from .record import Call
 from .steps import Steps
 
 # Up to here the number of messages decides, above it their size.
 SMALL = 16 * 1024  # bytes
-
-Combine = Callable[[torch.Tensor, torch.Tensor], None]
-
-_NUMBERS = {
-    "SUM": torch.add,
-    "AVG": torch.add,
-    "PRODUCT": torch.mul,
-    "MIN": torch.minimum,
-    "MAX": torch.maximum,
-    "BAND": torch.bitwise_and,
-    "BOR": torch.bitwise_or,
-    "BXOR": torch.bitwise_xor,
-}
-_TRUTHS = {
-    "SUM": torch.logical_or,
-    "MAX": torch.logical_or,
-    "BOR": torch.logical_or,
-    "PRODUCT": torch.logical_and,
-    "MIN": torch.logical_and,
-    "BAND": torch.logical_and,
-    "BXOR": torch.logical_xor,
-}
-# torch has no arithmetic for these; their bits are those of the signed numbers.
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
-
-def combine(dtype: torch.dtype, name: str) -> Combine:
-    """What reduces a tensor of ``dtype`` into another one, in place."""
-    if dtype in _SIGNED:
-        if name in ("MIN", "MAX"):
-            return _unsigned_extreme(dtype, _NUMBERS[name])
-        return _as(_SIGNED[dtype], _NUMBERS[name])
-    arithmetic = (_TRUTHS if dtype is torch.bool else _NUMBERS)[name]
-    return lambda mine, other: arithmetic(mine, other, out=mine)
-
-
-def _as(signed: torch.dtype, arithmetic) -> Combine:
-    def apply(mine: torch.Tensor, other: torch.Tensor) -> None:
-        arithmetic(mine.view(signed), other.view(signed), out=mine.view(signed))
-
-    return apply
-
-
-def _unsigned_extreme(dtype: torch.dtype, arithmetic) -> Combine:
-    """Flipping the highest bit makes the order of signed numbers that of unsigned ones."""
-    signed = _SIGNED[dtype]
-    flip = torch.iinfo(signed).min
-
-    def apply(mine: torch.Tensor, other: torch.Tensor) -> None:
-        best = arithmetic(mine.view(signed) ^ flip, other.view(signed) ^ flip)
-        mine.view(signed).copy_(best ^ flip)
-
-    return apply
 
 
 class Team:
@@ -81,7 +29,7 @@ class Team:
     def __init__(self, channels: Channels, call: Call):
         self._channels = channels
         self._call = call
-        self._tag = call.sequence % 2**20
+        self._tag = channels.tags.of_collective(call.sequence)
         self.rank, self.size = channels.rank, len(channels.members)
 
     def send(self, peer: int, memory: torch.Tensor) -> Steps:
@@ -193,8 +141,16 @@ def reduce_scatter(team: Team, chunks: list[torch.Tensor], add: Combine) -> Gene
 def exchange(
     team: Team, sends: list[tuple[int, torch.Tensor]], receives: list[tuple[int, torch.Tensor]]
 ) -> Generator:
-    """All messages at once; ``(rank, memory)`` pairs, none with this rank itself."""
+    """All messages at once; ``(rank, memory)`` pairs, none with this rank itself.
+
+    Each rank sends to the one after it first, then to the next: with the same order on all ranks,
+    everybody would send to rank 0 at the same time and wait for its link.
+    """
+
+    def ahead(pair: tuple[int, torch.Tensor]) -> int:
+        return (pair[0] - team.rank) % team.size
+
     yield [
-        *(team.receive(peer, memory) for peer, memory in receives),
-        *(team.send(peer, memory) for peer, memory in sends),
+        *(team.receive(*pair) for pair in sorted(receives, key=lambda pair: -ahead(pair))),
+        *(team.send(*pair) for pair in sorted(sends, key=ahead)),
     ]

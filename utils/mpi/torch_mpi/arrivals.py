@@ -4,6 +4,12 @@ A rank writes one word for each collective of its group: the number of the colle
 signature of the call. When all words are there and equal, the MPI call can be made: it can neither
 hang nor mix up different calls. PyTorch's own check (``TORCH_DISTRIBUTED_DEBUG=DETAIL``) compares
 such fingerprints, too, but by collectives, which a missing rank hangs.
+
+A rank may take its word back (an error, a deadline, Ctrl-C), and must not where another one is in
+the MPI call already. So who sees all words tells that it starts, and looks again; who takes its
+word back looks for ranks that have started, and returns if there is one. Either of the two sees the
+other: they write first, and read afterwards. ``tests/test_backend_core.py`` goes through all orders
+of these steps.
 """
 
 from __future__ import annotations
@@ -12,13 +18,16 @@ import functools
 import hashlib
 from dataclasses import dataclass
 
+from . import fence
 from .board import Board
 
 # How many collectives a rank may begin before the slowest rank has begun the first of them.
 DEPTH = 64
 WORDS = DEPTH + 1
-_STARTED = DEPTH
-# How often a rank says how far it is; a part of DEPTH.
+STARTED = DEPTH
+# A rank that has started a collective looks at its words once more: one place stays free.
+_AHEAD = DEPTH - 1
+# How often a rank says by message how far it is; a part of DEPTH.
 EVERY = 16
 
 # A word: 1 bit "here", 1 bit "in a blocking call", 20 bits of the number, 42 of the signature.
@@ -52,6 +61,11 @@ class Sight:
     odd: list[int]
     direct: bool
 
+    @property
+    def complete(self) -> bool:
+        """Whether all have come with the same call."""
+        return not (self.missing or self.odd)
+
 
 class Arrivals:
     """The words of a group's ranks on its board.
@@ -64,28 +78,51 @@ class Arrivals:
     def __init__(self, board: Board):
         self.board = board
         self.number = 0
-        self.limit = DEPTH
+        self.limit = _AHEAD
 
     def may_come(self, number: int) -> bool:
         """Whether the place for the word is free: nobody still has to read what stands there."""
         if number > self.limit:
             if self.board.refresh:
                 self.board.refresh()
-            self.limit = min(self.board.of_all(_STARTED)) + DEPTH
+            self.limit = min(self.board.of_all(STARTED)) + _AHEAD
         return number <= self.limit
 
     def come(self, number: int, written: int) -> None:
         """Tell all ranks that this one is there."""
         self.board.set(number % DEPTH, written)
 
-    def withdraw(self, number: int) -> None:
-        """As if this rank had not come. Others may have seen it: look again afterwards."""
-        self.board.set(number % DEPTH, 0)
+    def enter(self, number: int, mine: int) -> Sight:
+        """All have come: begin, unless one takes its word back just now and is missing again."""
+        if self.board.refresh:
+            # Messages are late: whoever has come by them may leave unseen, and nobody blocks.
+            if number % EVERY == 0:
+                self.board.set(STARTED, number)
+            return self.look(number, mine)
+        self.board.set(STARTED, number)
+        sight = self.look(number, mine)
+        if not sight.complete:
+            self.board.set(STARTED, number - 1)
+        return sight
 
-    def started(self, number: int) -> None:
-        """This rank has read all words of this collective."""
-        if number % EVERY == 0:
-            self.board.set(_STARTED, number)
+    def withdraw(self, number: int, mine: int) -> bool:
+        """As if this rank had not come; ``False`` where another one has begun: it takes part."""
+        self.board.set(number % DEPTH, 0)
+        if self.board.refresh:
+            sight = self.look(number, mine)
+            begun = sight.missing == [self.board.rank] and not sight.odd
+        else:
+            fence.everywhere()
+            begun = max(self.board.of_all(STARTED)) >= number
+        if begun:
+            self.come(number, mine)
+        return not begun
+
+    def go_on_after(self, number: int) -> None:
+        """All ranks have agreed to count on from here."""
+        self.number = number
+        self.limit = number + _AHEAD
+        self.board.set(STARTED, number)
 
     def look(self, number: int, mine: int) -> Sight:
         """Who has come, compared with this rank's word."""

@@ -68,6 +68,18 @@ def _put_in_place() -> None:
     distributed_c10d.ProcessGroupMPI = LazyProcessGroupMPI
     distributed_c10d._MPI_AVAILABLE = True
 
+    import atexit
+
+    # So early that it comes after what a program does at its end.
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    import sys
+
+    if library := sys.modules.get("torch_mpi.library"):
+        library.end_mpi()
+
 
 def _warn(text: str) -> None:
     """A warning; where Python makes errors of warnings (``-W error``), a line on stderr."""

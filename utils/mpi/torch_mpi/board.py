@@ -13,17 +13,19 @@ import os
 import struct
 import tempfile
 import threading
-import time
 import zlib
+from collections.abc import Callable
 
 from mpi4py import MPI
+
+from .interrupts import guard
 
 # Of the text of each rank, in bytes, with its length and checksum: what a rank waits for, some
 # hundred calls. Memory that nobody writes is none.
 TEXT = 65_536
 _HEAD = struct.Struct("<II")
 _WORD = struct.Struct("<QQ")
-_WORD_TAG, _TEXT_TAG = 1, 2
+_WORD_TAG, _TEXT_TAG, _END_TAG = 1, 2, 3
 
 
 class Board:
@@ -33,7 +35,7 @@ class Board:
     lie side by side.
 
     Args:
-        communicator: all its ranks make the board together. It belongs to the board.
+        communicator: all its ranks make the board together.
         words: words of each rank.
         text: whether each rank has a text.
 
@@ -56,9 +58,13 @@ class Board:
     def _map(self):
         return bytearray(self._length)
 
+    def place(self, index: int) -> int:
+        """Where this rank's word is."""
+        return index * self.size + self.rank
+
     def set(self, index: int, value: int) -> None:
         """Write this rank's word. One aligned store: a reader sees the old or the new value."""
-        self.words[index * self.size + self.rank] = value
+        self.words[self.place(index)] = value
 
     def of_all(self, index: int) -> list[int]:
         """The words of all ranks."""
@@ -81,7 +87,7 @@ class Board:
         self._memory[start : start + len(packed)] = packed
 
     def close(self) -> None:
-        """Let go of the memory. The communicator is not freed: others may still send on it."""
+        """Let go of the memory."""
         self.words.release()
 
 
@@ -102,16 +108,20 @@ class SharedBoard(Board):
 
 
 class MessageBoard(Board):
-    """A board of ranks on several machines: who writes, sends it to all others."""
+    """A board of ranks on several machines: who writes, sends it to all others.
+
+    The communicator belongs to the board, and is freed when all ranks have closed it.
+    """
 
     def __init__(self, communicator: MPI.Intracomm, words: int, text: bool):
         super().__init__(communicator, words, text)
         self._lock = threading.Lock()
         self._under_way: list[tuple[MPI.Request, bytes]] = []
+        self._open = set(range(self.size)) - {self.rank}
 
     def set(self, index: int, value: int) -> None:  # noqa: D102
         super().set(index, value)
-        self._send(_WORD.pack(index * self.size + self.rank, value), _WORD_TAG)
+        self._send(_WORD.pack(self.place(index), value), _WORD_TAG)
 
     def write(self, text: str) -> None:  # noqa: D102
         packed = _packed(text)
@@ -119,7 +129,7 @@ class MessageBoard(Board):
         self._send(packed, _TEXT_TAG)
 
     def _send(self, data: bytes, tag: int) -> None:
-        with self._lock:
+        with guard, self._lock:
             self._under_way = [pair for pair in self._under_way if not pair[0].Test()]
             self._under_way += [
                 (self._communicator.Isend(data, peer, tag), data)
@@ -129,39 +139,74 @@ class MessageBoard(Board):
 
     def refresh(self) -> None:
         """Take in what the others have written."""
-        if not self._lock.acquire(blocking=False):
-            return  # another thread does
-        try:
-            status = MPI.Status()
-            while (message := self._communicator.Improbe(status=status)) is not None:
-                data = bytearray(status.Get_count(MPI.BYTE))
-                message.Recv(data)
-                if status.tag == _WORD_TAG:
-                    place, value = _WORD.unpack(data)
-                    self.words[place] = value
-                else:
-                    self._store(status.source, data)
-        finally:
-            self._lock.release()
+        with guard:
+            if not self._lock.acquire(blocking=False):
+                return  # another thread does
+            try:
+                self._take_in()
+            finally:
+                self._lock.release()
+
+    def _take_in(self) -> None:
+        status = MPI.Status()
+        while (message := self._communicator.Improbe(status=status)) is not None:
+            data = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv(data)
+            if status.tag == _END_TAG:
+                self._open.discard(status.source)
+            elif status.tag == _WORD_TAG:
+                place, value = _WORD.unpack(data)
+                self.words[place] = value
+            else:
+                self._store(status.source, data)
 
     def close(self) -> None:
-        """Send what is under way, for two seconds at most: a dead rank takes nothing."""
-        deadline = time.monotonic() + 2
-        while self._under_way and time.monotonic() < deadline:
+        """Say that this rank writes no more; see :func:`free_closed`."""
+        self._send(b"", _END_TAG)
+        _closed.append(self)
+
+    def free(self) -> bool:
+        """Give the communicator back, if all ranks have closed the board."""
+        with self._lock:
+            self._take_in()
             self._under_way = [pair for pair in self._under_way if not pair[0].Test()]
+        if self._open or self._under_way:
+            return False
         super().close()
+        self._communicator.Free()
+        return True
 
 
-def make(communicator: MPI.Intracomm, one_machine: bool, words: int, text: bool = False) -> Board:
+# Boards of messages that this rank has closed, and others may not have.
+_closed: list[MessageBoard] = []
+
+
+def free_closed() -> None:
+    """Give back what belongs to boards that all their ranks have closed."""
+    _closed[:] = [board for board in _closed if not board.free()]
+
+
+def make(
+    communicator: MPI.Intracomm,
+    another: Callable[[], MPI.Intracomm],
+    one_machine: bool,
+    words: int,
+    text: bool = False,
+) -> Board:
     """The board of a communicator's ranks, all of which call this.
 
-    ``MPI_BACKEND_BOARD=messages`` has messages used on one machine, too.
+    Args:
+        another: makes a communicator of the same ranks that is the board's own, where it needs one.
+        one_machine: whether all ranks share memory. ``MPI_BACKEND_BOARD=messages`` has messages
+            used there, too.
+        words, text: see :class:`Board`.
     """
+    free_closed()
     if one_machine and os.environ.get("MPI_BACKEND_BOARD") != "messages":
         file = _common_file(communicator)
         if file is not None:
             return SharedBoard(communicator, file, words, text)
-    return MessageBoard(communicator, words, text)
+    return MessageBoard(another(), words, text)
 
 
 def _common_file(communicator: MPI.Intracomm) -> int | None:

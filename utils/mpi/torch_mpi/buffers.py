@@ -6,7 +6,9 @@ import functools
 
 import torch
 from mpi4py import MPI
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from . import gradients
 from .dtypes import CARRIERS
 
 # MPI counts are C ints before MPI 4, and Open MPI 5 has no others. Kept well below 2**31,
@@ -14,15 +16,20 @@ from .dtypes import CARRIERS
 MAX_COUNT = 2**30
 
 
-def check(tensor: torch.Tensor, what: str) -> None:
+def check(tensor: torch.Tensor, what: str) -> torch.Tensor:
     """Refuse what cannot be handed to MPI.
 
+    Returns:
+        The tensor; of what a functional collective has returned, its result, once it is there.
+
     Raises:
-        TypeError: not a dense tensor.
+        TypeError: not a dense tensor, or one without memory of its own.
         ValueError: not on the CPU.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{what} expects a tensor, got {type(tensor).__name__}")
+    if type(tensor) not in _WITH_MEMORY and type(tensor).__name__ == "AsyncCollectiveTensor":
+        tensor = tensor.trigger_wait()
     if tensor.device.type != "cpu":
         raise ValueError(
             f"{what}: the mpi backend moves CPU tensors, got one on {tensor.device} of shape "
@@ -30,12 +37,38 @@ def check(tensor: torch.Tensor, what: str) -> None:
         )
     if hasattr(tensor, "fake_mode"):
         raise TypeError(f"{what}: a FakeTensor has no elements that could be moved")
+    if tensor.is_nested or _has_no_memory(tensor):
+        raise TypeError(_without_memory(tensor, what))
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         raise TypeError(
             f"{what}: the mpi backend moves dense tensors, got a {kind} one; use .to_dense(), "
             f"or send its parts one by one"
         )
+    return tensor
+
+
+_WITH_MEMORY = (torch.Tensor, torch.nn.Parameter)
+
+
+def _has_no_memory(tensor: torch.Tensor) -> bool:
+    """Whether it only stands for other tensors, as a DTensor does."""
+    if type(tensor) in _WITH_MEMORY:
+        return False
+    if is_traceable_wrapper_subclass(tensor):
+        return True
+    return tensor.layout is torch.strided and tensor.numel() > 0 and not tensor.data_ptr()
+
+
+def _without_memory(tensor: torch.Tensor, what: str) -> str:
+    if tensor.is_nested:
+        return f"{what}: a nested tensor is several tensors; pass those of .unbind() one by one"
+    text = (
+        f"{what}: a {type(tensor).__name__} has no memory of its own that MPI could read or write; "
+    )
+    if hasattr(tensor, "to_local"):
+        return text + "pass .to_local(), this rank's part, or let it communicate by .redistribute()"
+    return text + "pass the plain tensors that it is made of"
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -49,23 +82,28 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if is_plain(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
 
 
-def check_distinct(tensor: torch.Tensor, what: str) -> None:
+def check_writable(tensor: torch.Tensor, what: str) -> None:
     """Refuse to write into a tensor several elements of which are one place in memory.
+
+    A backward pass through the tensor will warn, see :mod:`torch_mpi.gradients`.
 
     Raises:
         ValueError: an expanded tensor, with what to do.
     """
+    if not tensor.numel():
+        return  # NumPy's empty arrays have strides of 0
     if any(step == 0 and n > 1 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
         raise ValueError(
             f"{what} writes into its tensor, but elements of this one share their memory (shape "
             f"{list(tensor.shape)}, stride {list(tensor.stride())}, as after expand()): give it "
             f"a .clone()"
         )
+    gradients.watch(tensor, what)
 
 
 def writable(tensor: torch.Tensor, what: str) -> torch.Tensor:
     """Plain memory to receive into; :func:`deliver` brings it home."""
-    check_distinct(tensor, what)
+    check_writable(tensor, what)
     tensor = tensor.detach()
     if is_plain(tensor):
         return tensor

@@ -13,6 +13,10 @@ A *status* is a dict that a rank writes about itself:
 ``wait``, ``patience``, ``moving``, ``alone``
     number of the wait; seconds after which it may count as stuck; whether data are on their way;
     whether no other thread of the rank communicates.
+``times``, ``sent``, ``received``
+    of a wait that was stopped, in this cell: how often the rank has made this call, the present one
+    among them; the messages that it has sent (rank, tag, number) and received (rank, number), where
+    they are not too many.
 ``kind``, ``error``, ``at``
     of ``stopped``: timeout, deadlock, mismatch, raised, died, interrupted, or followed (another
     rank's error); the error's text; when, in seconds.
@@ -111,9 +115,9 @@ def find_cycle(by_rank: dict[int, dict]) -> list[int]:
     """A cycle of waits, its first rank again at the end; empty when there is none."""
     for start in sorted(by_rank):
         path, rank = [], start
-        while rank in by_rank and rank not in path and _is_wait(by_rank[rank]):
+        while rank in by_rank and rank not in path and _needs_all(by_rank[rank]):
             path.append(rank)
-            ahead = [r for r in by_rank[rank]["for"] if _is_wait(by_rank.get(r, {}))]
+            ahead = [r for r in by_rank[rank]["for"] if _needs_all(by_rank.get(r, {}))]
             if not ahead:
                 break
             rank = start if start in ahead else ahead[0]
@@ -164,6 +168,15 @@ def _is_wait(status: dict) -> bool:
     return bool(status.get("for")) and status.get("kind") not in ("raised", "mismatch", "died")
 
 
+def _needs_all(status: dict) -> bool:
+    """It waits for certain ranks; one that takes a message of any rank is in no cycle."""
+    return _is_wait(status) and not _takes_any(status)
+
+
+def _takes_any(status: dict) -> bool:
+    return _is_wait(status) and bool(status.get("any")) and len(status["for"]) > 1
+
+
 def _may_be_stuck(status: dict) -> bool:
     return status["state"] == "waiting" and status["alone"] and not status["moving"]
 
@@ -186,6 +199,8 @@ def _headline(cause: dict | None, cycle: list[int], by_rank: dict[int, dict]) ->
         return cause["error"]
     if cycle:
         return "Deadlock: these ranks wait for each other, and none of them can go on."
+    if servers := [rank for rank, status in sorted(by_rank.items()) if _takes_any(status)]:
+        return _headline_of_any(servers, by_rank)
     waiting, missing = _groups(by_rank)
     verb = "waits" if len(waiting) == 1 else "wait"
     if not missing:
@@ -194,6 +209,31 @@ def _headline(cause: dict | None, cycle: list[int], by_rank: dict[int, dict]) ->
     gone = {"left": "the cell is over there", "ended": "the program is over there"}
     reason = gone.get(next(iter(states), ""), "") if len(states) == 1 else ""
     return f"{names(waiting)} {verb} for {names(missing)}" + (f", but {reason}." if reason else ".")
+
+
+def _headline_of_any(servers: list[int], by_rank: dict[int, dict]) -> str:
+    """Some ranks take a message of any rank, and nobody sends one."""
+    clients = [
+        rank
+        for rank, status in sorted(by_rank.items())
+        if _needs_all(status) and set(status["for"]) & set(servers)
+    ]
+    any_rank = f"a message from any rank, which no rank sends{_where_the_rest_is(by_rank)}."
+    verb = "waits" if len(servers) == 1 else "wait"
+    if not clients:
+        return f"{names(servers)} {verb} for {any_rank}"
+    wait = "waits" if len(clients) == 1 else "wait"
+    return f"{names(clients)} {wait} for {names(servers)}, and {names(servers)} for {any_rank}"
+
+
+def _where_the_rest_is(by_rank: dict[int, dict]) -> str:
+    """``; rank 3 has left the cell``."""
+    places = {"left": "left the cell", "ended": "ended", "dead": "died"}
+    parts = []
+    for state, words in places.items():
+        if ranks := [r for r, s in by_rank.items() if s["state"] == state and not _is_wait(s)]:
+            parts.append(f"; {names(ranks)} {'has' if len(ranks) == 1 else 'have'} {words}")
+    return "".join(parts)
 
 
 def _groups(by_rank: dict[int, dict]) -> tuple[list[int], list[int]]:
@@ -206,14 +246,45 @@ def _groups(by_rank: dict[int, dict]) -> tuple[list[int], list[int]]:
 def _advice(by_rank: dict[int, dict], cycle: list[int], cause: dict | None) -> str:
     if cause and cause["kind"] == "mismatch":
         return cause.get("advice", "")
+    if astray := _astray(by_rank):
+        return astray
     if cycle:
         return _advice_for_cycle([by_rank[rank] for rank in cycle[:-1]])
+    if any(_takes_any(status) for status in by_rank.values()):
+        return (
+            "a rank that serves others has to know who still sends: let each of them say when it "
+            "is done, and let the server answer those that wait before it receives again."
+        )
     waiting = [s for _, s in sorted(by_rank.items()) if _is_wait(s)]
     for status in waiting:
         for other in status["for"]:
             advice = _advice_for_pair(status, by_rank.get(other, {"state": "running"}), other)
             if advice:
                 return advice
+    return ""
+
+
+def _astray(by_rank: dict[int, dict]) -> str:
+    """Of a message that a rank waits for, and that its sender has sent elsewhere; else nothing."""
+    for rank, status in sorted(by_rank.items()):
+        if not (_needs_all(status) and status["call"].startswith("recv(")):
+            continue
+        for sender in status["for"]:
+            for to, tag, number in by_rank.get(sender, {}).get("sent", ()):
+                received = by_rank.get(to, {}).get("received")
+                if received is None or [sender, number] in map(list, received):
+                    continue
+                if to == rank and f"tag={tag})" not in status["call"]:
+                    return (
+                        f"rank {sender} has sent its message to rank {rank} with tag={tag}, and "
+                        f"rank {rank} waits for one with tag={_tags(status)}."
+                    )
+                if to != rank:
+                    return (
+                        f"rank {sender} has sent a message to rank {to}, which did not receive it, "
+                        f"and rank {rank} waits for one: check to whom rank {sender} sends, and "
+                        f"from whom rank {rank} receives."
+                    )
     return ""
 
 
@@ -250,6 +321,13 @@ def _advice_for_pair(status: dict, other: dict, rank: int) -> str:
                 f"rank {rank} never receives this message: check the rank, the tag, and on "
                 f"which side of an `if rank == …` the recv stands."
             )
+        if status.get("times", 1) > 1:
+            return (
+                f"every rank of the group has to make the same collective calls; rank "
+                f"{status['rank']} makes this one for the {_ordinal(status['times'])} time, and "
+                f"rank {rank} less often. Does a rank take a step more than the others, or does "
+                f"the call stand inside an `if rank == …`?"
+            )
         return (
             f"every rank of the group has to make the same collective calls in the same order; "
             f"rank {rank} did not make this one. Does it stand inside an `if rank == …`?"
@@ -260,6 +338,12 @@ def _advice_for_pair(status: dict, other: dict, rank: int) -> str:
             f"the timeout?"
         )
     return ""
+
+
+def _ordinal(number: int) -> str:
+    """``11th``."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
 
 
 def _tags(status: dict) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 from mpi4py import MPI
 from torch.distributed import ReduceOp
+
+from .arithmetic import combine
 
 # To move a tensor only the size of its elements matters, so every dtype can be moved.
 CARRIERS = {
@@ -38,10 +41,13 @@ _INTEGERS = _SIGNED | _UNSIGNED
 _NUMBERS = {
     "SUM": MPI.SUM,
     "AVG": MPI.SUM,
+    "PREMUL_SUM": MPI.SUM,
     "PRODUCT": MPI.PROD,
     "MIN": MPI.MIN,
     "MAX": MPI.MAX,
 }
+# Sums, with something to do for every rank before or after.
+_SUMS = ("AVG", "PREMUL_SUM")
 _BITS = {"BAND": MPI.BAND, "BOR": MPI.BOR, "BXOR": MPI.BXOR}
 # A sum of truth values is true when one of them is, as NCCL has it.
 _TRUTHS = {
@@ -53,19 +59,37 @@ _TRUTHS = {
     "BOR": MPI.LOR,
     "BXOR": MPI.LXOR,
 }
-_HALF_ARITHMETIC = {
-    "SUM": torch.add,
-    "AVG": torch.add,
-    "PRODUCT": torch.mul,
-    "MIN": torch.minimum,
-    "MAX": torch.maximum,
-}
+# Open MPI's vector instructions saturate at the ends of small integers, what is left over after
+# the last whole vector wraps around. PyTorch and gloo wrap, so these get an op of ours as well.
+_SMALL = {torch.int8, torch.uint8, torch.int16, torch.uint16}
+# Errors inside of an op of ours: MPI would end the job if the op raised them.
+_failures: list[BaseException] = []
 
 
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """``float32``."""
     return str(dtype).removeprefix("torch.")
+
+
+def factor_of(opts, name: str, dtype: torch.dtype) -> float | torch.Tensor | None:
+    """What ``PREMUL_SUM`` multiplies every tensor with before the sum; ``None`` for other ops.
+
+    It is NCCL's, made by ``torch.distributed._make_nccl_premul_sum``, and what FSDP2 reduces with
+    after ``set_gradient_divide_factor``. The factor is a number, or a tensor of one element.
+    """
+    if name != "PREMUL_SUM":
+        return None
+    op = getattr(opts, "reduceOp", opts)
+    factor = op.__getstate__()[1]  # PyTorch 2.13 has no other way to read it
+    if not isinstance(factor, torch.Tensor):
+        return factor
+    return factor.detach().reshape(()).to("cpu", dtype)
+
+
+def multiplied(memory: torch.Tensor, factor: float | torch.Tensor | None) -> torch.Tensor:
+    """The elements times the factor, in memory of their own; as they are without a factor."""
+    return memory if factor is None else memory * factor
 
 
 def op_name(opts) -> str:
@@ -76,15 +100,35 @@ def op_name(opts) -> str:
     return (op.op if isinstance(op, ReduceOp) else op).name
 
 
-@functools.cache
-def _half_op(dtype: torch.dtype, name: str) -> MPI.Op:
-    arithmetic = _HALF_ARITHMETIC[name]
+def user_function(dtype: torch.dtype, name: str) -> Callable[..., None]:
+    """What MPI calls for an op of ours: ``(incoming, inout, datatype)``, the first two as memory.
+
+    It never raises: see :func:`check_ops`.
+    """
+    reduce_into = combine(dtype, name)
 
     def reduce(incoming: MPI.buffer, inout: MPI.buffer, _datatype: MPI.Datatype) -> None:
-        mine = torch.frombuffer(inout, dtype=dtype)
-        arithmetic(mine, torch.frombuffer(incoming, dtype=dtype), out=mine)
+        try:
+            if len(inout):  # nothing, for an empty part of a reduce_scatter
+                mine = torch.frombuffer(inout, dtype=dtype)
+                reduce_into(mine, torch.frombuffer(incoming, dtype=dtype))
+        except BaseException as error:
+            _failures.append(error)
 
-    return MPI.Op.Create(reduce, commute=True)
+    return reduce
+
+
+def check_ops() -> None:
+    """Raise what went wrong inside of an op of ours since the last call, after the reduction."""
+    if _failures:
+        error = _failures[0]
+        _failures.clear()
+        raise error
+
+
+@functools.cache
+def _own_op(dtype: torch.dtype, name: str) -> MPI.Op:
+    return MPI.Op.Create(user_function(dtype, name), commute=True)
 
 
 @functools.cache
@@ -94,16 +138,13 @@ def reduction(dtype: torch.dtype, name: str) -> tuple[MPI.Datatype, MPI.Op]:
     Raises:
         TypeError: no such reduction exists, with what to do instead.
     """
-    if name == "PREMUL_SUM":
-        raise TypeError(
-            "the mpi backend has no PREMUL_SUM (NCCL only): multiply the tensor by the factor, "
-            "then reduce with SUM"
-        )
     if dtype is torch.bool and name in _TRUTHS:
         return MPI.C_BOOL, _TRUTHS[name]
-    if dtype in _HALVES and name in _HALF_ARITHMETIC:
-        return _HALVES[dtype], _half_op(dtype, name.replace("AVG", "SUM"))
-    if dtype in _INTEGERS and (name in _BITS or (name in _NUMBERS and name != "AVG")):
+    if dtype in _HALVES and name in _NUMBERS:
+        return _HALVES[dtype], _own_op(dtype, "SUM" if name in _SUMS else name)
+    if dtype in _SMALL and name in ("SUM", "PRODUCT"):
+        return _INTEGERS[dtype], _own_op(dtype, name)
+    if dtype in _INTEGERS and (name in _BITS or (name in _NUMBERS and name not in _SUMS)):
         return _INTEGERS[dtype], (_NUMBERS | _BITS)[name]
     if dtype in _FLOATS and name in _NUMBERS:
         return _FLOATS[dtype], _NUMBERS[name]
@@ -117,6 +158,8 @@ def _refusal(dtype: torch.dtype, name: str) -> str:
     text = f"the mpi backend cannot reduce {short} with {name}: "
     if name in _BITS:
         return text + "bitwise reductions need an integer or bool tensor"
+    if name == "PREMUL_SUM":
+        return text + "the factor needs a floating-point tensor"
     if name == "AVG" and not dtype.is_floating_point:
         return text + "a mean needs a floating-point tensor; use SUM and divide, or .float()"
     if dtype.is_complex:

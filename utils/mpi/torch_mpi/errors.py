@@ -66,7 +66,8 @@ def place_text(filename: str, line: int) -> str:
     return f"{os.path.basename(filename)}:{line}"
 
 
-def _in_library(filename: str) -> bool:
+def in_library(filename: str) -> bool:
+    """Whether a file is Python's own, an installed package's or the backend's."""
     known = _is_library.get(filename)
     if known is None:
         known = filename.startswith((*_LIBRARY_FOLDERS, "<frozen"))
@@ -78,7 +79,7 @@ def users_place(frame: FrameType | None = None) -> tuple[str, int] | None:
     """File and line of the innermost call that is neither PyTorch's nor this package's."""
     frame = frame or sys._getframe(1)
     while frame is not None:
-        if not _in_library(frame.f_code.co_filename):
+        if not in_library(frame.f_code.co_filename):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return None
@@ -95,7 +96,7 @@ def errors_line(error: BaseException) -> str:
     found, entry = "", error.__traceback__
     while entry is not None:
         filename = entry.tb_frame.f_code.co_filename
-        if not _in_library(filename):
+        if not in_library(filename):
             found = place_text(filename, entry.tb_lineno)
         entry = entry.tb_next
     return found

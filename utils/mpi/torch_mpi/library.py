@@ -9,6 +9,7 @@ Only the standard library is imported on top: PyTorch calls this before mpi4py m
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 LIBRARY_VARIABLE = "MPI4PY_LIBMPI"
@@ -196,12 +198,45 @@ def start_mpi():
     """
     name_library()
     try:
-        from mpi4py import MPI
+        with _finalized_by_us():
+            from mpi4py import MPI
     except ModuleNotFoundError as error:
         raise ImportError(f"the mpi backend needs mpi4py ({error}): pip install mpi4py") from error
     except (ImportError, RuntimeError) as error:
         raise ImportError(_why_no_library(error)) from error
     return MPI
+
+
+@contextlib.contextmanager
+def _finalized_by_us() -> Iterator[None]:
+    """Have :func:`end_mpi` end MPI instead of mpi4py, which would do so in a forked child, too.
+
+    A child has none of the threads with which the library would talk to the others: it would hang
+    there, and its parent with it.
+    """
+    global _process
+    try:
+        import mpi4py
+    except ModuleNotFoundError:
+        yield  # said by who imports it next
+        return
+    ours = "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is not False
+    if ours:
+        mpi4py.rc.finalize = False
+    yield
+    if ours:
+        _process = os.getpid()
+
+
+# The process that has started MPI; 0 where it was not this module that did.
+_process = 0
+
+
+def end_mpi() -> None:
+    """End MPI in the process that has started it, and not in a child that it has forked."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is not None and _process == os.getpid() and not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def _why_no_library(error: Exception) -> str:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from mpi4py import MPI
 
 from .record import Call
-from .waiting import wait_for
+from .waiting import Waitable, wait_for
 
 
-class Meeting:
+class Meeting(Waitable):
     """Empty messages from and to every other rank: something to wait for.
 
     Args:
@@ -39,10 +39,6 @@ class Meeting:
     def missing(self) -> tuple[list[int], bool, bool]:
         """Who is not here yet; one of them is not enough; nothing is on its way."""
         return list(self._receives), False, False
-
-    def due(self) -> float | None:
-        """There is no time to wait for."""
-        return None
 
     def leave(self) -> bool:
         """Do not wait any more."""

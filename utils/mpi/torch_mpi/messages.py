@@ -3,14 +3,18 @@
 The envelope lets a receive notice a sender that means something else, and carries what the slow
 network needs. A small message travels in its envelope. A large one follows it on a communicator
 of its own, under a tag of its own, so that it cannot meet another receive.
+
+MPI lets a send be over before its receive has come, and libraries do that for small messages: a
+program that relies on it works until its messages grow. :func:`synchronous_sends` shows it at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import struct
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -19,7 +23,7 @@ from mpi4py import MPI
 from . import buffers
 from .dtypes import dtype_name
 from .errors import CommunicationMismatch
-from .network import link
+from .network import Arrival, Wire, link
 from .record import Call
 from .steps import now
 
@@ -33,8 +37,50 @@ _TIME = struct.Struct("<d")
 
 _DTYPES = sorted({t for t in vars(torch).values() if isinstance(t, torch.dtype)}, key=str)
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
-# Above the numbers of collectives, which are tags on the same communicator.
-_FIRST_TAG, _TAGS = 2**20, 2**24
+
+
+_every_send_waits = False
+
+
+@contextlib.contextmanager
+def synchronous_sends() -> Iterator[None]:
+    """Have every send of this rank, also a small one, wait until its receive has matched.
+
+    As with MPI's ``Issend`` (MPI 4.1, section 3.4): ``send`` returns, and the request of ``isend``
+    is complete, only then. Messages inside of collectives are as ever. What a send began within the
+    block holds for that send to its end. It changes no other rank: each enters a block of its own.
+    """
+    global _every_send_waits
+    before, _every_send_waits = _every_send_waits, True
+    try:
+        yield
+    finally:
+        _every_send_waits = before
+
+
+class Tags:
+    """The tags on the communicator of a group's data: the lower half for collectives.
+
+    All are smaller than the largest tag, which :mod:`torch_mpi.recovery` uses. It differs between
+    MPI libraries: 2,147,483,647 or 8,388,607, 1,048,575 or 524,287; 32,767 at least (MPI 4.1,
+    section 9.1.2). Tags come again after some thousand messages, which is no harm: MPI keeps the
+    order of messages with the same tag.
+
+    Args:
+        largest: ``MPI_TAG_UB`` of the communicator, equal on all ranks.
+    """
+
+    def __init__(self, largest: int):
+        self.largest = largest
+        self._half = largest // 2
+
+    def of_collective(self, sequence: int) -> int:
+        """For the messages inside of a collective."""
+        return sequence % self._half
+
+    def of_message(self, number: int) -> int:
+        """For the elements of a rank's ``number``-th message."""
+        return self._half + number % self._half
 
 
 @dataclass
@@ -47,6 +93,9 @@ class Channels:
         members: global ranks.
         rank: this rank in the group.
         sent: how many messages this rank has sent.
+        balance: how many more it has sent than received. Of all ranks together: the messages that
+            nobody has received.
+        tags: of :attr:`data`.
     """
 
     envelopes: MPI.Intracomm
@@ -54,6 +103,17 @@ class Channels:
     members: tuple[int, ...]
     rank: int
     sent: int = field(default=0)
+    balance: int = field(default=0)
+    tags: Tags = field(init=False)
+
+    def __post_init__(self):
+        self.tags = Tags(self.data.Get_attr(MPI.TAG_UB))
+
+    def wire(self, peer: int) -> Wire | None:
+        """The slow network to a rank of the group; ``None`` where there is none."""
+        if link.network is None:
+            return None
+        return link.wire(self.members[self.rank], self.members[peer])
 
 
 @functools.cache
@@ -64,10 +124,11 @@ def _shape_struct(dimensions: int) -> struct.Struct:
 def pack(channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Tensor):
     """The envelope of a message, with the elements if they are few; when its last byte is gone."""
     channels.sent += 1
+    channels.balance += 1
     call.message = (channels.members[channels.rank], channels.sent)
     gone = arrives = 0.0
-    if link.network is not None:
-        gone, arrives = link.sends(call.nbytes, link.called(call.start))
+    if (wire := channels.wire(call.peer)) is not None:
+        gone, arrives = wire.sends(call.nbytes, link.called(call.start))
     shape = tensor.shape
     envelope = _HEAD.pack(call.nbytes, channels.sent, arrives, _CODES[tensor.dtype], len(shape))
     envelope += _shape_struct(len(shape)).pack(*shape)
@@ -78,16 +139,17 @@ def pack(channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Ten
 
 def send(channels: Channels, call: Call, memory: torch.Tensor, envelope: bytes, gone: float):
     """Steps that send ``memory`` to ``call.peer``; see :func:`pack`."""
+    begin = channels.envelopes.Issend if _every_send_waits else channels.envelopes.Isend
     if call.nbytes <= INLINE:
-        yield [channels.envelopes.Isend(envelope, call.peer, call.tag)]
+        yield [begin(envelope, call.peer, call.tag)]
         return
-    tag = _FIRST_TAG + call.message[1] % _TAGS
+    tag = channels.tags.of_message(call.message[1])
     yield [
-        channels.envelopes.Isend(envelope, call.peer, call.tag),
+        begin(envelope, call.peer, call.tag),
         channels.data.Isend(buffers.message(memory), call.peer, tag),
     ]
-    if gone:
-        yield [gone]
+    if gone or link.network is not None:
+        yield [gone or time.perf_counter()]
 
 
 class Mailbox:
@@ -116,6 +178,7 @@ def receive(
     status, room = mailbox.status, mailbox.room
     if not mailbox.full:
         (status,) = yield [mailbox.request]
+    channels.balance -= 1
     call.matched = time.perf_counter()
     call.peer = status.source
     nbytes, number, arrives, code, dimensions = _HEAD.unpack_from(room)
@@ -123,14 +186,45 @@ def receive(
     if nbytes != call.nbytes or _DTYPES[code] is not tensor.dtype:
         shape = _shape_struct(dimensions).unpack_from(room, _HEAD.size)
         raise _mismatch(call, channels, _DTYPES[code], shape, nbytes)
+    arrival = _arrival(channels, call.peer, nbytes, arrives)
     if nbytes > INLINE:
-        tag = _FIRST_TAG + number % _TAGS
+        tag = channels.tags.of_message(number)
         yield [channels.data.Irecv(buffers.message(memory), call.peer, tag)]
     elif nbytes:
         start = _HEAD.size + 8 * dimensions
         buffers.address(memory)[:] = memoryview(room)[start : start + nbytes]
-    if arrives:
-        yield [link.receives(nbytes, arrives)]
+    if link.network is not None or arrives:
+        yield [arrival or time.perf_counter()]
+
+
+def _arrival(channels: Channels, peer: int, nbytes: int, arrives: float) -> Arrival | None:
+    """The message of which an envelope is here; ``None`` where the machine's own network has it."""
+    if not arrives:
+        return None
+    wire = channels.wire(peer)
+    # The sender may have been on a slow network that has ended here.
+    return Arrival(arrives, 0.0) if wire is None else wire.receives(nbytes, arrives)
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A message that nobody received; ranks are global."""
+
+    source: int
+    destination: int
+    number: int
+    tag: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_envelope(channels: Channels, source: int, tag: int, envelope: bytes) -> Letter:
+    """What is in a message from rank ``source`` of the group."""
+    nbytes, number, _, code, dimensions = _HEAD.unpack_from(envelope)
+    shape = _shape_struct(dimensions).unpack_from(envelope, _HEAD.size)
+    sender, receiver = channels.members[source], channels.members[channels.rank]
+    return Letter(sender, receiver, number, tag, nbytes, dtype_name(_DTYPES[code]), shape)
 
 
 def _mismatch(call: Call, channels: Channels, dtype, shape, nbytes: int) -> CommunicationMismatch:
@@ -150,11 +244,13 @@ def _mismatch(call: Call, channels: Channels, dtype, shape, nbytes: int) -> Comm
 def ship(channels: Channels, peer: int, memory: torch.Tensor, tag: int, call: Call) -> Generator:
     """Steps that send plain memory to a rank of the group."""
     nbytes = buffers.nbytes(memory)
-    call.sent = (call.sent or 0) + nbytes
-    if link.network is None:
+    call.moved_out = (call.moved_out or 0) + nbytes
+    if (wire := channels.wire(peer)) is None:
         yield [channels.data.Isend(buffers.message(memory), peer, tag)]
+        if link.network is not None:
+            yield [time.perf_counter()]  # what follows counts from now
         return
-    gone, arrives = link.sends(nbytes, now())
+    gone, arrives = wire.sends(nbytes, now())
     yield [
         channels.data.Isend(_TIME.pack(arrives), peer, tag),
         channels.data.Isend(buffers.message(memory), peer, tag),
@@ -169,19 +265,21 @@ def fetch(channels: Channels, peer: int, memory: torch.Tensor, tag: int, call: C
         CommunicationMismatch: another number of bytes came.
     """
     nbytes = buffers.nbytes(memory)
-    call.received = (call.received or 0) + nbytes
-    arrives = bytearray(_TIME.size)
-    receives = []
-    if link.network is not None:
-        receives.append(channels.data.Irecv(arrives, peer, tag))
-    receives.append(channels.data.Irecv(buffers.message(memory), peer, tag))
-    statuses = yield receives
-    arrived = statuses[-1].Get_elements(MPI.BYTE)
+    call.moved_in = (call.moved_in or 0) + nbytes
+    wire, told = channels.wire(peer), bytearray(_TIME.size)
+    first = [] if wire is None else [channels.data.Irecv(told, peer, tag)]
+    second = [channels.data.Irecv(buffers.message(memory), peer, tag)]
+    arrival = None
+    if wire is not None:
+        yield first
+        arrival = wire.receives(nbytes, *_TIME.unpack(told))
+    (status,) = yield second
+    arrived = status.Get_elements(MPI.BYTE)
     if arrived != nbytes:
         raise CommunicationMismatch(
             f"{call.describe()}: rank {channels.members[peer]} sent {arrived} bytes, "
             f"rank {channels.members[channels.rank]} expects {nbytes}",
             call,
         )
-    if len(statuses) > 1:
-        yield [link.receives(nbytes, *_TIME.unpack(arrives))]
+    if link.network is not None:
+        yield [arrival or time.perf_counter()]

@@ -3,15 +3,22 @@
 The model is Hockney's (1994) for one link per rank in each direction: a rank's messages leave one
 after the other, and arrive one after the other. A message that has nothing before it arrives
 ``latency + bytes / bandwidth`` after it was sent, however fast the machine moved it.
+
+Ranks may be put together to nodes, with another network inside of each; then each rank has a link
+out and a link in for either of the two.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
+import operator
 import statistics
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 _SIZES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 # One way through a switch, in a data centre; for a network that is given by its bandwidth only.
@@ -25,49 +32,136 @@ AROUND = 5e-6  # seconds
 MOST_AROUND = 50e-6  # seconds
 
 
+# Messages that a link remembers, to find the place of one that is noticed late.
+REMEMBERED = 1000
+
+
 @dataclass(frozen=True)
 class Network:
-    """Latency in seconds, one way; bandwidth in bytes per second, each direction of each rank."""
+    """What the ranks are joined by.
+
+    Attributes:
+        latency: seconds, one way.
+        bandwidth: bytes per second, each direction of each rank.
+        nodes: global ranks of each node; empty where all ranks are alike.
+        inside: the network within a node; ``None`` is the machine's own.
+    """
 
     latency: float = 0.0
     bandwidth: float = math.inf
+    nodes: tuple[tuple[int, ...], ...] = ()
+    inside: Network | None = None
 
     @classmethod
-    def parse(cls, speed=None, latency=None, bandwidth=None) -> Network | None:
+    def parse(
+        cls,
+        speed=None,
+        latency=None,
+        bandwidth=None,
+        *,
+        nodes=None,
+        inside=None,
+        inside_latency=None,
+        size: int | None = None,
+    ) -> Network | None:
         """The network for the arguments of ``ranks.network``; ``None`` is the machine's own.
+
+        Args:
+            size: how many ranks there are; each must then be in one of the nodes.
 
         Raises:
             TypeError, ValueError: arguments that make no sense; says what was expected.
         """
-        if speed in (None, "off", False) and latency is None and bandwidth is None:
+        whole = _simple(speed, latency, bandwidth, USUAL_LATENCY)
+        within = _simple(inside, inside_latency, None, 0.0, "inside")
+        if nodes is None:
+            if within is not None:
+                raise ValueError("inside=… is the network within a node: say which nodes there are")
+            return whole
+        if whole is None:
+            raise ValueError(
+                'nodes=… needs the network between them, as in network("1gbit", nodes=[[0, 1], '
+                "[2, 3]])"
+            )
+        return cls(whole.latency, whole.bandwidth, _nodes(nodes, size), within)
+
+    @classmethod
+    def from_dict(cls, told: dict | None) -> Network | None:
+        """What :meth:`to_dict` was called on."""
+        if told is None:
             return None
-        if speed is not None:
-            if bandwidth is not None:
-                raise ValueError(f"network({speed!r}, bandwidth={bandwidth}): give one of the two")
-            bandwidth = _bytes_per_second(speed)
-            latency = USUAL_LATENCY if latency is None else latency
-        network = cls(
-            _number("latency", 0.0 if latency is None else latency, "seconds, such as 50e-6"),
-            _number("bandwidth", math.inf if bandwidth is None else bandwidth, "bytes per second"),
-        )
-        if network.bandwidth == 0:
-            raise ValueError("bandwidth=0: nothing would ever arrive; give bytes per second")
-        if not math.isfinite(network.latency):
-            raise ValueError(f"latency={network.latency}: nothing would ever arrive")
-        return network
+        nodes = tuple(tuple(node) for node in told["nodes"])
+        return cls(told["latency"], told["bandwidth"], nodes, cls.from_dict(told["inside"]))
+
+    def to_dict(self) -> dict:
+        """For JSON."""
+        return asdict(self)
+
+    def between(self, one: int, other: int) -> Network | None:
+        """The network that messages between two ranks take; ``None`` is the machine's own."""
+        together = any(one in node and other in node for node in self.nodes)
+        return self.inside if together else self
 
     def __str__(self) -> str:
         rate = "no limit" if math.isinf(self.bandwidth) else f"{self.bandwidth * 8 / 1e9:g} Gbit/s"
-        return f"{rate}, {self.latency * 1e6:g} µs"
+        text = f"{rate}, {self.latency * 1e6:g} µs"
+        if not self.nodes:
+            return text
+        nodes = ", ".join(str(list(node)) for node in self.nodes)
+        return f"{text} between the nodes {nodes}; inside {self.inside or 'that of this machine'}"
 
 
-def _bytes_per_second(speed: str) -> float:
+def _simple(speed, latency, bandwidth, usual_latency: float, name: str = "") -> Network | None:
+    """A network without nodes; ``name`` comes before the names of the arguments."""
+    if speed in (None, "off", False) and latency is None and bandwidth is None:
+        return None
+    given = repr(speed) if not name else f"{name}={speed!r}"
+    if speed is not None:
+        if bandwidth is not None:
+            raise ValueError(f"network({given}, bandwidth={bandwidth}): give one of the two")
+        bandwidth = _bytes_per_second(speed, given)
+        latency = usual_latency if latency is None else latency
+    said = f"{name}_latency" if name else "latency"
+    network = Network(
+        _number(said, 0.0 if latency is None else latency, "seconds, such as 50e-6"),
+        _number("bandwidth", math.inf if bandwidth is None else bandwidth, "bytes per second"),
+    )
+    if network.bandwidth == 0:
+        raise ValueError(f"network({given}): nothing would ever arrive; give bytes per second")
+    if not math.isfinite(network.latency):
+        raise ValueError(f"{said}={network.latency}: nothing would ever arrive")
+    return network
+
+
+def _nodes(nodes, size: int | None) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each node, checked."""
+    if not _is_list(nodes) or not all(_is_list(node) and len(node) for node in nodes):
+        raise TypeError(f"nodes={nodes!r}: must be lists of ranks, such as [[0, 1], [2, 3]]")
+    ranks = [rank for node in nodes for rank in node]
+    if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
+        raise TypeError(f"nodes={nodes!r}: ranks are whole numbers, as in [[0, 1], [2, 3]]")
+    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if twice:
+        raise ValueError(f"nodes={nodes!r}: rank {twice[0]} stands there twice")
+    if size is not None and sorted(ranks) != list(range(size)):
+        strange = sorted(set(ranks) - set(range(size)))
+        missing = sorted(set(range(size)) - set(ranks))
+        what = f"there is no rank {strange[0]}" if strange else f"rank {missing[0]} is in no node"
+        raise ValueError(f"nodes={nodes!r}: {what}; the ranks are 0 to {size - 1}")
+    return tuple(tuple(node) for node in nodes)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence | range) and not isinstance(value, str)
+
+
+def _bytes_per_second(speed: str, given: str) -> float:
     text = str(speed).lower().replace("/s", "").replace(" ", "")
     for unit, factor in _SIZES.items():
         number = text.removesuffix(unit)
         if number != text and number.replace(".", "", 1).isdigit():
             return float(number) * factor
-    raise ValueError(f'network({speed!r}): expected a speed such as "1gbit", "100mbit", or "off"')
+    raise ValueError(f'network({given}): expected a speed such as "1gbit", "100mbit", or "off"')
 
 
 def _number(name: str, value: object, unit: str) -> float:
@@ -76,6 +170,84 @@ def _number(name: str, value: object, unit: str) -> float:
     if not value >= 0:
         raise ValueError(f"{name}={value}: must not be negative ({unit})")
     return float(value)
+
+
+class Arrival:
+    """A message that comes in: a point in time, which an earlier message may still put off.
+
+    Attributes:
+        begin: when its first byte comes if nothing is before it, by ``time.perf_counter``.
+        span: seconds that it takes the link.
+        end: when its last byte is here.
+    """
+
+    __slots__ = ("begin", "end", "span")
+
+    def __init__(self, begin: float, span: float):
+        self.begin, self.span, self.end = begin, span, begin + span
+
+    def due(self) -> float:
+        """When it is here, by all that is known now."""
+        return self.end
+
+
+class _InLink:
+    """A link into this rank: one message after the other, in the order in which they begin to come.
+
+    The rank does not notice them in this order. So each one takes its place when it is noticed,
+    and those behind it end later.
+    """
+
+    def __init__(self):
+        self._arrivals: list[Arrival] = []
+        self._free = -math.inf
+
+    def add(self, begin: float, span: float) -> Arrival:
+        """A message was noticed."""
+        known, new = self._arrivals, Arrival(begin, span)
+        place = bisect.bisect_right(known, begin, key=operator.attrgetter("begin"))
+        known.insert(place, new)
+        free = known[place - 1].end if place else self._free
+        for arrival in itertools.islice(known, place, None):
+            end = max(free, arrival.begin) + arrival.span
+            if end == arrival.end and arrival is not new:
+                break
+            arrival.end = free = end
+        if len(known) > REMEMBERED:
+            self._free = known[REMEMBERED // 2 - 1].end
+            del known[: REMEMBERED // 2]
+        return new
+
+
+class Wire:
+    """This rank's end of one network: a link out, and a link in.
+
+    Args:
+        network: which one.
+        shared_clock: whether all ranks read the same clock.
+    """
+
+    def __init__(self, network: Network, shared_clock: bool):
+        self.network = network
+        self._shared_clock = shared_clock
+        self._out_free = 0.0
+        self._in = _InLink()
+        self._lock = threading.Lock()
+
+    def sends(self, nbytes: int, at: float) -> tuple[float, float]:
+        """A message leaves at ``at``. When its last byte is gone; what to tell the receiver."""
+        with self._lock:
+            gone = max(at, self._out_free) + nbytes / self.network.bandwidth
+            self._out_free = gone
+        arrives = gone + self.network.latency
+        return gone, arrives if self._shared_clock else arrives - time.perf_counter()
+
+    def receives(self, nbytes: int, told: float) -> Arrival:
+        """A message was noticed; ``told`` is what its sender told."""
+        arrives = told if self._shared_clock else told + time.perf_counter()
+        span = nbytes / self.network.bandwidth
+        with self._lock:
+            return self._in.add(arrives - span, span)
 
 
 class _Nothing:
@@ -101,13 +273,24 @@ class Link:
         self.shared_clock = True
         self.late = 0.0
         self.around = AROUND
-        self._out_free = self._in_free = 0.0
-        self._lock = threading.Lock()
+        self._wires: dict[Network, Wire] = {}
 
     def set(self, network: Network | None) -> None:
         """Use this network from now on."""
         self.network = network
-        self.late = self._out_free = self._in_free = 0.0
+        self.late, self._wires = 0.0, {}
+
+    def wire(self, me: int, other: int) -> Wire | None:
+        """What messages between this rank and another one take (global ranks).
+
+        ``None`` where that is the machine's own network.
+        """
+        network = self.network and self.network.between(me, other)
+        if network is None:
+            return None
+        return self._wires.get(network) or self._wires.setdefault(
+            network, Wire(network, self.shared_clock)
+        )
 
     def calibrate(self, group, samples: int = 200) -> None:
         """Measure :attr:`around`: `dist.send` with a group that does nothing."""
@@ -136,25 +319,6 @@ class Link:
         """A wait for something that was there at ``due`` ends now."""
         late = time.perf_counter() - due
         self.late = late if 0 < late < MOST_LATE else 0.0
-
-    def sends(self, nbytes: int, at: float) -> tuple[float, float]:
-        """A message leaves at ``at``. When its last byte is gone; what to tell the receiver."""
-        with self._lock:
-            gone = max(at, self._out_free) + nbytes / self.network.bandwidth
-            self._out_free = gone
-        arrives = gone + self.network.latency
-        return gone, arrives if self.shared_clock else arrives - time.perf_counter()
-
-    def receives(self, nbytes: int, told: float) -> float:
-        """When a message has arrived, by what its sender told."""
-        arrives = told if self.shared_clock else told + time.perf_counter()
-        if self.network is None:
-            return arrives
-        span = nbytes / self.network.bandwidth
-        with self._lock:
-            arrives = max(arrives - span, self._in_free) + span
-            self._in_free = arrives
-        return arrives
 
 
 link = Link()

@@ -29,15 +29,17 @@ from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
 from . import algorithms, arrivals, board, buffers, messages, world
+from .arithmetic import combine
 from .arrivals import Arrivals
-from .dtypes import dtype_name, op_name, reduction
+from .dtypes import check_ops, dtype_name, factor_of, multiplied, op_name, reduction
 from .errors import CommunicationError, CommunicationMismatch, users_place
 from .interrupts import guard
 from .meeting import meet
-from .messages import Channels
+from .messages import Channels, Letter, read_envelope
 from .network import link
 from .progress import progress
 from .record import Call, log
+from .recovery import Standing, flush
 from .steps import Steps
 from .waiting import LATE
 from .work import OTHER_SIDE, CollectiveWork, DoneWork, JoinedWork, MPIWork
@@ -48,6 +50,10 @@ _DONE = DoneWork()
 # Open MPI's Iallreduce takes two to four times as long as Allreduce from here on; a ring of
 # messages that are added up by PyTorch does not.
 RING_FROM = 512 * 1024  # bytes
+# A collective that does not block is begun by a wait for it, by MPI's blocking call; or after that
+# long by the progress thread. On one machine both move the data with the rank's own processor, and
+# the thread takes longer: too short a time to hide anything is best not begun.
+START_AFTER = 2e-3  # seconds
 # How often the fast path looks for the other ranks before it hands over to a patient wait.
 _LOOKS = 1000
 _LOOKS_FOR_MESSAGE = 200
@@ -70,7 +76,7 @@ class Plan:
     datatype: MPI.Datatype
     size: int
     words: memoryview
-    come: Callable[[int, int], None]
+    started: int
     all_reduce: Callable
 
 
@@ -151,23 +157,59 @@ class ProcessGroupMPI(ProcessGroup):
         meet(self.world.control, members, self.key[1], "new_group", timeout, self.world)
         with guard:
             self._open()
-        _made[members] = self.key[1]
+        world.made[members] = self.key[1]
         self.world.add(self)
 
     def _open(self) -> None:
         """Make the communicators and the board. All members are here."""
         group = MPI.COMM_WORLD.group.Incl(self.members)
         # A collective's own messages never meet the user's.
-        envelopes, data, notes = (MPI.COMM_WORLD.Create_group(group) for _ in range(3))
-        group.Free()
+        envelopes, data = (MPI.COMM_WORLD.Create_group(group) for _ in range(2))
         self.channels = Channels(envelopes, data, self.members, self._rank)
-        self.arrivals = Arrivals(board.make(notes, self.world.one_machine, arrivals.WORDS))
+        self.arrivals = Arrivals(
+            board.make(
+                data,
+                lambda: MPI.COMM_WORLD.Create_group(group),
+                self.world.one_machine,
+                arrivals.WORDS,
+            )
+        )
+        group.Free()
 
-    def renew(self) -> None:
-        """Fresh communicators after an incident; the old ones stay, MPI may still use them."""
+    def standing(self, settled: bool) -> Standing:
+        """What the other members have to know to begin anew together."""
+        return Standing(*self.key, self.arrivals.number, not self.closed, settled)
+
+    def poll_all(self) -> bool:
+        """Move on the collectives; whether none is left."""
+        return progress.settled(self)
+
+    def renew(self, standings: list[Standing]) -> None:
+        """Begin anew, after an incident; all members are here, and stand as told, in order."""
         self._queue.clear()
         self._come_to = 0
-        self._open()
+        settled = all(standing.settled for standing in standings)
+        if settled:
+            self.sweep()
+            progress.release(self)
+        if not all(standing.open for standing in standings):
+            if settled:
+                self._free()
+            self.abandon(self._lost or "a rank has destroyed it")
+        elif settled:
+            self.arrivals.go_on_after(max(standing.number for standing in standings))
+        else:
+            # Something will never end: MPI keeps these communicators, and the group gets others.
+            self._open()
+
+    def sweep(self) -> list[Letter]:
+        """Throw away the messages that nobody has received; all members do so together."""
+        check = self.world.refuse_if_broken
+        channels, members = self.channels, self.members
+        taken = flush(channels.envelopes, members, check, lambda: True)
+        flush(channels.data, members, check, lambda: progress.all_sent(self))
+        channels.balance = 0
+        return [read_envelope(channels, one.source, one.tag, bytes(one.data)) for one in taken]
 
     def abandon(self, reason: str) -> None:
         """The group cannot be used any more."""
@@ -247,10 +289,18 @@ class ProcessGroupMPI(ProcessGroup):
             return
         self.closed, self._lost = True, "it was destroyed"
         self._plans.clear()
-        if not MPI.Is_finalized() and progress.drain(self) and not self.world.stopped:
-            self.arrivals.board.close()
-            for communicator in (self.channels.envelopes, self.channels.data):
-                communicator.Free()
+        if MPI.Is_finalized():
+            return
+        drained = progress.drain(self)
+        if self.world.stopped:
+            self.world.close_later(self)
+        elif drained:
+            self._free()
+
+    def _free(self) -> None:
+        self.arrivals.board.close()
+        for communicator in (self.channels.envelopes, self.channels.data):
+            communicator.Free()
 
     def abort(self) -> None:
         """Refuse further use. MPI has no way to cancel a collective that has begun."""
@@ -310,7 +360,9 @@ class ProcessGroupMPI(ProcessGroup):
 
     def _receive(self, tensor: torch.Tensor, src: int, tag: int) -> MPIWork:
         memory = buffers.writable(tensor, "recv")
-        call = self._call("recv", [tensor], peer=src, tag=tag, blocking=_called_by("recv"))
+        blocking = _called_by("recv")
+        call = self._call("recv", [tensor], peer=src, tag=tag, blocking=blocking, sent=0)
+        call.any_source, call.received = src == MPI.ANY_SOURCE, call.nbytes
         with guard:
             mailbox = messages.Mailbox(self.channels, src, tag)
             steps = messages.receive(self.channels, call, tensor, memory, mailbox)
@@ -344,8 +396,11 @@ class ProcessGroupMPI(ProcessGroup):
             raise ValueError(
                 f"{op}({role}={peer}): the group has ranks 0 to {size - 1} (global {self.members})"
             )
-        if not 0 <= tag <= 2**31 - 1:
-            raise ValueError(f"{op}(tag={tag}): a tag is a number from 0 to 2147483647")
+        if not 0 <= tag <= self.channels.tags.largest:
+            raise ValueError(
+                f"{op}(tag={tag}): a tag is a number from 0 to {self.channels.tags.largest}, the "
+                f"largest that this MPI library has (MPI_TAG_UB)"
+            )
 
     # -- one to all, all to one -----------------------------------------------------------
 
@@ -356,6 +411,8 @@ class ProcessGroupMPI(ProcessGroup):
         is_root = root == self._rank
         memory = buffers.readable(tensor) if is_root else buffers.writable(tensor, "broadcast")
         call = self._call("broadcast", [tensor], opts, peer=root)
+        if not is_root:
+            call.sent, call.received = 0, call.nbytes
 
         def finish() -> None:
             if not is_root:
@@ -378,9 +435,11 @@ class ProcessGroupMPI(ProcessGroup):
         name = op_name(opts)
         datatype, op = reduction(tensor.dtype, name)
         if is_root:
-            buffers.check_distinct(tensor, "reduce")
-        memory = buffers.readable(tensor)
+            buffers.check_writable(tensor, "reduce")
+        factor = factor_of(opts, name, tensor.dtype)
+        memory = multiplied(buffers.readable(tensor), factor)
         call = self._call("reduce", [tensor], opts, peer=root, reduce_op=name)
+        call.received = call.nbytes if is_root else 0
 
         def native() -> list[tuple]:
             blocks = _blocks(memory, datatype)
@@ -390,9 +449,10 @@ class ProcessGroupMPI(ProcessGroup):
 
         def shaped(team: algorithms.Team) -> Generator:
             flat = memory.view(-1) if is_root else memory.view(-1).clone()
-            return algorithms.reduce(team, flat, algorithms.combine(tensor.dtype, name), root)
+            return algorithms.reduce(team, flat, combine(tensor.dtype, name), root)
 
         def finish() -> None:
+            check_ops()
             if is_root:
                 _divide(memory, name, len(self.members))
                 buffers.deliver(tensor, memory)
@@ -408,6 +468,7 @@ class ProcessGroupMPI(ProcessGroup):
         call = self._call("gather", [tensor], opts, peer=root)
         receives = []
         if root == self._rank:
+            call.received = len(self.members) * call.nbytes
             receives = self._per_rank(outputs[0], tensor, "gather")
         return self._exchange(call, (tensor.numel(),), [(root, tensor)], receives)
 
@@ -415,9 +476,10 @@ class ProcessGroupMPI(ProcessGroup):
         """One tensor for each rank, from a list on the root."""
         tensor = _one(outputs, "scatter")
         root = self._root("scatter", opts)
-        call = self._call("scatter", [tensor], opts, peer=root)
-        sends = []
+        call = self._call("scatter", [tensor], opts, peer=root, sent=0)
+        call.received, sends = call.nbytes, []
         if root == self._rank:
+            call.sent = len(self.members) * call.nbytes
             sends = self._per_rank(inputs[0], tensor, "scatter")
         return self._exchange(call, (tensor.numel(),), sends, [(root, tensor)])
 
@@ -431,8 +493,16 @@ class ProcessGroupMPI(ProcessGroup):
         if type(tensors) is list and len(tensors) == 1 and type(tensors[0]) is torch.Tensor:
             # A tensor like one before, and nothing else going on: the short way.
             tensor = tensors[0]
-            plan = self._plans.get((tensor.dtype, tensor.shape))
-            if plan is not None and not self._queue and self._all_reduce_now(tensor, opts, plan):
+            try:
+                plan = self._plans.get((tensor.dtype, tensor.shape))
+            except RuntimeError:  # a nested tensor has no shape: refused below
+                plan = None
+            if (
+                plan is not None
+                and tensor.grad_fn is None  # else a backward pass will have to warn
+                and not self._queue
+                and self._all_reduce_now(tensor, opts, plan)
+            ):
                 return _DONE
         return self._all_reduce("all_reduce", [_one(tensors, "all_reduce")], opts)
 
@@ -462,48 +532,55 @@ class ProcessGroupMPI(ProcessGroup):
         block = [_address(tensor.data_ptr(), plan.nbytes), plan.count, plan.datatype]
         mine = plan.code | (number & arrivals.NUMBER) << arrivals.NUMBER_AT
         first = number % arrivals.DEPTH * plan.size
-        end, everybody = first + plan.size, [mine] * plan.size
+        words, end, everybody = plan.words, first + plan.size, [mine] * plan.size
         matched = 0.0
         guard.on += 1
         try:
-            plan.come(number % arrivals.DEPTH, mine)
-            if plan.words[first:end].tolist() == everybody or self._all_come(plan, number, mine):
-                there.number = number
-                if not number % arrivals.EVERY:
-                    there.started(number)
-                matched = _now()
-                plan.all_reduce(MPI.IN_PLACE, block)
-                log.add_like(plan.call, start, matched, _now(), number)
+            words[first + self._rank] = mine
+            if words[first:end].tolist() == everybody or self._all_come(number, mine):
+                # Arrivals.enter, in short.
+                words[plan.started] = number
+                if words[first:end].tolist() == everybody or self._may_enter(number, mine):
+                    there.number = number
+                    matched = _now()
+                    plan.all_reduce(MPI.IN_PLACE, block)
+                    log.add_like(plan.call, start, matched, _now(), number)
         finally:
             guard.on -= 1
         if guard.late:
             guard.release()
         return matched > 0
 
-    def _all_come(self, plan: Plan, number: int, mine: int) -> bool:
+    def _all_come(self, number: int, mine: int) -> bool:
         """Look for the other ranks for a moment; without success, take back having come."""
-        first = number % arrivals.DEPTH * plan.size
-        end, everybody = first + plan.size, [mine] * plan.size
+        there = self.arrivals
+        first = number % arrivals.DEPTH * len(self.members)
+        end, everybody = first + len(self.members), [mine] * len(self.members)
+        words = there.board.words
         for look in range(_LOOKS):
-            if plan.words[first:end].tolist() == everybody:
+            if words[first:end].tolist() == everybody:
                 return True
             if look > 30:
                 os.sched_yield()
-        if not self._take_back(number, mine):
-            # Too late to take it back; if not all are in blocking calls, it has to be another one.
-            if self.arrivals.look(number, mine).direct:
+        while not there.withdraw(number, mine):
+            sight = there.look(number, mine)
+            if sight.direct and sight.complete:
                 return True
-            self.arrivals.number, self._come_to = number, mine
+            if not sight.missing:
+                # Some are in calls that do not block: this one has to be made like theirs.
+                there.number, self._come_to = number, mine
+                return False
         return False
 
-    def _take_back(self, number: int, mine: int) -> bool:
-        """Withdraw from a collective; ``False`` when all others have come by now."""
-        self.arrivals.withdraw(number)
-        sight = self.arrivals.look(number, mine)
-        if sight.missing == [self._rank] and not sight.odd:
-            self.arrivals.come(number, mine)
-            return False
-        return True
+    def _may_enter(self, number: int, mine: int) -> bool:
+        """Somebody is missing again: until all are there, or this rank is not there either."""
+        there = self.arrivals
+        while True:
+            there.board.set(arrivals.STARTED, number - 1)
+            if not self._all_come(number, mine):
+                return False
+            if there.enter(number, mine).complete:
+                return True
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts=None) -> MPIWork:
         """:meth:`allreduce` of several tensors in one call."""
@@ -511,12 +588,17 @@ class ProcessGroupMPI(ProcessGroup):
 
     def _all_reduce(self, what: str, tensors: list[torch.Tensor], opts) -> MPIWork:
         name = op_name(opts)
+        tensors = [buffers.check(tensor, what) for tensor in tensors]
         for tensor in tensors:
-            buffers.check(tensor, what)
-            buffers.check_distinct(tensor, what)
+            buffers.check_writable(tensor, what)
         kinds = [reduction(tensor.dtype, name) for tensor in tensors]
-        memories = [buffers.readable(tensor) for tensor in tensors]
+        factors = [factor_of(opts, name, tensor.dtype) for tensor in tensors]
+        memories = [
+            multiplied(buffers.readable(tensor), factor)
+            for tensor, factor in zip(tensors, factors, strict=True)
+        ]
         call = self._call(what, tensors, opts, reduce_op=name)
+        call.received = call.nbytes
 
         def native() -> list[tuple]:
             return [
@@ -527,10 +609,11 @@ class ProcessGroupMPI(ProcessGroup):
 
         def shaped(team: algorithms.Team) -> Generator:
             for memory in memories:
-                add = algorithms.combine(memory.dtype, name)
+                add = combine(memory.dtype, name)
                 yield from algorithms.all_reduce(team, memory.view(-1), add)
 
         def finish() -> None:
+            check_ops()
             for tensor, memory in zip(tensors, memories, strict=True):
                 _divide(memory, name, len(self.members))
                 buffers.deliver(tensor, memory)
@@ -549,8 +632,8 @@ class ProcessGroupMPI(ProcessGroup):
 
     def reduce_scatter(self, outputs, inputs, opts=None) -> MPIWork:
         """Rank r gets the reduction of everybody's r-th tensor. Sizes may differ between r."""
-        output, parts = _one(outputs, "reduce_scatter"), inputs[0]
-        self._check_count(parts, "reduce_scatter")
+        output = _one(outputs, "reduce_scatter")
+        parts = self._check_count(inputs[0], "reduce_scatter")
         if parts[self._rank].numel() != output.numel():
             raise ValueError(
                 f"reduce_scatter: the output holds {output.numel()} elements, input "
@@ -560,8 +643,10 @@ class ProcessGroupMPI(ProcessGroup):
 
     def reduce_scatter_single(self, output, tensor, opts=None) -> MPIWork:
         """Rank r gets the reduction of everybody's r-th equal part of one tensor."""
-        parts = self._equal_parts(tensor, output, "reduce_scatter_tensor")
-        return self._reduce_scatter("reduce_scatter_tensor", output, parts, opts)
+        what = "reduce_scatter_tensor"
+        output = buffers.check(output, what)
+        parts = self._equal_parts(buffers.check(tensor, what), output, what)
+        return self._reduce_scatter(what, output, parts, opts)
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None) -> MPIWork:
         """:meth:`reduce_scatter_single` of several tensors."""
@@ -573,11 +658,11 @@ class ProcessGroupMPI(ProcessGroup):
 
     def _reduce_scatter(self, what: str, output, parts, opts) -> MPIWork:
         name = op_name(opts)
-        buffers.check(output, what)
         _check_alike([output, *parts], what)
         datatype, op = reduction(output.dtype, name)
         call = self._call(what, list(parts), opts, reduce_op=name)
-        stage = _flat(parts)
+        call.received = buffers.nbytes(output)
+        stage = multiplied(_flat(parts), factor_of(opts, name, output.dtype))
         memory = buffers.writable(output, what)
         if buffers.overlap(memory, stage):
             memory = torch.empty_like(memory)
@@ -592,11 +677,12 @@ class ProcessGroupMPI(ProcessGroup):
 
         def shaped(team: algorithms.Team) -> Generator:
             chunks = list(stage.clone().split(counts))
-            add = algorithms.combine(stage.dtype, name)
+            add = combine(stage.dtype, name)
             yield from algorithms.reduce_scatter(team, chunks, add)
             memory.view(-1).copy_(chunks[team.rank])
 
         def finish() -> None:
+            check_ops()
             _divide(memory, name, len(self.members))
             buffers.deliver(output, memory)
 
@@ -624,8 +710,8 @@ class ProcessGroupMPI(ProcessGroup):
 
     def allgather(self, outputs, inputs, opts=None) -> MPIWork:
         """The tensors of all ranks, in a list on every rank. Shapes may differ between ranks."""
-        tensor, parts = _one(inputs, "all_gather"), outputs[0]
-        self._check_count(parts, "all_gather")
+        tensor = _one(inputs, "all_gather")
+        parts = self._check_count(outputs[0], "all_gather")
         if parts[self._rank].numel() != tensor.numel():
             raise ValueError(
                 f"all_gather: the input has shape {list(tensor.shape)}, place {self._rank} "
@@ -635,8 +721,10 @@ class ProcessGroupMPI(ProcessGroup):
 
     def all_gather_single(self, output, tensor, opts=None) -> MPIWork:
         """The tensors of all ranks, one after the other in one tensor."""
-        parts = self._equal_parts(output, tensor, "all_gather_into_tensor")
-        return self._all_gather("all_gather_into_tensor", parts, tensor, opts, whole=output)
+        what = "all_gather_into_tensor"
+        output, tensor = buffers.check(output, what), buffers.check(tensor, what)
+        parts = self._equal_parts(output, tensor, what)
+        return self._all_gather(what, parts, tensor, opts, whole=output)
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None) -> MPIWork:
         """:meth:`all_gather_single` of several tensors."""
@@ -654,7 +742,11 @@ class ProcessGroupMPI(ProcessGroup):
                 f"all_gather_coalesced: the outputs must be {size} lists (world size) of "
                 f"{len(inputs)} tensors, as there are inputs"
             )
-        call = self._call("all_gather_coalesced", inputs, opts)
+        what = "all_gather_coalesced"
+        inputs = [buffers.check(tensor, what) for tensor in inputs]
+        outputs = [[buffers.check(tensor, what) for tensor in row] for row in outputs]
+        call = self._call(what, inputs, opts)
+        call.received = len(outputs) * call.nbytes
         sends = [(rank, tensor) for rank in range(size) for tensor in inputs]
         receives = [(rank, tensor) for rank, row in enumerate(outputs) for tensor in row]
         key = tuple((dtype_name(tensor.dtype), tensor.numel()) for tensor in inputs)
@@ -664,8 +756,9 @@ class ProcessGroupMPI(ProcessGroup):
         _check_alike([tensor, *parts], what)
         outputs = list(parts) if whole is None else [whole]
         for output in outputs:
-            buffers.check_distinct(output, what)
+            buffers.check_writable(output, what)
         call = self._call(what, [tensor], opts)
+        call.received = buffers.nbytes(*parts)
         counts = [part.numel() for part in parts]
         if whole is not None:
             stage = buffers.writable(whole, what).view(-1)
@@ -713,20 +806,21 @@ class ProcessGroupMPI(ProcessGroup):
 
     def alltoall(self, outputs: list, inputs: list, opts=None) -> MPIWork:
         """Input r goes to rank r, output r comes from rank r."""
-        self._check_count(outputs, "all_to_all")
-        self._check_count(inputs, "all_to_all")
+        outputs = self._check_count(outputs, "all_to_all")
+        inputs = self._check_count(inputs, "all_to_all")
         _check_alike([*inputs, *outputs], "all_to_all")
         call = self._call("all_to_all", inputs, opts)
+        call.received = buffers.nbytes(*outputs)
         return self._exchange(call, (), list(enumerate(inputs)), list(enumerate(outputs)))
 
     def all_to_all_single(self, output, tensor, output_splits, input_splits, opts=None) -> MPIWork:
         """Rows of one tensor, split between the ranks; splits are numbers of rows."""
         what = "all_to_all_single"
-        buffers.check(output, what)
-        buffers.check(tensor, what)
+        output, tensor = buffers.check(output, what), buffers.check(tensor, what)
         sends = self._split(tensor, input_splits, "input")
         receives = self._split(output, output_splits, "output")
         call = self._call(what, [tensor], opts)
+        call.received = buffers.nbytes(output)
         _check_alike([tensor, output], what)
         memory, stage = buffers.readable(tensor), buffers.writable(output, what)
         if buffers.overlap(memory, stage):
@@ -757,9 +851,18 @@ class ProcessGroupMPI(ProcessGroup):
     # -- the machinery --------------------------------------------------------------------
 
     def _call(
-        self, op: str, tensors, opts=None, *, peer=None, tag=None, blocking=None, reduce_op=""
+        self,
+        op: str,
+        tensors,
+        opts=None,
+        *,
+        peer=None,
+        tag=None,
+        blocking=None,
+        reduce_op="",
+        sent=None,
     ) -> Call:
-        """Check the tensors and put the call on record."""
+        """Check the tensors and put the call on record; ``sent`` are all of them, if not given."""
         self._check_alive(op)
         for tensor in tensors:
             buffers.check(tensor, op)
@@ -776,12 +879,13 @@ class ProcessGroupMPI(ProcessGroup):
             not getattr(opts, "asyncOp", True) if blocking is None else blocking,
             place=users_place(),
         )
+        call.sent = call.nbytes if sent is None else sent
         log.add(call)
         return call
 
     def _check_alive(self, op: str) -> None:
         if threading.current_thread() is not progress.thread:
-            self.world.threads.add(threading.get_ident())
+            self.world.threads.communicates()
         self.world.check(op)
         if self._lost:
             raise CommunicationError(
@@ -819,14 +923,18 @@ class ProcessGroupMPI(ProcessGroup):
             self, call, list(result), finish, keep, inputs, native, steps, may_block
         )
         same = (call.op, call.dtype, key, call.reduce_op, call.peer, str(link.network))
-        code, direct = arrivals.signature(same), may_block and call.blocking
+        code = arrivals.signature(same)
         with guard, self.lock:
             work.come = self._come_to > 0
             self.arrivals.number += not work.come
             call.sequence = self.arrivals.number
-            work.word = self._come_to or arrivals.word(call.sequence, code, direct)
+            work.word = self._come_to or arrivals.word(call.sequence, code, direct=False)
             self._come_to = 0
             self._queue.append(work)
+            if call.blocking:
+                self.hasten()
+            else:
+                work.not_before = call.start + START_AFTER * may_block
             self.pump()
         if not call.blocking:
             work.progress()
@@ -853,7 +961,7 @@ class ProcessGroupMPI(ProcessGroup):
             datatype,
             len(self.members),
             notes.words,
-            notes.set,
+            notes.place(arrivals.STARTED),
             self.channels.data.Allreduce,
         )
 
@@ -861,13 +969,13 @@ class ProcessGroupMPI(ProcessGroup):
 
     def pump(self) -> None:
         """Begin the collectives to which all ranks have come, in the order of their calls."""
-        if not self.lock.acquire(blocking=False):
-            return  # another thread does
-        try:
-            with guard:
+        with guard:
+            if not self.lock.acquire(blocking=False):
+                return  # another thread does
+            try:
                 self._begin_all()
-        finally:
-            self.lock.release()
+            finally:
+                self.lock.release()
 
     def _begin_all(self) -> None:
         for work in self._queue:
@@ -876,19 +984,30 @@ class ProcessGroupMPI(ProcessGroup):
         while self._queue and self._queue[0].come:
             work = self._queue[0]
             sight = work.look()
+            if sight.complete:
+                sight = self.arrivals.enter(*work.arrival)
             if sight.odd:
                 self._queue.popleft()
                 work.refuse(self._mismatch(work, sight.odd))
             elif sight.missing:
                 return
             else:
-                self.arrivals.started(work.call.sequence)
                 work.begin(sight.direct)
                 self._queue.popleft()  # last: the short way must not overtake it
 
+    def hasten(self) -> None:
+        """This rank waits now: what it has called before can begin, by blocking calls."""
+        with self.lock:
+            for work in self._queue:
+                if not work.come:
+                    work.not_before = 0.0
+                    work.word |= arrivals.DIRECT * work.may_block
+
     def _come(self, work: CollectiveWork) -> bool:
+        if work.not_before > _now():
+            return False
         if self.arrivals.may_come(work.call.sequence):
-            self.arrivals.come(work.call.sequence, work.word)
+            self.arrivals.come(*work.arrival)
             work.come = True
         return work.come
 
@@ -898,7 +1017,7 @@ class ProcessGroupMPI(ProcessGroup):
             self.pump()
             if work.begun or work not in self._queue:
                 return not work.begun
-            if work.come and not self._take_back(work.call.sequence, work.word):
+            if work.come and not self.arrivals.withdraw(*work.arrival):
                 return False
             self._queue.remove(work)
             return True
@@ -963,17 +1082,16 @@ class ProcessGroupMPI(ProcessGroup):
             raise ValueError(f"{op}(root {root}): the group has ranks 0 to {len(self.members) - 1}")
         return root
 
-    def _check_count(self, tensors, op: str) -> None:
+    def _check_count(self, tensors, op: str) -> list[torch.Tensor]:
         if len(tensors) != len(self.members):
             raise ValueError(
                 f"{op}: {len(tensors)} tensors in the list, expected one per rank: "
                 f"{len(self.members)}"
             )
-        for tensor in tensors:
-            buffers.check(tensor, op)
+        return [buffers.check(tensor, op) for tensor in tensors]
 
     def _per_rank(self, tensors, like: torch.Tensor, op: str) -> list[tuple[int, torch.Tensor]]:
-        self._check_count(tensors, op)
+        tensors = self._check_count(tensors, op)
         for rank, tensor in enumerate(tensors):
             if tensor.numel() != like.numel() or tensor.dtype != like.dtype:
                 raise ValueError(
@@ -985,8 +1103,6 @@ class ProcessGroupMPI(ProcessGroup):
 
     def _equal_parts(self, whole: torch.Tensor, part: torch.Tensor, op: str) -> list[torch.Tensor]:
         """Views of ``whole``, one per rank, each with the number of elements of ``part``."""
-        buffers.check(whole, op)
-        buffers.check(part, op)
         size = len(self.members)
         if whole.numel() != size * part.numel() or whole.dtype != part.dtype:
             raise ValueError(
@@ -1018,12 +1134,9 @@ class ProcessGroupMPI(ProcessGroup):
         return [rows_of_rank * per_row for rows_of_rank in splits]
 
 
-_made: dict[tuple[int, ...], int] = {}
-
-
 def _key_of(members: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """A group's name that is the same on all its members: they make their groups in one order."""
-    return members, _made.get(members, 0) + 1
+    return members, world.made.get(members, 0) + 1
 
 
 def _side(rank: int, status: dict) -> str:
@@ -1083,8 +1196,7 @@ def _one(tensors: list[torch.Tensor] | torch.Tensor, op: str) -> torch.Tensor:
         tensors = [tensors]
     if len(tensors) != 1:
         raise ValueError(f"{op}: one tensor per rank, got a list of {len(tensors)}")
-    buffers.check(tensors[0], op)
-    return tensors[0]
+    return buffers.check(tensors[0], op)
 
 
 def _called_by(name: str) -> bool:

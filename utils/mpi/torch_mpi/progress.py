@@ -43,8 +43,9 @@ class Progress:
         self._wake = threading.Event()
         self._stop = False
         self.thread: threading.Thread | None = None
-        self._start = threading.Lock()
+        self._start, self._lock = threading.Lock(), threading.Lock()
         self._last_change = 0.0
+        self._process = os.getpid()
         self.available = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def begin(self, work) -> None:
@@ -55,7 +56,8 @@ class Progress:
         """``work`` is complete."""
         self._live.discard(work)
         if not work.call.blocking and work.call.nbytes <= SMALL:
-            self._recent.append(work)
+            with self._lock:
+                self._recent.append(work)
 
     def watch(self, work) -> None:
         """Call ``work.poll()`` until that is true."""
@@ -87,9 +89,9 @@ class Progress:
         self._buried.append(work)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))
 
-    def adopt(self, steps) -> None:
-        """Go on with steps that nobody waits for any more, but other ranks need."""
-        self._orphans.append(steps)
+    def adopt(self, group, steps) -> None:
+        """Go on with steps of ``group`` that nobody waits for any more, but other ranks need."""
+        self._orphans.append((group, steps))
         self._wake_up()
 
     def has_futures(self) -> bool:
@@ -100,13 +102,34 @@ class Progress:
         """The communications of ``group`` that are under way."""
         return [work for work in list(self._live) if work.group is group]
 
+    def settled(self, group) -> bool:
+        """Move on the collectives of ``group``; whether none is left."""
+        works = [work for work in self.works_of(group) if work.is_collective]
+        orphans = [steps for owner, steps in list(self._orphans) if owner is group]
+        return all([work.poll() for work in works]) & all([_is_over(steps) for steps in orphans])
+
+    def all_sent(self, group) -> bool:
+        """Move on the messages that ``group`` has sent; whether MPI has let go of all of them."""
+        sends = [work for work in self.works_of(group) if work.call.op == "send"]
+        buried = [work for work in self._buried if work.group is group]
+        return all([work.poll() for work in sends]) & all([work.is_free() for work in buried])
+
+    def release(self, group) -> None:
+        """Everything that was given up in ``group`` is complete: its memory is free."""
+        for work in [work for work in self._buried if work.group is group]:
+            self._buried.remove(work)
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(work))
+
     def drain(self, group) -> bool:
         """End what is under way in ``group``: receives are taken back, the rest gets 5 s.
 
         Returns:
             Whether nothing is left.
         """
-        self._recent = deque((w for w in self._recent if w.group is not group), maxlen=256)
+        with self._lock:
+            kept = [work for work in self._recent if work.group is not group]
+            self._recent.clear()
+            self._recent.extend(kept)
         if any(work.group is group for work in self._buried):
             return False
         mine = self.works_of(group)
@@ -123,6 +146,8 @@ class Progress:
 
     def stop(self) -> None:
         """End the thread: MPI must not be finalized under it."""
+        if os.getpid() != self._process:
+            return  # a child that was forked has neither the thread nor MPI
         self._stop = True
         self._wake.set()
         if self.thread is not None:
@@ -152,8 +177,11 @@ class Progress:
         if any(now < work.expected_until() for work in list(self._watched)):
             os.sched_yield()
             return
-        dues = [due for work in list(self._watched) if (due := work.due()) is not None]
+        works = list(self._watched)
+        dues = [due for work in works if (due := work.due()) is not None]
         pause = LONG_PAUSE if now - self._last_change > QUIET else PAUSE
+        if not self._orphans:  # until the first of them may begin there is nothing to do
+            pause = max(pause, min((work.not_before for work in works), default=0.0) - now)
         time.sleep(max(0.0, min([pause, *(due - now for due in dues)])))
 
     def _busy(self) -> bool:
@@ -161,12 +189,16 @@ class Progress:
 
     def _round(self) -> None:
         # A work stays in the list while it is tested, for a test lets other threads run.
+        now = time.perf_counter()
         for work in list(self._watched):
-            if _is_settled(work):
+            if work.not_before <= now and _is_settled(work):
                 self._last_change = time.perf_counter()
                 with contextlib.suppress(ValueError):
                     self._watched.remove(work)
-        self._orphans = [steps for steps in self._orphans if not _is_over(steps)]
+        for orphan in list(self._orphans):
+            if _is_over(orphan[1]):
+                with contextlib.suppress(ValueError):
+                    self._orphans.remove(orphan)
 
 
 def _is_settled(work) -> bool:

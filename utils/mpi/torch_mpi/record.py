@@ -1,4 +1,28 @@
-"""What a rank communicated: one record per operation, in a bounded ring buffer."""
+"""What a rank communicated: one record per operation, in a bounded ring buffer.
+
+A record says what an operation is about by its definition, whatever algorithm moves the data. With
+p ranks and b bytes of this rank's tensor (one part of it, where there are p of them):
+
+====================================  ============================  ============================
+operation                             ``sent``                      ``received``
+====================================  ============================  ============================
+send                                  b                             0
+recv                                  0                             b
+broadcast                             b on the root, else 0         0 on the root, else b
+reduce                                b                             b on the root, else 0
+all_reduce                            b                             b
+gather                                b                             p × b on the root, else 0
+scatter                               p × b on the root, else 0     b
+all_gather, …_into_tensor             b                             p × b
+reduce_scatter, …_tensor              p × b                         b
+all_to_all, …_single                  p × b                         p × b
+barrier                               0                             0
+====================================  ============================  ============================
+
+That is the size of what goes in on this rank, and of what comes out there: a rank's own part counts
+like that of the others. Where parts differ in size, p × b is their sum. Operations of several
+tensors (coalesced ones) count all of them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +48,8 @@ class Call:
         tag: of a send or recv, else ``None``.
         reduce_op: ``SUM``, … of a reduction, else empty.
         blocking: called as ``send``, ``recv`` or a collective with ``async_op=False``.
-        waited: somebody called ``wait()``, or asked for the future.
+        waited: somebody called ``wait()``, asked for the future, or has found by
+            ``is_completed()`` that it was over.
         start: when it was called.
         matched: when the partner, or every rank of the group, was there too; 0 before.
         end: when it was complete; 0 while it runs.
@@ -33,7 +58,10 @@ class Call:
         message: of a send or recv: the sender's global rank and its count of messages; equal
             on both sides.
         sequence: number of the collective in its group.
-        sent, received: bytes that this rank moved for it, where the backend knows.
+        any_source: a recv that takes what comes first; :attr:`peer` is then the rank that sent.
+        sent, received: bytes that this rank contributes and gets, see :mod:`torch_mpi.record`.
+        moved_out, moved_in: bytes that really left this rank and came to it inside of a
+            collective; ``None`` where MPI moves them, so that nobody knows.
     """
 
     op: str
@@ -53,8 +81,11 @@ class Call:
     place: tuple[str, int] | None = None
     message: tuple[int, int] | None = None
     sequence: int | None = None
-    sent: int | None = None
-    received: int | None = None
+    any_source: bool = False
+    sent: int = 0
+    received: int = 0
+    moved_out: int | None = None
+    moved_in: int | None = None
 
     @property
     def partner(self) -> int | None:
@@ -136,6 +167,8 @@ def _filled(pattern: Call, start: float, matched: float, end: float, sequence: i
         end=end,
         waits=[[start, end]],
         sequence=sequence,
+        sent=pattern.sent,
+        received=pattern.received,
     )
 
 

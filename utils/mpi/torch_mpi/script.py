@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import faulthandler
 import io
+import os
 import sys
 import time
 import traceback
@@ -26,13 +27,21 @@ GRACE = 3.0  # seconds
 
 def watch_over(world) -> None:
     """From now on tell the other ranks when this rank's program fails or ends."""
-    shown = sys.excepthook
+    shown, process = sys.excepthook, os.getpid()
 
     def explain(kind: type, error: BaseException, trace: TracebackType | None) -> None:
-        _explain(world, shown, kind, error, trace)
+        # A child that the program has forked is no rank.
+        if os.getpid() == process:
+            _explain(world, shown, kind, error, trace)
+        else:
+            shown(kind, error, trace)
+
+    def ended() -> None:
+        if os.getpid() == process:
+            _ended(world)
 
     sys.excepthook = explain
-    atexit.register(_ended, world)
+    atexit.register(ended)
 
 
 def _explain(world, shown, kind, error, trace) -> None:

@@ -1,7 +1,8 @@
 """Communications of several steps, written as generators.
 
 A generator yields lists of what has to be complete before it goes on: MPI requests, points in
-time (``time.perf_counter``), other :class:`Steps`. It is sent the MPI statuses of the requests.
+time (``time.perf_counter``), arrivals (:class:`~torch_mpi.network.Arrival`: points in time that may
+be put off), other :class:`Steps`. It is sent the MPI statuses of the requests.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Steps:
         since: when its first step became possible; without it, :func:`now`.
 
     Attributes:
+        count: how many steps have begun.
         done: whether it has ended.
         time: when its last step became possible, or it ended.
     """
@@ -41,6 +43,7 @@ class Steps:
         self._generator = generator
         self._pending: list[tuple[object, MPI.Status | None]] = []
         self._statuses: list[MPI.Status] = []
+        self.count = 0
         self.done = False
         self.time = since or now()
         self._advance(None)
@@ -57,13 +60,15 @@ class Steps:
     def _is_ready(self, item, status: MPI.Status | None) -> bool:
         if status is not None:
             return item.Test(status)
-        if isinstance(item, Steps):
+        if _is_steps(item):
             if not item.poll():
                 return False
-            item = item.time
-        elif time.perf_counter() < item:
-            return False
-        self.time = max(self.time, item)
+            reached = item.time
+        else:
+            reached = _time(item)
+            if time.perf_counter() < reached:
+                return False
+        self.time = max(self.time, reached)
         return True
 
     def due(self) -> float | None:
@@ -71,17 +76,22 @@ class Steps:
         times = [_time(item) for item, _ in self._pending]
         return None if None in times else max(times, default=None)
 
+    def moved(self) -> int:
+        """How many steps have begun, also of those inside of the present one."""
+        return self.count + sum(item.moved() for item, _ in self._pending if _is_steps(item))
+
     def requests(self) -> list[MPI.Request]:
         """The MPI requests that are not complete."""
         found = []
         for item, _ in self._pending:
-            if isinstance(item, Steps):
+            if _is_steps(item):
                 found += item.requests()
             elif isinstance(item, MPI.Request):
                 found.append(item)
         return found
 
     def _advance(self, statuses: list[MPI.Status] | None) -> None:
+        self.count += 1
         before, _present.time = getattr(_present, "time", None), self.time
         try:
             items = self._generator.send(statuses)
@@ -94,7 +104,12 @@ class Steps:
         self._statuses = [status for _, status in self._pending if status is not None]
 
 
+def _is_steps(item) -> bool:
+    return isinstance(item, Steps)
+
+
 def _time(item) -> float | None:
+    """When it is complete, as far as is known now; ``None`` for what only MPI knows."""
     if isinstance(item, float):
         return item
-    return item.due() if isinstance(item, Steps) else None
+    return None if isinstance(item, MPI.Request) else item.due()

@@ -48,9 +48,15 @@ class Waitable(Protocol):
 
     def due(self) -> float | None:
         """When it will be over (``time.perf_counter``), where that is known."""
+        return None
+
+    def moved(self) -> object:
+        """Something that is another one whenever data have moved."""
+        return None
 
     def leave(self) -> bool:
         """Take it back. False: too late, it is about to complete."""
+        return True
 
 
 def wait_for(
@@ -59,7 +65,7 @@ def wait_for(
     """Return when it is over.
 
     Args:
-        timeout: seconds.
+        timeout: seconds; of a communication that has begun, seconds without any movement.
         world: whose board to look at, and to show this wait on.
         where: the user's line; found on the stack where it is not given.
         fatal: a timeout is an incident, which ends the waits of all ranks.
@@ -109,6 +115,7 @@ class Vigil:
         self._shown = False
         self._next_look, self._next_search = LOOK, SEARCH
         self._incident_since = 0.0
+        self._moved, self._still_since = waitable.moved(), 0.0
         # When each rank's present state was first seen here, by this rank's clock.
         self._seen: dict[int, tuple[object, float, int]] = {}
 
@@ -118,7 +125,7 @@ class Vigil:
         Args:
             waited: seconds since the wait began.
         """
-        if waited >= self._timeout:
+        if waited >= self._timeout and not self._moves(waited):
             self._give_up("timeout", waited)
         if self._world is None or waited < self._next_look:
             return
@@ -132,6 +139,20 @@ class Vigil:
         if waited >= self._next_search:
             self._next_search = waited + SEARCH
             self._search(waited)
+
+    def _moves(self, waited: float) -> bool:
+        """Whether data are on their way: that takes long where they are many, or the network slow.
+
+        A wait with a deadline of its own, which may be tried again, ends all the same.
+        """
+        due, moved = self._waitable.due(), self._waitable.moved()
+        if moved != self._moved:
+            self._moved, self._still_since = moved, waited
+        if not self._fatal:
+            return False
+        return waited - self._still_since < self._timeout or (
+            due is not None and due > time.perf_counter()
+        )
 
     def end(self) -> None:
         """The wait is over."""
@@ -201,13 +222,7 @@ class Vigil:
             return
         call, where = self._waitable.call, self._where or users_line()
         text = f"rank {MPI.COMM_WORLD.rank} waits in {call.describe()} at {where}, and "
-        missing, any_of_them, _ = self._waitable.missing()
-        text += _partner(call, missing, any_of_them)
-        if certain:
-            several = call.op not in ("send", "recv") and len(missing) > 1
-            text += " never come." if several else " never comes."
-        else:
-            text += f" did not come within the timeout of {self._timeout:g} s."
+        text += self._what_is_missing(certain)
         record = {"where": where, "waited": waited}
         if self._world is not None and self._fatal:
             record = self._world.stop(
@@ -215,6 +230,17 @@ class Vigil:
             )
             text = f"{text}\n{diagnosis.diagnose(self._world.statuses())}"
         raise CommunicationTimeout(text, call, record)
+
+    def _what_is_missing(self, certain: bool) -> str:
+        call = self._waitable.call
+        missing, any_of_them, moving = self._waitable.missing()
+        if moving:
+            return f"its data, which were on their way, have not moved for {self._timeout:g} s."
+        text = _partner(call, missing, any_of_them)
+        if not certain:
+            return f"{text} did not come within the timeout of {self._timeout:g} s."
+        several = call.op not in ("send", "recv") and len(missing) > 1
+        return text + (" never come." if several else " never comes.")
 
 
 def _partner(call: Call, missing: list[int], any_of_them: bool) -> str:

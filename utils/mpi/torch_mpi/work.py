@@ -60,6 +60,9 @@ class MPIWork(Work):
         inputs: the tensors to show in a profile; without them, ``result``.
     """
 
+    is_collective = False
+    not_before = 0.0
+
     def __init__(
         self,
         group,
@@ -238,12 +241,16 @@ class MPIWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is over. Does not wait."""
-        return self.poll()
+        """Whether it is over. Does not wait; who learns that it is has waited for it."""
+        self.not_before = 0.0
+        over = self.poll()
+        if over and self._error is None:
+            self.call.waited = True
+        return over
 
     def is_success(self) -> bool:
         """Whether it is over without an error."""
-        return self.poll() and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
         """The error it ended with."""
@@ -308,6 +315,19 @@ class MPIWork(Work):
         """When it will be over, where only time has to pass."""
         return self._steps.due() if self._steps is not None else None
 
+    def moved(self) -> tuple[float, int]:
+        """When its partner came, and how many steps it has taken."""
+        return self.call.matched, self._steps.moved() if self._steps is not None else 0
+
+    def requests(self) -> list[MPI.Request]:
+        """What MPI has not completed of it."""
+        return self._steps.requests() if self._steps is not None else []
+
+    def is_free(self) -> bool:
+        """Of one that was given up: whether MPI has let go of its memory."""
+        with self._lock:
+            return all([request.Test() for request in self.requests()])
+
     def expected_until(self) -> float:
         """Until when it is worth to move it on without a pause; 0 where it is not."""
         if not self.call.matched or link.network is not None or self._done:
@@ -320,6 +340,8 @@ class MPIWork(Work):
         return self._given_up
 
     def _block(self, timeout: float, fatal: bool = True) -> None:
+        if self.is_collective:
+            self.group.hasten()
         wait = [time.perf_counter(), 0.0]
         self.call.waits.append(wait)
         try:
@@ -362,7 +384,7 @@ class MPIWork(Work):
         """Have MPI forget it, which it can do with receives only; whether it did."""
         if self._steps is None:
             return True
-        requests = self._steps.requests()
+        requests = self.requests()
         if self.call.op != "recv" or self.call.matched:
             return not requests
         for request in requests:
@@ -378,12 +400,17 @@ class CollectiveWork(MPIWork):
         native: the blocking MPI calls it can be made of: ``(name, arguments)`` pairs.
         steps: the communication as a generator; where it is missing, ``native`` without blocking.
         may_block: whether ``native`` is used when all ranks are in blocking calls.
+
+    Attributes:
+        not_before: when this rank comes to it at the earliest, if nobody waits for it before.
     """
+
+    is_collective = True
 
     def __init__(self, group, call, result, finish, keep, inputs, native, steps, may_block):
         super().__init__(group, call, result, finish, keep, inputs)
-        self._native, self._generator, self._may_block = native, steps, may_block
-        self.word = 0
+        self._native, self._generator, self.may_block = native, steps, may_block
+        self.word, self.not_before = 0, 0.0
         self.come = self.begun = False
         self._missing: list[int] = []
 
@@ -394,9 +421,14 @@ class CollectiveWork(MPIWork):
             return True
         return self.begun and (self._steps is None or super()._test())
 
+    @property
+    def arrival(self) -> tuple[int, int]:
+        """The collective's number, and this rank's word for it."""
+        return self.call.sequence, self.word
+
     def look(self) -> arrivals.Sight:
         """Who is there."""
-        sight = self.group.arrivals.look(self.call.sequence, self.word)
+        sight = self.group.arrivals.look(*self.arrival)
         self._missing = [self.call.group[rank] for rank in sight.missing]
         return sight
 
@@ -404,13 +436,15 @@ class CollectiveWork(MPIWork):
         """All ranks are there: make the MPI calls. With ``direct``, those that block."""
         self.call.matched = time.perf_counter()
         try:
-            if direct and self._may_block:
+            if direct and self.may_block:
                 for name, arguments in self._native():
                     getattr(self.group.channels.data, name)(*arguments)
             else:
                 self._steps = Steps((self._generator or self._without_blocking)(), self._since())
         except MPI.Exception as error:
             self._error = _in_words(error, self.call, self.group.world)
+        except Exception as error:  # kept: raised where somebody waits
+            self._error = error
         self.begun = True  # last: another thread may poll
 
     def _since(self) -> float:
@@ -438,13 +472,15 @@ class CollectiveWork(MPIWork):
 
     def _cancel(self) -> bool:
         if self.begun and self._steps is not None and not self._steps.done:
-            progress.adopt(self._steps)  # the other ranks need this one's part in it
+            progress.adopt(self.group, self._steps)  # the other ranks need this one's part in it
             return False
         return True
 
 
 class JoinedWork(MPIWork):
     """Several works as one."""
+
+    is_collective = True
 
     def __init__(self, works: list[MPIWork], result: list[torch.Tensor]):
         self._works = works

@@ -3,7 +3,7 @@
 An *incident* begins when a rank fails: an error in the user's code, a deadlock, a mismatch, a
 Ctrl-C. It puts its status on the board and raises the incident's number there. Whoever waits sees
 that within milliseconds and stops waiting, too. Before the next communication all ranks meet, and
-every process group gets fresh communicators: no message of before can reach a receive of after.
+throw away what was under way (:mod:`torch_mpi.recovery`).
 """
 
 from __future__ import annotations
@@ -15,23 +15,35 @@ import threading
 import time
 import weakref
 import zlib
+from collections.abc import Sequence
+from dataclasses import asdict
 
 from mpi4py import MPI
 
-from . import board, diagnosis, script
+from . import board, diagnosis, fence, script
 from .errors import CommunicationError, CommunicationStopped, users_line
 from .interrupts import guard
 from .meeting import meet
+from .messages import Letter
 from .network import link
 from .progress import progress
+from .record import Call, log
+from .recovery import BROKEN, Assembly, exchange, from_text, settle, to_text
+from .threads import Threads
+from .waiting import wait_for
 
-_FAULT, _PROCESS, _BEAT = 0, 1, 2  # words on the board
+_FAULT, _PROCESS, _BEAT, _HERE, _BEGUN = WORDS = range(5)  # on the board
 # How long a rank that follows looks for the cause that the first one is about to write.
 _CAUSE_DEADLINE = 0.3  # seconds
 # An error's text on the board, in characters.
 _LONGEST = 1200
+# Of how many messages of the cell a rank tells when it is stopped.
+_MESSAGES = 300
 # How long the ranks wait for each other after an incident.
-RECOVERY_DEADLINE = 10.0  # seconds
+RECOVERY_DEADLINE = 30.0  # seconds
+
+# How many groups of the same members this rank has made: their names are the same on all ranks.
+made: dict[tuple[int, ...], int] = {}
 
 _world: World | None = None
 
@@ -65,7 +77,7 @@ class World:
         epoch: how many incidents are over.
         stopped: this rank has left a communication, or failed, in the present incident.
         cell: name of what is running, the same on all ranks: a notebook's cell.
-        threads: ids of the threads that communicated, without the progress thread.
+        threads: which of this rank's threads may communicate.
     """
 
     def __init__(self):
@@ -73,40 +85,41 @@ class World:
         node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
         self.one_machine = MPI.COMM_WORLD.allreduce(node.size == self.size, MPI.LAND)
         node.Free()
+        fence.use(MPI.COMM_WORLD.allreduce(fence.register(), MPI.LAND))
         self.control = MPI.COMM_WORLD.Dup()
-        self.board = board.make(MPI.COMM_WORLD.Dup(), self.one_machine, words=3, text=True)
+        self.board = board.make(
+            self.control, MPI.COMM_WORLD.Dup, self.one_machine, words=len(WORDS), text=True
+        )
         self.board.set(_PROCESS, _host_id() << 32 | os.getpid())
         link.shared_clock = self.one_machine
         self.epoch = 0
         self.stopped = False
         self.cell = ""
-        self.threads: set[int] = set()
+        self._mark = log.mark()
+        self.threads = Threads()
         # An incident of a communication that nobody waits for, so that nobody was told of it.
         self.unheard = False
         self._groups: list[weakref.ref] = []
+        self._closed: list = []
+        # The main thread, the progress thread and the user's write of themselves.
+        self._lock = threading.RLock()
         self._waits = 0
         self._status: dict = {}
         self._beats = 0
-        # Threads that were there before are none of the user's.
-        self._first = set(threading.enumerate())
         self._write(state="running")
-
-    def _others(self) -> bool:
-        """Whether something else than the main thread may communicate: a thread, a callback."""
-        fresh = set(threading.enumerate()) - self._first - {progress.thread}
-        return progress.has_futures() or any(not t.name.startswith("mpi-") for t in fresh)
 
     # -- what this rank says of itself ------------------------------------------------------
 
     def _write(self, **status) -> dict:
-        self._status = {"rank": self.rank, "cell": self.cell, "epoch": self.epoch, **status}
-        self.board.write(json.dumps(self._status))
-        return self._status
+        with self._lock:
+            self._status = {"rank": self.rank, "cell": self.cell, "epoch": self.epoch, **status}
+            self.board.write(json.dumps(self._status))
+            return self._status
 
     def begin(self, cell: str) -> None:
         """A cell begins. An incident of the cell before is nothing to raise an error for."""
         guard.install()
-        self.cell = cell
+        self.cell, self._mark = cell, log.mark()
         if self.incident():
             if not self._is_of(cell):
                 self._join()
@@ -125,7 +138,9 @@ class World:
     def left(self) -> None:
         """This rank's cell is over."""
         if not self.stopped:
-            self._write(state="left")
+            self._write(
+                state="left", **(_messages(log.since(self._mark)) if self.balance() else {})
+            )
 
     def ended(self) -> None:
         """This rank's program is over."""
@@ -174,9 +189,16 @@ class World:
             "for": missing,
             "any": any_of_them,
             "moving": moving,
-            "alone": len(self.threads) <= 1 and not self._others(),
+            "alone": self.threads.alone({progress.thread}) and not progress.has_futures(),
             "patience": 1 + (call.nbytes / 1e7 if call.op == "send" else 0),
         }
+
+    def _history(self, call: Call) -> dict:
+        """What this rank has communicated in this cell, as far as it may explain a wait."""
+        calls = log.since(self._mark)
+        kind = call.op, call.group, call.dtype, call.shape, call.reduce_op
+        alike = [c for c in calls if (c.op, c.group, c.dtype, c.shape, c.reduce_op) == kind]
+        return {"times": len(alike)} | _messages(calls)
 
     def stop(
         self, kind: str, error: str, *, waitable=None, where: str = "", heard: bool = True, **more
@@ -190,21 +212,24 @@ class World:
             where: the user's line.
             heard: somebody waits for the communication, and will get the error.
         """
-        number = self.epoch + 1
-        # Written again with more words, it is still the same moment.
-        at = self._status["at"] if self._status.get("incident") == number else time.perf_counter()
-        self.unheard = self.unheard or not heard
-        record = self._wait_record(waitable, where) if waitable is not None else {"where": where}
-        status = self._write(
-            **record, state="stopped", kind=kind, error=error[:_LONGEST],
-            at=at, incident=number, **more,
-        )  # fmt: skip
-        self._join()
+        record = {"where": where}
+        if waitable is not None:
+            record = self._wait_record(waitable, where) | self._history(waitable.call)
+        with self._lock:
+            number, before = self.epoch + 1, self._status
+            # Written again with more words, it is still the same moment.
+            at = before["at"] if before.get("incident") == number else time.perf_counter()
+            self.unheard = self.unheard or not heard
+            status = self._write(
+                **record, state="stopped", kind=kind, error=error[:_LONGEST],
+                at=at, incident=number, **more,
+            )  # fmt: skip
+            self._join()
         return status
 
     def _join(self) -> None:
         self.stopped = True
-        self.board.set(_FAULT, self.epoch + 1)
+        self.board.set(_FAULT, max(self.epoch + 1, self.board.of_all(_FAULT)[self.rank]))
         for group in self.groups():
             group.forget_plans()
 
@@ -282,6 +307,7 @@ class World:
         if self.stopped:
             self.recover()
         elif self.incident():
+            self.refuse_if_broken()
             raise self.follow(op)
 
     def _now_heard(self) -> CommunicationStopped:
@@ -292,7 +318,7 @@ class World:
         return CommunicationStopped(self._status.get("error", ""), None, self._status)
 
     def recover(self, timeout: float = RECOVERY_DEADLINE) -> bool:
-        """Meet the other ranks after an incident and give every group fresh communicators.
+        """Meet the other ranks after an incident, and have every group begin anew.
 
         Returns:
             Whether there was one.
@@ -304,24 +330,114 @@ class World:
             return False
         if not self.stopped:
             self._join()
+        self.refuse_if_broken()
         present = [rank for rank in range(self.size) if self.is_alive(rank)]
         ended = [s["rank"] for s in self.statuses() if s["state"] == "ended"]
         if ended:
             raise CommunicationError(
                 f"{diagnosis.names(ended)} had ended, so the ranks cannot communicate any more"
             )
-        with guard:  # who has told the others that it is here must not leave them inside C
-            return self._meet_again(present, timeout)
-
-    def _meet_again(self, present: list[int], timeout: float) -> bool:
         for group in self.groups():
             group.give_up_all()
-        meet(self.control, present, self.epoch + 1, "the ranks' meeting after an error", timeout)
+        assembly = Assembly(self.board, _HERE, _BEGUN, present, self.epoch + 1)
+        try:
+            wait_for(assembly, timeout)
+        except BaseException:
+            if assembly.leave():
+                raise
+        with guard:
+            self._regather(present)
+        return True
+
+    def refuse_if_broken(self) -> None:
+        """Raise CommunicationError where a rank could not get together with the others."""
+        if self.board.refresh:
+            self.board.refresh()
+        if BROKEN in self.board.of_all(_FAULT):
+            raise CommunicationError(
+                "the ranks could not get together again after an error: call ranks.restart() for "
+                "fresh ranks, or start the program again"
+            )
+
+    def _regather(self, present: list[int]) -> None:
+        """What all ranks do once they are here. It waits for nothing but messages on the way."""
+        try:
+            self._clean_up(present)
+        except BaseException as error:
+            self.board.set(_FAULT, BROKEN)
+            if isinstance(error, CommunicationError | MPI.Exception):
+                self.refuse_if_broken()
+            raise
         self.epoch += 1
         self.stopped = self.unheard = False
         self._write(state="running")
-        self._renew(present)
-        return True
+
+    def _exchange(self, ranks: Sequence[int], text: str) -> dict[int, str]:
+        """The text of each rank; all of them call this."""
+        return exchange(self.control, ranks, self.epoch + 1, text, self.refuse_if_broken)
+
+    def _clean_up(self, present: list[int]) -> None:
+        """Bring the groups of all their members to one state; leave the others."""
+        mine = {group.key: group for group in [*self.groups(), *self._closed]}
+        settled = {key: settle(group.poll_all) for key, group in mine.items()}
+        text = to_text((group.standing(settled[key]) for key, group in mine.items()), made)
+        told = self._exchange(present, text)
+        lists, counts = zip(*map(from_text, told.values()), strict=True)
+        by_rank = dict(zip(told, lists, strict=True))
+        for members in {members for count in counts for members in count}:
+            if self.rank in members:
+                made[members] = max(count.get(members, 0) for count in counts)
+        for key, group in mine.items():
+            theirs = [by_rank.get(member, {}).get(key) for member in group.members]
+            if None in theirs:
+                lost = [m for m, it in zip(group.members, theirs, strict=True) if it is None]
+                group.abandon(f"{diagnosis.names(lost)} of it is gone")
+            else:
+                group.renew(theirs)
+        self._closed.clear()
+
+    def balance(self) -> int:
+        """How many more messages this rank has sent than received."""
+        return sum(group.channels.balance for group in self.groups())
+
+    def sweep(self) -> list[dict]:
+        """Throw away the messages that nobody has received. All ranks do so, and nothing else.
+
+        Returns:
+            A dict for each of them that this rank had sent: ``to``, ``what``, ``where``.
+
+        Raises:
+            CommunicationError: the ranks could not do it; they are of no use any more.
+        """
+        with guard:
+            try:
+                letters = self._sweep_all()
+            except BaseException:
+                self.board.set(_FAULT, BROKEN)
+                raise
+        mine = {letter.number: letter for letter in letters if letter.source == self.rank}
+        calls = {call.message[1]: call for call in log.since(0) if _is_sent(call, self.rank)}
+        return [_in_words(letter, calls.get(number)) for number, letter in sorted(mine.items())]
+
+    def _sweep_all(self) -> list[Letter]:
+        """What nobody had received, on any rank."""
+        mine = {group.key: group for group in self.groups()}
+        ranks = range(self.size)
+        text = to_text((group.standing(group.poll_all()) for group in mine.values()), made)
+        told = self._exchange(ranks, text)
+        by_rank = {rank: from_text(told[rank])[0] for rank in ranks}
+        letters = []
+        for key, group in mine.items():
+            theirs = [by_rank[member].get(key) for member in group.members]
+            if all(it is not None and it.open and it.settled for it in theirs):
+                letters += group.sweep()
+        text = json.dumps([asdict(letter) for letter in letters])
+        told = self._exchange(ranks, text)
+        return [Letter(**letter) for text in told.values() for letter in json.loads(text)]
+
+    def close_later(self, group) -> None:
+        """A group was destroyed during an incident: its communicators are freed at the end."""
+        self._closed.append(group)
 
     def add(self, group) -> None:
         """Have a process group renewed after incidents."""
@@ -333,21 +449,23 @@ class World:
         self._groups = [r for r, g in zip(self._groups, groups, strict=True) if g is not None]
         return [g for g in groups if g is not None and not g.closed]
 
-    def _renew(self, present: list[int]) -> None:
-        """Fresh communicators for the groups that all their members still have."""
-        mine = {group.key: group for group in self.groups()}
-        # Not of COMM_WORLD's group, which has the same ranks: MPICH 4.0 would crash.
-        team = self.control.group.Incl(present)
-        together = self.control.Create_group(team, self.epoch % 2**20)
-        lists = dict(zip(present, together.allgather(list(mine)), strict=True))
-        together.Free()
-        team.Free()
-        for key, group in mine.items():
-            if all(key in lists.get(member, ()) for member in group.members):
-                group.renew()
-            else:
-                lost = [m for m in group.members if key not in lists.get(m, ())]
-                group.abandon(f"{diagnosis.names(lost)} of it is gone")
+
+def _messages(calls: list[Call]) -> dict:
+    """The messages among them, for a status; nothing where they are too many to be told."""
+    calls = [call for call in calls if call.message is not None]
+    if len(calls) > _MESSAGES:
+        return {}
+    sent = [(c.partner, c.tag, c.message[1]) for c in calls if c.op == "send"]
+    return {"sent": sent, "received": [c.message for c in calls if c.op == "recv"]}
+
+
+def _is_sent(call: Call, rank: int) -> bool:
+    return call.op == "send" and call.message is not None and call.message[0] == rank
+
+
+def _in_words(letter: Letter, call: Call | None) -> dict:
+    what = f"{letter.dtype}{list(letter.shape)} ({letter.nbytes} bytes, tag={letter.tag})"
+    return {"to": letter.destination, "what": what, "where": call.where if call else ""}
 
 
 def _reason(cause: dict) -> str:

@@ -1,0 +1,144 @@
+"""What is left of the time before an error: nothing that a later communication could meet."""
+
+import contextlib
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from helpers import of_rank, rank, same, size
+
+from torch_mpi import world
+from torch_mpi.errors import CommunicationError
+
+MEGABYTE = 250_000  # float32
+
+
+def incident(meanwhile=None) -> None:
+    """All ranks but the first wait in vain for an all_reduce, and then all go on together."""
+    group = dist.new_group(list(range(size())))
+    group.set_timeout(timedelta(seconds=0.2))
+    if meanwhile is not None:
+        meanwhile()
+    with contextlib.suppress(CommunicationError):
+        if rank() > 0:
+            dist.all_reduce(torch.ones(3), group=group)
+        else:
+            while True:  # the first one to hear of it is told by an error, too
+                dist.recv(torch.empty(1), 1, tag=999)
+    works()
+
+
+def works() -> None:
+    """The ranks communicate."""
+    tensor = of_rank(rank())
+    dist.all_reduce(tensor)
+    same(tensor, sum(of_rank(r) for r in range(size())))
+
+
+def case_messages_from_before_an_error_reach_no_receive_after_it():
+    if size() < 2:
+        return "needs two ranks"
+
+    def send_too_much() -> None:
+        if rank() == 0:
+            for count in (3, MEGABYTE):
+                dist.isend(torch.full((count,), -1.0), 1, tag=5)
+
+    for _ in range(3):
+        incident(send_too_much)
+        for count in (3, MEGABYTE):
+            if rank() == 0:
+                dist.send(torch.full((count,), 7.0), 1, tag=5)
+            elif rank() == 1:
+                got = torch.zeros(count)
+                dist.recv(got, 0, tag=5)
+                same(got, torch.full((count,), 7.0))
+    return None
+
+
+def case_what_was_given_up_lets_go_of_its_memory_after_an_error():
+    if size() < 2:
+        return "needs two ranks"
+    from torch_mpi.progress import progress
+
+    def send_too_much() -> None:
+        if rank() == 0:
+            dist.isend(torch.full((MEGABYTE,), -1.0), 1, tag=5)
+
+    incident(send_too_much)
+    assert progress._buried == []
+    return None
+
+
+def case_collectives_from_before_an_error_do_not_meet_those_after_it():
+    if size() < 2:
+        return "needs two ranks"
+
+    def begin_too_many() -> None:
+        if rank() > 0:
+            for _ in range(5):
+                dist.all_reduce(torch.full((4,), -1.0), async_op=True)
+
+    for _ in range(3):
+        incident(begin_too_many)
+        works()
+    return None
+
+
+def case_many_errors_and_groups_leave_no_communicator_behind():
+    if size() < 2:
+        return "needs two ranks"
+    from mpi4py import MPI
+
+    def free_place() -> int:
+        """Libraries number communicators, and give a freed one's number again."""
+        probe = MPI.COMM_WORLD.Dup()
+        number = probe.py2f()
+        probe.Free()
+        return number
+
+    everybody = list(range(size()))
+    incident()
+    dist.destroy_process_group(dist.new_group(everybody))
+    before = free_place()
+    for _ in range(3):
+        for _ in range(10):
+            group = dist.new_group(everybody)
+            dist.all_reduce(torch.ones(1), group=group)
+            dist.destroy_process_group(group)
+        incident()
+    for group in [g for g in world.current().groups() if g is not dist.group.WORLD]:
+        dist.destroy_process_group(group)
+    works()
+    assert free_place() <= before, "communicators are left"
+    return None
+
+
+def case_a_group_destroyed_between_an_error_and_the_meeting_is_freed():
+    if size() < 2:
+        return "needs two ranks"
+    group = dist.new_group(list(range(size())))
+
+    def destroy() -> None:
+        world.current().stop("raised", "a test's error")
+        dist.destroy_process_group(group)
+
+    incident(destroy)
+    assert world.current()._closed == []
+    return None
+
+
+def case_a_group_that_only_one_rank_counts_does_not_spoil_the_next_one():
+    """As after a new_group that ended by an error on some of its ranks."""
+    if size() < 2:
+        return "needs two ranks"
+    everybody = tuple(range(size()))
+    if rank() == 1:
+        world.made[everybody] = world.made.get(everybody, 0) + 3
+    world.current().stop("raised", "a test's error")
+    works()
+    group = dist.new_group(list(everybody), timeout=timedelta(seconds=20))
+    tensor = of_rank(rank())
+    dist.all_reduce(tensor, group=group)
+    same(tensor, sum(of_rank(r) for r in everybody))
+    return None

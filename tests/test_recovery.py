@@ -1,0 +1,140 @@
+"""After an error on some ranks: all go on together, or all are told to restart."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from conftest import find_mpiexec, mpi_environment, run_tree
+
+BROKEN = """
+import torch, torch.distributed as dist
+from torch_mpi import world
+from torch_mpi.errors import CommunicationError
+
+dist.init_process_group("mpi")
+rank = dist.get_rank()
+if rank == 1:
+    def fail(*_):
+        raise CommunicationError("a message did not come in time")
+    world.exchange = fail
+else:
+    import torch_mpi.recovery
+    torch_mpi.recovery.DEADLINE = 9999.0  # the others need not wait for what will never come
+world.current().stop("raised", "a test's error")
+for attempt in (1, 2):
+    try:
+        dist.all_reduce(torch.ones(1))
+        print("WENT ON", flush=True)
+    except CommunicationError as error:
+        print(f"rank {rank}: {error}", flush=True)
+"""
+
+
+def test_where_the_ranks_cannot_get_together_again_all_are_told_to_restart(mpiexec):
+    done = mpiexec(3, BROKEN, timeout=100)
+    assert "WENT ON" not in done.stdout
+    for rank in range(3):
+        lines = re.findall(rf"^rank {rank}: (.*)$", done.stdout, re.MULTILINE)
+        assert len(lines) == 2
+        assert all("call ranks.restart() for fresh ranks" in line for line in lines), lines
+
+
+LATE = """
+import time, torch, torch.distributed as dist
+from torch_mpi import world
+from torch_mpi.errors import CommunicationTimeout
+
+dist.init_process_group("mpi")
+rank = dist.get_rank()
+here = world.current()
+here.stop("raised", "a test's error")
+if rank == 0:  # it leaves the assembly, as after a deadline or Ctrl-C, and comes again
+    for _ in range(3):
+        try:
+            here.recover(timeout=0.1)
+        except CommunicationTimeout:
+            print("LEFT", flush=True)
+else:
+    while not here.statuses()[0].get("told"):
+        time.sleep(1e-3)
+if rank == 0:
+    here._write(**here._status, told=True)
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+print("SUM", tensor.item(), flush=True)
+"""
+
+
+def test_a_rank_that_was_early_and_left_the_meeting_comes_to_the_next_one(mpiexec):
+    done = mpiexec(3, LATE, timeout=100)
+    assert done.stdout.count("LEFT") == 3
+    assert done.stdout.count("SUM 3.0") == 3
+
+
+THREADS = """
+import concurrent.futures, threading, time, torch, torch.distributed as dist
+from datetime import timedelta
+from torch.utils.data import DataLoader
+from torch_mpi.errors import CommunicationError
+
+dist.init_process_group("mpi", timeout=timedelta(hours=3))
+rank = dist.get_rank()
+pool = concurrent.futures.ThreadPoolExecutor(2)
+pool.submit(sum, [1]).result()
+loader = iter(DataLoader(torch.arange(64.0), num_workers=1, prefetch_factor=2))
+next(loader)
+thread = threading.Thread(target=lambda: dist.send(torch.ones(1), 1 - rank, tag=9))
+thread.start()
+dist.recv(torch.empty(1), 1 - rank, tag=9)
+thread.join()
+print("THREADS", threading.active_count() > 2, flush=True)
+try:
+    dist.recv(torch.empty(1), 1 - rank)
+except CommunicationError as error:
+    print("CERTAIN" if "never comes" in str(error) or "cycle" in str(error) else error, flush=True)
+pool.shutdown()
+del loader
+"""
+
+
+def test_idle_threads_of_executors_and_loaders_do_not_hide_a_deadlock(mpiexec):
+    """It is told within a second, not after the timeout, which is hours here."""
+    done = mpiexec(2, THREADS, timeout=100)
+    assert done.stdout.count("THREADS True") == 2, done.stdout
+    assert "CERTAIN" in done.stdout, done.stdout
+
+
+FORK = """
+import os, sys, torch, torch.distributed as dist
+
+dist.init_process_group("mpi")
+if dist.get_rank() == 1:
+    child = os.fork()
+    if child == 0:
+        {end}
+    print("CHILD", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+print("SUM", tensor.item(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("sys.exit(3)", 3), ("raise ValueError('the child')", 1)]
+)
+def test_a_child_that_a_rank_forks_may_end_without_ending_the_rank(end, status, mpiexec):
+    done = mpiexec(2, FORK.format(end=end), timeout=100)
+    assert f"CHILD {status}" in done.stdout
+    assert done.stdout.count("SUM 2.0") == 2
+    assert "has ended" not in done.stderr
+
+
+def test_so_it_may_where_the_ranks_are_processes_of_their_own(tmp_path):
+    program = tmp_path / "fork.py"
+    program.write_text(FORK.format(end="sys.exit(3)"))
+    command = [find_mpiexec(), "-n", "2", "--bind-to", "none", sys.executable, str(program)]
+    done = run_tree(command, timeout=100, env=mpi_environment())
+    assert "CHILD 3" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.count("SUM 2.0") == 2

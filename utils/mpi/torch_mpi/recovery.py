@@ -1,0 +1,288 @@
+"""After an incident: all ranks get together, throw away what was under way, and count on alike.
+
+Three steps. The first is the only one that a rank can leave, and takes as long as the slowest rank:
+
+1. *Assembly*: everybody has come. Who sees that, says that it begins, and from then on nobody
+   leaves (the same handshake as in :mod:`torch_mpi.arrivals`).
+2. *Exchange*: each rank tells the others which groups it has, and how far it is in each.
+3. *Flush*, in each group: every rank sends an empty message to every other one and takes in all
+   that comes before it. MPI delivers the messages of a pair in their order, so that nothing of
+   before can reach a receive of after, and the communicators are as good as new.
+
+The last two only wait for messages that are sent for certain. When they are not over by a deadline
+all the same, the rank writes :data:`BROKEN` on the board, and every rank is told to restart.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from mpi4py import MPI
+
+from . import fence
+from .board import Board
+from .record import Call
+from .waiting import Waitable, wait_for
+
+# Seconds for the second and the third step; for what has begun to come to its end.
+DEADLINE, SETTLING = 30.0, 2.0
+# A rank's word for "no communication is possible any more".
+BROKEN = 1 << 62
+
+
+class Assembly(Waitable):
+    """All ranks are here, and none of them leaves any more: something to wait for.
+
+    Args:
+        board: of the world.
+        here, begun: indices of two words on it.
+        ranks: who has to come, this rank among them.
+        number: of the meeting; larger than that of the last one.
+    """
+
+    def __init__(self, board: Board, here: int, begun: int, ranks: Sequence[int], number: int):
+        self.call = Call("the ranks' meeting after an error", tuple(ranks))
+        self._board, self._ranks, self._number = board, ranks, number
+        self._here, self._begun = here, begun
+        board.set(here, number)
+
+    def poll(self) -> bool:
+        """Whether everybody is here for good."""
+        if self.missing()[0]:
+            return False
+        self._board.set(self._begun, self._number)
+        if self.missing()[0]:  # one has left just now
+            self._board.set(self._begun, self._number - 1)
+            return False
+        return True
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Who is not here."""
+        return [r for r in self._ranks if self._word(self._here, r) < self._number], False, False
+
+    def _word(self, index: int, rank: int) -> int:
+        if self._board.refresh:
+            self._board.refresh()
+        return self._board.of_all(index)[rank]
+
+    def leave(self) -> bool:
+        """Do not wait any more. False: all have come, and one relies on it."""
+        self._board.set(self._here, self._number - 1)
+        fence.everywhere()
+        if all(self._word(self._begun, rank) < self._number for rank in self._ranks):
+            return True
+        self._board.set(self._here, self._number)
+        return False
+
+
+@dataclass
+class Taken:
+    """A message that was in a communicator: who sent it, under which tag."""
+
+    source: int
+    tag: int
+    data: bytearray = field(repr=False)
+    request: MPI.Request = field(repr=False)
+
+
+def _take(communicator: MPI.Intracomm, source: int, tag: int = MPI.ANY_TAG) -> Taken | None:
+    """The next message of a rank, if there is one; its data come when the request is complete."""
+    status = MPI.Status()
+    message = communicator.Improbe(source, tag, status)
+    if message is None:
+        return None
+    data = bytearray(status.Get_count(MPI.BYTE))
+    return Taken(source, status.tag, data, message.Irecv([data, len(data), MPI.BYTE]))
+
+
+class _Messages(Waitable):
+    """What both of the last steps are: messages from and to every other rank.
+
+    Args:
+        ranks: of the communicator; this rank's own is left out.
+        check: raises an error when another rank has given up.
+        names: the same as ranks of the world, for messages.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        communicator: MPI.Intracomm,
+        ranks: Sequence[int],
+        check: Callable[[], None],
+        names: Sequence[int] = (),
+    ):
+        self._check = check
+        self.call = Call(what, tuple(names or ranks))
+        self._communicator = communicator
+        self._names = dict(zip(ranks, names or ranks, strict=True))
+        self._awaited = [rank for rank in ranks if rank != communicator.rank]
+        self._requests: list[MPI.Request] = []
+
+    def _send(self, data: bytes, tag: int) -> None:
+        self._requests += [
+            self._communicator.Isend([data, len(data), MPI.BYTE], rank, tag)
+            for rank in self._awaited
+        ]
+
+    def poll(self) -> bool:
+        """Whether everything is here, and what this rank has sent was taken."""
+        self._check()
+        self._awaited = [rank for rank in self._awaited if not self._has_come(rank)]
+        self._requests = [request for request in self._requests if not request.Test()]
+        return not self._awaited and not self._requests
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """From whom something is missing."""
+        return [self._names[rank] for rank in self._awaited], False, False
+
+
+class Exchange(_Messages):
+    """A text from and to every other rank: something to wait for."""
+
+    def __init__(
+        self,
+        communicator: MPI.Intracomm,
+        ranks: Sequence[int],
+        tag: int,
+        text: str,
+        check: Callable[[], None],
+    ):
+        super().__init__("the ranks' exchange after an error", communicator, ranks, check)
+        self._taken: dict[int, Taken] = {}
+        self._own, self._tag, self._data = (communicator.rank, text), tag, text.encode()
+        self._send(self._data, tag)
+
+    def _has_come(self, rank: int) -> bool:
+        if (taken := _take(self._communicator, rank, self._tag)) is not None:
+            self._taken[rank] = taken
+            self._requests.append(taken.request)
+        return taken is not None
+
+    def texts(self) -> dict[int, str]:
+        """Each rank's, this rank's among them."""
+        return {rank: one.data.decode() for rank, one in self._taken.items()} | dict([self._own])
+
+
+class Flush(_Messages):
+    """Everything that was sent before is out of a communicator: something to wait for.
+
+    All its ranks do this together.
+
+    Args:
+        all_sent: whether everything that this rank has sent was taken; a large message moves only
+            while its sender calls MPI.
+
+    Attributes:
+        taken: the messages that nobody had received.
+    """
+
+    def __init__(
+        self,
+        communicator: MPI.Intracomm,
+        members: Sequence[int],
+        check: Callable[[], None],
+        all_sent: Callable[[], bool],
+    ):
+        what = "the end of what was under way"
+        super().__init__(what, communicator, range(communicator.size), check, members)
+        self.taken: list[Taken] = []
+        # Under the largest tag nobody else sends an empty message.
+        self._tag = communicator.Get_attr(MPI.TAG_UB)
+        self._all_sent = all_sent
+        self._send(b"", self._tag)
+
+    def poll(self) -> bool:
+        """Whether nothing of before is left."""
+        return super().poll() & self._all_sent()
+
+    def _has_come(self, rank: int) -> bool:
+        while (taken := _take(self._communicator, rank)) is not None:
+            self._requests.append(taken.request)
+            if taken.tag == self._tag and not taken.data:
+                return True
+            self.taken.append(taken)
+        return False
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a rank stands in a group.
+
+    Attributes:
+        members, count: the group's key: its ranks, and the how-manieth group of theirs it is.
+        number: of the last collective that the rank came to.
+        open: it was not destroyed on the rank.
+        settled: nothing that has begun is under way on the rank.
+    """
+
+    members: tuple[int, ...]
+    count: int
+    number: int
+    open: bool
+    settled: bool
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], int]:
+        """The group's, equal on all its members."""
+        return self.members, self.count
+
+
+def to_text(standings: Iterable[Standing], made: dict[tuple[int, ...], int]) -> str:
+    """For the exchange: a rank's groups; how many groups it has made of which ranks."""
+    groups = [[s.members, s.count, s.number, s.open, s.settled] for s in standings]
+    return json.dumps([groups, list(made.items())])
+
+
+def from_text(text: str) -> tuple[dict[tuple, Standing], dict[tuple[int, ...], int]]:
+    """What :func:`to_text` was given; the standings by key."""
+    groups, made = json.loads(text)
+    standings = [Standing(tuple(members), *rest) for members, *rest in groups]
+    counts = {tuple(members): count for members, count in made}
+    return {standing.key: standing for standing in standings}, counts
+
+
+def settle(poll_all: Callable[[], bool]) -> bool:
+    """Have what has begun come to its end, which takes all of its ranks; whether it did."""
+    deadline = time.monotonic() + SETTLING
+    while not poll_all():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(1e-4)
+    return True
+
+
+def exchange(
+    control: MPI.Intracomm,
+    ranks: Sequence[int],
+    number: int,
+    text: str,
+    check: Callable[[], None],
+) -> dict[int, str]:
+    """The text of each rank.
+
+    Raises:
+        CommunicationTimeout: one did not come; or what ``check`` raises.
+    """
+    told = Exchange(control, ranks, number % control.Get_attr(MPI.TAG_UB), text, check)
+    wait_for(told, DEADLINE)
+    return told.texts()
+
+
+def flush(
+    communicator: MPI.Intracomm,
+    members: Sequence[int],
+    check: Callable[[], None],
+    all_sent: Callable[[], bool],
+) -> list[Taken]:
+    """What nobody had received, and now nobody will. Called by all ranks of the communicator.
+
+    Raises:
+        CommunicationTimeout: one did not come; or what ``check`` raises.
+    """
+    flushed = Flush(communicator, members, check, all_sent)
+    wait_for(flushed, DEADLINE)
+    return flushed.taken

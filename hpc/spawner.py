@@ -112,7 +112,19 @@ class LabSpawner(SlurmSpawner):
         except RuntimeError as error:
             raise error if isinstance(error, JobError) else JobError(str(error)) from error
         finally:
+            await self._give_up(starting)
+
+    async def _give_up(self, starting: asyncio.Future[tuple[str, int]]) -> None:
+        """End the start if it still goes on; the job's number stays, so that it can be cancelled.
+
+        batchspawner takes an answer of Slurm that was cut short for a job that is gone, and forgets
+        its number: the job would stay in the queue, and start when nobody waits for it.
+        """
+        if not starting.done():
+            job = self.job_id
             starting.cancel()
+            await asyncio.wait({starting})
+            self.job_id = job
 
     async def _start_until_it_listens(self) -> tuple[str, int]:
         host, port = await super().start()

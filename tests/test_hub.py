@@ -341,7 +341,7 @@ def test_a_full_queue_is_said_while_one_waits_and_at_the_end_of_patience(hub: Hu
     hub.cluster.run("sbatch", "-N2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000")
     wait_for(lambda: "RUNNING" in "".join(hub.cluster.jobs()), ACT, "the cluster is full")
     patience = hub.cluster.state / "patience"
-    patience.write_text("25")
+    patience.write_text("12")
     student = hub.student("student1")
     try:
         student.request_server(profile="small")

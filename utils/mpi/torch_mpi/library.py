@@ -230,12 +230,15 @@ def _finalized_by_us() -> Iterator[None]:
 
 # The process that has started MPI; 0 where it was not this module that did.
 _process = 0
+# Whether that process ends it, which takes all ranks: not without those that have died.
+finalizes = True
 
 
 def end_mpi() -> None:
     """End MPI in the process that has started it, and not in a child that it has forked."""
     MPI = sys.modules.get("mpi4py.MPI")
-    if MPI is not None and _process == os.getpid() and not MPI.Is_finalized():
+    ours = _process == os.getpid() and finalizes
+    if MPI is not None and ours and not MPI.Is_finalized():
         MPI.Finalize()
 
 

@@ -42,7 +42,7 @@ from .record import Call, log
 from .recovery import Standing, flush
 from .steps import Steps
 from .waiting import LATE
-from .work import OTHER_SIDE, CollectiveWork, DoneWork, JoinedWork, MPIWork
+from .work import OTHER_SIDE, CollectiveWork, DoneWork, JoinedWork, MPIWork, in_words
 
 TIMEOUT_VARIABLE = "MPI_BACKEND_TIMEOUT"
 _C10D = distributed_c10d.__file__
@@ -88,13 +88,12 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
         CommunicationTimeout: a rank of the group did not come.
     """
     timeout = _timeout_of_the_caller()
-    size = MPI.COMM_WORLD.size
-    members = tuple(ranks) if ranks else tuple(range(size))
-    bad = [r for r in members if not 0 <= r < size]
-    if bad:
-        raise ValueError(f"ranks {bad} do not exist: the world has ranks 0 to {size - 1}")
     _without_flight_recorder()
     here = world.enter(timeout)
+    members = tuple(ranks) if ranks else tuple(range(here.size))
+    bad = [r for r in members if not 0 <= r < here.size]
+    if bad:
+        raise ValueError(f"ranks {bad} do not exist: the world has ranks 0 to {here.size - 1}")
     here.check("new_group")
     return ProcessGroupMPI(members, timeout) if here.rank in members else None
 
@@ -151,25 +150,30 @@ class ProcessGroupMPI(ProcessGroup):
         # Collectives that were called and have not begun, oldest first.
         self._queue: deque[CollectiveWork] = deque()
         self._plans: dict[tuple, Plan] = {}
+        self.channels: Channels | None = None
         # The word of the collective that this rank has come to, but not begun; 0 without one.
         self._come_to = 0
         self.key = _key_of(members)
-        meet(self.world.control, members, self.key[1], "new_group", timeout, self.world)
-        with guard:
-            self._open()
+        try:
+            meet(self.world.control, members, self.key[1], "new_group", timeout, self.world)
+            with guard:
+                self._open()
+        except MPI.Exception as error:
+            raise in_words(error, Call("new_group", members), self) from None
         world.made[members] = self.key[1]
         self.world.add(self)
 
     def _open(self) -> None:
         """Make the communicators and the board. All members are here."""
-        group = MPI.COMM_WORLD.group.Incl(self.members)
+        base = self.world.base
+        group = base.group.Incl(self.members)
         # A collective's own messages never meet the user's.
-        envelopes, data = (MPI.COMM_WORLD.Create_group(group) for _ in range(2))
+        envelopes, data = (base.Create_group(group) for _ in range(2))
         self.channels = Channels(envelopes, data, self.members, self._rank)
         self.arrivals = Arrivals(
             board.make(
                 data,
-                lambda: MPI.COMM_WORLD.Create_group(group),
+                lambda: base.Create_group(group),
                 self.world.one_machine,
                 arrivals.WORDS,
             )
@@ -210,6 +214,13 @@ class ProcessGroupMPI(ProcessGroup):
         flush(channels.data, members, check, lambda: progress.all_sent(self))
         channels.balance = 0
         return [read_envelope(channels, one.source, one.tag, bytes(one.data)) for one in taken]
+
+    def revoke(self) -> None:
+        """A rank has died: have no other rank wait for it inside of a call of MPI."""
+        self.world.base.Revoke()
+        if self.channels is not None:
+            self.channels.envelopes.Revoke()
+            self.channels.data.Revoke()
 
     def abandon(self, reason: str) -> None:
         """The group cannot be used any more."""
@@ -341,12 +352,15 @@ class ProcessGroupMPI(ProcessGroup):
         memory = buffers.readable(tensor)
         call = self._call("send", [tensor], peer=dst, tag=tag, blocking=_called_by("send"))
         call.start = start
-        with guard:
-            envelope, gone = messages.pack(self.channels, call, tensor, memory)
-            steps = Steps(messages.send(self.channels, call, memory, envelope, gone))
-            if call.blocking and not _profiling() and steps.poll():
-                return _over(call)
-            return self._message(MPIWork(self, call, [tensor], keep=memory), steps)
+        try:
+            with guard:
+                envelope, gone = messages.pack(self.channels, call, tensor, memory)
+                steps = Steps(messages.send(self.channels, call, memory, envelope, gone))
+                if call.blocking and not _profiling() and steps.poll():
+                    return _over(call)
+                return self._message(MPIWork(self, call, [tensor], keep=memory), steps)
+        except MPI.Exception as error:
+            raise in_words(error, call, self) from None
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> MPIWork:
         """Start receiving one tensor from rank ``src`` of the group."""
@@ -363,6 +377,12 @@ class ProcessGroupMPI(ProcessGroup):
         blocking = _called_by("recv")
         call = self._call("recv", [tensor], peer=src, tag=tag, blocking=blocking, sent=0)
         call.any_source, call.received = src == MPI.ANY_SOURCE, call.nbytes
+        try:
+            return self._begin_receive(tensor, memory, call, src, tag)
+        except MPI.Exception as error:
+            raise in_words(error, call, self) from None
+
+    def _begin_receive(self, tensor, memory, call: Call, src: int, tag: int) -> MPIWork:
         with guard:
             mailbox = messages.Mailbox(self.channels, src, tag)
             steps = messages.receive(self.channels, call, tensor, memory, mailbox)
@@ -545,6 +565,8 @@ class ProcessGroupMPI(ProcessGroup):
                     matched = _now()
                     plan.all_reduce(MPI.IN_PLACE, block)
                     log.add_like(plan.call, start, matched, _now(), number)
+        except MPI.Exception as error:
+            raise in_words(error, plan.call, self) from None
         finally:
             guard.on -= 1
         if guard.late:

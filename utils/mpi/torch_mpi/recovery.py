@@ -37,20 +37,33 @@ class Assembly(Waitable):
     """All ranks are here, and none of them leaves any more: something to wait for.
 
     Args:
+        call: for messages.
         board: of the world.
         here, begun: indices of two words on it.
-        ranks: who has to come, this rank among them.
+        ranks: tells who has to come, this rank among them. It asks again and again, and so can go
+            on without a rank that dies.
         number: of the meeting; larger than that of the last one.
+        check: raises an error when the ranks will not come.
     """
 
-    def __init__(self, board: Board, here: int, begun: int, ranks: Sequence[int], number: int):
-        self.call = Call("the ranks' meeting after an error", tuple(ranks))
-        self._board, self._ranks, self._number = board, ranks, number
+    def __init__(
+        self,
+        call: Call,
+        board: Board,
+        here: int,
+        begun: int,
+        ranks: Callable[[], Sequence[int]],
+        number: int,
+        check: Callable[[], None] = lambda: None,
+    ):
+        self.call = call
+        self._board, self._ranks, self._number, self._check = board, ranks, number, check
         self._here, self._begun = here, begun
         board.set(here, number)
 
     def poll(self) -> bool:
         """Whether everybody is here for good."""
+        self._check()
         if self.missing()[0]:
             return False
         self._board.set(self._begun, self._number)
@@ -61,7 +74,8 @@ class Assembly(Waitable):
 
     def missing(self) -> tuple[list[int], bool, bool]:
         """Who is not here."""
-        return [r for r in self._ranks if self._word(self._here, r) < self._number], False, False
+        absent = [r for r in self._ranks() if self._word(self._here, r) < self._number]
+        return absent, False, False
 
     def _word(self, index: int, rank: int) -> int:
         if self._board.refresh:
@@ -72,7 +86,7 @@ class Assembly(Waitable):
         """Do not wait any more. False: all have come, and one relies on it."""
         self._board.set(self._here, self._number - 1)
         fence.everywhere()
-        if all(self._word(self._begun, rank) < self._number for rank in self._ranks):
+        if all(self._word(self._begun, rank) < self._number for rank in self._ranks()):
             return True
         self._board.set(self._here, self._number)
         return False

@@ -10,11 +10,12 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 
 from mpi4py import MPI
 
-from . import diagnosis
+from . import diagnosis, library
 from .errors import CommunicationError, errors_line
 
 # How long the first rank to fail waits for what the others have to say.
@@ -25,20 +26,24 @@ FINALIZE_DEADLINE = 20  # seconds
 GRACE = 3.0  # seconds
 
 
-def watch_over(world) -> None:
-    """From now on tell the other ranks when this rank's program fails or ends."""
+def watch_over(current: Callable) -> None:
+    """From now on tell the other ranks when this rank's program fails or ends.
+
+    Args:
+        current: the world then, which may be a smaller one.
+    """
     shown, process = sys.excepthook, os.getpid()
 
     def explain(kind: type, error: BaseException, trace: TracebackType | None) -> None:
         # A child that the program has forked is no rank.
         if os.getpid() == process:
-            _explain(world, shown, kind, error, trace)
+            _explain(current(), shown, kind, error, trace)
         else:
             shown(kind, error, trace)
 
     def ended() -> None:
         if os.getpid() == process:
-            _ended(world)
+            _ended(current())
 
     sys.excepthook = explain
     atexit.register(ended)
@@ -110,6 +115,8 @@ def _ended(world) -> None:
         return
     with contextlib.suppress(ValueError):  # the board is closed
         world.ended()
+    if world.dead():
+        library.finalizes = False
     if world.epoch or world.stopped:
         # What was given up may keep MPI_Finalize from ending.
         faulthandler.dump_traceback_later(FINALIZE_DEADLINE, exit=True, file=sys.__stderr__)

@@ -221,7 +221,8 @@ class Vigil:
             self._timeout += GRACE  # everybody has just come: it is about to complete
             return
         call, where = self._waitable.call, self._where or users_line()
-        text = f"rank {MPI.COMM_WORLD.rank} waits in {call.describe()} at {where}, and "
+        rank = MPI.COMM_WORLD.rank if self._world is None else self._world.rank
+        text = f"rank {rank} waits in {call.describe()} at {where}, and "
         text += self._what_is_missing(certain)
         record = {"where": where, "waited": waited}
         if self._world is not None and self._fatal:

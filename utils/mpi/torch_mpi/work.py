@@ -14,13 +14,12 @@ from mpi4py import MPI
 from torch.distributed import Work
 
 from . import algorithms, arrivals
-from .diagnosis import names
 from .errors import (
     CommunicationError,
     CommunicationMismatch,
-    CommunicationStopped,
     users_line,
 )
+from .failures import is_death
 from .interrupts import guard
 from .network import link
 from .progress import progress
@@ -159,7 +158,7 @@ class MPIWork(Work):
                     return self._steps.poll()
             return self._steps.poll()
         except MPI.Exception as error:
-            self._error = _in_words(error, self.call, self.group.world)
+            self._error = in_words(error, self.call, self.group, self)
         except Exception as error:  # kept: raised where somebody waits
             self._error = error
         return True
@@ -442,7 +441,7 @@ class CollectiveWork(MPIWork):
             else:
                 self._steps = Steps((self._generator or self._without_blocking)(), self._since())
         except MPI.Exception as error:
-            self._error = _in_words(error, self.call, self.group.world)
+            self._error = in_words(error, self.call, self.group, self)
         except Exception as error:  # kept: raised where somebody waits
             self._error = error
         self.begun = True  # last: another thread may poll
@@ -514,11 +513,11 @@ def _seconds(timeout: timedelta | None) -> float | None:
     return timeout.total_seconds()
 
 
-def _in_words(error: MPI.Exception, call: Call, world) -> CommunicationError:
-    if error.Get_error_class() in _DEATHS and world.dead():
-        # Under `mpiexec --with-ft ulfm` the others live on.
-        dead = names(world.dead())
-        return CommunicationStopped(f"{call.describe()} at {users_line()}: {dead} died.", call)
+def in_words(error: MPI.Exception, call: Call, group, waitable=None) -> CommunicationError:
+    """What a user is told of an error of MPI; after a death the group is of no use any more."""
+    if is_death(error):
+        group.revoke()
+        return group.world.follow(call, waitable, time.perf_counter() - call.start)
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         return CommunicationMismatch(
             f"{call.describe()} at {users_line()}: the message that arrived is larger than the "
@@ -526,14 +525,6 @@ def _in_words(error: MPI.Exception, call: Call, world) -> CommunicationError:
             call,
         )
     return CommunicationError(f"{call.describe()} at {users_line()} failed: {error}", call)
-
-
-# MPI's User Level Failure Mitigation, where mpi4py and the library have it.
-_DEATHS = [
-    getattr(MPI, name)
-    for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
-    if hasattr(MPI, name)
-]
 
 
 def _open_span(call: Call, tensors: list[torch.Tensor]):

@@ -15,12 +15,11 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from mpi4py import MPI
 
-from . import board, diagnosis, fence, script
+from . import board, diagnosis, failures, fence, script
 from .errors import CommunicationError, CommunicationStopped, users_line
 from .interrupts import guard
 from .meeting import meet
@@ -32,7 +31,8 @@ from .recovery import BROKEN, Assembly, exchange, from_text, settle, to_text
 from .threads import Threads
 from .waiting import wait_for
 
-_FAULT, _PROCESS, _BEAT, _HERE, _BEGUN = WORDS = range(5)  # on the board
+# The words of each rank on the board; the last two are of torch_mpi.survivors.
+_FAULT, _PROCESS, _BEAT, _HERE, _BEGUN, SHRINK_HERE, SHRINK_BEGUN = WORDS = range(7)
 # How long a rank that follows looks for the cause that the first one is about to write.
 _CAUSE_DEADLINE = 0.3  # seconds
 # An error's text on the board, in characters.
@@ -63,15 +63,26 @@ def enter(timeout: float) -> World:
     if _world is None:
         guard.install()
         meet(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), 0, "init_process_group", timeout)
-        _world = World()
-        script.watch_over(_world)
+        _world = World(MPI.COMM_WORLD)
+        script.watch_over(current)
     return _world
+
+
+def begin_anew(base: MPI.Intracomm) -> None:
+    """Go on as the ranks of this communicator; all of them call this, and have no groups."""
+    global _world
+    made.clear()
+    _world = World(base)
 
 
 class World:
     """This rank among all ranks.
 
+    Args:
+        base: the communicator of all ranks; in it they have their numbers.
+
     Attributes:
+        base: the same.
         rank, size: of MPI's world.
         one_machine: whether all ranks share memory, and a clock.
         epoch: how many incidents are over.
@@ -80,15 +91,16 @@ class World:
         threads: which of this rank's threads may communicate.
     """
 
-    def __init__(self):
-        self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-        node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-        self.one_machine = MPI.COMM_WORLD.allreduce(node.size == self.size, MPI.LAND)
+    def __init__(self, base: MPI.Intracomm):
+        self.base = base
+        self.rank, self.size = base.rank, base.size
+        node = base.Split_type(MPI.COMM_TYPE_SHARED)
+        self.one_machine = base.allreduce(node.size == self.size, MPI.LAND)
         node.Free()
-        fence.use(MPI.COMM_WORLD.allreduce(fence.register(), MPI.LAND))
-        self.control = MPI.COMM_WORLD.Dup()
+        fence.use(base.allreduce(fence.register(), MPI.LAND))
+        self.control = base.Dup()
         self.board = board.make(
-            self.control, MPI.COMM_WORLD.Dup, self.one_machine, words=len(WORDS), text=True
+            self.control, base.Dup, self.one_machine, words=len(WORDS), text=True
         )
         self.board.set(_PROCESS, _host_id() << 32 | os.getpid())
         link.shared_clock = self.one_machine
@@ -269,6 +281,10 @@ class World:
             return True
         return _exists(word & 0xFFFFFFFF)
 
+    def alive(self) -> list[int]:
+        """Ranks whose process exists."""
+        return [rank for rank in range(self.size) if self.is_alive(rank)]
+
     def dead(self) -> list[int]:
         """Ranks whose process is gone."""
         return [rank for rank in range(self.size) if not self.is_alive(rank)]
@@ -328,26 +344,40 @@ class World:
         """
         if not self.incident():
             return False
-        if not self.stopped:
-            self._join()
-        self.refuse_if_broken()
-        present = [rank for rank in range(self.size) if self.is_alive(rank)]
+        self._check_all()
         ended = [s["rank"] for s in self.statuses() if s["state"] == "ended"]
         if ended:
             raise CommunicationError(
                 f"{diagnosis.names(ended)} had ended, so the ranks cannot communicate any more"
             )
-        for group in self.groups():
-            group.give_up_all()
-        assembly = Assembly(self.board, _HERE, _BEGUN, present, self.epoch + 1)
+        self.give_up_all()
+        everybody = range(self.size)
+        call = Call("the ranks' meeting after an error", tuple(everybody))
+        assembly = Assembly(
+            call, self.board, _HERE, _BEGUN, lambda: everybody, self.epoch + 1, self._check_all
+        )
         try:
             wait_for(assembly, timeout)
         except BaseException:
             if assembly.leave():
                 raise
         with guard:
-            self._regather(present)
+            self._regather()
         return True
+
+    def give_up_all(self) -> None:
+        """Join the incident, and end what is under way."""
+        if not self.stopped:
+            self._join()
+        for group in self.groups():
+            group.give_up_all()
+
+    def _check_all(self) -> None:
+        """Raise CommunicationError where the ranks cannot get together any more."""
+        if dead := self.dead():
+            verb = "is" if len(dead) == 1 else "are"
+            raise CommunicationError(f"{diagnosis.names(dead)} {verb} dead. {failures.what_now()}")
+        self.refuse_if_broken()
 
     def refuse_if_broken(self) -> None:
         """Raise CommunicationError where a rank could not get together with the others."""
@@ -359,29 +389,30 @@ class World:
                 "fresh ranks, or start the program again"
             )
 
-    def _regather(self, present: list[int]) -> None:
+    def _regather(self) -> None:
         """What all ranks do once they are here. It waits for nothing but messages on the way."""
         try:
-            self._clean_up(present)
+            self._clean_up()
         except BaseException as error:
             self.board.set(_FAULT, BROKEN)
             if isinstance(error, CommunicationError | MPI.Exception):
-                self.refuse_if_broken()
+                self._check_all()
             raise
         self.epoch += 1
         self.stopped = self.unheard = False
         self._write(state="running")
 
-    def _exchange(self, ranks: Sequence[int], text: str) -> dict[int, str]:
+    def _exchange(self, text: str) -> dict[int, str]:
         """The text of each rank; all of them call this."""
-        return exchange(self.control, ranks, self.epoch + 1, text, self.refuse_if_broken)
+        ranks = range(self.size)
+        return exchange(self.control, ranks, self.epoch + 1, text, self._check_all)
 
-    def _clean_up(self, present: list[int]) -> None:
+    def _clean_up(self) -> None:
         """Bring the groups of all their members to one state; leave the others."""
         mine = {group.key: group for group in [*self.groups(), *self._closed]}
         settled = {key: settle(group.poll_all) for key, group in mine.items()}
         text = to_text((group.standing(settled[key]) for key, group in mine.items()), made)
-        told = self._exchange(present, text)
+        told = self._exchange(text)
         lists, counts = zip(*map(from_text, told.values()), strict=True)
         by_rank = dict(zip(told, lists, strict=True))
         for members in {members for count in counts for members in count}:
@@ -422,17 +453,16 @@ class World:
     def _sweep_all(self) -> list[Letter]:
         """What nobody had received, on any rank."""
         mine = {group.key: group for group in self.groups()}
-        ranks = range(self.size)
         text = to_text((group.standing(group.poll_all()) for group in mine.values()), made)
-        told = self._exchange(ranks, text)
-        by_rank = {rank: from_text(told[rank])[0] for rank in ranks}
+        told = self._exchange(text)
+        by_rank = {rank: from_text(told[rank])[0] for rank in range(self.size)}
         letters = []
         for key, group in mine.items():
             theirs = [by_rank[member].get(key) for member in group.members]
             if all(it is not None and it.open and it.settled for it in theirs):
                 letters += group.sweep()
         text = json.dumps([asdict(letter) for letter in letters])
-        told = self._exchange(ranks, text)
+        told = self._exchange(text)
         return [Letter(**letter) for text in told.values() for letter in json.loads(text)]
 
     def close_later(self, group) -> None:
@@ -472,7 +502,7 @@ def _reason(cause: dict) -> str:
     if cause["kind"] in ("raised", "interrupted"):
         return f"{diagnosis.line(cause)}."
     if cause["kind"] == "died":
-        return f"{diagnosis.line(cause)}. Call ranks.restart() for fresh ranks."
+        return f"{diagnosis.line(cause)}. {failures.what_now()}"
     # Of a mismatch the two sides are still being put together.
     return cause["error"] or f"the call of rank {cause['rank']} does not fit those of the others."
 

@@ -68,6 +68,7 @@ def start(
     partition: str | None = None,
     time: str | int | None = None,
     nodes: int | None = None,
+    fault_tolerant: bool = False,
 ) -> Ranks:
     """Start `n` MPI ranks and make `%%px` run cells on them.
 
@@ -81,13 +82,18 @@ def start(
         Slurm's own launcher; "slurm", as a Slurm job of their own. None: chosen by what this
         process runs in, or by the site; `describe` says which one it was, and why.
     partition, time, nodes: of a Slurm job of their own; time in minutes, or as sbatch takes it.
+    fault_tolerant: the other ranks live on when one dies, and `torch_mpi.survivors.shrink()` has
+        them communicate again; `%%px` and `ask` then leave out the dead. It takes Open MPI 5 on
+        one host.
 
     Raises TypeError or ValueError for arguments that can't work, and RanksError where there is
     no usable mpiexec, on a rank, when Slurm refuses the job, when it can never start, or when the
     ranks are not up 60 s after it has started.
     """
     refuse_on_a_rank()
-    request = Request(n, threads, bind, timeout, env, launcher, partition, time, nodes)
+    request = Request(
+        n, threads, bind, timeout, env, launcher, partition, time, nodes, fault_tolerant
+    )
     plan = Plan.checked(request)
     if _current is not None:
         _current.stop()
@@ -144,6 +150,7 @@ class Ranks:
             # The controller is gone, or did not notice that the ranks are.
             self._take_down()
             self._bring_up()
+        self.view.targets = self.client.ids
         _say(f"{self.n} fresh MPI ranks are up." if self.n > 1 else "A fresh MPI rank is up.")
 
     def stop(self) -> None:
@@ -211,7 +218,7 @@ class Ranks:
             nodes=nodes,
             inside=inside,
             inside_latency=inside_latency,
-            size=self.n,
+            size=len(self.running().living()),
         )
         told = None if network is None else network.to_dict()
         self.ask_or_raise("utils.cluster.on_rank:use_network", network=told)
@@ -251,7 +258,8 @@ class Ranks:
         The function is called as `function(user_ns, rank=…, **kwargs)` with the namespace of the
         rank's cells. Arguments and results travel as JSON text. An error on a rank is a Reply,
         never an exception here. When one rank has failed for 3 s, or after `timeout` seconds, the
-        others are interrupted; with what they say then, it takes at most 10 s more.
+        others are interrupted; with what they say then, it takes at most 10 s more. Of
+        `fault_tolerant` ranks, those that live are asked.
 
         Raises ValueError for a target or arguments that can't be sent, RanksError after `stop`.
         """

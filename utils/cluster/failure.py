@@ -72,6 +72,7 @@ class Outcome:
         output: what mpiexec printed.
         over: mpiexec has ended, and every rank with it.
         fresh: the ranks met again, and their process groups work.
+        survivors: ranks that live on without the dead, where they do.
     """
 
     n: int
@@ -82,6 +83,13 @@ class Outcome:
     output: str = ""
     over: bool = False
     fresh: bool = True
+    survivors: list[int] = field(default_factory=list)
+
+    def renumber(self, numbers: dict[int, int]) -> None:
+        """Call the ranks by other numbers, as they do themselves."""
+        self.errors = {numbers[rank]: error for rank, error in self.errors.items()}
+        self.busy = {numbers[rank]: place for rank, place in self.busy.items()}
+        self.survivors = [numbers[rank] for rank in self.survivors]
 
     def dead(self) -> list[int]:
         """Ranks whose process is gone."""
@@ -112,8 +120,14 @@ class Outcome:
             first, how = found
             text = f"rank {first} died ({how})."
             others = [rank for rank in range(self.n) if rank != first]
-            if others and (self.over or len(dead) > 1):
+            if others and not self.survivors and (self.over or len(dead) > 1):
                 text += f" MPI ended {diagnosis.names(others)} with it."
+        if self.survivors:
+            verb = "lives" if len(self.survivors) == 1 else "live"
+            text += (
+                f"\n{diagnosis.names(self.survivors)} {verb} on, and the next %%px cell runs there."
+                " Before they communicate, all of them call torch_mpi.survivors.shrink()."
+            )
         text += "\nThe notebook's own variables are kept. Fresh ranks: ranks.restart()"
         records = [{"rank": r, "state": "dead", "kind": "died", "error": how, "at": 0.0}
                    for r in dead]  # fmt: skip
@@ -122,6 +136,8 @@ class Outcome:
     def _of_deaths_unknown(self, dead: list[int]) -> str:
         causes = "(os._exit, a crash inside C, out of memory)"
         if len(dead) > 1:
+            if self.survivors:
+                return f"{diagnosis.names(dead)} died {causes}."
             return f"one of {diagnosis.names(dead)} died {causes}. MPI ended the others with it."
         return f"{diagnosis.names(dead)} died {causes}."
 

@@ -64,14 +64,20 @@ class _Kept(io.TextIOBase):
 # --- the set-up -------------------------------------------------------------------------------
 
 
-def prepare(user_ns: dict, *, rank: int, folder: str) -> dict:
+def prepare(user_ns: dict, *, rank: int, folder: str, fault_tolerant: bool) -> dict:
     """Make this rank ready for `where` and `ask`; returns what `describe` shows.
+
+    Raises RuntimeError where it is to live on without a rank that dies, and would not.
 
     `folder` is the kernel's: this rank writes `stack-RANK` (its stack at every SIGUSR1) and
     `cells-RANK` (the source of every cell it has run, as JSON lines).
     """
     from mpi4py import MPI
 
+    from torch_mpi import failures
+
+    if fault_tolerant and (lacking := failures.probe()):
+        raise RuntimeError(f"fault_tolerant=True: {lacking}")
     _here.dump = open(Path(folder) / f"stack-{rank}", "w")  # noqa: SIM115 - faulthandler's, for good
     # Not of all threads: to walk the stack of one that runs meanwhile is a segmentation fault.
     faulthandler.register(signal.SIGUSR1, file=_here.dump, all_threads=False)

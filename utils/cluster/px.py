@@ -76,9 +76,20 @@ class RanksMagics(ParallelMagics):
 
     def _refuse_without_ranks(self) -> None:
         dead = set(range(self.ranks.n)) - set(self.ranks.client.ids)
+        if dead and self.ranks.running().plan.fault_tolerant:
+            dead = self._leave_out(dead)
         if dead:
             verb = "is" if len(dead) == 1 else "are"
             raise CellFailed(f"{names(dead)} {verb} dead. Fresh ranks: ranks.restart()")
+
+    def _leave_out(self, dead: set[int]) -> set[int]:
+        """Run the cell on the others; returns the dead where it was meant for no other rank."""
+        targets = self.view.targets
+        asked = set(targets) if isinstance(targets, list) else {targets}
+        if asked <= dead:
+            return asked
+        self.view.targets = sorted(asked - dead)
+        return set()
 
     def _show_until_done(self, result: AsyncResult, stream: bool, groupby: str) -> bool:
         """Wait, and show what the ranks print; whether the user stopped it."""

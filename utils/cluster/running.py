@@ -203,12 +203,18 @@ class Running:
             return self._cluster.engine_set.get_output()
         return ""
 
+    def living(self) -> list[int]:
+        """The ranks, by their numbers at the start; where others live on, those that are alive."""
+        return list(self.client.ids) if self.plan.fault_tolerant else list(range(self.n))
+
     def over(self) -> bool:
         """Has the command that started the ranks ended, and every rank with it?"""
         return not watchdog.alive(self._cluster.engine_set.process)
 
     def _last_words(self) -> str:
         """What mpiexec says of a rank that died, for which it ends all others first."""
+        if self.plan.fault_tolerant and self.living():
+            return self._output_of_mpiexec()
         by_mpiexec = self.plan.way.launcher == "mpiexec"
         wait = LAST_WORDS_DEADLINE if by_mpiexec else LAST_WORDS_OF_SRUN
         deadline = time.monotonic() + wait
@@ -218,10 +224,12 @@ class Running:
 
     def _get_acquainted(self) -> None:
         """Set the ranks up and check that they are one MPI world, in which engine id is rank."""
-        folder = json.dumps({"folder": str(self._session.folder)})
+        told = json.dumps(
+            {"folder": str(self._session.folder), "fault_tolerant": self.plan.fault_tolerant}
+        )
         for old in self._session.folder.glob("cells-*"):
             old.unlink()
-        replies = Question(self, "utils.cluster.on_rank:prepare", folder).answers(START_DEADLINE)
+        replies = Question(self, "utils.cluster.on_rank:prepare", told).answers(START_DEADLINE)
         for reply in replies:
             if reply.status != "ok":
                 raise self._failed(f"rank {reply.rank} says {reply.error or 'nothing'}")
@@ -313,6 +321,7 @@ class Running:
         busy: ranks that are not done, which cannot be asked.
         """
         dead = set(outcome.dead())
+        before = sorted(dead | set(self.living()))
         if dead:
             outcome.output = self._last_words()
             outcome.over = self.over()
@@ -327,25 +336,32 @@ class Running:
             if reply.status == "ok":
                 outcome.statuses |= {s["rank"]: s for s in reply.value["statuses"]}
             outcome.fresh &= reply.status == "ok" and reply.value["fresh"]
+        if self.plan.fault_tolerant:
+            outcome.survivors = [rank for rank in before if rank not in dead]
+        if outcome.statuses and len(outcome.statuses) == len(before) < self.n:
+            # Ranks have died before, and the others have numbers from 0 on since.
+            outcome.renumber({rank: number for number, rank in enumerate(before)})
 
     def _ask(self, target: str, ranks: set[int], **arguments: Any) -> list[Reply]:
         return Question(self, target, json.dumps(arguments), ranks).answers(MEETING_DEADLINE)
 
     def meet_again(self) -> None:
         """After an error in an answer: the ranks meet; the next answer finds no debris."""
-        if len(self.client.ids) == self.n:
-            self._ask("utils.cluster.on_rank:after_a_failure", set(range(self.n)), meet=True)
+        living = set(self.living())
+        if living == set(self.client.ids):
+            self._ask("utils.cluster.on_rank:after_a_failure", living, meet=True)
 
     def unreceived(self, balances: list[int]) -> dict[int, tuple[str, ...]]:
         """The messages that no rank has received, in words, by sender; the ranks forget them.
 
         balances: of each rank that did something, how many more messages it has sent than received.
         """
-        if len(balances) < self.n or sum(balances) == 0:
+        living = self.living()
+        if len(balances) < len(living) or sum(balances) == 0:
             return {}
-        replies = self._ask("utils.cluster.on_rank:unreceived", set(range(self.n)))
+        replies = self._ask("utils.cluster.on_rank:unreceived", set(living))
         return {
-            reply.rank: tuple(_of_a_message(message) for message in reply.value)
+            living.index(reply.rank): tuple(_of_a_message(message) for message in reply.value)
             for reply in replies
             if reply.status == "ok" and reply.value
         }
@@ -452,7 +468,7 @@ class Question:
 
     def __init__(self, up: Running, target: str, arguments: str, ranks=None, of_ours=True):
         self._up = up
-        self._ranks = sorted(range(up.n) if ranks is None else ranks)
+        self._ranks = sorted(up.living() if ranks is None else ranks)
         # A student's code can print anything but this.
         self._token = f"<{secrets.token_hex(16)}>"
         self._replies: dict[int, Reply] = {}

@@ -40,6 +40,7 @@ class Request:
     partition: str | None = None
     time: str | int | None = None
     nodes: int | None = None
+    fault_tolerant: bool = False
 
     def check(self) -> None:
         """Raise TypeError or ValueError for what can't work anywhere."""
@@ -62,6 +63,7 @@ class Plan:
     launcher: Launcher
     environment: dict[str, str]
     mpi_args: list[str]
+    fault_tolerant: bool = False
     notes: list[str] = field(default_factory=list)
 
     @classmethod
@@ -84,7 +86,9 @@ class Plan:
             if way.launcher == "mpiexec"
             else _srun_options(request, way, launcher, bind)
         )
-        plan = cls(n, threads, bind, way, launcher, environment, mpi_args)
+        if request.fault_tolerant:
+            mpi_args = [*_fault_tolerance(way, launcher), *mpi_args]
+        plan = cls(n, threads, bind, way, launcher, environment, mpi_args, request.fault_tolerant)
         plan.notes = plan._notes(cores)
         return plan
 
@@ -161,6 +165,23 @@ def _mpiexec_options(launcher: Launcher, threads: int, bind: bool) -> list[str]:
     if launcher.is_open_mpi:
         return ["--map-by", f"slot:PE={threads}:OVERSUBSCRIBE", "--bind-to", "core"]
     return ["--bind-to", "core" if threads == 1 else f"core:{threads}"]
+
+
+def _fault_tolerance(way: Way, launcher: Launcher) -> list[str]:
+    """Options of mpiexec that let the others live on; raises ValueError where there are none."""
+    lacks = ""
+    if way.launcher != "mpiexec":
+        lacks = f"the ranks are started with {way.launcher} ({way.reason})"
+    elif way.many_hosts:
+        lacks = "the ranks are on several hosts, where Open MPI's recovery is not reliable"
+    elif not launcher.is_open_mpi or launcher.release < (5,):
+        lacks = f"{launcher.path} is {launcher.version}"
+    if lacks:
+        raise ValueError(
+            f"fault_tolerant=True: that takes mpiexec of Open MPI 5 on one host, and {lacks}. "
+            "Leave it out: the first dead rank then ends all, and ranks.restart() gives fresh ones."
+        )
+    return ["--with-ft", "ulfm"]
 
 
 def _srun_options(request: Request, way: Way, launcher: Launcher, bind: bool) -> list[str]:

@@ -19,6 +19,9 @@ PATIENCE = 45.0
 # Why a rank was started the ordinary way although it was meant to be forked.
 WHY_NOT_VARIABLE = "DDL_LABS_NOT_FORKED"
 
+# Set for each rank by `mpiexec --with-ft ulfm`: the other ranks live on when one dies.
+FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
+
 # What server and keeper tell: there is a keeper; the rank's wait status follows; why there is no
 # rank. And what the stub answers to the first: it has waited, and wants the rank.
 READY, ENDED, REFUSED, GO = b"K", b"E", b"R", b"G"
@@ -111,6 +114,9 @@ def start_plainly(arguments: list[str], reason: str) -> None:
 
 def end_as(status: int) -> None:
     """End as the rank did: by the same exit status, or by the same signal."""
+    if status and FAULT_TOLERANT in os.environ:
+        # Open MPI tells the other ranks of no process that ends by itself with another status.
+        status = int(_signal.SIGKILL)
     if not os.WIFSIGNALED(status):
         os._exit(os.waitstatus_to_exitcode(status))
     import resource

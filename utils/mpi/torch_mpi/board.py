@@ -16,9 +16,8 @@ import threading
 import zlib
 from collections.abc import Callable
 
-from mpi4py import MPI
-
 from .interrupts import guard
+from .mpi import MPI
 
 # Of the text of each rank, in bytes, with its length and checksum: what a rank waits for, some
 # hundred calls. Memory that nobody writes is none.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 
 import torch
-from mpi4py import MPI
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import gradients
 from .dtypes import CARRIERS
+from .mpi import MPI
 
 # MPI counts are C ints before MPI 4, and Open MPI 5 has no others. Kept well below 2**31,
 # so that a multiple of it never overflows either.

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mpi4py import MPI
+from .mpi import MPI
 
 Clock = Callable[[], float]
 

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 
 import torch
-from mpi4py import MPI
 from torch.distributed import ReduceOp
 
 from .arithmetic import combine
+from .mpi import MPI
 
 # To move a tensor only the size of its elements matters, so every dtype can be moved.
 CARRIERS = {

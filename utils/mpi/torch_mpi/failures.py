@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from mpi4py import MPI
+from .mpi import MPI
 
 # Set for each rank by `mpiexec --with-ft ulfm`.
 _ENABLED = "OMPI_MCA_mpi_ft_enable"

@@ -9,8 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from mpi4py import MPI
-
+from .mpi import MPI
 from .record import Call
 from .waiting import Waitable, wait_for
 

@@ -18,11 +18,11 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 import torch
-from mpi4py import MPI
 
 from . import buffers
 from .dtypes import dtype_name
 from .errors import CommunicationMismatch
+from .mpi import MPI
 from .network import Arrival, Wire, link
 from .record import Call
 from .steps import now

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-from mpi4py import MPI
 from torch._C._dynamo import eval_frame
 from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
 from torch.distributed.constants import default_pg_timeout
@@ -36,6 +35,7 @@ from .errors import CommunicationError, CommunicationMismatch, users_place
 from .interrupts import guard
 from .meeting import meet
 from .messages import Channels, Letter, read_envelope
+from .mpi import MPI
 from .network import link
 from .progress import progress
 from .record import Call, log

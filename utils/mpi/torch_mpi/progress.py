@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 
-from mpi4py import MPI
+from .mpi import MPI
 
 # Short enough to hide a bucket behind backward, long enough to cost a few percent of a core.
 PAUSE = 200e-6  # seconds

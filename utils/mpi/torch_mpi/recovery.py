@@ -20,10 +20,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mpi4py import MPI
-
 from . import fence
 from .board import Board
+from .mpi import MPI
 from .record import Call
 from .waiting import Waitable, wait_for
 

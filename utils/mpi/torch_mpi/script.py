@@ -7,16 +7,16 @@ import contextlib
 import faulthandler
 import io
 import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
 
-from mpi4py import MPI
-
-from . import diagnosis, library
+from . import diagnosis, failures
 from .errors import CommunicationError, errors_line
+from .mpi import MPI
 
 # How long the first rank to fail waits for what the others have to say.
 GATHER = 0.3  # seconds
@@ -66,19 +66,28 @@ def _explain_on_stderr(world, shown, kind, error, trace) -> None:
     if not followed:
         shown(kind, error, trace)
     statuses = _gathered(world)
-    cause = diagnosis.first_cause(statuses)
-    told = cause is None or cause["rank"] == world.rank
-    if told:
+    failed = [s["rank"] for s in statuses if s.get("kind") and s["state"] != "dead"]
+    teller = _teller(world, statuses, failed)
+    if teller == world.rank:
         _tell(statuses, trace if followed else None)
     world.ended()
     if _end_with_all(world):
         return
+    if failures.are_survived():
+        _die()
     # The rank that failed first may have caught its error, and be waiting for the others.
-    failed = [status["rank"] for status in statuses if status.get("kind")]
-    if not told and cause["rank"] not in _gone(world) and world.rank == min(failed):
+    if teller != world.rank and teller not in _gone(world) and world.rank == min(failed):
         _tell(statuses, trace)
     sys.stderr.flush()
     MPI.COMM_WORLD.Abort(1)
+
+
+def _teller(world, statuses: list[dict], failed: list[int]) -> int:
+    """Which rank tells for all: the one that failed first; where that is dead, one that lives."""
+    cause = diagnosis.first_cause(statuses)
+    if cause is None:
+        return world.rank
+    return min(failed) if cause["state"] == "dead" and failed else cause["rank"]
 
 
 def _tell(statuses: list[dict], trace: TracebackType | None) -> None:
@@ -106,8 +115,17 @@ def _end_with_all(world) -> bool:
     while time.monotonic() < deadline:
         if len(_gone(world)) == world.size:
             return True
+        if world.is_left_behind():
+            return False
         time.sleep(0.01)
     return False
+
+
+def _die() -> None:
+    """End this rank only. Open MPI takes no notice of one that ends by itself with a status."""
+    sys.stderr.flush()
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _ended(world) -> None:
@@ -115,8 +133,6 @@ def _ended(world) -> None:
         return
     with contextlib.suppress(ValueError):  # the board is closed
         world.ended()
-    if world.dead():
-        library.finalizes = False
-    if world.epoch or world.stopped:
+    if world.epoch or world.stopped or failures.are_survived():
         # What was given up may keep MPI_Finalize from ending.
         faulthandler.dump_traceback_later(FINALIZE_DEADLINE, exit=True, file=sys.__stderr__)

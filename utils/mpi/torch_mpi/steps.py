@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Generator
 
-from mpi4py import MPI
+from .mpi import MPI
 
 _present = threading.local()
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+import time
 from datetime import timedelta
 
 import torch.distributed as dist
-from mpi4py import MPI
 
-from . import failures, library, world
+from . import failures, world
+from .diagnosis import names
 from .errors import CommunicationError
 from .interrupts import guard
+from .mpi import MPI
 from .record import Call
 from .recovery import Assembly
 from .waiting import wait_for
+
+# How long MPI may take to notice a death.
+NOTICE = 3.0  # seconds
 
 
 def shrink(timeout: float | None = None) -> dist.ProcessGroup:
@@ -33,42 +37,47 @@ def shrink(timeout: float | None = None) -> dist.ProcessGroup:
 
     Raises:
         CommunicationTimeout: one of the ranks that live did not come.
-        CommunicationError: no rank has died, or the job was not started with
+        RuntimeError: no rank has died, MPI has not noticed a death, or the job was not started with
             ``mpiexec --with-ft ulfm`` (in a notebook: ``cluster.start(n, fault_tolerant=True)``).
     """
-    here = _checked()
-    limit = dist.group.WORLD.timeout
-    _assemble(here, limit if timeout is None else timeout)
-    with guard:
-        dist.destroy_process_group()
-        # MPI_Finalize waits for all ranks, the dead among them.
-        library.finalizes = False
-        world.begin_anew(_new_base(here.base))
-    dist.init_process_group("mpi", timeout=timedelta(seconds=limit))
-    return dist.group.WORLD
+    limit = _checked().timeout
+    while True:
+        here = world.current()
+        _assemble(here, limit if timeout is None else timeout)
+        with guard:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            _begin_anew(here.base, limit)
+        try:
+            dist.init_process_group("mpi", timeout=timedelta(seconds=limit))
+            return dist.group.WORLD
+        except CommunicationError:
+            if not world.current().dead():
+                raise
 
 
 def _checked() -> world.World:
-    """The world; raises CommunicationError where it cannot shrink."""
+    """The world; raises RuntimeError where it cannot shrink."""
     here = world.current()
-    if here is None or not dist.is_initialized():
-        raise CommunicationError('shrink() before init_process_group("mpi"): there is no group')
+    if here is None:
+        raise RuntimeError('shrink() before init_process_group("mpi"): there is no group')
     if not failures.are_survived():
-        raise CommunicationError(
+        raise RuntimeError(
             "shrink() in a job that ends with its first dead rank: start it with "
             "mpiexec --with-ft ulfm, in a notebook with cluster.start(n, fault_tolerant=True)"
         )
-    if not here.dead():
-        raise CommunicationError("shrink(): all ranks live, there is none to go on without")
+    if not here.dead() and not here.incident():
+        raise RuntimeError("shrink(): all ranks live, there is none to go on without")
     return here
 
 
 def _assemble(here: world.World, timeout: float) -> None:
     """Wait for all ranks that live: in MPI's call a rank would be stuck until they come."""
     here.give_up_all()
+    failed = _Failed(here)
     meeting = Assembly(
         Call("shrink", tuple(here.alive())), here.board, world.SHRINK_HERE, world.SHRINK_BEGUN,
-        here.alive, number=1,
+        failed.others, number=1, check=failed.check,
     )  # fmt: skip
     try:
         wait_for(meeting, timeout)
@@ -77,8 +86,57 @@ def _assemble(here: world.World, timeout: float) -> None:
             raise
 
 
-def _new_base(base: MPI.Intracomm) -> MPI.Intracomm:
-    """A communicator of the ranks that live."""
-    with contextlib.suppress(MPI.Exception):
-        base.Revoke()
-    return base.Shrink()
+class _Failed:
+    """The ranks that MPI knows to be dead: for any other one it would wait."""
+
+    def __init__(self, here: world.World):
+        self._here = here
+        self._unnoticed_since: float | None = None
+
+    def _known(self) -> set[int]:
+        base = self._here.base
+        MPI.COMM_SELF.Iprobe()  # MPI takes in news while it is called
+        failed = base.Get_failed()
+        ranks = MPI.Group.Translate_ranks(failed, range(failed.size), base.group)
+        failed.Free()
+        return set(ranks)
+
+    def others(self) -> list[int]:
+        """All ranks but those."""
+        known = self._known()
+        return [rank for rank in range(self._here.size) if rank not in known]
+
+    def check(self) -> None:
+        """Raise RuntimeError where MPI takes no notice of a death."""
+        unnoticed = set(self._here.dead()) - self._known()
+        now = time.monotonic()
+        self._unnoticed_since = (self._unnoticed_since or now) if unnoticed else None
+        if unnoticed and now - self._unnoticed_since > NOTICE:
+            raise RuntimeError(
+                f"shrink(): Open MPI does not know that {names(unnoticed)} died. It takes notice of"
+                " a process that is killed, crashes, or exits with status 0; not of one that ends "
+                "itself with another status, as by os._exit(1)"
+            )
+
+
+def _begin_anew(base: MPI.Intracomm, timeout: float) -> None:
+    """Make a world of the ranks that live, until no rank dies meanwhile."""
+    agreed = False
+    while not agreed:
+        base.Revoke()  # another rank may be inside of a call, waiting for the dead one
+        base = base.Shrink()
+        made = True
+        try:
+            world.begin_anew(base, timeout)
+        except MPI.Exception:
+            made = False
+            base.Revoke()
+        agreed = _all(base, made)
+
+
+def _all(base: MPI.Intracomm, well: bool) -> bool:
+    """Whether all is well on all ranks; the answer is the same on all that live."""
+    try:
+        return bool(base.Agree(int(well)))
+    except MPI.Exception:  # one has died
+        return False

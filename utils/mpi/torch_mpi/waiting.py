@@ -8,10 +8,9 @@ import threading
 import time
 from typing import Protocol
 
-from mpi4py import MPI
-
 from . import diagnosis
 from .errors import CommunicationTimeout, users_line
+from .mpi import MPI
 from .record import Call
 
 # A wait first tests without a pause: as long as the data may be on their way. Then it leaves

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import torch
-from mpi4py import MPI
 from torch.distributed import Work
 
 from . import algorithms, arrivals
@@ -21,6 +20,7 @@ from .errors import (
 )
 from .failures import is_death
 from .interrupts import guard
+from .mpi import MPI
 from .network import link
 from .progress import progress
 from .record import Call

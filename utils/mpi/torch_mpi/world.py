@@ -17,13 +17,12 @@ import weakref
 import zlib
 from dataclasses import asdict
 
-from mpi4py import MPI
-
-from . import board, diagnosis, failures, fence, script
+from . import board, diagnosis, failures, fence, library, script
 from .errors import CommunicationError, CommunicationStopped, users_line
 from .interrupts import guard
 from .meeting import meet
 from .messages import Letter
+from .mpi import MPI
 from .network import link
 from .progress import progress
 from .record import Call, log
@@ -63,16 +62,18 @@ def enter(timeout: float) -> World:
     if _world is None:
         guard.install()
         meet(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), 0, "init_process_group", timeout)
-        _world = World(MPI.COMM_WORLD)
+        _world = World(MPI.COMM_WORLD, timeout)
+        # MPI_Finalize waits for all ranks, and some may be dead by then.
+        library.finalizes = not failures.are_survived()
         script.watch_over(current)
     return _world
 
 
-def begin_anew(base: MPI.Intracomm) -> None:
+def begin_anew(base: MPI.Intracomm, timeout: float) -> None:
     """Go on as the ranks of this communicator; all of them call this, and have no groups."""
     global _world
     made.clear()
-    _world = World(base)
+    _world = World(base, timeout)
 
 
 class World:
@@ -80,9 +81,10 @@ class World:
 
     Args:
         base: the communicator of all ranks; in it they have their numbers.
+        timeout: of the first group, in seconds.
 
     Attributes:
-        base: the same.
+        base, timeout: the same.
         rank, size: of MPI's world.
         one_machine: whether all ranks share memory, and a clock.
         epoch: how many incidents are over.
@@ -91,8 +93,8 @@ class World:
         threads: which of this rank's threads may communicate.
     """
 
-    def __init__(self, base: MPI.Intracomm):
-        self.base = base
+    def __init__(self, base: MPI.Intracomm, timeout: float):
+        self.base, self.timeout = base, timeout
         self.rank, self.size = base.rank, base.size
         node = base.Split_type(MPI.COMM_TYPE_SHARED)
         self.one_machine = base.allreduce(node.size == self.size, MPI.LAND)
@@ -284,6 +286,10 @@ class World:
     def alive(self) -> list[int]:
         """Ranks whose process exists."""
         return [rank for rank in range(self.size) if self.is_alive(rank)]
+
+    def is_left_behind(self) -> bool:
+        """Whether others go on with fewer ranks, and wait for this one's end."""
+        return any(self.board.of_all(SHRINK_HERE))
 
     def dead(self) -> list[int]:
         """Ranks whose process is gone."""

@@ -559,6 +559,32 @@ def test_a_message_that_an_answer_leaves_behind_is_told_to_the_check(course):
     assert course.next_cell().streams.count("works on") == N
 
 
+# --- a limit for one cell ------------------------------------------------------------------------
+
+LATE_RANK = "import time\nif rank == 0:\n    time.sleep(2.5)\ndist.all_reduce(torch.ones(1))"
+SHORT = "%px import datetime; dist.group.WORLD.set_timeout(datetime.timedelta(seconds={}))"
+
+
+def test_one_cell_can_wait_longer_or_shorter_than_its_groups_say(course):
+    shown = course.fail(f"%%px --timeout 0.7\n{LATE_RANK}")
+    assert shown.message().startswith("ranks 1, 2, 3 wait for rank 0."), shown.everything()
+    # The limit was that cell's only.
+    course.ok(f"%%px\n{LATE_RANK}")
+    course.ok(SHORT.format(0.7))
+    course.ok(f"%%px --timeout 30\n{LATE_RANK}")
+    shown = course.fail(f"%%px\n{LATE_RANK}")
+    assert shown.message().startswith("ranks 1, 2, 3 wait for rank 0."), shown.everything()
+    course.ok(SHORT.format(TIMEOUT))
+    assert course.next_cell().streams.count("works on") == N
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "inf", "soon"])
+def test_a_limit_that_is_none_is_refused_and_nothing_runs(course, given):
+    shown = course.book.run(f"%%px --timeout {given}\nprint('ran')")
+    assert re.search("UsageError.*--timeout", shown.streams), shown.everything()
+    assert "ran" not in shown.streams
+
+
 # --- faults that need fresh ranks -------------------------------------------------------------
 
 DEADLY = [

@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from ipyparallel.engine.datapub import publish_data
 from IPython import get_ipython
 
+from torch_mpi import limits
 from utils.cluster.reply import BALANCE
 from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
 from utils.timeline.on_rank import start_watching
@@ -38,8 +39,8 @@ MOST_OF_A_CELL = 1_000_000
 MEETING = 15.0
 
 # Of this rank: its real standard output and error, the files that are cells, the file for its
-# stacks, how much the present cell may still print.
-_here = SimpleNamespace(streams=(), cells=set(), dump=None, rank=0, room=MOST_OF_A_CELL)
+# stacks, how much the present cell may still print, how long a wait of the next one may last.
+_here = SimpleNamespace(streams=(), cells=set(), dump=None, rank=0, room=MOST_OF_A_CELL, limit=None)
 
 
 class _Kept(io.TextIOBase):
@@ -130,8 +131,14 @@ def _world():
     return module.current() if module else None
 
 
+def limit_next_cell(seconds: float) -> None:
+    """Have each communication of the next cell wait for so long, whatever its group's timeout."""
+    _here.limit = seconds
+
+
 def _cell_begins(info) -> None:
     _here.room = MOST_OF_A_CELL
+    limits.cell, _here.limit = _here.limit, None
     # Again for each cell: IPython puts a `write` of its own into the streams, and takes it out.
     for stream in _here.streams:
         if not hasattr(stream.write, "__wrapped__"):
@@ -141,6 +148,7 @@ def _cell_begins(info) -> None:
 
 
 def _cell_ends(result) -> None:
+    limits.cell = None
     if world := _world():
         error = result.error_before_exec or result.error_in_exec
         _tell(world, error)

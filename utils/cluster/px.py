@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 
 import ipyparallel as ipp
 from ipyparallel.client.asyncresult import AsyncResult
-from ipyparallel.client.magics import ParallelMagics
+from ipyparallel.client.magics import ParallelMagics, exec_args, output_args
+from IPython.core import magic_arguments
+from IPython.core.error import UsageError
 from IPython.display import Image, display
 
 from torch_mpi.diagnosis import names
@@ -35,6 +38,26 @@ class RanksMagics(ParallelMagics):
         super().__init__(shell, ranks.view)
         self.ranks = ranks
         self._seen_over: float | None = None
+        self._limit: float | None = None
+
+    @magic_arguments.magic_arguments()
+    @exec_args
+    @output_args
+    @magic_arguments.argument("--local", action="store_const", const=True)
+    @magic_arguments.argument(
+        "--timeout",
+        type=float,
+        help="seconds that a communication of this cell waits before it reports a deadlock",
+    )
+    def cell_px(self, line="", cell=None):
+        """Run the cell on the ranks, as ipyparallel does, with a ``--timeout`` of its own."""
+        self._limit = magic_arguments.parse_argstring(self.cell_px, line).timeout
+        if self._limit is not None and not 0 < self._limit < math.inf:
+            raise UsageError(f"%%px --timeout {self._limit:g}: must be more than 0 s, and finite")
+        try:
+            return super().cell_px(line, cell)
+        finally:
+            self._limit = None
 
     def parallel_execute(
         self,
@@ -52,6 +75,9 @@ class RanksMagics(ParallelMagics):
             CellFailed: it failed somewhere, was interrupted, or has dead ranks.
         """
         self._refuse_without_ranks()
+        if self._limit is not None:
+            here = "__import__('utils.cluster.on_rank', fromlist=['limit_next_cell'])"
+            self.view.execute(f"{here}.limit_next_cell({self._limit})", silent=True, block=False)
         if not (self.view.block if block is None else block):
             return super().parallel_execute(cell, block=False, save_name=save_name)
         stream = self.stream_output if stream_output is None else stream_output

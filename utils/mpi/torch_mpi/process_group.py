@@ -27,7 +27,7 @@ from torch._C._dynamo import eval_frame
 from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
-from . import algorithms, arrivals, board, buffers, messages, world
+from . import algorithms, arrivals, board, buffers, limits, messages, world
 from .arithmetic import combine
 from .arrivals import Arrivals
 from .dtypes import check_ops, dtype_name, factor_of, multiplied, op_name, reduction
@@ -134,7 +134,7 @@ class ProcessGroupMPI(ProcessGroup):
 
     Args:
         members: global ranks, in the order of the group.
-        timeout: seconds that a wait lasts at most (an attribute too).
+        timeout: seconds that a wait lasts at most.
     """
 
     def __init__(self, members: tuple[int, ...], timeout: float):
@@ -142,7 +142,7 @@ class ProcessGroupMPI(ProcessGroup):
         self.world = world.current()
         self._rank = members.index(self.world.rank)
         super().__init__(self._rank, len(members))
-        self.timeout = timeout
+        self._timeout = timeout
         self._name = self._description = ""
         self._lost = ""
         self.closed = False
@@ -155,7 +155,7 @@ class ProcessGroupMPI(ProcessGroup):
         self._come_to = 0
         self.key = _key_of(members)
         try:
-            meet(self.world.control, members, self.key[1], "new_group", timeout, self.world)
+            meet(self.world.control, members, self.key[1], "new_group", self.timeout, self.world)
             with guard:
                 self._open()
         except MPI.Exception as error:
@@ -268,9 +268,14 @@ class ProcessGroupMPI(ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
+    @property
+    def timeout(self) -> float:
+        """Seconds that a wait lasts at most; the present cell may have a limit of its own."""
+        return self._timeout if limits.cell is None else limits.cell
+
     def set_timeout(self, timeout: timedelta) -> None:
         """How long a wait lasts at most, from now on."""
-        self.timeout = timeout.total_seconds()
+        self._timeout = timeout.total_seconds()
 
     # PyTorch asks a group for the backend of a device; this group is its own.
     supports_splitting, supports_coalescing = True, False
@@ -335,7 +340,7 @@ class ProcessGroupMPI(ProcessGroup):
         members = tuple(self.members[r] for r in ranks)
         if self.world.rank not in members:
             return None
-        child = ProcessGroupMPI(members, timeout.total_seconds() if timeout else self.timeout)
+        child = ProcessGroupMPI(members, timeout.total_seconds() if timeout else self._timeout)
         child.setGroupName(group_name or f"{self._name}:split:{','.join(map(str, ranks))}")
         child.setGroupDesc(group_desc or f"{self._description}:split")
         return child

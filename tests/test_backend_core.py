@@ -12,6 +12,7 @@ import random
 import threading
 import time
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import greenlet
@@ -21,7 +22,7 @@ import torch
 from mpi4py import MPI
 
 from torch_mpi import board as board_module
-from torch_mpi import buffers, dtypes, fence, gradients, waiting
+from torch_mpi import buffers, dtypes, errors, fence, gradients, waiting
 from torch_mpi.arrivals import DEPTH, NUMBER, WORDS, Arrivals, Sight, signature, word
 from torch_mpi.board import TEXT, Board, MessageBoard
 from torch_mpi.errors import CommunicationStopped, CommunicationTimeout
@@ -165,6 +166,20 @@ def test_a_rank_does_not_begin_what_another_one_takes_back_just_then():
     assert two.withdraw(1, mine)
     assert one.enter(1, mine).missing == [1]
     assert one.withdraw(1, mine)
+
+
+def test_a_call_that_fits_no_other_is_refused_unless_another_rank_has_begun_it():
+    one, two, mine = two_that_came()
+    # What did not fit a moment ago was of another thread of rank 1.
+    assert two.enter(1, mine).complete
+    assert not one.refuse(1, mine)
+    assert one.enter(1, mine).complete
+
+    one, two, mine = two_that_came()
+    assert one.refuse(1, mine)
+    # From now on it fits nowhere, and nobody can begin it.
+    assert two.look(1, mine).odd == [0]
+    assert two.enter(1, mine).odd == [0]
 
 
 class Turns(Board):
@@ -914,3 +929,15 @@ def test_tags_stay_below_the_largest_that_the_mpi_library_has(largest):
 def test_thousands_of_messages_may_be_under_way_before_a_tag_comes_again():
     tags = Tags(32_767)
     assert len({tags.of_message(n) for n in range(10_000)}) == 10_000
+
+
+def test_a_call_of_a_packages_own_thread_is_placed_in_the_package():
+    folder = Path(torch.__file__).parents[1]
+    found = {}
+    source = "found['place'] = users_place()"
+    code = compile(source, str(folder / "torch/distributed/checkpoint/utils.py"), "exec")
+    names = {"found": found, "users_place": errors.users_place}
+    thread = threading.Thread(target=exec, args=(code, names))
+    thread.start()
+    thread.join()
+    assert errors.place_text(*found["place"]) == "torch/distributed/checkpoint/utils.py:1"

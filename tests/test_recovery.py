@@ -138,3 +138,52 @@ def test_so_it_may_where_the_ranks_are_processes_of_their_own(tmp_path):
     done = run_tree(command, timeout=100, env=mpi_environment())
     assert "CHILD 3" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("SUM 2.0") == 2
+
+
+TWO_THREADS = """
+import threading, torch, torch.distributed as dist
+from torch_mpi.errors import CommunicationError, CommunicationMismatch
+
+dist.init_process_group("mpi")
+rank = dist.get_rank()
+dist.all_reduce(torch.ones(4))  # later ones like it go the short way
+
+def background():
+    try:
+        for _ in range(20):
+            dist.all_gather([torch.zeros(2), torch.zeros(2)], torch.ones(2))
+    except CommunicationError as error:
+        said.append(error)
+
+for turn in range(12):
+    said = []
+    thread = threading.Thread(target=background, name="the-saver")
+    thread.start()
+    try:
+        for _ in range(20):
+            dist.all_reduce(torch.ones(4))
+    except CommunicationError as error:
+        said.append(error)
+    thread.join()
+    for error in said:
+        if isinstance(error, CommunicationMismatch):
+            print("MISMATCH", error, flush=True)
+    # What both threads of both ranks do together next.
+    while True:
+        try:
+            dist.barrier()
+            break
+        except CommunicationError:
+            pass
+print("END", flush=True)
+"""
+
+
+def test_two_threads_on_one_group_are_told_so_and_wedge_no_rank(mpiexec):
+    """As in an asynchronous checkpoint on the default group."""
+    done = mpiexec(2, TWO_THREADS, timeout=100)
+    told = [line for line in done.stdout.splitlines() if "on its thread the-saver" in line]
+    assert told, "the threads never met each other's calls"
+    for line in told:
+        assert "a group of its own, by dist.new_group()" in line
+    assert done.stdout.count("END") == 2

@@ -65,7 +65,7 @@ class _Kept(io.TextIOBase):
 # --- the set-up -------------------------------------------------------------------------------
 
 
-def prepare(user_ns: dict, *, rank: int, folder: str, fault_tolerant: bool) -> dict:
+def prepare(user_ns: dict, *, rank: int, folder: str, fault_tolerant: bool = False) -> dict:
     """Make this rank ready for `where` and `ask`; returns what `describe` shows.
 
     Raises RuntimeError where it is to live on without a rank that dies, and would not.

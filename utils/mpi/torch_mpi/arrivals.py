@@ -107,7 +107,19 @@ class Arrivals:
 
     def withdraw(self, number: int, mine: int) -> bool:
         """As if this rank had not come; ``False`` where another one has begun: it takes part."""
-        self.board.set(number % DEPTH, 0)
+        return self._take_back(number, mine, 0)
+
+    def refuse(self, number: int, mine: int) -> bool:
+        """Come with a call that fits no other; ``False`` where another rank has begun.
+
+        What did not fit may do so a moment later: one thread of a rank leaves, another one comes.
+        """
+        if self.board.refresh:
+            return True  # nobody blocks there, and what is begun in vain is found afterwards
+        return self._take_back(number, mine, mine ^ _SIGNATURE)
+
+    def _take_back(self, number: int, mine: int, instead: int) -> bool:
+        self.board.set(number % DEPTH, instead)
         if self.board.refresh:
             sight = self.look(number, mine)
             begun = sight.missing == [self.board.rank] and not sight.odd

@@ -16,6 +16,13 @@ _LIBRARY_FOLDERS = (
     os.path.dirname(os.__file__) + os.sep,
 )
 _is_library: dict[str, bool] = {}
+# Installed packages; and what of them stands between any communication and this backend.
+_PACKAGES = _LIBRARY_FOLDERS[0]
+_PLUMBING = (
+    _LIBRARY_FOLDERS[1],
+    torch.distributed.distributed_c10d.__file__,
+    torch.distributed.c10d_logger.__file__,
+)
 
 
 class CommunicationError(DistBackendError):
@@ -60,9 +67,14 @@ class CommunicationStopped(CommunicationError):
 
 
 def place_text(filename: str, line: int) -> str:
-    """``cell line 3`` for code of a notebook cell, ``file.py:3`` for a file."""
+    """``cell line 3`` for code of a notebook cell, ``file.py:3`` for a file.
+
+    ``package/module.py:3`` for one of an installed package.
+    """
     if "ipykernel_" in filename or filename.startswith("<ipython-input"):
         return f"cell line {line}"
+    if filename.startswith(_PACKAGES):
+        return f"{filename.removeprefix(_PACKAGES)}:{line}"
     return f"{os.path.basename(filename)}:{line}"
 
 
@@ -76,12 +88,20 @@ def in_library(filename: str) -> bool:
 
 
 def users_place(frame: FrameType | None = None) -> tuple[str, int] | None:
-    """File and line of the innermost call that is neither PyTorch's nor this package's."""
-    frame = frame or sys._getframe(1)
+    """File and line of the innermost call that is neither PyTorch's nor this package's.
+
+    On a thread of a package, none of whose code is the user's: that of the package's innermost.
+    """
+    first = frame = frame or sys._getframe(1)
     while frame is not None:
         if not in_library(frame.f_code.co_filename):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
+    while first is not None:
+        filename = first.f_code.co_filename
+        if filename.startswith(_PACKAGES) and not filename.startswith(_PLUMBING):
+            return filename, first.f_lineno
+        first = first.f_back
     return None
 
 

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -152,7 +152,7 @@ class ProcessGroupMPI(ProcessGroup):
         self._plans: dict[tuple, Plan] = {}
         self.channels: Channels | None = None
         # The word of the collective that this rank has come to, but not begun; 0 without one.
-        self._come_to = 0
+        self._come_to, self._come_for = 0, None
         self.key = _key_of(members)
         try:
             meet(self.world.control, members, self.key[1], "new_group", self.timeout, self.world)
@@ -526,9 +526,18 @@ class ProcessGroupMPI(ProcessGroup):
                 plan is not None
                 and tensor.grad_fn is None  # else a backward pass will have to warn
                 and not self._queue
-                and self._all_reduce_now(tensor, opts, plan)
+                and self.lock.acquire(blocking=False)
             ):
-                return _DONE
+                # Another thread must not come to a collective before this one is in the queue.
+                try:
+                    if self._all_reduce_now(tensor, opts, plan):
+                        return _DONE
+                    return self._all_reduce("all_reduce", tensors, opts)
+                finally:
+                    if self._come_to:  # an error on the way: this collective is nobody else's
+                        self.arrivals.withdraw(self.arrivals.number, self._come_to)
+                        self._come_to, self._come_for = 0, None
+                    self.lock.release()
         return self._all_reduce("all_reduce", [_one(tensors, "all_reduce")], opts)
 
     def _all_reduce_now(self, tensor: torch.Tensor, opts, plan: Plan) -> bool:
@@ -574,6 +583,9 @@ class ProcessGroupMPI(ProcessGroup):
             raise in_words(error, plan.call, self) from None
         finally:
             guard.on -= 1
+        if self._come_to:  # this rank may have to tell another one what it has come for
+            place = users_place()
+            self._come_for = replace(plan.call, sequence=number, place=place, blocking=True)
         if guard.late:
             guard.release()
         return matched > 0
@@ -906,6 +918,8 @@ class ProcessGroupMPI(ProcessGroup):
             not getattr(opts, "asyncOp", True) if blocking is None else blocking,
             place=users_place(),
         )
+        if _thread() != _MAIN_THREAD:
+            call.thread = threading.current_thread().name
         call.sent = call.nbytes if sent is None else sent
         log.add(call)
         return call
@@ -956,7 +970,7 @@ class ProcessGroupMPI(ProcessGroup):
             self.arrivals.number += not work.come
             call.sequence = self.arrivals.number
             work.word = self._come_to or arrivals.word(call.sequence, code, direct=False)
-            self._come_to = 0
+            self._come_to, self._come_for = 0, None
             self._queue.append(work)
             if call.blocking:
                 self.hasten()
@@ -1014,6 +1028,8 @@ class ProcessGroupMPI(ProcessGroup):
             if sight.complete:
                 sight = self.arrivals.enter(*work.arrival)
             if sight.odd:
+                if not self.arrivals.refuse(*work.arrival):
+                    continue
                 self._queue.popleft()
                 work.refuse(self._mismatch(work, sight.odd))
             elif sight.missing:
@@ -1049,25 +1065,42 @@ class ProcessGroupMPI(ProcessGroup):
             self._queue.remove(work)
             return True
 
+    def called(self) -> dict[str, dict]:
+        """What this rank has called that has not begun: name of the collective, what and where."""
+        # Without the lock, which another thread may hold that wants to tell, too.
+        calls = [work.call for work in list(self._queue)]
+        if (come_for := self._come_for) is not None:
+            calls.append(come_for)
+        return {self._name_of(call): call.side() for call in calls}
+
+    def _name_of(self, call: Call) -> str:
+        return f"{self.key} {call.sequence}"
+
     def _mismatch(self, work: CollectiveWork, odd: list[int]) -> CommunicationMismatch:
         """The error for ranks that came with different calls: both sides, in rank order."""
         call = work.call
-        mine = {"what": call.describe(), "where": call.where}
+        mine = call.side()
         more = {"waitable": work, "where": call.where, "waited": time.perf_counter() - call.start}
         more["heard"] = work.is_heard()
-        name = f"{self.key} {call.sequence}"
-        sides = {self.world.rank: mine, self.members[odd[0]]: {}}
-        record = self.world.stop("mismatch", "", sequence=name, **more)
+        name, other = self._name_of(call), self.members[odd[0]]
+        sides = {self.world.rank: mine, other: {}}
+        more["called"] = {name: mine}
+        record = self.world.stop("mismatch", "", **more)
         deadline = time.perf_counter() + OTHER_SIDE
-        while not sides[self.members[odd[0]]] and time.perf_counter() < deadline:
-            other = self.world.statuses()[self.members[odd[0]]]
-            if other.get("sequence") == name:
-                sides[self.members[odd[0]]] = other
-            else:
+        while not sides[other] and time.perf_counter() < deadline:
+            sides[other] = self.world.statuses()[other].get("called", {}).get(name, {})
+            if not sides[other]:
                 time.sleep(1e-3)
+        if sides[other].get("what") == mine["what"]:
+            sides[other] = {}  # what did not fit was another thread's, which has left since
         text = ", but ".join(_side(rank, sides[rank]) for rank in sorted(sides))
         text += ". All ranks of a group have to make the same collective calls in the same order."
-        record = self.world.stop("mismatch", text, sequence=name, **more)
+        if any(side.get("thread") for side in sides.values()):
+            text += (
+                " The calls of two threads have no certain order: give each thread a group of its "
+                "own, by dist.new_group()."
+            )
+        record = self.world.stop("mismatch", text, **more)
         return CommunicationMismatch(text, call, record)
 
     def _exchange(
@@ -1170,7 +1203,8 @@ def _side(rank: int, status: dict) -> str:
     if not status:
         return f"rank {rank} makes another call"
     where = f" at {status['where']}" if status["where"] else ""
-    return f"rank {rank} calls {status['what']}{where}"
+    thread = f" on its thread {status['thread']}" if status.get("thread") else ""
+    return f"rank {rank} calls {status['what']}{where}{thread}"
 
 
 def _soon(mailbox: messages.Mailbox) -> bool:

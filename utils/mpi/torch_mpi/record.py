@@ -62,6 +62,7 @@ class Call:
         sent, received: bytes that this rank contributes and gets, see :mod:`torch_mpi.record`.
         moved_out, moved_in: bytes that really left this rank and came to it inside of a
             collective; ``None`` where MPI moves them, so that nobody knows.
+        thread: name of the thread that has called, if it is not the main one.
     """
 
     op: str
@@ -86,6 +87,7 @@ class Call:
     received: int = 0
     moved_out: int | None = None
     moved_in: int | None = None
+    thread: str = ""
 
     @property
     def partner(self) -> int | None:
@@ -106,6 +108,10 @@ class Call:
         if self.tag is not None:
             arguments.append(f"tag={self.tag}")
         return f"{self.op}({', '.join(arguments)})"
+
+    def side(self) -> dict[str, str]:
+        """What another rank is told of a call that does not fit its own."""
+        return {"what": self.describe(), "where": self.where, "thread": self.thread}
 
     def describe(self) -> str:
         """``recv(src=1, tag=0) of float32[3, 4] (48 bytes)``."""

@@ -215,7 +215,15 @@ class World:
         return {"times": len(alike)} | _messages(calls)
 
     def stop(
-        self, kind: str, error: str, *, waitable=None, where: str = "", heard: bool = True, **more
+        self,
+        kind: str,
+        error: str,
+        *,
+        waitable=None,
+        where: str = "",
+        heard: bool = True,
+        called: dict[str, dict] | None = None,
+        **more,
     ) -> dict:
         """Begin an incident, or join it; returns the status that all ranks can read now.
 
@@ -225,6 +233,7 @@ class World:
             waitable: the communication this rank was in, if it was.
             where: the user's line.
             heard: somebody waits for the communication, and will get the error.
+            called: a collective that fits no other rank's, by its name: ``what``, ``where``.
         """
         record = {"where": where}
         if waitable is not None:
@@ -232,14 +241,20 @@ class World:
         with self._lock:
             number, before = self.epoch + 1, self._status
             # Written again with more words, it is still the same moment.
-            at = before["at"] if before.get("incident") == number else time.perf_counter()
+            again = before.get("incident") == number
+            at = before["at"] if again else time.perf_counter()
+            called = (before["called"] if again else {}) | self._called() | (called or {})
             self.unheard = self.unheard or not heard
             status = self._write(
-                **record, state="stopped", kind=kind, error=error[:_LONGEST],
+                **record, state="stopped", kind=kind, error=error[:_LONGEST], called=called,
                 at=at, incident=number, **more,
             )  # fmt: skip
             self._join()
         return status
+
+    def _called(self) -> dict[str, dict]:
+        """The collectives that have not begun: what another rank may have to tell of a mismatch."""
+        return {name: told for group in self.groups() for name, told in group.called().items()}
 
     def _join(self) -> None:
         self.stopped = True

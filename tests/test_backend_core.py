@@ -182,6 +182,15 @@ def test_a_call_that_fits_no_other_is_refused_unless_another_rank_has_begun_it()
     assert two.enter(1, mine).odd == [0]
 
 
+def test_a_mismatch_names_a_rank_with_another_call_before_one_that_has_refused_this_one():
+    ranks = group(3)
+    this, other = word(1, 7, True), word(1, 8, True)
+    for rank, mine in zip(ranks, (this, other, this), strict=True):
+        rank.come(1, mine)
+    assert ranks[0].refuse(1, this)
+    assert ranks[2].look(1, this).odd == [1, 0]
+
+
 class Turns(Board):
     """A board whose every access waits for its turn: the places where ranks can be interleaved."""
 

@@ -53,7 +53,7 @@ class Sight:
 
     Attributes:
         missing: ranks (of the group) that have not come.
-        odd: ranks that came with another call.
+        odd: ranks that came with another call; last those that have refused this one.
         direct: all are there, in blocking calls.
     """
 
@@ -146,4 +146,6 @@ class Arrivals:
         there = [w & HERE and (w >> NUMBER_AT & NUMBER) == number & NUMBER for w in words]
         missing = [r for r, here in enumerate(there) if not here]
         odd = [r for r, w in enumerate(words) if there[r] and (w ^ mine) & _SIGNATURE]
+        # Who has refused this very call is named last: the cause is a rank that makes another one.
+        odd.sort(key=lambda r: (words[r] ^ mine) & _SIGNATURE == _SIGNATURE)
         return Sight(missing, odd, not missing and all(w & DIRECT for w in words))

@@ -28,6 +28,14 @@ def is_death(error: MPI.Exception) -> bool:
     return error.Get_error_class() in _DEATHS
 
 
+def agree(base: MPI.Intracomm, well: bool) -> bool:
+    """Whether all is well on all ranks; the answer is the same on all that live."""
+    try:
+        return bool(base.Agree(int(well)))
+    except MPI.Exception:  # one has died
+        return False
+
+
 def what_now() -> str:
     """What a user can do after a death; a sentence."""
     if are_survived():

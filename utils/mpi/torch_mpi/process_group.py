@@ -27,7 +27,7 @@ from torch._C._dynamo import eval_frame
 from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
-from . import algorithms, arrivals, board, buffers, limits, messages, world
+from . import algorithms, arrivals, board, buffers, failures, limits, messages, world
 from .arithmetic import combine
 from .arrivals import Arrivals
 from .dtypes import check_ops, dtype_name, factor_of, multiplied, op_name, reduction
@@ -165,20 +165,39 @@ class ProcessGroupMPI(ProcessGroup):
 
     def _open(self) -> None:
         """Make the communicators and the board. All members are here."""
-        base = self.world.base
-        group = base.group.Incl(self.members)
         # A collective's own messages never meet the user's.
-        envelopes, data = (base.Create_group(group) for _ in range(2))
+        envelopes, data = self._communicators()
         self.channels = Channels(envelopes, data, self.members, self._rank)
         self.arrivals = Arrivals(
-            board.make(
-                data,
-                lambda: base.Create_group(group),
-                self.world.one_machine,
-                arrivals.WORDS,
-            )
+            board.make(data, self._communicator, self.world.one_machine, arrivals.WORDS)
         )
+
+    def _communicators(self) -> list[MPI.Intracomm]:
+        """Two new ones. Where a rank dies meanwhile, every rank has an error, or none."""
+        if not failures.are_survived() or not self._is_of_all():
+            return [self._communicator() for _ in range(2)]
+        base, made = self.world.base, []
+        try:
+            made = [base.Dup() for _ in range(2)]
+        except MPI.Exception:
+            base.Revoke()  # no other rank must wait for this one
+        if not failures.agree(base, len(made) == 2):
+            raise MPI.Exception(MPI.ERR_PROC_FAILED)
+        return made
+
+    def _is_of_all(self) -> bool:
+        return self.members == tuple(range(self.world.size))
+
+    def _communicator(self) -> MPI.Intracomm:
+        """A new one of the members."""
+        base = self.world.base
+        if self._is_of_all():
+            # Unlike the other call it ends with an error when a rank dies meanwhile.
+            return base.Dup()
+        group = base.group.Incl(self.members)
+        made = base.Create_group(group)
         group.Free()
+        return made
 
     def standing(self, settled: bool) -> Standing:
         """What the other members have to know to begin anew together."""

@@ -131,12 +131,4 @@ def _begin_anew(base: MPI.Intracomm, timeout: float) -> None:
         except MPI.Exception:
             made = False
             base.Revoke()
-        agreed = _all(base, made)
-
-
-def _all(base: MPI.Intracomm, well: bool) -> bool:
-    """Whether all is well on all ranks; the answer is the same on all that live."""
-    try:
-        return bool(base.Agree(int(well)))
-    except MPI.Exception:  # one has died
-        return False
+        agreed = failures.agree(base, made)

@@ -324,7 +324,8 @@ class World:
         where = users_line()
         self.unheard = False
         cause = self.cause()
-        doing = f"stopped waiting in {call.describe()}" if waitable else f"did not begin {call}"
+        name = call if isinstance(call, str) else call.describe()
+        doing = f"stopped waiting in {name}" if waitable else f"did not begin {name}"
         text = f"rank {self.rank} {doing} at {where}, because "
         text += _reason(cause) if cause else "another rank had stopped."
         record = self.stop("followed", text, waitable=waitable, where=where, waited=waited)

@@ -227,7 +227,7 @@ def test_a_killed_kernel_takes_its_job_along(lab):
 # --- nobody else's ----------------------------------------------------------------------------
 
 SNOOP = """
-import json, pathlib, socket, sys, zmq
+import json, os, pathlib, socket, sys, zmq
 from jupyter_client.session import Session
 known = json.loads(sys.argv[1])
 context = zmq.Context()
@@ -248,7 +248,8 @@ try:
     heard.append("files")
 except PermissionError:
     pass
-print("heard", heard)
+print("heard", heard, flush=True)
+os._exit(0)  # zmq may wait for good for what no one takes
 """
 TELL = """
 import json, psutil, os, pathlib

@@ -177,18 +177,20 @@ def test_a_call_that_fits_no_other_is_refused_unless_another_rank_has_begun_it()
 
     one, two, mine = two_that_came()
     assert one.refuse(1, mine)
-    # From now on it fits nowhere, and nobody can begin it.
-    assert two.look(1, mine).odd == [0]
-    assert two.enter(1, mine).odd == [0]
+    # From now on nobody can begin it.
+    assert two.look(1, mine).missing == [0]
+    assert two.enter(1, mine).missing == [0]
 
 
-def test_a_mismatch_names_a_rank_with_another_call_before_one_that_has_refused_this_one():
+def test_a_mismatch_names_a_rank_with_another_call_not_one_that_has_refused_this_one():
     ranks = group(3)
     this, other = word(1, 7, True), word(1, 8, True)
     for rank, mine in zip(ranks, (this, other, this), strict=True):
         rank.come(1, mine)
     assert ranks[0].refuse(1, this)
-    assert ranks[2].look(1, this).odd == [1, 0]
+    assert ranks[2].look(1, this).odd == [1]
+    assert ranks[2].look(1, this).missing == [0]
+    assert ranks[1].look(1, other).odd == [0, 2]
 
 
 class Turns(Board):

@@ -53,7 +53,7 @@ class Sight:
 
     Attributes:
         missing: ranks (of the group) that have not come.
-        odd: ranks that came with another call; last those that have refused this one.
+        odd: ranks that came with another call.
         direct: all are there, in blocking calls.
     """
 
@@ -110,7 +110,9 @@ class Arrivals:
         return self._take_back(number, mine, 0)
 
     def refuse(self, number: int, mine: int) -> bool:
-        """Come with a call that fits no other; ``False`` where another rank has begun.
+        """Never begin it: for those with the same call as if this rank were missing.
+
+        ``False`` where another rank has begun.
 
         What did not fit may do so a moment later: one thread of a rank leaves, another one comes.
         """
@@ -143,9 +145,13 @@ class Arrivals:
         words = self.board.of_all(number % DEPTH)
         if all(w == mine for w in words):
             return Sight([], [], bool(mine & DIRECT))
-        there = [w & HERE and (w >> NUMBER_AT & NUMBER) == number & NUMBER for w in words]
+        # Who has refused this very call will not come to it.
+        there = [
+            w & HERE
+            and (w >> NUMBER_AT & NUMBER) == number & NUMBER
+            and (w ^ mine) & _SIGNATURE != _SIGNATURE
+            for w in words
+        ]
         missing = [r for r, here in enumerate(there) if not here]
         odd = [r for r, w in enumerate(words) if there[r] and (w ^ mine) & _SIGNATURE]
-        # Who has refused this very call is named last: the cause is a rank that makes another one.
-        odd.sort(key=lambda r: (words[r] ^ mine) & _SIGNATURE == _SIGNATURE)
         return Sight(missing, odd, not missing and all(w & DIRECT for w in words))

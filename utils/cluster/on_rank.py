@@ -26,7 +26,7 @@ from IPython import get_ipython
 from torch_mpi import limits
 from utils.cluster.reply import BALANCE
 from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
-from utils.timeline.on_rank import start_watching
+from utils.timeline.on_rank import backend_world, start_watching
 
 # Longest text kept of what a check's call prints, and of an error, in characters.
 MOST_OUTPUT = 64_000
@@ -125,12 +125,6 @@ def _library(version: str) -> str:
     return " ".join(first.replace("Version:", "").split())
 
 
-def _world():
-    """The backend's view of all ranks, once a process group was made."""
-    module = sys.modules.get("torch_mpi.world")
-    return module.current() if module else None
-
-
 def limit_next_cell(seconds: float) -> None:
     """Have each communication of the next cell wait for so long, whatever its group's timeout."""
     _here.limit = seconds
@@ -143,13 +137,13 @@ def _cell_begins(info) -> None:
     for stream in _here.streams:
         if not hasattr(stream.write, "__wrapped__"):
             stream.write = _limited(stream.write)
-    if world := _world():
+    if world := backend_world():
         world.begin(f"{zlib.crc32(info.raw_cell.encode()):x}")
 
 
 def _cell_ends(result) -> None:
     limits.cell = None
-    if world := _world():
+    if world := backend_world():
         error = result.error_before_exec or result.error_in_exec
         _tell(world, error)
         # A number that is not zero goes to the kernel with the cell's output; mostly there is none.
@@ -159,7 +153,7 @@ def _cell_ends(result) -> None:
 
 def _error_in_cell(shell, kind, error, trace, tb_offset=None) -> None:
     """Tell the others first: to write a long traceback takes a second."""
-    if world := _world():
+    if world := backend_world():
         _tell(world, error)
     if kind is KeyboardInterrupt:
         shell._showtraceback(kind, error, ["KeyboardInterrupt"])
@@ -224,7 +218,7 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
     of_ours: it runs no code of the student, so it is nothing that other ranks should hear of.
     """
     printed = _Kept()
-    if not of_ours and (world := _world()):
+    if not of_ours and (world := backend_world()):
         world.begin(token)
     # The stream of the first minute: a student's code may replace sys.stdout later.
     _here.streams = _here.streams or (sys.stdout, sys.stderr)
@@ -233,13 +227,13 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
             module, _, name = target.partition(":")
             function = getattr(importlib.import_module(module), name)
             value = function(get_ipython().user_ns, rank=rank, **loads(arguments))
-            balance = world.balance() if (world := _world()) else 0
+            balance = world.balance() if (world := backend_world()) else 0
             told = {"status": "ok", "value": value, "stdout": printed.text(), BALANCE: balance}
             reply = dumps(told)
-        if not of_ours and (world := _world()):
+        if not of_ours and (world := backend_world()):
             _tell(world, None)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are answers, too
-        if not of_ours and (world := _world()):
+        if not of_ours and (world := backend_world()):
             _tell(world, error)
         reply = dumps(_failure(error) | {"stdout": printed.text()})
     # The line break before the mark ends what a thread may have printed meanwhile.
@@ -249,7 +243,7 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
 
 def after_a_failure(user_ns: dict, *, rank: int, meet: bool) -> dict:
     """What the ranks said of the last cell; with `meet`, they get together again afterwards."""
-    world = _world()
+    world = backend_world()
     if world is None:
         return {"statuses": [], "fresh": True}
     return {"statuses": world.statuses(), "fresh": not meet or _meet(world)}
@@ -265,7 +259,7 @@ def _meet(world) -> bool:
 
 def unreceived(user_ns: dict, *, rank: int) -> list[dict]:
     """Throw away messages that nobody has received; of those from here, where they were sent."""
-    world = _world()
+    world = backend_world()
     return world.sweep() if world else []
 
 
@@ -274,7 +268,7 @@ def use_network(user_ns: dict, *, rank: int, network: dict | None) -> None:
     from torch_mpi.network import Network, link
 
     link.set(Network.from_dict(network))
-    if network is not None and (world := _world()):
+    if network is not None and (world := backend_world()):
         for group in world.groups()[:1]:
             link.calibrate(group)
 

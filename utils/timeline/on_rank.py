@@ -37,7 +37,7 @@ def _end(result) -> None:
     _cell.end = time.perf_counter()
 
 
-def _world():
+def backend_world():
     """The backend's view of all ranks, once a process group was made."""
     module = sys.modules.get("torch_mpi.world")
     return module.current() if module else None
@@ -49,7 +49,7 @@ def report(user_ns: dict, *, rank: int) -> dict:
 
     records = [as_record(call) for call in log.since(_cell.mark)]
     # Ranks that went on without a dead one have other numbers since.
-    rank = world.rank if (world := _world()) else rank
+    rank = world.rank if (world := backend_world()) else rank
     return {"rank": rank, "begin": _cell.begin, "end": _cell.end, "records": records}
 
 
@@ -58,7 +58,7 @@ def clock_offset(user_ns: dict, *, rank: int) -> float:
 
     Raises TimeoutError when a rank does not take part, and from then on at once.
     """
-    if (world := _world()) and world.one_machine:
+    if (world := backend_world()) and world.one_machine:
         return 0.0
     from mpi4py import MPI
 

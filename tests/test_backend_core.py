@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
+import os
 import random
 import threading
 import time
@@ -19,10 +20,11 @@ import greenlet
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from mpi4py import MPI
 
 from torch_mpi import board as board_module
-from torch_mpi import buffers, dtypes, errors, fence, gradients, waiting
+from torch_mpi import buffers, cores, dtypes, errors, fence, gradients, waiting
 from torch_mpi.arrivals import DEPTH, NUMBER, WORDS, Arrivals, Sight, signature, word
 from torch_mpi.board import TEXT, Board, MessageBoard
 from torch_mpi.errors import CommunicationStopped, CommunicationTimeout
@@ -940,6 +942,29 @@ def test_tags_stay_below_the_largest_that_the_mpi_library_has(largest):
 def test_thousands_of_messages_may_be_under_way_before_a_tag_comes_again():
     tags = Tags(32_767)
     assert len({tags.of_message(n) for n in range(10_000)}) == 10_000
+
+
+def test_a_collective_is_begun_early_only_where_a_processor_is_idle(monkeypatch):
+    # Two ranks of one thread each on two processors: what is moved early delays computing.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert not cores.one_is_idle(2, 2)
+    assert not cores.one_is_idle(3, 2)
+    assert cores.one_is_idle(4, 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert not cores.one_is_idle(8, 2)
+
+
+def test_processors_that_several_ranks_may_use_count_once(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    assert cores.of_all(SimpleNamespace(allgather=lambda mine: [mine, {1, 2}])) == 3
+
+
+def test_every_op_of_pytorch_has_its_name_in_reports_and_choices():
+    for name, op in dist.ReduceOp.RedOpType.__members__.items():
+        assert dtypes.op_name(op) == name
+        if name != "PREMUL_SUM":  # it is made with a factor
+            assert dtypes.op_name(SimpleNamespace(reduceOp=dist.ReduceOp(op))) == name
+    assert dtypes.op_name(None) == "SUM"
 
 
 def test_a_call_of_a_packages_own_thread_is_placed_in_the_package():

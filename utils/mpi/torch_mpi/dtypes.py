@@ -46,6 +46,8 @@ _NUMBERS = {
     "MIN": MPI.MIN,
     "MAX": MPI.MAX,
 }
+# By the number of PyTorch's op, as its name takes long to get.
+_NAMES = {int(op): name for name, op in ReduceOp.RedOpType.__members__.items()}
 # Sums, with something to do for every rank before or after.
 _SUMS = ("AVG", "PREMUL_SUM")
 _BITS = {"BAND": MPI.BAND, "BOR": MPI.BOR, "BXOR": MPI.BXOR}
@@ -97,7 +99,7 @@ def op_name(opts) -> str:
     op = getattr(opts, "reduceOp", opts)
     if op is None:
         return "SUM"
-    return (op.op if isinstance(op, ReduceOp) else op).name
+    return _NAMES[int(getattr(op, "op", op))]
 
 
 def user_function(dtype: torch.dtype, name: str) -> Callable[..., None]:

@@ -27,7 +27,7 @@ from torch._C._dynamo import eval_frame
 from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
-from . import algorithms, arrivals, board, buffers, failures, limits, messages, world
+from . import algorithms, arrivals, board, buffers, cores, failures, limits, messages, world
 from .arithmetic import combine
 from .arrivals import Arrivals
 from .dtypes import check_ops, dtype_name, factor_of, multiplied, op_name, reduction
@@ -52,8 +52,9 @@ _DONE = DoneWork()
 RING_FROM = 512 * 1024  # bytes
 # A collective that does not block is begun by a wait for it, by MPI's blocking call; or after that
 # long by the progress thread. On one machine both move the data with the rank's own processor, and
-# the thread takes longer: too short a time to hide anything is best not begun.
-START_AFTER = 2e-3  # seconds
+# the thread takes longer: too short a time to hide anything is best not begun. Where all processors
+# compute, nothing can be hidden (see torch_mpi.cores), and only a rank that waits gains by it.
+START_AFTER, START_AFTER_WITHOUT_CORE = 2e-3, 20e-3  # seconds
 # How often the fast path looks for the other ranks before it hands over to a patient wait.
 _LOOKS = 1000
 _LOOKS_FOR_MESSAGE = 200
@@ -545,7 +546,7 @@ class ProcessGroupMPI(ProcessGroup):
                 plan is not None
                 and tensor.grad_fn is None  # else a backward pass will have to warn
                 and not self._queue
-                and self.lock.acquire(blocking=False)
+                and self.lock.acquire(False)
             ):
                 # Another thread must not come to a collective before this one is in the queue.
                 try:
@@ -991,16 +992,21 @@ class ProcessGroupMPI(ProcessGroup):
             work.word = self._come_to or arrivals.word(call.sequence, code, direct=False)
             self._come_to, self._come_for = 0, None
             self._queue.append(work)
-            if call.blocking:
-                self.hasten()
+            if may_block and not call.blocking:
+                work.not_before = call.start + self._start_after()
             else:
-                work.not_before = call.start + START_AFTER * may_block
-            self.pump()
+                if call.blocking:
+                    self.hasten()
+                self.pump()
         if not call.blocking:
             work.progress()
         elif may_block and self._is_simple(call, result):
             self._plan(call, result[0], code)
         return work
+
+    def _start_after(self) -> float:
+        idle = cores.one_is_idle(self.world.cores, self.world.size)
+        return START_AFTER if idle else START_AFTER_WITHOUT_CORE
 
     def _is_simple(self, call: Call, result) -> bool:
         if (call.op, call.reduce_op) != ("all_reduce", "SUM") or len(self._plans) > 4096:

@@ -136,6 +136,8 @@ class MPIWork(Work):
             if guard.heard():
                 self.group.world.stop("interrupted", "Ctrl-C", waitable=self, where=self._where())
                 self._give_up()
+            if self._vigil is None:
+                self._vigil = Vigil(self, self.group.timeout, self.group.world, self._where())
             self._vigil.look(time.perf_counter() - self.call.start)
         except CommunicationError as error:
             self._error = error
@@ -271,7 +273,6 @@ class MPIWork(Work):
         with self._lock:
             self.call.waited = True
             if self._future is None:
-                self._vigil = Vigil(self, self.group.timeout, self.group.world, self._where())
                 source = torch.futures.Future()
                 # PyTorch's C++ sees an error of then(), but not one of set_exception().
                 self._future = source.then(self._outcome)

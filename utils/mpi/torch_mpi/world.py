@@ -17,7 +17,7 @@ import weakref
 import zlib
 from dataclasses import asdict
 
-from . import board, diagnosis, failures, fence, library, script
+from . import board, cores, diagnosis, failures, fence, library, script
 from .errors import CommunicationError, CommunicationStopped, users_line
 from .interrupts import guard
 from .meeting import meet
@@ -87,6 +87,7 @@ class World:
         base, timeout: the same.
         rank, size: of MPI's world.
         one_machine: whether all ranks share memory, and a clock.
+        cores: processors that the ranks may use together, on one machine.
         epoch: how many incidents are over.
         stopped: this rank has left a communication, or failed, in the present incident.
         cell: name of what is running, the same on all ranks: a notebook's cell.
@@ -99,6 +100,7 @@ class World:
         node = base.Split_type(MPI.COMM_TYPE_SHARED)
         self.one_machine = base.allreduce(node.size == self.size, MPI.LAND)
         node.Free()
+        self.cores = cores.of_all(base)
         fence.use(base.allreduce(fence.register(), MPI.LAND))
         self.control = base.Dup()
         self.board = board.make(

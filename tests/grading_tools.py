@@ -20,7 +20,8 @@ LAB = "01_toy"
 
 CHECKS = '''
 """Checks of the toy lab."""
-from utils.checks.task import answer_named, task
+from utils.checks.probe import answer_named
+from utils.checks.task import task
 
 PATIENCE = 10.0
 

@@ -15,6 +15,7 @@ import nbformat
 
 from utils import cluster
 from utils.checks.task import CheckFailed
+from utils.cluster.plain import plain
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -102,7 +103,7 @@ class LocalRanks:
         try:
             with contextlib.redirect_stdout(printed):
                 value = function(self.user_ns[rank], rank=rank, **json.loads(arguments))
-            value = json.loads(json.dumps(value))
+            value = json.loads(json.dumps(plain(value)))
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
             return cluster.Reply(rank, "error", error=said, stdout=printed.getvalue())

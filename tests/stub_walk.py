@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from nbformat import NotebookNode
-from nbformat.v4 import output_from_msg
+from nbformat.v4 import new_output, output_from_msg
 
 from utils.course.notebook import lab, read
 
@@ -111,7 +111,9 @@ def stub_problem(
 
 def stop_problem(cell: NotebookNode, task: str) -> str | None:
     """What is wrong with the cell at which the student's notebook stops; None if nothing is."""
-    if f"NotImplementedError: {task}" not in said(cell):
+    number, _, title = task.partition(": ")
+    told = (f"NotImplementedError: {task}", f"✗ {number} · {title} · still open")
+    if not any(words in said(cell) for words in told):
         return f"cell '{cell.id}' stops, but not for {task}: {said(cell)}"
     if not errors(cell) <= {"NotImplementedError", "CheckFailed"}:
         return f"cell '{cell.id}' stops at {task} with {errors(cell)}: {said(cell)}"
@@ -157,7 +159,12 @@ def execute(kernel, cell: NotebookNode) -> None:
                 cell.outputs.append(new)
 
     options = {"store_history": False, "allow_stdin": False, "stop_on_error": False}
-    kernel.execute_interactive(cell.source, output_hook=keep, timeout=CELL, **options)
+    reply = kernel.execute_interactive(cell.source, output_hook=keep, timeout=CELL, **options)
+    ended = reply["content"]
+    # A check that failed has said why, and shows no traceback.
+    if ended["status"] == "error" and not stopped(cell):
+        told = {"ename": ended["ename"], "evalue": ended["evalue"], "traceback": []}
+        cell.outputs.append(new_output("error", **told))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,18 @@ from utils.checks import lab00
 
 CHECK = checks_of(lab00)["0.1"]
 WRONG = [
-    ("forgets the last rank", "lambda rank, world_size: rank + 1", "expected 0, got 3"),
+    ("forgets the last rank", "lambda rank, world_size: rank + 1", "the last rank's"),
     ("hard-codes three ranks", "lambda rank, world_size: (rank + 1) % 3", "expected 0, got 1"),
-    ("goes to the left", "lambda rank, world_size: (rank - 1) % world_size", "expected 1, got 2"),
-    ("prints instead of returning", "lambda rank, world_size: None", "got None"),
+    (
+        "goes to the left",
+        "lambda rank, world_size: (rank - 1) % world_size",
+        "the neighbour to the left",
+    ),
+    (
+        "prints instead of returning",
+        "lambda rank, world_size: None",
+        "returned None: return",
+    ),
 ]
 
 
@@ -43,7 +51,7 @@ def test_a_wrong_answer_is_told_what_it_got(local_ranks, mistake, code, words):
     passed, printed = verdict(CHECK, local_ranks)
     assert not passed
     assert words in printed, printed
-    assert "rank 1:" in printed
+    assert "  - ranks 0 and 1: right_neighbour(" in printed
 
 
 def test_the_untouched_stub_is_named(local_ranks):

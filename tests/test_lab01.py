@@ -12,7 +12,7 @@ from lab_tools import answers, checks_of, run_cell, solved, verdict
 from torch_mpi.record import Call
 from utils import cluster
 from utils.checks import lab01
-from utils.checks.task import as_dict
+from utils.checks.probe import as_dict
 
 NOTEBOOK = "01_c10d.ipynb"
 CELLS = {
@@ -59,7 +59,7 @@ WRONG = [
             elif rank == 1:
                 tensor = torch.empty_like(tensor)
                 dist.recv(tensor, src=0)
-        """, "the tensor afterwards"),
+        """, "recv fills the tensor that it is given"),
     ("1.2", "forgets the send", """
         def transfer(tensor, rank):
             if rank == 1:
@@ -112,27 +112,47 @@ WRONG = [
             work()
             if request:
                 request.wait()
-        """, "the value returned (that of work())"),
+        """, "returned None: return what work() returned"),
     ("1.4", "averages", """
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor)
             return tensor / dist.get_world_size()
-        """, "the sum"),
+        """, "this is the mean over the ranks"),
+    ("1.4", "takes the maximum", """
+        def sum_over_ranks(tensor):
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+            return tensor
+        """, "this is the largest element of all ranks"),
+    ("1.4", "multiplies by the number of ranks", """
+        def sum_over_ranks(tensor):
+            dist.all_reduce(tensor.clone())
+            return tensor * dist.get_world_size()
+        """, "this is 4 times the rank's own tensor"),
+    ("1.4", "does not wait", """
+        def sum_over_ranks(tensor):
+            dist.all_reduce(tensor, async_op=True)
+            return tensor
+        """, "nobody called wait() on all_reduce"),
+    ("1.4", "reduces a copy", """
+        def sum_over_ranks(tensor):
+            dist.all_reduce(tensor.clone())
+            return tensor
+        """, "all_reduce writes into the tensor"),
     ("1.4", "gathers and adds", """
         def sum_over_ranks(tensor):
             parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
             dist.all_gather(parts, tensor)
             return sum(parts)
-        """, "expected ['all_reduce'], got ['all_gather']"),
+        """, "uses all_gather; this task is about all_reduce only"),
     ("1.4", "returns what all_reduce returns", """
         def sum_over_ranks(tensor):
             return dist.all_reduce(tensor)
-        """, "got None"),
+        """, "ranks 0–3: the sum: returned None: return the tensor; all_reduce writes into it"),
     ("1.4", "hard-codes four equal ranks", """
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor.clone())
             return 4 * tensor
-        """, "the sum"),
+        """, "which is the sum only where all ranks hold the same"),
     ("1.5", "both send first", """
         def exchange(mine, rank):
             theirs = mine.clone()
@@ -165,22 +185,60 @@ WRONG = [
                 dist.recv(theirs, src=1 - rank)
                 request.wait()
             return mine
-        """, "the result is not rank 1's tensor"),
+        """, "the result is the rank's own tensor"),
+    ("1.5", "receives into what it sends", """
+        def exchange(mine, rank):
+            if rank in (0, 1):
+                request = dist.isend(mine, dst=1 - rank)
+                dist.recv(mine, src=1 - rank)
+                request.wait()
+            return mine
+        """, "into the tensor that is still being sent"),
+    ("1.5", "returns nothing on the others", """
+        def exchange(mine, rank):
+            if rank == 0:
+                dist.send(mine, dst=1)
+                dist.recv(mine, src=1)
+                return mine
+            if rank == 1:
+                theirs = torch.empty_like(mine)
+                dist.recv(theirs, src=0)
+                dist.send(mine, dst=0)
+                return theirs
+        """, "ranks 2 and 3: exchange returned None: return mine"),
     ("1.6", "uses the world", """
         def sum_over_even_ranks(tensor, group):
             other = tensor if rank % 2 == 0 else torch.zeros_like(tensor)
             dist.all_reduce(other)
-        """, "[['all_reduce', [0, 2]]], got [['all_reduce', [0, 1, 2, 3]]]"),
+        """, "the argument group is not used"),
     ("1.6", "puts the wrong ranks into the group", """
         even_ranks = dist.new_group([0, 1])
         def sum_over_even_ranks(tensor, group):
             if rank < 2:
                 dist.all_reduce(tensor, group=group)
-        """, "the communication (operation, ranks of the group)"),
+        """, "even_ranks consists of the ranks [0, 1]: dist.new_group([0, 2])"),
     ("1.6", "communicates nothing", """
         def sum_over_even_ranks(tensor, group):
             tensor *= 2
-        """, "the tensor afterwards"),
+        """, "the argument group is not used"),
+    ("1.6", "makes the group on its members only", """
+        even_ranks = dist.new_group([0, 2]) if rank % 2 == 0 else None
+        """, "Every rank has to call dist.new_group([0, 2])"),
+    ("1.6", "calls the collective on every rank", """
+        def sum_over_even_ranks(tensor, group):
+            dist.all_reduce(tensor, group=group)
+        """, "a group that it does not belong to"),
+    ("1.6", "makes a group in the function", """
+        def sum_over_even_ranks(tensor, group):
+            mine = dist.new_group([0, 2])
+            if rank % 2 == 0:
+                dist.all_reduce(tensor, group=mine)
+        """, "make it once, outside"),
+    ("1.6", "ignores the argument", """
+        def sum_over_even_ranks(tensor, group):
+            if rank % 2 == 0:
+                dist.all_reduce(tensor, group=even_ranks)
+        """, "the argument group is not used"),
     ("1.7", "returns the round trip", """
         def ping_pong(nbytes, repeats, rank):
             ball, seconds = torch.zeros(nbytes, dtype=torch.uint8), []
@@ -192,12 +250,51 @@ WRONG = [
                     dist.recv(ball, src=0); dist.send(ball, dst=0)
                 seconds.append(time.perf_counter() - start)
             return median(seconds) if rank == 0 else None
-        """, "divide by 2"),
-    ("1.7", "returns the slope for the bandwidth", """
+        """, "that is the whole round trip: divide by 2"),
+    *(("1.7", what, f"""
+        def ping_pong(nbytes, repeats, rank):
+            ball, seconds = torch.zeros(nbytes, dtype=torch.uint8), []
+            for _ in range(repeats):
+                start = time.perf_counter()
+                if rank == 0:
+                    dist.send(ball, dst=1); dist.recv(ball, src=1)
+                elif rank == 1:
+                    dist.recv(ball, src=0); dist.send(ball, dst=0)
+                seconds.append((time.perf_counter() - start) / 2)
+            return {result}
+        """, words) for what, result, words in (
+            ("takes the mean", "sum(seconds) / repeats if rank == 0 else None", "the mean of the"),
+            ("takes the fastest", "min(seconds) if rank == 0 else None", "the fastest round"),
+            ("adds up", "sum(seconds) if rank == 0 else None", "the sum of the rounds"),
+            ("is not a number", "float('nan')", "expected seconds: a number"),
+            ("returns a time on each rank", "median(seconds)", "return None on the others"),
+    )),
+    ("1.7", "lets all points of the fit count alike", """
         def fit(sizes, times):
             slope, latency = np.polyfit(sizes, times, deg=1)
+            return latency, 1 / slope
+        """, "weight each by 1/t"),
+    ("1.7", "fits a line through two points", """
+        def fit(sizes, times):
+            slope = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
+            return times[0] - slope * sizes[0], 1 / slope
+        """, "through the first and the last point"),
+    ("1.7", "returns nan", """
+        def fit(sizes, times):
+            return float("nan"), float("nan")
+        """, "numbers that are not nan"),
+    ("1.7", "swaps the two", """
+        def fit(sizes, times):
+            times = np.asarray(times)
+            slope, latency = np.polyfit(sizes, times, deg=1, w=1 / times)
+            return 1 / slope, latency
+        """, "the two are swapped"),
+    ("1.7", "returns the slope for the bandwidth", """
+        def fit(sizes, times):
+            times = np.asarray(times)
+            slope, latency = np.polyfit(sizes, times, deg=1, w=1 / times)
             return latency, slope
-        """, "the wire's bandwidth"),
+        """, "bandwidth is 1 / slope"),
     ("1.7", "sends floats for bytes", """
         def ping_pong(nbytes, repeats, rank):
             ball, seconds = torch.zeros(nbytes), []
@@ -223,6 +320,104 @@ WRONG = [
         """, "expected 5 sends and 5 recvs"),
 ]  # fmt: skip
 
+PLAY = """
+        def ping_pong(nbytes, repeats, rank{argument}):
+            ball, seconds = torch.zeros(nbytes, dtype=torch.uint8), []
+            for _ in range(repeats):
+                {before}
+                start = {clock}
+                if rank == 0:
+                    dist.send(ball, dst=1); dist.recv(ball, src=1)
+                elif rank == 1:
+                    dist.recv(ball, src=0); dist.send(ball, dst=0)
+                seconds.append({since} / 2)
+            return {result} if rank == 0 else None
+"""
+
+
+def play(
+    clock="time.perf_counter()", since="(time.perf_counter() - start)", argument="", before="pass",
+    result="median(seconds)", first="",
+) -> str:  # fmt: skip
+    """A right ping_pong that differs in one thing."""
+    body = PLAY.format(clock=clock, since=since, argument=argument, before=before, result=result)
+    return f"{first}\n{textwrap.dedent(body)}"
+
+
+# task, what the student did, the code
+RIGHT = [
+    ("1.1", "asks a tensor", "rank, world_size = torch.tensor(dist.get_rank()), np.int64(4)"),
+    ("1.2", "by cases", """
+        def transfer(tensor, rank):
+            match rank:
+                case 0: dist.send(tensor, 1)
+                case 1: dist.recv(tensor)
+        """),
+    ("1.3", "polls until it is over", """
+        def transfer_overlapped(tensor, rank, work):
+            request = None
+            if rank < 2:
+                call, peer = (dist.isend, 1) if rank == 0 else (dist.irecv, 0)
+                request = call(tensor, peer)
+            result = work()
+            while request is not None and not request.is_completed():
+                pass
+            return result
+        """),
+    ("1.4", "asynchronous and waited for", """
+        def sum_over_ranks(tensor):
+            total = tensor.clone()
+            dist.all_reduce(total, async_op=True).wait()
+            return total
+        """),
+    ("1.5", "rank 0 sends first", """
+        def exchange(mine, rank):
+            theirs = mine.clone()
+            if rank == 0:
+                dist.send(mine, 1)
+                dist.recv(theirs, 1)
+            elif rank == 1:
+                dist.recv(theirs, 0)
+                dist.send(mine, 0)
+            return theirs
+        """),
+    ("1.5", "rank 0 receives into what it has sent", """
+        def exchange(mine, rank):
+            if rank == 0:
+                dist.isend(mine, 1).wait()
+                dist.recv(mine, 1)
+            elif rank == 1:
+                theirs = torch.empty_like(mine)
+                dist.recv(theirs, 0)
+                dist.send(mine, 0)
+                return theirs
+            return mine
+        """),
+    ("1.6", "asks whether it is a member", """
+        def sum_over_even_ranks(tensor, group):
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                dist.all_reduce(tensor, group=group)
+        """),
+    ("1.7", "with the clock of MPI", play(
+        "MPI.Wtime()", "(MPI.Wtime() - start)", first="from mpi4py import MPI")),
+    ("1.7", "with dates", play(
+        "datetime.now()", "(datetime.now() - start).total_seconds()",
+        first="from datetime import datetime")),
+    ("1.7", "with a clock for an argument", play(
+        "clock()", "(clock() - start)", argument=", clock=time.perf_counter")),
+    ("1.7", "with a barrier", play(before="dist.barrier()")),
+    ("1.7", "with the median of torch", play(result="torch.tensor(seconds).median()")),
+    ("1.7", "with nanoseconds", play(
+        "time.monotonic_ns()", "(time.monotonic_ns() - start) / 1e9")),
+    ("1.7", "by normal equations", """
+        def fit(sizes, times):
+            w = 1 / torch.tensor(times, dtype=torch.float64)
+            a = torch.stack([w, w * torch.tensor(sizes, dtype=torch.float64)], 1)
+            latency, slope = torch.linalg.lstsq(a, torch.ones(len(w), dtype=w.dtype)).solution
+            return [latency, 1 / slope]
+        """),
+]  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[cluster.Ranks]:
@@ -241,7 +436,10 @@ def told(ranks) -> Callable[[str, str], tuple[bool, str]]:
     def judge(task: str, code: str) -> tuple[bool, str]:
         with solved(ranks, SOLUTIONS) as answer:
             answer(task, code)
-            return verdict(CHECKS[task], ranks)
+            told = verdict(CHECKS[task], ranks)
+        if task == "1.1":  # the ranks have joined the world again: the old group is gone
+            run_cell(ranks, SOLUTIONS["1.6"])
+        return told
 
     return judge
 
@@ -262,7 +460,7 @@ def test_the_solution_passes_the_check(ranks, task):
 
 @pytest.mark.parametrize("task", [t for t in CELLS if t != "1.1"])
 def test_the_untouched_stub_fails_for_the_right_reason(told, task):
-    stub, said = answers(NOTEBOOK, "labs")[CELLS[task]], f"NotImplementedError: Task {task}"
+    stub, said = answers(NOTEBOOK, "labs")[CELLS[task]], "· still open"
     if task == "1.6":  # nothing is defined before the stub raises
         stub = f"del sum_over_even_ranks\n{stub}"
         said = "sum_over_even_ranks is not defined on this rank"
@@ -280,6 +478,15 @@ def test_a_wrong_answer_is_told_its_mistake(told, task, code, words):
     passed, printed = told(task, textwrap.dedent(code))
     assert not passed, printed
     assert words in printed
+
+
+@pytest.mark.parametrize(
+    ("task", "code"),
+    [pytest.param(t, c, id=f"{t}-{what.replace(' ', '-')}") for t, what, c in RIGHT],
+)
+def test_another_right_answer_passes(told, task, code):
+    passed, printed = told(task, textwrap.dedent(code))
+    assert passed, printed
 
 
 def test_checks_see_whose_message_a_receive_from_anybody_took_and_when_it_matched():

@@ -148,7 +148,11 @@ def test_a_rank_that_dies_on_another_node_is_named_and_restart_gives_fresh_ones(
 
 
 def test_a_job_that_was_cancelled_from_outside_is_told_of(lab):
-    cancel = "subprocess.run(['scancel', '--user=student1'])"
+    # Slurm takes a moment to end a job, in which the ranks could still answer.
+    cancel = (
+        "import time; subprocess.run(['scancel', '--user=student1'])\n"
+        "while subprocess.getoutput('squeue -h -u student1'): time.sleep(0.1)"
+    )
     shown = notebook(
         lab, START, JOIN, "import subprocess", cancel, SUM, "ranks.restart()", JOIN, SUM
     )

@@ -17,8 +17,8 @@ from utils.jobs.launcher import Launcher
 
 pytestmark = pytest.mark.timeout(120)
 
-# Seconds from the last print of a job to its end.
-END = 3.0
+# Seconds from the last print of a job to its end: on a quiet machine, and on any.
+SOON, IN_TIME = 3.0, 30.0
 
 HEAD = """
 import datetime, os, random, signal, sys, threading, time
@@ -140,14 +140,16 @@ def survive() -> Callable[..., tuple[str, int]]:
     if launcher is None or not is_open_mpi(version(launcher)):
         pytest.skip("ULFM takes Open MPI")
 
-    def run(code: str, *arguments: object, ranks: int = 4) -> tuple[str, int]:
+    def run(
+        code: str, *arguments: object, ranks: int = 4, within: float = IN_TIME
+    ) -> tuple[str, int]:
         command = [launcher, "--with-ft", "ulfm", "-n", str(ranks), "--bind-to", "none"]
         command += [sys.executable, "-c", code, *map(str, arguments)]
         done = run_tree(command, timeout=90, env=mpi_environment())
         ended = time.time()
         said = done.stdout + done.stderr
         if ends := re.findall(r"^END .* (\d+\.\d+)$", done.stdout, re.MULTILINE):
-            assert ended - float(max(ends)) < END, said
+            assert ended - float(max(ends)) < within, said
         return said, done.returncode
 
     return run
@@ -184,7 +186,7 @@ def test_a_rank_may_die_at_any_moment(survive, seed, deaths):
 @pytest.mark.parametrize("deaths", [1, 2])
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_a_rank_may_die_at_many_moments(survive, seed, deaths):
-    said, status = survive(ANY_TIME, seed, deaths)
+    said, status = survive(ANY_TIME, seed, deaths, within=SOON)
     assert status == 0, said
     assert len(ends(said)) == 4 - deaths, said
 
@@ -348,7 +350,7 @@ def test_in_a_notebook_many_times(course, deaths, _again):
         assert not shown.failed(), shown.everything()
     before = time.monotonic()
     assert not course.run("ranks.stop()").failed()
-    assert time.monotonic() - before < END
+    assert time.monotonic() - before < SOON
 
 
 def test_ranks_that_cannot_live_on_are_refused_before_they_start(monkeypatch):

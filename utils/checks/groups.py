@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from .calls import inside
 from .task import Report
 
 # Seconds that a rank waits for the others of a group.
@@ -71,23 +72,9 @@ def on(members: Sequence[int]) -> str:
     return f"in the group of ranks {', '.join(map(str, members))}"
 
 
-def outside(calls: list[dict], members: Sequence[int]) -> str | None:
-    """What was communicated outside of the group, in words; `None` if nothing was."""
-    for call in calls:
-        if call["group"] != list(members):
-            return (
-                f"{call['op']} on the ranks {call['group']}, but the argument group was that of "
-                f"ranks {list(members)}: pass group=group to every call"
-            )
-    return None
-
-
 def right_group(report: Report, rank: int, members: Sequence[int], calls: list[dict]) -> bool:
     """Whether all was communicated inside of the group; else a problem."""
-    found = outside(calls, members)
-    if found:
-        report.problem(found, rank)
-    return found is None
+    return report.communication(rank, calls, inside(members))
 
 
 def enough(ranks, report: Report, n: int) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .task import Report, answer_named, task
+from .mistakes import Mistake
+from .probe import answer_named
+from .task import Report, task
 
 # Rank and world size; the second one is larger than any world of this notebook.
 CASES = ((0, 3), (1, 3), (2, 3), (6, 7), (0, 1))
@@ -19,5 +21,13 @@ def right_neighbour(ranks, report: Report) -> None:
     """(rank + 1) modulo the world size."""
     for answer in report.answers(ranks, __name__, "probe_neighbours"):
         for (rank, size), got in zip(CASES, answer.value, strict=True):
+            mistakes = [
+                Mistake(rank + 1, "the last rank's neighbour is rank 0: take it modulo the size"),
+                Mistake((rank - 1) % size, "that is the neighbour to the left"),
+            ]
             what = f"right_neighbour({rank}, {size})"
-            report.expect(answer.rank, what, got, (rank + 1) % size)
+            form = "a rank"
+            if not report.judge(
+                answer.rank, got, (rank + 1) % size, mistakes, what=what, form=form
+            ):
+                break

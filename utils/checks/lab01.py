@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import math
+import statistics
+import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from .task import (
-    Report,
-    all_waited,
-    answer_named,
-    integers,
-    no_collectives,
-    recorded,
-    task,
-)
+from .calls import blocking, in_words, inside, made, messages, only, waited
+from .clock import moved_clocks
+from .mistakes import Mistake, is_number
+from .probe import answer_named, integers, recorded
+from .task import Report, task
 
 # Long enough that MPI does not send it before the receiver is ready (rendezvous).
 LONG = 1_000_000
@@ -42,26 +42,45 @@ def probe_hello(user_ns: dict, *, rank: int) -> dict:
 def hello(ranks, report: Report) -> None:
     """Backend, rank and world size."""
     for answer in report.answers(ranks, __name__, "probe_hello"):
-        report.expect(answer.rank, "the backend", answer.value["backend"], "mpi")
-        report.expect(answer.rank, "the variable rank", answer.value["rank"], answer.rank)
-        report.expect(answer.rank, "the variable world_size", answer.value["world_size"], ranks.n)
+        rank, n, value = answer.rank, ranks.n, answer.value
+        report.expect(rank, "the backend", value["backend"], "mpi")
+        size = [Mistake(n, "that is the number of ranks; this rank's number is dist.get_rank()")]
+        report.judge(rank, value["rank"], rank, size, what="the variable rank")
+        last = [Mistake(n - 1, "that is the last rank; counted from 0, there is one more")]
+        report.judge(rank, value["world_size"], n, last, what="the variable world_size")
 
 
 # -- 1.2 and 1.3 ------------------------------------------------------------------------------
+
+NOT_FILLED = (
+    "the tensor is still this rank's own, although a message came: recv fills the tensor that it "
+    "is given, so give it `tensor`, the argument"
+)
 
 
 def probe_transfer(user_ns: dict, *, rank: int, seed: int) -> dict:
     """``transfer`` on a fresh tensor."""
     tensor = integers(seed + rank, 3, 4)
     _, calls = recorded(answer_named(user_ns, "transfer"), tensor, rank)
-    return {"tensor": tensor.tolist(), "calls": calls}
+    return {"tensor": tensor, "calls": calls}
 
 
 @task("1.2", "blocking send and recv", points=2)
 def transfer(ranks, report: Report) -> None:
     """Rank 1 ends with rank 0's tensor, the others with their own."""
     for answer in report.answers(ranks, __name__, "probe_transfer", seed=report.seed):
-        _judge_transfer(report, answer.rank, answer.value, blocking=True)
+        rank, value = answer.rank, answer.value
+        if report.communication(rank, value["calls"], *_one_message(rank), blocking(True)):
+            own, sent = (integers(report.seed + r, 3, 4).tolist() for r in (rank, 0))
+            expected = sent if rank == 1 else own
+            mistakes = [Mistake(own, NOT_FILLED)]
+            report.judge(rank, value["tensor"], expected, mistakes, what="the tensor afterwards")
+
+
+def _one_message(rank: int) -> list:
+    """Rules: one message from rank 0 to rank 1, nothing else."""
+    wanted = {0: [("send", 1)], 1: [("recv", 0)]}.get(rank, [])
+    return [only("send", "recv"), messages(*wanted)]
 
 
 def probe_transfer_overlapped(user_ns: dict, *, rank: int, seed: int) -> dict:
@@ -77,10 +96,11 @@ def probe_transfer_overlapped(user_ns: dict, *, rank: int, seed: int) -> dict:
         return seed + rank
 
     result, calls = recorded(answer_named(user_ns, "transfer_overlapped"), tensor, rank, work)
-    expected = integers(seed if rank == 1 else seed + rank, LONG)
+    own = integers(seed + rank, LONG)
+    expected = integers(seed, LONG) if rank == 1 else own
     return {
-        "tensor": tensor[:6].tolist(),
-        "wrong": int((tensor != expected).sum()),
+        "right": torch.equal(tensor, expected),
+        "unchanged": torch.equal(tensor, own),
         "calls": calls,
         "result": result,
         "seen": seen,
@@ -92,58 +112,28 @@ def transfer_overlapped(ranks, report: Report) -> None:
     """As 1.2, non-blocking, with the work between start and wait."""
     for answer in report.answers(ranks, __name__, "probe_transfer_overlapped", seed=report.seed):
         rank, value = answer.rank, answer.value
-        _judge_calls(report, rank, value["calls"], blocking=False)
-        all_waited(report, rank, value["calls"])
-        if value["wrong"]:
-            whose = "rank 0's tensor" if rank == 1 else "its own tensor, unchanged"
-            report.problem(f"{value['wrong']} of {LONG} elements are wrong; expected {whose}", rank)
-        if len(value["seen"]) != 1:
-            report.problem(
-                f"work() must be called once, was called {len(value['seen'])} times", rank
-            )
+        rules = (*_one_message(rank), blocking(False), waited)
+        if report.communication(rank, value["calls"], *rules) and not value["right"]:
+            changed = f"the {LONG} elements are not {'rank 0’s' if rank == 1 else 'its own'} ones"
+            report.problem(NOT_FILLED if rank == 1 and value["unchanged"] else changed, rank)
+        times = len(value["seen"])
+        if times != 1:
+            report.problem(f"work() must be called once, was called {times} times", rank)
             continue
-        report.expect(
-            rank, "the value returned (that of work())", value["result"], report.seed + rank
-        )
         _judge_overlap(report, rank, value["seen"][0])
+        what = "the value returned (that of work())"
+        form = "what work() returned"
+        report.judge(rank, value["result"], report.seed + rank, what=what, form=form)
 
 
 def _judge_overlap(report: Report, rank: int, under_way: list[dict]) -> None:
-    if rank > 1:
+    if rank > 1 or report.of(rank):
         return
     op = "isend" if rank == 0 else "irecv"
     if not under_way:
         report.problem(f"{op} comes after work(): start the communication first", rank)
     elif any(call["waited"] for call in under_way):
         report.problem("wait() comes before work(): nothing overlaps, wait after it", rank)
-
-
-def _judge_transfer(report: Report, rank: int, value: dict, *, blocking: bool) -> None:
-    source = 0 if rank == 1 else rank
-    expected = integers(report.seed + source, 3, 4).tolist()
-    report.expect(rank, "the tensor afterwards", value["tensor"], expected)
-    _judge_calls(report, rank, value["calls"], blocking=blocking)
-
-
-def _judge_calls(report: Report, rank: int, calls: list[dict], *, blocking: bool) -> None:
-    """One message from rank 0 to rank 1, nothing else."""
-    no_collectives(report, rank, calls)
-    wanted = {0: ("send", 1), 1: ("recv", 0)}.get(rank)
-    messages = [(c["op"], c["peer"]) for c in calls if c["op"] in ("send", "recv")]
-    expected = [wanted] if wanted else []
-    if messages != expected:
-        report.problem(f"expected {_messages(expected)}, it made {_messages(messages)}", rank)
-    for call in calls:
-        if call["op"] in ("send", "recv") and call["blocking"] != blocking:
-            used, asked = call["op"], f"i{call['op']}"
-            if blocking:
-                used, asked = asked, used
-            report.problem(f"uses dist.{used}; this task asks for dist.{asked}", rank)
-
-
-def _messages(pairs: list) -> str:
-    words = [f"{op} {'to' if op == 'send' else 'from'} rank {peer}" for op, peer in pairs]
-    return ", ".join(words) or "no message"
 
 
 # -- 1.4 --------------------------------------------------------------------------------------
@@ -153,17 +143,36 @@ def probe_sum(user_ns: dict, *, rank: int, seed: int) -> dict:
     """``sum_over_ranks`` on a fresh tensor."""
     tensor = integers(seed + rank, 3, 4)
     result, calls = recorded(answer_named(user_ns, "sum_over_ranks"), tensor)
-    return {"result": _listed(result), "calls": calls}
+    return {"result": result, "calls": calls}
 
 
 @task("1.4", "all_reduce", points=2)
 def sum_over_ranks(ranks, report: Report) -> None:
     """Every rank has the sum, by one all_reduce."""
-    expected = sum(integers(report.seed + r, 3, 4) for r in range(ranks.n)).tolist()
+    own = torch.stack([integers(report.seed + r, 3, 4) for r in range(ranks.n)])
+    rules = (only("all_reduce"), made("all_reduce", 1), waited)
     for answer in report.answers(ranks, __name__, "probe_sum", seed=report.seed):
-        report.expect(answer.rank, "the sum", answer.value["result"], expected)
-        ops = [call["op"] for call in answer.value["calls"]]
-        report.expect(answer.rank, "the communication", ops, ["all_reduce"])
+        rank = answer.rank
+        if report.communication(rank, answer.value["calls"], *rules):
+            mistakes = _wrong_sums(own, rank)
+            form = "the tensor; all_reduce writes into it, and has no result of its own"
+            got, expected = answer.value["result"], own.sum(0).tolist()
+            report.judge(rank, got, expected, mistakes, what="the sum", form=form)
+
+
+def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:
+    n = len(own)
+    wrong = {
+        "this is the mean over the ranks: the task asks for the sum": own.mean(0),
+        "this is the largest element of all ranks: op=dist.ReduceOp.SUM": own.amax(0),
+        "this is the smallest element of all ranks: op=dist.ReduceOp.SUM": own.amin(0),
+        "this is the product over the ranks: op=dist.ReduceOp.SUM": own.prod(0),
+        "this is the rank's own tensor, unchanged: all_reduce writes into the tensor that it is "
+        "given, so return that one": own[rank],
+        f"this is {n} times the rank's own tensor, which is the sum only where all ranks hold the "
+        "same": own[rank] * n,
+    }
+    return [Mistake(tensor.tolist(), said) for said, tensor in wrong.items()]
 
 
 # -- 1.5 --------------------------------------------------------------------------------------
@@ -172,12 +181,18 @@ def sum_over_ranks(ranks, report: Report) -> None:
 def probe_exchange(user_ns: dict, *, rank: int, seed: int, length: int) -> dict:
     """``exchange`` of a short or a long tensor."""
     mine = integers(seed + rank, length)
-    result, calls = recorded(answer_named(user_ns, "exchange"), mine.clone(), rank)
+    given = mine.clone()
+    result, calls = recorded(answer_named(user_ns, "exchange"), given, rank)
     partner = {0: 1, 1: 0}.get(rank, rank)
-    right = isinstance(result, torch.Tensor) and torch.equal(
-        result, integers(seed + partner, length)
-    )
-    return {"right": right, "calls": calls, "none": result is None}
+    found = "something else"
+    if result is None:
+        found = "None"
+    elif isinstance(result, torch.Tensor):
+        if torch.equal(result, integers(seed + partner, length)):
+            found = "right"
+        elif torch.equal(result, mine):
+            found = "its own"
+    return {"found": found, "changed": not torch.equal(given, mine), "calls": calls}
 
 
 @task("1.5", "an exchange without deadlock", points=3)
@@ -186,166 +201,333 @@ def exchange(ranks, report: Report) -> None:
     for length in (4, LONG):
         answers = report.answers(ranks, __name__, "probe_exchange", seed=report.seed, length=length)
         for answer in answers:
-            rank, value = answer.rank, answer.value
-            no_collectives(report, rank, value["calls"])
-            all_waited(report, rank, value["calls"])
-            if value["none"]:
-                report.problem("exchange returned None: return the tensor that arrived", rank)
-            elif not value["right"]:
-                whose = {0: "rank 1's tensor", 1: "rank 0's tensor"}.get(rank, "its own")
-                report.problem(f"of {length} elements: the result is not {whose}", rank)
-            if rank < 2:
-                got = sorted((c["op"], c["peer"]) for c in value["calls"])
-                expected = [("recv", 1 - rank), ("send", 1 - rank)]
-                if got != expected:
-                    report.problem(
-                        f"expected {_messages(expected)}, it made {_messages(got)}", rank
-                    )
-        if report.problems:
+            _judge_exchange(report, answer.rank, answer.value, length)
+        if report.found:
             return
+
+
+def _judge_exchange(report: Report, rank: int, value: dict, length: int) -> None:
+    wanted = [("recv", 1 - rank), ("send", 1 - rank)] if rank < 2 else []
+    rules = (only("send", "recv"), messages(*wanted, in_order=False), waited)
+    if not report.communication(rank, value["calls"], *rules):
+        return
+    if value["changed"] and _is_sent_while_received(value["calls"]):
+        report.problem(
+            "it receives into the tensor that is still being sent: the message may be a mixture "
+            "of both. Receive into a tensor of its own, torch.empty_like(mine)",
+            rank,
+        )
+    elif value["found"] == "None":
+        what = "the tensor that arrived" if rank < 2 else "mine, as nothing arrives here"
+        report.problem(f"exchange returned None: return {what}", rank)
+    elif value["found"] == "its own":
+        report.problem("the result is the rank's own tensor: return the one that arrived", rank)
+    elif value["found"] != "right":
+        whose = {0: "rank 1's tensor", 1: "rank 0's tensor"}.get(rank, "its own")
+        report.problem(f"of {length} elements: the result is not {whose}", rank)
+
+
+def _is_sent_while_received(calls: list[dict]) -> bool:
+    sends = [call for call in calls if call["op"] == "send" and not call["blocking"]]
+    receives = [call for call in calls if call["op"] == "recv"]
+    return any(r["start"] < s["end"] and s["start"] < r["end"] for s in sends for r in receives)
 
 
 # -- 1.6 --------------------------------------------------------------------------------------
 
 
-def probe_even_sum(user_ns: dict, *, rank: int, seed: int) -> dict:
-    """``sum_over_even_ranks`` on a fresh tensor."""
-    tensor = integers(seed + rank, 5)
+def probe_even_group(user_ns: dict, *, rank: int) -> dict:
+    """What ``even_ranks`` is on this rank."""
     group = answer_named(user_ns, "even_ranks")
-    _, calls = recorded(answer_named(user_ns, "sum_over_even_ranks"), tensor, group)
-    return {"tensor": tensor.tolist(), "calls": calls}
+    told = {"kind": type(group).__name__, "ranks": None}
+    if isinstance(group, dist.ProcessGroup):
+        try:
+            told["ranks"] = dist.get_process_group_ranks(group)
+        except (KeyError, ValueError):
+            raise RuntimeError(
+                "even_ranks was made before the ranks joined the world again: run its cell again"
+            ) from None
+    elif group is dist.GroupMember.NON_GROUP_MEMBER:
+        told["ranks"] = []
+    return told
+
+
+def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> dict:
+    """``sum_over_even_ranks`` on a fresh tensor: in the student's group, and in a new one."""
+    function = answer_named(user_ns, "sum_over_even_ranks")
+    tensor = integers(seed + rank, 5)
+    with _noted_groups() as made_inside, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        _, calls = recorded(function, tensor, answer_named(user_ns, "even_ranks"))
+    told = {
+        "tensor": tensor,
+        "calls": calls,
+        "made inside": len(made_inside),
+        "warned": any("does not belong to the given group" in str(w.message) for w in warned),
+    }
+    if made_inside:
+        return told
+    another = dist.new_group(evens)
+    try:
+        told["used"] = _uses(function, integers(seed + rank, 5), another, rank in evens)
+    finally:
+        if rank in evens:
+            dist.destroy_process_group(another)
+    return told
+
+
+@contextlib.contextmanager
+def _noted_groups() -> Iterator[list]:
+    """A list that gets an entry for each new group."""
+    noted, original = [], dist.new_group
+
+    def noting(*args, **kwargs):
+        noted.append(True)
+        return original(*args, **kwargs)
+
+    with mock.patch.object(dist, "new_group", noting):
+        yield noted
+
+
+def _uses(function: Callable, tensor: torch.Tensor, group: Any, is_member: bool) -> bool:
+    """Whether a member communicates in the group that it is given."""
+    if not is_member:
+        function(tensor, group)
+        return True
+    with mock.patch.object(group, "allreduce", wraps=group.allreduce) as called:
+        function(tensor, group)
+    return called.called
 
 
 @task("1.6", "a collective on a subgroup", points=2)
 def sum_over_even_ranks(ranks, report: Report) -> None:
     """The even ranks have their sum, the odd ones their own tensor."""
     evens = list(range(0, ranks.n, 2))
-    total = sum(integers(report.seed + r, 5) for r in evens)
-    for answer in report.answers(ranks, __name__, "probe_even_sum", seed=report.seed):
-        rank = answer.rank
-        expected = total if rank in evens else integers(report.seed + rank, 5)
-        report.expect(rank, "the tensor afterwards", answer.value["tensor"], expected.tolist())
-        made = [[c["op"], c["group"]] for c in answer.value["calls"]]
-        wanted = [["all_reduce", evens]] if rank in evens else []
-        report.expect(rank, "the communication (operation, ranks of the group)", made, wanted)
+    for answer in report.answers(ranks, __name__, "probe_even_group"):
+        _judge_group(report, answer.rank, answer.value, evens)
+    if report.found:
+        return
+    own = [integers(report.seed + r, 5) for r in range(ranks.n)]
+    given = {"seed": report.seed, "evens": evens}
+    for answer in report.answers(ranks, __name__, "probe_even_sum", **given):
+        _judge_even_sum(report, answer.rank, answer.value, own, evens)
+
+
+def _judge_group(report: Report, rank: int, value: dict, evens: list[int]) -> None:
+    members, wanted = value["ranks"], evens if rank in evens else []
+    if members == wanted:
+        return
+    if members is None:
+        made = "nothing" if value["kind"] == "NoneType" else f"a {value['kind']}"
+        said = (
+            f"even_ranks is {made} on this rank. Every rank has to call dist.new_group({evens}), "
+            "those outside of the group, too: it is all ranks that make a group"
+        )
+    else:
+        made = f"the ranks {members}" if members else "other ranks than this one"
+        said = f"even_ranks consists of {made}: dist.new_group({evens})"
+    report.problem(said, rank)
+
+
+def _judge_even_sum(report: Report, rank: int, value: dict, own: list, evens: list[int]) -> None:
+    member = rank in evens
+    if value["warned"]:
+        report.problem(
+            "it calls a collective of a group that it does not belong to: PyTorch warns and "
+            "does nothing. Only members call it",
+            rank,
+        )
+    elif value["made inside"]:
+        report.problem(
+            "the function makes a group at each call: make it once, outside, and use the "
+            "argument group",
+            rank,
+        )
+    elif not value["used"]:
+        report.problem("the argument group is not used: all_reduce(tensor, group=group)", rank)
+    elif report.communication(rank, value["calls"], _in_even_group(evens if member else [])):
+        expected = sum(own[r] for r in evens) if member else own[rank]
+        mistakes = [
+            Mistake(own[rank].tolist(), "the tensor is unchanged: all_reduce writes into it"),
+            Mistake(sum(own).tolist(), "this is the sum over all ranks: pass group=group"),
+        ]
+        what = "the tensor afterwards"
+        report.judge(rank, value["tensor"], expected.tolist(), mistakes, what=what)
+
+
+def _in_even_group(evens: list[int]) -> Callable:
+    """The rule of one all_reduce in this group; none outside of it."""
+    rules = (inside(evens), only("all_reduce"), made("all_reduce", 1 if evens else 0))
+
+    def rule(calls: list[dict]) -> str | None:
+        if not evens and calls:
+            return f"makes {calls[0]['op']}, but is no member of the group"
+        return next((said for one in rules if (said := one(calls))), None)
+
+    return rule
 
 
 # -- 1.7 --------------------------------------------------------------------------------------
+
+# Rounds of a check. How much longer each takes than the wire: the first one warms up, some are
+# disturbed. Among any five in a row the median is 1, and neither mean nor minimum is.
+REPEATS = 5
+
+
+def _disturbance(k: int) -> float:
+    """By what factor the k-th round takes longer."""
+    return 9.0 if k == 0 else 0.6 if k % 5 == 3 else 3.0 if k % 7 == 6 else 1.0
 
 
 def probe_ping_pong(
     user_ns: dict, *, rank: int, nbytes: int, repeats: int, latency: float, bandwidth: float
 ) -> dict:
     """``ping_pong`` on a wire that takes ``latency`` + bytes / ``bandwidth`` seconds a message."""
-    with _slow_wire(user_ns, latency, bandwidth):
-        seconds, calls = recorded(answer_named(user_ns, "ping_pong"), nbytes, repeats, rank)
+    function = answer_named(user_ns, "ping_pong")
+    with moved_clocks(user_ns) as clock, _slow_wire(clock, latency, bandwidth):
+        seconds, calls = recorded(function, nbytes, repeats, rank)
     return {"seconds": seconds, "calls": calls}
 
 
 @contextlib.contextmanager
-def _slow_wire(user_ns: dict, latency: float, bandwidth: float) -> Iterator[None]:
-    """Let each message of this rank take that long, on clocks that run ahead.
-
-    Nobody sleeps: the clocks of :mod:`time` are moved on, so that the result does not depend
-    on how busy the machine is.
-    """
-    group, ahead = dist.group.WORLD, [0.0]
+def _slow_wire(clock, latency: float, bandwidth: float) -> Iterator[None]:
+    """Let each message of this rank take that long, and some rounds longer."""
+    group, passed = dist.group.WORLD, [0]
 
     def slow(call: Callable) -> Callable:
         def with_delay(tensors, *args):
-            ahead[0] += latency + tensors[0].nbytes / bandwidth
+            factor = _disturbance(passed[0] // 2)
+            passed[0] += 1
+            clock.advance(factor * (latency + tensors[0].nbytes / bandwidth))
             return call(tensors, *args)
 
         return with_delay
 
-    def early(clock: Callable, unit: float) -> Callable:
-        return lambda: clock() + type(clock())(ahead[0] * unit)
-
-    names = [("perf_counter", 1), ("monotonic", 1), ("time", 1)]
-    names += [(f"{name}_ns", 1e9) for name, _ in names]
     with contextlib.ExitStack() as patches:
-        for name, unit in names:
-            original = getattr(time, name)
-            clock = early(original, unit)
-            patches.enter_context(mock.patch.object(time, name, clock))
-            # Also where a cell said: from time import perf_counter
-            own = {key: clock for key, value in user_ns.items() if value is original}
-            patches.enter_context(mock.patch.dict(user_ns, own))
         for name in ("send", "recv", "recv_anysource"):
             patches.enter_context(mock.patch.object(group, name, slow(getattr(group, name))))
         yield
 
 
-def probe_fit(user_ns: dict, *, rank: int, sizes: list, times: list) -> list | None:
+def probe_fit(user_ns: dict, *, rank: int, sizes: list, times: list) -> object:
     """``fit`` on rank 0."""
-    if rank != 0:
-        return None
-    latency, bandwidth = answer_named(user_ns, "fit")(sizes, times)
-    return [float(latency), float(bandwidth)]
+    return answer_named(user_ns, "fit")(sizes, times) if rank == 0 else None
 
 
 @task("1.7", "ping-pong: latency and bandwidth", points=4)
 def ping_pong(ranks, report: Report) -> None:
-    """Both functions together recover the latency and bandwidth of an emulated wire."""
+    """The median time of a message, then the latency and bandwidth that noisy times follow."""
     # Far above what the machine itself needs, which then does not count.
     latency = 20.0 + report.seed % 1000 / 50
     bandwidth = 20e3 + report.seed // 1000 % 1000 * 30
-    sizes, times, repeats = [8, 200_000, 400_000, 800_000], [], 5
-    for nbytes in sizes:
-        answers = report.answers(
-            ranks, __name__, "probe_ping_pong", nbytes=nbytes, repeats=repeats,
-            latency=latency, bandwidth=bandwidth,
-        )  # fmt: skip
-        for answer in answers:
-            _judge_ping_pong(report, answer.rank, answer.value["calls"], nbytes, repeats)
-        if report.problems:
+    given = {"repeats": REPEATS, "latency": latency, "bandwidth": bandwidth}
+    for nbytes in (8, 200_000, 800_000):
+        for answer in report.answers(ranks, __name__, "probe_ping_pong", nbytes=nbytes, **given):
+            true = latency + nbytes / bandwidth
+            _judge_ping_pong(report, answer.rank, answer.value, nbytes, true)
+        if report.found:
             return
-        seconds = answers[0].value["seconds"]
-        if not isinstance(seconds, float | int) or seconds <= 0:
-            report.problem(f"ping_pong returned {seconds!r}, expected seconds, more than 0", 0)
-            return
-        times.append(seconds)
-    _judge_times(report, sizes, times, latency, bandwidth)
-    for answer in report.answers(ranks, __name__, "probe_fit", sizes=sizes, times=times):
-        if answer.rank == 0 and not report.problems:
-            for what, unit, got, true in zip(
-                ("latency", "bandwidth"), ("s", "bytes/s"), answer.value, (latency, bandwidth),
-                strict=True,
-            ):  # fmt: skip
-                if abs(got / true - 1) > 0.15:
-                    report.problem(
-                        f"fit: the wire's {what} was {true:.4g} {unit}, fit found {got:.4g} "
-                        f"(more than 15 % off)", 0,
-                    )  # fmt: skip
+    _judge_fit(ranks, report)
 
 
-def _judge_ping_pong(report: Report, rank: int, calls: list, nbytes: int, repeats: int) -> None:
-    no_collectives(report, rank, calls)
-    if rank > 1:
-        report.expect(rank, "messages of a rank that does not take part", len(calls), 0)
+def _judge_ping_pong(report: Report, rank: int, value: dict, nbytes: int, true: float) -> None:
+    calls, seconds = value["calls"], value["seconds"]
+    plays = [call for call in calls if call["op"] != "barrier"]
+    if rank > 1 and plays:
+        report.problem(f"only ranks 0 and 1 play; it made {in_words(_pairs(plays))}", rank)
+    if not report.communication(rank, calls, only("send", "recv", "barrier")) or rank > 1:
         return
-    sends = [c for c in calls if c["op"] == "send"]
-    if len(sends) < repeats or len(sends) != len(calls) - len(sends):
+    sends = sum(call["op"] == "send" for call in plays)
+    wrong = sorted({call["nbytes"] for call in plays} - {nbytes})
+    what = f"ping_pong({nbytes}, {REPEATS})"
+    if sends < REPEATS or 2 * sends != len(plays):
         report.problem(
-            f"ping_pong({nbytes}, {repeats}): expected {repeats} sends and {repeats} recvs (a few "
-            f"more to warm up are fine), it made {len(sends)} and {len(calls) - len(sends)}", rank,
-        )  # fmt: skip
-    wrong = sorted({c["nbytes"] for c in calls} - {nbytes})
-    if wrong:
-        report.problem(f"ping_pong({nbytes}, …) sent messages of {wrong} bytes", rank)
+            f"{what}: expected {REPEATS} sends and {REPEATS} recvs (a few more to warm up are "
+            f"fine), it made {sends} and {len(plays) - sends}",
+            rank,
+        )
+    elif wrong:
+        report.problem(
+            f"{what} sent messages of {wrong} bytes: {nbytes} elements of dtype torch.uint8", rank
+        )
+    elif rank == 1:
+        if seconds is not None:
+            report.problem("only rank 0 measures: return None on the others", rank)
+    else:
+        _judge_time(report, what, seconds, sends, true)
 
 
-def _judge_times(report: Report, sizes, times, latency: float, bandwidth: float) -> None:
-    for nbytes, seconds in zip(sizes, times, strict=True):
-        true = latency + nbytes / bandwidth
-        ratio = seconds / true
-        if abs(ratio - 1) > 0.15:
-            twice = " That is the whole round trip: divide by 2." if 1.7 < ratio < 2.4 else ""
-            report.problem(
-                f"ping_pong({nbytes}, …): a message took {true:.4g} s on the emulated wire, "
-                f"ping_pong returned {seconds:.4g} s.{twice}", 0,
-            )  # fmt: skip
+def _pairs(calls: list[dict]) -> list[tuple[str, int]]:
+    return [(call["op"], call["peer"]) for call in calls]
 
 
-def _listed(value) -> object:
-    return value.tolist() if isinstance(value, torch.Tensor) else repr(value)
+def _judge_time(report: Report, what: str, seconds: object, rounds: int, true: float) -> None:
+    if not is_number(seconds):
+        report.problem(f"{what} returned {seconds!r}, expected seconds: a number", 0)
+        return
+    took = [_disturbance(k) for k in range(rounds)]
+    kept, median = took[-REPEATS:], "take the median, so that one disturbed round does not count"
+    factors = [
+        (2.0, "that is the whole round trip: divide by 2"),
+        (0.5, "halved once too often: a message takes half of the round trip"),
+        (statistics.mean(kept), f"that is the mean of the rounds: {median}"),
+        (2 * statistics.mean(kept), f"that is the mean of the round trips: halve it, and {median}"),
+        (sum(took) / REPEATS, f"that is the whole time divided by the rounds: {median}"),
+        (min(kept), f"that is the fastest round: {median}"),
+        (max(kept), f"that is the slowest round: {median}"),
+        (sum(kept), f"that is the sum of the rounds: {median}"),
+    ]
+    mistakes = [Mistake(factor * true, said) for factor, said in factors]
+    what = f"{what}, seconds on the emulated wire"
+    report.judge(0, seconds, true, mistakes, what=what, tolerance=0.05)
+
+
+def _judge_fit(ranks, report: Report) -> None:
+    """Times with noise: of a few per cent, and of more where a line through two points looks."""
+    chance = np.random.default_rng(report.seed)
+    latency, bandwidth = chance.uniform(20e-6, 60e-6), chance.uniform(1e9, 4e9)
+    sizes = [2**k for k in range(3, 26)]
+    noise = chance.uniform(0.97, 1.03, len(sizes))
+    noise[0], noise[-1] = chance.permutation([0.8, 1.25])
+    times = [(latency + n / bandwidth) * e for n, e in zip(sizes, noise, strict=True)]
+    answers = report.answers(ranks, __name__, "probe_fit", sizes=sizes, times=times)
+    got = answers[0].value if answers else None
+    if not answers:
+        return
+    if not isinstance(got, list) or len(got) != 2 or not all(map(is_number, got)):
+        said = "numbers that are not nan" if isinstance(got, list) else "a pair of numbers"
+        report.problem(f"fit returned {got}, expected (latency, bandwidth): {said}", 0)
+        return
+    said = _why_fit(got, latency, bandwidth, sizes, times)
+    if said:
+        report.problem(f"fit: {said}", 0)
+
+
+def _why_fit(got: list[float], latency: float, bandwidth: float, sizes, times) -> str | None:
+    def near(a: float, b: float, most: float = 0.15) -> bool:
+        return math.isfinite(a) and abs(a / b - 1) <= most
+
+    if near(got[0], latency) and near(got[1], bandwidth):
+        return None
+    told = (
+        f"the wire had {latency:.3g} s and {bandwidth:.3g} bytes/s, fit found {got[0]:.3g} and "
+        f"{got[1]:.3g} (more than 15 % off)"
+    )
+    slope, start = np.polyfit(sizes, times, 1)
+    two = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
+    hints = [
+        (near(got[0], bandwidth) and near(got[1], latency), "the two are swapped"),
+        (near(got[0], latency) and near(got[1], 1 / bandwidth), "bandwidth is 1 / slope"),
+        (
+            near(got[0], start, 1e-3) and near(got[1], 1 / slope, 1e-3),
+            "all points count alike, so the noise of the long messages drowns the latency: weight "
+            "each by 1/t",
+        ),
+        (
+            near(got[1], 1 / two, 1e-3),
+            "that is the line through the first and the last point: let all of them count",
+        ),
+        (near(got[0], min(times), 1e-3), "the shortest time is one measurement: fit a line"),
+    ]
+    hint = next((text for applies, text in hints if applies), "")
+    return f"{hint}; {told}" if hint else told

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -19,15 +18,15 @@ import torch
 from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from .groups import in_group, members_of, on, outside, partitions
-from .task import Report, answer_named, integers, recorded, same, short, task
+from .calls import broken, inside
+from .groups import in_group, members_of, on, partitions
+from .mistakes import Mistake, explain, same, short
+from .probe import answer_named, integers, recorded, told
+from .task import Report, task
 
 #: Samples: one number that all p of 1 … 4 divide, and awkward ones.
 SAMPLES = (24, 25, 7, 1)
 RANK_COUNTS = (1, 2, 3, 4)
-
-# Letters of a list that is shown whole.
-_LONG = 60
 
 
 # -- what the sampler does ------------------------------------------------------------------------
@@ -60,7 +59,7 @@ def probe_calls(user_ns: dict, *, rank: int, name: str, calls: list) -> list[dic
         answer = {}
         with _watched_sampler() as built:
             try:
-                answer["value"] = _plain(function(*arguments, **keywords))
+                answer["value"] = told(function(*arguments, **keywords))
             except NotImplementedError:
                 raise
             except Exception as error:
@@ -82,98 +81,53 @@ def _watched_sampler() -> Iterator[list]:
         yield built
 
 
-def _plain(value: Any) -> Any:
-    """Numbers and lists for tensors and tuples; a text that says what it is for anything else."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if hasattr(value, "__index__"):
-        return int(value)
-    return f"<{type(value).__name__}>"
-
-
-#: Wrong results, or functions that recognise one, each with what it means.
-Suspects = Iterable[tuple[Any, str]]
-
-
 def _judge_calls(
     ranks,
     report: Report,
     name: str,
     calls: list,
     expected: Callable[..., Any],
-    suspects: Callable[..., Suspects],
+    mistakes: Callable[..., Iterable[Mistake]],
     form: str,
     tidy: Callable[[Any], Any] = lambda value: value,
 ) -> list:
     """Compare a function's results on every rank; the first wrong one of each rank is a problem.
 
-    expected: of a call's arguments and keywords, the result. suspects: of the rank and the same,
+    expected: of a call's arguments and keywords, the result. mistakes: of the rank and the same,
     wrong results and what they mean. form: what the function must return, in words. tidy: done to
     a result before it is compared.
     Returns the answers, for more questions.
     """
     answers = report.answers(ranks, __name__, "probe_calls", name=name, calls=calls)
-    problems = {}
     for answer in answers:
         for (arguments, keywords), got in zip(calls, answer.value, strict=True):
             wanted = expected(*arguments, **keywords)
             if "value" in got:
                 got = got | {"value": tidy(got["value"])}
-            likely = functools.partial(suspects, answer.rank, *arguments, **keywords)
+            likely = functools.partial(mistakes, answer.rank, *arguments, **keywords)
             said = _compare(got, wanted, likely, form)
             if said:
-                problems[answer.rank] = f"{_call(name, arguments, keywords)}: {said}"
+                report.problem(f"{_call(name, arguments, keywords)}: {said}", answer.rank)
                 break
-    _fold(report, problems, ranks.n)
     return answers
 
 
-def _compare(got: dict, wanted: Any, suspects: Callable[[], Suspects], form: str) -> str | None:
+def _compare(
+    got: dict, wanted: Any, mistakes: Callable[[], Iterable[Mistake]], form: str
+) -> str | None:
     """What is wrong with a result; None for a right one."""
     if "error" in got:
         right = wanted is ValueError and got["error"].startswith("ValueError")
         return None if right else f"raised {got['error']}"
-    value = got["value"]
     if wanted is ValueError:
-        return f"expected a ValueError, got {short(value)}"
-    if same(value, wanted):
-        return None
-    if value is None:
-        return f"returned None: return {form}"
-    for suspect, said in suspects():
-        if suspect(value) if callable(suspect) else same(value, suspect):
-            stop = "" if said.endswith("?") else "."
-            return f"{said}{stop} {_difference(wanted, value)}"
-    return _difference(wanted, value)
-
-
-def _difference(wanted: Any, got: Any) -> str:
-    """Expected and got; of long lists the first entry that differs."""
-    long = len(str(wanted)) > _LONG or len(str(got)) > _LONG
-    if not (long and isinstance(wanted, list) and isinstance(got, list)):
-        return f"Expected {short(wanted)}, got {short(got)}"
-    pairs = itertools.zip_longest(wanted, got, fillvalue="nothing")
-    k, (w, g) = next((k, pair) for k, pair in enumerate(pairs) if not same(pair[1], pair[0]))
-    return f"Entry {k}: expected {short(w, _LONG)}, got {short(g, _LONG)}"
+        return f"expected a ValueError, got {short(got['value'])}"
+    return explain(got["value"], wanted, mistakes(), form=form)
 
 
 def _call(name: str, arguments: Sequence, keywords: dict) -> str:
     """A call as one would write it."""
     parts = [str(a) for a in arguments] + [f"{key}={value}" for key, value in keywords.items()]
     return f"{name}({', '.join(parts)})"
-
-
-def _fold(report: Report, problems: dict[int, str], n: int) -> None:
-    """Add the ranks' problems; one that all ranks have is said once."""
-    if len(problems) == n > 1 and len(set(problems.values())) == 1:
-        report.problem(f"all ranks: {problems[0]}")
-        return
-    for rank, text in problems.items():
-        report.problem(text, rank)
 
 
 def _numbers(seed: int, low: int, high: int) -> int:
@@ -200,43 +154,47 @@ def items_of(ranks, report: Report) -> None:
     def expected(n, p, r, **keywords) -> list[int]:
         return [10 * sample for sample in share(n, p, r, **keywords)]
 
-    def suspects(rank, n, p, r, shuffle, drop_last) -> Suspects:
+    def mistakes(rank, n, p, r, shuffle, drop_last) -> Iterable[Mistake]:
         def items(n=n, p=p, r=r, shuffle=shuffle, drop_last=drop_last) -> list[int]:
             return expected(n, p, r, shuffle=shuffle, drop_last=drop_last)
 
-        yield share(n, p, r, shuffle=shuffle, drop_last=drop_last), "these are indices, not items"
-        yield (
+        yield Mistake(
+            share(n, p, r, shuffle=shuffle, drop_last=drop_last), "these are indices, not items"
+        )
+        yield Mistake(
             items(shuffle=not shuffle),
             "shuffled, but shuffle=False: the sampler shuffles unless you say shuffle=shuffle"
             if not shuffle
             else "in order, but shuffle=True: hand shuffle on to the sampler",
         )
         if drop_last:
-            yield (
+            yield Mistake(
                 items(drop_last=False),
                 "samples were repeated, but drop_last=True: hand drop_last on to the sampler",
             )
-        yield [10 * k for k in range(n)], "these are all items: give the sampler to the DataLoader"
+        yield Mistake(
+            [10 * k for k in range(n)], "these are all items: give the sampler to the DataLoader"
+        )
         if rank < p:
-            yield (
+            yield Mistake(
                 items(r=rank),
                 f"these are the items of rank {rank}, which runs the check: use the argument r, "
                 "not dist.get_rank()",
             )
         if r < ranks.n:
-            yield (
+            yield Mistake(
                 items(p=ranks.n),
                 f"shared among {ranks.n} ranks: use the argument p, not the world size",
             )
 
-        yield (
+        yield Mistake(
             lambda value: isinstance(value, list) and value == items()[: len(value)],
             "the last items are missing. Did the DataLoader get drop_last? It is the sampler's",
         )
-        yield _is_nested, "this is a list of minibatches: make one flat list of it"
+        yield Mistake(_is_nested, "this is a list of minibatches: make one flat list of it")
 
     form = "a flat list with the items"
-    _judge_calls(ranks, report, "items_of", calls, expected, suspects, form)
+    _judge_calls(ranks, report, "items_of", calls, expected, mistakes, form)
 
 
 def _is_nested(value: Any) -> bool:
@@ -262,42 +220,42 @@ def epoch_orders(ranks, report: Report) -> None:
             share(n, p, r, shuffle=True, seed=seed, epoch=e) for e in range(first, first + epochs)
         ]
 
-    def suspects(rank, n, p, r, epochs, seed) -> Suspects:
-        yield (
+    def mistakes(rank, n, p, r, epochs, seed) -> Iterable[Mistake]:
+        yield Mistake(
             [share(n, p, r, shuffle=True, seed=seed)] * epochs,
             "every epoch has the same order: call set_epoch(epoch) before each",
         )
-        yield (
+        yield Mistake(
             [share(n, p, r, shuffle=True, seed=seed, epoch=max(e - 1, 0)) for e in range(epochs)],
             "epochs 0 and 1 have the same order: set_epoch counts only if it comes before the "
             "sampler is iterated",
         )
-        yield (
+        yield Mistake(
             lambda value: isinstance(value, list) and "<DistributedSampler>" in value,
             "these are samplers: make a list of each with list(sampler)",
         )
-        yield [share(n, p, r)] * epochs, "not shuffled"
-        yield expected(n, p, r, epochs, 0), "the argument seed was not used"
+        yield Mistake([share(n, p, r)] * epochs, "not shuffled")
+        yield Mistake(expected(n, p, r, epochs, 0), "the argument seed was not used")
         own_seed = "this rank shuffles with a seed of its own: all ranks need the same one"
         if r > 0:
-            yield expected(n, p, r, epochs, r), own_seed
-            yield expected(n, p, r, epochs, seed + r), own_seed
-        yield (
+            yield Mistake(expected(n, p, r, epochs, r), own_seed)
+            yield Mistake(expected(n, p, r, epochs, seed + r), own_seed)
+        yield Mistake(
             expected(n, p, r, epochs, seed, first=1),
             "seed + epoch is one too large: the first epoch is number 0, and all ranks have the "
             "same seed",
         )
-        yield expected(n, p, r, epochs, rank), own_seed
-        yield expected(n, p, r, epochs, seed + rank), own_seed
+        yield Mistake(expected(n, p, r, epochs, rank), own_seed)
+        yield Mistake(expected(n, p, r, epochs, seed + rank), own_seed)
         items = [[10 * sample for sample in order] for order in expected(n, p, r, epochs, seed)]
-        yield items, "these are items, the task asks for sample numbers"
-        yield (
+        yield Mistake(items, "these are items, the task asks for sample numbers")
+        yield Mistake(
             [sample for order in expected(n, p, r, epochs, seed) for sample in order],
             "this is one long list: make one list per epoch",
         )
 
     form = "a list with one list of sample numbers per epoch"
-    _judge_calls(ranks, report, "epoch_orders", calls, expected, suspects, form)
+    _judge_calls(ranks, report, "epoch_orders", calls, expected, mistakes, form)
 
 
 # -- 2.3 --------------------------------------------------------------------------------------
@@ -336,49 +294,51 @@ def repeated_and_lost(ranks, report: Report) -> None:
         for p in (*RANK_COUNTS, 6, 7)
     ]
 
-    def suspects(rank, n, p, drop_last) -> Suspects:
+    def mistakes(rank, n, p, drop_last) -> Iterable[Mistake]:
         rest, missing = n % p, -n % p
         if drop_last:
-            yield (
+            yield Mistake(
                 [[], list(range(max(n - missing, 0), n))],
                 f"{rest} samples are too many for equal shares, and that many are left out; "
                 f"{missing} would be missing to the next multiple of p",
             )
-            yield [[], list(range(rest))], "drop_last leaves out the last samples, not the first"
+            yield Mistake(
+                [[], list(range(rest))], "drop_last leaves out the last samples, not the first"
+            )
         else:
-            yield (
+            yield Mistake(
                 [_again(n, p - rest), []],
                 "p divides n, so nothing is missing, but p - n % p is p",
             )
-            yield (
+            yield Mistake(
                 [list(range(min(missing, n))), []],
                 f"{missing} samples are missing, but there are only {n}: the sampler goes "
                 "through them again and again",
             )
-            yield (
+            yield Mistake(
                 [_again(n, rest), []],
                 f"n % p = {rest} samples are too many for equal shares. The sampler adds samples "
                 "until p divides their number: how many are missing?",
             )
-            yield (
+            yield Mistake(
                 [list(range(max(n - missing, 0), n)), []],
                 "the sampler repeats the first samples of the order, not the last",
             )
-        yield (
+        yield Mistake(
             _repeated_and_lost(n, p, not drop_last),
             f"that is what happens with drop_last={not drop_last}",
         )
         wanted = _repeated_and_lost(n, p, drop_last)
-        yield (
+        yield Mistake(
             _repeated_and_lost(n, ranks.n, drop_last),
             f"that is the result for {ranks.n} ranks: use the argument p",
         )
-        yield wanted[::-1], "the two lists are swapped: return (repeated, lost)"
-        yield list(map(len, wanted)), "these are numbers: return two lists of samples"
+        yield Mistake(wanted[::-1], "the two lists are swapped: return (repeated, lost)")
+        yield Mistake(list(map(len, wanted)), "these are numbers: return two lists of samples")
 
     form = "two lists, (repeated, lost)"
     answers = _judge_calls(
-        ranks, report, "repeated_and_lost", calls, _repeated_and_lost, suspects, form, _in_order
+        ranks, report, "repeated_and_lost", calls, _repeated_and_lost, mistakes, form, _in_order
     )
     if answers and not report.problems and any(got["samplers"] for got in answers[0].value):
         report.problem(
@@ -411,13 +371,13 @@ def microbatches(ranks, report: Report) -> None:
     def expected(n, m, p, r, **keywords) -> Any:
         return ValueError if m % p else _microbatches(n, m, p, r, **keywords)
 
-    def suspects(rank, n, m, p, r, shuffle=False, epoch=0, drop_last=False) -> Suspects:
+    def mistakes(rank, n, m, p, r, shuffle=False, epoch=0, drop_last=False) -> Iterable[Mistake]:
         own = share(n, p, r, shuffle=shuffle, epoch=epoch)
-        yield (
+        yield Mistake(
             batches(own, m, drop_last),
             f"microbatches of up to {m}: batch_size counts the samples of one rank, m / p",
         )
-        yield (
+        yield Mistake(
             batches(own, m // p, not drop_last),
             "the last microbatch is too short and must go: hand drop_last on to the BatchSampler"
             if drop_last
@@ -425,31 +385,31 @@ def microbatches(ranks, report: Report) -> None:
         )
         short_share = share(n, p, r, shuffle=shuffle, epoch=epoch, drop_last=True)
         for last in (drop_last, False):
-            yield (
+            yield Mistake(
                 batches(short_share, m // p, last),
                 "here drop_last is that of the BatchSampler; the DistributedSampler got it and "
                 "left samples out",
             )
-        yield (
+        yield Mistake(
             batches(share(n, p, r, shuffle=shuffle), m // p, drop_last),
             "this is the order of epoch 0: set_epoch(epoch)",
         )
-        yield (
+        yield Mistake(
             batches(share(n, p, r, shuffle=not shuffle, epoch=epoch), m // p, drop_last),
             "shuffled, but shuffle=False" if not shuffle else "not shuffled, but shuffle=True",
         )
-        yield own, "this is a flat list: wrap the sampler in a BatchSampler"
+        yield Mistake(own, "this is a flat list: wrap the sampler in a BatchSampler")
         items = [[10 * k for k in part] for part in batches(own, m // p, drop_last)]
-        yield items, "these are items, the task asks for sample numbers"
-        yield "<BatchSampler>", "this is the BatchSampler itself: make a list of it"
+        yield Mistake(items, "these are items, the task asks for sample numbers")
+        yield Mistake("<BatchSampler>", "this is the BatchSampler itself: make a list of it")
         if rank < p:
-            yield (
+            yield Mistake(
                 _microbatches(n, m, p, rank, shuffle, epoch, drop_last),
                 f"these are rank {rank}'s, which runs the check: use the argument r",
             )
 
     form = "a list of microbatches, each a list of sample numbers"
-    _judge_calls(ranks, report, "microbatches", calls, expected, suspects, form)
+    _judge_calls(ranks, report, "microbatches", calls, expected, mistakes, form)
 
 
 # -- groups -----------------------------------------------------------------------------------
@@ -527,7 +487,7 @@ def probe_same(user_ns: dict, *, rank: int, group, partition, world: int, seed: 
     answers = []
     for mine, minibatches in _scenarios(len(members), members.index(rank), seed).values():
         result, calls = recorded(function, mine, minibatches, **keywords)
-        answers.append({"result": _plain(result), "calls": calls})
+        answers.append({"result": told(result), "calls": calls})
     return answers
 
 
@@ -537,13 +497,11 @@ def same_minibatches(ranks, report: Report) -> None:
     _judge_twin(ranks, report)
     for partition in () if report.problems else [*partitions(ranks.n), None]:
         answers = _answers(ranks, report, "probe_same", partition)
-        problems = {}
         for answer in answers:
             members = members_of(partition, answer.rank, ranks.n)
             said = _judge_same(answer.value, members, _truth(len(members), report.seed))
             if said:
-                problems[answer.rank] = said
-        _fold(report, problems, ranks.n)
+                report.problem(said, answer.rank)
         if report.problems:
             return
 
@@ -559,25 +517,27 @@ def _judge_twin(ranks, report: Report) -> None:
     def expected(n, m, shuffle, epoch) -> list[list[int]]:
         return _microbatches(n, m, 1, 0, shuffle, epoch)
 
-    def suspects(rank, n, m, shuffle, epoch) -> Suspects:
-        yield expected(n, m, shuffle, 0), "this is the order of epoch 0: use epoch"
-        yield (
+    def mistakes(rank, n, m, shuffle, epoch) -> Iterable[Mistake]:
+        yield Mistake(expected(n, m, shuffle, 0), "this is the order of epoch 0: use epoch")
+        yield Mistake(
             expected(n, m, not shuffle, epoch),
             ("shuffled, but shuffle=False" if not shuffle else "not shuffled, but shuffle=True"),
         )
         for p in RANK_COUNTS[1:]:
             for r in range(p):
                 if m % p == 0:
-                    yield (
+                    yield Mistake(
                         _microbatches(n, m, p, r, shuffle, epoch),
                         f"these are the microbatches of rank {r} of {p}; the twin is alone",
                     )
-        yield share(n, 1, 0, shuffle=shuffle, epoch=epoch), "this is a flat list: cut it into lists"
-        yield (
+        yield Mistake(
+            share(n, 1, 0, shuffle=shuffle, epoch=epoch), "this is a flat list: cut it into lists"
+        )
+        yield Mistake(
             batches(share(n, 1, 0, shuffle=shuffle, epoch=epoch), m, True),
             "the last, smaller minibatch is missing",
         )
-        yield (
+        yield Mistake(
             lambda value: shuffle and _is_permutation(value, n),
             "all samples are there, but in another order than the sampler's: it draws with a "
             "generator of its own, seeded with seed + epoch",
@@ -585,7 +545,7 @@ def _judge_twin(ranks, report: Report) -> None:
 
     form = "a list of minibatches, each a list of sample numbers"
     name = "sequential_minibatches"
-    _judge_calls(ranks, report, name, calls, expected, suspects, form)
+    _judge_calls(ranks, report, name, calls, expected, mistakes, form)
 
 
 def _is_permutation(value: Any, n: int) -> bool:
@@ -598,7 +558,7 @@ def _is_permutation(value: Any, n: int) -> bool:
 def _judge_same(value: list[dict], members: list[int], truth: dict[str, bool]) -> str | None:
     """The first thing that is wrong with a rank's verdicts, in words."""
     for (name, wanted), got in zip(truth.items(), value, strict=True):
-        if astray := outside(got["calls"], members):
+        if astray := broken(got["calls"], inside(members)):
             return astray
         if len(members) > 1 and not got["calls"]:
             return f"{on(members)}: it communicated nothing; a rank knows its own microbatches only"
@@ -651,7 +611,7 @@ def probe_mean(
     mine = torch.tensor(_shares(seed, n, len(members))[members.index(rank)])
     keywords = {} if partition is None else {"group": group}
     result, calls = recorded(function, mine, n, **keywords)
-    return {"result": _plain(result), "calls": calls}
+    return {"result": told(result), "calls": calls}
 
 
 @task("2.6", "every sample counts once", points=3)
@@ -660,20 +620,18 @@ def mean_once(ranks, report: Report) -> None:
     for partition in [*partitions(ranks.n), None]:
         for n in (*SAMPLES, _numbers(report.seed, 30, 60)):
             answers = _answers(ranks, report, "probe_mean", partition, n=n)
-            problems = {}
             for answer in answers:
                 members = members_of(partition, answer.rank, ranks.n)
                 said = _judge_mean(answer.value, n, members, answer.rank, report.seed, ranks.n)
                 if said:
-                    problems[answer.rank] = said
-            _fold(report, problems, ranks.n)
+                    report.problem(said, answer.rank)
             if report.problems:
                 return
 
 
 def _judge_mean(value: dict, n, members, rank, seed, world) -> str | None:
     """What is wrong with a rank's mean, or with how it came about."""
-    if astray := outside(value["calls"], members):
+    if astray := broken(value["calls"], inside(members)):
         return astray
     got, wanted = value["result"], sum(_values(seed, n)) / n
     if isinstance(got, list) and len(got) == 1:
@@ -685,10 +643,7 @@ def _judge_mean(value: dict, n, members, rank, seed, world) -> str | None:
         return f"{where}: nan. A rank without a sample of its own has the mean 0 / 0: add sums"
     if not same(got, wanted):
         parts = _shares(seed, n, len(members))
-        for suspect, said in _mean_suspects(parts, n, members.index(rank)):
-            if same(got, suspect):
-                return f"{where}: {said}. Expected {short(wanted)}, got {short(got)}"
-        return f"{where}: expected {short(wanted)}, got {short(got)}"
+        return f"{where}: {explain(got, wanted, _mean_mistakes(parts, n, members.index(rank)))}"
     ops = [call["op"] for call in value["calls"]]
     if ops != ["all_reduce"]:
         made = ", ".join(ops) or "nothing"
@@ -696,48 +651,54 @@ def _judge_mean(value: dict, n, members, rank, seed, world) -> str | None:
     return None
 
 
-def _mean_suspects(parts: list[list[float]], n: int, place: int) -> Suspects:
+def _mean_mistakes(parts: list[list[float]], n: int, place: int) -> Iterable[Mistake]:
     """Wrong means of the shares of p ranks, and where they come from."""
     p, size = len(parts), len(parts[0])
     real = [part[: max(0, math.ceil((n - r) / p))] for r, part in enumerate(parts)]
     own = sum(parts[place])
-    yield own / size, "this is the mean of this rank's values"
+    yield Mistake(own / size, "this is the mean of this rank's values")
     if real[place]:
-        yield sum(real[place]) / len(real[place]), "this is the mean of this rank's samples"
+        yield Mistake(
+            sum(real[place]) / len(real[place]), "this is the mean of this rank's samples"
+        )
     everything = sum(map(sum, parts))
     once = sum(map(sum, real))
-    yield (
+    yield Mistake(
         everything / (p * size),
         f"repeated samples count twice: {p * size} values for {n} samples. The value at place j "
         f"of rank r is number r + j·p of the order; from number {n} on it is padding",
     )
-    yield everything / n, f"divided by {n}, but the sum contains repeated samples"
-    yield once / (p * size), f"the sum is right, but divided by {p * size}, padding included"
-    yield everything, "this is a sum: divide it by the number of samples"
-    yield once, "this is a sum: divide it by the number of samples"
-    yield once / p, "divided by the number of ranks, not of samples"
+    yield Mistake(everything / n, f"divided by {n}, but the sum contains repeated samples")
+    yield Mistake(
+        once / (p * size), f"the sum is right, but divided by {p * size}, padding included"
+    )
+    yield Mistake(everything, "this is a sum: divide it by the number of samples")
+    yield Mistake(once, "this is a sum: divide it by the number of samples")
+    yield Mistake(once / p, "divided by the number of ranks, not of samples")
     means = [sum(part) / max(len(part), 1) for part in real]
-    yield sum(means) / p, "this is the mean of the ranks' means: reduce sums and counts"
+    yield Mistake(sum(means) / p, "this is the mean of the ranks' means: reduce sums and counts")
     filled = [mean for part, mean in zip(real, means, strict=True) if part]
-    yield sum(filled) / len(filled), "this is the mean of the ranks' means: reduce sums and counts"
+    yield Mistake(
+        sum(filled) / len(filled), "this is the mean of the ranks' means: reduce sums and counts"
+    )
     flat = [value for part in parts for value in part]
-    yield (
+    yield Mistake(
         sum(flat[:n]) / n,
         "padding was looked for at the end of the last rank. But ranks take turns: the value at "
         "place j of rank r is number r + j·p of the order",
     )
     floor = n // p
     if floor:
-        yield (
+        yield Mistake(
             sum(sum(part[:floor]) for part in parts) / (floor * p),
             "samples were left out, as drop_last does: only padding must go",
         )
-        yield (
+        yield Mistake(
             sum(sum(part[:floor]) for part in parts) / n,
             "samples were left out, as drop_last does: only padding must go",
         )
     if size > 1:
-        yield (
+        yield Mistake(
             sum(sum(part[:-1]) for part in parts) / (p * (size - 1)),
             "the last value of every rank was left out: only some of them are padding",
         )

@@ -15,8 +15,10 @@ from torch import nn
 from torch.nn import functional
 
 from .groups import enough, in_group, members_of, on, partitions, right_group
+from .mistakes import same
+from .probe import answer_named, integers, recorded
 from .replicas import flat, samples_found
-from .task import Report, answer_named, integers, recorded, same, task
+from .task import Report, task
 
 WORLD = 4
 PARTITIONS = partitions(WORLD)

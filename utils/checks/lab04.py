@@ -21,8 +21,10 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from .groups import enough, group_of, in_group, members_of, on, partitions, right_group
+from .mistakes import same, short
+from .probe import answer_named, recorded
 from .replicas import flat, samples_found
-from .task import Report, answer_named, recorded, same, short, task
+from .task import Report, task
 
 WORLD = 4
 PARTITIONS = partitions(WORLD)
@@ -80,15 +82,6 @@ def _ratio(got: torch.Tensor, expected: torch.Tensor) -> str | None:
     if (got - factor * expected).abs().max() > 1e-4 * expected.abs().max():
         return None
     return f"every gradient is {factor:.4g} times what it should be: look at the divisor"
-
-
-def _alike(report: Report, found: dict[int, str], n: int) -> None:
-    """The problems of a function that communicates nothing: once, where all ranks have the same."""
-    if len(found) == n and len(set(found.values())) == 1:
-        report.problem(f"on every rank: {found[0]}")
-        return
-    for rank, text in found.items():
-        report.problem(text, rank)
 
 
 def _reduced(calls: list[dict]) -> int:
@@ -371,7 +364,8 @@ def assign_buckets(ranks, report: Report) -> None:
             if got != _assign(**case):
                 found[answer.rank] = _why_buckets(case, got)
                 break
-    _alike(report, found, ranks.n)
+    for rank, text in found.items():
+        report.problem(text, rank)
     if report.problems:
         return
     draw = random.Random(report.seed)
@@ -559,7 +553,8 @@ def hidden_share(ranks, report: Report) -> None:
             if got["share"] is None or not same(got["share"], expected, 1e-6):
                 found[answer.rank] = _why_share(what, case, got, expected)
                 break
-    _alike(report, found, ranks.n)
+    for rank, text in found.items():
+        report.problem(text, rank)
     if report.problems or not enough(ranks, report, WORLD):
         return
     answers = report.answers(ranks, __name__, "probe_overlap")

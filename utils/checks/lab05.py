@@ -11,7 +11,6 @@ import random
 import re
 import shlex
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from unittest import mock
 
@@ -19,23 +18,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .task import Report, answer_named, short, task
+from .clock import Clock, moved_clocks
+from .mistakes import short
+from .probe import answer_named, told
+from .task import Report, task
 
 WORLD = 2
-
-
-def _plain(value: object) -> object:
-    """A result as JSON: numbers and lists of numbers; anything else as its text."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return repr(value)[:80]
 
 
 def _near(got: object, expected: float, tolerance: float) -> bool:
@@ -82,46 +70,26 @@ def probe_stopwatch(
     if not dist.is_initialized():
         dist.init_process_group("mpi")
     function = answer_named(user_ns, "time_rounds")
-    ahead, events = [0.0], []
+    events = []
 
     def prepare() -> None:
         events.append("prepare")
-        ahead[0] += late[rank]
+        clock.advance(late[rank])
 
     def step() -> None:
         events.append("step")
         # Its gradients meet first, so a rank that is early waits here, as in a training.
         dist.all_reduce(torch.zeros(1))
-        ahead[0] += takes[rank] + (warm if events.count("step") == 1 else 0.0)
+        clock.advance(takes[rank] + (warm if events.count("step") == 1 else 0.0))
 
-    with _moved_clocks(function, ahead), _meetings(ahead, events):
-        result = function(prepare, step, rounds, steps)
-    return {"result": _plain(result), "events": events}
-
-
-@contextlib.contextmanager
-def _moved_clocks(function: Callable, ahead: list[float]) -> Iterator[None]:
-    """All clocks of this process go on by `ahead[0]` seconds more than they do."""
-
-    def early(clock: Callable, unit: float) -> Callable:
-        return lambda: clock() + type(clock())(ahead[0] * unit)
-
-    names = [("perf_counter", 1), ("monotonic", 1), ("time", 1)]
-    names += [(f"{name}_ns", 1e9) for name, _ in names]
     known = getattr(function, "__globals__", {})
-    with contextlib.ExitStack() as patches:
-        for name, unit in names:
-            original = getattr(time, name)
-            clock = early(original, unit)
-            patches.enter_context(mock.patch.object(time, name, clock))
-            # Also where the file said: from time import perf_counter
-            own = {key: clock for key, value in known.items() if value is original}
-            patches.enter_context(mock.patch.dict(known, own))
-        yield
+    with moved_clocks(known) as clock, _meetings(clock, events):
+        result = function(prepare, step, rounds, steps)
+    return {"result": told(result), "events": events}
 
 
 @contextlib.contextmanager
-def _meetings(ahead: list[float], events: list[str]) -> Iterator[None]:
+def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
     """A collective ends at the same moment on all ranks: that of the last one."""
     group = dist.group.WORLD
     reduce_all = group.allreduce
@@ -135,9 +103,9 @@ def _meetings(ahead: list[float], events: list[str]) -> Iterator[None]:
             work = call(*args, **kwargs)
             if work is not None:
                 work.wait()
-            latest = torch.tensor([ahead[0]], dtype=torch.float64)
+            latest = torch.tensor([clock.ahead], dtype=torch.float64)
             reduce_all([latest], options).wait()
-            ahead[0] = latest.item()
+            clock.ahead = latest.item()
             return work
 
         return met
@@ -230,8 +198,8 @@ def probe_speedup(
 ) -> dict:
     """`speedup_band` and `efficiency`."""
     return {
-        "band": _plain(answer_named(user_ns, "speedup_band")(list(one), list(many))),
-        "efficiency": _plain(answer_named(user_ns, "efficiency")(speedup, p)),
+        "band": told(answer_named(user_ns, "speedup_band")(list(one), list(many))),
+        "efficiency": told(answer_named(user_ns, "efficiency")(speedup, p)),
     }
 
 
@@ -293,9 +261,9 @@ def probe_law(
     """A law at one p and at several, and its fit."""
     function = answer_named(user_ns, law)
     return {
-        "one": _plain(function(p, serial)),
-        "array": _plain(function(np.array(ps, float), serial)),
-        "fit": _plain(answer_named(user_ns, f"fit_{law}")(list(ps), list(times))),
+        "one": told(function(p, serial)),
+        "array": told(function(np.array(ps, float), serial)),
+        "fit": told(answer_named(user_ns, f"fit_{law}")(list(ps), list(times))),
     }
 
 
@@ -402,8 +370,8 @@ def probe_predict(user_ns: dict, *, rank: int, rings: list, steps: list) -> dict
     """`ring` and `predict_step` on several inputs."""
     ring, predict = answer_named(user_ns, "ring"), answer_named(user_ns, "predict_step")
     return {
-        "rings": [_plain(ring(p, nbytes)) for p, nbytes in rings],
-        "steps": [_plain(predict(*arguments)) for arguments in steps],
+        "rings": [told(ring(p, nbytes)) for p, nbytes in rings],
+        "steps": [told(predict(*arguments)) for arguments in steps],
     }
 
 
@@ -421,7 +389,7 @@ def predict_step(ranks, report: Report) -> None:
         rank, value = answer.rank, answer.value
         for (p, nbytes), got in zip(rings, value["rings"], strict=True):
             _judge_ring(report, rank, p, nbytes, got)
-        if any(text.startswith(f"rank {rank}: ring(") for text in report.problems):
+        if report.of(rank):
             continue
         for arguments, got in zip(steps, value["steps"], strict=True):
             _judge_step(report, rank, arguments, got)
@@ -481,7 +449,7 @@ def _judge_step(report: Report, rank: int, arguments: tuple, got: object) -> Non
 def probe_script(user_ns: dict, *, rank: int, settings: list) -> list:
     """`job_script` for several settings."""
     function = answer_named(user_ns, "job_script")
-    return [_plain(function(*arguments)) for arguments in settings]
+    return [told(function(*arguments)) for arguments in settings]
 
 
 @task("5.6", "a Slurm job script", points=3)

@@ -7,24 +7,29 @@ back. So the student's code has no hold on the verdict.
     @task("1.4", "all_reduce", points=3)
     def sum_over_ranks(ranks, report):
         for answer in report.answers(ranks, __name__, "probe_sum", seed=report.seed):
-            report.expect(answer.rank, "the sum", answer.value, expected)
+            report.judge(answer.rank, answer.value, expected, mistakes)
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+from IPython import get_ipython
+
+from .calls import Calls, Rule, broken
+from .mistakes import TOLERANCE, Mistake, explain, same, short
 
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
 # deadlock is reported by the ranks that wait, with the line they wait at.
 PATIENCE = 45.0
-MOST_LINES = 12
+MOST_LINES = 6
+
+_STUB = re.compile(r"NotImplementedError: Task ([\d.]+): (.*)")
 
 
 class CheckFailed(AssertionError):
@@ -40,15 +45,30 @@ class Report:
 
     Attributes:
         seed: fresh for every run of the check, for its inputs.
-        problems: texts, in the order in which they were found.
+        found: text of each problem, and the rank that has it; ``None`` for all together.
+        open: number and title of a task whose stub was met.
     """
 
     seed: int = field(default_factory=lambda: secrets.randbelow(2**31))
-    problems: list[str] = field(default_factory=list)
+    found: list[tuple[str, int | None]] = field(default_factory=list)
+    open: tuple[str, str] | None = None
+
+    @property
+    def problems(self) -> list[str]:
+        """What was found, one text each; what several ranks have in common is said once."""
+        ranks: dict[str, list[int]] = {}
+        for text, rank in self.found:
+            ranks.setdefault(text, []).extend([] if rank is None else [rank])
+        return [f"{_named(of)}: {text}" if of else text for text, of in ranks.items()]
+
+    def of(self, rank: int) -> bool:
+        """Whether this rank has a problem."""
+        return any(one == rank for _, one in self.found)
 
     def problem(self, text: str, rank: int | None = None) -> None:
         """Add a problem, of one rank or of all together."""
-        self.problems.append(text if rank is None else f"rank {rank}: {text}")
+        if (text, rank) not in self.found:
+            self.found.append((text, rank))
 
     def expect(self, rank: int | None, what: str, got: Any, expected: Any) -> bool:
         """Compare a JSON value with the expected one; tensors are given as lists."""
@@ -56,6 +76,33 @@ class Report:
             return True
         self.problem(f"{what}: expected {short(expected)}, got {short(got)}", rank)
         return False
+
+    def judge(
+        self,
+        rank: int | None,
+        got: Any,
+        expected: Any,
+        mistakes: Iterable[Mistake] = (),
+        *,
+        what: str = "",
+        form: str = "",
+        tolerance: float = TOLERANCE,
+    ) -> bool:
+        """Compare, and say which mistake it is: see :func:`utils.checks.mistakes.explain`.
+
+        ``what`` was computed, in words, where a task has several results.
+        """
+        said = explain(got, expected, mistakes, form=form, tolerance=tolerance)
+        if said:
+            self.problem(f"{what}: {said}" if what else said, rank)
+        return said is None
+
+    def communication(self, rank: int | None, calls: Calls, *rules: Rule) -> bool:
+        """Whether all rules are kept; the first that is broken is a problem."""
+        said = broken(calls, *rules)
+        if said:
+            self.problem(said, rank)
+        return said is None
 
     def answers(self, ranks, module: str, probe: str, *, patience=PATIENCE, **kwargs) -> list:
         """Run ``module:probe`` on every rank.
@@ -65,6 +112,10 @@ class Report:
             which is then among the problems.
         """
         replies = ranks.ask(f"{module}:{probe}", timeout=patience, **kwargs)
+        if stub := next((m for reply in replies if (m := _STUB.match(reply.error or ""))), None):
+            self.open = stub[1], stub[2]
+            self.problem(f"Task {stub[1]} ({stub[2]}) is still open")
+            return []
         explanation = ""
         for reply in replies:
             for message in reply.unreceived:
@@ -85,7 +136,7 @@ def task(number: str, title: str, points: int) -> Callable:
     """Make a check of a function ``(ranks, report)`` that adds problems to the report.
 
     The check is called with the ranks. It prints ``✓ Task 1.4 · all_reduce · 3 points``, or the
-    problems.
+    problems; of an answer that was not begun, that it is still open.
 
     Raises:
         CheckFailed: there were problems.
@@ -97,15 +148,18 @@ def task(number: str, title: str, points: int) -> Callable:
             report = Report()
             judge(ranks, report, **kwargs)
             name = f"Task {number} · {title}"
-            if not report.problems:
+            problems = report.problems
+            if not problems:
                 print(f"✓ {name} · {points} point{'s' * (points != 1)}")
                 return
-            print(f"✗ {name}")
-            for text in report.problems[:MOST_LINES]:
-                print(f"  - {text}")
-            if len(report.problems) > MOST_LINES:
-                print(f"  … and {len(report.problems) - MOST_LINES} more")
-            raise CheckFailed(f"{name}: {len(report.problems)} problem(s), listed above")
+            if report.open:
+                print(f"✗ {name} · {_still_open(number, *report.open)}")
+            else:
+                print(f"✗ {name}", *(f"  - {text}" for text in problems[:MOST_LINES]), sep="\n")
+                if len(problems) > MOST_LINES:
+                    print(f"  … and {len(problems) - MOST_LINES} more")
+            _show_no_traceback()
+            raise CheckFailed(f"{name}: {len(problems)} problem(s), listed above")
 
         check.number, check.title, check.points = number, title, points
         return check
@@ -113,110 +167,22 @@ def task(number: str, title: str, points: int) -> Callable:
     return decorate
 
 
-def same(got: Any, expected: Any, tolerance: float = 1e-5) -> bool:
-    """Equal, numbers to a relative tolerance, lists element by element."""
-    if isinstance(expected, list | tuple):
-        return (
-            isinstance(got, list)
-            and len(got) == len(expected)
-            and all(same(g, e, tolerance) for g, e in zip(got, expected, strict=True))
-        )
-    if isinstance(expected, bool) or isinstance(got, bool) or expected is None:
-        return got is expected
-    if isinstance(expected, int | float) and isinstance(got, int | float):
-        return abs(got - expected) <= tolerance * max(1.0, abs(expected))
-    return got == expected
+def _still_open(number: str, met: str, title: str) -> str:
+    return "still open" if met == number else f"needs Task {met} ({title}), which is still open"
 
 
-def short(value: Any, most: int = 160) -> str:
-    """A value for a message: numbers rounded, long lists cut."""
-    text = str(_rounded(value))
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _show_no_traceback() -> None:
+    """The kernel ends the cell, and the cells that wait, without a red text below the verdict."""
+    shell = get_ipython()
+    if shell is not None:
+        shell.set_custom_exc((CheckFailed,), lambda *_, **__: None)
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, list | tuple):
-        return [_rounded(v) for v in value]
-    return value
-
-
-# -- on the ranks -----------------------------------------------------------------------------
-
-
-def answer_named(user_ns: dict, name: str) -> Any:
-    """What the student defined as ``name`` on this rank.
-
-    Raises:
-        NameError: nothing; says which cell to run.
-    """
-    if name not in user_ns:
-        raise NameError(f"{name} is not defined on this rank: run the cell that defines it")
-    return user_ns[name]
-
-
-def recorded(function: Callable, *args: Any, **kwargs: Any) -> tuple[Any, list[dict]]:
-    """Call a function; return its result and what it communicated, as JSON-able records."""
-    from torch_mpi.record import log
-
-    mark = log.mark()
-    result = function(*args, **kwargs)
-    return result, [as_dict(call) for call in log.since(mark)]
-
-
-def as_dict(call) -> dict:
-    """A :class:`~torch_mpi.record.Call`; ``peer`` and ``group`` are global ranks.
-
-    ``sent`` and ``received`` are bytes by the definition of the operation, see
-    :mod:`torch_mpi.record`; times are seconds of the rank's ``time.perf_counter``.
-    """
-    peer = call.peer
-    return {
-        "op": call.op,
-        "group": list(call.group),
-        "nbytes": call.nbytes,
-        "peer": call.group[peer] if peer is not None and peer >= 0 else peer,
-        "tag": call.tag,
-        "blocking": call.blocking,
-        "waited": call.waited,
-        "any_source": call.any_source,
-        "message": None if call.message is None else list(call.message),
-        "sent": call.sent,
-        "received": call.received,
-        "start": call.start,
-        "matched": call.matched,
-        "end": call.end,
-    }
-
-
-def integers(seed: int, *shape: int, low: int = -50, high: int = 50) -> torch.Tensor:
-    """Whole numbers as float32, so that sums are exact; the same for the same seed."""
-    import torch  # the checks of a kernel that compare numbers only do without
-
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(low, high, shape, generator=generator).float()
-
-
-# -- judging what was communicated ------------------------------------------------------------
-
-POINT_TO_POINT = ("send", "recv")
-
-
-def no_collectives(report: Report, rank: int, calls: list[dict]) -> None:
-    """A problem when a collective was called where messages were asked for."""
-    others = sorted({call["op"] for call in calls} - set(POINT_TO_POINT))
-    if others:
-        report.problem(f"uses {', '.join(others)}; this task is about send and recv only", rank)
-
-
-def all_waited(report: Report, rank: int, calls: list[dict]) -> None:
-    """A problem for every isend or irecv that nobody waited for."""
-    for call in calls:
-        if not call["waited"]:
-            name = call["op"] if call["blocking"] else f"i{call['op']}"
-            report.problem(
-                f"nobody called wait() on the request of {name} (rank {call['peer']}): the tensor "
-                f"may be read or overwritten before the message is complete",
-                rank,
-            )
+def _named(ranks: list[int]) -> str:
+    """``rank 1``; ``ranks 0 and 2``; ``ranks 0–3``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    ranks = sorted(ranks)
+    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]}–{ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -24,6 +24,7 @@ from ipyparallel.engine.datapub import publish_data
 from IPython import get_ipython
 
 from torch_mpi import limits
+from utils.cluster.plain import plain
 from utils.cluster.reply import BALANCE
 from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
 from utils.timeline.on_rank import backend_world, start_watching
@@ -226,7 +227,7 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             module, _, name = target.partition(":")
             function = getattr(importlib.import_module(module), name)
-            value = function(get_ipython().user_ns, rank=rank, **loads(arguments))
+            value = plain(function(get_ipython().user_ns, rank=rank, **loads(arguments)))
             balance = world.balance() if (world := backend_world()) else 0
             told = {"status": "ok", "value": value, "stdout": printed.text(), BALANCE: balance}
             reply = dumps(told)

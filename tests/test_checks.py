@@ -1,0 +1,196 @@
+"""What checks are made of: words for a mistake, values of a rank, rules, clocks, the verdict."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+import timeit
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lab_tools import verdict
+from mpi4py import MPI
+
+from utils.checks import calls
+from utils.checks.clock import moved_clocks
+from utils.checks.mistakes import Mistake, explain, same
+from utils.checks.task import MOST_LINES, Report, task
+from utils.cluster.plain import plain
+from utils.cluster.reply import Reply
+
+pytestmark = pytest.mark.quick
+
+
+# -- what comes back from a rank -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (torch.tensor([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (torch.tensor(2.5, requires_grad=True), 2.5),
+        (torch.ones(1, dtype=torch.bfloat16), [1.0]),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.arange(3), [0, 1, 2]),
+        (range(0), []),
+        ((1, (2.0, None)), [1, [2.0, None]]),
+        ({"a": {3, 1, 2}}, {"a": [1, 2, 3]}),
+        ("text", "text"),
+    ],
+)
+def test_a_result_of_any_usual_kind_reaches_the_check_as_numbers_and_lists(value, told):
+    assert plain(value) == told
+    assert json.loads(json.dumps(plain(value))) == told
+
+
+def test_a_function_that_was_not_called_is_told_so_with_the_name_it_was_given():
+    with pytest.raises(TypeError, match=r"^rank is the function get_rank itself: call it, get_r"):
+        plain({"rank": torch.distributed.get_rank})
+
+
+def test_what_cannot_be_told_is_named_with_its_type_and_place():
+    with pytest.raises(TypeError, match=r"^entry 1 of the result is an object; expected numbers"):
+        plain([1, object()])
+    assert plain([1, object()], other=lambda value: type(value).__name__) == [1, "object"]
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+def test_the_first_mistake_that_gives_the_result_is_told_with_expected_and_got():
+    mistakes = [
+        Mistake(lambda got: got is None, "nothing"),
+        Mistake([2.0, 3.0], "this is the sum: divide it"),
+        Mistake([2.0, 3.0], "never reached"),
+    ]
+    said = explain([2.0, 3.0], [1.0, 1.5], mistakes)
+    assert said == "this is the sum: divide it. Expected [1.0, 1.5], got [2.0, 3.0]"
+
+
+def test_a_right_result_is_no_mistake_even_if_a_mistake_would_give_it_too():
+    assert explain(3, 3, [Mistake(3, "wrong")]) is None
+
+
+def test_who_returns_nothing_is_told_what_to_return():
+    assert explain(None, [1], form="a list") == "returned None: return a list"
+
+
+def test_of_long_lists_the_first_difference_is_shown():
+    said = explain(list(range(40)), [*range(39), 0])
+    assert said == "entry 39: expected 0, got 39"
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), None, "1", True, [1.0], float("inf")])
+def test_no_other_kind_of_value_counts_as_the_number_one(wrong):
+    assert not same(wrong, 1.0)
+
+
+# -- what was communicated -------------------------------------------------------------------------
+
+
+def call(op: str, **more) -> dict:
+    """A recorded call."""
+    kind = {"peer": None, "group": [0, 1], "blocking": True, "waited": True}
+    return {"op": op} | kind | more
+
+
+@pytest.mark.parametrize(
+    ("rule", "good", "bad", "said"),
+    [
+        (calls.only("send", "recv"), [call("recv")], [call("broadcast")],
+         "uses broadcast; this task is about send and recv only"),
+        (calls.made("all_reduce", 1), [call("all_reduce")], [], "expected 1 all_reduce, it made 0"),
+        (calls.made("all_reduce", (2, 3)), [call("all_reduce")] * 3, [call("all_reduce")],
+         "expected 2 or 3 all_reduces, it made 1"),
+        (calls.inside([0, 1]), [call("all_reduce")], [call("all_reduce", group=[0, 1, 2])],
+         "pass group=group"),
+        (calls.messages(("send", 1)), [call("send", peer=1)], [call("recv", peer=1)],
+         "expected send to rank 1, it made recv from rank 1"),
+        (calls.blocking(False), [call("send", blocking=False)], [call("recv")],
+         "uses dist.recv; this task asks for dist.irecv"),
+        (calls.waited, [call("send")], [call("all_reduce", waited=False)],
+         "nobody called wait() on all_reduce(async_op=True)"),
+    ],
+)  # fmt: skip
+def test_a_rule_says_what_was_asked_and_what_was_made(rule, good, bad, said):
+    assert calls.broken(good, rule) is None
+    assert said in calls.broken(bad, rule)
+
+
+# -- clocks ----------------------------------------------------------------------------------------
+
+
+def test_every_clock_that_a_student_may_use_is_moved_on_and_right_again_afterwards():
+    space = {"clock": time.perf_counter, "now": datetime.datetime, "time": time, "MPI": MPI}
+    exec("def timed(read=clock):\n    return read()", space)
+    with moved_clocks(space) as clock:
+        names = ("perf_counter", "monotonic", "time")
+        reads = [
+            *(getattr(time, name) for name in names),
+            *(lambda name=name: getattr(time, f"{name}_ns")() / 1e9 for name in names),
+            lambda: datetime.datetime.now().timestamp(),
+            lambda: space["now"].now().timestamp(),
+            lambda: timeit.default_timer(),
+            lambda: MPI.Wtime(),
+            lambda: space["clock"](),
+            lambda: space["timed"](),
+        ]
+        before = [read() for read in reads]
+        clock.advance(1000.0)
+        passed = [read() - start for read, start in zip(reads, before, strict=True)]
+    assert all(1000 <= seconds < 1060 for seconds in passed), passed
+    assert space["clock"] is time.perf_counter
+    assert space["timed"].__defaults__ == (time.perf_counter,)
+    assert datetime.datetime is space["now"]
+
+
+# -- the verdict -----------------------------------------------------------------------------------
+
+
+def judged(find) -> str:
+    """What a check prints that finds this."""
+
+    @task("9.1", "a task", points=2)
+    def check(ranks, report: Report) -> None:
+        find(report, ranks)
+
+    return verdict(check, SimpleNamespace(n=4, ask=lambda *_, **__: []))[1]
+
+
+def test_what_several_ranks_have_in_common_is_one_line():
+    def find(report, _ranks):
+        for rank in range(4):
+            report.problem("the same", rank)
+        for rank in (0, 2):
+            report.problem("twice", rank)
+        report.problem("once", 3)
+        report.problem("together")
+
+    lines = ["ranks 0–3: the same", "ranks 0 and 2: twice", "rank 3: once", "together"]
+    assert judged(find).splitlines() == ["✗ Task 9.1 · a task", *(f"  - {line}" for line in lines)]
+
+
+def test_many_problems_are_cut():
+    printed = judged(lambda report, _: [report.problem(f"{k}") for k in range(10)])
+    assert len(printed.splitlines()) == MOST_LINES + 2
+    assert printed.endswith("  … and 4 more\n")
+
+
+def test_an_open_task_is_one_line_and_one_that_needs_it_says_which():
+    def stub(number: str):
+        error = f"NotImplementedError: Task {number}: average"
+        answers = [Reply(rank, "error", error=error) for rank in range(4)]
+        ranks = SimpleNamespace(ask=lambda *_, **__: answers)
+        return lambda report, _: report.answers(ranks, "module", "probe")
+
+    assert judged(stub("9.1")) == "✗ Task 9.1 · a task · still open\n"
+    needs = "needs Task 8.2 (average), which is still open"
+    assert judged(stub("8.2")) == f"✗ Task 9.1 · a task · {needs}\n"
+
+
+def test_a_right_answer_is_one_line_with_its_points():
+    assert judged(lambda *_: None) == "✓ Task 9.1 · a task · 2 points\n"

@@ -1,0 +1,110 @@
+"""What an answer has communicated, by rules.
+
+A rule is made from what a task asks for, and gets the calls of one rank, as
+:func:`utils.checks.probe.as_dict` has them. It answers with what is wrong, or with ``None``::
+
+    broken(calls, only("all_reduce"), inside(members), made("all_reduce", 1))
+
+The first rule that is broken is told: what comes after it follows from that, as a rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+Calls = list[dict]
+Rule = Callable[[Calls], str | None]
+
+POINT_TO_POINT = ("send", "recv")
+
+
+def broken(calls: Calls, *rules: Rule) -> str | None:
+    """What the first broken rule says; ``None`` if all are kept."""
+    return next((said for rule in rules if (said := rule(calls))), None)
+
+
+def only(*ops: str) -> Rule:
+    """No other operation."""
+
+    def rule(calls: Calls) -> str | None:
+        others = sorted({call["op"] for call in calls} - set(ops))
+        if not others:
+            return None
+        return f"uses {', '.join(others)}; this task is about {' and '.join(ops)} only"
+
+    return rule
+
+
+def made(op: str, times: int | Iterable[int], why: str = "") -> Rule:
+    """So many calls of an operation."""
+    allowed = [times] if isinstance(times, int) else list(times)
+
+    def rule(calls: Calls) -> str | None:
+        count = sum(call["op"] == op for call in calls)
+        if count in allowed:
+            return None
+        wanted = " or ".join(map(str, allowed))
+        return f"expected {wanted} {op}{'s' * (allowed != [1])}{why}, it made {count}"
+
+    return rule
+
+
+def inside(members: Sequence[int]) -> Rule:
+    """Nothing outside of the group."""
+
+    def rule(calls: Calls) -> str | None:
+        for call in calls:
+            if call["group"] != list(members):
+                return (
+                    f"{call['op']} on the ranks {call['group']}, but the argument group was that "
+                    f"of ranks {list(members)}: pass group=group to every call"
+                )
+        return None
+
+    return rule
+
+
+def messages(*wanted: tuple[str, int], in_order: bool = True) -> Rule:
+    """These messages, ``("send", 1)``: operation and the other rank (global)."""
+
+    def rule(calls: Calls) -> str | None:
+        got = [(call["op"], call["peer"]) for call in calls if call["op"] in POINT_TO_POINT]
+        if (got if in_order else sorted(got)) == (list(wanted) if in_order else sorted(wanted)):
+            return None
+        return f"expected {in_words(wanted)}, it made {in_words(got)}"
+
+    return rule
+
+
+def in_words(pairs: Iterable[tuple[str, int]]) -> str:
+    """``send to rank 1, recv from rank 0``."""
+    words = [f"{op} {'to' if op == 'send' else 'from'} rank {peer}" for op, peer in pairs]
+    return ", ".join(words) or "no message"
+
+
+def blocking(wanted: bool) -> Rule:
+    """Messages by ``send`` and ``recv``; or, if not, by ``isend`` and ``irecv``."""
+
+    def rule(calls: Calls) -> str | None:
+        for call in calls:
+            if call["op"] in POINT_TO_POINT and call["blocking"] != wanted:
+                plain, started = call["op"], f"i{call['op']}"
+                used, asked = (started, plain) if wanted else (plain, started)
+                return f"uses dist.{used}; this task asks for dist.{asked}"
+        return None
+
+    return rule
+
+
+def waited(calls: Calls) -> str | None:
+    """The rule that somebody waits for whatever was started."""
+    call = next((call for call in calls if not call["waited"]), None)
+    if call is None:
+        return None
+    name = f"{call['op']}(async_op=True)"
+    if call["op"] in POINT_TO_POINT:
+        name = f"the request of i{call['op']} (rank {call['peer']})"
+    return (
+        f"nobody called wait() on {name}: the tensor may be read or overwritten before the "
+        "communication is complete"
+    )

@@ -1,0 +1,120 @@
+"""A wrong result is recognised, and its author is told what went wrong.
+
+A task lists the mistakes that students make: what each of them gives, and what to say then::
+
+    explain(
+        got,
+        total,
+        [
+            Mistake(total / n, "this is the mean: the task asks for the sum"),
+            Mistake(is_nested, "this is a list of lists: make one flat list of it"),
+        ],
+    )
+
+The first one that fits is told; without one, what was expected and what came. What to say is what
+is wrong, why, and what to try, in that order, and begins in small letters, as it may follow on
+something else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+#: How far two numbers may be apart, as a share of the expected one.
+TOLERANCE = 1e-5
+#: Letters of a list that is shown whole.
+_WHOLE = 60
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One that students make.
+
+    Attributes:
+        gives: the result that it leads to; or a function that recognises it.
+        said: what its author is told.
+    """
+
+    gives: Any | Callable[[Any], bool]
+    said: str
+
+    def fits(self, got: Any, tolerance: float = TOLERANCE) -> bool:
+        """Whether this is what it gives."""
+        if callable(self.gives):
+            return bool(self.gives(got))
+        return same(got, self.gives, tolerance)
+
+
+def explain(
+    got: Any,
+    expected: Any,
+    mistakes: Iterable[Mistake] = (),
+    *,
+    form: str = "",
+    tolerance: float = TOLERANCE,
+) -> str | None:
+    """What is wrong with a result; ``None`` for a right one.
+
+    Args:
+        got, expected: values of JSON.
+        mistakes: the first that fits is told. They are made only if something is wrong.
+        form: what has to be returned, in words; told where nothing was.
+    """
+    if same(got, expected, tolerance):
+        return None
+    if got is None and form:
+        return f"returned None: return {form}"
+    for mistake in mistakes:
+        if mistake.fits(got, tolerance):
+            stop = "" if mistake.said.endswith(("?", ".")) else "."
+            return f"{mistake.said}{stop} {difference(got, expected)}"
+    text = difference(got, expected)
+    return text[0].lower() + text[1:]
+
+
+def difference(got: Any, expected: Any) -> str:
+    """Expected and got; of long lists the first entry that differs."""
+    long = len(str(expected)) > _WHOLE or len(str(got)) > _WHOLE
+    if not (long and isinstance(expected, list) and isinstance(got, list)):
+        return f"Expected {short(expected)}, got {short(got)}"
+    pairs = itertools.zip_longest(expected, got, fillvalue="nothing")
+    k, (e, g) = next((k, pair) for k, pair in enumerate(pairs) if not same(pair[1], pair[0]))
+    return f"Entry {k}: expected {short(e, _WHOLE)}, got {short(g, _WHOLE)}"
+
+
+def same(got: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
+    """Equal, numbers to a relative tolerance, lists element by element. NaN equals nothing."""
+    if isinstance(expected, list | tuple):
+        return (
+            isinstance(got, list | tuple)
+            and len(got) == len(expected)
+            and all(same(g, e, tolerance) for g, e in zip(got, expected, strict=True))
+        )
+    if isinstance(expected, bool) or isinstance(got, bool) or expected is None:
+        return got is expected
+    if is_number(got) and is_number(expected):
+        return got == expected or abs(got - expected) <= tolerance * max(1.0, abs(expected))
+    return got == expected
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is one, and no truth value; ``nan`` is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def short(value: Any, most: int = 160) -> str:
+    """A value for a message: numbers rounded, long lists cut."""
+    text = str(_rounded(value))
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, list | tuple):
+        return [_rounded(v) for v in value]
+    return value

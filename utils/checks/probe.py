@@ -1,0 +1,69 @@
+"""What checks use on the ranks: the student's functions, and what they communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from utils.cluster.plain import plain
+
+if TYPE_CHECKING:
+    import torch
+
+
+def answer_named(user_ns: dict, name: str) -> Any:
+    """What the student defined as ``name`` on this rank.
+
+    Raises:
+        NameError: nothing; says which cell to run.
+    """
+    if name not in user_ns:
+        raise NameError(f"{name} is not defined on this rank: run the cell that defines it")
+    return user_ns[name]
+
+
+def told(value: Any) -> Any:
+    """The value in the types of JSON; `<TypeName>` for what cannot be told so."""
+    return plain(value, other=lambda one: f"<{type(one).__name__}>")
+
+
+def recorded(function: Callable, *args: Any, **kwargs: Any) -> tuple[Any, list[dict]]:
+    """Call a function; return its result and what it communicated, as JSON-able records."""
+    from torch_mpi.record import log
+
+    mark = log.mark()
+    result = function(*args, **kwargs)
+    return result, [as_dict(call) for call in log.since(mark)]
+
+
+def as_dict(call) -> dict:
+    """A :class:`~torch_mpi.record.Call`; ``peer`` and ``group`` are global ranks.
+
+    ``sent`` and ``received`` are bytes by the definition of the operation, see
+    :mod:`torch_mpi.record`; times are seconds of the rank's ``time.perf_counter``.
+    """
+    peer = call.peer
+    return {
+        "op": call.op,
+        "group": list(call.group),
+        "nbytes": call.nbytes,
+        "peer": call.group[peer] if peer is not None and peer >= 0 else peer,
+        "tag": call.tag,
+        "blocking": call.blocking,
+        "waited": call.waited,
+        "any_source": call.any_source,
+        "message": None if call.message is None else list(call.message),
+        "sent": call.sent,
+        "received": call.received,
+        "start": call.start,
+        "matched": call.matched,
+        "end": call.end,
+    }
+
+
+def integers(seed: int, *shape: int, low: int = -50, high: int = 50) -> torch.Tensor:
+    """Whole numbers as float32, so that sums are exact; the same for the same seed."""
+    import torch  # the checks of a kernel that compare numbers only do without
+
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(low, high, shape, generator=generator).float()

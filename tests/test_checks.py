@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
+import re
+import sys
 import time
 import timeit
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from lab_tools import verdict
+from lab_tools import LocalRanks, verdict
 from mpi4py import MPI
 
 from utils.checks import calls
@@ -194,3 +198,50 @@ def test_an_open_task_is_one_line_and_one_that_needs_it_says_which():
 
 def test_a_right_answer_is_one_line_with_its_points():
     assert judged(lambda *_: None) == "✓ Task 9.1 · a task · 2 points\n"
+
+
+# -- the page that builds a check from nothing ----------------------------------------------------
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
+IMPORTS = """
+from utils.checks.calls import made, only, waited
+from utils.checks.mistakes import Mistake
+from utils.checks.probe import answer_named, integers, recorded
+from utils.checks.task import Report, task
+"""
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("total / 4", "✓ Task 9.1 · the mean over the ranks · 2 points\n"),
+        ("total", "this is the sum: divide by dist.get_world_size()"),
+        ("own", "rank 3: this is the rank's own tensor, unchanged"),
+        ("None", "ranks 0–3: returned None: return the mean"),
+    ],
+)
+def test_the_check_that_the_manual_builds_works_as_it_says(tmp_path, monkeypatch, result, said):
+    _, _, page = EXAMPLE.read_text().partition("### Write a check")
+    code = re.findall(r"```python\n(.*?)```", page.partition("\n### ")[0], re.DOTALL)
+    assert len(code) == 2
+    (tmp_path / "checks_of_the_manual.py").write_text(IMPORTS + "\n".join(code))
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("checks_of_the_manual", None)
+    module = importlib.import_module("checks_of_the_manual")
+    monkeypatch.setattr(module, "recorded", lambda function, tensor: (function(tensor), [ONE]))
+
+    ranks = LocalRanks(4)
+    for user_ns in ranks.user_ns:
+
+        def answer(own):
+            total = sum(module.integers(SEED + r, 3) for r in range(4))
+            return eval(result, {"own": own, "total": total})
+
+        user_ns["mean_over_ranks"] = answer
+    monkeypatch.setattr("secrets.randbelow", lambda _: SEED)
+    printed = verdict(module.mean_over_ranks, ranks)[1]
+    assert said in printed
+
+
+SEED = 1234
+ONE = call("all_reduce")

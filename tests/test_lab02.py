@@ -161,6 +161,49 @@ WRONG = [
             sampler = DistributedSampler(dataset, shuffle=shuffle, drop_last=drop_last)
             return [int(item) for item in DataLoader(dataset, sampler=sampler)]
         """, "items_of(24, 1, 0, shuffle=False, drop_last=False)"),
+    ("2.1", "returns tensors", """
+        def items_of(n, p, r, shuffle=False, drop_last=False):
+            dataset = SimpleDataSet(n)
+            sampler = DistributedSampler(dataset, p, r, shuffle, drop_last=drop_last)
+            return [item[0] for item in DataLoader(dataset, sampler=sampler)]
+        """, "the entries are tensors of one number"),
+    ("2.1", "shares by hand", """
+        def items_of(n, p, r, shuffle=False, drop_last=False):
+            order = list(range(n))
+            if shuffle:
+                order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).tolist()
+            share = n // p if drop_last else -(-n // p)
+            order = (order * (p + 1))[: share * p] if not drop_last else order[: share * p]
+            return [10 * sample for sample in order[r::p]]
+        """, "made by hand: the task asks for a DistributedSampler"),
+    ("2.2", "makes a sampler for each epoch", """
+        def epoch_orders(n, p, r, epochs, seed):
+            return [list(DistributedSampler(range(n), p, r, True, seed + e)) for e in range(epochs)]
+        """, "set_epoch was never called"),
+    ("2.5", "stops at the end of the minibatches", """
+        def same_minibatches(mine, expected, group=None):
+            parts = [None] * dist.get_world_size(group)
+            dist.all_gather_object(parts, mine, group=group)
+            for k, minibatch in enumerate(expected):
+                union = [s for part in parts if k < len(part) for s in part[k]]
+                if sorted(union) != sorted(minibatch):
+                    return False
+            return True
+        """, "one microbatch too many"),
+    ("2.6", "returns a tensor", """
+        def mean_once(values, n, group=None):
+            p, r = dist.get_world_size(group), dist.get_rank(group)
+            total = values[r + p * torch.arange(len(values)) < n].sum()
+            dist.all_reduce(total, group=group)
+            return total / n
+        """, "returned a tensor, expected a Python float"),
+    ("2.6", "asks for its number in the world", """
+        def mean_once(values, n, group=None):
+            p = dist.get_world_size(group)
+            total = values[dist.get_rank() + p * torch.arange(len(values)) < n].sum()
+            dist.all_reduce(total, group=group)
+            return total.item() / n
+        """, "dist.get_rank(group) is its number in the group"),
     ("2.3", "asks the sampler", """
         def repeated_and_lost(n, p, drop_last=False):
             seen = [k for r in range(p) for k in DistributedSampler(
@@ -231,11 +274,16 @@ RIGHT = [
         def items_of(n, p, r, shuffle=False, drop_last=False):
             dataset = SimpleDataSet(n)
             sampler = DistributedSampler(dataset, p, r, shuffle, drop_last=drop_last)
-            return tuple(item[0] for item in DataLoader(dataset, sampler=sampler))
+            return tuple(int(item[0]) for item in DataLoader(dataset, sampler=sampler))
         """),
-    ("2.2", "a sampler for each epoch", """
+    ("2.2", "the epochs from a dict", """
         def epoch_orders(n, p, r, epochs, seed):
-            return [list(DistributedSampler(range(n), p, r, True, seed + e)) for e in range(epochs)]
+            sampler = DistributedSampler(range(n), p, r, True, seed)
+            orders = {}
+            for epoch in reversed(range(epochs)):
+                sampler.set_epoch(epoch)
+                orders[epoch] = tuple(sampler)
+            return [orders[epoch] for epoch in range(epochs)]
         """),
     ("2.3", "in the order of the sampler, with ceil", """
         import math
@@ -281,7 +329,7 @@ RIGHT = [
             p, r = dist.get_world_size(group), dist.get_rank(group)
             total = sum((v for j, v in enumerate(values) if r + j * p < n), torch.tensor(0.0))
             dist.all_reduce(total, group=group)
-            return total / n
+            return total.item() / n
         """),
 ]  # fmt: skip
 

@@ -395,6 +395,7 @@ TRAIN_AGAIN = TRAIN.partition("if rank in (0, 1):")[2].strip()
         ("parallel['accuracy'][-1] = 0.123", "accuracy in the history is 0.1230"),
         ("parallel['loss'].pop()", "numbers of losses"),
         ("parallel['loss'][0] += 0.01", "the very first step"),
+        ("parallel['loss'][1:] = [x + 1e-4 for x in parallel['loss'][1:]]", "the losses of step 1"),
         ("parallel['loss'][12:] = [x + 0.1 for x in parallel['loss'][12:]]", "epoch 1: the losses"),
         ("parallel['test_loss'][0] += 0.1 * rank", "differs between ranks 0 and 1"),
         (
@@ -411,6 +412,18 @@ def test_a_run_that_is_not_the_same_is_refused(change, said, trained):
         assert said in fails("3.5", trained)
     finally:
         trained.client[[0, 1]].execute("parallel, parallel_model = kept", block=True)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.4])
+def test_a_run_with_another_learning_rate_is_refused(trained, rate):
+    pair = trained.client[[0, 1]]
+    names = "train_parallel, parallel, parallel_model"
+    other = code_of(ANSWERS["3.5"].source).replace("lr=0.2", f"lr={rate}")
+    pair.execute(f"kept = {names}\n{other}\n{TRAIN}", block=True)
+    try:
+        assert "Is the learning rate the twin's?" in fails("3.5", trained)
+    finally:
+        pair.execute(f"{names} = kept", block=True)
 
 
 def test_a_run_on_one_rank_is_refused(trained):

@@ -48,7 +48,10 @@ def batches(samples: Sequence[int], size: int, drop_last: bool = False) -> list[
     return list(BatchSampler(samples, size, drop_last))
 
 
-# -- functions of numbers: call, compare, fold ----------------------------------------------------
+_BY_HAND = "made by hand: the task asks for a DistributedSampler, which your trainings will use"
+
+
+# -- functions of numbers: call and compare ----------------------------------------------------
 
 
 def probe_calls(user_ns: dict, *, rank: int, name: str, calls: list) -> list[dict]:
@@ -57,28 +60,40 @@ def probe_calls(user_ns: dict, *, rank: int, name: str, calls: list) -> list[dic
     answers = []
     for arguments, keywords in calls:
         answer = {}
-        with _watched_sampler() as built:
+        with _watched_sampler() as used:
             try:
-                answer["value"] = told(function(*arguments, **keywords))
+                value = function(*arguments, **keywords)
+                answer = {"value": told(value), "tensors": _has_tensors(value)}
             except NotImplementedError:
                 raise
             except Exception as error:
                 answer["error"] = f"{type(error).__name__}: {error}"
-        answers.append(answer | {"samplers": len(built)})
+        answers.append(answer | {"samplers": used["__init__"], "epochs": used["set_epoch"]})
     return answers
 
 
+def _has_tensors(value: Any) -> bool:
+    return isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
+
+
 @contextlib.contextmanager
-def _watched_sampler() -> Iterator[list]:
-    """A list that gets an entry for each new DistributedSampler."""
-    built, original = [], DistributedSampler.__init__
+def _watched_sampler() -> Iterator[dict[str, int]]:
+    """How often a DistributedSampler is made, and told its epoch."""
+    used = {"__init__": 0, "set_epoch": 0}
 
-    def counting(self, *args, **kwargs) -> None:
-        built.append(True)
-        original(self, *args, **kwargs)
+    def counted(name: str) -> Callable:
+        original = getattr(DistributedSampler, name)
 
-    with mock.patch.object(DistributedSampler, "__init__", counting):
-        yield built
+        def count(self, *args, **kwargs) -> None:
+            used[name] += 1
+            original(self, *args, **kwargs)
+
+        return count
+
+    with contextlib.ExitStack() as patches:
+        for name in used:
+            patches.enter_context(mock.patch.object(DistributedSampler, name, counted(name)))
+        yield used
 
 
 def _judge_calls(
@@ -194,7 +209,16 @@ def items_of(ranks, report: Report) -> None:
         yield Mistake(_is_nested, "this is a list of minibatches: make one flat list of it")
 
     form = "a flat list with the items"
-    _judge_calls(ranks, report, "items_of", calls, expected, mistakes, form)
+    answers = _judge_calls(ranks, report, "items_of", calls, expected, mistakes, form)
+    for answer in answers if not report.found else []:
+        if any(got["tensors"] for got in answer.value):
+            report.problem(
+                "the entries are tensors of one number; the task asks for numbers: .tolist(), or "
+                "int(item)",
+                answer.rank,
+            )
+        elif not all(got["samplers"] for got in answer.value):
+            report.problem(f"right, but {_BY_HAND}", answer.rank)
 
 
 def _is_nested(value: Any) -> bool:
@@ -255,7 +279,16 @@ def epoch_orders(ranks, report: Report) -> None:
         )
 
     form = "a list with one list of sample numbers per epoch"
-    _judge_calls(ranks, report, "epoch_orders", calls, expected, mistakes, form)
+    answers = _judge_calls(ranks, report, "epoch_orders", calls, expected, mistakes, form)
+    for answer in answers if not report.found else []:
+        if not all(got["samplers"] for got in answer.value):
+            report.problem(f"right, but {_BY_HAND}", answer.rank)
+        elif not all(got["epochs"] for got in answer.value):
+            report.problem(
+                "right, but set_epoch was never called: a sampler lives as long as a training, "
+                "and is told each epoch's number",
+                answer.rank,
+            )
 
 
 # -- 2.3 --------------------------------------------------------------------------------------
@@ -456,6 +489,8 @@ def _scenarios(p: int, r: int, seed: int) -> dict[str, tuple[list, list]]:
     made["the last rank has one microbatch less"] = mine[:1] if last else mine, minibatches
     made["the last rank has no microbatch"] = [] if last else mine, minibatches
     made["a minibatch that no rank has"] = mine, [*minibatches, [24]]
+    more = [*mine, [0]]
+    made["the last rank has one microbatch too many"] = more if last else mine, minibatches
     return made
 
 
@@ -577,7 +612,7 @@ def _why_same(name: str, wanted: bool) -> str:
         return ". A set forgets how often a sample occurs: compare sorted lists"
     if "swapped" in name:
         return ". Compare minibatch by minibatch, not the whole epoch"
-    if "less" in name or "no rank has" in name or "no microbatch" in name:
+    if "less" in name or "too many" in name or "no rank has" in name or "no microbatch" in name:
         return ". zip stops at the shortest list: compare the numbers of batches, too"
     if "missing" in name:
         return ". A subset is not enough, and all ranks have to look at all microbatches"
@@ -611,7 +646,7 @@ def probe_mean(
     mine = torch.tensor(_shares(seed, n, len(members))[members.index(rank)])
     keywords = {} if partition is None else {"group": group}
     result, calls = recorded(function, mine, n, **keywords)
-    return {"result": told(result), "calls": calls}
+    return {"result": told(result), "tensor": isinstance(result, torch.Tensor), "calls": calls}
 
 
 @task("2.6", "every sample counts once", points=3)
@@ -643,7 +678,9 @@ def _judge_mean(value: dict, n, members, rank, seed, world) -> str | None:
         return f"{where}: nan. A rank without a sample of its own has the mean 0 / 0: add sums"
     if not same(got, wanted):
         parts = _shares(seed, n, len(members))
-        return f"{where}: {explain(got, wanted, _mean_mistakes(parts, n, members.index(rank)))}"
+        return f"{where}: {explain(got, wanted, _mean_mistakes(parts, n, members, rank))}"
+    if value["tensor"]:
+        return "returned a tensor, expected a Python float: .item() makes one of it"
     ops = [call["op"] for call in value["calls"]]
     if ops != ["all_reduce"]:
         made = ", ".join(ops) or "nothing"
@@ -651,9 +688,11 @@ def _judge_mean(value: dict, n, members, rank, seed, world) -> str | None:
     return None
 
 
-def _mean_mistakes(parts: list[list[float]], n: int, place: int) -> Iterable[Mistake]:
-    """Wrong means of the shares of p ranks, and where they come from."""
-    p, size = len(parts), len(parts[0])
+def _mean_mistakes(
+    parts: list[list[float]], n: int, members: list[int], rank: int
+) -> Iterable[Mistake]:
+    """Wrong means of the shares of a group's ranks, and where they come from."""
+    p, size, place = len(parts), len(parts[0]), members.index(rank)
     real = [part[: max(0, math.ceil((n - r) / p))] for r, part in enumerate(parts)]
     own = sum(parts[place])
     yield Mistake(own / size, "this is the mean of this rank's values")
@@ -663,6 +702,19 @@ def _mean_mistakes(parts: list[list[float]], n: int, place: int) -> Iterable[Mis
         )
     everything = sum(map(sum, parts))
     once = sum(map(sum, real))
+    # Who takes the rank in the world for the one in the group keeps the wrong values.
+    kept = [
+        value
+        for part, number in zip(parts, members, strict=True)
+        for j, value in enumerate(part)
+        if number + p * j < n
+    ]
+    for count in (n, len(kept)) if members != list(range(p)) else ():
+        yield Mistake(
+            sum(kept) / max(count, 1),
+            "the places are counted from this rank's number in the world: "
+            "dist.get_rank(group) is its number in the group",
+        )
     yield Mistake(
         everything / (p * size),
         f"repeated samples count twice: {p * size} values for {n} samples. The value at place j "

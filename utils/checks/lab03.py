@@ -574,6 +574,8 @@ def _why_loss(step: dict) -> str:
 
 # What noise may do. A wrong result is far outside: see the figure in "Tell a bug from noise".
 FIRST_LOSS, TYPICAL_LOSS, TEST_LOSS, ACCURACY = 1e-5, 0.03, 0.05, 0.02
+# So many steps stay below FIRST_LOSS: rounding is a few 1e-7 there, and grows later.
+FIRST_STEPS = 50
 
 
 def probe_run(user_ns: dict, *, rank: int) -> dict | None:
@@ -668,12 +670,22 @@ def _judge_noise(report: Report, sequential: dict, parallel: dict) -> None:
     differences = [abs(a - b) for a, b in pairs]
     epochs = max(len(sequential["accuracy"]), 1)
     length = -(-len(differences) // epochs)
-    if not differences or not differences[0] <= FIRST_LOSS:
-        found = f"{differences[0]:.2g}" if differences else "nothing"
+    if not differences:
+        report.problem("there is no loss to compare")
+        return
+    first = differences[: min(FIRST_STEPS, length)]
+    off = next((k for k, gap in enumerate(first) if not gap <= FIRST_LOSS), None)
+    if off == 0:
         report.problem(
-            f"the losses of the very first step differ by {found}: the same weights and the same "
-            "minibatch must give the same loss. Same seed? Same order?"
+            f"the losses of the very first step differ by {first[0]:.2g}: the same weights and the "
+            "same minibatch must give the same loss. Same seed? Same order?"
         )
+    elif off is not None:
+        report.problem(
+            f"the losses of step {off} differ by {first[off]:.2g}, those before agree: so early "
+            "that is no noise, but another step. Is the learning rate the twin's?"
+        )
+    if off is not None:
         return
     for epoch in range(epochs):
         part = differences[epoch * length : (epoch + 1) * length]

@@ -138,8 +138,9 @@ class TestFourRanksOnTwoCores:
         assert "noise on 3" in replies[3].stdout
 
     def test_what_is_not_json_is_an_error_not_a_pickle(self, four):
-        four.view.execute("def odd(rank):\n    return {1, 2}")
-        assert "not JSON serializable" in four.ask(f"{HERE}:call", name="odd")[0].error
+        four.view.execute("def odd(rank):\n    return {'key': [object()]}")
+        said = "TypeError: key[0] is an object; expected numbers, texts, or lists of them"
+        assert four.ask(f"{HERE}:call", name="odd")[0].error == said
         assert four.ask(f"{HERE}:nothing_of_that_name")[0].status == "error"
         with pytest.raises(ValueError, match=r"package\.module:function"):
             four.ask("no_function")

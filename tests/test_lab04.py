@@ -159,6 +159,36 @@ CHANGES = [
      "fp16_hook returned NoneType"),
     ("4.4", "copies before the end", "return bucket.buffer().copy_(future.value()[0])",
      "return bucket.buffer()", "the gradients are this rank's own"),
+    ("4.4", "divides after the sum", """
+        def fp16_hook(group, bucket):
+            half = bucket.buffer().half()
+            future = dist.all_reduce(half, group=group, async_op=True).get_future()
+            def back(done):
+                return bucket.buffer().copy_(done.wait()[0]).div_(dist.get_world_size(group))
+            return future.then(back)
+        """, None, "Divide before the sum"),
+    ("4.4", "leaves float16 in the future", "return bucket.buffer().copy_(future.value()[0])",
+     "return future.value()[0]", "the value of the future is float16"),
+    ("4.5", "makes one large batch", """
+        def accumulate(model, microbatches):
+            images = torch.cat([images for images, _ in microbatches])
+            labels = torch.cat([labels for _, labels in microbatches])
+            cross_entropy(model(images), labels).backward()
+        """, None, "as one large batch"),
+    ("4.5", "goes back once", """
+        def accumulate(model, microbatches):
+            losses = [cross_entropy(model(x), y) for x, y in microbatches]
+            (sum(losses) / len(losses)).backward()
+        """, None, "call backward() after each forward"),
+    ("4.5", "reduces by hand", """
+        def accumulate(model, microbatches):
+            with model.no_sync():
+                for x, y in microbatches:
+                    (cross_entropy(model(x), y) / len(microbatches)).backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad, group=model.process_group)
+                parameter.grad /= dist.get_world_size(model.process_group)
+        """, None, "Leave communication to DDP"),
     ("4.5", "communicates every time", "with model.no_sync():", "if True:",
      "3 times the gradients' bytes were communicated"),
     ("4.5", "forward outside of no_sync", """
@@ -250,13 +280,11 @@ OTHERS = [
             total = union(transfers)
             return torch.tensor(union([i for i in inside if i[1] > i[0]]) / total if total else 0)
         """),
-    ("4.4", "annotated, divides after the cast back", """
+    ("4.4", "annotated, divides in float32", """
         def fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-            half = bucket.buffer().half()
+            half = (bucket.buffer() / dist.get_world_size(group)).half()
             future = dist.all_reduce(half, group=group, async_op=True).get_future()
-            def back(done):
-                return bucket.buffer().copy_(done.wait()[0]).div_(dist.get_world_size(group))
-            return future.then(back)
+            return future.then(lambda done: done.value()[0].float())
         """),
     ("4.4", "PyTorch's own", """
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (

@@ -220,6 +220,22 @@ WRONG = [
         def fit_amdahl(ps, times):
             np.polyfit(1 / np.asarray(ps, float), times, 1)
         """, "got None"),
+    ("5.3", "looks at the last point only", """
+        def fit_amdahl(ps, times):
+            s = (times[-1] / times[0] - 1 / ps[-1]) / (1 - 1 / ps[-1])
+            return min(1.0, max(0.0, s))
+        """, "what the last point alone says"),
+    ("5.4", "fits a line with an intercept", """
+        def fit_gustafson(ps, times):
+            ps, times = np.asarray(ps, float), np.asarray(times, float)
+            slope, start = np.polyfit(ps - 1, ps - ps * times[0] / times, 1)
+            return float(np.clip(slope, 0, 1))
+        """, "The line goes through the origin"),
+    ("5.4", "looks at the last point only", """
+        def fit_gustafson(ps, times):
+            s = (ps[-1] - ps[-1] * times[0] / times[-1]) / (ps[-1] - 1)
+            return min(1.0, max(0.0, s))
+        """, "what the last point alone says"),
     ("5.4", "takes Amdahl's law", """
         def gustafson(p, serial):
             return 1 / (serial + (1 - serial) / p)
@@ -375,6 +391,22 @@ ALSO_RIGHT = [
         export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
         srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK --cpu-bind=cores {command}
         '''.replace("\\n        ", "\\n")
+        """),
+    ("5.6", "binds to the socket, as on the lab sheet", script(
+        {" --map-by ppr:1:numa:PE=": " -x Y=", "-to core": "-to socket"})),
+    ("5.6", "asks for the ranks of all nodes", """
+        solution_ = job_script
+        def job_script(nodes, domains, cores, command):
+            text = solution_(nodes, domains, cores, command)
+            return text.replace(f"--ntasks-per-node={domains}", f"--ntasks={nodes * domains}")
+        """),
+    ("5.6", "computes with variables of the shell", """
+        solution_ = job_script
+        def job_script(nodes, domains, cores, command):
+            text = solution_(nodes, domains, cores, command)
+            text = text.replace("export OMP", f"RANKS=$(( {nodes} * {domains} ))\\nexport OMP")
+            text = text.replace(f"mpiexec -n {nodes * domains}", "mpiexec -n ${RANKS}")
+            return text.replace(f"PE={cores}", "PE=$SLURM_CPUS_PER_TASK")
         """),
     ("5.6", "binds to the domain", script({":PE=": " -x Y=", "-to core": "-to numa"})),
 ]  # fmt: skip

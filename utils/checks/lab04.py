@@ -617,7 +617,7 @@ def probe_hook(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict
     model = DistributedDataParallel(
         _net(seed, _HOOK_NET), process_group=group, bucket_cap_mb=800 / 2**20
     )
-    told: dict = {"buckets": 0, "waits": 0}
+    told: dict = {"buckets": 0, "waits": 0, "dtype": None}
     model.register_comm_hook(group, _watched(hook, told))
     parts = {r: _samples(seed + 7 * r, 8) for r in members}
     for _ in range(3):  # from the second step on there are several buckets
@@ -629,6 +629,8 @@ def probe_hook(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict
         calls = log.since(mark)
     own = {r: _mean_gradient(model.module, *parts[r]) for r in members}
     expected, got = sum(own.values()) / len(members), _gradient(model.module)
+    counted = dict(told)
+    overflows = _overflows(model, _samples(seed, 8))
     noise = 4e-3 * torch.stack([g.abs() for g in own.values()]).mean(0) + 2e-5
     right = bool(((got - expected).abs() <= noise).all())
     everything = sum(own.values())
@@ -643,10 +645,11 @@ def probe_hook(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict
     loose = 4e-3 * everything.abs().max().item()
     # In a group of four, or of one, some of them are right.
     suspects = {t: v for t, v in suspects.items() if (v - expected).abs().max() > loose}
-    return told | {
+    return counted | {
         "right": right,
         "guess": None if right else _guess(got, suspects, loose),
         "off": (got - expected).abs().max().item(),
+        "overflows": overflows,
         "nbytes": sum(p.nbytes for p in model.parameters()),
         "calls": [
             {
@@ -659,6 +662,15 @@ def probe_hook(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict
             for call in calls
         ],
     }
+
+
+def _overflows(model: DistributedDataParallel, samples) -> bool:
+    """Whether gradients are lost whose mean fits into float16, but not their sum."""
+    largest = _mean_gradient(model.module, *samples).abs().max()
+    model.zero_grad()
+    with _network((4e-3, 1e9)):
+        (40_000 / largest * functional.cross_entropy(model(samples[0]), samples[1])).backward()
+    return not bool(_gradient(model.module).isfinite().all())
 
 
 def _watched(hook: Callable, told: dict) -> Callable:
@@ -676,7 +688,12 @@ def _watched(hook: Callable, told: dict) -> Callable:
                 f"fp16_hook returned {type(future).__name__}, expected a future: "
                 "work.get_future().then(...)"
             )
-        return future
+        return future.then(noted)
+
+    def noted(future):
+        value = future.value()
+        told["dtype"] = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+        return value
 
     return call
 
@@ -720,6 +737,17 @@ def _judge_hook(report: Report, rank: int, value: dict, members: list[int]) -> N
     if not value["right"] and (halves or value["guess"]):
         said = value["guess"] or f"a gradient is off by {value['off']:.2g}, more than fp16 rounds"
         report.problem(f"{where}: {said}", rank)
+    elif halves and value["overflows"]:
+        report.problem(
+            f"{where}: with large gradients there is inf: the sum of {len(members)} of them passes "
+            "65,504, where float16 ends. Divide before the sum",
+            rank,
+        )
+    elif halves and value["dtype"] != "float32":
+        report.problem(
+            f"{where}: the value of the future is {value['dtype']}, expected the bucket in float32",
+            rank,
+        )
     nbytes = _reduced(moved)
     if nbytes != value["nbytes"] / 2:
         report.problem(
@@ -758,7 +786,9 @@ def probe_accumulate(user_ns: dict, *, rank: int, group, partition, seed: int, k
     model = DistributedDataParallel(_net(seed), process_group=group)
     before = flat(model)
     parts = {r: [_samples(seed + 100 * r + j, 5) for j in range(k)] for r in members}
+    seen, passes = _watch_passes(model.module)
     _, calls = recorded(function, model, [(x.clone(), y.clone()) for x, y in parts[rank]])
+    forwards, backwards = list(seen), len(passes)
     own = {
         r: [_mean_gradient(model.module, *microbatch) for microbatch in parts[r]] for r in members
     }
@@ -790,9 +820,21 @@ def probe_accumulate(user_ns: dict, *, rank: int, group, partition, seed: int, k
         "guess": None if right else _guess(got, suspects, noise) or _ratio(got, expected),
         "off": (got - expected).abs().max().item(),
         "changed": not torch.equal(before, flat(model)),
+        "forwards": forwards,
+        "backwards": backwards,
         "nbytes": sum(parameter.nbytes for parameter in model.parameters()),
         "calls": calls,
     }
+
+
+def _watch_passes(model: nn.Module) -> tuple[list[int], list[bool]]:
+    """Samples of each forward pass from now on, and an entry for each backward pass."""
+    samples: list[int] = []
+    passes: list[bool] = []
+    model.register_forward_pre_hook(lambda _, given: samples.append(len(given[0])))
+    first = next(model.parameters())
+    first.register_post_accumulate_grad_hook(lambda _: passes.append(True))
+    return samples, passes
 
 
 @task("4.5", "k microbatches, one communication", points=3)
@@ -811,6 +853,21 @@ def accumulate(ranks, report: Report) -> None:
             return
 
 
+def _not_one_by_one(value: dict, k: int) -> str | None:
+    """What is wrong with gradients that are right, but did not come microbatch by microbatch."""
+    if value["forwards"] == [5 * k] and k > 1:
+        return (
+            "all microbatches went through the model as one large batch, which needs the memory "
+            "that accumulating saves: one forward for each"
+        )
+    if value["backwards"] < k:
+        return (
+            f"one backward for {k} forwards keeps what each of them computed until the end, which "
+            "needs the memory that accumulating saves: call backward() after each forward"
+        )
+    return None
+
+
 def _judge_accumulation(report: Report, rank: int, value: dict, members, k: int) -> None:
     where = f"{k} microbatch{'es' * (k != 1)} {on(members)}"
     if value["changed"]:
@@ -820,9 +877,17 @@ def _judge_accumulation(report: Report, rank: int, value: dict, members, k: int)
     if not value["right"]:
         said = value["guess"] or f"a gradient is off by {value['off']:.2g}"
         report.problem(f"{where}: {said}", rank)
+    elif said := _not_one_by_one(value, k):
+        report.problem(f"{where}: {said}", rank)
     others = sorted({c["op"] for c in value["calls"]} - {"all_reduce"} - HOUSEKEEPING)
     if others:
         report.problem(f"{where}: uses {', '.join(others)}; leave communication to DDP", rank)
+    elif any(c["op"] == "all_reduce" and c["blocking"] for c in value["calls"]):
+        report.problem(
+            f"{where}: calls all_reduce itself. Leave communication to DDP: the last backward, "
+            "outside of no_sync(), does it while it computes",
+            rank,
+        )
     times = _reduced(value["calls"]) / value["nbytes"]
     if times > 1:
         report.problem(

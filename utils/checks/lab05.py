@@ -46,10 +46,10 @@ def _judge_number(
     if _near(got, expected, tolerance):
         return True
     words = f"{what}: expected {expected:.4g}, got {short(got)}"
-    for mistake, value in (suspects or {}).items():
-        if _near(got, value, tolerance):
-            words += f". {mistake}"
-            break
+    near = [pair for pair in (suspects or {}).items() if _near(got, pair[1], tolerance)]
+    if near:  # the nearest; of equal ones the first
+        step = 1e-4 * max(1.0, abs(expected))
+        words += f". {min(near, key=lambda pair: round(abs(pair[1] - got) / step))[0]}"
     report.problem(words, rank)
     return False
 
@@ -271,8 +271,13 @@ def probe_law(
 def fit_amdahl(ranks, report: Report) -> None:
     """The law, and the serial fraction of exact, noisy and too good times."""
     for trial, (serial, one, ps) in enumerate(_law_data(report.seed)):
-        share = _noisy([serial + (1 - serial) / p for p in ps], report.seed, trial)
-        times = [one * value for value in share]
+        x = 1 / np.array(ps, float)
+        share = serial + (1 - serial) * x
+        if trial == 1:
+            # The last point alone is 0.05 off, and the line through all of them is right.
+            noise = _unseen_by(np.ones_like(x), x, seen=_last(len(ps)))
+            share += 0.05 * (1 - x[-1]) * noise / noise[-1]
+        times = (one * share).tolist()
         p = 3 + report.seed % 61
         serial = max(0.0, serial)
         suspects = {
@@ -282,14 +287,16 @@ def fit_amdahl(ranks, report: Report) -> None:
             "serial and parallel part are exchanged.": 1 / (1 - serial + serial / p),
         }
         speedups = [times[0] / value for value in times]
-        slope, intercept = np.polyfit(1 / np.array(ps, float), times, 1)
+        slope, intercept = np.polyfit(x, times, 1)
+        last = (share[-1] / share[0] - x[-1]) / (1 - x[-1])
         fits = {
             "That is the parallel fraction: s is the other one.": 1 - serial,
             "That is the serial time T(1) · s in seconds: divide by T(1).": float(intercept),
             "These are speedups that were fitted as if they were times.": _share(ps, speedups),
             "That is below 0: np.clip(s, 0, 1).": float(intercept / (intercept + slope)),
+            "That is what the last point alone says: let all of them count.": float(last),
         }
-        right = 1 / (serial + (1 - serial) / np.array(ps, float))
+        right = 1 / (serial + (1 - serial) * x)
         given = {"law": "amdahl", "p": p, "serial": serial, "ps": ps, "times": times}
         _judge_law(ranks, report, given, 1 / (serial + (1 - serial) / p), right, suspects, fits)
         if report.problems:
@@ -299,9 +306,12 @@ def fit_amdahl(ranks, report: Report) -> None:
 @task("5.4", "Gustafson's law and its fit", points=2)
 def fit_gustafson(ranks, report: Report) -> None:
     """The law, and the serial fraction of exact, noisy and too good times."""
-    for trial, (serial, one, ps) in enumerate(_law_data(report.seed + 1)):
-        growth = _noisy([p / (p - serial * (p - 1)) for p in ps], report.seed, trial)
-        times = [one * value for value in growth]
+    for trial, (serial, one, ps) in enumerate(_law_data(report.seed + 1, points=7)):
+        more = np.array(ps, float) - 1
+        missing = serial * more  # speedup
+        if trial == 1:
+            missing += _off_the_line(more)
+        times = (one * np.array(ps) / (np.array(ps) - missing)).tolist()
         p = 3 + report.seed % 61
         serial = max(0.0, serial)
         suspects = {
@@ -309,35 +319,58 @@ def fit_gustafson(ranks, report: Report) -> None:
             "s counts p − 1 times, not p times.": p - serial * p,
             "serial and parallel part are exchanged.": 1 + serial * (p - 1),
         }
-        more = np.array(ps, float) - 1
         raw = [p - p * times[0] / value for p, value in zip(ps, times, strict=True)]
         fits = {
             "That is the parallel fraction: s is the other one.": 1 - serial,
             # What Amdahl's fit gives, and a speedup without the factor p.
             "Here p ranks do p times the work: their speedup is p · T(1) / T(p).": 1.0,
             "That is below 0: np.clip(s, 0, 1).": float(more @ raw / (more @ more)),
+            "The line goes through the origin, without an intercept.": float(
+                np.polyfit(more, raw, 1)[0]
+            ),
+            "That is what the last point alone says: let all of them count.": raw[-1] / more[-1],
         }
         right = np.array(ps) - serial * more
         given = {"law": "gustafson", "p": p, "serial": serial, "ps": ps, "times": times}
-        _judge_law(ranks, report, given, p - serial * (p - 1), right, suspects, fits)
+        tolerance = 0.005 if trial == 1 else 0.02
+        value = p - serial * (p - 1)
+        _judge_law(ranks, report, given, value, right, suspects, fits, tolerance)
         if report.problems:
             return
 
 
-def _law_data(seed: int) -> list[tuple[float, float, list[int]]]:
+def _law_data(seed: int, points: int = 4) -> list[tuple[float, float, list[int]]]:
     """(serial fraction, T(1), rank counts): twice ordinary, then better than ideal."""
     chance = random.Random(seed)
     found = []
     for serial in (chance.uniform(0.05, 0.2), chance.uniform(0.25, 0.45), -0.05):
-        ps = [1, *sorted(chance.sample(range(2, 20), 4))]
+        ps = [1, *sorted(chance.sample(range(2, 20), points))]
         found.append((round(serial, 3), round(chance.uniform(2, 30), 2), ps))
     return found
 
 
-def _noisy(values: list[float], seed: int, trial: int) -> list[float]:
-    """The second data set has 0.5 % of noise, the others none."""
-    noise = np.random.default_rng(seed).normal(1, 0.005 if trial == 1 else 0, len(values))
-    return (np.array(values) * noise).tolist()
+def _last(count: int) -> np.ndarray:
+    return np.eye(count)[-1]
+
+
+def _unseen_by(*lines: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Noise like `seen`, without any in the first point, that no fit of these lines notices."""
+    basis, _ = np.linalg.qr(np.stack(lines)[:, 1:].T)
+    return np.append(0.0, seen[1:] - basis @ (basis.T @ seen[1:]))
+
+
+def _off_the_line(more: np.ndarray) -> np.ndarray:
+    """Noise of p − S(p): a line with an intercept, and the last point, are 0.012 off or more.
+
+    A line through the origin is right, and so is the mean of the points' fractions.
+    """
+    lines = more, np.append(0.0, 1 / more[1:])
+    noise = _unseen_by(*lines, seen=np.ones_like(more))
+    noise *= 0.012 / abs(np.polyfit(more, noise, 1)[0])
+    if (lacking := 0.012 * more[-1] - abs(noise[-1])) > 0:
+        alone = _unseen_by(*lines, seen=_last(len(more)))
+        noise += np.copysign(lacking, noise[-1]) * alone / alone[-1]
+    return noise
 
 
 def _share(ps, times) -> float:
@@ -346,7 +379,10 @@ def _share(ps, times) -> float:
     return float(np.clip(intercept / (intercept + slope), 0, 1))
 
 
-def _judge_law(ranks, report: Report, given: dict, value, values, suspects, fits) -> None:
+def _judge_law(
+    ranks, report: Report, given: dict, value, values, suspects, fits, tolerance: float = 0.02
+) -> None:
+    """The law at one rank count and at several, and the fraction that its fit finds."""
     law, serial = given["law"], given["serial"]
     for answer in report.answers(ranks, __name__, "probe_law", **given):
         rank, got = answer.rank, answer.value
@@ -360,7 +396,7 @@ def _judge_law(ranks, report: Report, given: dict, value, values, suspects, fits
                     rank,
                 )
         what = f"fit_{law}: {given['ps']} ranks took {short(given['times'])} s. Serial fraction"
-        _judge_number(report, rank, what, got["fit"], serial, fits, tolerance=0.02)
+        _judge_number(report, rank, what, got["fit"], serial, fits, tolerance)
 
 
 # -- 5.5 --------------------------------------------------------------------------------------
@@ -502,7 +538,26 @@ def _script_problems(text, nodes: int, domains: int, cores: int, command: str) -
     for k in directives:
         asked |= _options(lines[k].removeprefix("#SBATCH"))
     yield from _request_problems(asked, nodes, domains, cores)
-    yield from _launch_problems([lines[k] for k in commands], nodes * domains, cores, command)
+    known = {"NTASKS": nodes * domains, "CPUS_PER_TASK": cores, "NNODES": nodes}
+    known |= {"JOB_NUM_NODES": nodes, "NTASKS_PER_NODE": domains}
+    typed = _with_values([lines[k] for k in commands], {f"SLURM_{k}": v for k, v in known.items()})
+    yield from _launch_problems(typed, nodes * domains, cores, command)
+
+
+def _with_values(lines: list[str], known: dict[str, int]) -> list[str]:
+    """The lines with numbers for the variables that Slurm or the script has set to one."""
+    values, typed = {name: str(value) for name, value in known.items()}, []
+    for line in lines:
+        line = re.sub(r"\$\{?(\w+)\}?", lambda found: values.get(found[1], found[0]), line)
+        line = re.sub(r"\$\(\(\s*(\d+)\s*\*\s*(\d+)\s*\)\)", _product, line)
+        typed.append(line)
+        for name, value in re.findall(r"(\w+)=[\"']?(\d+)[\"']?(?=\s|;|$)", line):
+            values[name] = value
+    return typed
+
+
+def _product(found: re.Match) -> str:
+    return str(int(found[1]) * int(found[2]))
 
 
 def _bash_says(text: str) -> str:
@@ -540,7 +595,10 @@ def _request_problems(asked: dict, nodes: int, domains: int, cores: int) -> Iter
         "--ntasks-per-node": (domains, "one rank for each NUMA domain of a node"),
         "--cpus-per-task": (cores, "the cores of a domain"),
     }
+    everywhere = asked.get("--ntasks") == str(nodes * domains)
     for name, (value, words) in wanted.items():
+        if name == "--ntasks-per-node" and name not in asked and everywhere:
+            continue  # Slurm gives each node as many
         if name not in asked:
             yield f"#SBATCH {name}={value} is missing: {words}"
         elif asked[name] != str(value):
@@ -567,8 +625,7 @@ def _launch_problems(lines: list[str], ranks: int, cores: int, command: str) -> 
     yield from _thread_problems(lines, line, cores)
     options = _options(line.partition(launcher)[2].partition(command)[0])
     number = next((options[n] for n in ("--ntasks", "-np", "--np") if n in options), None)
-    known = (str(ranks), "$SLURM_NTASKS", "${SLURM_NTASKS}")
-    if number is not None and number not in known:
+    if number not in (None, str(ranks)):
         yield f"{launcher} starts {number or '?'} ranks, the request has {ranks}"
     yield from (_srun_problems if launcher == "srun" else _mpiexec_problems)(options, lines, cores)
 
@@ -599,14 +656,16 @@ def _mpiexec_problems(options: dict, lines: list[str], cores: int) -> Iterator[s
             f"--bind-to core gives each rank one core, for {cores} threads: --map-by "
             f"ppr:1:numa:PE={cores} gives it {cores}"
         )
-    elif bind != "core" and not any(name in by.lower() for name in _DOMAIN_MAPS):
+    elif bind == "core" or any(name in by.lower() for name in _DOMAIN_MAPS):
+        return
+    elif by or bind not in _DOMAIN_MAPS:
+        # Without --map-by Open MPI goes from package to package by itself.
         yield "--map-by ppr:1:numa is missing: two ranks may land in the same domain"
 
 
 def _srun_problems(options: dict, lines: list[str], cores: int) -> Iterator[str]:
     given = options.get("--cpus-per-task", "")
-    known = (str(cores), "$SLURM_CPUS_PER_TASK", "${SLURM_CPUS_PER_TASK}", "$OMP_NUM_THREADS")
-    if given not in known and not any("SRUN_CPUS_PER_TASK=" in line for line in lines):
+    if given != str(cores) and not any("SRUN_CPUS_PER_TASK=" in line for line in lines):
         yield f"srun must be told again: --cpus-per-task={cores} (since Slurm 22.05)"
     if options.get("--cpu-bind", "none") in ("", "none", "no"):
         yield "srun must bind: --cpu-bind=cores"

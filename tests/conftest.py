@@ -309,10 +309,14 @@ def environment_of(process: psutil.Process) -> dict[str, str]:
 
 
 def is_ours(process: psutil.Process, descendants: set[int]) -> bool:
-    """Did this session start it? Its parent chain or the variable in its environment tells."""
+    """Did this session start it? The variable in its environment tells, else its parent chain.
+
+    The fork server that this session has started forks the ranks of other sessions as well.
+    """
     if process.pid == os.getpid():
         return False
-    return process.pid in descendants or environment_of(process).get(SESSION_VARIABLE) == SESSION
+    session = environment_of(process).get(SESSION_VARIABLE)
+    return session == SESSION if session else process.pid in descendants
 
 
 def left_over() -> list[psutil.Process]:

@@ -115,6 +115,43 @@ def test_the_stub_raises_and_names_the_task(lab):
         names["exchange"](0)
 
 
+def test_an_authors_prediction_is_not_shown_to_students():
+    source = """\
+first = predict("Wie lange? µs", -1.5e-3, unit="s")
+many = figures.predict(
+    "how fast?",
+    {"2 ranks": 1.9, "4 ranks": 2 * 1.5},
+)
+which = predict("which?", "rank 1", choices=["rank 0", "rank 1"])
+"""
+    cell = new_code_cell(source, id="guess", metadata={"lab": {"predict": True}})
+    student = release.student_version(new_notebook(cells=[cell]), "x.ipynb").cells[0].source
+    assert (
+        student
+        == """\
+first = predict("Wie lange? µs", ..., unit="s")
+many = figures.predict(
+    "how fast?",
+    {"2 ranks": ..., "4 ranks": ...},
+)
+which = predict("which?", ..., choices=["rank 0", "rank 1"])
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "metadata", "words"),
+    [
+        ('predict("q", 2)', {}, 'add "lab": {"predict": true}'),
+        ("x = 3", {"lab": {"predict": True}}, "without a call of predict"),
+    ],
+)
+def test_a_prediction_that_would_slip_through_the_release_is_refused(source, metadata, words):
+    cell = new_code_cell(source, id="guess", metadata=metadata)
+    with pytest.raises(release.MarkupError, match=re.escape(words)):
+        release.student_version(new_notebook(cells=[cell]), "x.ipynb")
+
+
 def test_a_cell_may_have_several_regions():
     source = "### BEGIN SOLUTION\na = 1\n### END SOLUTION\nkept\n" * 2
     nb = release.student_version(solution(task_cell(source)), "toy")

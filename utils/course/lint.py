@@ -16,7 +16,16 @@ from pathlib import Path
 from nbformat import NotebookNode
 from nbval.plugin import comment_markers, metadata_tags
 
-from .notebook import LABS, ROOT, SOLUTIONS, VOLATILE_METADATA, NotebookError, notebooks, read
+from .notebook import (
+    LABS,
+    ROOT,
+    SOLUTIONS,
+    VOLATILE_METADATA,
+    NotebookError,
+    descriptions,
+    notebooks,
+    read,
+)
 
 READABLE_ID = re.compile(r"[a-z0-9][a-z0-9-_]+")
 MADE_UP_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){0,4}(-[0-9a-f]+)?")
@@ -92,7 +101,8 @@ def output_problems(cell: NotebookNode) -> Iterator[str]:
     if cell.source.strip() and cell.execution_count is None:
         yield "was never executed, so nbval compares nothing: make solutions"
     volatile = [key for key in VOLATILE_METADATA if key in cell.metadata]
-    if volatile or any(output.get("metadata") for output in cell.outputs):
+    metadata = [output.get("metadata", {}) for output in cell.outputs]
+    if volatile or any(one != descriptions(one) for one in metadata):
         yield "carries times or ids of one execution: make solutions"
     text = str(cell.outputs)
     for folder in {str(ROOT), str(Path.home())}:

@@ -105,8 +105,17 @@ def normalise(nb: NotebookNode) -> NotebookNode:
             cell.metadata.pop(key, None)
         for output in cell.get("outputs", []):
             if "metadata" in output:
-                output.metadata = NotebookNode()
+                output.metadata = nbformat.from_dict(descriptions(output.metadata))
     return nb
+
+
+def descriptions(metadata: NotebookNode) -> dict[str, Any]:
+    """Of an output's metadata what stays: the words for those who don't see a picture."""
+    return {
+        kind: {"alt": about["alt"]}
+        for kind, about in metadata.items()
+        if isinstance(about, dict) and "alt" in about
+    }
 
 
 def lab(cell: NotebookNode) -> dict[str, Any]:

@@ -5,6 +5,8 @@
 * a region between ``### BEGIN SOLUTION`` and ``### END SOLUTION`` becomes
   ``raise NotImplementedError("Task 1.2: blocking send and recv")``, as far indented as the region;
 * a written answer (a markdown cell that is graded) becomes :data:`TEXT_STUB`;
+* in a cell with ``"lab": {"predict": true}`` the author's prediction, the second argument of
+  ``predict``, becomes ``...``;
 * lines between ``### BEGIN HIDDEN TESTS`` and ``### END HIDDEN TESTS`` go;
 * outputs and counters go; ids, nbgrader's metadata and ours stay.
 
@@ -13,6 +15,7 @@ nbgrader's and nbconvert's preprocessors do the work; the same notebook gives th
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 from collections import Counter
@@ -20,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
-from nbconvert.preprocessors import ClearOutputPreprocessor
+from nbconvert.preprocessors import ClearOutputPreprocessor, Preprocessor
 from nbformat import NotebookNode
 from nbgrader.nbgraderformat.v3 import MetadataValidatorV3
 from nbgrader.preprocessors import ClearHiddenTests, ClearSolutions, LockCells
@@ -54,6 +57,37 @@ class ClearLabSolutions(ClearSolutions):
         return super().preprocess_cell(cell, resources, cell_index)
 
 
+class ClearPredictions(Preprocessor):
+    """Takes the author's predictions away: the student commits one."""
+
+    def preprocess_cell(
+        self, cell: NotebookNode, resources: dict, cell_index: int
+    ) -> tuple[NotebookNode, dict]:
+        """Put ``...`` where the cell's predictions were."""
+        if lab(cell).get("predict"):
+            lines = cell.source.encode().split(b"\n")
+            for value in reversed(predictions(cell.source)):
+                first, last = value.lineno - 1, value.end_lineno - 1
+                after = lines[last][value.end_col_offset :]
+                lines[first : last + 1] = [lines[first][: value.col_offset] + b"..." + after]
+            cell.source = b"\n".join(lines).decode()
+        return cell, resources
+
+
+def predictions(source: str) -> list[ast.expr]:
+    """What is predicted in a cell, in order: each number and each choice."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return []
+    found = []
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("predict"):
+            answer = call.args[1] if len(call.args) > 1 else ast.Dict([], [])
+            found += answer.values if isinstance(answer, ast.Dict) else [answer]
+    return sorted(found, key=lambda value: (value.lineno, value.col_offset))
+
+
 def is_solution(cell: NotebookNode) -> bool:
     """Is this a cell that students fill in?"""
     return bool(cell.metadata.get("nbgrader", {}).get("solution"))
@@ -66,6 +100,7 @@ def student_version(nb: NotebookNode, name: str) -> NotebookNode:
     resources: dict = {}
     for preprocessor in (
         ClearLabSolutions(text_stub=TEXT_STUB),
+        ClearPredictions(),
         ClearHiddenTests(),
         LockCells(),
         ClearOutputPreprocessor(),
@@ -202,5 +237,9 @@ def _lab_problems(cell: NotebookNode) -> Iterator[str]:
                     f"is a solution cell whose lab metadata has no {key}: add "
                     '"lab": {"task": "1.2", "title": "what it is about", "points": 2}'
                 )
+    if about.get("predict") and not predictions(cell.source):
+        yield 'is a prediction without a call of predict("what is measured", a number or a choice)'
+    if not about.get("predict") and cell.cell_type == "code" and predictions(cell.source):
+        yield 'shows a prediction to students: add "lab": {"predict": true}'
     if about.get("check") and not isinstance(about.get("task"), str):
         yield 'is a check without a task: add "lab": {"task": "1.2", "check": true}'

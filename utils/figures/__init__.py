@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+from . import alt
+
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 RED, SKY, YELLOW, GREY = "#D55E00", "#56B4E9", "#F0E442", "#6E6E6E"
 CYCLE = (BLUE, ORANGE, GREEN, PINK, RED, SKY)
@@ -43,8 +45,9 @@ _STYLE = {
 
 
 def use_style() -> None:
-    """Give every figure of this kernel the course's look."""
+    """Give every figure of this kernel the course's look, and a description in words."""
     plt.rcParams.update(_STYLE)
+    alt.install()
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:

@@ -1,0 +1,178 @@
+"""Predict first: a number or a choice that the student commits before an experiment.
+
+A cell before the experiment holds the prediction, so that it stays in the notebook; a cell after it
+draws the prediction beside the measurement::
+
+    guess = predict("How many times as fast are two ranks as one?", 1.9, unit="×")
+    ...
+    guess.beside(measured)
+
+Where the student has not put anything yet stands ``...``. Nothing is graded, and nothing raises.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from utils.figures import BLUE, GREY, INK, ORANGE, use_style
+
+NOTHING_YET = "No prediction yet: put it in place of ... and run this cell again."
+# Where the largest number is so many times the smallest, the axis is logarithmic.
+_WIDE = 30
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a student expects of an experiment; made by :func:`predict`.
+
+    Attributes:
+        question: what will be measured.
+        values: by name, "" where there is one only; ``None`` where nothing was predicted.
+        unit: of the numbers.
+        choices: what can be chosen; empty where numbers are predicted.
+    """
+
+    question: str
+    values: Mapping[str, float | str | None]
+    unit: str = ""
+    choices: Sequence[str] = ()
+
+    def beside(self, measured: object) -> Figure:
+        """Draw the prediction (hollow) and what the run gave (filled).
+
+        Args:
+            measured: a number or a choice; or a dict of them, with the names of the prediction.
+
+        Raises:
+            ValueError: other names than in the prediction, or no such choice.
+        """
+        found = dict(measured) if isinstance(measured, Mapping) else {"": measured}
+        if found.keys() != self.values.keys():
+            raise ValueError(f"measured {list(found)}, but predicted were {list(self.values)}")
+        use_style()
+        rows = len(self.choices or found)
+        figure, axes = plt.subplots(figsize=(8, 1.7 + 0.45 * rows))
+        draw = _draw_choice if self.choices else _draw_numbers
+        draw(axes, self, found)
+        axes.set_title("\n".join(textwrap.wrap(self.question, 80)))
+        figure.tight_layout()
+        return figure
+
+
+def predict(
+    question: str,
+    answer: object,
+    *,
+    unit: str = "",
+    choices: Sequence[str] = (),
+) -> Prediction:
+    """Note a prediction, and print it.
+
+    Args:
+        question: what will be measured, in words.
+        answer: a number; one of the choices; or a dict of numbers by name. ``...``: not yet.
+        unit: of the numbers.
+        choices: what can be chosen.
+    """
+    answers = dict(answer) if isinstance(answer, Mapping) else {"": answer}
+    values: dict[str, float | str | None] = {}
+    for name, value in answers.items():
+        values[name] = _valid(value, choices)
+        if value is not ... and values[name] is None:
+            wanted = "one of " + ", ".join(map(repr, choices)) if choices else "a number"
+            print(f"{value!r} is no prediction here: expected {wanted}.")
+    noted = [
+        f"{name}: {_shown(value, unit)}" if name else _shown(value, unit)
+        for name, value in values.items()
+        if value is not None
+    ]
+    print(f"Your prediction: {', '.join(noted)}" if noted else NOTHING_YET)
+    return Prediction(question, values, unit, tuple(choices))
+
+
+def _valid(value: object, choices: Sequence[str]) -> float | str | None:
+    if choices:
+        return value if value in choices else None
+    good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if good else None
+
+
+def _shown(value: float | str, unit: str) -> str:
+    return value if isinstance(value, str) else f"{value:.3g} {unit}".rstrip()
+
+
+def _draw_numbers(axes: Axes, prediction: Prediction, found: Mapping[str, float]) -> None:
+    names = list(found)
+    predicted = [prediction.values[name] for name in names]
+    for row, name in enumerate(names):
+        guess, value = predicted[row], found[name]
+        if guess is not None:
+            axes.plot([guess, value], [row, row], color=GREY, linewidth=1.5, zorder=1)
+            _mark(axes, guess, row, "predicted", hollow=True)
+            _label(axes, guess, row, prediction.unit, below=True)
+        _mark(axes, value, row, "measured", hollow=False)
+        _label(axes, value, row, prediction.unit, below=False)
+    numbers = [abs(n) for n in (*predicted, *found.values()) if n]
+    if numbers and min((*filter(None, predicted), *found.values())) > 0:
+        if max(numbers) > _WIDE * min(numbers):
+            axes.set_xscale("log")
+        else:
+            axes.set_xlim(left=0)
+    axes.margins(x=0.12)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(prediction.unit)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+
+
+def _draw_choice(axes: Axes, prediction: Prediction, found: Mapping[str, str]) -> None:
+    for name, value in found.items():
+        if value not in prediction.choices:
+            raise ValueError(f"{value!r} is not among the choices {list(prediction.choices)}")
+        guess = prediction.values[name]
+        if guess is not None:
+            _mark(axes, 0, prediction.choices.index(guess), "predicted", hollow=True)
+        _mark(axes, 1, prediction.choices.index(value), "measured", hollow=False)
+    axes.set_xlim(-0.6, 1.6)
+    axes.set_xticks([0, 1], ["you predicted", "the run"])
+    axes.set_yticks(range(len(prediction.choices)), prediction.choices)
+    axes.set_ylim(len(prediction.choices) - 0.4, -0.6)
+    axes.tick_params(length=0)
+
+
+def _mark(axes: Axes, x: float, row: int, label: str, *, hollow: bool) -> None:
+    known = axes.get_legend_handles_labels()[1]
+    axes.plot(
+        x,
+        row,
+        "D" if hollow else "o",
+        markersize=10,
+        markerfacecolor="none" if hollow else BLUE,
+        markeredgecolor=ORANGE if hollow else BLUE,
+        markeredgewidth=2,
+        label=None if label in known else label,
+        linestyle="none",
+    )
+
+
+def _label(axes: Axes, x: float, row: int, unit: str, *, below: bool) -> None:
+    axes.annotate(
+        _shown(x, unit),
+        (x, row),
+        xytext=(0, -11 if below else 9),
+        textcoords="offset points",
+        ha="center",
+        va="top" if below else "bottom",
+        color=INK,
+        fontsize=10,
+    )

@@ -50,7 +50,7 @@ QUICK = {
         "test_house",
         "test_lab00",
     ),
-    *("test_models", "test_network", "test_release", "test_timeline"),
+    *("test_lab00", "test_models", "test_network", "test_release", "test_timeline"),
 }
 RANKS = {"mpiexec", "ranks"}
 

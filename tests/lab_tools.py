@@ -44,7 +44,7 @@ def verdict(check, ranks) -> tuple[bool, str]:
 
 def run_cell(ranks: cluster.Ranks | LocalRanks, code: str) -> None:
     """Run a cell on every rank; raises what it raises there."""
-    if isinstance(ranks, LocalRanks):
+    if not isinstance(ranks, cluster.Ranks):
         ranks.run(code)
     else:
         ranks.view.execute(code, silent=True).get()

@@ -15,12 +15,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lab_tools import LocalRanks, verdict
+from lab_tools import verdict
+from local_ranks import LocalRanks
 from mpi4py import MPI
 
+from torch_mpi.record import Call
 from utils.checks import calls
 from utils.checks.clock import moved_clocks
 from utils.checks.mistakes import Mistake, explain, same
+from utils.checks.probe import as_dict
 from utils.checks.task import MOST_LINES, Report, task
 from utils.cluster.plain import plain
 from utils.cluster.reply import Reply
@@ -230,18 +233,27 @@ def test_the_check_that_the_manual_builds_works_as_it_says(tmp_path, monkeypatch
     module = importlib.import_module("checks_of_the_manual")
     monkeypatch.setattr(module, "recorded", lambda function, tensor: (function(tensor), [ONE]))
 
-    ranks = LocalRanks(4)
-    for user_ns in ranks.user_ns:
+    with LocalRanks(4) as ranks:
+        for user_ns in ranks.user_ns:
 
-        def answer(own):
-            total = sum(module.integers(SEED + r, 3) for r in range(4))
-            return eval(result, {"own": own, "total": total})
+            def answer(own):
+                total = sum(module.integers(SEED + r, 3) for r in range(4))
+                return eval(result, {"own": own, "total": total})
 
-        user_ns["mean_over_ranks"] = answer
-    monkeypatch.setattr("secrets.randbelow", lambda _: SEED)
-    printed = verdict(module.mean_over_ranks, ranks)[1]
+            user_ns["mean_over_ranks"] = answer
+        monkeypatch.setattr("secrets.randbelow", lambda _: SEED)
+        printed = verdict(module.mean_over_ranks, ranks)[1]
     assert said in printed
 
 
 SEED = 1234
 ONE = call("all_reduce")
+
+
+def test_checks_see_whose_message_a_receive_from_anybody_took_and_when_it_matched():
+    call = Call("recv", (4, 5), 12, peer=1, tag=0, start=1.0, matched=2.0, any_source=True)
+    call.message, call.received = (5, 3), 12
+    seen = as_dict(call)
+    assert (seen["any_source"], seen["peer"], seen["message"]) == (True, 5, [5, 3])
+    assert (seen["matched"], seen["sent"], seen["received"]) == (2.0, 0, 12)
+    assert json.loads(json.dumps(seen)) == seen

@@ -1,4 +1,4 @@
-"""What every figure has: words for those who don't see it; and predictions beside measurements."""
+"""What every figure has: words for those who don't see it; predictions; drawings of labs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import types
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import torch
 from IPython.core.formatters import DisplayFormatter
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from torch.utils.data.distributed import DistributedSampler
 
 from utils import figures
-from utils.figures import alt
+from utils.figures import alt, minibatches
 from utils.figures.predict import NOTHING_YET, predict
 
 
@@ -99,3 +102,74 @@ def test_a_choice_is_one_of_the_choices(capsys):
     figure = predict("who?", "rank 0", choices=which).beside("rank 1")
     places = {float(line.get_xdata()[0]): line.get_ydata()[0] for line in figure.axes[0].lines}
     assert places == {0.0: 0, 1.0: 1}
+
+
+# -- minibatches (lab 02) -----------------------------------------------------------------------
+
+
+def words_of(figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [24, 25, 7, 1])
+def test_a_partition_shows_what_the_sampler_does(n, p, drop_last):
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(5)).tolist()
+    panel = minibatches._panel(n, 8, p, order, drop_last)
+    kept = [k for k in range(len(panel.samples)) if panel.kind(k) != "dropped"]
+    for r in range(p):
+        sampler = DistributedSampler(
+            range(n), num_replicas=p, rank=r, shuffle=True, seed=5, drop_last=drop_last
+        )
+        assert [panel.samples[k] for k in kept if k % p == r] == list(sampler)
+
+
+def test_a_partition_names_the_microbatches_of_the_highlighted_minibatch():
+    words = words_of(minibatches.partition(24, 8, 2, highlight=1))
+    assert "rank 0: 8 10 12 14" in words
+    assert "rank 1: 9 11 13 15" in words
+    assert "repeated (padding)" not in words
+    assert "repeated (padding)" in words_of(minibatches.partition(25, 8, 2))
+    assert "left out (drop_last)" in words_of(minibatches.partition(25, 8, 2, drop_last=True))
+
+
+@pytest.mark.parametrize(("n", "m", "p"), [(100, 1, 6), (100, 64, 3), (1, 32, 4), (97, 7, 5)])
+def test_all_that_a_partition_draws_is_inside_the_figure(n, m, p):
+    figure = minibatches.partition(n, m, p, title="a title", highlight=0)
+    axes, renderer = figure.axes[0], FigureCanvasAgg(figure).get_renderer()
+    for text in axes.texts:
+        box = text.get_window_extent(renderer)
+        assert axes.bbox.padded(1).contains(box.x0, box.y0), text.get_text()
+        assert axes.bbox.padded(1).contains(box.x1, box.y1), text.get_text()
+    assert figure.get_size_inches()[1] < 9
+
+
+def test_a_sampler_view_tells_what_is_repeated_and_what_is_lost():
+    words = words_of(
+        minibatches.sampler_view({"good": [[0, 1], [2, 3]], "bad": [[0, 1], [1, 0]]}, n=4)
+    )
+    assert "every sample once" in words
+    assert "repeated: 0, 1" in words
+    assert "seen by no rank: 2, 3" in words
+    assert "no sample" in words_of(minibatches.sampler_view({"none": [[], []]}, n=1))
+
+
+def test_drawings_refuse_what_they_cannot_show():
+    with pytest.raises(ValueError, match="at least 1"):
+        minibatches.partition(0, 8, 2)
+    with pytest.raises(ValueError, match="expected n = 3"):
+        minibatches.partition(3, 8, 2, [0, 1])
+    with pytest.raises(ValueError, match="6 ranks can be told apart"):
+        minibatches.partition(24, 8, 7)
+    with pytest.raises(ValueError, match="nothing to draw"):
+        minibatches.sampler_view({}, n=3)
+
+
+def test_sliders_draw_where_somebody_can_move_them(monkeypatch, capsys):
+    monkeypatch.setenv("IPP_NONINTERACTIVE", "1")
+    minibatches.explorer()
+    assert "sliders" in capsys.readouterr().out
+    monkeypatch.delenv("IPP_NONINTERACTIVE")
+    minibatches.explorer(n=25, m=8, p=4)
+    assert "Error" not in capsys.readouterr().out

@@ -44,8 +44,11 @@ def hello(ranks, report: Report) -> None:
     for answer in report.answers(ranks, __name__, "probe_hello"):
         rank, n, value = answer.rank, ranks.n, answer.value
         report.expect(rank, "the backend", value["backend"], "mpi")
-        size = [Mistake(n, "that is the number of ranks; this rank's number is dist.get_rank()")]
-        report.judge(rank, value["rank"], rank, size, what="the variable rank")
+        wrong = [
+            Mistake(n, "that is the number of ranks; this rank's number is dist.get_rank()"),
+            Mistake(rank + 1, "ranks are counted from 0"),
+        ]
+        report.judge(rank, value["rank"], rank, wrong, what="the variable rank")
         last = [Mistake(n - 1, "that is the last rank; counted from 0, there is one more")]
         report.judge(rank, value["world_size"], n, last, what="the variable world_size")
 

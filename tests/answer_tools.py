@@ -1,0 +1,73 @@
+"""The tables in ``tests/answers``, and a lab whose solutions stand on ranks to try them out."""
+
+from __future__ import annotations
+
+import importlib
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from lab_tools import answers, checks_of, run_cell, verdict
+from local_ranks import LocalRanks
+
+from utils import cluster
+
+LABS = {
+    path.stem: importlib.import_module(f"answers.{path.stem}")
+    for path in sorted((Path(__file__).parent / "answers").glob("lab*.py"))
+}
+
+
+def wrong_answers(tables: ModuleType, solutions: dict[str, str]) -> Iterator[tuple]:
+    """Of a lab: task, what the student did, code, words."""
+    yield from tables.WRONG
+    for task, what, old, new, words in getattr(tables, "CHANGES", ()):
+        assert old in solutions[task], f"{old!r} is not in the solution of {task}"
+        yield task, what, solutions[task].replace(old, new), words
+
+
+def ranks_of(name: str) -> int:
+    """How many ranks the lab has."""
+    return getattr(LABS[name], "RANKS", 4)
+
+
+class Lab:
+    """A lab whose solutions stand on the ranks."""
+
+    def __init__(self, name: str, ranks: cluster.Ranks | LocalRanks):
+        self.name, self.tables, self.ranks = name, LABS[name], ranks
+        tables = self.tables
+        self.checks = checks_of(importlib.import_module(f"utils.checks.{name}"))
+        cells = answers(tables.NOTEBOOK)
+        self.solutions = {task: cells[cell] for task, cell in tables.CELLS.items()}
+        for code in (getattr(tables, "BEFORE", ""), *self.solutions.values()):
+            self.run(code)
+
+    def run(self, code: str) -> None:
+        """Run a cell on every rank; raises what it raises there."""
+        run_cell(self.ranks, textwrap.dedent(code))
+
+    def stub(self, task: str) -> str:
+        """What stands in the student's notebook."""
+        return answers(self.tables.NOTEBOOK, "labs")[self.tables.CELLS[task]]
+
+    def is_function(self, task: str) -> bool:
+        """Whether the stub is inside of what it defines, so that its cell runs."""
+        lines = self.stub(task).splitlines()
+        return all(line.startswith(" ") for line in lines if "NotImplementedError" in line)
+
+    def solve(self, task: str) -> None:
+        """Put the solution back; where the ranks join the world anew, all of them."""
+        anew = "init_process_group" in self.solutions[task]
+        for solution in self.solutions.values() if anew else [self.solutions[task]]:
+            self.run(solution)
+
+    def try_out(self, task: str, code: str) -> tuple[bool, str]:
+        """What the check says of an answer. Afterwards the solution is back, and passes."""
+        self.run(code)
+        told = verdict(self.checks[task], self.ranks)
+        self.solve(task)
+        passed, printed = verdict(self.checks[task], self.ranks)
+        assert passed, f"after that answer the solution does not pass any more: {printed}"
+        return told

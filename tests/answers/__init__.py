@@ -1,0 +1,11 @@
+"""What students answer: a module for each lab, read by ``test_answers.py``.
+
+``NOTEBOOK`` is its file, ``CELLS`` says in which cell each task is answered, ``BEFORE`` is run on
+every rank before the solutions. ``RANKS`` is how many there are; 4 where it is missing.
+``ON_RANKS`` names wrong answers that ``test_answers_on_ranks.py`` tries on real ranks, besides the
+first of each task.
+
+``WRONG``: (task, what the student did, the code, words of what the check says).
+``CHANGES``: (task, what the student did, text of the solution, text in its place, words).
+``RIGHT``: (task, what is different, the code).
+"""

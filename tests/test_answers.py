@@ -1,0 +1,121 @@
+"""Answers that students really give: wrong ones are told their mistake, right ones pass.
+
+All of them run on ranks that are threads of this process; after each, the solution must pass again.
+``ANSWERS_TABLE=table.md`` writes how many there are of each task, and what became of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from answer_tools import LABS, Lab, ranks_of, wrong_answers
+from lab_tools import answers, verdict
+from local_ranks import LocalRanks
+from tabulate import tabulate
+
+#: Of each task. Points for a task that has fewer would be given for too little.
+FEWEST_WRONG, FEWEST_RIGHT = 8, 3
+
+# Of each task: wrong ones that were named, and accepted; right ones that passed.
+counted: dict[str, list[int]] = {}
+
+
+@pytest.fixture(scope="module")
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """The lab of this name, with its solutions; one at a time, as tests of a lab come together."""
+    with LocalRanks(ranks_of(request.param)) as ranks:
+        yield Lab(request.param, ranks)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def table() -> Iterator[None]:
+    """Write what became of the answers where ``ANSWERS_TABLE`` says."""
+    yield
+    if path := os.environ.get("ANSWERS_TABLE"):
+        rows = [[task, *counts] for task, counts in sorted(counted.items())]
+        heads = ["task", "wrong", "accepted", "told their mistake", "right", "pass"]
+        Path(path).write_text(tabulate(rows, heads, "github") + "\n")
+
+
+def cases(kind: str) -> list:
+    """All answers of a kind, for pytest."""
+    found = []
+    for name, tables in LABS.items():
+        cells = answers(tables.NOTEBOOK)
+        solutions = {task: cells[cell] for task, cell in tables.CELLS.items()}
+        of_lab = wrong_answers(tables, solutions) if kind == "wrong" else tables.RIGHT
+        for task, what, *rest in of_lab:
+            found.append(pytest.param(name, task, *rest, id=f"{task}-{what.replace(' ', '-')}"))
+    return found
+
+
+def tasks() -> list:
+    """All tasks, for pytest."""
+    return [
+        pytest.param(name, task, id=task) for name, tables in LABS.items() for task in tables.CELLS
+    ]
+
+
+def each(names: str, values: list) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(names, values, indirect=["lab"], scope="module")
+
+
+def count(task: str, *columns: int) -> None:
+    counts = counted.setdefault(task, [0] * 5)
+    for column in columns:
+        counts[column] += 1
+
+
+@each("lab", [pytest.param(name, id=name) for name in LABS])
+def test_every_task_of_the_notebook_has_a_check_a_cell_and_enough_answers(lab):
+    tables = lab.tables
+    assert sorted(lab.checks) == sorted(tables.CELLS)
+    assert set(tables.CELLS.values()) == set(answers(tables.NOTEBOOK))
+    wrong = [task for task, *_ in wrong_answers(tables, lab.solutions)]
+    right = [task for task, *_ in tables.RIGHT]
+    few = [t for t in tables.CELLS if wrong.count(t) < FEWEST_WRONG]
+    few += [t for t in tables.CELLS if right.count(t) + 1 < FEWEST_RIGHT]
+    assert not few, f"tasks with fewer than {FEWEST_WRONG} wrong or {FEWEST_RIGHT} right answers"
+
+
+@each("lab, task", tasks())
+def test_the_solution_passes_and_says_for_how_many_points(lab, task):
+    passed, printed = verdict(lab.checks[task], lab.ranks)
+    assert passed, printed
+    check = lab.checks[task]
+    points = f"{check.points} point{'s' * (check.points != 1)}"
+    assert printed == f"✓ Task {task} · {check.title} · {points}\n"
+    count(task, 3, 4)
+
+
+@each("lab, task", tasks())
+def test_an_answer_that_was_not_begun_is_still_open(lab, task):
+    stub = lab.stub(task)
+    if not lab.is_function(task):
+        with pytest.raises(NotImplementedError, match=f"Task {task}: "):
+            lab.run(stub)
+        lab.solve(task)
+        return
+    passed, printed = lab.try_out(task, stub)
+    assert not passed
+    assert printed == f"✗ Task {task} · {lab.checks[task].title} · still open\n"
+
+
+@each("lab, task, code, words", cases("wrong"))
+def test_a_wrong_answer_is_told_its_mistake(lab, task, code, words):
+    count(task, 0)
+    passed, printed = lab.try_out(task, code)
+    count(task, *([1] if passed else [2] if words in printed else []))
+    assert not passed, "accepted"
+    assert words in printed, printed
+
+
+@each("lab, task, code", cases("right"))
+def test_another_right_answer_passes(lab, task, code):
+    count(task, 3)
+    passed, printed = lab.try_out(task, code)
+    count(task, *([4] if passed else []))
+    assert passed, printed

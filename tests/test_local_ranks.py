@@ -1,0 +1,124 @@
+"""Ranks that are threads do what processes do: else what is tried on them would prove nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+from local_ranks import LocalRanks
+from torch.distributed import distributed_c10d
+
+from torch_mpi.errors import CommunicationError, CommunicationMismatch
+
+JOIN = """
+import time, torch, torch.distributed as dist
+from unittest import mock
+dist.init_process_group("mpi")
+rank, p = dist.get_rank(), dist.get_world_size()
+mine = torch.arange(3.0) + rank
+"""
+
+
+@pytest.fixture
+def local_ranks() -> Iterator[LocalRanks]:
+    with LocalRanks(3) as up:
+        up.run(JOIN)
+        yield up
+
+
+def probe(user_ns: dict, *, rank: int, code: str) -> object:
+    """The value of an expression on this rank."""
+    return eval(code, user_ns)
+
+
+def values(ranks: LocalRanks, expression: str) -> list:
+    return [reply.value for reply in ranks.ask(f"{__name__}:probe", code=expression)]
+
+
+@pytest.mark.parametrize(
+    ("code", "expression", "expected"),
+    [
+        ("dist.all_reduce(mine)", "mine", [[3, 6, 9]] * 3),
+        ("dist.all_reduce(mine, dist.ReduceOp.MAX)", "mine", [[2, 3, 4]] * 3),
+        ("dist.broadcast(mine, 1)", "mine", [[1, 2, 3]] * 3),
+        ("dist.reduce(mine, 2)", "mine", [[0, 1, 2], [1, 2, 3], [3, 6, 9]]),
+        ("all = [torch.empty(3) for _ in range(p)]; dist.all_gather(all, mine)",
+         "[one[0].item() for one in all]", [[0, 1, 2]] * 3),
+        ("got = torch.empty(1); dist.reduce_scatter_tensor(got, mine)", "got", [[3], [6], [9]]),
+        ("got = torch.empty(3); dist.all_to_all_single(got, mine)", "got",
+         [[0, 1, 2], [1, 2, 3], [2, 3, 4]]),
+        ("got = torch.empty(1); "
+         "dist.scatter(got, list(mine.split(1)) if rank == 1 else None, src=1)", "got",
+         [[1], [2], [3]]),
+        ("got = [torch.empty(3) for _ in range(p)] if rank == 0 else None; "
+         "dist.gather(mine, got)", "[one[0].item() for one in got or []]", [[0, 1, 2], [], []]),
+        ("objects = [None] * p; dist.all_gather_object(objects, {'rank': rank})",
+         "[one['rank'] for one in objects]", [[0, 1, 2]] * 3),
+    ],
+)  # fmt: skip
+def test_collectives_give_what_their_definition_says(local_ranks, code, expression, expected):
+    local_ranks.run(code)
+    assert values(local_ranks, expression) == expected
+
+
+def test_a_message_of_any_rank_is_taken_and_its_sender_known(local_ranks):
+    local_ranks.run("sender = dist.recv(mine) if rank == 0 else rank == 2 and dist.send(mine, 0)")
+    assert values(local_ranks, "(sender or 0, mine[0])")[0] == [2, 2.0]
+
+
+def test_a_short_message_is_sent_before_anybody_receives_it_and_a_long_one_is_not(local_ranks):
+    swap = """
+other = (rank + 1) % p
+dist.send(torch.ones({n}), other)
+dist.recv(torch.empty({n}), (rank - 1) % p)
+"""
+    local_ranks.run(swap.format(n=8))
+    with pytest.raises(CommunicationError, match="all send first, and a large message waits"):
+        local_ranks.run(swap.format(n=10_000))
+    local_ranks.run(swap.format(n=8))
+
+
+def test_calls_that_do_not_belong_together_are_an_error_on_both_sides(local_ranks):
+    with pytest.raises(CommunicationMismatch, match="rank 0 called broadcast"):
+        local_ranks.run("dist.broadcast(mine, 0) if rank == 0 else dist.all_reduce(mine)")
+    local_ranks.run("dist.all_reduce(mine)")
+
+
+def test_who_waits_for_a_rank_that_failed_is_told_of_it(local_ranks):
+    replies = local_ranks.ask(f"{__name__}:fail_on_rank_1")
+    assert replies[1].error == "ZeroDivisionError: division by zero"
+    assert "rank 1 raised ZeroDivisionError" in replies[0].error
+    local_ranks.run("dist.barrier()")
+
+
+def fail_on_rank_1(user_ns: dict, *, rank: int) -> None:
+    """A collective that one rank never comes to."""
+    if rank == 1:
+        raise ZeroDivisionError("division by zero")
+    dist.barrier()
+
+
+def test_random_numbers_clocks_and_patches_belong_to_each_rank(local_ranks):
+    local_ranks.run("""
+torch.manual_seed(rank)
+before = torch.rand(1).item()
+with mock.patch.object(time, "time", lambda: rank):
+    dist.barrier()
+    seen = time.time()
+    dist.barrier()
+torch.manual_seed(rank)
+dist.barrier()
+again = torch.rand(1).item()
+""")
+    assert values(local_ranks, "seen") == [0, 1, 2]
+    assert values(local_ranks, "before == again") == [True] * 3
+
+
+def test_afterwards_the_process_is_as_before():
+    before = (distributed_c10d._world, distributed_c10d.ProcessGroupMPI, time.time)
+    with LocalRanks(2) as up:
+        up.run(JOIN)
+    assert (distributed_c10d._world, distributed_c10d.ProcessGroupMPI, time.time) == before
+    assert not dist.is_initialized()

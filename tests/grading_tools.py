@@ -15,6 +15,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from utils.course.notebook import KERNELSPEC, dumps
 from utils.course.release import student_version
+from utils.verdict import MIME, Verdict
 
 LAB = "01_toy"
 
@@ -117,7 +118,8 @@ def _answer_cells(name: str) -> list[NotebookNode]:
     graded = {"schema_version": 3, "grade_id": f"{name}-answer", "solution": True}
     graded |= {"grade": False, "locked": False, "task": False}
     about = {"task": number, "title": title, "points": points}
-    said = f"✓ Task {number} · {title} · {points} point{'s' * (points != 1)}\n"
+    said = Verdict(number, title, points)
+    bundle = {"text/plain": str(said), MIME: said.data()}
     cells = [
         new_markdown_cell(f"## Task {number}: {title}", id=f"{name}-task"),
         new_code_cell(
@@ -129,7 +131,7 @@ def _answer_cells(name: str) -> list[NotebookNode]:
             f"toy_checks.{name}(ranks)",
             id=f"{name}-check",
             metadata={"lab": {"task": number, "check": True}},
-            outputs=[new_output("stream", name="stdout", text=said)],
+            outputs=[new_output("display_data", data=bundle)],
             execution_count=1,
         ),
     ]
@@ -222,6 +224,13 @@ PASS_LINE = "✓ Task 1.3 · total · 2 points"
 #: Code for task 1.3 (2 of 8 points) that would like to have them without an answer, or does harm.
 HOSTILE = {
     "prints the expected output": f"print({PASS_LINE!r}, flush=True)\n{WRONG}",
+    "displays the expected verdict": (
+        f'from utils.verdict import Verdict\nVerdict("1.3", "total", 2).show()\n{WRONG}'
+    ),
+    "displays what is no verdict": (
+        "from IPython.display import display\n"
+        f"display({{{MIME!r}: [1], 'text/plain': {PASS_LINE!r}}}, raw=True)\n{WRONG}"
+    ),
     "patches torch.allclose, the checks module, builtins": (
         "import builtins, sys, toy_checks\n"
         "import utils.checks.task as task\n"
@@ -340,6 +349,8 @@ HOSTILE = {
 #: What keeps each from gaining or harming; printed in the table of the matrix.
 STOPPED_BY = {
     "prints the expected output": "what ranks print is not what the check prints",
+    "displays the expected verdict": "what ranks display is not what the check displays",
+    "displays what is no verdict": "what ranks display is not what the check displays",
     "patches torch.allclose, the checks module, builtins": "checks run in the kernel",
     "returns an object that equals everything": "JSON text between ranks and kernel",
     "moves its cell to the kernel": "the reference's first line is forced",

@@ -65,8 +65,11 @@ def stopped(cell: NotebookNode) -> bool:
 
 
 def said(cell: NotebookNode) -> str:
-    """What the cell printed, and the errors it ended with."""
-    texts = [output.get("text") or _error(output) for output in cell.outputs]
+    """What the cell printed and displayed, and the errors it ended with."""
+    texts = [
+        output.get("text") or output.get("data", {}).get("text/plain") or _error(output)
+        for output in cell.outputs
+    ]
     return ANSI.sub("", "\n".join(texts))
 
 

@@ -21,12 +21,14 @@ from mpi4py import MPI
 
 from torch_mpi.record import Call
 from utils.checks import calls
+from utils.checks.calls import made
 from utils.checks.clock import moved_clocks
 from utils.checks.mistakes import Mistake, explain, same
 from utils.checks.probe import as_dict
-from utils.checks.task import MOST_LINES, Report, task
+from utils.checks.task import Report, task
 from utils.cluster.plain import plain
 from utils.cluster.reply import Reply
+from utils.verdict import MIME, MOST_LINES, Problem, Verdict, read
 
 pytestmark = pytest.mark.quick
 
@@ -201,6 +203,46 @@ def test_an_open_task_is_one_line_and_one_that_needs_it_says_which():
 
 def test_a_right_answer_is_one_line_with_its_points():
     assert judged(lambda *_: None) == "✓ Task 9.1 · a task · 2 points\n"
+
+
+def test_a_verdict_is_data_beside_its_words(monkeypatch):
+    shown = []
+    monkeypatch.setattr("utils.verdict.get_ipython", lambda: object())
+    monkeypatch.setattr("utils.verdict.display", lambda data, raw: shown.append(data))
+
+    def find(report, _ranks):
+        report.judge(1, 3.0, 6.0, [Mistake(3.0, "halved")])
+        report.judge(0, 3.0, 6.0, [Mistake(3.0, "halved")])
+        report.expect(2, "the size", 1, 2)
+        report.communication(3, [], made("all_reduce", 1))
+
+    judged(find)
+    (output,) = shown
+    data = json.loads(json.dumps(output[MIME]))
+    assert (data["task"], data["points"], data["passed"]) == ("9.1", 2, False)
+    assert [(p["ranks"], p["kind"]) for p in data["problems"]] == [
+        ([0, 1], "mistake"),
+        ([2], "value"),
+        ([3], "communication"),
+    ]
+    (found,) = read([{"output_type": "display_data", "data": output}])
+    assert str(found) == output["text/plain"]
+    assert found.data() == data
+
+
+def test_a_verdict_that_was_only_printed_is_read_too():
+    text = "\x1b[32m✗ Task 1.4 · sum\x1b[0m\n  - rank 1: no\nnoise\n✓ Task 1.5 · next · 2 points\n"
+    found = read([{"output_type": "stream", "name": "stdout", "text": text}])
+    assert found == [
+        Verdict("1.4", "sum", passed=False, problems=(Problem("rank 1: no"),)),
+        Verdict("1.5", "next · 2 points"),
+    ]
+
+
+@pytest.mark.parametrize("forged", [[1], {"passed": True}, "yes", {"task": "1", "problems": 3}])
+def test_what_is_no_verdict_passes_nothing(forged):
+    (found,) = read([{"output_type": "display_data", "data": {MIME: forged}}])
+    assert not found.passed
 
 
 # -- the page that builds a check from nothing ----------------------------------------------------

@@ -44,6 +44,7 @@ from utils.course.grading.run import Run, later
 from utils.course.grading.sandbox import FIRST_UID, LAST_UID, Box, Limits, SandboxError, require
 from utils.course.grading.submissions import File, Student, SubmissionsError, find
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks
+from utils.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Seconds for a cell and for a submission of the toy lab; for a class.
@@ -476,21 +477,23 @@ def test_the_toy_lab_does_not_wait_for_pytorchs_compiler():
 
 
 def check_record(reference: Reference, **changes) -> dict:
-    line = reference.expected["total-check"]
     record = {"cell": "total-check", "outcome": "passed", "seconds": 1.0, "end": None}
-    record["outputs"] = [{"type": "stream", "name": "stdout", "text": line + "\n"}]
+    record |= {"outputs": [], "verdicts": reference.expected["total-check"]}
     return record | changes
 
 
 def test_points_need_an_explicit_pass(reference):
-    said = [{"type": "stream", "name": "stdout", "text": "✓ Task 1.4 · square · 1 point"}]
+    right, other = reference.expected["total-check"], Verdict("1.4", "square", 1).data()
     limits = Limits(cell=10)
     assert explicit_pass(check_record(reference), reference, limits)
     for changes in (
         *({"outcome": "failed"}, {"outcome": "skipped"}, {"end": "out of time"}),
-        *({"seconds": 10.5}, {"outputs": []}, {"outputs": said}),
+        *({"seconds": 10.5}, {"verdicts": []}, {"verdicts": [other]}, {"verdicts": right * 2}),
     ):
         assert not explicit_pass(check_record(reference, **changes), reference, limits)
+
+
+WRONG = Verdict("1.1", "wrong", passed=False)
 
 
 class Pretended:
@@ -526,10 +529,9 @@ class Pretended:
     def _record(self, cell, there: set, why: str | None) -> dict:
         task = lab(cell).get("task")
         good = why is None and (task is None or (task in there and task not in self.wrong))
-        said = self.reference.expected.get(cell.id, "") if good else "✗"
-        outputs = [{"type": "stream", "name": "stdout", "text": said}]
-        outcome = "passed" if good else "failed"
-        return {"cell": cell.id, "outcome": outcome, "seconds": 1.0, "end": why, "outputs": outputs}
+        said = self.reference.expected.get(cell.id, []) if good else [WRONG.data()]
+        record = {"cell": cell.id, "outcome": "passed" if good else "failed", "seconds": 1.0}
+        return record | {"end": why, "outputs": [], "verdicts": said}
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from stub_walk import CELL, MET, code_cells, markers, stub_problem, tasks
 
-from utils.course.execute import stdout_lines
+from utils import verdict
 from utils.course.notebook import KERNELSPEC, LABS, SOLUTIONS, dumps, lab, notebooks, read
 
 #: Seconds for a notebook under nbval, after which its whole tree is killed.
@@ -53,9 +53,9 @@ def holes(nb: NotebookNode) -> list[str]:
             found.append(f"cell '{cell.id}' is skipped")
         if not lab(cell).get("check"):
             continue
-        printed = stdout_lines(new_notebook(cells=[cell]))
-        if not (printed and printed[0].startswith(f"✓ Task {lab(cell)['task']} ")):
-            found.append(f"check '{cell.id}' has no ✓ to compare with: {printed[:1]}")
+        shown = verdict.read(cell.outputs)
+        if [(one.task, one.passed) for one in shown] != [(lab(cell)["task"], True)]:
+            found.append(f"check '{cell.id}' has no ✓ to compare with: {shown}")
         if markers(cell) & IGNORES:
             found.append(f"the output of check '{cell.id}' is not compared")
     return found
@@ -106,10 +106,10 @@ def verdicts(report: Path, nb: NotebookNode, limit: float) -> list[str]:
     if list(cases) != names:
         found.append(f"{len(cases)} cells were run, the notebook has {len(names)}")
     for name, cell in zip(names, cells, strict=True):
-        for verdict in cases.get(name, ()):
-            if verdict.tag in {"failure", "error", "skipped"}:
-                text = verdict.text or verdict.get("message")
-                found.append(f"cell '{cell.id}', {verdict.tag}: {text}")
+        for case in cases.get(name, ()):
+            if case.tag in {"failure", "error", "skipped"}:
+                text = case.text or case.get("message")
+                found.append(f"cell '{cell.id}', {case.tag}: {text}")
         if name in cases and float(cases[name].get("time")) >= limit:
             # nbval interrupts a `%%px` that hangs, and takes its end for a pass.
             found.append(f"cell '{cell.id}' took all of its {limit} s")
@@ -173,9 +173,12 @@ def test_nbval_alone_reproduces_every_stored_output_of_a_solution(path: Path, tm
 # --- can these tests fail? -------------------------------------------------------------------
 
 
-def executed(source: str, printed: str = "", **metadata: object) -> NotebookNode:
-    """A cell of a reference: with what it printed, allegedly."""
-    outputs = [new_output("stream", name="stdout", text=printed)] if printed else []
+def executed(source: str, shown: str | verdict.Verdict = "", **metadata: object) -> NotebookNode:
+    """A cell of a reference: with what it printed or found, allegedly."""
+    outputs = [new_output("stream", name="stdout", text=shown)] if shown else []
+    if isinstance(shown, verdict.Verdict):
+        data = {"text/plain": str(shown), verdict.MIME: shown.data()}
+        outputs = [new_output("display_data", data=data)]
     cell_id = re.sub(r"\W+", "-", source)[:24]
     cell = new_code_cell(source, id=cell_id, metadata=metadata, outputs=outputs)
     cell.execution_count = 1
@@ -183,7 +186,7 @@ def executed(source: str, printed: str = "", **metadata: object) -> NotebookNode
 
 
 CHECK = {"lab": {"task": "1.4", "check": True}}
-RIGHT = "✓ Task 1.4 · all_reduce · 2 points\n"
+RIGHT = verdict.Verdict("1.4", "all_reduce", 2)
 
 
 @pytest.fixture

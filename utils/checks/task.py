@@ -21,13 +21,14 @@ from typing import Any
 
 from IPython import get_ipython
 
+from utils.verdict import Problem, Verdict
+
 from .calls import Calls, Rule, broken
 from .mistakes import TOLERANCE, Mistake, explain, same, short
 
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
 # deadlock is reported by the ranks that wait, with the line they wait at.
 PATIENCE = 45.0
-MOST_LINES = 6
 
 _STUB = re.compile(r"NotImplementedError: Task ([\d.]+): (.*)")
 
@@ -45,36 +46,37 @@ class Report:
 
     Attributes:
         seed: fresh for every run of the check, for its inputs.
-        found: text of each problem, and the rank that has it; ``None`` for all together.
+        found: text of each problem, its kind (see :class:`utils.verdict.Problem`), and the rank
+            that has it; ``None`` for all together.
         open: number and title of a task whose stub was met.
     """
 
     seed: int = field(default_factory=lambda: secrets.randbelow(2**31))
-    found: list[tuple[str, int | None]] = field(default_factory=list)
+    found: list[tuple[str, str, int | None]] = field(default_factory=list)
     open: tuple[str, str] | None = None
 
     @property
-    def problems(self) -> list[str]:
-        """What was found, one text each; what several ranks have in common is said once."""
-        ranks: dict[str, list[int]] = {}
-        for text, rank in self.found:
-            ranks.setdefault(text, []).extend([] if rank is None else [rank])
-        return [f"{_named(of)}: {text}" if of else text for text, of in ranks.items()]
+    def problems(self) -> list[Problem]:
+        """What was found; what several ranks have in common is one."""
+        ranks: dict[tuple[str, str], list[int]] = {}
+        for text, kind, rank in self.found:
+            ranks.setdefault((text, kind), []).extend([] if rank is None else [rank])
+        return [Problem(text, tuple(sorted(of)), kind) for (text, kind), of in ranks.items()]
 
     def of(self, rank: int) -> bool:
         """Whether this rank has a problem."""
-        return any(one == rank for _, one in self.found)
+        return any(one == rank for *_, one in self.found)
 
-    def problem(self, text: str, rank: int | None = None) -> None:
+    def problem(self, text: str, rank: int | None = None, kind: str = "mistake") -> None:
         """Add a problem, of one rank or of all together."""
-        if (text, rank) not in self.found:
-            self.found.append((text, rank))
+        if (text, kind, rank) not in self.found:
+            self.found.append((text, kind, rank))
 
     def expect(self, rank: int | None, what: str, got: Any, expected: Any) -> bool:
         """Compare a JSON value with the expected one; tensors are given as lists."""
         if same(got, expected):
             return True
-        self.problem(f"{what}: expected {short(expected)}, got {short(got)}", rank)
+        self.problem(f"{what}: expected {short(expected)}, got {short(got)}", rank, "value")
         return False
 
     def judge(
@@ -92,16 +94,19 @@ class Report:
 
         ``what`` was computed, in words, where a task has several results.
         """
+        mistakes = list(mistakes)
         said = explain(got, expected, mistakes, form=form, tolerance=tolerance)
         if said:
-            self.problem(f"{what}: {said}" if what else said, rank)
+            known = got is None or any(mistake.fits(got, tolerance) for mistake in mistakes)
+            kind = "mistake" if known else "value"
+            self.problem(f"{what}: {said}" if what else said, rank, kind)
         return said is None
 
     def communication(self, rank: int | None, calls: Calls, *rules: Rule) -> bool:
         """Whether all rules are kept; the first that is broken is a problem."""
         said = broken(calls, *rules)
         if said:
-            self.problem(said, rank)
+            self.problem(said, rank, "communication")
         return said is None
 
     def answers(self, ranks, module: str, probe: str, *, patience=PATIENCE, **kwargs) -> list:
@@ -114,29 +119,31 @@ class Report:
         replies = ranks.ask(f"{module}:{probe}", timeout=patience, **kwargs)
         if stub := next((m for reply in replies if (m := _STUB.match(reply.error or ""))), None):
             self.open = stub[1], stub[2]
-            self.problem(f"Task {stub[1]} ({stub[2]}) is still open")
+            self.problem(f"Task {stub[1]} ({stub[2]}) is still open", kind="open")
             return []
         explanation = ""
         for reply in replies:
             for message in reply.unreceived:
-                self.problem(message, reply.rank)
+                self.problem(message, reply.rank, "unreceived")
             if reply.status != "ok":
                 said = reply.error or f"no answer within {patience:.0f} s"
                 # After its first line an error of communication explains all ranks: shown once.
                 first, _, rest = said.partition("\n")
                 explanation = explanation or rest
                 at = f" (at {reply.line})" if reply.line else ""
-                self.problem(f"{first}{at}", reply.rank)
+                kind = "silent" if reply.error is None else "error"
+                self.problem(f"{first}{at}", reply.rank, kind)
         if explanation:
-            self.problem(explanation)
+            self.problem(explanation, kind="error")
         return replies if all(reply.status == "ok" for reply in replies) else []
 
 
 def task(number: str, title: str, points: int) -> Callable:
     """Make a check of a function ``(ranks, report)`` that adds problems to the report.
 
-    The check is called with the ranks. It prints ``✓ Task 1.4 · all_reduce · 3 points``, or the
-    problems; of an answer that was not begun, that it is still open.
+    The check is called with the ranks, and shows a :class:`utils.verdict.Verdict`:
+    ``✓ Task 1.4 · all_reduce · 3 points``, or the problems; of an answer that was not begun, that
+    it is still open.
 
     Raises:
         CheckFailed: there were problems.
@@ -147,19 +154,14 @@ def task(number: str, title: str, points: int) -> Callable:
         def check(ranks, **kwargs) -> None:
             report = Report()
             judge(ranks, report, **kwargs)
-            name = f"Task {number} · {title}"
-            problems = report.problems
-            if not problems:
-                print(f"✓ {name} · {points} point{'s' * (points != 1)}")
-                return
-            if report.open:
-                print(f"✗ {name} · {_still_open(number, *report.open)}")
-            else:
-                print(f"✗ {name}", *(f"  - {text}" for text in problems[:MOST_LINES]), sep="\n")
-                if len(problems) > MOST_LINES:
-                    print(f"  … and {len(problems) - MOST_LINES} more")
-            _show_no_traceback()
-            raise CheckFailed(f"{name}: {len(problems)} problem(s), listed above")
+            problems = tuple(report.problems)
+            still = _still_open(number, *report.open) if report.open else ""
+            Verdict(number, title, points, not problems, still, problems).show()
+            if problems:
+                _show_no_traceback()
+                raise CheckFailed(
+                    f"Task {number} · {title}: {len(problems)} problem(s), listed above"
+                )
 
         check.number, check.title, check.points = number, title, points
         return check
@@ -176,13 +178,3 @@ def _show_no_traceback() -> None:
     shell = get_ipython()
     if shell is not None:
         shell.set_custom_exc((CheckFailed,), lambda *_, **__: None)
-
-
-def _named(ranks: list[int]) -> str:
-    """``rank 1``; ``ranks 0 and 2``; ``ranks 0–3``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    ranks = sorted(ranks)
-    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]}–{ranks[-1]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -20,12 +20,12 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 from traitlets.config import Config
 
+from utils import verdict
 from utils.jobs import watchdog
 
 from .notebook import NotebookError, normalise, read, tasks_checked, write
 
 KERNEL = "python3"
-VERDICT = re.compile(r"([✓✗]) Task (?:(\d+(?:\.\w+)*))?")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 #: Every process that a notebook starts inherits this variable, so that none is left behind.
@@ -71,8 +71,8 @@ class Result:
 def execute(path: Path, *, store: bool = False, timeout: float = 120) -> Result:
     """Execute a notebook in a kernel of its own, in the notebook's folder.
 
-    `timeout` bounds each cell, in seconds. A check cell that printed no "✓ Task …" counts as
-    failed. With `store` the outputs go into the file, normalised, unless something failed.
+    `timeout` bounds each cell, in seconds. A check cell that showed no verdict counts as failed.
+    With `store` the outputs go into the file, normalised, unless something failed.
     """
     require_kernel()
     path = Path(path).resolve()
@@ -98,26 +98,13 @@ def verdicts(nb: NotebookNode) -> tuple[int, int, list[str]]:
     A silent check is a failed one: no explicit pass, no points.
     """
     said: dict[str, bool] = {}
-    for line in stdout_lines(nb):
-        if match := VERDICT.match(line):
-            task = match[2] or line
-            said[task] = said.get(task, True) and match[1] == "✓"
+    for cell in nb.cells:
+        for one in verdict.read(cell.get("outputs", [])):
+            name = one.task or str(one)
+            said[name] = said.get(name, True) and one.passed
     silent = [task for task in tasks_checked(nb) if task not in said]
     passed = sum(said.values())
     return passed, len(said) - passed + len(silent), silent
-
-
-def stdout_lines(nb: NotebookNode) -> list[str]:
-    """What the cells printed, without colours."""
-    lines = []
-    for cell in nb.cells:
-        printed = [
-            output.text
-            for output in cell.get("outputs", [])
-            if output.output_type == "stream" and output.name == "stdout"
-        ]
-        lines += ANSI.sub("", "".join(printed)).splitlines()
-    return lines
 
 
 def require_kernel(name: str = KERNEL) -> None:

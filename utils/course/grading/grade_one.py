@@ -7,6 +7,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from utils.verdict import Verdict
+
 from ..notebook import lab
 from .assemble import Assembled, assemble, body
 from .reference import Reference, Task
@@ -263,12 +265,12 @@ class Grading:
 
 
 def explicit_pass(record: dict, reference: Reference, limits: Limits) -> bool:
-    """Did nbval pass this check cell, and does it say ✓ as the reference does, in time?"""
+    """Did nbval pass this check cell, with the verdict of the reference and no other, in time?"""
     return (
         record["outcome"] == "passed"
         and record["end"] is None
         and record["seconds"] < limits.cell
-        and _stdout(record) == reference.expected[record["cell"]]
+        and record["verdicts"] == reference.expected[record["cell"]]
     )
 
 
@@ -306,27 +308,28 @@ def tidied(text: str) -> str:
 
 
 def _failure(checks: list[dict]) -> Status:
-    """A check that says ✗ has judged; one that says nothing has not."""
-    if any("KeyboardInterrupt" in _stdout(record) for record in checks):
+    """A check that shows a verdict has judged; one that shows none has not."""
+    if any("KeyboardInterrupt" in _said(record) for record in checks):
         return "hung"
-    judged = all(_stdout(record).startswith(("✗", "✓")) for record in checks)
-    return "wrong" if judged else "failed"
+    return "wrong" if all(record["verdicts"] for record in checks) else "failed"
 
 
 def _owner(record: dict, reference: Reference) -> str:
     return reference.owners[record["cell"]]
 
 
-def _stdout(record: dict) -> str:
-    outputs = record["outputs"]
-    return "".join(o["text"] for o in outputs if o.get("name") == "stdout").strip()
+def _said(record: dict) -> str:
+    """What a check's verdicts say; where it has none, what it printed."""
+    if record["verdicts"]:
+        return "\n".join(str(Verdict.from_data(data)) for data in record["verdicts"])
+    return "".join(o["text"] for o in record["outputs"] if o.get("name") == "stdout").strip()
 
 
 def _words(record: dict) -> str:
     """What a check said; without its traceback, which shows its source."""
     errors = [o for o in record["outputs"] if o["type"] == "error"]
-    if _stdout(record) or not errors:
-        return re.sub(r"KeyboardInterrupt: *", STILL_RUNNING, _stdout(record))
+    if _said(record) or not errors:
+        return re.sub(r"KeyboardInterrupt: *", STILL_RUNNING, _said(record))
     first = (errors[0]["evalue"].strip().splitlines() or [""])[0]
     return f"The check ended with {errors[0]['ename']}: {first}"[:500]
 

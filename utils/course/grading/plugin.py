@@ -14,6 +14,8 @@ from queue import Empty
 import pytest
 from nbval.plugin import IPyNbCell
 
+from utils import verdict
+
 from .words import NEEDS_FRESH_RANKS
 
 MOST_TEXT, MOST_PICTURE = 20_000, 400_000
@@ -104,7 +106,7 @@ def _from_the_kernel(output, cell) -> str:
     if output.output_type == "error":
         return str(output.get("evalue", ""))
     is_check = cell.metadata.get("lab", {}).get("check")
-    return output.text if is_check and output.output_type == "stream" else ""
+    return "\n".join(map(str, verdict.read([output]))) if is_check else ""
 
 
 def _note(item: IPyNbCell, report: pytest.TestReport, call: pytest.CallInfo, why) -> None:
@@ -114,6 +116,7 @@ def _note(item: IPyNbCell, report: pytest.TestReport, call: pytest.CallInfo, why
         "seconds": round(call.duration, 3),
         "end": why,
         "outputs": [_cut(output) for output in (item.test_outputs or [])[:50]],
+        "verdicts": [one.data() for one in verdict.read(item.test_outputs or [])],
         "message": str(call.excinfo.value)[:MOST_TEXT] if call.excinfo else "",
     }
     item.test_outputs = None  # a notebook's outputs need not all be in memory

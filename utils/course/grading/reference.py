@@ -1,4 +1,4 @@
-"""What is graded: the tasks of a solution, their cells and what their checks must print."""
+"""What is graded: the tasks of a solution, their cells and the verdicts of their checks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
+from utils import verdict
+
 from ..notebook import NotebookError, lab, notebooks, read
 from ..release import is_solution, student_version
 from .drawings import drawings
-
-VERDICT = "✓ Task {} "
 
 
 class LabError(NotebookError):
@@ -78,10 +78,10 @@ class Reference:
         return {cell.id for cell in self.nb.cells} | set(self.answer_cells)
 
     @cached_property
-    def expected(self) -> dict[str, str]:
-        """What each check prints when it passes, by cell id."""
+    def expected(self) -> dict[str, list[dict]]:
+        """The verdicts of each check when it passes (there is one), by cell id."""
         return {
-            cell.id: "".join(o.text for o in cell.outputs if o.get("name") == "stdout").strip()
+            cell.id: [one.data() for one in verdict.read(cell.outputs)]
             for cell in self.nb.cells
             if lab(cell).get("check")
         }
@@ -130,10 +130,11 @@ class Reference:
             if not task.by_hand and not task.checks:
                 raise LabError(f"{self.path.name}: task {task.number} has no check cell")
             for cell_id in task.checks:
-                if not self.expected[cell_id].startswith(VERDICT.format(task.number)):
+                found = [(one["task"], one["passed"]) for one in self.expected[cell_id]]
+                if found != [(task.number, True)]:
                     raise LabError(
                         f"{self.path.name}: cell '{cell_id}': its stored output is no "
-                        f"'{VERDICT.format(task.number)}…': make solutions"
+                        f"'✓ Task {task.number} …': make solutions"
                     )
 
 

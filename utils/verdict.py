@@ -1,0 +1,145 @@
+"""What a check says of an answer: data, and the words that a student reads.
+
+In a notebook a verdict is one output with two forms: :data:`MIME`, which grading, ``make run`` and
+statistics read, and plain text. Of a check that prints ``✓ Task 1.4 · …`` instead, :func:`read`
+takes that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from IPython import get_ipython
+from IPython.display import display
+
+MIME = "application/vnd.ddl-labs.verdict+json"
+#: Problems that are told; of more, how many.
+MOST_LINES = 6
+
+_FIRST = re.compile(r"([✓✗]) Task (?:(\d+(?:\.\w+)*))?(.*)")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        text: what, and what to try.
+        ranks: those that have it; none of them where it is of all together.
+        kind: "mistake" (one that is known), "value" (another result than expected),
+            "communication", "error" (the answer raised), "silent" (no answer in time),
+            "unreceived" (a message that nobody has received), "open" (not begun).
+    """
+
+    text: str
+    ranks: tuple[int, ...] = ()
+    kind: str = "value"
+
+    def __str__(self) -> str:
+        return f"{named(self.ranks)}: {self.text}" if self.ranks else self.text
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one task.
+
+    Attributes:
+        task, title, points: such as "1.4", "all_reduce", 2; the points of a right answer.
+        passed: whether it is right.
+        open: why there is nothing to judge yet: "still open", or which task it needs.
+        problems: what is wrong.
+    """
+
+    task: str
+    title: str
+    points: int = 0
+    passed: bool = True
+    open: str = ""
+    problems: tuple[Problem, ...] = ()
+
+    def __str__(self) -> str:
+        name = f"Task {self.task} · {self.title}" if self.title else f"Task {self.task}"
+        if self.passed:
+            return f"✓ {name} · {self.points} point{'s' * (self.points != 1)}"
+        if self.open:
+            return f"✗ {name} · {self.open}"
+        lines = [f"✗ {name}", *(f"  - {problem}" for problem in self.problems[:MOST_LINES])]
+        if len(self.problems) > MOST_LINES:
+            lines.append(f"  … and {len(self.problems) - MOST_LINES} more")
+        return "\n".join(lines)
+
+    def data(self) -> dict[str, Any]:
+        """All of it in the types of JSON."""
+        found = asdict(self)
+        found["problems"] = [
+            {**problem, "ranks": list(problem["ranks"])} for problem in found["problems"]
+        ]
+        return found
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Verdict:
+        """The reverse of :meth:`data`. Raises TypeError or KeyError for anything else."""
+        problems = tuple(
+            replace(Problem(**problem), ranks=tuple(problem["ranks"]))
+            for problem in data["problems"]
+        )
+        return cls(**{**data, "problems": problems})
+
+    def show(self) -> None:
+        """Print it; in a notebook, display both forms."""
+        if get_ipython() is None:
+            print(self)
+        else:
+            display({"text/plain": str(self), MIME: self.data()}, raw=True)
+
+
+def read(outputs: Iterable[Mapping[str, Any]]) -> list[Verdict]:
+    """The verdicts among a cell's outputs, in the form of nbformat."""
+    outputs = list(outputs)
+    found = []
+    for output in outputs:
+        if output.get("output_type") in ("display_data", "execute_result"):
+            data = output.get("data", {}).get(MIME)
+            if data is not None:
+                found.append(_trusted(data))
+    printed = "".join(
+        output["text"]
+        for output in outputs
+        if output.get("output_type") == "stream" and output.get("name") == "stdout"
+    )
+    return found or _printed(printed)
+
+
+def _trusted(data: Any) -> Verdict:
+    """What is no verdict may come from a student's code: it passes nothing."""
+    try:
+        return Verdict.from_data(data)
+    except (TypeError, KeyError, ValueError):
+        return Verdict("", "not a verdict", passed=False)
+
+
+def _printed(text: str) -> list[Verdict]:
+    """What a check has printed that displays nothing."""
+    found: list[Verdict] = []
+    for line in _COLOUR.sub("", text).splitlines():
+        if first := _FIRST.match(line):
+            title = first[3].removeprefix(" · ").strip()
+            found.append(Verdict(first[2] or "", title, passed=first[1] == "✓"))
+        elif found and line.startswith("  - "):
+            problem = Problem(line.removeprefix("  - "))
+            found[-1] = replace(found[-1], problems=(*found[-1].problems, problem))
+    return found
+
+
+def named(ranks: Iterable[int]) -> str:
+    """``rank 1``; ``ranks 0 and 2``; ``ranks 0–3``."""
+    ranks = sorted(ranks)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]}–{ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -24,7 +24,7 @@ from utils.checks import calls
 from utils.checks.calls import made
 from utils.checks.clock import moved_clocks
 from utils.checks.mistakes import Mistake, explain, same
-from utils.checks.probe import as_dict
+from utils.checks.probe import as_dict, definitions
 from utils.checks.task import Report, task
 from utils.cluster.plain import plain
 from utils.cluster.reply import Reply
@@ -199,6 +199,38 @@ def test_an_open_task_is_one_line_and_one_that_needs_it_says_which():
     assert judged(stub("9.1")) == "✗ Task 9.1 · a task · still open\n"
     needs = "needs Task 8.2 (average), which is still open"
     assert judged(stub("8.2")) == f"✗ Task 9.1 · a task · {needs}\n"
+
+
+@pytest.mark.parametrize(
+    ("on_the_ranks", "said"),
+    [
+        ({}, "mean is defined in the notebook itself, but not on the ranks"),
+        ({"mean": lambda x: x - 1}, "the notebook itself has another mean than the ranks"),
+        ({"mean": lambda x: x + 1}, ""),
+    ],
+    ids=["lacking", "older", "the same"],
+)
+def test_a_forgotten_px_is_told(monkeypatch, on_the_ranks, said):
+    def mean(x):
+        return x + 1
+
+    mean.__module__ = "__main__"
+    shell = SimpleNamespace(user_ns={"mean": mean, "other": 3}, set_custom_exc=lambda *_: None)
+    monkeypatch.setattr("utils.checks.task.get_ipython", lambda: shell)
+
+    def find(report, _ranks):
+        report.problem("mean is not defined on this rank" if not on_the_ranks else "wrong", 0)
+
+    def ask(target, *, names, timeout):
+        return [Reply(r, "ok", definitions(on_the_ranks, rank=r, names=names)) for r in (0, 1)]
+
+    @task("9.1", "a task", points=2)
+    def check(ranks, report: Report) -> None:
+        find(report, ranks)
+
+    printed = verdict(check, SimpleNamespace(n=2, ask=ask))[1]
+    assert said in printed
+    assert len(printed.splitlines()) == 2 + bool(said)
 
 
 def test_a_right_answer_is_one_line_with_its_points():

@@ -122,7 +122,7 @@ class TestFourRanksOnTwoCores:
         first = four.ask(f"{HERE}:call", name="half")[0]
         assert first.status == "error"
         assert first.error == "ZeroDivisionError: division by zero"
-        assert first.line == "cell line 3"
+        assert first.line == "cell line 3 in half()"
         assert first.stdout.strip() == "noise on 0"
 
     def test_printing_cannot_spoil_an_answer(self, four):
@@ -162,7 +162,7 @@ class TestFourRanksOnTwoCores:
         replies = four.ask(f"{HERE}:call", name="stuck", timeout=9999)
         assert [r.status for r in replies] == ["silent", "error", "silent", "silent"]
         assert replies[1].error == "ValueError: mine"
-        assert replies[0].line in {"cell line 5", "cell line 6"}
+        assert replies[0].line in {"cell line 5 in stuck()", "cell line 6 in stuck()"}
         assert values(four.ask(f"{HERE}:answer"))[0]["rank"] == 0
 
     def test_where_names_the_line_of_a_waiting_rank_and_idle_ones(self, four, capsys):

@@ -202,7 +202,7 @@ def explained_once(shown: Shown, says: tuple[str, ...], never: tuple[str, ...] =
 
 @dataclass
 class Fault:
-    """A cell, without `%%px`, and what has to be said of it."""
+    """A cell, without `%%px`, and what has to be said of it; lines count from `%%px`."""
 
     name: str
     cell: str
@@ -220,7 +220,7 @@ DEADLOCKS = [
         "both receive first",
         "if rank < 2:\n    dist.recv(torch.zeros(3), src=1 - rank)",
         (
-            "^Deadlock", waits(0, "recv(src=1, tag=0)", 2), waits(1, "recv(src=0, tag=0)", 2),
+            "^Deadlock", waits(0, "recv(src=1, tag=0)", 3), waits(1, "recv(src=0, tag=0)", 3),
             "cycle 0 → 1 → 0", "What to try: both receive first",
         ),
     ),
@@ -228,7 +228,7 @@ DEADLOCKS = [
         "both send first (large)",
         "if 0 < rank < 3:\n    dist.send(torch.ones(1_000_000), dst=3 - rank)",
         (
-            "^Deadlock", waits(1, "send(dst=2, tag=0)", 2), waits(2, "send(dst=1, tag=0)", 2),
+            "^Deadlock", waits(1, "send(dst=2, tag=0)", 3), waits(2, "send(dst=1, tag=0)", 3),
             "cycle 1 → 2 → 1", "both send first", "isend",
         ),
     ),
@@ -236,7 +236,7 @@ DEADLOCKS = [
         "ring of four, all receive first",
         "x = torch.zeros(3)\ndist.recv(x, src=(rank - 1) % 4)\ndist.send(x, dst=(rank + 1) % 4)",
         (
-            "^Deadlock", waits(3, "recv(src=2, tag=0)", 2), "cycle 0 → 3 → 2 → 1 → 0",
+            "^Deadlock", waits(3, "recv(src=2, tag=0)", 3), "cycle 0 → 3 → 2 → 1 → 0",
             "all receive first",
         ),
     ),
@@ -245,7 +245,7 @@ DEADLOCKS = [
         "if rank == 0:\n    dist.recv(torch.zeros(3), src=2)",
         (
             "^rank 0 waits for rank 2, but the cell is over there", "rank 2 has left the cell",
-            waits(0, "recv(src=2, tag=0)", 2), "rank 2 never sends this message",
+            waits(0, "recv(src=2, tag=0)", 3), "rank 2 never sends this message",
         ),
     ),
     Fault(
@@ -253,7 +253,7 @@ DEADLOCKS = [
         "if rank == 3:\n    dist.send(torch.ones(1_000_000), dst=1)",
         (
             "^rank 3 waits for rank 1, but the cell is over there",
-            waits(3, "send(dst=1, tag=0)", 2), "rank 1 never receives this message",
+            waits(3, "send(dst=1, tag=0)", 3), "rank 1 never receives this message",
         ),
     ),
     Fault(
@@ -261,14 +261,14 @@ DEADLOCKS = [
         "if rank == 0:\n    dist.send(torch.ones(1_000_000), dst=1, tag=1)\n"
         "if rank == 1:\n    dist.recv(torch.ones(1_000_000), src=0, tag=2)",
         ("^Deadlock", "cycle 0 → 1 → 0", "with tag=1, and rank 1 waits for one with tag=2",
-         waits(1, "recv(src=0, tag=2)", 4)),
+         waits(1, "recv(src=0, tag=2)", 5)),
     ),
     Fault(
         "tags that differ (small)",
         "if rank == 0:\n    dist.send(torch.ones(3), dst=1, tag=1)\n"
         "if rank == 1:\n    dist.recv(torch.ones(3), src=0, tag=2)",
         ("^rank 1 waits for rank 0", "with tag=1, and rank 1 waits for one with tag=2",
-         waits(1, "recv(src=0, tag=2)", 4)),
+         waits(1, "recv(src=0, tag=2)", 5)),
     ),
     Fault(
         "missing rank in a collective",
@@ -276,7 +276,7 @@ DEADLOCKS = [
         (
             "^ranks 0, 1, 3 wait for rank 2, but the cell is over there",
             "rank 2 has left the cell",
-            waits(0, "barrier()", 2), "same collective calls in the same order", "if rank == …",
+            waits(0, "barrier()", 3), "same collective calls in the same order", "if rank == …",
         ),
     ),
     Fault(
@@ -284,27 +284,27 @@ DEADLOCKS = [
         "x = torch.ones(3)\ndist.all_reduce(x)\nif rank == 3:\n    dist.all_reduce(x)",
         (
             "^rank 3 waits for ranks 0, 1, 2, but the cell is over there",
-            waits(3, "all_reduce(SUM)", 4), "same collective calls",
+            waits(3, "all_reduce(SUM)", 5), "same collective calls",
         ),
     ),
     Fault(
         "collective against receive",
         "if rank == 1:\n    dist.recv(torch.zeros(1), src=0)\ndist.barrier()",
         (
-            "^Deadlock", "cycle 0 → 1 → 0", waits(0, "barrier()", 3),
-            waits(1, "recv(src=0, tag=0)", 2), "different order",
+            "^Deadlock", "cycle 0 → 1 → 0", waits(0, "barrier()", 4),
+            waits(1, "recv(src=0, tag=0)", 3), "different order",
         ),
     ),
     Fault(
         "async collective that nobody joins",
         "if rank == 2:\n    work = dist.all_reduce(torch.ones(3), async_op=True)\n    work.wait()",
-        ("^rank 2 waits for ranks 0, 1, 3", r"rank 2 waits in all_reduce\(SUM\) at cell line [23]"),
+        ("^rank 2 waits for ranks 0, 1, 3", r"rank 2 waits in all_reduce\(SUM\) at cell line [34]"),
     ),
     Fault(
         "fault in a subgroup while others compute",
         "end = time.time() + 1\nif rank == 0:\n    dist.barrier(group=pair)\n"
         "while rank > 1 and time.time() < end:\n    pass",
-        ("^rank 0 waits for rank 1, but the cell is over there", waits(0, "barrier()", 3)),
+        ("^rank 0 waits for rank 1, but the cell is over there", waits(0, "barrier()", 4)),
     ),
 ]  # fmt: skip
 
@@ -313,33 +313,33 @@ MISMATCHES = [
         "different collectives",
         "x = torch.ones(3)\nif rank == 0:\n    dist.all_reduce(x)\nelse:\n    dist.broadcast(x, 0)",
         (
-            r"^rank 0 calls all_reduce\(SUM\) of float32\[3\] \(12 bytes\) at cell line 3, but "
-            r"rank \d calls broadcast\(root=0\) of float32\[3\] \(12 bytes\) at cell line 5",
+            r"^rank 0 calls all_reduce\(SUM\) of float32\[3\] \(12 bytes\) at cell line 4, but "
+            r"rank \d calls broadcast\(root=0\) of float32\[3\] \(12 bytes\) at cell line 6",
         ),
     ),
     Fault(
         "different shapes",
         "x = torch.ones(3 + (rank == 2))\ndist.all_reduce(x)",
         (
-            r"^rank \d calls all_reduce\(SUM\) of float32\[[34]\] \(1[26] bytes\) at cell line 2, "
+            r"^rank \d calls all_reduce\(SUM\) of float32\[[34]\] \(1[26] bytes\) at cell line 3, "
             r"but rank \d calls all_reduce\(SUM\) of float32\[[34]\]", "rank 2 calls .*?float32.4.",
         ),
     ),
     Fault(
         "different dtypes",
         "x = torch.ones(3, dtype=[torch.float32, torch.float64][rank % 2])\ndist.all_reduce(x)",
-        (r"^rank \d calls all_reduce", r"float32\[3\]", r"float64\[3\]", "at cell line 2"),
+        (r"^rank \d calls all_reduce", r"float32\[3\]", r"float64\[3\]", "at cell line 3"),
     ),
     Fault(
         "different roots",
         "dist.broadcast(torch.ones(3), src=int(rank == 3))",
-        (r"^rank \d calls broadcast\(root=0\)", r"rank 3 calls broadcast\(root=1\)", "cell line 1"),
+        (r"^rank \d calls broadcast\(root=0\)", r"rank 3 calls broadcast\(root=1\)", "cell line 2"),
     ),
     Fault(
         "different reduce ops",
         "op = dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM\n"
         "dist.all_reduce(torch.ones(3), op=op)",
-        (r"all_reduce\(SUM\)", r"rank 1 calls all_reduce\(MAX\)", "cell line 2"),
+        (r"all_reduce\(SUM\)", r"rank 1 calls all_reduce\(MAX\)", "cell line 3"),
     ),
     Fault(
         "message of another size",
@@ -347,20 +347,20 @@ MISMATCHES = [
         "if rank == 1:\n    dist.recv(torch.ones(4), src=0)",
         (
             r"^rank 0 sent float32\[3\] \(12 bytes, tag=0\), but rank 1 receives float32\[4\] "
-            r"\(16 bytes\)", "rank 1 .*cell line 4",
+            r"\(16 bytes\)", "rank 1 .*cell line 5",
         ),
     ),
     Fault(
         "message of another size (large)",
         "if rank == 0:\n    dist.send(torch.ones(1_000_000), dst=1)\n"
         "if rank == 1:\n    dist.recv(torch.ones(1_000_001), src=0)",
-        (r"^rank 0 sent float32\[1000000\]", r"rank 1 receives float32\[1000001\]", "cell line 4"),
+        (r"^rank 0 sent float32\[1000000\]", r"rank 1 receives float32\[1000001\]", "cell line 5"),
     ),
     Fault(
         "message of another dtype",
         "if rank == 2:\n    dist.send(torch.ones(3), dst=1)\n"
         "if rank == 1:\n    dist.recv(torch.ones(3, dtype=torch.int32), src=2)",
-        (r"^rank 2 sent float32\[3\]", r"rank 1 receives int32\[3\]", "cell line 4"),
+        (r"^rank 2 sent float32\[3\]", r"rank 1 receives int32\[3\]", "cell line 5"),
     ),
 ]  # fmt: skip
 
@@ -371,7 +371,7 @@ ERRORS = [
         "if rank == 1:\n    time.sleep(0.3)\n    raise ValueError('mine')\n"
         "dist.all_reduce(torch.ones(3))",
         (
-            *ONE_RAISES, r"rank 0 stopped waiting in all_reduce\(SUM\) at cell line 4",
+            *ONE_RAISES, r"rank 0 stopped waiting in all_reduce\(SUM\) at cell line 5",
             "rank 3 stopped waiting",
         ),
         never=("restart", "CommunicationStopped"),
@@ -381,7 +381,7 @@ ERRORS = [
         "if rank == 1:\n    time.sleep(0.5)\n    raise ValueError('mine')\n"
         "dist.recv(torch.ones(3), src=1)",
         (
-            *ONE_RAISES, r"rank 0 stopped waiting in recv\(src=1, tag=0\) at cell line 4",
+            *ONE_RAISES, r"rank 0 stopped waiting in recv\(src=1, tag=0\) at cell line 5",
             "rank 2 stopped waiting",
         ),
         never=("restart", "CommunicationStopped", "Deadlock"),
@@ -396,7 +396,7 @@ ERRORS = [
         "infinite loop while others wait",
         "if rank == 3:\n    while True:\n        pass\ndist.barrier()",
         (
-            "^ranks 0, 1, 2 wait for rank 3", waits(0, "barrier()", 4), "rank 3 still computes",
+            "^ranks 0, 1, 2 wait for rank 3", waits(0, "barrier()", 5), "rank 3 still computes",
             "endless loop",
         ),
     ),
@@ -414,14 +414,14 @@ INTERRUPTS = [
     Fault(
         "stop button: all compute",
         "mark()\nwhile True:\n    pass",
-        ("^The ranks were interrupted", r"rank 0 .*cell line [23]", "rank 3 "),
+        ("^The ranks were interrupted", r"rank 0 .*cell line [34]", "rank 3 "),
         stop=True,
     ),
     Fault(
         "stop button: one in recv, others compute",
         "mark()\nif rank == 0:\n    dist.recv(torch.ones(1), src=1)\n"
         "while True:\n    time.sleep(0.01)",
-        ("^The ranks were interrupted", r"rank 0 .*recv\(src=1, tag=0\) at cell line 3"),
+        ("^The ranks were interrupted", r"rank 0 .*recv\(src=1, tag=0\) at cell line 4"),
         stop=True,
     ),
     Fault(
@@ -435,7 +435,7 @@ INTERRUPTS = [
         "model = DistributedDataParallel(torch.nn.Linear(300, 300))\n"
         "loss = model(torch.ones(2, 300)).sum()\nmark()\nwhile rank == 3:\n    time.sleep(0.01)\n"
         "loss.backward()",
-        ("^The ranks were interrupted", "rank 0 ", r"rank 3 .*cell line [45]"),
+        ("^The ranks were interrupted", "rank 0 ", r"rank 3 .*cell line [56]"),
         stop=True,
     ),
 ]
@@ -482,7 +482,7 @@ def test_a_collective_that_one_rank_left_behind_is_named_in_the_next_cell(course
     if not shown.failed():
         shown = course.fail("%%px\ndist.all_reduce(torch.ones(3))")
     row = table.add("async collective, never waited for", shown.seconds, shown.message())
-    explained_once(shown, (r"rank 2 calls all_reduce\(SUM\) of float32\[5\]", "cell line 2"))
+    explained_once(shown, (r"rank 2 calls all_reduce\(SUM\) of float32\[5\]", "cell line 3"))
     next_one_works(course, row)
 
 
@@ -535,7 +535,7 @@ def test_a_message_that_no_rank_receives_is_told_and_reaches_no_later_receive(co
     shown = course.book.run(FORGET.format(count=count, tag=tag))
     assert not shown.failed(), shown.everything()
     text = re.sub(r"\s+", " ", shown.streams)
-    sent = rf"int64\[{count}\] \({8 * count} bytes, tag={tag}\) to rank 3 at cell line 2"
+    sent = rf"int64\[{count}\] \({8 * count} bytes, tag={tag}\) to rank 3 at cell line 3"
     assert len(re.findall(rf"rank 2 sent {sent}, and no rank has received it", text)) == 1, text
     assert course.next_cell().streams.count("works on") == N
     assert "received" not in course.next_cell().streams
@@ -615,7 +615,7 @@ def test_stop_frees_the_notebook_from_a_rank_that_is_stuck_inside_c(course, tabl
     cell = "%%px\nbuffer = np.zeros(1)\nmark()\nif rank == 0:\n    MPI.COMM_WORLD.Recv(buffer, 1)"
     shown = course.fail(cell, stop=True)
     row = table.add("stop button: mpi4py's Recv", shown.seconds, shown.message())
-    says = ("^The ranks were interrupted", "rank 0 .*cell line 4", "Recv", r"ranks\.restart\(\)")
+    says = ("^The ranks were interrupted", "rank 0 .*cell line 5", "Recv", r"ranks\.restart\(\)")
     explained_once(shown, says, ("Traceback",))
     course.restart()
     next_one_works(course, row)
@@ -625,7 +625,7 @@ def test_a_rank_that_never_joins_is_named_and_may_join_later(course, table):
     course.restart(join=False)
     shown = course.fail("%%px\nif rank != 3:\n    dist.init_process_group('mpi')")
     row = table.add("one rank without init_process_group", shown.seconds, shown.message())
-    explained_once(shown, ("rank 3", "init_process_group", "cell line 2"))
+    explained_once(shown, ("rank 3", "init_process_group", "cell line 3"))
     course.ok(JOIN)
     next_one_works(course, row)
 

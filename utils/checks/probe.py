@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +17,30 @@ def answer_named(user_ns: dict, name: str) -> Any:
     """What the student defined as ``name`` on this rank.
 
     Raises:
-        NameError: nothing; says which cell to run.
+        NameError: there is nothing; says what to do.
     """
     if name not in user_ns:
         raise NameError(f"{name} is not defined on this rank: run the cell that defines it")
     return user_ns[name]
+
+
+def definitions(user_ns: dict, *, rank: int, names: list[str]) -> dict[str, str]:
+    """What the code of these functions is, as a digest, by name; of those that there are."""
+    return {
+        name: digest(user_ns[name])
+        for name in names
+        if isinstance(user_ns.get(name), types.FunctionType)
+    }
+
+
+def digest(function: types.FunctionType) -> str:
+    """Equal for functions of equal code, whichever cell it is from."""
+    return hashlib.sha256(repr(_code(function.__code__)).encode()).hexdigest()
+
+
+def _code(code: types.CodeType) -> tuple:
+    constants = [_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, constants
 
 
 def told(value: Any) -> Any:

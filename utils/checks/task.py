@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import re
 import secrets
+import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,11 +26,13 @@ from utils.verdict import Problem, Verdict
 
 from .calls import Calls, Rule, broken
 from .mistakes import TOLERANCE, Mistake, explain, same, short
+from .probe import digest
 
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
 # deadlock is reported by the ranks that wait, with the line they wait at.
 PATIENCE = 45.0
 
+_MISSING = re.compile(r"(\w+) is not defined on this rank")
 _STUB = re.compile(r"NotImplementedError: Task ([\d.]+): (.*)")
 
 
@@ -154,6 +157,8 @@ def task(number: str, title: str, points: int) -> Callable:
         def check(ranks, **kwargs) -> None:
             report = Report()
             judge(ranks, report, **kwargs)
+            if report.found and not report.open:
+                _compare_with_kernel(ranks, report)
             problems = tuple(report.problems)
             still = _still_open(number, *report.open) if report.open else ""
             Verdict(number, title, points, not problems, still, problems).show()
@@ -171,6 +176,45 @@ def task(number: str, title: str, points: int) -> Callable:
 
 def _still_open(number: str, met: str, title: str) -> str:
     return "still open" if met == number else f"needs Task {met} ({title}), which is still open"
+
+
+def _compare_with_kernel(ranks, report: Report) -> None:
+    """Say so where the kernel has what the ranks lack, or have in another version.
+
+    A cell without ``%%px`` as its first line runs in the kernel only.
+    """
+    shell = get_ipython()
+    functions = {} if shell is None else _functions(shell.user_ns)
+    if not functions:
+        return
+    asked = "utils.checks.probe:definitions"
+    replies = ranks.ask(asked, names=sorted(functions), timeout=PATIENCE)
+    if any(reply.status != "ok" for reply in replies):
+        return
+    missing = {m[1] for text, *_ in report.found if (m := _MISSING.search(text))}
+    for name, function in functions.items():
+        there = {reply.value.get(name) for reply in replies}
+        if name in missing and there == {None}:
+            report.problem(
+                f"{name} is defined in the notebook itself, but not on the ranks: does its cell "
+                "begin with %%px?"
+            )
+        elif None not in there and digest(function) not in there:
+            report.problem(
+                f"the notebook itself has another {name} than the ranks, whose one is checked. "
+                "Did a cell that defines it lack %%px?"
+            )
+
+
+def _functions(user_ns: dict) -> dict[str, types.FunctionType]:
+    """What the cells of the kernel have defined."""
+    return {
+        name: value
+        for name, value in user_ns.items()
+        if isinstance(value, types.FunctionType)
+        and value.__module__ == "__main__"
+        and not name.startswith("_")
+    }
 
 
 def _show_no_traceback() -> None:

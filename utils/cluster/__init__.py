@@ -135,7 +135,8 @@ class Ranks:
         """What is behind these ranks. Raises RanksError after `stop`."""
         if self._up is None:
             raise RanksError(
-                f"these {self.n} ranks were stopped. Run `ranks = start({self.n})` again."
+                f"these {self.n} ranks were stopped. Run the cell with "
+                f"`ranks = cluster.start({self.n})` again, and those below it."
             )
         return self._up
 

@@ -59,6 +59,9 @@ def retire_magics(n: int) -> None:
         return
 
     def px(line: str, cell: str | None = None) -> None:
-        raise RanksError(f"the ranks were stopped. Run `ranks = start({n})` again.")
+        raise RanksError(
+            f"the ranks were stopped. Run the cell with `ranks = cluster.start({n})` again, and "
+            "those below it."
+        )
 
     shell.register_magic_function(px, "line_cell", "px")

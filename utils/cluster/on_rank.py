@@ -25,7 +25,7 @@ from IPython import get_ipython
 
 from torch_mpi import limits
 from utils.cluster.plain import plain
-from utils.cluster.reply import BALANCE
+from utils.cluster.reply import BALANCE, NUMBER
 from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
 from utils.timeline.on_rank import backend_world, start_watching
 
@@ -198,8 +198,9 @@ def _note_cells(path: Path) -> None:
     compile_and_cache = compiler.cache
 
     @functools.wraps(compile_and_cache)
-    def cache(source, *args, **kwargs):
-        name = compile_and_cache(source, *args, **kwargs)
+    def cache(source, number=0, raw_code=None):
+        told = NUMBER.match(source)
+        name = compile_and_cache(source, int(told[1]) if told else number, raw_code)
         if name not in _here.cells:
             _here.cells.add(name)
             # A full disk must not stop the student's cell.
@@ -290,9 +291,12 @@ def _failure(error: BaseException) -> dict:
 
 def _cell_line(error: BaseException) -> str | None:
     """The innermost line of a notebook cell on the way to this error."""
+    from torch_mpi.errors import place_text
+
     found, entry = None, error.__traceback__
     while entry is not None:
-        if entry.tb_frame.f_code.co_filename in _here.cells:
-            found = f"cell line {entry.tb_lineno}"
+        code = entry.tb_frame.f_code
+        if code.co_filename in _here.cells:
+            found = place_text(code.co_filename, entry.tb_lineno, code.co_name)
         entry = entry.tb_next
     return found

@@ -16,7 +16,7 @@ from IPython.display import Image, display
 from torch_mpi.diagnosis import names
 from utils import report
 from utils.cluster.failure import CellFailed, Outcome
-from utils.cluster.reply import BALANCE
+from utils.cluster.reply import BALANCE, FIRST_LINE
 
 # Seconds: what the other ranks get to end by themselves once one has failed; what an interrupted
 # rank gets to come back; what is left for output that is under way.
@@ -55,9 +55,15 @@ class RanksMagics(ParallelMagics):
         if self._limit is not None and not 0 < self._limit < math.inf:
             raise UsageError(f"%%px --timeout {self._limit:g}: must be more than 0 s, and finite")
         try:
-            return super().cell_px(line, cell)
+            return super().cell_px(line, self._numbered(cell))
         finally:
             self._limit = None
+
+    def _numbered(self, cell: str) -> str:
+        """The cell with a line in place of its magic, which tells the ranks its number."""
+        if cell.startswith("%%"):  # another magic, which has to come first
+            return cell
+        return FIRST_LINE.format(self.shell.execution_count) + cell
 
     def parallel_execute(
         self,

@@ -1,12 +1,17 @@
-"""What one rank answered to a question."""
+"""What the kernel and one rank tell each other: of a cell, and in answer to a question."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 # The name under which a rank tells its balance.
 BALANCE = "balance"
+# The first line of a cell, in place of its `%%px`: lines count as the student sees them, and a
+# traceback says "Cell In[12]" where the notebook shows [12].
+FIRST_LINE = "# %%px of [{}]\n"
+NUMBER = re.compile(r"# %%px of \[(\d+)\]")
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,7 @@ class Reply:
 
     status: "ok"; "error" (the function raised, or the rank died); "silent" (no answer in time).
     value: the function's result. error: such as "ZeroDivisionError: division by zero".
-    line: such as "cell line 3", the innermost line of a notebook cell on the way to the error.
+    line: such as "cell line 3 in ring()", the innermost line of a cell on the way to the error.
     stdout: what was printed meanwhile. balance: how many more messages the rank has sent than
     received, since the ranks last met. unreceived: of each message that it has sent and no rank
     has received: what, to whom, where; they are thrown away. A rank that was silent and could be

@@ -10,12 +10,14 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import ipyparallel as ipp
 import psutil
 from traitlets.config import Config
+from traitlets.log import get_logger
 
 from utils import itself
 from utils.cluster import where
@@ -136,7 +138,8 @@ class Running:
 
     def _connect(self) -> ipp.Client:
         try:
-            return self._cluster.connect_client_sync()
+            with _encrypted_anyway():
+                return self._cluster.connect_client_sync()
         except (TimeoutError, RuntimeError, OSError) as error:
             raise RanksError(f"ipyparallel's controller did not come up: {error}") from error
 
@@ -408,6 +411,21 @@ class Running:
             return {}
         notes = [json.loads(line) for line in lines if line.endswith("}")]
         return {note["file"]: note["source"] for note in notes}
+
+
+@contextlib.contextmanager
+def _encrypted_anyway() -> Iterator[None]:
+    """Without jupyter_client's warning of unsigned messages: CurveZMQ signs and encrypts these."""
+
+    def other(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Message signing is disabled")
+
+    logger = get_logger()
+    logger.addFilter(other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(other)
 
 
 def _of_a_message(message: dict) -> str:

@@ -3,3 +3,7 @@
 
 class RanksError(RuntimeError):
     """The ranks can't be started or used; the message says why and what to do."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the message says it all, the frames are ours."""
+        return [f"RanksError: {self}"]

@@ -40,7 +40,7 @@ class CommunicationError(DistBackendError):
 
     @property
     def where(self) -> str:
-        """The user's line, such as ``cell line 3`` or ``train.py:12``."""
+        """The user's line, such as ``cell line 3 in ring()`` or ``train.py:12``."""
         return self.record.get("where", "")
 
     @property
@@ -66,13 +66,14 @@ class CommunicationStopped(CommunicationError):
     """Another rank failed, so this one stopped waiting; the message names the first cause."""
 
 
-def place_text(filename: str, line: int) -> str:
-    """``cell line 3`` for code of a notebook cell, ``file.py:3`` for a file.
+def place_text(filename: str, line: int, function: str = "") -> str:
+    """``cell line 3 in ring()`` for code of a notebook cell, ``file.py:3`` for a file.
 
     ``package/module.py:3`` for one of an installed package.
     """
     if "ipykernel_" in filename or filename.startswith("<ipython-input"):
-        return f"cell line {line}"
+        inside = f" in {function}()" if function and not function.startswith("<") else ""
+        return f"cell line {line}{inside}"
     if filename.startswith(_PACKAGES):
         return f"{filename.removeprefix(_PACKAGES)}:{line}"
     return f"{os.path.basename(filename)}:{line}"
@@ -87,20 +88,20 @@ def in_library(filename: str) -> bool:
     return known
 
 
-def users_place(frame: FrameType | None = None) -> tuple[str, int] | None:
-    """File and line of the innermost call that is neither PyTorch's nor this package's.
+def users_place(frame: FrameType | None = None) -> tuple[str, int, str] | None:
+    """File, line and function of the innermost call that is neither PyTorch's nor this package's.
 
     On a thread of a package, none of whose code is the user's: that of the package's innermost.
     """
     first = frame = frame or sys._getframe(1)
     while frame is not None:
         if not in_library(frame.f_code.co_filename):
-            return frame.f_code.co_filename, frame.f_lineno
+            return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
     while first is not None:
         filename = first.f_code.co_filename
         if filename.startswith(_PACKAGES) and not filename.startswith(_PLUMBING):
-            return filename, first.f_lineno
+            return filename, first.f_lineno, first.f_code.co_name
         first = first.f_back
     return None
 
@@ -117,6 +118,6 @@ def errors_line(error: BaseException) -> str:
     while entry is not None:
         filename = entry.tb_frame.f_code.co_filename
         if not in_library(filename):
-            found = place_text(filename, entry.tb_lineno)
+            found = place_text(filename, entry.tb_lineno, entry.tb_frame.f_code.co_name)
         entry = entry.tb_next
     return found

@@ -34,7 +34,7 @@ def watch(tensor: torch.Tensor, what: str) -> None:
         tensor.register_hook(_hook(what, place))
 
 
-def _hook(what: str, place: tuple[str, int] | None) -> Callable[[torch.Tensor], None]:
+def _hook(what: str, place: tuple[str, int, str] | None) -> Callable[[torch.Tensor], None]:
     def warn(_gradient: torch.Tensor) -> None:
         if place in _warned:
             return
@@ -48,6 +48,6 @@ def _hook(what: str, place: tuple[str, int] | None) -> Callable[[torch.Tensor], 
         if place is None:
             warnings.warn(text, UserWarning, stacklevel=2)
         else:
-            warnings.warn_explicit(text, UserWarning, *place)
+            warnings.warn_explicit(text, UserWarning, *place[:2])
 
     return warn

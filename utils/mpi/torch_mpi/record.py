@@ -54,7 +54,7 @@ class Call:
         matched: when the partner, or every rank of the group, was there too; 0 before.
         end: when it was complete; 0 while it runs.
         waits: intervals in which a caller was blocked on it; the end is 0 while it is.
-        place: file and line of the user's call.
+        place: file, line and function of the user's call.
         message: of a send or recv: the sender's global rank and its count of messages; equal
             on both sides.
         sequence: number of the collective in its group.
@@ -79,7 +79,7 @@ class Call:
     matched: float = 0.0
     end: float = 0.0
     waits: list[list[float]] = field(default_factory=list)
-    place: tuple[str, int] | None = None
+    place: tuple[str, int, str] | None = None
     message: tuple[int, int] | None = None
     sequence: int | None = None
     any_source: bool = False
@@ -96,7 +96,7 @@ class Call:
 
     @property
     def where(self) -> str:
-        """The user's line, ``cell line 3``; empty where it is not known."""
+        """The user's line, ``cell line 3 in ring()``; empty where it is not known."""
         return place_text(*self.place) if self.place else ""
 
     def name(self) -> str:

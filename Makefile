@@ -76,9 +76,17 @@ env: $(VENV)/.env  ## build .venv (does nothing when it is up to date)
 
 # --- students ----------------------------------------------------------------------------------
 
+# JupyterLab as it first looks: utils/jupyterlab. What a user changes afterwards is kept.
+WORKSPACES ?= $(CURDIR)/$(VENV)/workspaces
+WORKSPACE := default-37a8.jupyterlab-workspace
+
 lab: $(VENV)/.env  ## open the labs in JupyterLab
 	@root=; if [ "$$(id -u)" = 0 ]; then \
 	  echo "You are root: starting JupyterLab with --allow-root."; root=--allow-root; fi; \
+	mkdir -p "$(WORKSPACES)"; first="$(WORKSPACES)/$(WORKSPACE)"; \
+	[ -e "$$first" ] || cp utils/jupyterlab/workspace.json "$$first"; \
+	export JUPYTERLAB_WORKSPACES_DIR="$(WORKSPACES)" \
+	  JUPYTER_CONFIG_PATH="$(CURDIR)/utils/jupyterlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}"; \
 	$(ACTIVATE) $(BIN)/python -m utils.jobs.warm >/dev/null 2>&1 & \
 	$(ACTIVATE) exec $(BIN)/jupyter lab --ServerApp.root_dir=labs $$root $(if $(PORT),--port=$(PORT)) $(ARGS)
 

@@ -93,7 +93,8 @@ fi
 
 install -D -m 644 "$site" "$prefix/etc/ddl-labs/site.toml"
 install -D -m 644 "$here/ipcluster_config.py" "$prefix/etc/ipython/ipcluster_config.py"
-install -D -m 644 "$here/lab/overrides.json" "$prefix/share/jupyter/lab/settings/overrides.json"
+install -d "$prefix/etc/jupyter/labconfig"
+install -m 644 "$course"/utils/jupyterlab/labconfig/*.json "$prefix/etc/jupyter/labconfig"
 install -d "$prefix/share/ddl-labs"
 install -m 644 "$here/slurm/engines.sbatch" "$prefix/share/ddl-labs/engines.sbatch"
 sed "s|@PREFIX@|$prefix|" "$here/slurm/run_notebook.sbatch" >"$prefix/share/ddl-labs/run_notebook.sbatch"

@@ -24,11 +24,8 @@ CHROMIUM_ARGS = [
     *("--no-sandbox", "--headless=new", "--disable-gpu", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--no-first-run"),
 ]
-# Cells out of sight are in the page too; no question about news, which would cover the notebook.
-SETTINGS = {
-    "notebook-extension/tracker": {"windowingMode": "none"},
-    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-}
+# Cells out of sight are in the page too.
+SETTINGS = {"notebook-extension/tracker": {"windowingMode": "none"}}
 
 
 def write_settings(folder: Path) -> None:

@@ -86,6 +86,7 @@ def student_environment(home: Path) -> dict[str, str]:
         "HOME": str(home),
         "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
         "JUPYTERLAB_SETTINGS_DIR": str(settings),
+        "WORKSPACES": str(home / "workspaces"),
     }
 
 
@@ -194,6 +195,14 @@ ALL_RANKS = (
 )
 
 
+def test_a_lab_opens_with_its_contents_at_its_side_and_nothing_that_is_not_the_courses(open_lab):
+    page = open_lab(f"student/{LAB}").page
+    contents = page.locator(".jp-TableOfContents:visible")
+    contents.get_by_text("1.5 · A deadlock, on purpose").wait_for()
+    for words in ("Would you like to get notified", "Validate", "Nbgrader", "Formgrader"):
+        assert not page.get_by_text(words, exact=False).count(), words
+
+
 def test_all_checks_of_the_solution_pass_in_the_browser(open_lab):
     lab = open_lab(f"solution/{LAB}")
     lab.run_all()
@@ -216,7 +225,7 @@ def test_all_checks_of_the_solution_pass_in_the_browser(open_lab):
         assert explained.count("Deadlock: these ranks wait for each other") == 1, explained
         assert "cycle 0 → 1 → 0" in explained
         for rank in (0, 1):
-            said = f"rank {rank} waits in recv(src={1 - rank}, tag=0) at cell line 5"
+            said = f"rank {rank} waits in recv(src={1 - rank}, tag=0) at cell line 6 in "
             assert explained.count(said) == 1, explained
         pictures = lab.all("img", "all => all.map(i => i.naturalWidth)")
         assert len(pictures) >= 10

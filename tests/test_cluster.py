@@ -360,7 +360,7 @@ def test_a_notebook_shows_the_same_text_in_every_run():
     assert [o.text for o in outputs[2]] == ["2 fresh MPI ranks are up.\n"]
     assert ["False" in o.data["text/plain"] for o in outputs[3]] == [True, True]
     assert outputs[4] == []
-    assert "run `ranks = start(2)` again" in outputs[5][0].evalue.lower()
+    assert "`ranks = cluster.start(2)` again" in outputs[5][0].evalue
 
 
 # --- clear errors, without ranks --------------------------------------------------------------

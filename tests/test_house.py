@@ -23,6 +23,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from utils.__main__ import parser
 from utils.course import execute, lint
 from utils.course.notebook import dumps, read
 
@@ -328,6 +329,22 @@ def test_a_silent_check_fails_and_old_outputs_do_not_count(tmp_path):
     result = execute.execute(notebook(tmp_path, silent), timeout=200)
     assert (result.passed, result.failed, result.ok) == (0, 1, False)
     assert "no '✓ Task' line from the check of task 1.1" in result.error
+
+
+def test_a_lab_is_run_by_its_number(monkeypatch, capsys, tmp_path):
+    notebook(tmp_path, "x = 1").rename(tmp_path / "03_toy.ipynb")
+    ran, result = [], execute.Result("03_toy.ipynb", 1.0, 1, 0)
+    monkeypatch.setattr(execute, "execute", lambda path, **_: ran.append(path.name) or result)
+
+    def status_of(name: str) -> int:
+        options = parser().parse_args(["run", name])
+        options.solutions = tmp_path
+        return options.command(options)
+
+    assert [status_of(n) for n in ("03", "03_toy", str(tmp_path / "03_toy.ipynb"))] == [0, 0, 0]
+    assert ran == ["03_toy.ipynb"] * 3
+    assert status_of("04") == 2
+    assert "no such notebook: 04" in capsys.readouterr().out
 
 
 def test_an_exception_names_its_cell_and_is_allowed_where_tagged(tmp_path):

@@ -43,7 +43,8 @@ def run(options: argparse.Namespace) -> int:
     from utils.course.execute import execute
     from utils.course.notebook import notebooks
 
-    paths = options.notebooks or notebooks(options.solutions)
+    paths = [_of_a_lab(path, options.solutions) for path in options.notebooks]
+    paths = paths or notebooks(options.solutions)
     if not paths:
         print(f"there is no notebook in {options.solutions}", file=sys.stderr)
         return 1
@@ -57,6 +58,15 @@ def run(options: argparse.Namespace) -> int:
         print(result, flush=True)
         failed += not result.ok
     return 1 if failed else 0
+
+
+def _of_a_lab(given: Path, solutions: Path) -> Path:
+    """The notebook that is meant: a path, or a lab's number or name, as grading takes them."""
+    from utils.course.notebook import is_named, notebooks
+
+    if given.is_file():
+        return given
+    return next((path for path in notebooks(solutions) if is_named(str(given), path)), given)
 
 
 def lint(options: argparse.Namespace) -> int:
@@ -112,7 +122,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--labs", type=Path, default=root / "labs", metavar="FOLDER")
 
     sub = add("run", run)
-    sub.add_argument("notebooks", type=Path, nargs="*", metavar="NOTEBOOK")
+    sub.add_argument(
+        "notebooks", type=Path, nargs="*", metavar="NOTEBOOK", help="a file, or a lab: 01, 01_c10d"
+    )
     sub.add_argument("--store", action="store_true", help="keep the outputs in the notebook")
     sub.add_argument("--timeout", type=float, default=120, metavar="S", help="per cell: 120")
     sub.set_defaults(solutions=root / "solutions")

@@ -37,6 +37,11 @@ def notebooks(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.ipynb") if LAB_NAME.fullmatch(path.name))
 
 
+def is_named(name: str, path: Path) -> bool:
+    """Whether a lab's notebook is meant by this: 01, 01_c10d, 01_c10d.ipynb."""
+    return name in (path.stem, path.name, path.stem.partition("_")[0])
+
+
 def read(path: Path) -> NotebookNode:
     """Read a notebook as it is, without the repairs that nbformat would make.
 

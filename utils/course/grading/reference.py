@@ -11,7 +11,7 @@ from nbformat import NotebookNode
 
 from utils import verdict
 
-from ..notebook import NotebookError, lab, notebooks, read
+from ..notebook import NotebookError, is_named, lab, notebooks, read
 from ..release import is_solution, student_version
 from .drawings import drawings
 
@@ -147,10 +147,10 @@ def references(
     """
     paths = notebooks(folder)
     if only:
-        unknown = [name for name in only if not any(_names(name, path) for path in paths)]
+        unknown = [name for name in only if not any(is_named(name, path) for path in paths)]
         if unknown:
             raise LabError(f"no such lab in {folder}: {', '.join(unknown)}")
-        paths = [path for path in paths if any(_names(name, path) for name in only)]
+        paths = [path for path in paths if any(is_named(name, path) for name in only)]
     found, broken = [], {}
     for path in paths:
         try:
@@ -162,7 +162,3 @@ def references(
         why = "".join(f"\n  {text}" for text in broken.values())
         raise LabError(f"there is no lab that can be graded in {folder}{why}")
     return found, broken
-
-
-def _names(name: str, path: Path) -> bool:
-    return path.stem == name or path.name == name or path.stem.partition("_")[0] == name

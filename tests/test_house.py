@@ -344,7 +344,7 @@ def test_a_lab_is_run_by_its_number(monkeypatch, capsys, tmp_path):
     assert [status_of(n) for n in ("03", "03_toy", str(tmp_path / "03_toy.ipynb"))] == [0, 0, 0]
     assert ran == ["03_toy.ipynb"] * 3
     assert status_of("04") == 2
-    assert "no such notebook: 04" in capsys.readouterr().out
+    assert "no such notebook: 04" in capsys.readouterr().err
 
 
 def test_an_exception_names_its_cell_and_is_allowed_where_tagged(tmp_path):

@@ -197,7 +197,10 @@ def test_an_open_task_is_one_line_and_one_that_needs_it_says_which():
         return lambda report, _: report.answers(ranks, "module", "probe")
 
     assert judged(stub("9.1")) == "✗ Task 9.1 · a task · still open\n"
-    needs = "needs Task 8.2 (average), which is still open"
+    needs = (
+        "needs Task 8.2 (average), which is still open. "
+        'To go on without it: lab08.use_model(ranks, "8.2")'
+    )
     assert judged(stub("8.2")) == f"✗ Task 9.1 · a task · {needs}\n"
 
 

@@ -363,6 +363,24 @@ def test_a_notebook_shows_the_same_text_in_every_run():
     assert "`ranks = cluster.start(2)` again" in outputs[5][0].evalue
 
 
+def test_who_cannot_solve_a_task_goes_on_with_the_models_answer():
+    cells = [
+        "from utils import cluster\nfrom utils.checks import lab01\nranks = cluster.start(4)",
+        'lab01.use_model(ranks, "1.1")',
+        'lab01.use_model(ranks, "1.4")',
+        "lab01.sum_over_ranks(ranks)",
+        'lab01.use_model(ranks, "1.99")',
+        "ranks.stop()",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    notebook.cells[4].metadata["tags"] = ["raises-exception"]
+    NotebookClient(notebook, timeout=200).execute()
+    outputs = [cell.outputs for cell in notebook.cells]
+    assert outputs[2][0].text.endswith("The task stays open: no points.\n")
+    assert outputs[3][0].data["text/plain"] == "✓ Task 1.4 · all_reduce · 2 points"
+    assert "there are: 1.1, 1.2," in outputs[4][0].evalue
+
+
 # --- clear errors, without ranks --------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from utils.__main__ import main
+from utils.checks.model import unpack
 from utils.course import release
 from utils.course.notebook import LABS, SOLUTIONS, NotebookError, dumps, notebooks, read
 
@@ -196,7 +197,7 @@ def test_ids_and_metadata_stay_and_volatile_metadata_goes(lab):
 def test_the_bytes_are_the_same_each_time(folders):
     solutions, labs = folders
     target = labs / "01_toy.ipynb"
-    assert release.release(solutions, labs) == [target]
+    assert release.release(solutions, labs) == [target, labs / ".models" / "01_toy"]
     first = target.read_bytes()
     assert release.release(solutions, labs) == []
     target.unlink()
@@ -205,6 +206,18 @@ def test_the_bytes_are_the_same_each_time(folders):
     assert first.endswith(b"}\n")
     assert not first.endswith(b"\n\n")
     assert b'\n "cells"' in first
+
+
+def test_the_models_answers_lie_beside_the_labs_and_nobody_reads_one_by_accident(folders):
+    solutions, labs = folders
+    release.release(solutions, labs)
+    text = (labs / ".models" / "01_toy").read_text()
+    assert "answer" not in text
+    assert unpack(text) == {"1.2": [SOLVED]}
+    (labs / ".models" / "01_toy").write_text("another\n")
+    assert release.drift(solutions, labs) == [
+        ".models/01_toy: differs from what its solution gives: make release"
+    ]
 
 
 def test_the_bytes_do_not_depend_on_who_ran_the_solution_last(folders):

@@ -32,7 +32,7 @@ def release(options: argparse.Namespace) -> int:
         return 1 if found else 0
     written = write(options.solutions, options.labs)
     for path in written:
-        print(f"wrote {options.labs.name}/{path.name}")
+        print(f"wrote {options.labs.name}/{path.relative_to(options.labs)}")
     if not written:
         print("nothing to write: the student notebooks are up to date")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .mistakes import Mistake
+from .model import use_model as use_model
 from .probe import answer_named
 from .task import Report, task
 

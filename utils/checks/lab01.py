@@ -17,6 +17,7 @@ import torch.distributed as dist
 from .calls import blocking, in_words, inside, made, messages, only, waited
 from .clock import moved_clocks
 from .mistakes import Mistake, is_number
+from .model import use_model as use_model
 from .probe import answer_named, integers, recorded
 from .task import Report, task
 

@@ -21,6 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 from .calls import broken, inside
 from .groups import in_group, members_of, on, partitions
 from .mistakes import Mistake, explain, same, short
+from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
 from .task import Report, task
 

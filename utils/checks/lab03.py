@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from .groups import enough, in_group, members_of, on, partitions, right_group
 from .mistakes import same
+from .model import use_model as use_model
 from .probe import answer_named, integers, recorded
 from .replicas import flat, samples_found
 from .task import Report, task

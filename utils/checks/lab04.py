@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .groups import enough, group_of, in_group, members_of, on, partitions, right_group
 from .mistakes import same, short
+from .model import use_model as use_model
 from .probe import answer_named, recorded
 from .replicas import flat, samples_found
 from .task import Report, task

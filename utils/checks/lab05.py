@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from .clock import Clock, moved_clocks
 from .mistakes import short
+from .model import use_model as use_model
 from .probe import answer_named, told
 from .task import Report, task
 

@@ -175,7 +175,13 @@ def task(number: str, title: str, points: int) -> Callable:
 
 
 def _still_open(number: str, met: str, title: str) -> str:
-    return "still open" if met == number else f"needs Task {met} ({title}), which is still open"
+    if met == number:
+        return "still open"
+    lab = f"lab{met.partition('.')[0].zfill(2)}"
+    return (
+        f"needs Task {met} ({title}), which is still open. "
+        f'To go on without it: {lab}.use_model(ranks, "{met}")'
+    )
 
 
 def _compare_with_kernel(ranks, report: Report) -> None:

@@ -8,6 +8,7 @@
 * in a cell with ``"lab": {"predict": true}`` the author's prediction, the second argument of
   ``predict``, becomes ``...``;
 * lines between ``### BEGIN HIDDEN TESTS`` and ``### END HIDDEN TESTS`` go;
+* the answers themselves go into ``labs/.models``, for ``use_model``;
 * outputs and counters go; ids, nbgrader's metadata and ours stay.
 
 nbgrader's and nbconvert's preprocessors do the work; the same notebook gives the same bytes.
@@ -27,6 +28,8 @@ from nbconvert.preprocessors import ClearOutputPreprocessor, Preprocessor
 from nbformat import NotebookNode
 from nbgrader.nbgraderformat.v3 import MetadataValidatorV3
 from nbgrader.preprocessors import ClearHiddenTests, ClearSolutions, LockCells
+
+from utils.checks.model import FOLDER, pack
 
 from .notebook import LABS, SOLUTIONS, NotebookError, dumps, lab, normalise, notebooks, read
 
@@ -114,13 +117,32 @@ def student_text(path: Path) -> str:
     return dumps(student_version(read(path), path.name))
 
 
+def model_text(path: Path) -> str:
+    """The model's answers to the tasks of a lab, as the text of their file."""
+    answers: dict[str, list[str]] = {}
+    for cell in read(path).cells:
+        if is_solution(cell) and cell.cell_type == "code":
+            answers.setdefault(lab(cell)["task"], []).append(cell.source)
+    return pack(answers)
+
+
+def released(path: Path, labs_dir: Path) -> dict[Path, str]:
+    """What follows from a solution: files and their texts."""
+    return {
+        labs_dir / path.name: student_text(path),
+        labs_dir / FOLDER / path.stem: model_text(path),
+    }
+
+
 def release(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[Path]:
     """Write every student notebook that is missing or differs; return those written.
 
     Nothing is written when one of the solutions is in error.
     """
-    texts = {labs_dir / path.name: student_text(path) for path in notebooks(solutions_dir)}
-    labs_dir.mkdir(parents=True, exist_ok=True)
+    texts: dict[Path, str] = {}
+    for path in notebooks(solutions_dir):
+        texts |= released(path, labs_dir)
+    (labs_dir / FOLDER).mkdir(parents=True, exist_ok=True)
     changed = [path for path, text in texts.items() if not _is(path, text)]
     for path in changed:
         path.write_bytes(texts[path].encode())
@@ -132,16 +154,17 @@ def drift(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
     solutions = notebooks(solutions_dir)
     found = []
     for path in solutions:
-        target = labs_dir / path.name
         try:
-            text = student_text(path)
+            texts = released(path, labs_dir)
         except NotebookError as error:
             found.append(str(error))
             continue
-        if not target.exists():
-            found.append(f"{target.name}: not released yet: make release")
-        elif not _is(target, text):
-            found.append(f"{target.name}: differs from what its solution gives: make release")
+        for target, text in texts.items():
+            name = target.relative_to(labs_dir)
+            if not target.exists():
+                found.append(f"{name}: not released yet: make release")
+            elif not _is(target, text):
+                found.append(f"{name}: differs from what its solution gives: make release")
     names = {path.name for path in solutions}
     orphans = [path.name for path in notebooks(labs_dir) if path.name not in names]
     return found + [f"{name}: has no solution: delete it, or add one" for name in orphans]

@@ -1,0 +1,60 @@
+"""An earlier task's model answer, for who could not solve it and wants to go on.
+
+``make release`` writes the answers beside the student's notebooks, in ``.models``, packed so that
+nobody reads one by accident. A sandbox of grading does not have that folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+from IPython import get_ipython
+
+FOLDER = ".models"
+
+
+def pack(answers: dict[str, list[str]]) -> str:
+    """Text of a file that holds the cells of each task."""
+    return base64.encodebytes(json.dumps(answers, sort_keys=True).encode()).decode()
+
+
+def unpack(text: str) -> dict[str, list[str]]:
+    """The reverse of :func:`pack`."""
+    return json.loads(base64.b64decode(text))
+
+
+def use_model(ranks, task: str) -> None:
+    """Put the model's answer to a task on the ranks. The task stays open.
+
+    Args:
+        ranks: of :func:`utils.cluster.start`.
+        task: such as "4.1".
+
+    Raises:
+        ValueError: no such task; says which there are.
+        FileNotFoundError: these notebooks came without models.
+    """
+    ranks.running()
+    found: dict[str, list[str]] = {}
+    for file in _files(task):
+        found |= unpack(file.read_text())
+    if task not in found:
+        there = ", ".join(found) or "none"
+        raise ValueError(f'no model for task {task!r}; there are: {there}. Expected such as "1.2"')
+    for source in found[task]:
+        get_ipython().run_cell(source, store_history=False).raise_error()
+    print(f"The ranks have the model's answer to task {task} now. The task stays open: no points.")
+
+
+def _files(task: str) -> list[Path]:
+    """Of the task's lab: beside the notebook, else in the course's folder."""
+    number = str(task).partition(".")[0].zfill(2)
+    for folder in (Path.cwd(), Path(__file__).parents[2] / "labs"):
+        if (folder / FOLDER).is_dir():
+            return sorted((folder / FOLDER).glob(f"{number}_*"))
+    raise FileNotFoundError(
+        f"there is no folder {FOLDER} beside this notebook: copy it with the labs, or run "
+        "`make release` in the course's folder"
+    )

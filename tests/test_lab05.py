@@ -110,7 +110,7 @@ WRONG = [
             mean = torch.tensor(seconds[1:])
             dist.all_reduce(mean)
             return (mean / dist.get_world_size()).tolist()
-        """), "not the mean or the sum of the ranks"),
+        """), "not the mean, the sum or the fastest of the ranks"),
     ("5.1", "does not warm up", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -138,7 +138,7 @@ WRONG = [
             slowest = torch.tensor(seconds)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "The first round warms up and is not in the list"),
+        """), "the first round warms up and is not in the list"),
     ("5.1", "forgets to divide by the steps", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -159,7 +159,7 @@ WRONG = [
             prepare()
             step()
             return median([1.0] * rounds)
-        """), "expected a list of 3 numbers, got 1"),
+        """), "return a list of 3 numbers"),
     ("5.2", "turns the ratio upside down", """
         def speedup_band(one, many):
             a, b = np.percentile(one, [25, 50, 75]), np.percentile(many, [25, 50, 75])
@@ -181,20 +181,20 @@ WRONG = [
     ("5.2", "returns the middle only", """
         def speedup_band(one, many):
             return np.median(one) / np.median(many)
-        """, "expected three numbers (low, middle, high)"),
+        """, "return three numbers: (low, middle, high)"),
     ("5.2", "hard-codes two ranks", """
         def efficiency(speedup, p):
             return speedup / p if p == 1 else p / speedup
-        """, "That is p / speedup."),
+        """, "that is p / speedup"),
     ("5.3", "forgets the parallel part's 1 - s", """
         def amdahl(p, serial):
             return 1 / (serial + 1 / p)
-        """, "The parallel part is 1 − s."),
+        """, "the parallel part is 1 − s, not 1"),
     ("5.3", "returns the parallel fraction", """
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit(1 / np.asarray(ps, float), times, 1)
             return slope / (intercept + slope)
-        """, "That is the parallel fraction"),
+        """, "that is the parallel fraction"),
     ("5.3", "returns seconds", """
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit(1 / np.asarray(ps, float), times, 1)
@@ -204,7 +204,7 @@ WRONG = [
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit(1 / np.asarray(ps, float), times, 1)
             return intercept / (intercept + slope)
-        """, "That is below 0"),
+        """, "that is below 0"),
     ("5.3", "fits the speedups", """
         def fit_amdahl(ps, times):
             speedups = times[0] / np.asarray(times)
@@ -215,11 +215,11 @@ WRONG = [
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit([1, 1/2, 1/4, 1/8, 1/16], times, 1)
             return float(np.clip(intercept / (intercept + slope), 0, 1))
-        """, "Serial fraction: expected"),
+        """, "s: expected 0."),
     ("5.3", "returns nothing", """
         def fit_amdahl(ps, times):
             np.polyfit(1 / np.asarray(ps, float), times, 1)
-        """, "got None"),
+        """, "returned None: return the serial fraction"),
     ("5.3", "looks at the last point only", """
         def fit_amdahl(ps, times):
             s = (times[-1] / times[0] - 1 / ps[-1]) / (1 - 1 / ps[-1])
@@ -230,7 +230,7 @@ WRONG = [
             ps, times = np.asarray(ps, float), np.asarray(times, float)
             slope, start = np.polyfit(ps - 1, ps - ps * times[0] / times, 1)
             return float(np.clip(slope, 0, 1))
-        """, "The line goes through the origin"),
+        """, "the line goes through the origin"),
     ("5.4", "looks at the last point only", """
         def fit_gustafson(ps, times):
             s = (ps[-1] - ps[-1] * times[0] / times[-1]) / (ps[-1] - 1)
@@ -239,7 +239,7 @@ WRONG = [
     ("5.4", "takes Amdahl's law", """
         def gustafson(p, serial):
             return 1 / (serial + (1 - serial) / p)
-        """, "That is Amdahl's law."),
+        """, "that is Amdahl's law"),
     ("5.4", "counts p for p - 1", """
         def gustafson(p, serial):
             return p - serial * p
@@ -260,11 +260,11 @@ WRONG = [
             ps, times = np.asarray(ps, float), np.asarray(times, float)
             x, y = ps - 1, ps - ps * times[0] / times
             return float(x @ y / (x @ x))
-        """, "That is below 0"),
+        """, "that is below 0"),
     ("5.5", "sends whole tensors", """
         def ring(p, nbytes):
             return 2 * (p - 1), 2 * (p - 1) * nbytes
-        """, "Each message has n/p bytes, not n."),
+        """, "each message has n/p bytes, not n"),
     ("5.5", "goes round once", """
         def ring(p, nbytes):
             return p - 1, (p - 1) / p * nbytes
@@ -291,7 +291,7 @@ WRONG = [
     ("5.5", "forgets the computation", """
         def predict_step(compute, sizes, p, latency, bandwidth):
             return sum(ring(p, n)[0] * latency + ring(p, n)[1] / bandwidth for n in sizes)
-        """, "The computation is missing."),
+        """, "the computation is missing"),
     ("5.5", "takes the bandwidth for a time", """
         def predict_step(compute, sizes, p, latency, bandwidth):
             return compute + sum(
@@ -330,7 +330,7 @@ WRONG = [
     ("5.6", "returns nothing", """
         def job_script(nodes, domains, cores, command):
             print("#!/bin/bash")
-        """, "expected the text of a script, got None"),
+        """, "return the text of a script, got None"),
 ]  # fmt: skip
 
 # task, what the student did otherwise, the code

@@ -178,10 +178,10 @@ def forecast(
         markersize=7,
         label="measured",
     )
-    _rank_axis(axes, list(counts), cores, "bottom")
+    _rank_axis(axes, list(counts), cores, "top")
     axes.set_ylim(0, 1.25 * max(high.max(), rounds[2].max()))
     axes.set_ylabel("time of a step [ms]")
-    axes.legend(loc="upper right", fontsize=10)
+    axes.legend(loc="center right", fontsize=10)
 
 
 def matrix(

@@ -281,7 +281,7 @@ WRONG = [
         def predict_step(compute, sizes, p, latency, bandwidth):
             messages, sent = ring(p, sum(sizes))
             return compute + messages * latency + sent / bandwidth
-        """, "each has an all_reduce of its own"),
+        """, "each gradient's all_reduce of its own"),
     ("5.5", "divides the computation", """
         def predict_step(compute, sizes, p, latency, bandwidth):
             return compute / p + sum(

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import subprocess
 
 import numpy as np
 import psutil
@@ -400,8 +399,28 @@ def test_a_batch_script_asks_for_what_it_uses_and_bash_reads_it(monkeypatch, tmp
     assert f":-{tmp_path}}}" in text
     first = next(k for k, line in enumerate(text.splitlines()) if line and line[0] != "#")
     assert not any(line.startswith("#SBATCH") for line in text.splitlines()[first:])
-    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, timeout=30)
-    assert done.returncode == 0, done.stderr
+    assert batch.unreadable(text) == ""
+    started = batch.launches(text, 4, 2, 24)
+    assert [call[:4] for call in started] == [["mpiexec", "24", "-n", p] for p in "1248"]
+
+
+def test_what_a_script_would_start_is_seen_without_starting_anything(tmp_path):
+    text = f"""#!/bin/bash
+set -euo pipefail
+module load openmpi && source venv/bin/activate
+touch {tmp_path}/touched
+export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
+for n in 1 $(( SLURM_NNODES * 2 )); do
+    /opt/bin/mpiexec -n $n python "my train.py" > out
+done
+"""
+    assert batch.launches(text, 3, 2, 5) == [
+        ["mpiexec", "5", "-n", n, "python", "my train.py"] for n in ("1", "6")
+    ]
+    assert list(tmp_path.iterdir()) == []
+    assert "syntax error" in batch.unreadable("export (")
+    asked = batch.request(["#!/bin/bash", "#SBATCH -N4 -c 2 --time=5 # it's short", "#SBATCH -n 8"])
+    assert asked == {"--nodes": "4", "--cpus-per-task": "2", "--time": "5", "--ntasks": "8"}
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,15 @@ import contextlib
 import functools
 import random
 import re
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from utils.scaling import batch
 
 from .clock import Clock, moved_clocks
 from .mistakes import Mistake, is_number, same, short
@@ -36,9 +33,7 @@ _MEETINGS = ("barrier", "allreduce", "allgather", "_allgather_base")
 WARM = 5000.0
 
 
-def probe_stopwatch(
-    user_ns: dict, *, rank: int, steps: int, rounds: int, late: list, takes: list
-) -> dict:
+def probe_stopwatch(user_ns: dict, *, rank: int, steps: int, rounds: int, late, takes) -> dict:
     """`time_rounds` on clocks that each step moves on; collectives make the ranks' clocks meet.
 
     late, takes: seconds of `prepare` and of a step by rank.
@@ -86,11 +81,9 @@ def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
 
         return met
 
-    with contextlib.ExitStack() as patches:
-        for name in _MEETINGS:
-            if hasattr(group, name):
-                patched = meeting(name, getattr(group, name))
-                patches.enter_context(mock.patch.object(group, name, patched))
+    known = [name for name in _MEETINGS if hasattr(group, name)]
+    patched = {name: meeting(name, getattr(group, name)) for name in known}
+    with mock.patch.multiple(group, **patched):
         yield
 
 
@@ -109,59 +102,52 @@ def time_rounds(ranks, report: Report) -> None:
         answers = report.answers(ranks, __name__, "probe_stopwatch", **given)
         what = f"a step takes {takes[0]:.1f} s on rank 0, {takes[1]:.1f} s on rank 1"
         for answer in answers:
-            events = answer.value["events"]
-            same_list = all(answer.value["result"] == other.value["result"] for other in answers)
-            wrong = _wrong_stopwatches(events, same_list, **given)
-            got, right = answer.value["result"], [max(takes)] * rounds
-            form, prepared = "the list of times", events.count("prepare")
-            if (
-                report.judge(answer.rank, got, right, wrong, what=what, form=form, tolerance=0.01)
-                and not rounds <= prepared <= rounds + 2
-            ):
-                called = f"expected {rounds + 1} calls of it, it made {prepared}"
-                report.problem(f"prepare() belongs to every round: {called}", answer.rank)
+            rank, got, events = answer.rank, answer.value["result"], answer.value["events"]
+            alike = all(other.value["result"] == got for other in answers)
+            wrong, right = _wrong_stopwatches(events, alike, **given), [max(takes)] * rounds
+            if report.judge(rank, got, right, wrong, what=what, form="the times", tolerance=0.01):
+                report.communication(rank, events, _prepares_each_round(rounds))
         if report.found:
             return
 
 
-def _wrong_stopwatches(events, same_list, steps, rounds, late, takes) -> Iterator[Mistake]:
+def _prepares_each_round(rounds: int) -> Callable:
+    def rule(events: list[str]) -> str | None:
+        count = events.count("prepare")
+        said = f"prepare() belongs to every round: expected {rounds + 1} calls, it made {count}"
+        return None if rounds <= count <= rounds + 2 else said
+
+    return rule
+
+
+def _wrong_stopwatches(events, alike, steps, rounds, late, takes) -> list[Mistake]:
     made, start, slowest = events.count("step"), (*events, "step").index("step"), max(takes)
     late_by = 0.4 * (max(late) - min(late)) / steps
     inside = "prepare(), or the wait at the barrier, is in it: start the clock after the barrier"
     if "prepare" in events[:start] and events[start - 1] not in _MEETINGS:
-        inside = (
-            "one rank waits, inside the time, for the other one's prepare(): a barrier belongs "
-            "between prepare() and the start of the clock"
-        )
-    yield Mistake(lambda got: not _numbers(got), f"return a list of {rounds} numbers")
-    if made <= rounds * steps:
-        said = f"it made {made} calls of step(): there are {rounds} rounds of {steps}, and one "
-        yield Mistake(_anything, f"{said}round before them that warms up")
-    said = "the first round warms up and is not in the list"
-    yield Mistake(lambda got: len(got) == rounds + 1, said)
-    yield Mistake(
-        lambda got: len(got) != rounds, f"there is one number for each of {rounds} rounds"
-    )
-    yield Mistake(lambda got: got[0] > WARM / steps, "the first step is in it, and that warms up")
-    said = "that is a whole round: divide by the steps in it"
-    yield Mistake([slowest * steps] * rounds, said)
-    said = "the times grow: start the clock anew in every round"
-    yield Mistake(lambda got: got[-1] > 1.5 * got[0], said)
-    yield Mistake(lambda got: np.median(got) > slowest + late_by, inside)
-    if not same_list:
-        said = "the ranks return different lists: reduce with dist.ReduceOp.MAX, so that all have"
-        yield Mistake(_anything, f"{said} the slowest rank's")
-    said = "the slowest rank counts, not the mean, the sum or the fastest of the ranks"
-    yield Mistake(_anything, f"{said}: dist.ReduceOp.MAX")
+        inside = "one rank waits, inside the time, for the other one's prepare(): a barrier "
+        inside += "belongs between prepare() and the start of the clock"
+    wrong = {
+        f"return a list of {rounds} numbers": lambda got: not _numbers(got),
+        f"it made {made} calls of step(): there are {rounds} rounds of {steps}, and one round "
+        "before them that warms up": lambda got: made <= rounds * steps,
+        "the first round warms up and is not in the list": lambda got: len(got) == rounds + 1,
+        f"there is one number for each of {rounds} rounds": lambda got: len(got) != rounds,
+        "the first step is in it, and that warms up": lambda got: got[0] > WARM / steps,
+        "that is a whole round: divide by the steps in it": [slowest * steps] * rounds,
+        "the times grow: start the clock anew in every round": lambda got: got[-1] > 1.5 * got[0],
+        inside: lambda got: np.median(got) > slowest + late_by,
+        "the ranks return different lists: reduce with dist.ReduceOp.MAX, so that all have the "
+        "slowest rank's": lambda got: not alike,
+        "the slowest rank counts, not the mean, the sum or the fastest of the ranks: "
+        "dist.ReduceOp.MAX": lambda got: True,
+    }
+    return _table(wrong)
 
 
 def _numbers(got: Any, count: int = 0) -> bool:
     """A list of numbers, of so many if that is said?"""
     return isinstance(got, list) and all(map(is_number, got)) and len(got) in (count or len(got),)
-
-
-def _anything(got: Any) -> bool:
-    return True
 
 
 def _table(wrong: Mapping[str, Any]) -> list[Mistake]:
@@ -220,7 +206,7 @@ def _wrong_bands(one, many, q1, q2, low: float, middle: float, high: float) -> l
         "the ends pair quartiles of the same side: pair slow with fast": (q1 / q2).tolist(),
         "low and high are exchanged": [high, middle, low],
         "the order is low, middle, high": [middle, low, high],
-        "the middle is a ratio of means, and one disturbed round moves a mean: take the medians": (
+        "the middle is a ratio of means, which one disturbed round moves: take the medians": (
             has_middle(np.mean(one) / np.mean(many))
         ),
         "the middle is halfway between the ends: take the medians": has_middle((low + high) / 2),
@@ -295,6 +281,7 @@ def fit_gustafson(ranks, report: Report) -> None:
             missing += _unseen(SPEEDUP_NOISE, more, np.append(0, 1 / more[1:]))
         times = one * all_p / (all_p - missing)
         unscaled = more @ (all_p - one / times) / (more @ more)
+        any_start = np.polyfit(more, missing, 1)[0]
         laws = {
             "that is Amdahl's law": 1 / (serial + (1 - serial) / p),
             "s counts p − 1 times, not p times": p - serial * p,
@@ -304,9 +291,7 @@ def fit_gustafson(ranks, report: Report) -> None:
         fits = {
             "that is the parallel fraction: s is the other one": 1 - serial,
             "that is below 0: np.clip(s, 0, 1)": s,
-            "the line goes through the origin, without an intercept": np.polyfit(more, missing, 1)[
-                0
-            ],
+            "the line goes through the origin, without an intercept": any_start,
             small: _share(1 / all_p, times),
             f"{small}, in the fit": float(np.clip(unscaled, 0, 1)),
         }
@@ -358,8 +343,7 @@ def _judge_law(ranks, report: Report, law: str, given: tuple, right, laws, fits)
         if report.judge(rank, got["one"], float(right[-1]), _table(laws), what=what):
             report.judge(rank, got["array"], right.tolist(), what=f"{law} of an array of p")
         what, form = f"fit_{law}, {ps} ranks took {short(times)} s", "the serial fraction"
-        wrong = _table(near)
-        report.judge(rank, got["fit"], serial, wrong, what=what, form=form, tolerance=0.01)
+        report.judge(rank, got["fit"], serial, _table(near), what=what, form=form, tolerance=0.01)
 
 
 # -- 5.5 --------------------------------------------------------------------------------------
@@ -406,20 +390,16 @@ def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
 
 def _steps(compute, sizes, p, latency, bandwidth) -> tuple[float, list[Mistake]]:
     """Seconds of a step, and wrong ones."""
-    count, messages, bytes_ = len(sizes), 2 * (p - 1), 2 * (p - 1) / p * sum(sizes)
-    once, sent = messages * latency, bytes_ / bandwidth
-    waits = count * once
+    count, moved = len(sizes), 2 * (p - 1) / p * sum(sizes)
+    once, sent = 2 * (p - 1) * latency, moved / bandwidth
+    waits, alone = count * once, compute / p
     wrong = {
-        "the latency is paid for every gradient: each has an all_reduce of its own": (
-            compute + once + sent
-        ),
+        "the latency is paid by each gradient's all_reduce of its own": compute + once + sent,
         "the computation is missing": waits + sent,
-        "compute is what one rank computes already: do not divide it by p": (
-            compute / p + waits + sent
-        ),
+        "compute is what one rank computes: do not divide it by p": alone + waits + sent,
         "the latency is missing": compute + sent,
         "the bytes are missing: sent / bandwidth": compute + waits,
-        "bandwidth is in bytes per second: divide by it": compute + waits + bytes_ * bandwidth,
+        "bandwidth is in bytes per second: divide by it": compute + waits + moved * bandwidth,
         "every message pays the latency, 2(p − 1) of them": compute + count * latency + sent,
         "the computation counts once, not for each gradient": count * compute + waits + sent,
         "communication comes after the computation: add them": max(compute, waits + sent),
@@ -429,47 +409,16 @@ def _steps(compute, sizes, p, latency, bandwidth) -> tuple[float, list[Mistake]]
 
 # -- 5.6 --------------------------------------------------------------------------------------
 
-LAUNCHERS = ("mpiexec", "mpirun", "srun")
-# A launcher that starts nothing and writes down what it was told; no other command does anything.
-_NOTES = """#!/bin/bash
-printf '%s\\0' "${0##*/}" "$OMP_NUM_THREADS" "$@" END >>"$NOTES"
-"""
-_REHEARSAL = "command_not_found_handle() { :; }; cd() { :; }; source() { :; }; .() { :; }\n"
-
 
 def probe_script(user_ns: dict, *, rank: int, settings: list) -> list[dict]:
     """`job_script` for several settings: the text, and what bash makes of it."""
-    function = answer_named(user_ns, "job_script")
-    return [_rehearsed(told(function(*given)), *given[:3]) for given in settings]
-
-
-def _rehearsed(text: Any, nodes: int, domains: int, cores: int) -> dict:
-    """`launches`: name, OMP_NUM_THREADS and arguments of each launcher that the script calls.
-
-    `said`: why bash can't read it.
-    """
-    if not isinstance(text, str):
-        return {"text": text, "said": "", "launches": []}
-    with tempfile.TemporaryDirectory() as folder:
-        notes, start = Path(folder, "notes"), Path(folder, "start")
-        for name in LAUNCHERS:
-            Path(folder, name).write_text(_NOTES)
-            Path(folder, name).chmod(0o755)
-        Path(folder, "env").symlink_to("/usr/bin/env")
-        notes.touch()
-        start.write_text(_REHEARSAL)
-        told_by_slurm = {"NTASKS": nodes * domains, "NPROCS": nodes * domains, "NNODES": nodes}
-        told_by_slurm |= {"CPUS_PER_TASK": cores, "NTASKS_PER_NODE": domains, "JOB_ID": 1}
-        told_by_slurm |= {"JOB_NUM_NODES": nodes, "SUBMIT_DIR": folder}
-        variables = {"PATH": folder, "BASH_ENV": str(start), "NOTES": str(notes), "HOME": folder}
-        variables |= {f"SLURM_{name}": str(value) for name, value in told_by_slurm.items()}
-        quiet = {"capture_output": True, "text": True, "timeout": 20, "check": False}
-        bare = re.sub(rf"[\w./~-]*/({'|'.join(LAUNCHERS)})\b", r"\1", text)
-        read = subprocess.run(["bash", "-n"], input=bare, **quiet)
-        bash = shutil.which("bash")
-        subprocess.run([bash, "-c", bare], env=variables, cwd=folder, **quiet)
-        launches = [part.split("\0")[:-1] for part in notes.read_text().split("END\0")]
-    return {"text": text, "said": read.stderr.partition("\n")[0], "launches": launches[:-1]}
+    texts = [told(answer_named(user_ns, "job_script")(*given)) for given in settings]
+    return [
+        {"text": text, "launches": batch.launches(text, *given[:3]), "said": batch.unreadable(text)}
+        if isinstance(text, str)
+        else {"text": text}
+        for text, given in zip(texts, settings, strict=True)
+    ]
 
 
 @task("5.6", "a Slurm job script", points=3)
@@ -499,60 +448,38 @@ def _script_problems(script: dict, nodes: int, domains: int, cores: int, command
     if script["said"]:
         yield f"bash can't read it: {script['said']}"
         return
-    commands = [k for k, line in enumerate(lines) if line.strip() and not line.startswith("#")]
-    last = commands[0] if commands else len(lines)
-    asked = {}
+    commands = [k for k, line in enumerate(lines) if line.strip() and line[0] != "#"]
     for k, line in enumerate(lines):
         if re.match(r"\s*#\s+SBATCH|\s+#SBATCH", line):
             yield f"line {k + 1}, {line.strip()!r}: Slurm wants #SBATCH first, without blanks"
-        elif line.startswith("#SBATCH") and k > last:
-            yield (
-                f"#SBATCH below the first command (line {last + 1}): Slurm does not read it there, "
-                "move it up"
-            )
-        elif line.startswith("#SBATCH"):
-            asked |= _options(shlex.split(line.removeprefix("#SBATCH"), comments=True))
+        elif line.startswith("#SBATCH") and commands and k > commands[0]:
+            first = f"the first command (line {commands[0] + 1})"
+            yield f"#SBATCH below {first}: Slurm does not read it there, move it up"
+    asked = batch.request(lines[: commands[0]] if commands else lines)
     yield from _request_problems(asked, nodes, domains, cores)
     if not script["launches"]:
         yield "no mpiexec (or srun) line starts the ranks"
         return
     launcher, threads, *words = script["launches"][-1]
-    if command not in " ".join(words):
-        yield f"the {launcher} line does not run the command {command!r}"
-    options = _options(words)
+    options = batch.options(words)
     if said := re.search(r"OMP_NUM_THREADS=(\S+)", " ".join(words)):  # mpiexec -x
         threads = said[1]
-    if not threads:
-        which = "set, but not exported: the ranks do not see it"
-        if "OMP_NUM_THREADS=" not in text:
-            which = f"not set to {cores} before the ranks start: export it"
-        yield f"OMP_NUM_THREADS is {which}"
-    elif threads != str(cores):
-        yield f"OMP_NUM_THREADS={threads}, but each rank has {cores} cores"
-    if options.get("--ntasks", str(ranks)) != str(ranks):
-        yield f"{launcher} starts {options['--ntasks'] or '?'} ranks, the request has {ranks}"
-    rule = _srun_problem if launcher == "srun" else _mpiexec_problem
-    if said := rule(options, text, domains, cores):
-        yield said
+    number = options.get("--ntasks", str(ranks))
+    unset = f"not set to {cores} before the ranks start: export it"
+    if "OMP_NUM_THREADS=" in text:
+        unset = "set, but not exported: the ranks do not see it"
+    rule = _srun_rules if launcher == "srun" else _mpiexec_rules
+    yield from _broken([
+        (command not in " ".join(words), f"the {launcher} line does not run {command!r}"),
+        (not threads, f"OMP_NUM_THREADS is {unset}"),
+        (threads not in ("", str(cores)), f"OMP_NUM_THREADS={threads}, a rank has {cores} cores"),
+        (number != str(ranks), f"{launcher} starts {number or '?'} ranks, the request has {ranks}"),
+    ])  # fmt: skip
+    yield from _broken(rule(options, text, domains, cores))[:1]
 
 
-_LONG = {"-N": "--nodes", "-n": "--ntasks", "-np": "--ntasks", "--np": "--ntasks"}
-_LONG |= {"-c": "--cpus-per-task", "-t": "--time", "--cpus-per-rank": "--cpus-per-proc"}
-
-
-def _options(words: list[str]) -> dict[str, str]:
-    """{"--nodes": "4"} of "-N 4", "-N4", "--nodes 4" or "--nodes=4"."""
-    found = {}
-    for k, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if not name.startswith("-"):
-            continue
-        if attached := re.fullmatch(r"(-[Nnct])(\d\S*)", word):
-            name, equals, value = attached[1], "=", attached[2]
-        if not equals and k + 1 < len(words) and not words[k + 1].startswith("-"):
-            value = words[k + 1]
-        found.setdefault(_LONG.get(name, name), value)
-    return found
+def _broken(rules: list[tuple[bool, str]]) -> list[str]:
+    return [said for broken, said in rules if broken]
 
 
 def _request_problems(asked: dict, nodes: int, domains: int, cores: int) -> Iterator[str]:
@@ -576,37 +503,35 @@ def _request_problems(asked: dict, nodes: int, domains: int, cores: int) -> Iter
         yield "#SBATCH --time=… is missing: many clusters refuse a job without a limit"
 
 
-def _mpiexec_problem(options: dict, text: str, domains: int, cores: int) -> str | None:
+def _mpiexec_rules(options: dict, text: str, domains: int, cores: int) -> list[tuple[bool, str]]:
     """What mpiexec's options place wrongly; `utils.scaling.runs.rehearse` tells the same."""
     bind, by = options.get("--bind-to", "none"), options.get("--map-by", "").lower()
     each, place = re.match(r"(?:ppr:(\d+):)?(\w*)", by).groups()
     pe = re.search(r":pe=(\d+)", by)
-    pe = pe[1] if pe else options.get("--cpus-per-proc")
+    pe = pe[1] if pe else options.get("--cpus-per-proc", "")
+    got = f"{pe} cores" if pe else "one core"
     known = ("numa", "socket", "package", "l3cache")
-    if bind == "none":
-        return "mpiexec must bind: --bind-to core (or numa)"
-    if bind == "hwthread":
-        return "--bind-to hwthread binds to hardware threads, a core has two: --bind-to core"
-    if each and int(each) != (domains if place == "node" else 1):
-        return f"--map-by {by}: there is one rank in each domain, {domains} on a node"
-    if place in ("core", "hwthread"):
-        return f"--map-by {by} puts one rank beside the other: one for each domain, ppr:1:numa"
-    if pe and bind != "core":
-        return f"PE={pe} counts cores, so it takes --bind-to core"
-    if bind == "core" and (pe or "1") != str(cores):
-        return (
-            f"--bind-to core gives each rank {pe + ' cores' if pe else 'one core'}, for {cores} "
-            f"threads: --map-by ppr:1:numa:PE={cores} gives it {cores}"
-        )
     # Without --map-by Open MPI goes from package to package by itself.
-    if bind != "core" and place not in known and (by or bind not in known):
-        return "--map-by ppr:1:numa is missing: two ranks may land in the same domain"
-    return None
+    spread = bind == "core" or place in known or (not by and bind in known)
+    return [
+        (bind == "none", "mpiexec must bind: --bind-to core (or numa)"),
+        (bind == "hwthread", "--bind-to hwthread binds to parts of cores: --bind-to core"),
+        (int(each or 0) not in (0, domains if place == "node" else 1),
+         f"--map-by {by}: there is one rank in each domain, {domains} on a node"),
+        (place in ("core", "hwthread"),
+         f"--map-by {by} puts one rank beside the other: one for each domain, ppr:1:numa"),
+        (pe and bind != "core", f"PE={pe} counts cores, so it takes --bind-to core"),
+        (bind == "core" and (pe or "1") != str(cores),
+         f"--bind-to core gives each rank {got}, for {cores} threads: --map-by "
+         f"ppr:1:numa:PE={cores} gives it {cores}"),
+        (not spread, "--map-by ppr:1:numa is missing: two ranks may land in the same domain"),
+    ]  # fmt: skip
 
 
-def _srun_problem(options: dict, text: str, domains: int, cores: int) -> str | None:
-    if options.get("--cpus-per-task") != str(cores) and "SRUN_CPUS_PER_TASK=" not in text:
-        return f"srun must be told again: --cpus-per-task={cores} (since Slurm 22.05)"
-    if options.get("--cpu-bind", "none") in ("", "none", "no"):
-        return "srun must bind: --cpu-bind=cores"
-    return None
+def _srun_rules(options: dict, text: str, domains: int, cores: int) -> list[tuple[bool, str]]:
+    told_again = options.get("--cpus-per-task") == str(cores) or "SRUN_CPUS_PER_TASK=" in text
+    unbound = options.get("--cpu-bind", "none") in ("", "none", "no")
+    return [
+        (not told_again, f"srun must be told again: --cpus-per-task={cores} (since Slurm 22.05)"),
+        (unbound, "srun must bind: --cpu-bind=cores"),
+    ]

@@ -4,14 +4,21 @@
 
 It lies beside train.py and images.pt, and `sbatch series.sh` hands it in. Each rank count leaves a
 file of JSON, which :func:`utils.scaling.runs.series` reads.
+
+Any batch script can be looked into without a cluster: :func:`request` has what it asks for, and
+:func:`launches` what it would start.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 #: The environment that jobs get: the one that this process runs in.
@@ -87,3 +94,72 @@ def _site() -> dict:
     file = Path(PREFIX, "etc/ddl-labs/site.toml")
     found = tomllib.loads(file.read_text())["slurm"] if file.is_file() else {}
     return {"partition": "", "account": "", "setup": []} | found
+
+
+# --- what a script does ------------------------------------------------------------------------
+
+LAUNCHERS = ("mpiexec", "mpirun", "srun")
+# A launcher that starts nothing and writes down what it was told; no other command does anything.
+_NOTES = """#!/bin/bash
+printf '%s\\0' "${0##*/}" "$OMP_NUM_THREADS" "$@" END >>"$NOTES"
+"""
+_REHEARSAL = "command_not_found_handle() { :; }; cd() { :; }; source() { :; }; .() { :; }\n"
+_BASH = {"capture_output": True, "text": True, "timeout": 20, "check": False}
+
+_LONG = {"-N": "--nodes", "-n": "--ntasks", "-np": "--ntasks", "--np": "--ntasks"}
+_LONG |= {"-c": "--cpus-per-task", "-t": "--time", "--cpus-per-rank": "--cpus-per-proc"}
+
+
+def unreadable(text: str) -> str:
+    """Why bash can't read a script; "" if it can."""
+    return subprocess.run(["bash", "-n"], input=text, **_BASH).stderr.partition("\n")[0]
+
+
+def request(lines: Iterable[str]) -> dict[str, str]:
+    """What the `#SBATCH` lines ask for, by the long names of the options."""
+    asked = {}
+    for line in lines:
+        if line.startswith("#SBATCH"):
+            words = shlex.shlex(line.removeprefix("#SBATCH"), posix=True, punctuation_chars=False)
+            words.whitespace_split, words.commenters, words.quotes = True, "#", ""
+            asked |= options(list(words))
+    return asked
+
+
+def options(words: list[str]) -> dict[str, str]:
+    """{"--nodes": "4"} of "-N 4", "-N4", "--nodes 4" or "--nodes=4"; the first one counts."""
+    found = {}
+    for word, following in zip(words, [*words[1:], "-"], strict=True):
+        name, equals, value = word.partition("=")
+        if attached := re.fullmatch(r"(-[Nnct])(\d\S*)", word):
+            name, equals, value = attached[1], "=", attached[2]
+        if not equals and not following.startswith("-"):
+            value = following
+        if name.startswith("-"):
+            found.setdefault(_LONG.get(name, name), value)
+    return found
+
+
+def launches(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]:
+    """What a script would launch in such a job: launcher, OMP_NUM_THREADS, arguments; of each call.
+
+    Bash runs it, with Slurm's variables, in an empty folder and without any command.
+    """
+    ranks = nodes * domains
+    slurm = {"NTASKS": ranks, "NPROCS": ranks, "NTASKS_PER_NODE": domains, "NNODES": nodes}
+    slurm |= {"CPUS_PER_TASK": cores, "JOB_NUM_NODES": nodes, "JOB_ID": 1}
+    bare = re.sub(rf"[\w./~-]*/({'|'.join(LAUNCHERS)})\b", r"\1", text)
+    with tempfile.TemporaryDirectory() as folder:
+        notes, start = Path(folder, "notes"), Path(folder, "start")
+        notes.touch()
+        start.write_text(_REHEARSAL)
+        for name in LAUNCHERS:
+            Path(folder, name).write_text(_NOTES)
+            Path(folder, name).chmod(0o755)
+        Path(folder, "env").symlink_to("/usr/bin/env")
+        variables = {"PATH": folder, "BASH_ENV": str(start), "NOTES": str(notes), "HOME": folder}
+        variables |= {f"SLURM_{name}": str(value) for name, value in slurm.items()}
+        variables["SLURM_SUBMIT_DIR"] = folder
+        subprocess.run([shutil.which("bash"), "-c", bare], env=variables, cwd=folder, **_BASH)
+        calls = notes.read_text().split("END\0")[:-1]
+    return [call.split("\0")[:-1] for call in calls]

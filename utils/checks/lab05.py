@@ -395,14 +395,14 @@ def _steps(compute, sizes, p, latency, bandwidth) -> tuple[float, list[Mistake]]
     waits, alone = count * once, compute / p
     wrong = {
         "the latency is paid by each gradient's all_reduce of its own": compute + once + sent,
-        "the computation is missing": waits + sent,
+        "the computation is missing: communication comes after it, add both": waits + sent,
         "compute is what one rank computes: do not divide it by p": alone + waits + sent,
         "the latency is missing": compute + sent,
         "the bytes are missing: sent / bandwidth": compute + waits,
         "bandwidth is in bytes per second: divide by it": compute + waits + moved * bandwidth,
         "every message pays the latency, 2(p − 1) of them": compute + count * latency + sent,
         "the computation counts once, not for each gradient": count * compute + waits + sent,
-        "communication comes after the computation: add them": max(compute, waits + sent),
+        "what takes longer does not hide the rest: add both": max(compute, waits + sent),
     }
     return compute + waits + sent, _table(wrong)
 

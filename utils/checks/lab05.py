@@ -206,14 +206,14 @@ def _wrong_bands(one, many, q1, q2, low: float, middle: float, high: float) -> l
         "the ends pair quartiles of the same side: pair slow with fast": (q1 / q2).tolist(),
         "low and high are exchanged": [high, middle, low],
         "the order is low, middle, high": [middle, low, high],
+        "these are the extreme rounds, not the quartiles": (
+            lambda got: same(got[0], min(one) / max(many)) and same(got[2], max(one) / min(many))
+        ),
         "the middle is a ratio of means, which one disturbed round moves: take the medians": (
             has_middle(np.mean(one) / np.mean(many))
         ),
         "the middle is halfway between the ends: take the medians": has_middle((low + high) / 2),
         "the middle is that of the fastest rounds": has_middle(min(one) / min(many)),
-        "these are the extreme rounds, not the quartiles": (
-            lambda got: same(got[0], min(one) / max(many)) and same(got[2], max(one) / min(many))
-        ),
         "the middle is right, the ends are not: q25 and q75, of opposite sides": has_middle(middle),
     }
     return _table(wrong)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import hosts_tools
+import matplotlib.pyplot as plt
 import nbformat
 import pytest
 import torch
@@ -23,8 +24,9 @@ from hosts_switch import FRAMING, Switch
 from hosts_tools import LATENCY, RATE, on_hosts
 
 from torch_mpi import waiting
+from utils.figures import speedup
 from utils.jobs.plan import Plan, Request
-from utils.scaling import AlphaBeta, fit_alpha_beta, runs
+from utils.scaling import AlphaBeta, batch, fit_alpha_beta, laws, runs
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(900)]
 
@@ -154,15 +156,6 @@ def test_what_ranks_of_two_hosts_say_to_each_other_went_through_the_network(netw
 
 # --- lab 05's script ---------------------------------------------------------------------------
 
-JOB = """
-import json, sys
-from utils.scaling import runs
-job = runs.Job(ranks=int(sys.argv[1]), bind=False)
-options = ("--data", "images.pt", "--strong", 64, "--rounds", 1, "--steps", 1, "--target", 0.3)
-one = runs.run("train.py", *options, "--table", 4, job=job, deadline=400)
-print(json.dumps({"result": one.result}))
-"""
-
 
 @pytest.fixture(scope="module")
 def lab05(root: Path, tmp_path_factory) -> Path:
@@ -179,27 +172,64 @@ def lab05(root: Path, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("number", [2, 4])
-def test_lab_05s_training_runs_over_several_hosts(can_have_hosts, lab05, root, number):
+# Two NUMA domains of one core: each host claims to be such a machine, and this one has the cores.
+TWO_DOMAINS = {"HWLOC_SYNTHETIC": "pack:2 numa:1 core:1 pu:1", "HWLOC_THISSYSTEM": "1"}
+
+
+@pytest.fixture(scope="module")
+def lab05_series(can_have_hosts, lab05, root) -> dict[int, dict]:
+    """Results of lab 05's batch script on four hosts of two NUMA domains, by rank count."""
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("a host of two NUMA domains needs two cores")
+    options = ("--data", "images.pt", "--strong", 64, "--rounds", 1, "--steps", 1, "--table", 4)
+    script = lab05 / "series.sh"
+    script.write_text(batch.series(4, 2, 1, *options))
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = on_hosts(
-        number,
-        *(sys.executable, "-c", JOB, number),
-        timeout=450,
-        env={"PYTHONPATH": os.pathsep.join(paths)},
-        cwd=lab05,
+    env = environment_of_ranks() | TWO_DOMAINS | {"PYTHONPATH": os.pathsep.join(paths)}
+    done = on_hosts(4, "bash", script, slots=2, timeout=450, env=env, cwd=lab05)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    print(done.stderr)
+    return runs.series(lab05 / "results")
+
+
+def test_lab_05s_series_fills_both_domains_of_a_host_before_the_next_one(lab05_series):
+    hosts = {p: [rank["host"] for rank in r["ranks"]] for p, r in lab05_series.items()}
+    eight = [f"node{1 + rank // 2}" for rank in range(8)]
+    assert hosts == {p: eight[:p] for p in (1, 2, 4, 8)}
+    for p, result in lab05_series.items():
+        assert [rank["cores"] for rank in result["ranks"]] == ([[0], [1]] * p)[:p]
+        assert {rank["threads"] for rank in result["ranks"]} == {1}
+
+
+def test_lab_05s_series_times_both_ways_and_several_hosts_pay_for_the_network(lab05_series):
+    for p, result in lab05_series.items():
+        assert [row["strategy"] for row in result["cases"]] == ["by hand", "DDP"]
+        # 670 000 gradients, of which 2 (hosts - 1) / hosts leave each host, and 100 Mbit/s.
+        hosts = -(-p // 2)
+        least = 2 * (hosts - 1) / hosts * 4 * 670_000 * 8 / RATE
+        for row in result["cases"]:
+            assert row["step"][0] > least
+        if hosts > 1:
+            assert result["table"][0]["seconds"][0] > LATENCY
+
+
+def test_lab_05s_plots_draw_the_series(lab05_series):
+    figure, axes = plt.subplots()
+    one = runs.rounds_of(lab05_series[1], "by hand", 64, what="compute")
+    bands = {
+        p: laws.speedup_band(one, runs.rounds_of(result, "DDP", 64))
+        for p, result in lab05_series.items()
+    }
+    speedup.speedup(axes, {"DDP": bands}, limit=bands)
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "4", "8"]
+    assert (
+        0
+        <= laws.fit_amdahl(
+            {p: runs.rounds_of(r, "by hand", 64) for p, r in lab05_series.items()}
+        ).serial
+        <= 1
     )
-    result = result_of(done)["result"]
-    assert [rank["host"] for rank in result["ranks"]] == [f"node{k + 1}" for k in range(number)]
-    assert [row["strategy"] for row in result["cases"]] == ["by hand", "DDP"]
-    # 670 000 gradients, of which 2 (p - 1) / p leave each host, and 100 Mbit/s.
-    least = 2 * (number - 1) / number * 4 * 670_000 * 8 / RATE
-    for row in result["cases"]:
-        assert row["step"][0] > least > row["compute"][0]
-    assert result["table"][0]["seconds"][0] > LATENCY
-    # A loss that is not finite would leave a model that guesses: one in ten.
-    for row in result["solutions"]:
-        assert 0.3 <= row["accuracies"][-1] <= 1.0
+    plt.close(figure)
 
 
 # --- planning for sockets that are not here ----------------------------------------------------

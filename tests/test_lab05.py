@@ -110,7 +110,7 @@ WRONG = [
             mean = torch.tensor(seconds[1:])
             dist.all_reduce(mean)
             return (mean / dist.get_world_size()).tolist()
-        """), "not the mean or the sum of the ranks"),
+        """), "not the mean, the sum or the fastest of the ranks"),
     ("5.1", "does not warm up", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -138,7 +138,7 @@ WRONG = [
             slowest = torch.tensor(seconds)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "The first round warms up and is not in the list"),
+        """), "the first round warms up and is not in the list"),
     ("5.1", "forgets to divide by the steps", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -159,7 +159,50 @@ WRONG = [
             prepare()
             step()
             return median([1.0] * rounds)
-        """), "expected a list of 3 numbers, got 1"),
+        """), "return a list of 3 numbers"),
+    ("5.1", "starts the clock once for all rounds", stopwatch("""
+        def time_rounds(prepare, step, rounds, steps):
+            prepare()
+            step()
+            seconds = []
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(rounds):
+                for _ in range(steps):
+                    step()
+                seconds.append((time.perf_counter() - start) / steps)
+            slowest = torch.tensor(seconds)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            return slowest.tolist()
+        """), "start the clock anew in every round"),
+    ("5.1", "prepares once", stopwatch("""
+        def time_rounds(prepare, step, rounds, steps):
+            prepare()
+            seconds = []
+            for _ in range(rounds + 1):
+                dist.barrier()
+                start = time.perf_counter()
+                for _ in range(steps):
+                    step()
+                seconds.append((time.perf_counter() - start) / steps)
+            slowest = torch.tensor(seconds[1:])
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            return slowest.tolist()
+        """), "prepare() belongs to every round"),
+    ("5.1", "takes the fastest rank", stopwatch("""
+        def time_rounds(prepare, step, rounds, steps):
+            seconds = []
+            for _ in range(rounds + 1):
+                prepare()
+                dist.barrier()
+                start = time.perf_counter()
+                for _ in range(steps):
+                    step()
+                seconds.append((time.perf_counter() - start) / steps)
+            fastest = torch.tensor(seconds[1:])
+            dist.all_reduce(fastest, op=dist.ReduceOp.MIN)
+            return fastest.tolist()
+        """), "dist.ReduceOp.MAX"),
     ("5.2", "turns the ratio upside down", """
         def speedup_band(one, many):
             a, b = np.percentile(one, [25, 50, 75]), np.percentile(many, [25, 50, 75])
@@ -181,20 +224,51 @@ WRONG = [
     ("5.2", "returns the middle only", """
         def speedup_band(one, many):
             return np.median(one) / np.median(many)
-        """, "expected three numbers (low, middle, high)"),
+        """, "return three numbers: (low, middle, high)"),
     ("5.2", "hard-codes two ranks", """
         def efficiency(speedup, p):
             return speedup / p if p == 1 else p / speedup
-        """, "That is p / speedup."),
+        """, "that is p / speedup"),
+    ("5.2", "puts the middle first", """
+        solution_ = speedup_band
+        def speedup_band(one, many):
+            low, middle, high = solution_(one, many)
+            return middle, low, high
+        """, "the order is low, middle, high"),
+    ("5.2", "exchanges the ends", """
+        solution_ = speedup_band
+        def speedup_band(one, many):
+            return tuple(reversed(solution_(one, many)))
+        """, "low and high are exchanged"),
+    ("5.2", "takes means and tenths", """
+        def speedup_band(one, many):
+            a, b = np.percentile(one, [10, 90]), np.percentile(many, [10, 90])
+            return a[0] / b[1], np.mean(one) / np.mean(many), a[1] / b[0]
+        """, "a ratio of means"),
+    ("5.2", "takes tenths", """
+        def speedup_band(one, many):
+            a, b = np.percentile(one, [10, 50, 90]), np.percentile(many, [10, 50, 90])
+            return a[0] / b[2], a[1] / b[1], a[2] / b[0]
+        """, "q25 and q75, of opposite sides"),
+    ("5.2", "takes the middle of the ends", """
+        solution_ = speedup_band
+        def speedup_band(one, many):
+            low, _, high = solution_(one, many)
+            return low, (low + high) / 2, high
+        """, "halfway between the ends"),
+    ("5.2", "gives per cent", """
+        def efficiency(speedup, p):
+            return 100 * speedup / p
+        """, "in per cent"),
     ("5.3", "forgets the parallel part's 1 - s", """
         def amdahl(p, serial):
             return 1 / (serial + 1 / p)
-        """, "The parallel part is 1 − s."),
+        """, "the parallel part is 1 − s, not 1"),
     ("5.3", "returns the parallel fraction", """
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit(1 / np.asarray(ps, float), times, 1)
             return slope / (intercept + slope)
-        """, "That is the parallel fraction"),
+        """, "that is the parallel fraction"),
     ("5.3", "returns seconds", """
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit(1 / np.asarray(ps, float), times, 1)
@@ -204,7 +278,7 @@ WRONG = [
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit(1 / np.asarray(ps, float), times, 1)
             return intercept / (intercept + slope)
-        """, "That is below 0"),
+        """, "that is below 0"),
     ("5.3", "fits the speedups", """
         def fit_amdahl(ps, times):
             speedups = times[0] / np.asarray(times)
@@ -213,24 +287,37 @@ WRONG = [
         """, "fitted as if they were times"),
     ("5.3", "hard-codes 1, 2, 4, 8 ranks", """
         def fit_amdahl(ps, times):
-            slope, intercept = np.polyfit([1, 1/2, 1/4, 1/8, 1/16], times, 1)
+            slope, intercept = np.polyfit(0.5 ** np.arange(len(ps)), times, 1)
             return float(np.clip(intercept / (intercept + slope), 0, 1))
-        """, "Serial fraction: expected"),
+        """, "ranks took ["),
     ("5.3", "returns nothing", """
         def fit_amdahl(ps, times):
             np.polyfit(1 / np.asarray(ps, float), times, 1)
-        """, "got None"),
+        """, "returned None: return the serial fraction"),
     ("5.3", "looks at the last point only", """
         def fit_amdahl(ps, times):
             s = (times[-1] / times[0] - 1 / ps[-1]) / (1 - 1 / ps[-1])
             return min(1.0, max(0.0, s))
         """, "what the last point alone says"),
+    ("5.3", "returns the time", """
+        def amdahl(p, serial):
+            return serial + (1 - serial) / p
+        """, "the speedup is its inverse"),
+    ("5.3", "looks at two ranks only", """
+        def fit_amdahl(ps, times):
+            s = (times[1] / times[0] - 1 / ps[1]) / (1 - 1 / ps[1])
+            return min(1.0, max(0.0, s))
+        """, "what the second point alone says"),
+    ("5.3", "takes a list for p apart", """
+        def amdahl(p, serial):
+            return float(1 / (serial + (1 - serial) / max(np.atleast_1d(p))))
+        """, "amdahl of an array of p"),
     ("5.4", "fits a line with an intercept", """
         def fit_gustafson(ps, times):
             ps, times = np.asarray(ps, float), np.asarray(times, float)
             slope, start = np.polyfit(ps - 1, ps - ps * times[0] / times, 1)
             return float(np.clip(slope, 0, 1))
-        """, "The line goes through the origin"),
+        """, "the line goes through the origin"),
     ("5.4", "looks at the last point only", """
         def fit_gustafson(ps, times):
             s = (ps[-1] - ps[-1] * times[0] / times[-1]) / (ps[-1] - 1)
@@ -239,7 +326,7 @@ WRONG = [
     ("5.4", "takes Amdahl's law", """
         def gustafson(p, serial):
             return 1 / (serial + (1 - serial) / p)
-        """, "That is Amdahl's law."),
+        """, "that is Amdahl's law"),
     ("5.4", "counts p for p - 1", """
         def gustafson(p, serial):
             return p - serial * p
@@ -260,11 +347,20 @@ WRONG = [
             ps, times = np.asarray(ps, float), np.asarray(times, float)
             x, y = ps - 1, ps - ps * times[0] / times
             return float(x @ y / (x @ x))
-        """, "That is below 0"),
+        """, "that is below 0"),
+    ("5.4", "exchanges the parts", """
+        def gustafson(p, serial):
+            return serial * p + 1 - serial
+        """, "serial and parallel part are exchanged"),
+    ("5.4", "returns the parallel fraction", """
+        solution_ = fit_gustafson
+        def fit_gustafson(ps, times):
+            return 1 - solution_(ps, times)
+        """, "that is the parallel fraction"),
     ("5.5", "sends whole tensors", """
         def ring(p, nbytes):
             return 2 * (p - 1), 2 * (p - 1) * nbytes
-        """, "Each message has n/p bytes, not n."),
+        """, "each message has n/p bytes, not n"),
     ("5.5", "goes round once", """
         def ring(p, nbytes):
             return p - 1, (p - 1) / p * nbytes
@@ -281,7 +377,7 @@ WRONG = [
         def predict_step(compute, sizes, p, latency, bandwidth):
             messages, sent = ring(p, sum(sizes))
             return compute + messages * latency + sent / bandwidth
-        """, "each has an all_reduce of its own"),
+        """, "each gradient's all_reduce of its own"),
     ("5.5", "divides the computation", """
         def predict_step(compute, sizes, p, latency, bandwidth):
             return compute / p + sum(
@@ -291,13 +387,26 @@ WRONG = [
     ("5.5", "forgets the computation", """
         def predict_step(compute, sizes, p, latency, bandwidth):
             return sum(ring(p, n)[0] * latency + ring(p, n)[1] / bandwidth for n in sizes)
-        """, "The computation is missing."),
+        """, "the computation is missing"),
     ("5.5", "takes the bandwidth for a time", """
         def predict_step(compute, sizes, p, latency, bandwidth):
             return compute + sum(
                 ring(p, n)[0] * latency + ring(p, n)[1] * bandwidth for n in sizes
             )
         """, "divide by it"),
+    ("5.5", "counts one rank as one message", """
+        def ring(p, nbytes):
+            return max(1, 2 * (p - 1)), 2 * (p - 1) / p * nbytes
+        """, "one rank sends nothing"),
+    ("5.5", "pays the latency once for each gradient", """
+        def predict_step(compute, sizes, p, latency, bandwidth):
+            return compute + sum(latency + ring(p, n)[1] / bandwidth for n in sizes)
+        """, "every message pays the latency"),
+    ("5.5", "lets communication overlap", """
+        def predict_step(compute, sizes, p, latency, bandwidth):
+            sent = sum(ring(p, n)[0] * latency + ring(p, n)[1] / bandwidth for n in sizes)
+            return max(compute, sent)
+        """, "add both"),
     ("5.6", "hard-codes the picture", """
         solution_ = job_script
         def job_script(nodes, domains, cores, command):
@@ -327,10 +436,21 @@ WRONG = [
         """, "--ntasks-per-node: expected 2"),
     ("5.6", "sets no time limit", script({"--time": "--comment"}), "without a limit"),
     ("5.6", "is not bash", script({"export": "export ("}), "bash can't read it"),
+    ("5.6", "binds to hardware threads", script({"-to core": "-to hwthread"}),
+     "--bind-to hwthread"),
+    ("5.6", "puts the ranks side by side", script({"ppr:1:numa": "core"}), "one rank beside the"),
+    ("5.6", "puts all ranks into each domain", script({"ppr:1:numa": "ppr:8:numa"}),
+     "there is one rank in each domain"),
+    ("5.6", "counts cores and binds to the domain", script({"-to core": "-to numa"}),
+     "counts cores, so it takes --bind-to core"),
+    ("5.6", "starts the program itself", script({"mpiexec": "echo"}), "no mpiexec (or srun) line"),
+    ("5.6", "has no first line", script({"#!/bin/bash\n": ""}), "the first line must say"),
+    ("5.6", "forgets srun's memory", script({"mpiexec -n": "srun --cpu-bind=cores -n"}),
+     "srun must be told again"),
     ("5.6", "returns nothing", """
         def job_script(nodes, domains, cores, command):
             print("#!/bin/bash")
-        """, "expected the text of a script, got None"),
+        """, "return the text of a script, got None"),
 ]  # fmt: skip
 
 # task, what the student did otherwise, the code
@@ -365,6 +485,56 @@ ALSO_RIGHT = [
                     seconds.append(max(everyone))
             return seconds
         """)),
+    ("5.1", "takes numpy's maximum", stopwatch("""
+        import numpy as np
+        def time_rounds(prepare, step, rounds, steps):
+            found = torch.zeros(rounds + 1, dtype=torch.float64)
+            for k in range(rounds + 1):
+                prepare()
+                dist.barrier()
+                begin = time.time()
+                for _ in range(steps):
+                    step()
+                found[k] = (time.time() - begin) / steps
+            everyone = [torch.zeros_like(found) for _ in range(dist.get_world_size())]
+            dist.all_gather(everyone, found)
+            return np.max([one.numpy() for one in everyone], axis=0)[1:]
+        """)),
+    ("5.2", "computes with torch", """
+        import torch
+        def speedup_band(one, many):
+            at = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+            a = torch.tensor(one, dtype=torch.float64).quantile(at)
+            b = torch.tensor(many, dtype=torch.float64).quantile(at)
+            return a / b.flip(0)
+        def efficiency(speedup, p):
+            return torch.tensor(speedup, dtype=torch.float64) / p
+        """),
+    ("5.2", "computes with the standard library", """
+        from statistics import median, quantiles
+        def speedup_band(one, many):
+            a = quantiles(one, n=4, method="inclusive")
+            b = quantiles(many, n=4, method="inclusive")
+            return [a[0] / b[2], median(one) / median(many), a[2] / b[0]]
+        """),
+    ("5.2", "divides arrays", """
+        def speedup_band(one, many):
+            cuts = [25, 50, 75]
+            return np.percentile(one, cuts) / np.percentile(many, cuts)[::-1]
+        """),
+    ("5.3", "solves the normal equations", """
+        def fit_amdahl(ps, times):
+            columns = np.stack([np.ones(len(ps)), 1 / np.array(ps)], axis=1)
+            (a, b), *_ = np.linalg.lstsq(columns, np.array(times), rcond=None)
+            return min(max(a / (a + b), 0), 1)
+        """),
+    ("5.3", "starts the line at the first point", """
+        def amdahl(p, serial):
+            return p / (serial * p + 1 - serial)
+        def fit_amdahl(ps, times):
+            x, y = 1 - 1 / np.array(ps), np.array(times) / times[0] - 1 / np.array(ps)
+            return np.clip((x * y).sum() / (x * x).sum(), 0.0, 1.0)
+        """),
     ("5.3", "averages Karp and Flatt's fractions", """
         def fit_amdahl(ps, times):
             ps, times = np.asarray(ps, float)[1:], np.asarray(times, float)
@@ -375,6 +545,25 @@ ALSO_RIGHT = [
         def fit_gustafson(ps, times):
             found = [(p - p * times[0] / t) / (p - 1) for p, t in zip(ps[1:], times[1:])]
             return min(1, max(0, sum(found) / len(found)))
+        """),
+    ("5.4", "writes Gustafson's own words", """
+        def gustafson(p, serial):
+            return serial + (1 - serial) * p
+        """),
+    ("5.4", "solves by lstsq", """
+        def fit_gustafson(ps, times):
+            ps, times = np.array(ps, float), np.array(times)
+            y = ps - ps * times[0] / times
+            return np.clip(np.linalg.lstsq((ps - 1)[:, None], y, rcond=None)[0][0], 0, 1)
+        """),
+    ("5.5", "adds up in its head", """
+        def predict_step(compute, sizes, p, latency, bandwidth):
+            moved = 2 * (p - 1) * sum(sizes) / p
+            return compute + len(sizes) * 2 * (p - 1) * latency + moved / bandwidth
+        """),
+    ("5.5", "returns a list", """
+        def ring(p, nbytes):
+            return [0, 0] if p == 1 else [2 * p - 2, nbytes * (2 - 2 / p)]
         """),
     ("5.5", "counts message by message", """
         def ring(p, nbytes):
@@ -408,6 +597,20 @@ ALSO_RIGHT = [
             text = text.replace(f"mpiexec -n {nodes * domains}", "mpiexec -n ${RANKS}")
             return text.replace(f"PE={cores}", "PE=$SLURM_CPUS_PER_TASK")
         """),
+    ("5.6", "maps by socket with all of its cores", script({"ppr:1:numa": "ppr:1:socket"})),
+    ("5.6", "maps by the ranks of a node", """
+        solution_ = job_script
+        def job_script(nodes, domains, cores, command):
+            return solution_(nodes, domains, cores, command).replace("1:numa", f"{domains}:node")
+        """),
+    ("5.6", "hands the threads on", """
+        solution_ = job_script
+        def job_script(nodes, domains, cores, command):
+            text = solution_(nodes, domains, cores, command).replace("export OMP", "# OMP")
+            return text.replace("--report", f"-x OMP_NUM_THREADS={cores} --report")
+        """),
+    ("5.6", "is careful", script({"export OMP": "set -euo pipefail\ncd $SLURM_SUBMIT_DIR\n"
+     "module purge\nsource ~/env/bin/activate\nexport OMP", "mpiexec": "time /opt/bin/mpirun"})),
     ("5.6", "binds to the domain", script({":PE=": " -x Y=", "-to core": "-to numa"})),
 ]  # fmt: skip
 

@@ -2,13 +2,14 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import psutil
 import pytest
 
 from utils.jobs import watchdog
-from utils.scaling import fit_alpha_beta, laws, predict, runs
+from utils.scaling import batch, fit_alpha_beta, forecast, laws, runs
 
 SIZES = 4.0 ** np.arange(1, 14)  # 4 B … 64 MiB
 ALPHA, BETA = 2e-6, 1 / 5e9
@@ -161,7 +162,7 @@ def test_a_speedup_band_pairs_slow_with_fast():
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_a_ring_sends_its_share(ranks):
-    sent = predict.messages("ring", 1000, ranks)
+    sent = forecast.messages("ring", 1000, ranks)
     assert len(sent) == 2 * (ranks - 1)
     assert sum(one.nbytes for one in sent) == pytest.approx(2000 * (ranks - 1) / ranks)
 
@@ -170,33 +171,33 @@ def test_a_ring_sends_its_share(ranks):
     ("ranks", "distances"), [(1, []), (2, [1]), (8, [1, 2, 4]), (3, [1, 1, 1])]
 )
 def test_recursive_doubling_sends_everything_ever_further(ranks, distances):
-    sent = predict.messages("recursive doubling", 1000, ranks)
+    sent = forecast.messages("recursive doubling", 1000, ranks)
     assert [one.distance for one in sent] == distances
     assert all(one.nbytes == 1000 for one in sent)
 
 
 def test_another_pattern_is_refused():
     with pytest.raises(ValueError, match="ring, recursive doubling"):
-        predict.messages("star", 1, 2)
+        forecast.messages("star", 1, 2)
 
 
 TABLE = 4.0 ** np.arange(1, 13)
 
 
-@pytest.mark.parametrize("pattern", predict.PATTERNS)
+@pytest.mark.parametrize("pattern", forecast.PATTERNS)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_links_are_found_again_and_predict_other_rank_counts(pattern, ranks):
     def seconds(n, p):
-        return sum(ALPHA + one.nbytes * BETA for one in predict.messages(pattern, n, p))
+        return sum(ALPHA + one.nbytes * BETA for one in forecast.messages(pattern, n, p))
 
-    local = predict.fit_regimes(TABLE, [seconds(n, ranks) for n in TABLE], ranks, pattern)
+    local = forecast.fit_regimes(TABLE, [seconds(n, ranks) for n in TABLE], ranks, pattern)
     for nbytes in (40, 20_480, 1_605_632):
         assert local.all_reduce(nbytes, 8) == pytest.approx(seconds(nbytes, 8), rel=1e-6)
 
 
 def test_each_regime_has_its_own_line():
     times = [n * 1e-9 + (1e-6 if n <= 2**10 else 1e-5 if n <= 2**20 else 1e-4) for n in TABLE]
-    local = predict.fit_regimes(TABLE, times, 2, "recursive doubling")
+    local = forecast.fit_regimes(TABLE, times, 2, "recursive doubling")
     assert local.message(16) == pytest.approx(1e-6, rel=0.05)
     assert local.message(2**16) == pytest.approx(1e-5 + 2**16 * 1e-9, rel=0.05)
     assert local.message(2**23) == pytest.approx(1e-4 + 2**23 * 1e-9, rel=0.3)
@@ -204,18 +205,18 @@ def test_each_regime_has_its_own_line():
 
 def test_a_table_without_long_messages_is_refused():
     with pytest.raises(ValueError, match="at least 2 messages from 1 MiB"):
-        predict.fit_regimes([4, 64, 2**14, 2**16], [1e-6] * 4, 2)
+        forecast.fit_regimes([4, 64, 2**14, 2**16], [1e-6] * 4, 2)
 
 
 def free(pattern):
     """Messages inside a node cost nothing."""
     nothing = fit_alpha_beta([1, 2], [1e-15, 1e-15])
-    return predict.Regimes(pattern, nothing, nothing, nothing)
+    return forecast.Regimes(pattern, nothing, nothing, nothing)
 
 
 def test_four_nodes_with_two_domains_each():
-    link = predict.Link(latency=1e-3, bandwidth=1e6)
-    machine = predict.Machine(nodes=4, domains=2, network=link)
+    link = forecast.Link(latency=1e-3, bandwidth=1e6)
+    machine = forecast.Machine(nodes=4, domains=2, network=link)
     assert machine.ranks == 8
     ring = machine.all_reduce(8e6, free("ring"))
     assert ring == pytest.approx(14 * (1e-3 + 1.0))  # the slowest link sets the pace
@@ -227,12 +228,21 @@ def test_four_nodes_with_two_domains_each():
 
 def test_several_nodes_need_a_network():
     with pytest.raises(ValueError, match="need a network"):
-        predict.Machine(nodes=2, domains=1).all_reduce(8, free("ring"))
+        forecast.Machine(nodes=2, domains=1).all_reduce(8, free("ring"))
 
 
-def test_the_computation_has_a_fixed_part():
-    compute_of = predict.fit_compute([256, 128, 64], [1.0 + 0.01 * m for m in (256, 128, 64)])
-    assert compute_of(32) == pytest.approx(1.32)
+def test_a_prediction_has_a_band_that_knows_the_slowdown_and_the_tables_error():
+    table = [n * 1e-9 * (1.1 if k % 2 else 0.9) + 1e-6 for k, n in enumerate(TABLE)]
+    local = forecast.fit_regimes(TABLE, table, 2)
+    machine = forecast.Machine(nodes=1, domains=2)
+    low, middle, high = machine.step_band([0.9, 1.0, 1.1], [8e6], local, slowdown=1.2)
+    sent = machine.all_reduce(8e6, local)
+    assert middle == pytest.approx(1.2 + sent)
+    assert low == pytest.approx(0.95 + sent * (1 - local.error))
+    assert high == pytest.approx(1.2 * 1.05 + sent * (1 + local.error))
+    assert 0.05 < local.error < 0.15
+    exact = machine.step_band([1.0], [], local)
+    assert exact == (1.0, 1.0, 1.0)
 
 
 # --- jobs --------------------------------------------------------------------------------------
@@ -271,15 +281,34 @@ def test_forgotten_threads_are_left_unset(tmp_path, monkeypatch):
     assert one.result["threads"] == [None]
 
 
-def test_a_job_that_hangs_is_ended_with_all_its_processes(tmp_path):
+def test_a_job_that_hangs_is_ended_with_all_its_processes_and_says_its_last_words(tmp_path):
     pids = tmp_path / "pids"
-    source = (
-        f"import os, time\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}} ')\ntime.sleep(9999)"
-    )
-    with pytest.raises(runs.RunFailed, match="was not done after 6 s"):
+    source = f"""
+import os, sys, time
+open({str(pids)!r}, "a").write(f"{{os.getpid()}} ")
+print("epoch 3", file=sys.stderr, flush=True)
+time.sleep(9999)
+"""
+    said = r"(?s)was not done after 6 s.* busy .*deadline=12.*epoch 3"
+    with pytest.raises(runs.RunFailed, match=said):
         runs.run(script(tmp_path, source), job=runs.Job(2), deadline=6)
     for pid in map(int, pids.read_text().split()):
         assert not psutil.pid_exists(pid) or not watchdog.alive(psutil.Process(pid))
+
+
+def test_progress_comes_while_the_job_runs_and_each_line_once(tmp_path):
+    source = """
+import sys, time
+for k in range(3):
+    print(f"> line {k}", "of a job", file=sys.stderr, flush=True)
+    print("other words", file=sys.stderr)
+    time.sleep(0.5)
+print("{}")
+"""
+    told = []
+    runs.run(script(tmp_path, source), job=runs.Job(1), deadline=200, say=told.append)
+    assert told[0].startswith("mpiexec -n 1")
+    assert told[1:] == [f"  line {k} of a job" for k in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -315,3 +344,87 @@ def test_runs_are_json(tmp_path):
     runs.save([one], tmp_path / "runs.json")
     assert json.loads((tmp_path / "runs.json").read_text())[0]["result"] == {"step": [1.0]}
     assert one.job.label == "2 × ?, not bound"
+
+
+# --- a series of rank counts -------------------------------------------------------------------
+
+
+def result(ranks, **seconds):
+    """What train.py writes: one strategy at 128 samples, strong, and 128 for each rank."""
+    cases = [("strong", 128)] + ([("weak", 128 * ranks)] if ranks > 1 else [])
+    known = [
+        {"strategy": "DDP", "scaling": scaling, "minibatch": minibatch, **seconds}
+        for scaling, minibatch in cases
+    ]
+    return {"ranks": [{"host": "node1"}] * ranks, "cases": known}
+
+
+def test_the_newest_series_is_read_in_the_order_of_its_rank_counts(tmp_path):
+    for job, counts, when in (("7", (1, 2, 4), 100), ("8", (8, 1), 200)):
+        (tmp_path / job).mkdir()
+        for ranks in counts:
+            file = tmp_path / job / f"{ranks}.json"
+            file.write_text(json.dumps(result(ranks)))
+            os.utime(file, (when, when))
+    assert list(runs.series(tmp_path)) == [1, 8]
+    with pytest.raises(FileNotFoundError, match="no job has written results"):
+        runs.series(tmp_path / "nothing")
+
+
+def test_a_case_is_found_by_the_minibatch_of_all_ranks_or_of_each():
+    two = result(2, step=[2.0, 4.0], compute=[1.0, 3.0])
+    assert runs.rounds_of(two, "DDP", 128) == [2.0, 4.0]
+    assert runs.rounds_of(two, "DDP", 128, "weak", "compute") == [1.0, 3.0]
+    assert runs.rounds_of(result(1, step=[5.0]), "DDP", 128, "weak") == [5.0]
+    assert runs.share_of_limit(two, "DDP", 128) == pytest.approx((0.5 + 0.75) / 2)
+    with pytest.raises(LookupError, match="by hand, 64 samples"):
+        runs.rounds_of(two, "by hand", 64)
+
+
+def test_a_batch_script_asks_for_what_it_uses_and_bash_reads_it(monkeypatch, tmp_path):
+    site = tmp_path / "etc/ddl-labs/site.toml"
+    site.parent.mkdir(parents=True)
+    site.write_text(
+        '[slurm]\npartition = "lab"\naccount = ""\nsetup = ["module load openmpi/5.0"]\n'
+    )
+    monkeypatch.setattr(batch, "PREFIX", str(tmp_path))
+    text = batch.series(4, 2, 24, "--data", "my images.pt", time="1:00:00")
+    for line in ("--nodes=4", "--ntasks-per-node=2", "--cpus-per-task=24", "--partition=lab"):
+        assert f"#SBATCH {line}\n" in text
+    assert "--account" not in text
+    assert "\nmodule load openmpi/5.0\n" in text
+    assert "for ranks in 1 2 4 8; do" in text
+    assert "--map-by ppr:1:numa:PE=24 --bind-to core" in text
+    assert "train.py --data 'my images.pt'" in text
+    assert f":-{tmp_path}}}" in text
+    first = next(k for k, line in enumerate(text.splitlines()) if line and line[0] != "#")
+    assert not any(line.startswith("#SBATCH") for line in text.splitlines()[first:])
+    assert batch.unreadable(text) == ""
+    started = batch.launches(text, 4, 2, 24)
+    assert [call[:4] for call in started] == [["mpiexec", "24", "-n", p] for p in "1248"]
+
+
+def test_what_a_script_would_start_is_seen_without_starting_anything(tmp_path):
+    text = f"""#!/bin/bash
+set -euo pipefail
+module load openmpi && source venv/bin/activate
+touch {tmp_path}/touched
+export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
+for n in 1 $(( SLURM_NNODES * 2 )); do
+    /opt/bin/mpiexec -n $n python "my train.py" > out
+done
+"""
+    assert batch.launches(text, 3, 2, 5) == [
+        ["mpiexec", "5", "-n", n, "python", "my train.py"] for n in ("1", "6")
+    ]
+    assert list(tmp_path.iterdir()) == []
+    assert "syntax error" in batch.unreadable("export (")
+    asked = batch.request(["#!/bin/bash", "#SBATCH -N4 -c 2 --time=5 # it's short", "#SBATCH -n 8"])
+    assert asked == {"--nodes": "4", "--cpus-per-task": "2", "--time": "5", "--ntasks": "8"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "domains", "counts"), [(1, 1, "1"), (3, 1, "1 2"), (2, 4, "1 2 4 8")]
+)
+def test_a_series_has_the_powers_of_two_that_fit(nodes, domains, counts):
+    assert f"for ranks in {counts}; do" in batch.series(nodes, domains, 1)

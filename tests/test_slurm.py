@@ -14,7 +14,9 @@ from pathlib import Path
 import nbformat
 import pytest
 import slurm_tools
-from slurm_tools import Cluster
+from slurm_tools import PREFIX, Cluster
+
+from utils.scaling import runs
 
 pytestmark = [
     pytest.mark.bare,
@@ -299,35 +301,62 @@ def test_another_user_can_neither_connect_nor_read_nor_see_a_key(lab):
 # --- lab 05 on the cluster --------------------------------------------------------------------
 
 LAB_05 = "solutions/05_scaling.ipynb"
-CASES = (("strong", 128), ("weak", 128))
 IMAGES = """
 import torch
 torch.manual_seed(0)
 def some(n):
     return torch.randint(256, (n, 28, 28), dtype=torch.uint8), torch.arange(n) % 10
-torch.save([some(640), some(80)], "images.pt")
+torch.save([some(640), some(80)], "scaling/images.pt")
+"""
+# In the folder that the notebook lies in: the cell that makes the batch script, and hands it in.
+HAND_IN = """
+import sys
+from pathlib import Path
+from utils.scaling import batch
+script = Path("scaling/series.sh")
+options = "--data images.pt --strong 128 --weak 64 --rounds 2 --steps 2".split()
+script.write_text(batch.series(2, 1, 2, *options, time="5"))
+print(batch.submit(script))
 """
 
 
-def test_the_job_script_of_lab_05_times_the_training_on_two_nodes(lab, root):
+def lab_05(lab, root) -> dict[str, str]:
+    """The notebook's cells; what it writes lies in the student's folder `scaling`."""
     cells = {cell.id: cell.source for cell in nbformat.read(root / LAB_05, as_version=4).cells}
-    names: dict = {}
-    exec(cells["slurm-answer"].partition("\n")[2], names)
-    command = "python train.py --data images.pt --strong 128 --weak 64 --rounds 2 --steps 2"
-    folder = Path("/home/student1")
-    write(lab, folder / "job.sh", names["job_script"](2, 1, 2, command))
+    lab.run("mkdir", "-p", "/home/student1/scaling", user="student1")
     for name in ("timing.py", "train.py"):
         (source,) = (s for s in cells.values() if s.startswith(f"%%writefile scaling/{name}\n"))
-        write(lab, folder / name, source.partition("\n")[2])
+        write(lab, Path("/home/student1/scaling", name), source.partition("\n")[2])
     lab.run("python", "-c", IMAGES, user="student1")
-    job = lab.run("sbatch", "job.sh", user="student1").split()[-1]
+    return cells
+
+
+def test_the_series_of_lab_05_runs_on_one_node_and_two_and_is_read_back(lab, root):
+    lab_05(lab, root)
+    # The student's shell is not that of the course: the job must find the environment itself.
+    job = lab.run(PREFIX / "bin/python", "-c", HAND_IN, user="student1",
+                  env={"PATH": "/usr/bin:/bin"}).split()[-1]  # fmt: skip
     slurm_tools.wait_until(lambda: not lab.jobs(), PATIENCE, "the job is done")
-    shown = lab.run("cat", folder / f"scaling-{job}.out")
-    lines = [line for line in shown.splitlines() if line.startswith("{")]
-    assert lines, shown
-    result = json.loads(lines[-1])
-    assert [rank["host"] for rank in result["ranks"]] == ["node1", "node2"]
-    assert [rank["threads"] for rank in result["ranks"]] == [2, 2]
-    timed = {(case["strategy"], case["scaling"], case["minibatch"]) for case in result["cases"]}
-    assert timed == {(s, *case) for s in ("by hand", "DDP") for case in CASES}
-    assert all(seconds > 0 for case in result["cases"] for seconds in case["step"])
+    said = lab.run("cat", f"/home/student1/scaling/scaling-{job}.out")
+    read = (
+        "import json; from utils.scaling import runs; "
+        "print(json.dumps(runs.series('scaling/results')))"
+    )
+    found = json.loads(lab.run("python", "-c", read, user="student1"))
+    results = {int(p): result for p, result in found.items()}
+    hosts_of = {p: [rank["host"] for rank in result["ranks"]] for p, result in results.items()}
+    assert hosts_of == {1: ["node1"], 2: ["node1", "node2"]}, said
+    for p, result in results.items():
+        assert {rank["threads"] for rank in result["ranks"]} == {2}
+        for strategy in ("by hand", "DDP"):
+            for case in ((128, "strong"), (64, "weak")):
+                assert all(t > 0 for t in runs.rounds_of(result, strategy, *case)), (p, case)
+
+
+def test_the_series_of_lab_05_says_that_the_course_is_not_installed(lab, root):
+    lab_05(lab, root)
+    lab.run(PREFIX / "bin/python", "-c", HAND_IN, user="student1",
+            env={"DDL_LABS_PREFIX": "/opt/elsewhere"})  # fmt: skip
+    slurm_tools.wait_until(lambda: not lab.jobs(), PATIENCE, "the job is done")
+    said = lab.run("bash", "-c", "cat /home/student1/scaling/scaling-*.out")
+    assert "The course is not installed in /opt/elsewhere: DDL_LABS_PREFIX=" in said

@@ -7,66 +7,37 @@ what it fits are times that the check made up.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import re
-import shlex
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from utils.scaling import batch
+
 from .clock import Clock, moved_clocks
-from .mistakes import short
+from .mistakes import Mistake, is_number, same, short
 from .model import use_model as use_model
 from .probe import answer_named, told
 from .task import Report, task
-
-WORLD = 2
-
-
-def _near(got: object, expected: float, tolerance: float) -> bool:
-    """A finite number that differs by at most tolerance · max(1, |expected|)?"""
-    if isinstance(got, bool) or not isinstance(got, int | float):
-        return False
-    return abs(got - expected) <= tolerance * max(1.0, abs(expected))
-
-
-def _judge_number(
-    report: Report,
-    rank: int,
-    what: str,
-    got: object,
-    expected: float,
-    suspects: Mapping[str, float] | None = None,
-    tolerance: float = 1e-4,
-) -> bool:
-    """Compare a number; where a likely mistake would give it, say which."""
-    if _near(got, expected, tolerance):
-        return True
-    words = f"{what}: expected {expected:.4g}, got {short(got)}"
-    near = [pair for pair in (suspects or {}).items() if _near(got, pair[1], tolerance)]
-    if near:  # the nearest; of equal ones the first
-        step = 1e-4 * max(1.0, abs(expected))
-        words += f". {min(near, key=lambda pair: round(abs(pair[1] - got) / step))[0]}"
-    report.problem(words, rank)
-    return False
-
 
 # -- 5.1 --------------------------------------------------------------------------------------
 
 # Calls after which every rank knows that the others were there, too.
 _MEETINGS = ("barrier", "allreduce", "allgather", "_allgather_base")
+# Seconds that the very first step takes longer than the others.
+WARM = 5000.0
 
 
-def probe_stopwatch(
-    user_ns: dict, *, rank: int, steps: int, rounds: int, late: list, takes: list, warm: float
-) -> dict:
+def probe_stopwatch(user_ns: dict, *, rank: int, steps: int, rounds: int, late, takes) -> dict:
     """`time_rounds` on clocks that each step moves on; collectives make the ranks' clocks meet.
 
-    late, takes: seconds of `prepare` and of a step by rank. warm: more for the first step.
+    late, takes: seconds of `prepare` and of a step by rank.
     """
     if not dist.is_initialized():
         dist.init_process_group("mpi")
@@ -81,7 +52,7 @@ def probe_stopwatch(
         events.append("step")
         # Its gradients meet first, so a rank that is early waits here, as in a training.
         dist.all_reduce(torch.zeros(1))
-        clock.advance(takes[rank] + (warm if events.count("step") == 1 else 0.0))
+        clock.advance(takes[rank] + (WARM if events.count("step") == 1 else 0.0))
 
     known = getattr(function, "__globals__", {})
     with moved_clocks(known) as clock, _meetings(clock, events):
@@ -111,11 +82,9 @@ def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
 
         return met
 
-    with contextlib.ExitStack() as patches:
-        for name in _MEETINGS:
-            if hasattr(group, name):
-                patched = meeting(name, getattr(group, name))
-                patches.enter_context(mock.patch.object(group, name, patched))
+    known = [name for name in _MEETINGS if hasattr(group, name)]
+    patched = {name: meeting(name, getattr(group, name)) for name in known}
+    with mock.patch.multiple(group, **patched):
         yield
 
 
@@ -130,139 +99,141 @@ def time_rounds(ranks, report: Report) -> None:
             takes.reverse()
         if trial == 1:
             late.reverse()
-        arguments = {"steps": steps, "rounds": rounds, "late": late, "takes": takes}
-        answers = report.answers(ranks, __name__, "probe_stopwatch", warm=5000.0, **arguments)
+        given = {"steps": steps, "rounds": rounds, "late": late, "takes": takes}
+        answers = report.answers(ranks, __name__, "probe_stopwatch", **given)
+        what = f"a step takes {takes[0]:.1f} s on rank 0, {takes[1]:.1f} s on rank 1"
         for answer in answers:
-            _judge_stopwatch(report, answer.rank, answer.value, answers, arguments)
-        if report.problems:
+            rank, got, events = answer.rank, answer.value["result"], answer.value["events"]
+            alike = all(other.value["result"] == got for other in answers)
+            wrong, right = _wrong_stopwatches(events, alike, **given), [max(takes)] * rounds
+            if report.judge(rank, got, right, wrong, what=what, form="the times", tolerance=0.01):
+                report.communication(rank, events, _prepares_each_round(rounds))
+        if report.found:
             return
 
 
-def _judge_stopwatch(report: Report, rank: int, value: dict, answers: list, given: dict) -> None:
-    got, events, rounds, steps = value["result"], value["events"], given["rounds"], given["steps"]
-    if not isinstance(got, list) or not all(isinstance(one, int | float) for one in got):
-        report.problem(f"expected a list of {rounds} numbers, got {short(got)}", rank)
-        return
-    if len(got) != rounds:
-        more = " The first round warms up and is not in the list." if len(got) == rounds + 1 else ""
-        report.problem(f"expected {rounds} numbers, got {len(got)}.{more}", rank)
-        return
-    made = events.count("step")
-    if made <= rounds * steps:
-        report.problem(
-            f"{made} calls of step(): expected {rounds} rounds of {steps}, and one round before "
-            "them that warms up",
-            rank,
-        )
-        return
-    expected = max(given["takes"])
-    if all(_near(one, expected, 0.02) for one in got):
-        return
-    report.problem(
-        f"a step takes {given['takes'][0]:.1f} s on rank 0 and {given['takes'][1]:.1f} s on rank "
-        f"1, so expected {rounds} times {expected:.1f}, got {short(got)}. "
-        + _why_stopwatch(got, expected, steps, events, given, answers),
-        rank,
-    )
+def _prepares_each_round(rounds: int) -> Callable:
+    def rule(events: list[str]) -> str | None:
+        count = events.count("prepare")
+        said = f"prepare() belongs to every round: expected {rounds + 1} calls, it made {count}"
+        return None if rounds <= count <= rounds + 2 else said
+
+    return rule
 
 
-def _why_stopwatch(got, expected, steps, events, given, answers) -> str:
-    """The likeliest mistake."""
-    if got[0] > 5000.0 / steps:
-        return "The first step is in it, which warms up."
-    middle = sorted(got)[len(got) // 2]
-    if _near(middle, expected * steps, 0.02):
-        return "That is a whole round: divide by the steps in it."
-    waits = max(given["late"]) - min(given["late"])
-    if middle > expected + 0.4 * waits / steps:
-        before_start = events[: events.index("step")]
-        if "prepare" in before_start and before_start[-1] not in _MEETINGS:
-            return (
-                "One rank waits, inside the time, for the other one's prepare(): a barrier "
-                "belongs between prepare() and the start of the clock."
-            )
-        return "prepare(), or the wait at the barrier, is in it: start the clock after the barrier."
-    others = [answer.value["result"] for answer in answers]
-    if any(other != got for other in others):
-        return (
-            "The ranks return different lists: reduce with dist.ReduceOp.MAX, so that all have "
-            "the slowest rank's."
-        )
-    return "The slowest rank counts, not the mean or the sum of the ranks: dist.ReduceOp.MAX."
+def _wrong_stopwatches(events, alike, steps, rounds, late, takes) -> list[Mistake]:
+    made, start, slowest = events.count("step"), (*events, "step").index("step"), max(takes)
+    late_by = 0.4 * (max(late) - min(late)) / steps
+    inside = "prepare(), or the wait at the barrier, is in it: start the clock after the barrier"
+    if "prepare" in events[:start] and events[start - 1] not in _MEETINGS:
+        inside = "one rank waits, inside the time, for the other one's prepare(): a barrier "
+        inside += "belongs between prepare() and the start of the clock"
+    wrong = {
+        f"return a list of {rounds} numbers": lambda got: not _numbers(got),
+        f"it made {made} calls of step(): there are {rounds} rounds of {steps}, and one round "
+        "before them that warms up": lambda got: made <= rounds * steps,
+        "the first round warms up and is not in the list": lambda got: len(got) == rounds + 1,
+        f"there is one number for each of {rounds} rounds": lambda got: len(got) != rounds,
+        "the first step is in it, and that warms up": lambda got: got[0] > WARM / steps,
+        "that is a whole round: divide by the steps in it": [slowest * steps] * rounds,
+        "the times grow: start the clock anew in every round": lambda got: got[-1] > 1.5 * got[0],
+        inside: lambda got: np.median(got) > slowest + late_by,
+        "the ranks return different lists: reduce with dist.ReduceOp.MAX, so that all have the "
+        "slowest rank's": lambda got: not alike,
+        "the slowest rank counts, not the mean, the sum or the fastest of the ranks: "
+        "dist.ReduceOp.MAX": lambda got: True,
+    }
+    return _table(wrong)
+
+
+def _numbers(got: Any, count: int = 0) -> bool:
+    """A list of numbers, of so many if that is said?"""
+    return isinstance(got, list) and all(map(is_number, got)) and len(got) in (count or len(got),)
+
+
+def _table(wrong: Mapping[str, Any]) -> list[Mistake]:
+    """What to say, and what the mistake gives."""
+    return [Mistake(value, said) for said, value in wrong.items()]
 
 
 # -- 5.2 --------------------------------------------------------------------------------------
 
 
-def probe_speedup(
-    user_ns: dict, *, rank: int, one: list, many: list, speedup: float, p: int
-) -> dict:
-    """`speedup_band` and `efficiency`."""
-    return {
-        "band": told(answer_named(user_ns, "speedup_band")(list(one), list(many))),
-        "efficiency": told(answer_named(user_ns, "efficiency")(speedup, p)),
-    }
+def probe_calls(user_ns: dict, *, rank: int, calls: list) -> list:
+    """What functions return, one call after the other: (name, arguments)."""
+    return [told(answer_named(user_ns, name)(*arguments)) for name, arguments in calls]
+
+
+def _judge_calls(ranks, report: Report, cases: list[tuple]) -> None:
+    """Compare the results of calls: each case is (name, arguments, expected, mistakes, form)."""
+    calls = [[name, arguments] for name, arguments, *_ in cases]
+    for answer in report.answers(ranks, __name__, "probe_calls", calls=calls):
+        for (name, arguments, right, wrong, form), got in zip(cases, answer.value, strict=True):
+            what = f"{name}({', '.join(short(a, 60) for a in arguments)})"
+            if not report.judge(answer.rank, got, right, wrong, what=what, form=form):
+                break
 
 
 @task("5.2", "speedup with its uncertainty", points=2)
 def speedup_band(ranks, report: Report) -> None:
     """Ratio of the medians, ends from opposite quartiles; efficiency."""
+    cases = []
     for trial in range(2):
         random_ = np.random.default_rng([report.seed, trial])
         one = (10 + random_.gamma(2, 1.5, 7 + 2 * trial)).round(3)
         many = (4 + random_.gamma(2, 0.8, 5 + 2 * trial)).round(3)
         p, speedup = int(random_.integers(2, 9)), round(float(random_.uniform(1, 4)), 3)
-        given = {"one": one.tolist(), "many": many.tolist(), "speedup": speedup, "p": p}
-        for answer in report.answers(ranks, __name__, "probe_speedup", **given):
-            _judge_band(report, answer.rank, answer.value["band"], one, many)
-            _judge_number(
-                report, answer.rank, f"efficiency({speedup}, {p})", answer.value["efficiency"],
-                speedup / p, {"That is p / speedup.": p / speedup,
-                              "Divide by the ranks.": speedup * p},
-            )  # fmt: skip
-        if report.problems:
-            return
+        q1, q2 = (np.percentile(times, [25, 50, 75]) for times in (one, many))
+        band, form = (q1 / q2[::-1]).tolist(), "three numbers: (low, middle, high)"
+        wrong = _wrong_bands(one, many, q1, q2, *band)
+        cases.append(("speedup_band", [one.tolist(), many.tolist()], band, wrong, form))
+        wrong = {
+            "that is p / speedup, upside down": p / speedup,
+            "divide by the ranks": speedup * p,
+            "that is in per cent: the task asks for speedup / p": 100 * speedup / p,
+            "this divides by 2, whatever p is": speedup / 2,
+        }
+        cases.append(("efficiency", [speedup, p], speedup / p, _table(wrong), "speedup / p"))
+    _judge_calls(ranks, report, cases)
 
 
-def _judge_band(report: Report, rank: int, got: object, one, many) -> None:
-    if not isinstance(got, list) or len(got) != 3:
-        report.problem(
-            f"speedup_band: expected three numbers (low, middle, high), got {short(got)}", rank
-        )
-        return
-    q1, q2 = np.percentile(one, [25, 50, 75]), np.percentile(many, [25, 50, 75])
-    opposite = (q1 / q2[::-1]).tolist()
-    if all(_near(g, e, 1e-4) for g, e in zip(got, opposite, strict=True)):
-        return
-    suspects = {
-        "That is T(p) / T(1): upside down.": (q2 / q1[::-1]).tolist(),
-        "The ends pair quartiles of the same side; pair slow with fast.": (q1 / q2).tolist(),
-        "low and high are exchanged.": opposite[::-1],
-        "These are the extreme rounds, not the quartiles.": [
-            min(one) / max(many), opposite[1], max(one) / min(many),
-        ],
-        "The middle is a ratio of means; one disturbed round moves a mean.": [
-            opposite[0], np.mean(one) / np.mean(many), opposite[2],
-        ],
-    }  # fmt: skip
-    words = f"speedup_band: expected {short(opposite)}, got {short(got)}"
-    for mistake, values in suspects.items():
-        if all(_near(g, e, 1e-4) for g, e in zip(got, values, strict=True)):
-            words += f". {mistake}"
-            break
-    report.problem(words, rank)
+def _wrong_bands(one, many, q1, q2, low: float, middle: float, high: float) -> list[Mistake]:
+    def has_middle(value: float) -> Callable:
+        return lambda got: same(got[1], float(value))
+
+    wrong = {
+        "return three numbers: (low, middle, high)": lambda got: not _numbers(got, 3),
+        "that is T(p) / T(1), upside down": (q2 / q1[::-1]).tolist(),
+        "the ends pair quartiles of the same side: pair slow with fast": (q1 / q2).tolist(),
+        "low and high are exchanged": [high, middle, low],
+        "the order is low, middle, high": [middle, low, high],
+        "these are the extreme rounds, not the quartiles": (
+            lambda got: same(got[0], min(one) / max(many)) and same(got[2], max(one) / min(many))
+        ),
+        "the middle is a ratio of means, which one disturbed round moves: take the medians": (
+            has_middle(np.mean(one) / np.mean(many))
+        ),
+        "the middle is halfway between the ends: take the medians": has_middle((low + high) / 2),
+        "the middle is that of the fastest rounds": has_middle(min(one) / min(many)),
+        "the middle is right, the ends are not: q25 and q75, of opposite sides": has_middle(middle),
+    }
+    return _table(wrong)
 
 
 # -- 5.3 and 5.4 ------------------------------------------------------------------------------
 
+# Rank counts, and errors of a measurement there: a straight line through all points does not notice
+# them, nor a mean over the points; the first points, the last one, and other lines do.
+NOISY = [1, 2, 3, 5, 8, 13, 20]
+SHARE_NOISE = 0.09 * np.array([0, 0.235, -1, 0.674, 1, 0.066, -0.974])  # of T(p) / T(1)
+SPEEDUP_NOISE = 0.13 * np.array([0, 1.94, 1.75, -4.99, -7.72, -13, 11.82])  # of p · T(1) / T(p)
 
-def probe_law(
-    user_ns: dict, *, rank: int, law: str, p: float, serial: float, ps: list, times: list
-) -> dict:
+
+def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, times: list) -> dict:
     """A law at one p and at several, and its fit."""
     function = answer_named(user_ns, law)
     return {
-        "one": told(function(p, serial)),
+        "one": told(function(ps[-1], serial)),
         "array": told(function(np.array(ps, float), serial)),
         "fit": told(answer_named(user_ns, f"fit_{law}")(list(ps), list(times))),
     }
@@ -271,402 +242,297 @@ def probe_law(
 @task("5.3", "Amdahl's law and its fit", points=3)
 def fit_amdahl(ranks, report: Report) -> None:
     """The law, and the serial fraction of exact, noisy and too good times."""
-    for trial, (serial, one, ps) in enumerate(_law_data(report.seed)):
-        x = 1 / np.array(ps, float)
-        share = serial + (1 - serial) * x
-        if trial == 1:
-            # The last point alone is 0.05 off, and the line through all of them is right.
-            noise = _unseen_by(np.ones_like(x), x, seen=_last(len(ps)))
-            share += 0.05 * (1 - x[-1]) * noise / noise[-1]
-        times = (one * share).tolist()
-        p = 3 + report.seed % 61
-        serial = max(0.0, serial)
-        suspects = {
-            "That is Gustafson's law.": p - serial * (p - 1),
-            "The serial part s is missing below the line.": p / (1 - serial),
-            "The parallel part is 1 − s.": 1 / (serial + 1 / p),
-            "serial and parallel part are exchanged.": 1 / (1 - serial + serial / p),
+    for s, one, ps, noisy in _law_data(report.seed):
+        p, x, serial = ps[-1], 1 / np.array(ps), max(0.0, s)
+        share = s + (1 - s) * x
+        if noisy:
+            inverse = np.append(0, 1 / (1 - x[1:]))
+            share += _unseen(SHARE_NOISE, np.ones_like(x), x, inverse)
+        times = one * share
+        slope, start = np.polyfit(x, times, 1)
+        laws = {
+            "that is Gustafson's law": p - serial * (p - 1),
+            "the serial part s is missing below the line": p / (1 - serial),
+            "the parallel part is 1 − s, not 1": 1 / (serial + 1 / p),
+            "serial and parallel part are exchanged": 1 / (1 - serial + serial / p),
+            "that is T(p) / T(1): the speedup is its inverse": serial + (1 - serial) / p,
         }
-        speedups = [times[0] / value for value in times]
-        slope, intercept = np.polyfit(x, times, 1)
-        last = (share[-1] / share[0] - x[-1]) / (1 - x[-1])
         fits = {
-            "That is the parallel fraction: s is the other one.": 1 - serial,
-            "That is the serial time T(1) · s in seconds: divide by T(1).": float(intercept),
-            "These are speedups that were fitted as if they were times.": _share(ps, speedups),
-            "That is below 0: np.clip(s, 0, 1).": float(intercept / (intercept + slope)),
-            "That is what the last point alone says: let all of them count.": float(last),
+            "that is the parallel fraction: s is the other one": 1 - serial,
+            "that is the serial time T(1) · s in seconds: divide by T(1)": start,
+            "that is the parallel time in seconds: s is the serial share": slope,
+            "these are speedups that were fitted as if they were times": _share(x, 1 / share),
+            "that is below 0: np.clip(s, 0, 1)": s,
         }
-        right = 1 / (serial + (1 - serial) * x)
-        given = {"law": "amdahl", "p": p, "serial": serial, "ps": ps, "times": times}
-        _judge_law(ranks, report, given, 1 / (serial + (1 - serial) / p), right, suspects, fits)
-        if report.problems:
+        fits |= _alone(share[1:] / share[0], x[1:], 1 - x[1:])
+        law = 1 / (serial + (1 - serial) * x)
+        _judge_law(ranks, report, "amdahl", (ps, serial, times), law, laws, fits)
+        if report.found:
             return
 
 
 @task("5.4", "Gustafson's law and its fit", points=2)
 def fit_gustafson(ranks, report: Report) -> None:
     """The law, and the serial fraction of exact, noisy and too good times."""
-    for trial, (serial, one, ps) in enumerate(_law_data(report.seed + 1, points=7)):
-        more = np.array(ps, float) - 1
-        missing = serial * more  # speedup
-        if trial == 1:
-            missing += _off_the_line(more)
-        times = (one * np.array(ps) / (np.array(ps) - missing)).tolist()
-        p = 3 + report.seed % 61
-        serial = max(0.0, serial)
-        suspects = {
-            "That is Amdahl's law.": 1 / (serial + (1 - serial) / p),
-            "s counts p − 1 times, not p times.": p - serial * p,
-            "serial and parallel part are exchanged.": 1 + serial * (p - 1),
+    for s, one, ps, noisy in _law_data(report.seed + 1):
+        p, all_p, serial = ps[-1], np.array(ps, float), max(0.0, s)
+        more = all_p - 1
+        missing = s * more  # speedup
+        if noisy:
+            missing += _unseen(SPEEDUP_NOISE, more, np.append(0, 1 / more[1:]))
+        times = one * all_p / (all_p - missing)
+        unscaled = more @ (all_p - one / times) / (more @ more)
+        any_start = np.polyfit(more, missing, 1)[0]
+        laws = {
+            "that is Amdahl's law": 1 / (serial + (1 - serial) / p),
+            "s counts p − 1 times, not p times": p - serial * p,
+            "serial and parallel part are exchanged": 1 + serial * (p - 1),
         }
-        raw = [p - p * times[0] / value for p, value in zip(ps, times, strict=True)]
+        small = "here p ranks do p times the work: their speedup is p · T(1) / T(p)"
         fits = {
-            "That is the parallel fraction: s is the other one.": 1 - serial,
-            # What Amdahl's fit gives, and a speedup without the factor p.
-            "Here p ranks do p times the work: their speedup is p · T(1) / T(p).": 1.0,
-            "That is below 0: np.clip(s, 0, 1).": float(more @ raw / (more @ more)),
-            "The line goes through the origin, without an intercept.": float(
-                np.polyfit(more, raw, 1)[0]
-            ),
-            "That is what the last point alone says: let all of them count.": raw[-1] / more[-1],
+            "that is the parallel fraction: s is the other one": 1 - serial,
+            "that is below 0: np.clip(s, 0, 1)": s,
+            "the line goes through the origin, without an intercept": any_start,
+            small: _share(1 / all_p, times),
+            f"{small}, in the fit": float(np.clip(unscaled, 0, 1)),
         }
-        right = np.array(ps) - serial * more
-        given = {"law": "gustafson", "p": p, "serial": serial, "ps": ps, "times": times}
-        tolerance = 0.005 if trial == 1 else 0.02
-        value = p - serial * (p - 1)
-        _judge_law(ranks, report, given, value, right, suspects, fits, tolerance)
-        if report.problems:
+        fits |= _alone(missing[1:], 0.0, more[1:])
+        law = all_p - serial * more
+        _judge_law(ranks, report, "gustafson", (ps, serial, times), law, laws, fits)
+        if report.found:
             return
 
 
-def _law_data(seed: int, points: int = 4) -> list[tuple[float, float, list[int]]]:
-    """(serial fraction, T(1), rank counts): twice ordinary, then better than ideal."""
+def _law_data(seed: int) -> Iterator[tuple[float, float, list[int], bool]]:
+    """(serial fraction, T(1), rank counts, noisy?): ordinary, noisy, better than ideal."""
     chance = random.Random(seed)
-    found = []
-    for serial in (chance.uniform(0.05, 0.2), chance.uniform(0.25, 0.45), -0.05):
-        ps = [1, *sorted(chance.sample(range(2, 20), points))]
-        found.append((round(serial, 3), round(chance.uniform(2, 30), 2), ps))
-    return found
+    for serial in (chance.uniform(0.05, 0.2), chance.uniform(0.3, 0.45), -0.05):
+        ps, noisy = [1, *sorted(chance.sample(range(2, 20), 4))], serial > 0.2
+        yield round(serial, 3), round(chance.uniform(2, 30), 2), NOISY if noisy else ps, noisy
 
 
-def _last(count: int) -> np.ndarray:
-    return np.eye(count)[-1]
-
-
-def _unseen_by(*lines: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Noise like `seen`, without any in the first point, that no fit of these lines notices."""
+def _unseen(noise: np.ndarray, *lines: np.ndarray) -> np.ndarray:
+    """The noise, made exactly so that a fit of these lines does not notice it."""
     basis, _ = np.linalg.qr(np.stack(lines)[:, 1:].T)
-    return np.append(0.0, seen[1:] - basis @ (basis.T @ seen[1:]))
+    return np.append(0.0, noise[1:] - basis @ (basis.T @ noise[1:]))
 
 
-def _off_the_line(more: np.ndarray) -> np.ndarray:
-    """Noise of p − S(p): a line with an intercept, and the last point, are 0.012 off or more.
+def _share(x: np.ndarray, times: np.ndarray) -> float:
+    """Amdahl's fraction by a straight line in x = 1/p, clipped."""
+    slope, start = np.polyfit(x, times, 1)
+    return float(np.clip(start / (start + slope), 0, 1))
 
-    A line through the origin is right, and so is the mean of the points' fractions.
+
+def _alone(values, start, width) -> dict[str, float]:
+    """Fractions that the last and the first point alone give."""
+    said = "that is what the {} point alone says: let all of them count"
+    fractions = np.clip((values - start) / width, 0, 1)
+    return {said.format("last"): fractions[-1], said.format("second"): fractions[0]}
+
+
+def _judge_law(ranks, report: Report, law: str, given: tuple, right, laws, fits) -> None:
+    """The law at one rank count and at several, and the fraction that its fit finds.
+
+    given: rank counts, serial fraction, times. laws: mistakes at the last p. fits: in the fit.
     """
-    lines = more, np.append(0.0, 1 / more[1:])
-    noise = _unseen_by(*lines, seen=np.ones_like(more))
-    noise *= 0.012 / abs(np.polyfit(more, noise, 1)[0])
-    if (lacking := 0.012 * more[-1] - abs(noise[-1])) > 0:
-        alone = _unseen_by(*lines, seen=_last(len(more)))
-        noise += np.copysign(lacking, noise[-1]) * alone / alone[-1]
-    return noise
-
-
-def _share(ps, times) -> float:
-    """Amdahl's fraction by a straight line in 1/p, clipped."""
-    slope, intercept = np.polyfit(1 / np.array(ps, float), times, 1)
-    return float(np.clip(intercept / (intercept + slope), 0, 1))
-
-
-def _judge_law(
-    ranks, report: Report, given: dict, value, values, suspects, fits, tolerance: float = 0.02
-) -> None:
-    """The law at one rank count and at several, and the fraction that its fit finds."""
-    law, serial = given["law"], given["serial"]
-    for answer in report.answers(ranks, __name__, "probe_law", **given):
-        rank, got = answer.rank, answer.value
-        what = f"{law}({given['p']}, {serial})"
-        if _judge_number(report, rank, what, got["one"], float(value), suspects):
-            ok = isinstance(got["array"], list) and len(got["array"]) == len(values)
-            if not ok or not np.allclose(got["array"], values, rtol=1e-4):
-                report.problem(
-                    f"{law} of an array of rank counts: expected {short(values.tolist())}, got "
-                    f"{short(got['array'])}",
-                    rank,
-                )
-        what = f"fit_{law}: {given['ps']} ranks took {short(given['times'])} s. Serial fraction"
-        _judge_number(report, rank, what, got["fit"], serial, fits, tolerance)
+    ps, serial, times = given[0], given[1], given[2].tolist()
+    # By chance several mistakes may give about the same.
+    near = {said: functools.partial(same, expected=v, tolerance=2e-3) for said, v in fits.items()}
+    arguments = {"law": law, "ps": ps, "serial": serial, "times": times}
+    for answer in report.answers(ranks, __name__, "probe_law", **arguments):
+        rank, got, what = answer.rank, answer.value, f"{law}({ps[-1]}, {serial})"
+        if report.judge(rank, got["one"], float(right[-1]), _table(laws), what=what):
+            report.judge(rank, got["array"], right.tolist(), what=f"{law} of an array of p")
+        what, form = f"fit_{law}, {ps} ranks took {short(times)} s", "the serial fraction"
+        report.judge(rank, got["fit"], serial, _table(near), what=what, form=form, tolerance=0.01)
 
 
 # -- 5.5 --------------------------------------------------------------------------------------
-
-
-def probe_predict(user_ns: dict, *, rank: int, rings: list, steps: list) -> dict:
-    """`ring` and `predict_step` on several inputs."""
-    ring, predict = answer_named(user_ns, "ring"), answer_named(user_ns, "predict_step")
-    return {
-        "rings": [told(ring(p, nbytes)) for p, nbytes in rings],
-        "steps": [told(predict(*arguments)) for arguments in steps],
-    }
 
 
 @task("5.5", "predict a step", points=3)
 def predict_step(ranks, report: Report) -> None:
     """Messages and bytes of a ring, and the step with an all_reduce for each gradient."""
     chance = random.Random(report.seed)
-    rings = [(p, chance.randrange(10**3, 10**7)) for p in (1, 2, 4, chance.randrange(5, 40))]
-    steps = []
+    cases = []
+    for p in (4, chance.randrange(5, 40), 2, 1):
+        n = chance.randrange(10**3, 10**7)
+        right = [2 * (p - 1), 2 * (p - 1) / p * n]
+        cases.append(("ring", [p, n], right, _wrong_rings(p, n, *right), "(messages, sent)"))
     for p in (2, chance.randrange(3, 20), 1):
         sizes = [chance.randrange(10**3, 10**7) for _ in range(chance.randrange(3, 7))]
         compute, latency = chance.uniform(0.5, 2), chance.uniform(0.05, 0.2)
-        steps.append((compute, sizes, p, latency, chance.uniform(5e6, 2e7)))
-    for answer in report.answers(ranks, __name__, "probe_predict", rings=rings, steps=steps):
-        rank, value = answer.rank, answer.value
-        for (p, nbytes), got in zip(rings, value["rings"], strict=True):
-            _judge_ring(report, rank, p, nbytes, got)
-        if report.of(rank):
-            continue
-        for arguments, got in zip(steps, value["steps"], strict=True):
-            _judge_step(report, rank, arguments, got)
+        arguments = [compute, sizes, p, latency, chance.uniform(5e6, 2e7)]
+        cases.append(("predict_step", arguments, *_steps(*arguments), "the seconds of a step"))
+    _judge_calls(ranks, report, cases)
 
 
-def _judge_ring(report: Report, rank: int, p: int, nbytes: int, got: object) -> None:
-    if not isinstance(got, list) or len(got) != 2:
-        report.problem(f"ring({p}, {nbytes}): expected (messages, sent), got {short(got)}", rank)
-        return
-    messages, sent = 2 * (p - 1), 2 * (p - 1) / p * nbytes
-    if p == 1 and got != [0, 0]:
-        report.problem(f"ring(1, {nbytes}): one rank sends nothing, got {short(got)}", rank)
-        return
-    counts = {
-        "That is one round of the ring: the sums still have to be passed on.": p - 1,
-        "p − 1 steps, and p − 1 more; nobody sends to itself.": 2 * p,
-        "These are the messages of all ranks together; count those of one.": messages * p,
+def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
+    def counts(value: float) -> Callable:
+        return lambda got: same(got[0], value)
+
+    def volume(value: float) -> Callable:
+        return lambda got: same(got, [messages, value])
+
+    wrong = {
+        "return a pair of numbers: (messages, sent)": lambda got: not _numbers(got, 2),
+        "one rank sends nothing": lambda got: p == 1,
+        "the two are exchanged: (messages, sent)": [sent, messages],
+        "that is one round of the ring: the sums still have to be passed on": counts(p - 1),
+        "p − 1 steps, and p − 1 more: nobody sends to itself": counts(2 * p),
+        "these are the messages of all ranks together: count those of one": counts(messages * p),
+        "each message has n/p bytes, not n": volume(messages * n),
+        "these are the bytes of one round of the ring: there are two": volume(sent / 2),
+        "that is one message: give the bytes of all": volume(n / p),
+        "these are the bytes of all ranks together: count those of one": volume(sent * p),
     }
-    if _judge_number(report, rank, f"ring({p}, {nbytes}), messages", got[0], messages, counts):
-        volumes = {
-            "Each message has n/p bytes, not n.": messages * nbytes,
-            "That is one round of the ring: the sums still have to be passed on.": sent / 2,
-            "That is one message; give the bytes of all.": nbytes / p,
-            "These are the bytes of all ranks together.": sent * p,
-        }
-        _judge_number(report, rank, f"ring({p}, {nbytes}), bytes", got[1], sent, volumes)
+    return _table(wrong)
 
 
-def _judge_step(report: Report, rank: int, arguments: tuple, got: object) -> None:
-    compute, sizes, p, latency, bandwidth = arguments
-    moved, total = 2 * (p - 1) / p, sum(sizes)
-    waits, travels = 2 * (p - 1) * latency, moved * total / bandwidth
-    expected = compute + len(sizes) * waits + travels
-    suspects = {
-        "The latency is paid for every gradient: each has an all_reduce of its own.": compute
-        + waits
-        + travels,
-        "The computation is missing.": expected - compute,
-        "compute is what one rank computes already: do not divide it by p.": expected
-        - compute
-        + compute / p,
-        "The latency is missing.": compute + travels,
-        "bandwidth is in bytes per second: divide by it.": compute
-        + len(sizes) * waits
-        + moved * total * bandwidth,
-        "Every message pays the latency, 2(p − 1) of them.": compute
-        + len(sizes) * latency
-        + travels,
+def _steps(compute, sizes, p, latency, bandwidth) -> tuple[float, list[Mistake]]:
+    """Seconds of a step, and wrong ones."""
+    count, moved = len(sizes), 2 * (p - 1) / p * sum(sizes)
+    once, sent = 2 * (p - 1) * latency, moved / bandwidth
+    waits, alone = count * once, compute / p
+    wrong = {
+        "the latency is paid by each gradient's all_reduce of its own": compute + once + sent,
+        "the computation is missing: communication comes after it, add both": waits + sent,
+        "compute is what one rank computes: do not divide it by p": alone + waits + sent,
+        "the latency is missing": compute + sent,
+        "the bytes are missing: sent / bandwidth": compute + waits,
+        "bandwidth is in bytes per second: divide by it": compute + waits + moved * bandwidth,
+        "every message pays the latency, 2(p − 1) of them": compute + count * latency + sent,
+        "the computation counts once, not for each gradient": count * compute + waits + sent,
+        "what takes longer does not hide the rest: add both": max(compute, waits + sent),
     }
-    what = f"predict_step with {len(sizes)} gradients on {p} rank{'s' * (p > 1)}, seconds"
-    _judge_number(report, rank, what, got, expected, suspects)
+    return compute + waits + sent, _table(wrong)
 
 
 # -- 5.6 --------------------------------------------------------------------------------------
 
 
-def probe_script(user_ns: dict, *, rank: int, settings: list) -> list:
-    """`job_script` for several settings."""
-    function = answer_named(user_ns, "job_script")
-    return [told(function(*arguments)) for arguments in settings]
+def probe_script(user_ns: dict, *, rank: int, settings: list) -> list[dict]:
+    """`job_script` for several settings: the text, and what bash makes of it."""
+    texts = [told(answer_named(user_ns, "job_script")(*given)) for given in settings]
+    return [
+        {"text": text, "launches": batch.launches(text, *given[:3]), "said": batch.unreadable(text)}
+        if isinstance(text, str)
+        else {"text": text}
+        for text, given in zip(texts, settings, strict=True)
+    ]
 
 
 @task("5.6", "a Slurm job script", points=3)
 def job_script(ranks, report: Report) -> None:
     """A script that asks for what it uses, and uses what it asks for."""
     chance = random.Random(report.seed)
-    settings = [(4, 2, 24, "python train.py --strong 256")]
     command = f"python train.py --strong {chance.randrange(100, 999)}"
-    settings.append(
-        (chance.choice((3, 5, 6)), chance.choice((1, 4)), chance.randrange(5, 33), command)
-    )
+    other = chance.choice((3, 5, 6)), chance.choice((1, 4)), chance.randrange(5, 33), command
+    settings = [(4, 2, 24, "python train.py --strong 256"), other]
     for answer in report.answers(ranks, __name__, "probe_script", settings=settings):
-        for arguments, text in zip(settings, answer.value, strict=True):
-            before = len(report.problems)
-            for problem in _script_problems(text, *arguments):
-                report.problem(f"job_script{arguments[:3]}: {problem}", answer.rank)
-            if len(report.problems) > before:
+        for given, script in zip(settings, answer.value, strict=True):
+            for problem in _script_problems(script, *given):
+                report.problem(f"job_script{given[:3]}: {problem}", answer.rank)
+            if report.of(answer.rank):
                 break
 
 
-SHORT_OPTIONS = {"-N": "--nodes", "-n": "--ntasks", "-c": "--cpus-per-task", "-t": "--time"}
-_OMP = r"OMP_NUM_THREADS=[\"']?(\$\{?SLURM_CPUS_PER_TASK\}?|\d+)"
-# Where mpiexec may put one rank for each domain.
-_DOMAIN_MAPS = ("numa", "socket", "package", "l3cache")
-
-
-def _script_problems(text, nodes: int, domains: int, cores: int, command: str) -> Iterator[str]:
+def _script_problems(script: dict, nodes: int, domains: int, cores: int, command) -> Iterator[str]:
     """What is wrong with a job script, one text each."""
+    text, ranks = script["text"], nodes * domains
     if not isinstance(text, str):
-        yield f"expected the text of a script, got {short(text)}"
+        yield f"return the text of a script, got {short(text)}"
         return
     lines = text.replace("\\\n", " ").splitlines()
     if not lines or not lines[0].startswith("#!"):
         yield "the first line must say who reads the script: #!/bin/bash"
-    if said := _bash_says(text):
-        yield f"bash can't read it: {said}"
+    if script["said"]:
+        yield f"bash can't read it: {script['said']}"
         return
-    commands = [k for k, line in enumerate(lines) if line.strip() and not line.startswith("#")]
-    directives = [k for k, line in enumerate(lines) if line.startswith("#SBATCH")]
+    commands = [k for k, line in enumerate(lines) if line.strip() and line[0] != "#"]
     for k, line in enumerate(lines):
         if re.match(r"\s*#\s+SBATCH|\s+#SBATCH", line):
             yield f"line {k + 1}, {line.strip()!r}: Slurm wants #SBATCH first, without blanks"
-    if commands and any(k > commands[0] for k in directives):
-        yield (
-            f"#SBATCH below the first command (line {commands[0] + 1}): Slurm does not read it "
-            "there, move it up"
-        )
-        directives = [k for k in directives if k < commands[0]]
-    asked = {}
-    for k in directives:
-        asked |= _options(lines[k].removeprefix("#SBATCH"))
+        elif line.startswith("#SBATCH") and commands and k > commands[0]:
+            first = f"the first command (line {commands[0] + 1})"
+            yield f"#SBATCH below {first}: Slurm does not read it there, move it up"
+    asked = batch.request(lines[: commands[0]] if commands else lines)
     yield from _request_problems(asked, nodes, domains, cores)
-    known = {"NTASKS": nodes * domains, "CPUS_PER_TASK": cores, "NNODES": nodes}
-    known |= {"JOB_NUM_NODES": nodes, "NTASKS_PER_NODE": domains}
-    typed = _with_values([lines[k] for k in commands], {f"SLURM_{k}": v for k, v in known.items()})
-    yield from _launch_problems(typed, nodes * domains, cores, command)
+    if not script["launches"]:
+        yield "no mpiexec (or srun) line starts the ranks"
+        return
+    launcher, threads, *words = script["launches"][-1]
+    options = batch.options(words)
+    if said := re.search(r"OMP_NUM_THREADS=(\S+)", " ".join(words)):  # mpiexec -x
+        threads = said[1]
+    number = options.get("--ntasks", str(ranks))
+    unset = f"not set to {cores} before the ranks start: export it"
+    if "OMP_NUM_THREADS=" in text:
+        unset = "set, but not exported: the ranks do not see it"
+    rule = _srun_rules if launcher == "srun" else _mpiexec_rules
+    yield from _broken([
+        (command not in " ".join(words), f"the {launcher} line does not run {command!r}"),
+        (not threads, f"OMP_NUM_THREADS is {unset}"),
+        (threads not in ("", str(cores)), f"OMP_NUM_THREADS={threads}, a rank has {cores} cores"),
+        (number != str(ranks), f"{launcher} starts {number or '?'} ranks, the request has {ranks}"),
+    ])  # fmt: skip
+    yield from _broken(rule(options, text, domains, cores))[:1]
 
 
-def _with_values(lines: list[str], known: dict[str, int]) -> list[str]:
-    """The lines with numbers for the variables that Slurm or the script has set to one."""
-    values, typed = {name: str(value) for name, value in known.items()}, []
-    for line in lines:
-        line = re.sub(r"\$\{?(\w+)\}?", lambda found: values.get(found[1], found[0]), line)
-        line = re.sub(r"\$\(\(\s*(\d+)\s*\*\s*(\d+)\s*\)\)", _product, line)
-        typed.append(line)
-        for name, value in re.findall(r"(\w+)=[\"']?(\d+)[\"']?(?=\s|;|$)", line):
-            values[name] = value
-    return typed
-
-
-def _product(found: re.Match) -> str:
-    return str(int(found[1]) * int(found[2]))
-
-
-def _bash_says(text: str) -> str:
-    try:
-        done = subprocess.run(
-            ["bash", "-n"], input=text, capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""  # no bash here: Slurm's nodes have one
-    return done.stderr.strip().splitlines()[0] if done.returncode else ""
-
-
-def _options(text: str) -> dict[str, str]:
-    """{"--nodes": "4"} of "-N 4", "--nodes 4" or "--nodes=4"; comments are left out."""
-    try:
-        words = shlex.split(text, comments=True)
-    except ValueError:
-        return {}
-    found = {}
-    for k, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if not name.startswith("-"):
-            continue
-        if attached := re.fullmatch(r"(-[Nnct])(\d\S*)", word):
-            name, equals, value = attached[1], "=", attached[2]
-        if not equals and k + 1 < len(words) and not words[k + 1].startswith("-"):
-            value = words[k + 1]
-        found[SHORT_OPTIONS.get(name, name)] = value
-    return found
+def _broken(rules: list[tuple[bool, str]]) -> list[str]:
+    return [said for broken, said in rules if broken]
 
 
 def _request_problems(asked: dict, nodes: int, domains: int, cores: int) -> Iterator[str]:
+    ranks = str(nodes * domains)
     wanted = {
         "--nodes": (nodes, "the nodes"),
         "--ntasks-per-node": (domains, "one rank for each NUMA domain of a node"),
         "--cpus-per-task": (cores, "the cores of a domain"),
     }
-    everywhere = asked.get("--ntasks") == str(nodes * domains)
+    if "--ntasks-per-node" not in asked and asked.get("--ntasks") == ranks:
+        del wanted["--ntasks-per-node"]  # Slurm gives each node as many
     for name, (value, words) in wanted.items():
-        if name == "--ntasks-per-node" and name not in asked and everywhere:
-            continue  # Slurm gives each node as many
         if name not in asked:
             yield f"#SBATCH {name}={value} is missing: {words}"
         elif asked[name] != str(value):
             yield f"#SBATCH {name}: expected {value} ({words}), got {asked[name] or 'nothing'}"
-    if asked.get("--ntasks", str(nodes * domains)) != str(nodes * domains):
-        yield (
-            f"#SBATCH --ntasks={asked['--ntasks']} contradicts {nodes} nodes × {domains} ranks: "
-            f"{nodes * domains}"
-        )
-    if "--time" not in asked:
+    if asked.get("--ntasks", ranks) != ranks:
+        got = asked["--ntasks"]
+        yield f"#SBATCH --ntasks={got} contradicts {nodes} nodes × {domains} ranks: {ranks}"
+    if not asked.get("--time"):
         yield "#SBATCH --time=… is missing: many clusters refuse a job without a limit"
 
 
-def _launch_problems(lines: list[str], ranks: int, cores: int, command: str) -> Iterator[str]:
-    found = re.compile(r"(?:^|[\s;&|/])(mpiexec|mpirun|srun)\s")
-    launches = [line for line in lines if found.search(f" {line} ")]
-    if not launches:
-        yield "no mpiexec (or srun) line starts the ranks"
-        return
-    line = launches[-1]
-    launcher = found.search(f" {line} ")[1]
-    if command not in " ".join(line.split()):
-        yield f"the {launcher} line does not run the command {command!r}"
-    yield from _thread_problems(lines, line, cores)
-    options = _options(line.partition(launcher)[2].partition(command)[0])
-    number = next((options[n] for n in ("--ntasks", "-np", "--np") if n in options), None)
-    if number not in (None, str(ranks)):
-        yield f"{launcher} starts {number or '?'} ranks, the request has {ranks}"
-    yield from (_srun_problems if launcher == "srun" else _mpiexec_problems)(options, lines, cores)
+def _mpiexec_rules(options: dict, text: str, domains: int, cores: int) -> list[tuple[bool, str]]:
+    """What mpiexec's options place wrongly; `utils.scaling.runs.rehearse` tells the same."""
+    bind, by = options.get("--bind-to", "none"), options.get("--map-by", "").lower()
+    each, place = re.match(r"(?:ppr:(\d+):)?(\w*)", by).groups()
+    pe = re.search(r":pe=(\d+)", by)
+    pe = pe[1] if pe else options.get("--cpus-per-proc", "")
+    got = f"{pe} cores" if pe else "one core"
+    known = ("numa", "socket", "package", "l3cache")
+    # Without --map-by Open MPI goes from package to package by itself.
+    spread = bind == "core" or place in known or (not by and bind in known)
+    return [
+        (bind == "none", "mpiexec must bind: --bind-to core (or numa)"),
+        (bind == "hwthread", "--bind-to hwthread binds to parts of cores: --bind-to core"),
+        (int(each or 0) not in (0, domains if place == "node" else 1),
+         f"--map-by {by}: there is one rank in each domain, {domains} on a node"),
+        (place in ("core", "hwthread"),
+         f"--map-by {by} puts one rank beside the other: one for each domain, ppr:1:numa"),
+        (pe and bind != "core", f"PE={pe} counts cores, so it takes --bind-to core"),
+        (bind == "core" and (pe or "1") != str(cores),
+         f"--bind-to core gives each rank {got}, for {cores} threads: --map-by "
+         f"ppr:1:numa:PE={cores} gives it {cores}"),
+        (not spread, "--map-by ppr:1:numa is missing: two ranks may land in the same domain"),
+    ]  # fmt: skip
 
 
-def _thread_problems(lines: list[str], launch: str, cores: int) -> Iterator[str]:
-    """Does OMP_NUM_THREADS reach the ranks?"""
-    at = lines.index(launch)
-    exported = [m[1] for line in lines[:at] if (m := re.search(r"export\s+.*?" + _OMP, line))]
-    ahead = [m[1] for m in [re.search(_OMP, launch)] if m]
-    if exported or ahead:
-        value = (exported + ahead)[-1]
-        if value.isdigit() and int(value) != cores:
-            yield f"OMP_NUM_THREADS={value}, but each rank has {cores} cores"
-    elif re.search(_OMP, "\n".join(lines[:at])):
-        if not re.search(r"export\s+OMP_NUM_THREADS\s*$", "\n".join(lines[:at]), re.MULTILINE):
-            yield "OMP_NUM_THREADS is set, but not exported: the ranks do not see it"
-    else:
-        yield f"OMP_NUM_THREADS is not set to {cores} before the ranks start: export it"
-
-
-def _mpiexec_problems(options: dict, lines: list[str], cores: int) -> Iterator[str]:
-    bind, by = options.get("--bind-to", ""), options.get("--map-by", "")
-    if not bind or bind == "none":
-        yield "mpiexec must bind: --bind-to core (or numa)"
-        return
-    if bind == "core" and cores > 1 and f"pe={cores}" not in by.lower():
-        yield (
-            f"--bind-to core gives each rank one core, for {cores} threads: --map-by "
-            f"ppr:1:numa:PE={cores} gives it {cores}"
-        )
-    elif bind == "core" or any(name in by.lower() for name in _DOMAIN_MAPS):
-        return
-    elif by or bind not in _DOMAIN_MAPS:
-        # Without --map-by Open MPI goes from package to package by itself.
-        yield "--map-by ppr:1:numa is missing: two ranks may land in the same domain"
-
-
-def _srun_problems(options: dict, lines: list[str], cores: int) -> Iterator[str]:
-    given = options.get("--cpus-per-task", "")
-    if given != str(cores) and not any("SRUN_CPUS_PER_TASK=" in line for line in lines):
-        yield f"srun must be told again: --cpus-per-task={cores} (since Slurm 22.05)"
-    if options.get("--cpu-bind", "none") in ("", "none", "no"):
-        yield "srun must bind: --cpu-bind=cores"
+def _srun_rules(options: dict, text: str, domains: int, cores: int) -> list[tuple[bool, str]]:
+    told_again = options.get("--cpus-per-task") == str(cores) or "SRUN_CPUS_PER_TASK=" in text
+    unbound = options.get("--cpu-bind", "none") in ("", "none", "no")
+    return [
+        (not told_again, f"srun must be told again: --cpus-per-task={cores} (since Slurm 22.05)"),
+        (unbound, "srun must bind: --cpu-bind=cores"),
+    ]

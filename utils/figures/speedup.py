@@ -29,6 +29,7 @@ def speedup(
     series: Mapping[str, Bands],
     *,
     laws: Mapping[str, Callable | tuple[Callable, ...]] | None = None,
+    limit: Bands | None = None,
     cores: int | None = None,
 ) -> None:
     """Measured speedups with error bars, the ideal line, and curves of laws.
@@ -37,12 +38,17 @@ def speedup(
         series: (low, middle, high) by rank count, for each name.
         laws: for some of the names, speedup as a function of an array of rank counts; or three such
             functions: the best, the lowest, the highest, and a band is filled between the last two.
+        limit: what independent processes reach, which communicate nothing.
         cores: beyond so many ranks the background says that they share cores.
     """
     counts = sorted({p for bands in series.values() for p in bands})
     most = max(counts)
     ideal = np.linspace(1, most, 100)
     axes.plot(ideal, ideal, color=GREY, linestyle="--", linewidth=1.5, label="ideal: p")
+    if limit:
+        reached = [limit[p][1] for p in sorted(limit)]
+        axes.plot(sorted(limit), reached, ":x", color=INK, markersize=8, markeredgewidth=2,
+                  linewidth=1.5, label="limit: nothing sent")  # fmt: skip
     top = max(most, max(band[2] for bands in series.values() for band in bands.values()))
     for k, (name, bands) in enumerate(series.items()):
         color, marker = LOOKS[k % len(LOOKS)]
@@ -50,8 +56,9 @@ def speedup(
         if laws and name in laws:
             _curve(axes, laws[name], ideal, color)
     _rank_axis(axes, counts, cores, "bottom")
-    axes.set_ylim(0, 1.06 * top)
+    axes.set_ylim(0, 1.3 * top)  # room for the legend
     axes.set_ylabel("speedup T(1) / T(p)")
+    axes.legend(loc="upper left", fontsize=10, ncols=2)
 
 
 def efficiency(axes: Axes, series: Mapping[str, Bands], *, cores: int | None = None) -> None:
@@ -67,6 +74,7 @@ def efficiency(axes: Axes, series: Mapping[str, Bands], *, cores: int | None = N
     _rank_axis(axes, counts, cores, "top")
     axes.set_ylim(0, 1.18 * top)
     axes.set_ylabel("efficiency: speedup / p")
+    axes.legend(loc="lower left", fontsize=10)
 
 
 def _points(axes, bands: Bands, color, marker, name, shift, joined=False) -> None:
@@ -139,8 +147,41 @@ def parts(axes: Axes, step: Mapping[str, float], compute: Mapping[str, float]) -
         axes.text(place, total, f"{total:.1f}", ha="center", va="bottom")
     axes.set_xticks(places, names)
     axes.set_ylabel("time of a step [ms]")
-    axes.margins(y=0.18)
+    axes.set_ylim(0, 1.35 * whole.max())
     axes.grid(False, axis="x")
+    axes.legend(loc="upper left", fontsize=10)
+
+
+def forecast(
+    axes: Axes, predicted: Bands, measured: Mapping[int, Sequence[float]], cores: int | None = None
+) -> None:
+    """A predicted band of step times over the rank counts, and what was measured.
+
+    Args:
+        predicted: (low, middle, high) seconds by rank count.
+        measured: seconds of each round by rank count.
+        cores: as in :func:`speedup`.
+    """
+    counts = np.array(sorted(predicted))
+    low, middle, high = 1e3 * np.array([predicted[p] for p in counts]).T
+    axes.fill_between(counts, low, high, color=BLUE, alpha=0.2, linewidth=0)
+    axes.plot(counts, middle, "--", marker="s", color=BLUE, markersize=6, label="predicted")
+    axes.plot(counts, middle[0] / counts, ":", color=GREY, label="ideal: T(1) / p")
+    rounds = np.array([1e3 * np.percentile(measured[p], [25, 50, 75]) for p in sorted(measured)]).T
+    axes.errorbar(
+        sorted(measured),
+        rounds[1],
+        [rounds[1] - rounds[0], rounds[2] - rounds[1]],
+        fmt="o",
+        color=INK,
+        capsize=5,
+        markersize=7,
+        label="measured",
+    )
+    _rank_axis(axes, list(counts), cores, "top")
+    axes.set_ylim(0, 1.25 * max(high.max(), rounds[2].max()))
+    axes.set_ylabel("time of a step [ms]")
+    axes.legend(loc="center right", fontsize=10)
 
 
 def matrix(

@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO
 
@@ -19,6 +19,10 @@ from utils.jobs.session import Session, Watchdog
 
 # Exit status of a job that was not done in time, as of coreutils' `timeout`.
 LATE = 124
+# Seconds between two looks at what a job has printed.
+LOOK = 0.3
+
+Watch = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -36,30 +40,36 @@ class Ended:
 
 
 def run(
-    command: list[str], environment: Mapping[str, str], deadline: float, *, capture: bool = True
+    command: list[str],
+    environment: Mapping[str, str],
+    deadline: float,
+    *,
+    capture: bool = True,
+    watch: Watch | None = None,
 ) -> Ended:
     """Run a command that starts ranks, at most for `deadline` seconds.
 
-    capture: keep what it prints; else it goes where this process prints.
+    capture: keep what it prints; else it goes where this process prints. watch: called now and
+    then, and at the end, with all that stands on the standard error by then; it takes `capture`.
 
     However it ends, none of its processes is left, not even when this process is killed (see
     `utils.jobs.watchdog`). An mpiexec that gave up on a busy machine is tried again.
     """
     for _ in range(ATTEMPTS):
-        ended = _try_once(command, environment, deadline, capture)
+        ended = _try_once(command, environment, deadline, capture, watch)
         if not ended.status or NOT_STARTED not in ended.err:
             break
     return ended
 
 
-def _try_once(command, environment, deadline: float, capture: bool) -> Ended:
+def _try_once(command, environment, deadline: float, capture: bool, watch: Watch | None) -> Ended:
     session = Session()
     try:
         with _streams(capture) as streams:
             guard = Watchdog(session)
             start = time.monotonic()
             try:
-                status = _wait(command, environment, deadline, session, guard, streams)
+                status = _wait(command, environment, deadline, session, guard, streams, watch)
             finally:
                 guard.close()
             return Ended(status, *map(_text, streams), time.monotonic() - start)
@@ -77,7 +87,9 @@ def _streams(capture: bool) -> Iterator[tuple[IO | None, IO | None]]:
         yield out, err
 
 
-def _wait(command, environment, deadline, session: Session, guard: Watchdog, streams) -> int:
+def _wait(
+    command, environment, deadline, session: Session, guard: Watchdog, streams, watch: Watch | None
+) -> int:
     process = subprocess.Popen(
         command,
         env={**environment, **session.environment},
@@ -89,7 +101,7 @@ def _wait(command, environment, deadline, session: Session, guard: Watchdog, str
     try:
         with contextlib.suppress(psutil.Error):  # it may have ended already
             guard.tell([(process.pid, psutil.Process(process.pid).create_time())])
-        return process.wait(deadline)
+        return _watched(process, deadline, streams[1], watch) if watch else process.wait(deadline)
     except subprocess.TimeoutExpired:
         return LATE
     finally:
@@ -98,8 +110,22 @@ def _wait(command, environment, deadline, session: Session, guard: Watchdog, str
             process.wait(5)
 
 
+def _watched(process: subprocess.Popen, deadline: float, err: IO, watch: Watch) -> int:
+    """The status of a process; raises TimeoutExpired at the deadline."""
+    late = time.monotonic() + deadline
+    while True:
+        try:
+            return process.wait(min(LOOK, max(0.0, late - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= late:
+                raise
+        finally:
+            watch(_text(err))
+
+
 def _text(stream: IO | None) -> str:
+    """All of a file that others write to, whose place in it must stay."""
     if stream is None:
         return ""
-    os.lseek(stream.fileno(), 0, os.SEEK_SET)
-    return stream.read()
+    size = os.fstat(stream.fileno()).st_size
+    return os.pread(stream.fileno(), size, 0).decode(errors="replace")

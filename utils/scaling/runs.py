@@ -13,15 +13,17 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from utils.jobs import run as jobs
 from utils.jobs.forked import Python
 from utils.jobs.plan import Plan, Request, refuse_on_a_rank
 
-DEADLINE = 60.0
+DEADLINE = 120.0
 # Seconds that a rank waits for the others before it says who is missing; less than the deadline.
 PATIENCE = 20.0
 
@@ -31,6 +33,9 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 # Open MPI: "[vm:04635] Rank 0 bound to package[0][core:L0]", "Rank 0 is not bound (…)";
 # Open MPI 4: "[vm:04635] MCW rank 0 bound to socket 0[core 0[hwt 0]]: [B/.]".
 _BINDING = re.compile(r"[Rr]ank (\d+) (?:is )?((?:not )?bound.*)")
+
+# How a script says how far it is, on its standard error.
+PROGRESS = "> "
 
 # "Data for proc: [prterun-vm-10555@1,0]" … "Binding: package[0][core:L0-3]".
 _PLANNED = re.compile(r"Data for proc: \[.*?,(\d+)\].*?Binding: (\S+)", re.DOTALL)
@@ -79,8 +84,17 @@ class Run:
     bindings: dict[int, str] = field(default_factory=dict)
 
 
-def run(script: str | Path, *arguments: object, job: Job, deadline: float = DEADLINE) -> Run:
+def run(
+    script: str | Path,
+    *arguments: object,
+    job: Job,
+    deadline: float = DEADLINE,
+    say: Callable[[str], object] | None = None,
+) -> Run:
     """Run a Python script on MPI ranks; its result is the last JSON object it prints on a line.
+
+    say: called with the command, and then with each line that begins with ">" on the standard
+        error of the script, as it comes.
 
     Raises:
         TypeError, ValueError: a job that this machine can't start.
@@ -105,19 +119,29 @@ def run(script: str | Path, *arguments: object, job: Job, deadline: float = DEAD
             environment.pop(name, None)
     # What the reader can type; the ranks are forked where that makes no difference.
     shown = " ".join(["mpiexec", *options, "python", *words])
+    if say:
+        say(shown)
     with contextlib.closing(Python(plan)) as python:
         command = [plan.launcher.path, *options, *python.command, *words]
-        ended = jobs.run(command, environment, deadline)
+        ended = jobs.run(command, environment, deadline, watch=say and _Progress(say))
     if ended.status:
         raise RunFailed(_failure(shown, ended, deadline))
     return Run(job, _last_object(ended.out, shown), ended.seconds, shown, _bindings(ended.err))
 
 
-def run_all(
-    script: str | Path, jobs: Iterable[Job], *arguments: object, deadline: float = DEADLINE
-) -> list[Run]:
-    """`run` for one job after the other: jobs that share cores must not run at the same time."""
-    return [run(script, *arguments, job=job, deadline=deadline) for job in jobs]
+@dataclass
+class _Progress:
+    """Hands on each line of progress, once."""
+
+    say: Callable[[str], object]
+    told: int = 0
+
+    def __call__(self, err: str) -> None:
+        lines = [line for line in err.splitlines(keepends=True) if line.startswith(PROGRESS)]
+        for line in lines[self.told :]:
+            if line.endswith("\n"):  # else the rest of it is still to come
+                self.say(f"  {line.removeprefix(PROGRESS).rstrip()}")
+                self.told += 1
 
 
 def save(runs: Iterable[Run], path: str | Path) -> None:
@@ -132,6 +156,57 @@ def load(path: str | Path) -> list[Run]:
         bindings = {int(rank): text for rank, text in one.pop("bindings").items()}
         found.append(Run(Job(**one.pop("job")), **one, bindings=bindings))
     return found
+
+
+def series(folder: str | Path) -> dict[int, dict]:
+    """Results by rank count of the newest job that wrote some, as `train.py --out` does.
+
+    folder: has a folder of JSON files for each job.
+
+    Raises FileNotFoundError where no job has written any.
+    """
+    found: dict[Path, list[Path]] = {}
+    for file in Path(folder).glob("*/*.json"):
+        found.setdefault(file.parent, []).append(file)
+    if not found:
+        raise FileNotFoundError(f"no job has written results below {folder}")
+    newest = max(found.values(), key=lambda files: max(file.stat().st_mtime for file in files))
+    results = [json.loads(file.read_text()) for file in newest]
+    return dict(sorted((len(result["ranks"]), result) for result in results))
+
+
+def rounds_of(
+    result: dict,
+    strategy: str,
+    minibatch: int,
+    scaling: str = "strong",
+    what: str = "step",
+) -> list[float]:
+    """Seconds of each round of one case of a result.
+
+    minibatch: of all ranks together in strong scaling, of each rank in weak scaling.
+    what: "step", or "compute" for the same without communication.
+
+    Raises LookupError for a case that was not run.
+    """
+    ranks = len(result["ranks"])
+    if ranks == 1:
+        scaling = "strong"  # both are the same
+    wanted = (strategy, scaling, minibatch * (ranks if scaling == "weak" else 1))
+    for case in result["cases"]:
+        if (case["strategy"], case["scaling"], case["minibatch"]) == wanted:
+            return case[what]
+    raise LookupError(f"{ranks} rank(s): no {scaling} scaling of {strategy}, {minibatch} samples")
+
+
+def share_of_limit(result: dict, strategy: str, minibatch: int) -> float:
+    """Which part of the limit a strategy reaches: the time without communication ÷ that with it.
+
+    The median over the rounds; without communication the ranks are independent processes.
+    """
+    step = rounds_of(result, strategy, minibatch)
+    alone = rounds_of(result, strategy, minibatch, what="compute")
+    return float(np.median(np.divide(alone, step)))
 
 
 def rehearse(topology: str, ranks: int, *options: str) -> dict[int, str]:
@@ -185,7 +260,10 @@ def _bindings(err: str) -> dict[int, str]:
 def _failure(shown: str, ended: jobs.Ended, deadline: float) -> str:
     what = f"ended with status {ended.status}"
     if ended.status == jobs.LATE:
-        what = f"was not done after {deadline:g} s and was ended"
+        what = (
+            f"was not done after {deadline:g} s and was ended. Is this machine busy with something "
+            f"else? Give it more time: deadline={2 * deadline:g}"
+        )
     said = "\n".join(line for line in ended.err.splitlines() if not _BINDING.search(line))
     return f"{shown}\n{what}. Its last words:\n{_tail(said) or _tail(ended.out)}"
 

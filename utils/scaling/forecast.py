@@ -1,9 +1,9 @@
 """How long a training step will take on ranks and networks that are not here.
 
 A step is the computation of one rank plus its all_reduces. An all_reduce is a pattern of messages,
-and a message of n bytes costs α + n/β. What is measured: the computation on one rank, and a table
-of all_reduce times on a few ranks of this machine. What is left out: overlap, and ranks that wait
-for each other or share a memory bus; so a prediction is rather too low without overlap.
+and a message of n bytes costs α + n/β. What is measured: the computation on one rank, how much
+slower it is beside others, and a table of all_reduce times on a few ranks of this machine. What is
+left out: overlap, and ranks that wait for each other. So each prediction comes with a band.
 
 Patterns: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations
 in MPICH", International Journal of High Performance Computing Applications 19(1), 2005.
@@ -11,8 +11,10 @@ in MPICH", International Journal of High Performance Computing Applications 19(1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from utils.scaling.alpha_beta import AlphaBeta, fit_alpha_beta
 
@@ -85,6 +87,11 @@ class Regimes:
             return float(self.small.predict(nbytes))
         return float((self.large if nbytes >= LARGE else self.middle).predict(nbytes))
 
+    @property
+    def error(self) -> float:
+        """How far the lines are off the table, on average, as a share of the time."""
+        return max(line.error for line in (self.small, self.middle, self.large))
+
     def all_reduce(self, nbytes: float, ranks: int) -> float:
         """Seconds of an all_reduce on ranks of the machine that was measured."""
         return sum(self.message(one.nbytes) for one in messages(self.pattern, nbytes, ranks))
@@ -118,16 +125,6 @@ def fit_regimes(
             raise ValueError(f"the table needs at least 2 messages {name}, got {len(rows)}")
     fits = (fit_alpha_beta(*zip(*rows, strict=True)) for rows in parts.values())
     return Regimes(pattern, *fits)
-
-
-def fit_compute(batches: Sequence[float], seconds: Sequence[float]) -> Callable[[float], float]:
-    """The seconds of a step's computation by the samples in it: a fixed part, and one per sample.
-
-    Raises:
-        ValueError: fewer than two batch sizes, or times that can't be fitted.
-    """
-    fit = fit_alpha_beta(batches, seconds)
-    return lambda samples: float(fit.predict(samples))
 
 
 # --- what it will be --------------------------------------------------------------------------
@@ -179,3 +176,24 @@ class Machine:
     def step(self, compute: float, sizes: Iterable[float], local: Regimes) -> float:
         """Seconds of a step: its computation, then an all_reduce for each of the sizes (bytes)."""
         return compute + sum(self.all_reduce(nbytes, local) for nbytes in sizes)
+
+    def step_band(
+        self,
+        compute: Sequence[float],
+        sizes: Iterable[float],
+        local: Regimes,
+        slowdown: float = 1.0,
+    ) -> tuple[float, float, float]:
+        """Lowest, middle and highest seconds of a step.
+
+        compute: seconds of each round of a rank's computation, with the machine for itself.
+        slowdown: how many times as long it takes while the other ranks compute, too.
+
+        The low end knows no slowdown. Ends take the quartiles of the rounds, and communication
+        that is off by as much as the table's lines are.
+        """
+        quick, usual, slow = np.percentile(compute, [25, 50, 75])
+        sent = self.step(0.0, sizes, local)
+        low = min(quick, quick * slowdown) + sent * (1 - local.error)
+        high = slow * max(1.0, slowdown) + sent * (1 + local.error)
+        return float(low), float(usual * slowdown + sent), float(high)

@@ -54,7 +54,7 @@ class Small(torch.utils.data.Dataset):
 data.fashion_mnist = lambda train=True: Small(648 if train else 200, int(train))
 train_data, test_data = data.fashion_mnist(), data.fashion_mnist(train=False)
 
-def minibatches(epoch, size=64):
+def minibatches(epoch, size=128):
     order = torch.Generator().manual_seed(epoch)
     return data.InMemoryLoader(train_data, size, shuffle=True, generator=order)
 """
@@ -140,25 +140,83 @@ def test_titles_and_points_are_those_of_the_notebook():
         assert (check.number, check.title, check.points) == (task, about["title"], about["points"])
 
 
-def test_another_way_to_compare_replicas_passes(ranks, answer):
-    answer(
-        "3.6",
-        """
-def replicas_in_sync(model, group=None):
-    bits = torch.cat([p.detach().reshape(-1).view(torch.int32) for p in model.parameters()])
-    low, high = bits.clone(), bits.clone()
-    dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
-    dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
-    return torch.equal(low, high)
-""",
-    )
-    lab03.replicas_in_sync(ranks)
-
-
-def test_a_contiguous_part_passes(ranks, answer):
-    answer(
-        "3.4",
-        """
+# Right answers that look different.
+OTHERS = [
+    ("3.1", "divides before the sum", """
+def average_gradients(model, group=None):
+    for p in model.parameters():
+        if p.grad is None:
+            continue
+        p.grad.div_(dist.get_world_size(group=group))
+        dist.all_reduce(p.grad, dist.ReduceOp.SUM, group)
+"""),
+    ("3.1", "starts all, then waits", """
+def average_gradients(model, group=None):
+    with_grad = [p for p in model.parameters() if p.grad is not None]
+    works = [dist.all_reduce(p.grad, group=group, async_op=True) for p in with_grad]
+    for p, work in zip(with_grad, works):
+        work.wait()
+        p.grad = p.grad / dist.get_world_size(group)
+"""),
+    ("3.1", "sums a copy, in the order of backward", """
+@torch.no_grad()
+def average_gradients(model, group=None):
+    for name, p in reversed(list(model.named_parameters())):
+        if p.grad is not None:
+            total = p.grad.clone()
+            dist.all_reduce(total, group=group)
+            p.grad.copy_(total / dist.get_world_size(group))
+"""),
+    ("3.2", "single precision total, kept as a tensor", """
+def average_gradients_weighted(model, samples, group=None):
+    total = torch.tensor([samples], dtype=torch.float32)
+    dist.all_reduce(total, group=group)
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad *= samples / total
+            dist.all_reduce(p.grad, group=group)
+"""),
+    ("3.2", "divides at the end", """
+def average_gradients_weighted(model, samples, group=None):
+    total = torch.tensor(samples)
+    dist.all_reduce(total, group=group)
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.mul_(samples)
+            dist.all_reduce(p.grad, group=group)
+            p.grad.div_(total.item())
+"""),
+    ("3.2", "counts last", """
+def average_gradients_weighted(model, samples, group=None):
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    works = [dist.all_reduce(g.mul_(samples), group=group, async_op=True) for g in grads]
+    total = torch.tensor(float(samples))
+    dist.all_reduce(total, group=group)
+    for g, work in zip(grads, works):
+        work.wait()
+        g /= total.item()
+"""),
+    ("3.3", "a list", """
+def global_metrics(loss_sum, correct, count, group=None):
+    t = torch.tensor([loss_sum, correct, count], dtype=torch.float64)
+    dist.all_reduce(t, group=group)
+    return (t[:2] / t[2]).tolist()
+"""),
+    ("3.3", "single precision, items", """
+def global_metrics(loss_sum, correct, count, group=None):
+    t = torch.tensor([loss_sum, correct, count])
+    dist.all_reduce(t, op=dist.ReduceOp.SUM, group=group)
+    return (t[0] / t[2]).item(), (t[1] / t[2]).item()
+"""),
+    ("3.3", "NumPy numbers", """
+def global_metrics(loss_sum, correct, count, group=None):
+    import numpy as np
+    t = torch.from_numpy(np.array([loss_sum, correct, count], dtype=np.float64))
+    dist.all_reduce(t, group=group)
+    a = t.numpy()
+    return tuple(a[:2] / a[2])
+"""),
+    ("3.4", "a contiguous part, a sum divided by all", """
 def train_step(model, optimizer, images, labels, group=None):
     p, r = dist.get_world_size(group), dist.get_rank(group)
     images, labels, n = images.tensor_split(p)[r], labels.tensor_split(p)[r], len(labels)
@@ -172,9 +230,76 @@ def train_step(model, optimizer, images, labels, group=None):
     loss = loss.detach()
     dist.all_reduce(loss, group=group)
     return loss.item()
-""",
-    )
-    lab03.train_step(ranks)
+"""),
+    ("3.4", "zeros for an empty part, returns a tensor", """
+def train_step(model, optimizer, images, labels, group=None):
+    p, r = dist.get_world_size(group), dist.get_rank(group)
+    mine, n = slice(r, None, p), len(labels)
+    k = len(labels[mine])
+    optimizer.zero_grad(set_to_none=False)
+    loss_sum = torch.zeros(())
+    if k:
+        loss = cross_entropy(model(images[mine]), labels[mine])
+        loss.backward()
+        loss_sum = loss.detach() * k
+    else:
+        (cross_entropy(model(images[mine]), labels[mine], reduction="sum") * 0).backward()
+    average_gradients_weighted(model, k, group)
+    optimizer.step()
+    total = (loss_sum / n).to(torch.float64)
+    dist.all_reduce(total, group=group)
+    return total
+"""),
+    ("3.4", "a weighted loss and the plain mean", """
+def train_step(model, optimizer, images, labels, group=None):
+    p, r = dist.get_world_size(group), dist.get_rank(group)
+    x, y = images[r::p], labels[r::p]
+    losses = cross_entropy(model(x), y, reduction="none")
+    optimizer.zero_grad()
+    (losses.sum() * p / len(labels)).backward()
+    average_gradients(model, group)
+    optimizer.step()
+    return global_metrics(losses.sum().item(), 0, len(y), group=group)[0]
+"""),
+    ("3.6", "smallest and largest bits", """
+def replicas_in_sync(model, group=None):
+    bits = torch.cat([p.detach().reshape(-1).view(torch.int32) for p in model.parameters()])
+    low, high = bits.clone(), bits.clone()
+    dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
+    dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
+    return torch.equal(low, high)
+"""),
+    ("3.6", "gathers everything", """
+def replicas_in_sync(model, group=None):
+    bits = torch.cat([p.detach().flatten().view(torch.int32) for p in model.parameters()])
+    all_bits = [torch.empty_like(bits) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(all_bits, bits, group=group)
+    return all(torch.equal(bits, other) for other in all_bits)
+"""),
+    ("3.6", "compares digests", """
+def replicas_in_sync(model, group=None):
+    import hashlib
+    told = hashlib.sha256()
+    for p in model.parameters():
+        told.update(p.detach().numpy().tobytes())
+    number = torch.tensor(int(told.hexdigest()[:15], 16))
+    largest = number.clone()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    differs = (largest != number).to(torch.int64)
+    dist.all_reduce(differs, group=group)
+    return int(differs) == 0
+"""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("task", "code"),
+    [pytest.param(t, c, id=f"{t}-{what.replace(' ', '-')}") for t, what, c in OTHERS],
+)
+def test_another_right_answer_passes(task, code, ranks, answer):
+    answer(task, code)
+    passed, printed = verdict(CHECKS[task], ranks)
+    assert passed, printed
 
 
 # --- mistakes ---------------------------------------------------------------------------------
@@ -212,7 +337,7 @@ CHANGES = [
     ("3.4", "optimizer.zero_grad()", "pass", "optimizer.zero_grad()"),
     ("3.4", "optimizer.step()", "pass", "the replica has not moved"),
     ("3.4", "return loss", "return loss_sum.item() / max(samples, 1)", "that of this rank's part"),
-    ("3.4", "return loss", "pass", "returned NoneType"),
+    ("3.4", "return loss", "pass", "return the mean loss of the minibatch"),
     ("3.4", "images[part], labels[part]", "images, labels", "computes the whole minibatch"),
     (
         "3.4",
@@ -228,10 +353,26 @@ CHANGES = [
     ("3.6", "torch.equal(bits, reference)",
      "torch.allclose(parameter, reference.view(torch.float32))", "last bit"),
     ("3.6", "dist.all_reduce(different, op=dist.ReduceOp.MAX, group=group)", "pass",
-     "Expected False, got True"),
+     "expected False, got True"),
     ("3.6", "reference = bits.clone()", "reference = bits", "compare with a copy"),
-    ("3.6", "return different.item() == 0", "return different == 0", "expected True or False"),
+    ("3.6", "return different.item() == 0", "return different == 0", "a Python bool"),
     ("3.6", ".view(torch.int32)", ".clone()", "NaN"),
+    ("3.6", "group_src=0", "src=0", "group_src=0 (or group_dst) is the group's first"),
+    ("3.6", "for parameter in model.parameters():",
+     "for parameter in [p for p in model.parameters() if p.requires_grad]:", "1.bias (frozen)"),
+    ("3.6", "for parameter in model.parameters():",
+     "for parameter in list(model.parameters())[-1:]:", "of 1.weight differs in its last bit"),
+    ("3.6", "for parameter in model.parameters():",
+     "for parameter in list(model.parameters())[:1]:", "of 1.bias (frozen) differs"),
+    ("3.6", "return different.item() == 0", "pass", "return True or False"),
+    ("3.6", "return different.item() == 0", "return different.item() != 0", "identical replicas"),
+    ("3.6", ", op=dist.ReduceOp.MAX, group=group", ", op=dist.ReduceOp.MAX, group=group, "
+     "async_op=True", "nobody called wait()"),
+    ("3.4", "return loss", "return cross_entropy(model(images), labels).item()",
+     "the model is called 2 times in a step"),
+    ("3.4", "return loss", "return loss * len(labels)", "a sum over the samples"),
+    ("3.4", 'reduction="sum")\n    (loss_sum / max(samples, 1)).backward()',
+     'reduction="sum")\n    loss_sum.backward()', "not the sequential step"),
 ]  # fmt: skip
 
 WRONG = [
@@ -295,9 +436,9 @@ def average_gradients(model, group=None):
     ("3.2", WEIGHTED.format(TOTAL, "samples / dist.get_world_size(group)", ", group=group"),
      "divide by the samples of all"),
     ("3.2", WEIGHTED.format("dist.all_reduce(total)", "samples / total", ", group=group"),
-     "divided by the samples of the whole world"),
+     "pass group=group to every call"),
     ("3.2", WEIGHTED.format("dist.all_reduce(total)", "samples / total", ""),
-     "this is the average over the whole world"),
+     "pass group=group to every call"),
     (
         "3.3",
         METRICS.format(
@@ -310,17 +451,18 @@ def average_gradients(model, group=None):
         "3.3",
         METRICS.format(
             "t = [torch.tensor(float(v)) for v in (loss_sum, correct, count)]; "
-            "[dist.all_reduce(v, group=group) for v in t]; return t[0] / t[2], t[1] / t[2]"
+            "[dist.all_reduce(v, group=group) for v in t]; "
+            "return (t[0] / t[2]).item(), (t[1] / t[2]).item()"
         ),
-        "it made: all_reduce, all_reduce, all_reduce",
+        "expected 1 all_reduce, of a tensor with the three numbers, it made 3",
     ),
     (
         "3.3",
         METRICS.format(
             "t = torch.tensor([loss_sum, correct, count]); dist.all_reduce(t); "
-            "return t[0] / t[2], t[1] / t[2]"
+            "return (t[:2] / t[2]).tolist()"
         ),
-        "means of the whole world",
+        "pass group=group to every call",
     ),
     (
         "3.3",
@@ -335,7 +477,65 @@ def average_gradients(model, group=None):
         METRICS.format("return loss_sum / max(count, 1), correct / max(count, 1)"),
         "this rank's own means",
     ),
-    ("3.6", "def replicas_in_sync(model, group=None):\n    return True\n", "Expected False"),
+    ("3.1", AVERAGE.format("dist.all_reduce(parameter.grad, group=group, async_op=True); "
+     "parameter.grad /= dist.get_world_size(group)"), "nobody called wait()"),
+    ("3.1", AVERAGE.format("total = parameter.grad.clone(); dist.all_reduce(total, group=group); "
+     "total /= dist.get_world_size(group)"), "and store the result there"),
+    ("3.1", AVERAGE.format("dist.all_reduce(parameter.grad, group=group); parameter.grad.div_("
+     "dist.get_world_size(group), rounding_mode='trunc')"), "cut to whole numbers"),
+    ("3.1", AVERAGE.format("dist.all_reduce(parameter.grad, op=dist.ReduceOp.MAX, group=group)"),
+     "op=dist.ReduceOp.SUM"),
+    ("3.1", AVERAGE.replace("grad is not None", "requires_grad").format(
+        "dist.all_reduce(parameter.grad, group=group)"), "'NoneType'"),
+    ("3.1", AVERAGE.replace("if parameter.grad is not None", "if parameter.grad is None: "
+     "parameter.grad = torch.zeros_like(parameter)\n        if True").format(
+        "dist.all_reduce(parameter.grad, group=group); "
+        "parameter.grad /= dist.get_world_size(group)"), "leave it alone"),
+    ("3.1", "def average_gradients(model, group=None):\n"
+     "    grads = [p.grad for p in model.parameters() if p.grad is not None]\n"
+     "    flat = torch.cat([g.flatten() for g in grads])\n"
+     "    dist.all_reduce(flat, group=group)\n"
+     "    flat /= dist.get_world_size(group)\n"
+     "    for g in grads:\n"
+     "        g.copy_(flat[: g.numel()].view_as(g))\n"
+     "        flat = flat[g.numel() :]\n", "expected 4 all_reduces: one for each parameter"),
+    ("3.2", WEIGHTED.format(TOTAL, "1", ", group=group); parameter.grad *= (samples / total"),
+     "weighted after the sum"),
+    ("3.2", WEIGHTED.format(TOTAL, "samples / total", ", group=group, async_op=True"),
+     "nobody called wait()"),
+    ("3.2", WEIGHTED.format(TOTAL, "1 / total", ", group=group"), "but not weighted by samples"),
+    ("3.2", WEIGHTED.format("", "samples / total", ", group=group"), "plain sum over the ranks"),
+    ("3.2", WEIGHTED.format(TOTAL, "1", ".clone(), group=group"), "own, unchanged"),
+    ("3.2", WEIGHTED.format(TOTAL, "samples / total", ".clone(), group=group"), "never summed"),
+    ("3.2", WEIGHTED.format(TOTAL, "samples / total / dist.get_world_size(group)",
+                            ", group=group"), "once more"),
+    ("3.2", WEIGHTED.format("global known\n    known = globals().get('known', None)\n"
+     "    if known is None:\n        dist.all_reduce(total, group=group)\n"
+     "        known = total\n    total = known", "samples / total", ", group=group")
+     + "known = None\n", "of an earlier call"),
+    ("3.2", WEIGHTED.format("if samples == 0:\n        return\n    " + TOTAL, "samples / total",
+                            ", group=group"), "never come"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
+     "dist.all_reduce(t, group=group); return t[0] / t[2], t[1] / t[2]"), "returned as Tensor"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
+     "dist.all_reduce(t, group=group); return t[:2] / t[2]"), "returned as Tensor"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
+     "dist.all_reduce(t, group=group); return t.tolist()"), "these are the three sums"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
+     "dist.all_reduce(t, group=group); (t[:2] / t[2]).tolist()"), "returned None: return the pair"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]).long(); "
+     "dist.all_reduce(t, group=group); return (t[:2] / t[2]).tolist()"), "cut to whole numbers"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct]); "
+     "dist.all_reduce(t, group=group); return (t / max(count, 1)).tolist()"),
+     "reduce the count, too"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
+     "dist.all_reduce(t, group=group); return (t[:2] / dist.get_world_size(group)).tolist()"),
+     "divided by the number of ranks"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum / count, correct / count]); "
+     "dist.all_reduce(t, group=group); return (t / dist.get_world_size(group)).tolist()"),
+     "means of the ranks' means"),
+    ("3.6", "def replicas_in_sync(model, group=None):\n    return True\n",
+     "expected False, got True"),
     (
         "3.6",
         """
@@ -384,20 +584,20 @@ def test_the_run_of_the_solution_passes(trained, capsys):
     assert capsys.readouterr().out.startswith("✓ Task 3.5 · the same result")
 
 
-TRAIN_AGAIN = TRAIN.partition("if rank in (0, 1):")[2].strip()
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ("del parallel", "NameError"),
         ("parallel = parallel['loss']", "must be a dict"),
-        ("parallel['accuracy'][-1] = 0.123", "accuracy in the history is 0.1230"),
+        ("parallel['accuracy'][-1] = 0.123", "accuracy in the history is [0.123]"),
         ("parallel['loss'].pop()", "numbers of losses"),
         ("parallel['loss'][0] += 0.01", "the very first step"),
-        ("parallel['loss'][1:] = [x + 1e-4 for x in parallel['loss'][1:]]", "the losses of step 1"),
-        ("parallel['loss'][12:] = [x + 0.1 for x in parallel['loss'][12:]]", "epoch 1: the losses"),
-        ("parallel['test_loss'][0] += 0.1 * rank", "differs between ranks 0 and 1"),
+        (
+            "parallel['loss'][1:] = [x + 1.1e-4 for x in parallel['loss'][1:]]",
+            "the losses of step 1",
+        ),
+        ("parallel['loss'][6:] = [x + 0.1 for x in parallel['loss'][6:]]", "epoch 1: the losses"),
+        ("parallel['test_loss'][0] += 0.1 * rank", "differ between ranks 0 and 1"),
         (
             "parallel_model.layers[1].weight.data[0, 0] += 1e-7 + rank * 1e-3",
             "the replicas are not in sync",
@@ -414,16 +614,71 @@ def test_a_run_that_is_not_the_same_is_refused(change, said, trained):
         trained.client[[0, 1]].execute("parallel, parallel_model = kept", block=True)
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.4])
-def test_a_run_with_another_learning_rate_is_refused(trained, rate):
-    pair = trained.client[[0, 1]]
-    names = "train_parallel, parallel, parallel_model"
-    other = code_of(ANSWERS["3.5"].source).replace("lr=0.2", f"lr={rate}")
-    pair.execute(f"kept = {names}\n{other}\n{TRAIN}", block=True)
-    try:
-        assert "Is the learning rate the twin's?" in fails("3.5", trained)
-    finally:
-        pair.execute(f"{names} = kept", block=True)
+# What `train_parallel` may look like: a part of the solution, and what stands in its place.
+TRAININGS = [
+    ("lr=0.2", "lr=0.1", "this is learning rate 0.1, the twin's is 0.2"),
+    ("lr=0.2", "lr=0.4", "this is learning rate 0.4, the twin's is 0.2"),
+    ("test_sums(model, images[part], labels[part])", "test_sums(model, images, labels)",
+     "every rank takes all images"),
+    ("minibatches(epoch)", "minibatches(0)", "every epoch has the same order"),
+    ("minibatches(epoch)", "minibatches(epoch + 1)", '"loss": entry 0'),
+    ("train_step(model, optimizer, images, labels, group)",
+     "train_step(model, optimizer, images, labels)", "pass group=group"),
+    ("*map(sum, zip(*sums)), group)", "*map(sum, zip(*sums)))", "pass group=group"),
+    ("test_loss, accuracy = global_metrics(*map(sum, zip(*sums)), group)",
+     "a, b, c = map(sum, zip(*sums)); test_loss, accuracy = a / c, b / c", "this rank's own"),
+    ("test_loss, accuracy = global", "accuracy, test_loss = global", "the two are swapped"),
+    ("].append(accuracy)", "].append(100 * accuracy)", "expected a share, not percent"),
+    ("return history", "return history['loss']", "must return a dict"),
+    ("return history", "pass", "must return a dict"),
+    ("return history", "return history if rank == 0 else None", "must return a dict"),
+    ("history[\"loss\"].append(train_step(model, optimizer, images, labels, group))",
+     "loss = train_step(model, optimizer, images, labels, group)\n"
+     "        history['loss'].append(loss)", "expected 6 entries in 2 epochs, one for each step"),
+    ("range(epochs)", "range(3)", "expected 6 entries in 2 epochs"),
+]  # fmt: skip
+OTHER_TRAININGS = [
+    ("global_metrics(*map(sum, zip(*sums)), group)", "(lambda t: (dist.all_reduce(t, group=group), "
+     "(t[:2] / t[2]).tolist())[1])(torch.tensor(sums, dtype=torch.float64).sum(0))"),
+    ("        sums = [\n            test_sums(model, images[part], labels[part])\n"
+     "            for images, labels in data.InMemoryLoader(test_data, 1000)\n        ]",
+     "        p, r = dist.get_world_size(group), dist.get_rank(group)\n"
+     "        sums = [test_sums(model, *batch) for k, batch in "
+     "enumerate(data.InMemoryLoader(test_data, 1000)) if k % p == r]"),
+    ("        sums = [", "        print(epoch)\n        sums = ["),
+]  # fmt: skip
+
+
+@pytest.fixture
+def training(trained: cluster.Ranks) -> Iterator[Callable[[str, str], None]]:
+    """`training(part, instead)` changes `train_parallel` on all ranks; it is back afterwards."""
+
+    def change(part: str, instead: str) -> None:
+        assert part in solution("3.5")
+        trained.view.execute(solution("3.5").replace(part, instead), block=True)
+
+    yield change
+    trained.view.execute(solution("3.5"), block=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "instead", "said"), TRAININGS, ids=[f"{k}-{t[2]}" for k, t in enumerate(TRAININGS)]
+)
+def test_another_training_is_told_what_is_wrong(part, instead, said, training, trained):
+    training(part, instead)
+    assert said in fails("3.5", trained)
+
+
+def test_the_sequential_training_after_an_honest_run_is_refused(training, trained):
+    training("    part = slice", "    return train_sequential(model, epochs)\n    part = slice")
+    assert "train_step(…, group) takes this rank's part" in fails("3.5", trained)
+
+
+@pytest.mark.parametrize(("part", "instead"), OTHER_TRAININGS)
+def test_a_training_that_looks_different_passes(part, instead, training, trained):
+    training(part, instead)
+    passed, printed = verdict(CHECKS["3.5"], trained)
+    assert passed, printed
 
 
 def test_a_run_on_one_rank_is_refused(trained):

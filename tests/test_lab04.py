@@ -71,7 +71,7 @@ CHANGES = [
     ("4.1", "returns its own loss", "return total.item() / size", "return loss.item()",
      "DDP averages gradients, not losses"),
     ("4.1", "returns nothing", "return total.item() / size", "pass",
-     "ddp_step returned NoneType"),
+     "returned None: return the mean loss of the minibatch"),
     ("4.1", "sums the loss over the world", "all_reduce(total, group=group)", "all_reduce(total)",
      "all_reduce on the ranks [0, 1, 2, 3]"),
     ("4.2", "never overfills", """
@@ -98,7 +98,7 @@ CHANGES = [
     ("4.2", "from the end", "enumerate(sizes):", "reversed(list(enumerate(sizes))):",
      "begin at its beginning"),
     ("4.2", "returns nothing", "return [*buckets, bucket]", "[*buckets, bucket]",
-     "returned None, expected a list of lists"),
+     "returned None: return a list of lists"),
     ("4.3", "adds up overlapping transfers", """
         def hidden_share(transfers, begin, end):
             total = sum(e - s for s, e in transfers)
@@ -131,7 +131,7 @@ CHANGES = [
      "this is the share in the open"),
     ("4.3", "divides by zero", "hidden / moving if moving else 0.0", "hidden / moving",
      "ZeroDivisionError"),
-    ("4.3", "returns nothing", "return hidden", "hidden", "Expected a number from 0 to 1"),
+    ("4.3", "returns nothing", "return hidden", "hidden", "return a number from 0 to 1"),
     ("4.4", "does not compress", ".to(torch.float16)", "", "reduce a float16 tensor"),
     ("4.4", "takes another format", "torch.float16", "torch.bfloat16", "expected float16"),
     ("4.4", "does not divide", " / dist.get_world_size(group)", "",
@@ -169,6 +169,59 @@ CHANGES = [
         """, None, "Divide before the sum"),
     ("4.4", "leaves float16 in the future", "return bucket.buffer().copy_(future.value()[0])",
      "return future.value()[0]", "the value of the future is float16"),
+    ("4.1", "returns the sum of the losses", "return total.item() / size", "return total.item()",
+     "the sum of the ranks' means: divide"),
+    ("4.1", "computes the loss again", "return total.item() / size",
+     "return cross_entropy(model(images), labels).item()", "the model is called 2 times"),
+    ("4.1", "takes the loss after the step", "    optimizer.zero_grad()\n    loss = cross_entropy("
+     "model(images[part]), labels[part])\n    loss.backward()",
+     "    optimizer.zero_grad()\n    cross_entropy(model(images[part]), labels[part]).backward()\n"
+     "    seen = model.module[1].weight\n    loss = seen.sum()", "the loss: expected"),
+    ("4.2", "a bucket for each", "if full >= (cap if buckets else first_cap)", "if True",
+     "every gradient has a bucket of its own"),
+    ("4.2", "one bucket", "if full >= (cap if buckets else first_cap)", "if False",
+     "all gradients are in one bucket"),
+    ("4.2", "a flat list", "return [*buckets, bucket] if bucket else buckets",
+     "return sum([*buckets, bucket], [])", "expected a list of lists of indices"),
+    ("4.2", "counts from one", "enumerate(sizes)", "enumerate(sizes, 1)", "counted from 1"),
+    ("4.2", "keeps the buckets of the last call", "buckets, bucket, full = [], [], 0",
+     "bucket, full = [], 0\n    buckets = globals().setdefault('kept', [])",
+     "each index must be in one bucket, once"),
+    ("4.3", "divides by the span", "hidden / moving if moving else 0.0",
+     "hidden / (max(e for _, e in transfers) - min(s for s, _ in transfers)) if moving else 0.0",
+     "not the span from the first to the last"),
+    ("4.3", "a coarse grid", """
+        def hidden_share(transfers, begin, end):
+            grid = [80 + 2 * k for k in range(40)]
+            moving = [t for t in grid if any(s <= t < e for s, e in transfers)]
+            return sum(begin <= t < end for t in moving) / len(moving) if moving else 0.0
+        """, None, "Expected 0."),
+    ("4.3", "rounds", "return hidden / moving if moving else 0.0",
+     "return round(hidden / moving) if moving else 0.0", "Expected 0.5" ),
+    ("4.4", "forgets then", "return work.get_future().then(decompress)",
+     "return work.get_future()", "with .then(decompress) it becomes"),
+    ("4.4", "forgets return in decompress", "return bucket.buffer().copy_(future.value()[0])",
+     "bucket.buffer().copy_(future.value()[0])", "the function that then() calls returns nothing"),
+    ("4.4", "returns the tensor", "return work.get_future().then(decompress)",
+     "return compressed", "the sum has not come yet"),
+    ("4.5", "leaves out the last", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            for j, (images, labels) in enumerate(microbatches):
+                if j < k - 2:
+                    with model.no_sync():
+                        (cross_entropy(model(images), labels) / k).backward()
+                elif j == k - 2:
+                    (cross_entropy(model(images), labels) / k).backward()
+        """, None, "the last is missing"),
+    ("4.5", "never switches on again", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            for j, (images, labels) in enumerate(microbatches):
+                model.require_backward_grad_sync = not hasattr(model, "seen") and j == k - 1
+                (cross_entropy(model(images), labels) / k).backward()
+            model.seen = True
+        """, None, "the last backward must communicate"),
     ("4.5", "makes one large batch", """
         def accumulate(model, microbatches):
             images = torch.cat([images for images, _ in microbatches])
@@ -256,6 +309,81 @@ OTHERS = [
             dist.all_reduce(sums, group=group)
             return float(sums[0] / sums[1])
         """),
+    ("4.1", "a frozen wrapper and a weighted mean", """
+        def replicate(model, group=None):
+            return DistributedDataParallel(
+                model, process_group=group, gradient_as_bucket_view=True, bucket_cap_mb=1
+            )
+
+        def ddp_step(model, optimizer, images, labels, group=None):
+            p = dist.get_world_size(group=group)
+            mine = torch.arange(dist.get_rank(group=group), len(labels), p)
+            optimizer.zero_grad()
+            loss = cross_entropy(model(images[mine]), labels[mine], reduction="sum") / len(mine)
+            loss.backward()
+            optimizer.step()
+            loss = loss.detach()
+            dist.all_reduce(loss, group=group)
+            return loss / p
+        """),
+    ("4.1", "an object gathered", """
+        def replicate(model, group=None):
+            return nn.parallel.DistributedDataParallel(model, None, process_group=group)
+
+        def ddp_step(model, optimizer, images, labels, group=None):
+            p, r = dist.get_world_size(group), dist.get_rank(group)
+            optimizer.zero_grad(set_to_none=False)
+            loss = cross_entropy(model(images.chunk(p)[r]), labels.chunk(p)[r])
+            loss.backward()
+            optimizer.step()
+            losses = [torch.empty(()).to(loss.dtype) for _ in range(p)]
+            dist.all_gather(losses, loss.detach(), group=group)
+            return sum(losses).item() / p
+        """),
+    ("4.2", "PyTorch's own", """
+        def assign_buckets(sizes, cap, first_cap):
+            if not sizes:
+                return []
+            tensors = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+            found, _ = dist._compute_bucket_assignment_by_size(tensors, [first_cap, cap])
+            return found
+        """),
+    ("4.2", "arrays of numbers", """
+        def assign_buckets(sizes, cap, first_cap):
+            import numpy as np
+            left, buckets, limit = list(range(len(sizes))), [], first_cap
+            while left:
+                bucket = []
+                while left and sum(sizes[k] for k in bucket) < limit:
+                    bucket.append(left.pop(0))
+                buckets.append(np.array(bucket))
+                limit = cap
+            return buckets
+        """),
+    ("4.3", "a fine grid", """
+        def hidden_share(transfers, begin, end):
+            if not transfers:
+                return 0.0
+            first, last = min(s for s, _ in transfers), max(e for _, e in transfers)
+            t = torch.linspace(first, last, 40_001, dtype=torch.float64)
+            moves = torch.zeros_like(t, dtype=torch.bool)
+            for s, e in transfers:
+                moves |= (s <= t) & (t < e)
+            if not moves.any():
+                return 0.0
+            return (moves & (begin <= t) & (t <= end)).sum().item() / moves.sum().item()
+        """),
+    ("4.3", "events", """
+        def hidden_share(transfers, begin, end):
+            marks = sorted({begin, end, *(t for pair in transfers for t in pair)})
+            moving = hidden = 0
+            for a, b in zip(marks, marks[1:]):
+                if any(s <= a and b <= e for s, e in transfers):
+                    moving += b - a
+                    if begin <= a and b <= end:
+                        hidden += b - a
+            return hidden / moving if moving else 0
+        """),
     ("4.2", "tuples", """
         def assign_buckets(sizes, cap, first_cap):
             buckets, start = [], 0
@@ -290,6 +418,32 @@ OTHERS = [
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
             fp16_compress_hook as fp16_hook,
         )
+        """),
+    ("4.4", "scales in place, chained", """
+        def fp16_hook(group, bucket):
+            half = bucket.buffer().div_(group.size()).half()
+            work = dist.all_reduce(half, group=group, async_op=True)
+            return work.get_future().then(
+                lambda f: f.value()[0]).then(lambda f: bucket.buffer().copy_(f.value()))
+        """),
+    ("4.5", "the switch itself", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            for j, (images, labels) in enumerate(microbatches):
+                model.require_backward_grad_sync = j == k - 1
+                loss = cross_entropy(model(images), labels)
+                loss.div(k).backward()
+            model.require_backward_grad_sync = True
+        """),
+    ("4.5", "a gradient at the end of backward", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            def loss_of(images, labels):
+                return cross_entropy(model(images), labels, reduction="sum") / len(labels) / k
+            with model.no_sync():
+                for microbatch in microbatches[:-1]:
+                    loss_of(*microbatch).backward()
+            loss_of(*microbatches[-1]).backward(torch.ones(()))
         """),
     ("4.5", "a context by case", """
         import contextlib

@@ -50,6 +50,10 @@ def initial_broadcast(n: int) -> Figure:
     axes.text(0, 0.75, "before", ha="center")
     axes.text(10, 0.75, "after", ha="center")
     fit_limits(axes, [-4, 12], [-1.1 * (n - 1) - 0.4, 1.0], margin=0.2)
+    figure.alt_text = (
+        f"Before: each of {n} ranks has weights of a seed of its own. A broadcast goes from rank 0 "
+        "to all. After: every rank has the weights of seed 0."
+    )
     return figure
 
 
@@ -64,6 +68,12 @@ def gradient_flow(layers: int = 4) -> Figure:
     axes.annotate("", (12.6, -5.35), (2.4, -5.35), arrowprops={"arrowstyle": "->", "color": GREY})
     axes.text(7.5, -5.75, "time", ha="center", va="center", color=GREY)
     fit_limits(axes, [-2.6, 13.4], [-5.8, 0.5], margin=0.2)
+    figure.alt_text = (
+        f"Two steps over time, forward, then the gradients of {layers} layers from the last to the "
+        "first, and the network below. By hand the network begins when backward is over. With DDP "
+        "each gradient leaves as soon as it is there, so all but the last are hidden, and the "
+        "optimizer's step comes earlier."
+    )
     return figure
 
 
@@ -116,6 +126,12 @@ def bucket_map(
     axes.set_xlabel("gradients in the order in which backward makes them [MB]")
     axes.set_title(title)
     figure.tight_layout()
+    said = "; ".join(
+        f"bucket {number} of {sum(nbytes[k] for k in bucket) / 1e6:.3g} MB: "
+        + ", ".join(names[k] for k in bucket)
+        for number, bucket in enumerate(buckets)
+    )
+    figure.alt_text = f"{title}. {said}."
     return figure
 
 
@@ -155,7 +171,18 @@ def bucket_lanes(steps: Sequence[dict], titles: Sequence[str]) -> Figure:
         handlelength=1.4,
     )
     figure.tight_layout()
+    figure.alt_text = " ".join(map(_said, steps, titles))
     return figure
+
+
+def _said(step: dict, title: str) -> str:
+    """What a reader sees of a step: its buckets, and when backward and the last of them end."""
+    computed, end = (1e3 * (step[key] - step["begin"]) for key in ("computed", "end"))
+    late = sum(bucket[2] > step["computed"] for bucket in step["buckets"])
+    return (
+        f"{title}: backward computes for {computed:.3g} ms, {len(step['buckets'])} buckets move, "
+        f"{late} of them beyond its end; all is over after {end:.3g} ms."
+    )
 
 
 def _lanes(axes: Axes, step: dict) -> None:
@@ -205,6 +232,10 @@ def accumulation(k: int = 3) -> Figure:
                 x += 1.7
         box(axes, x + 0.7, y, "step", width=1.3, height=0.8, color=YELLOW)
     fit_limits(axes, [-3.6, 4.6 * k + 1.5], [-2.3, 0.5], margin=0.2)
+    figure.alt_text = (
+        f"{k} microbatches, then a step. DDP as it is: an all_reduce after each. With no_sync: "
+        "a single all_reduce after the last."
+    )
     return figure
 
 
@@ -224,4 +255,8 @@ def hook_path() -> Figure:
     for (a, b), word in zip(pairwise(places), ("", "async", "then"), strict=True):
         arrow(axes, (a + 1.85, 0), (b - 1.85, 0), word)
     fit_limits(axes, [-1.9, 16.9], [-1.2, 0.7], margin=0.2)
+    figure.alt_text = (
+        "The way of a bucket: its buffer in float32, 4 bytes a number; cast and divided by p to "
+        "float16, 2 bytes; an asynchronous all_reduce in float16; then cast back into the buffer."
+    )
     return figure

@@ -1,0 +1,134 @@
+"""A training on a few images and its sequential twin; histories, and what noise may do to them.
+
+A history is a dict with a list for each of :data:`KEYS`: one loss a step, one test an epoch.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+from utils import data, models
+
+from .mistakes import Mistake
+
+KEYS = ("loss", "test_loss", "accuracy")
+EPOCHS = 2
+# Images, by what happens to them: several minibatches of each, the last a smaller one.
+FEW = {"trained": 300, "tested": 4_100}
+RATES = (0.1, 0.4, 0.5, 0.05, 0.01, 0.02, 0.8, 0.3, 1.0)  # wrong ones
+
+
+class Images(Dataset):
+    """Random images that tell by their first pixel what they are for."""
+
+    def __init__(self, kind: str):
+        draw = torch.Generator().manual_seed(FEW[kind])
+        self.targets = torch.randint(0, 10, (FEW[kind],), generator=draw)
+        self.data = torch.randint(0, 60, (FEW[kind], 28, 28), generator=draw, dtype=torch.uint8)
+        self.data[torch.arange(FEW[kind]), self.targets] += 150
+        self.data[:, 0, 0] = 255 if kind == "trained" else 0
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, k: int) -> tuple[torch.Tensor, int]:
+        return (self.data[k : k + 1] / 255 - data.MEAN) / data.STD, int(self.targets[k])
+
+
+def small_mlp() -> nn.Module:
+    """The model as it is before the training."""
+    return models.mlp(seed=1, sizes=(784, 16, 10))
+
+
+@functools.cache
+def history_of_twin(rate: float = 0.2, mine: tuple = (0, 1), same_order: bool = False) -> dict:
+    """What the twin gives; losses and tests of place r of p = `mine` in each minibatch only."""
+    model, part = small_mlp(), slice(mine[0], None, mine[1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    history: dict[str, list[float]] = {key: [] for key in KEYS}
+    for epoch in range(EPOCHS):
+        draw = torch.Generator().manual_seed(0 if same_order else epoch)
+        loader = data.InMemoryLoader(Images("trained"), 128, shuffle=True, generator=draw)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            losses = functional.cross_entropy(model(images), labels, reduction="none")
+            losses.mean().backward()
+            optimizer.step()
+            history["loss"].append(losses[part].mean().item())
+        for key, value in zip(KEYS[1:], metrics_of(model, Images("tested"), part), strict=True):
+            history[key].append(value)
+    return history
+
+
+@torch.no_grad()
+def metrics_of(model: nn.Module, images: Dataset, part: slice = slice(None)) -> list[float]:
+    """Mean loss and accuracy."""
+    sums = torch.zeros(3, dtype=torch.float64)
+    for pixels, labels in data.InMemoryLoader(images, 1000):
+        outputs, labels = model(pixels[part]), labels[part]
+        loss = functional.cross_entropy(outputs, labels, reduction="sum")
+        sums += torch.tensor([loss, (outputs.argmax(1) == labels).sum(), len(labels)])
+    return (sums[:2] / sums[2]).tolist()
+
+
+def wrong_histories(key: str, place: int, p: int) -> Iterator[Mistake]:
+    """Mistakes that give another list."""
+    entries, expected = len(history_of_twin()[key]), history_of_twin()[key]
+    yield Mistake(
+        lambda got: not isinstance(got, list) or len(got) != entries,
+        f"expected {entries} entries in {EPOCHS} epochs, one for each "
+        f"{'step' if key == 'loss' else 'epoch'}",
+    )
+    own = history_of_twin(mine=(place, p))[key]
+    if key == "loss":
+        yield Mistake(own, "these are the losses of this rank's part: take what train_step returns")
+        said = "every epoch has the same order: minibatches(epoch)"
+        yield Mistake(history_of_twin(same_order=True)[key], said)
+        for rate in RATES:
+            said = f"this is learning rate {rate}, the twin's is 0.2"
+            yield Mistake(history_of_twin(rate)[key], said)
+    else:
+        yield Mistake(own, "this is this rank's own: reduce sums and counts with global_metrics")
+        other = KEYS[3 - KEYS.index(key)]
+        yield Mistake(history_of_twin()[other], f'this is "{other}": the two are swapped')
+        yield Mistake([100 * value for value in expected], "expected a share, not percent")
+
+
+# What noise may do. A wrong result is far outside: see the figure in "Tell a bug from noise".
+FIRST_LOSS, TYPICAL_LOSS, LAST = 1e-4, 0.03, {"test_loss": 0.05, "accuracy": 0.02}
+# So many steps stay below FIRST_LOSS: rounding is a few 1e-7 there. It grows at once by a factor of
+# a thousand where it takes an input of a ReLU across 0, in one run of six within 40 steps.
+FIRST_STEPS = 10
+
+
+def more_than_noise(sequential: dict, parallel: dict) -> str | None:
+    """Where the histories differ by more than noise; `None` if nowhere."""
+    gaps = [abs(a - b) for a, b in zip(sequential["loss"], parallel["loss"], strict=True)]
+    length = -(-len(gaps) // len(sequential["accuracy"]))
+    for k, gap in enumerate(gaps[: min(FIRST_STEPS, length)]):
+        if not gap <= FIRST_LOSS:
+            why = (
+                "those before agree: so early that is no noise, but another step. Is the learning "
+                "rate the twin's?" if k else "the very first step has the same weights and "
+                "minibatch, and must have the same loss. Same seed? Same order?"
+            )  # fmt: skip
+            return f"the losses of step {k} differ by {gap:.2g}; {why}"
+    for epoch in range(-(-len(gaps) // length)):
+        part = gaps[epoch * length : (epoch + 1) * length]
+        if not statistics.median(part) <= TYPICAL_LOSS:
+            return (
+                f"epoch {epoch}: the losses differ by {statistics.median(part):.2g} in a typical "
+                "step, which is no noise. Is the order of the samples the same in this epoch?"
+            )
+    for key, most in LAST.items():
+        gap = abs(sequential[key][-1] - parallel[key][-1])
+        if not gap <= most:
+            return f"the last {key} differs by {gap:.2g}; noise stays below {most:g}"
+    return None

@@ -24,6 +24,12 @@ _ENDED = re.compile(
     r"(?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO (?P<why>[A-Z ]+))?|Node (?P<node>failure)"
     r"|Force Terminated"
 )
+# The same by the state of their job, which Slurm knows also where its last words were lost.
+_ENDED_JOB = {
+    "TIMEOUT": "the time of their job is over; start(…, time=minutes) asks for more",
+    "NODE_FAIL": "a node failed",
+    "CANCELLED": "their job was cancelled, by scancel or by an administrator",
+}
 _SIGNALS = {
     "6": "signal 6, abort",
     "7": "signal 7, bus error",
@@ -73,6 +79,7 @@ class Outcome:
         over: mpiexec has ended, and every rank with it.
         fresh: the ranks met again, and their process groups work.
         survivors: ranks that live on without the dead, where they do.
+        job_state: of the ranks' own Slurm job, as Slurm says it.
     """
 
     n: int
@@ -83,6 +90,7 @@ class Outcome:
     output: str = ""
     over: bool = False
     fresh: bool = True
+    job_state: str = ""
     survivors: list[int] = field(default_factory=list)
 
     def renumber(self, numbers: dict[int, int]) -> None:
@@ -110,8 +118,11 @@ class Outcome:
 
     def _of_death(self) -> CellFailed:
         dead, found = self.dead(), self._first_death()
-        if found is None and (ended := _ENDED.search(self.output)):
-            how = _ended(**ended.groupdict())
+        ended = _ENDED_JOB.get(self.job_state, "")
+        if found is None and not ended and (last_words := _ENDED.search(self.output)):
+            ended = _ended(**last_words.groupdict())
+        if ended:
+            how = ended
             text = f"Slurm ended the ranks: {how}."
         elif found is None:
             how = "its process is gone"
@@ -204,10 +215,10 @@ class Outcome:
 
 def _ended(why: str | None, node: str | None) -> str:
     if why and "TIME LIMIT" in why:
-        return "the time of their job is over; start(…, time=minutes) asks for more"
+        return _ENDED_JOB["TIMEOUT"]
     if node or (why and "NODE FAIL" in why):
-        return "a node failed"
-    return "their job was cancelled, by scancel or by an administrator"
+        return _ENDED_JOB["NODE_FAIL"]
+    return _ENDED_JOB["CANCELLED"]
 
 
 def _how(rank: str, n: str = "", code: str = "", words: str = "") -> str:

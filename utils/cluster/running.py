@@ -60,7 +60,7 @@ class Running:
         self._python = python
         self.n = plan.n
         self.facts: list[dict] = []
-        self.place = ""
+        self.place = self._job = ""
         self.client: ipp.Client | None = None
         self._session = Session(shared=plan.way.many_hosts, job=plan.way.own_job)
         self._watchdog = Watchdog(self._session)
@@ -239,6 +239,7 @@ class Running:
         self.facts = [reply.value for reply in replies]
         self._check_world()
         if self.plan.way.own_job and (job := slurm.find(self._session.mark)):
+            self._job = job.id
             self.place = f"They are Slurm job {job.id} on {job.nodes}."
 
     def _check_world(self) -> None:
@@ -328,6 +329,7 @@ class Running:
         if dead:
             outcome.output = self._last_words()
             outcome.over = self.over()
+            outcome.job_state = slurm.state(self._job) if self._job else ""
         if busy:
             places = self._places(1.0)
             # A rank that is idle now has ended meanwhile.

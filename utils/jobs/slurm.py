@@ -136,6 +136,12 @@ def find(name: str) -> Job | None:
     return Job(*fields) if len(fields) == 4 else None
 
 
+def state(job: str) -> str:
+    """Of a job that may be over: RUNNING, CANCELLED, TIMEOUT, …; "" where Slurm forgot it."""
+    found = re.search(r"\bJobState=(\w+)", _answer("scontrol", "--oneliner", "show", "job", job))
+    return found[1] if found else ""
+
+
 class Waiting:
     """Shows on one line how a job of that name waits, until it runs."""
 

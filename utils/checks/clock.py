@@ -37,10 +37,10 @@ def moved_clocks(*namespaces: dict[str, Any]) -> Iterator[Clock]:
     Those of :mod:`time`, ``timeit.default_timer``, ``datetime.now``, ``MPI.Wtime``; also where a
     namespace has them by another name, or a function in it as the default of an argument.
     """
-    clock = Clock()
-    moved = {id(place.original): place.moved(clock) for place in _places()}
+    clock, places = Clock(), _places()
+    moved = {id(place.original): place.moved(clock) for place in places}
     with contextlib.ExitStack() as patches:
-        for place in _places():
+        for place in places:
             new = moved[id(place.original)]
             patches.enter_context(mock.patch.object(place.module, place.name, new))
         for namespace in namespaces:

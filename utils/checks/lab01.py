@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .calls import blocking, in_words, inside, made, messages, only, waited
+from .calls import blocking, broken, in_words, inside, made, messages, only, waited
 from .clock import moved_clocks
 from .mistakes import Mistake, is_number
 from .model import use_model as use_model
@@ -366,7 +366,7 @@ def _in_even_group(evens: list[int]) -> Callable:
     def rule(calls: list[dict]) -> str | None:
         if not evens and calls:
             return f"makes {calls[0]['op']}, but is no member of the group"
-        return next((said for one in rules if (said := one(calls))), None)
+        return broken(calls, *rules)
 
     return rule
 

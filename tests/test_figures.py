@@ -77,16 +77,21 @@ def test_a_notebook_gets_the_words_with_the_picture(monkeypatch):
 def test_a_prediction_that_was_not_made_stops_nothing(capsys):
     guess = predict("how long?", ..., unit="s")
     assert capsys.readouterr().out.strip() == NOTHING_YET
-    assert "measured: 0 at 3" in alt.describe(guess.beside(3))
+    assert alt.describe(guess.beside(3)) == "how long? predicted: nothing, measured: 3 s."
 
 
 def test_a_prediction_stands_beside_the_measurement(capsys):
     guess = predict("how fast?", {"2 ranks": 1.9, "4 ranks": ...}, unit="×")
     assert capsys.readouterr().out == "Your prediction: 2 ranks: 1.9 ×\n"
     said = alt.describe(guess.beside({"2 ranks": 1.3, "4 ranks": 1.2}))
-    assert "1.9 ×; 1.3 ×; 1.2 ×" in said
+    assert "2 ranks: predicted: 1.9 ×, measured: 1.3 ×; 4 ranks: predicted: nothing" in said
     with pytest.raises(ValueError, match="8 ranks"):
         guess.beside({"8 ranks": 1.2})
+
+
+def test_a_prediction_of_nought_is_not_cut_by_the_axis():
+    figure = predict("which value?", {"first": 0, "second": 1}).beside({"first": 2, "second": 2})
+    assert figure.axes[0].get_xlim()[0] < 0
 
 
 @pytest.mark.parametrize("bad", ["3 s", True, float("nan"), None])

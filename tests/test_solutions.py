@@ -175,10 +175,11 @@ def test_nbval_alone_reproduces_every_stored_output_of_a_solution(path: Path, tm
 
 def executed(source: str, shown: str | verdict.Verdict = "", **metadata: object) -> NotebookNode:
     """A cell of a reference: with what it printed or found, allegedly."""
-    outputs = [new_output("stream", name="stdout", text=shown)] if shown else []
     if isinstance(shown, verdict.Verdict):
         data = {"text/plain": str(shown), verdict.MIME: shown.data()}
         outputs = [new_output("display_data", data=data)]
+    else:
+        outputs = [new_output("stream", name="stdout", text=shown)] if shown else []
     cell_id = re.sub(r"\W+", "-", source)[:24]
     cell = new_code_cell(source, id=cell_id, metadata=metadata, outputs=outputs)
     cell.execution_count = 1

@@ -64,7 +64,17 @@ class Prediction:
         draw(axes, self, found)
         axes.set_title("\n".join(textwrap.wrap(self.question, 80)))
         figure.tight_layout()
+        figure.alt_text = f"{self.question} {self._in_words(found)}"
         return figure
+
+    def _in_words(self, found: Mapping[str, float | str]) -> str:
+        said = []
+        for name, value in found.items():
+            guess = self.values[name]
+            expected = "nothing" if guess is None else _shown(guess, self.unit)
+            start = f"{name}: " if name else ""
+            said.append(f"{start}predicted: {expected}, measured: {_shown(value, self.unit)}")
+        return "; ".join(said) + "."
 
 
 def predict(
@@ -106,7 +116,10 @@ def _valid(value: object, choices: Sequence[str]) -> float | str | None:
 
 
 def _shown(value: float | str, unit: str) -> str:
-    return value if isinstance(value, str) else f"{value:.3g} {unit}".rstrip()
+    if isinstance(value, str):
+        return value
+    number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{number} {unit}".rstrip()
 
 
 def _draw_numbers(axes: Axes, prediction: Prediction, found: Mapping[str, float]) -> None:
@@ -120,8 +133,8 @@ def _draw_numbers(axes: Axes, prediction: Prediction, found: Mapping[str, float]
             _label(axes, guess, row, prediction.unit, below=True)
         _mark(axes, value, row, "measured", hollow=False)
         _label(axes, value, row, prediction.unit, below=False)
-    numbers = [abs(n) for n in (*predicted, *found.values()) if n]
-    if numbers and min((*filter(None, predicted), *found.values())) > 0:
+    numbers = [n for n in (*predicted, *found.values()) if n is not None]
+    if min(numbers) > 0:
         if max(numbers) > _WIDE * min(numbers):
             axes.set_xscale("log")
         else:

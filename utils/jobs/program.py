@@ -1,0 +1,46 @@
+"""A program on ranks of its own, from a notebook as from a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from utils.jobs import run as jobs
+from utils.jobs.errors import RanksError
+from utils.jobs.forked import Python
+from utils.jobs.plan import Plan, Request, refuse_on_a_rank, usable_cores
+
+DEADLINE = 60.0
+# Seconds that a rank waits for the others before it says who is missing; less than the deadline.
+PATIENCE = 20.0
+
+
+def mpiexec(n: int, script: str | Path, *arguments: object, deadline: float = DEADLINE) -> None:
+    """Run a Python script on n MPI ranks; print the command, and what the ranks print.
+
+    The command is the one to type in a terminal. The ranks get what `cluster.start` gives to a
+    notebook's: its mpiexec, leave to run as root, and to be more than there are cores.
+
+    deadline: seconds, after which the job is ended.
+
+    Raises FileNotFoundError without the script, TypeError or ValueError for another n than this
+    machine can start, and RanksError where there is no usable mpiexec, on a rank, and when the
+    job fails or is late; its message has the job's last words.
+    """
+    refuse_on_a_rank()
+    if not Path(script).is_file():
+        raise FileNotFoundError(f"there is no {script}: run the cell that writes it")
+    timeout = min(PATIENCE, deadline / 2)
+    plan = Plan.checked(Request(n, timeout=timeout, launcher="mpiexec"))
+    words = [str(script), *map(str, arguments)]
+    more = ["--oversubscribe"] if plan.launcher.is_open_mpi and n > usable_cores() else []
+    print("$", *["mpiexec", "-n", str(n), *more, "python", *words], flush=True)
+    with contextlib.closing(Python(plan)) as python:
+        command = [plan.launcher.path, "-n", str(n), *plan.mpi_args, *python.command, *words]
+        ended = jobs.run(command, os.environ | plan.environment, deadline)
+    print(ended.out, end="", flush=True)
+    if ended.status:
+        late = ended.status == jobs.LATE
+        how = f"was ended after {deadline:g} s" if late else f"ended with status {ended.status}"
+        raise RanksError(f"the program {how}.\n{ended.err.rstrip()}")

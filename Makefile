@@ -69,6 +69,8 @@ $(VENV)/.env: EXTRAS = mpi
 $(VENV)/.test: EXTRAS = mpi,test
 $(VENV)/.env $(VENV)/.test: pyproject.toml $(VENV)/.constraints.txt
 	$(PIP) -e '.[$(EXTRAS)]' -c $(VENV)/.constraints.txt
+	@mkdir -p $(VENV)/etc/ipython
+	@ln -sf $(CURDIR)/utils/jupyterlab/ipython_kernel_config.py $(VENV)/etc/ipython/
 	@touch $(VENV)/.env $@
 
 env: $(VENV)/.env  ## build .venv (does nothing when it is up to date)

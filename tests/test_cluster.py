@@ -363,6 +363,21 @@ def test_a_notebook_shows_the_same_text_in_every_run():
     assert "`ranks = cluster.start(2)` again" in outputs[5][0].evalue
 
 
+def test_a_fresh_kernel_says_that_its_ranks_are_not_there_yet():
+    cells = ["%%px\nprint(1)", "ranks.timeline()", "something_else"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    for cell in notebook.cells:
+        cell.metadata["tags"] = ["raises-exception"]
+    loads = "--InteractiveShellApp.extensions=utils.no_ranks"
+    NotebookClient(notebook, timeout=100, extra_arguments=[loads]).execute()
+    first, second, third = (cell.outputs[0] for cell in notebook.cells)
+    for output in (first, second):
+        assert len(output.traceback) == 1, "frames that are not the student's"
+        assert "Run the cell with `ranks = cluster.start(…)`" in output.traceback[0]
+    assert third.ename == "NameError"
+    assert len(third.traceback) > 1
+
+
 def test_who_cannot_solve_a_task_goes_on_with_the_models_answer():
     cells = [
         "from utils import cluster\nfrom utils.checks import lab01\nranks = cluster.start(4)",

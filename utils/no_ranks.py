@@ -1,0 +1,39 @@
+"""What a notebook's fresh kernel says where ranks are used that are not there yet.
+
+Who opens yesterday's notebook sees its outputs, and the kernel knows nothing of them. An IPython
+extension, which every kernel of the course's environment loads
+(``utils/jupyterlab/ipython_kernel_config.py``); ``cluster.start`` puts the real ``%%px`` in place.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from utils.jobs.errors import RanksError
+
+ADVICE = (
+    "there are no ranks: this kernel is fresh, and knows nothing of what was run before it "
+    "started. Run the cell with `ranks = cluster.start(…)`, and those below it "
+    "(Run → Run All Above Selected Cell)."
+)
+
+
+def load_ipython_extension(shell) -> None:
+    """Called by IPython: a ``%%px`` and a NameError that say what to do."""
+    if "px" not in shell.magics_manager.magics["cell"]:
+        shell.register_magic_function(_px, "line_cell", "px")
+    shell.set_custom_exc((NameError,), _explain)
+
+
+def _px(line: str, cell: str | None = None) -> NoReturn:
+    """Run a cell on the ranks, once there are some: ``ranks = cluster.start(4)``."""
+    raise RanksError(ADVICE)
+
+
+def _explain(shell, kind, error, traceback, tb_offset=None) -> None:
+    """Show a NameError; of ``ranks``, with what to do."""
+    if getattr(error, "name", None) == "ranks":
+        advice = RanksError(ADVICE)
+        shell.showtraceback((RanksError, advice, None))
+    else:
+        shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)

@@ -6,20 +6,16 @@ The answers are tried on groups of 1, 2, 3 and 4 ranks (`utils.checks.groups`), 
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 from collections.abc import Iterator
-from unittest import mock
 
 import torch
 from torch import nn
 
-from utils import data
-
 from . import replicas, training
 from .calls import inside, made, only, waited
 from .groups import WORLD, in_group, members_of, on, partitions, tried
-from .mistakes import Mistake, same
+from .mistakes import Mistake
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
 from .replicas import Twin
@@ -373,28 +369,11 @@ TAKE = {
 }
 
 
-@in_group
-def probe_training(user_ns: dict, *, rank: int, group, partition) -> dict:
-    """`train_parallel` on a few images: its history, and how many images the model got."""
-    function, model = answer_named(user_ns, "train_parallel"), training.small_mlp()
-    few, seen = [training.Images(kind) for kind in training.FEW], replicas.watched(model)
-    given = {"train_data": few[0], "test_data": few[1]}
-    named = replicas.keywords(partition, group)
-    with (
-        mock.patch.dict(user_ns, given),
-        mock.patch.object(data, "fashion_mnist", lambda train=True, **_: few[not train]),
-    ):
-        history, calls = recorded(function, model, training.EPOCHS, **named)
-    trained = sum(int((images.flatten(1)[:, 0] > 1).sum()) for images in seen)
-    tested = sum(map(len, seen)) - trained
-    return {"history": told(history), "trained": trained, "tested": tested, "calls": calls}
-
-
 @task("3.5", "the same result as the sequential run", points=2)
 def same_result(ranks, report: Report) -> None:
     """`train_parallel` on a few images, then the histories of the run and what was trained."""
     cases = [{"partition": partition} for partition in EVERYWHERE]
-    for _, members, values in tried(ranks, report, __name__, "probe_training", cases):
+    for _, members, values in tried(ranks, report, training.__name__, "probe_training", cases):
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
             _judge_history(report, rank, value, members, place)
         for kind, count in training.FEW.items() if not report.found else ():
@@ -403,7 +382,7 @@ def same_result(ranks, report: Report) -> None:
             said = f"{on(members)}: {every}: {found} of {wanted} were {kind}. {TAKE[kind]}"
             report.communication(None, [], *replicas.rules_of({said: sum(found) != wanted}))
     if not report.found:
-        _judge_run(ranks, report)
+        training.judge_run(ranks, report)
 
 
 def _judge_history(report: Report, rank: int, value: dict, members, place: int) -> None:
@@ -418,59 +397,6 @@ def _judge_history(report: Report, rank: int, value: dict, members, place: int) 
             wrong = training.wrong_histories(key, place, len(members))
             if not report.judge(rank, history[key], expected, wrong, what=what, tolerance=1e-4):
                 break
-
-
-def probe_run(user_ns: dict, *, rank: int) -> dict | None:
-    """The histories on ranks 0 and 1, and test results computed anew from the models."""
-    from torch_mpi.record import log
-
-    answer: dict = {}
-    for name in ("parallel", "sequential")[: max(2 - rank, 0)]:
-        history, model = answer_named(user_ns, name), answer_named(user_ns, f"{name}_model")
-        if not isinstance(history, dict) or not set(training.KEYS) <= set(history):
-            raise TypeError(f'{name} must be a dict with "loss", "test_loss" and "accuracy"')
-        answer[name] = {key: told(list(history[key])) for key in training.KEYS}
-        answer[name]["measured"] = training.metrics_of(model, data.fashion_mnist(train=False))
-        if name == "parallel":
-            weights, largest = replicas.weights_of(model), max(p.nbytes for p in model.parameters())
-            answer["digest"] = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
-            calls = [c for c in log.since(0) if c.op == "all_reduce" and c.group == (0, 1)]
-            answer["gradients sent"] = sum(call.nbytes == largest for call in calls)
-    return answer
-
-
-def _judge_run(ranks, report: Report) -> None:
-    """Both histories agree as far as noise lets them, and both models were really trained."""
-    answers = report.answers(ranks, __name__, "probe_run")
-    if not answers:
-        return
-    zero, one = (answer.value for answer in answers[:2])
-    sequential, parallel = zero["sequential"], zero["parallel"]
-    steps = len(sequential["loss"])
-    for rank, name in ((0, "sequential"), (0, "parallel"), (1, "parallel")):
-        value, history = answers[rank].value, answers[rank].value[name]
-        lengths = [[len(h[key]) for key in training.KEYS] for h in (history, sequential)]
-        report.expect(rank, "numbers of losses, test losses, accuracies", *lengths)
-        wrong = {
-            f"{name}: the last {key} in the history is {history[key][-1:]}, but {name}_model has "
-            f"{now:.4f} on all test images": not same(history[key][-1:], [now], 2e-3)
-            for key, now in zip(training.KEYS[1:], history["measured"], strict=True)
-        } | {
-            f"{steps} steps on ranks 0 and 1 need as many all_reduces of the largest gradient; "
-            f"this rank made {value['gradients sent']}: run the training again":
-                value["gradients sent"] < steps,
-        }  # fmt: skip
-        report.communication(rank, [], *replicas.rules_of(wrong))
-    out = [key for key in training.KEYS if parallel[key] != one["parallel"][key]]
-    wrong = {
-        "the weights on ranks 0 and 1 differ: the replicas are not in sync":
-            zero["digest"] != one["digest"],
-        f"{out} differ between ranks 0 and 1: reduce them over the group": out,
-    }  # fmt: skip
-    for rule in replicas.rules_of(wrong):
-        report.communication(None, [], rule)
-    if not report.found:
-        report.communication(None, [], lambda _: training.more_than_noise(sequential, parallel))
 
 
 # -- in sync: 3.6 -----------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import contextlib
 import copy
 import functools
 import random
-import time
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -21,10 +20,10 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from . import replicas
+from . import overlap, replicas
 from .calls import Calls, Rule, inside, only
-from .groups import WORLD, enough, group_of, in_group, on, partitions, tried
-from .mistakes import Mistake, is_number, same, short
+from .groups import WORLD, enough, in_group, on, partitions, tried
+from .mistakes import Mistake, same, short
 from .model import use_model as use_model
 from .probe import answer_named, as_dict, recorded, told
 from .replicas import Twin
@@ -253,50 +252,6 @@ def _wrong_buckets(case: dict, got: object) -> Iterator[Mistake]:
 GRID = 3e-3
 
 
-def _union(intervals: list) -> float:
-    """Seconds in at least one interval."""
-    total, until = 0.0, float("-inf")
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total
-
-
-def _hidden(transfers: list, begin: float, end: float) -> float:
-    """The share of the time in which data moved that lies between begin and end."""
-    moving = _union(transfers)
-    inside_ = [[max(s, begin), min(e, end)] for s, e in transfers if min(e, end) > max(s, begin)]
-    return _union(inside_) / moving if moving else 0.0
-
-
-def _overlap_cases(seed: int) -> dict[str, list[list[float]]]:
-    """What is special about a case, and its transfers; backward computes from 100 to 120 s.
-
-    Last what could hide another mistake.
-    """
-    draw = random.Random(seed)
-
-    def spread(count: int) -> list[list[float]]:
-        starts = [draw.uniform(90, 130) for _ in range(count)]
-        return [[s, s + draw.uniform(0.5, 20)] for s in starts]
-
-    return {
-        "one transfer, half of it after backward": [[110.0, 130.0]],
-        "two transfers after each other, one of them in the open": [[105.0, 109.0], [121.0, 127.0]],
-        "a transfer that is already under way when backward begins": [[98.0, 104.0]],
-        "a transfer from before backward until after it": [[90.0, 130.0]],
-        "two transfers at the same time": [[102.0, 110.0], [106.0, 118.0], [119.0, 125.0]],
-        "a short transfer inside of a long one": [[101.0, 130.0], [103.0, 105.0], [108.0, 112.0]],
-        "transfers that are not in the order of their starts":
-            [[121.0, 126.0], [103.0, 107.0], [105.0, 110.0]],
-        "all of it after backward": [[120.0, 130.0], [130.0, 140.0]],
-        **{f"{count} random transfers": spread(count) for count in (3, 5, 9)},
-        "a transfer of no duration beside another": [[110.0, 110.0], [115.0, 125.0]],
-        "no transfer at all": [],
-        "a transfer of no duration": [[110.0, 110.0]],
-    }  # fmt: skip
-
-
 def probe_hidden(user_ns: dict, *, rank: int, cases: list, begin: float, end: float) -> list:
     """`hidden_share` of every case; the first one again, in the end."""
     function = answer_named(user_ns, "hidden_share")
@@ -304,93 +259,29 @@ def probe_hidden(user_ns: dict, *, rank: int, cases: list, begin: float, end: fl
     return [replicas.one_number(told(function(transfers, begin, end))) for transfers in given]
 
 
-DEEP = (784, *[512] * 8, 10)
-
-
-def probe_overlap(user_ns: dict, *, rank: int) -> dict | None:
-    """A step of DDP on ranks 0 and 1 over an emulated 1 Gbit/s: what moved when, and the answer.
-
-    Whichever rank comes last to the first bucket still has most of its backward before it, so one
-    of the two hides something however busy the machine is.
-    """
-    with group_of([[0, 1]], rank) as pair:
-        if pair is None:
-            return None
-        model = DistributedDataParallel(replicas.net(0, DEEP), process_group=pair, bucket_cap_mb=1)
-        images, labels = torch.randn(128, 784), torch.zeros(128, dtype=torch.int64)
-        with replicas.network(50e-6, 125e6):
-            for _ in range(3):
-                step = _timed_backward(model, images, labels)
-    share = answer_named(user_ns, "hidden_share")(**step)
-    return step | {"share": replicas.one_number(told(share))}
-
-
-def _timed_backward(model, images, labels) -> dict:
-    """Transfers of one backward, and the interval in which it computed; seconds."""
-    from torch_mpi.record import log
-
-    loss = functional.cross_entropy(model(images), labels)
-    mark, begin = log.mark(), time.perf_counter()
-    loss.backward()
-    calls = [call for call in log.since(mark) if call.op == "all_reduce"]
-    return {
-        "transfers": [(call.matched, call.end) for call in calls],
-        "begin": begin,
-        "end": max(call.start for call in calls),
-    }
-
-
 @task("4.3", "how much is hidden", points=3)
 def hidden_share(ranks, report: Report) -> None:
     """The share on made-up intervals, then on a step that the ranks really take."""
-    cases, given = _overlap_cases(report.seed), {"begin": 100.0, "end": 120.0}
+    cases, given = overlap.cases(report.seed), {"begin": 100.0, "end": 120.0}
     again = [*cases.items(), ("the first case again", next(iter(cases.values())))]
     cases = list(cases.values())
     for answer in report.answers(ranks, __name__, "probe_hidden", cases=cases, **given):
         for (what, transfers), got in zip(again, answer.value, strict=True):
-            wrong, expected = _wrong_shares(transfers, got, **given), _hidden(transfers, **given)
+            expected = overlap.hidden(transfers, **given)
+            wrong = overlap.wrong_shares(transfers, got, **given)
             what = f"{what}: transfers {short(transfers)}, backward from 100 to 120"
             how = {"what": what, "form": "a number from 0 to 1", "tolerance": GRID}
             if not report.judge(answer.rank, got, expected, wrong, **how):
                 break
     if report.found or not enough(ranks, report, WORLD):
         return
-    steps = [a.value for a in report.answers(ranks, __name__, "probe_overlap") if a.value]
+    steps = [a.value for a in report.answers(ranks, overlap.__name__, "probe_overlap") if a.value]
     for rank, step in enumerate(steps):
         share = step.pop("share")
         what = "hidden share of a measured step (times in seconds, milliseconds apart)"
-        report.judge(rank, share, _hidden(**step), what=what, tolerance=GRID)
-    if steps and not report.found and max(_hidden(**step) for step in steps) <= 0:
+        report.judge(rank, share, overlap.hidden(**step), what=what, tolerance=GRID)
+    if steps and not report.found and max(overlap.hidden(**step) for step in steps) <= 0:
         report.problem("nothing was hidden in a step of DDP on an emulated 1 Gbit/s network")
-
-
-def _wrong_shares(transfers: list, got: object, begin: float, end: float) -> Iterator[Mistake]:
-    yield Mistake(lambda _: not is_number(got), "expected a number from 0 to 1")
-    share, moving = _hidden(transfers, begin, end), _union(transfers)
-    lengths = sum(e - s for s, e in transfers)
-    if not lengths:
-        yield Mistake(lambda _: True, "where nothing moved, the share is 0")
-        return
-    clipped = sum(max(0.0, min(e, end) - max(s, begin)) for s, e in transfers)
-    cut = "a transfer may be hidden in part: cut it at the end of backward"
-    total = "time in which two transfers move at once counts once"
-    yield from replicas.table({
-        "as a share, not in percent": 100 * share,
-        "these are seconds; divide by all the time in which data moved": share * moving,
-        "divided by the length of backward; divide by the time in which data moved":
-            share * moving / (end - begin),
-        "this is the share in the open, not the hidden one": 1 - share,
-        f"{total}: take the union": clipped / lengths,
-        f"hidden {total}, as in the total": clipped / moving,
-        f"in the total, {total}": share * moving / lengths,
-        f"of the total, take the union, not the span from the first to the last: {total}":
-            share * moving / (max(e for _, e in transfers) - min(s for s, _ in transfers)),
-        cut: _union([[s, e] for s, e in transfers if s >= begin and e <= end]) / moving,
-        "cut a transfer at the begin of backward, too":
-            _union([[s, min(e, end)] for s, e in transfers if s < end]) / moving,
-        f"{cut}.": _union([[s, e] for s, e in transfers if s < end]) / moving,
-        "a share is never negative: what lies after backward hides nothing": -abs(got),
-    })  # fmt: skip
 
 
 # -- 4.4: a hook ------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ A history is a dict with a list for each of :data:`KEYS`: one loss a step, one t
 from __future__ import annotations
 
 import functools
+import hashlib
 import statistics
 from collections.abc import Iterator
+from unittest import mock
 
 import torch
 from torch import nn
@@ -16,7 +18,11 @@ from torch.utils.data import Dataset
 
 from utils import data, models
 
-from .mistakes import Mistake
+from . import replicas
+from .groups import in_group
+from .mistakes import Mistake, same
+from .probe import answer_named, recorded, told
+from .task import Report
 
 KEYS = ("loss", "test_loss", "accuracy")
 EPOCHS = 2
@@ -45,6 +51,23 @@ class Images(Dataset):
 def small_mlp() -> nn.Module:
     """The model as it is before the training."""
     return models.mlp(seed=1, sizes=(784, 16, 10))
+
+
+@in_group
+def probe_training(user_ns: dict, *, rank: int, group, partition) -> dict:
+    """`train_parallel` on a few images: its history, and how many images the model got."""
+    function, model = answer_named(user_ns, "train_parallel"), small_mlp()
+    few, seen = [Images(kind) for kind in FEW], replicas.watched(model)
+    given = {"train_data": few[0], "test_data": few[1]}
+    named = replicas.keywords(partition, group)
+    with (
+        mock.patch.dict(user_ns, given),
+        mock.patch.object(data, "fashion_mnist", lambda train=True, **_: few[not train]),
+    ):
+        history, calls = recorded(function, model, EPOCHS, **named)
+    trained = sum(int((images.flatten(1)[:, 0] > 1).sum()) for images in seen)
+    tested = sum(map(len, seen)) - trained
+    return {"history": told(history), "trained": trained, "tested": tested, "calls": calls}
 
 
 @functools.cache
@@ -132,3 +155,56 @@ def more_than_noise(sequential: dict, parallel: dict) -> str | None:
         if not gap <= most:
             return f"the last {key} differs by {gap:.2g}; noise stays below {most:g}"
     return None
+
+
+def probe_run(user_ns: dict, *, rank: int) -> dict | None:
+    """The histories on ranks 0 and 1, and test results computed anew from the models."""
+    from torch_mpi.record import log
+
+    answer: dict = {}
+    for name in ("parallel", "sequential")[: max(2 - rank, 0)]:
+        history, model = answer_named(user_ns, name), answer_named(user_ns, f"{name}_model")
+        if not isinstance(history, dict) or not set(KEYS) <= set(history):
+            raise TypeError(f'{name} must be a dict with "loss", "test_loss" and "accuracy"')
+        answer[name] = {key: told(list(history[key])) for key in KEYS}
+        answer[name]["measured"] = metrics_of(model, data.fashion_mnist(train=False))
+        if name == "parallel":
+            weights, largest = replicas.weights_of(model), max(p.nbytes for p in model.parameters())
+            answer["digest"] = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+            calls = [c for c in log.since(0) if c.op == "all_reduce" and c.group == (0, 1)]
+            answer["gradients sent"] = sum(call.nbytes == largest for call in calls)
+    return answer
+
+
+def judge_run(ranks, report: Report) -> None:
+    """Both histories agree as far as noise lets them, and both models were really trained."""
+    answers = report.answers(ranks, __name__, "probe_run")
+    if not answers:
+        return
+    zero, one = (answer.value for answer in answers[:2])
+    sequential, parallel = zero["sequential"], zero["parallel"]
+    steps = len(sequential["loss"])
+    for rank, name in ((0, "sequential"), (0, "parallel"), (1, "parallel")):
+        value, history = answers[rank].value, answers[rank].value[name]
+        lengths = [[len(h[key]) for key in KEYS] for h in (history, sequential)]
+        report.expect(rank, "numbers of losses, test losses, accuracies", *lengths)
+        wrong = {
+            f"{name}: the last {key} in the history is {history[key][-1:]}, but {name}_model has "
+            f"{now:.4f} on all test images": not same(history[key][-1:], [now], 2e-3)
+            for key, now in zip(KEYS[1:], history["measured"], strict=True)
+        } | {
+            f"{steps} steps on ranks 0 and 1 need as many all_reduces of the largest gradient; "
+            f"this rank made {value['gradients sent']}: run the training again":
+                value["gradients sent"] < steps,
+        }  # fmt: skip
+        report.communication(rank, [], *replicas.rules_of(wrong))
+    out = [key for key in KEYS if parallel[key] != one["parallel"][key]]
+    wrong = {
+        "the weights on ranks 0 and 1 differ: the replicas are not in sync":
+            zero["digest"] != one["digest"],
+        f"{out} differ between ranks 0 and 1: reduce them over the group": out,
+    }  # fmt: skip
+    for rule in replicas.rules_of(wrong):
+        report.communication(None, [], rule)
+    if not report.found:
+        report.communication(None, [], lambda _: more_than_noise(sequential, parallel))

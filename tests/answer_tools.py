@@ -27,6 +27,14 @@ def wrong_answers(tables: ModuleType, solutions: dict[str, str]) -> Iterator[tup
         yield task, what, solutions[task].replace(old, new), words
 
 
+def right_answers(tables: ModuleType, solutions: dict[str, str]) -> Iterator[tuple]:
+    """Of a lab: task, what is different, code."""
+    yield from tables.RIGHT
+    for task, what, old, new in getattr(tables, "CHANGES_THAT_ARE_RIGHT", ()):
+        assert old in solutions[task], f"{old!r} is not in the solution of {task}"
+        yield task, what, solutions[task].replace(old, new)
+
+
 def ranks_of(name: str) -> int:
     """How many ranks the lab has."""
     return getattr(LABS[name], "RANKS", 4)
@@ -41,7 +49,11 @@ class Lab:
         self.checks = checks_of(importlib.import_module(f"utils.checks.{name}"))
         cells = answers(tables.NOTEBOOK)
         self.solutions = {task: cells[cell] for task, cell in tables.CELLS.items()}
-        for code in (getattr(tables, "BEFORE", ""), *self.solutions.values()):
+        self.after = getattr(tables, "AFTER", {})
+        self.run(getattr(tables, "BEFORE", ""))
+        for code in self.solutions.values():
+            self.run(code)
+        for code in self.after.values():
             self.run(code)
 
     def run(self, code: str) -> None:
@@ -62,12 +74,19 @@ class Lab:
         anew = "init_process_group" in self.solutions[task]
         for solution in self.solutions.values() if anew else [self.solutions[task]]:
             self.run(solution)
+        self.run(self.after.get(task, ""))
 
-    def try_out(self, task: str, code: str) -> tuple[bool, str]:
-        """What the check says of an answer. Afterwards the solution is back, and passes."""
+    def try_out(self, task: str, code: str, again: bool = True) -> tuple[bool, str]:
+        """What the check says of an answer. Afterwards the solution is back, and passes.
+
+        Args:
+            again: try that.
+        """
         self.run(code)
         told = verdict(self.checks[task], self.ranks)
         self.solve(task)
+        if not again:
+            return told
         passed, printed = verdict(self.checks[task], self.ranks)
         assert passed, f"after that answer the solution does not pass any more: {printed}"
         return told

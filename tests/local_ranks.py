@@ -39,6 +39,7 @@ from torch_mpi.errors import (
     errors_line,
     users_line,
 )
+from utils import data
 from utils.cluster.plain import plain
 from utils.cluster.reply import Reply
 from utils.cluster.running import _of_a_message
@@ -48,12 +49,8 @@ OWN = [
     *((time, name) for name in ("perf_counter", "monotonic", "time")),
     *((time, f"{name}_ns") for name in ("perf_counter", "monotonic", "time")),
     *((timeit, "default_timer"), (datetime, "datetime"), (sys, "stdout"), (sys, "stderr")),
-    *(
-        (MPI, "Wtime"),
-        (dist, "new_group"),
-        (distributed_c10d, "new_group"),
-        (torch_mpi.record, "log"),
-    ),
+    *((MPI, "Wtime"), (dist, "new_group"), (distributed_c10d, "new_group")),
+    *((torch_mpi.record, "log"), (data, "fashion_mnist")),
 ]
 # Seconds after which a rank that neither ends nor communicates is given up.
 PATIENCE = 60.0

@@ -1,5 +1,7 @@
 """Real ranks say what ranks in one process say: of a wrong answer of each task, and of deadlocks.
 
+Right answers are tried here only where they need real ranks.
+
 All answers of ``tests/answers`` are tried in ``test_answers.py``, without processes.
 """
 
@@ -8,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from answer_tools import LABS, Lab, ranks_of, wrong_answers
-from lab_tools import answers
+from answer_tools import LABS, Lab, ranks_of, right_answers, wrong_answers
+from lab_tools import answers, verdict
 
 from utils import cluster
 
@@ -24,12 +26,24 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
         yield Lab(request.param, ranks)
 
 
+def solutions_of(name: str) -> dict[str, str]:
+    """By task."""
+    cells = answers(LABS[name].NOTEBOOK)
+    return {task: cells[cell] for task, cell in LABS[name].CELLS.items()}
+
+
+def rights() -> Iterator:
+    """What can't be tried elsewhere."""
+    for name, tables in LABS.items():
+        for task, what, code in right_answers(tables, solutions_of(name)):
+            if task in getattr(tables, "REAL", ()):
+                yield pytest.param(name, task, code, id=f"{task}-{what.replace(' ', '-')}")
+
+
 def cases() -> Iterator:
     """Of each task the first wrong answer, and those that a lab names in ``ON_RANKS``."""
     for name, tables in LABS.items():
-        cells = answers(tables.NOTEBOOK)
-        solutions = {task: cells[cell] for task, cell in tables.CELLS.items()}
-        seen = set()
+        solutions, seen = solutions_of(name), set()
         for task, what, code, words in wrong_answers(tables, solutions):
             if task not in seen or what in getattr(tables, "ON_RANKS", ()):
                 seen.add(task)
@@ -46,3 +60,11 @@ def test_on_real_ranks_a_wrong_answer_is_told_its_mistake_and_the_next_passes(
     passed, printed = lab.try_out(task, code)
     assert not passed, printed
     assert words in printed
+
+
+@pytest.mark.parametrize(("lab", "task", "code"), list(rights()), indirect=["lab"], scope="module")
+def test_on_real_ranks_another_right_answer_passes(lab, task, code):
+    lab.run(code)
+    passed, printed = verdict(lab.checks[task], lab.ranks)
+    lab.solve(task)
+    assert passed, printed

@@ -8,4 +8,9 @@ first of each task.
 ``WRONG``: (task, what the student did, the code, words of what the check says).
 ``CHANGES``: (task, what the student did, text of the solution, text in its place, words).
 ``RIGHT``: (task, what is different, the code).
+``CHANGES_THAT_ARE_RIGHT``: (task, what is different, text of the solution, text in its place).
+
+``AFTER``: by task, what is run after its answer. ``SLOW``: tasks whose check takes a second; there
+the solution is not tried again after each wrong answer. ``REAL``: tasks of which a right answer
+needs real ranks.
 """

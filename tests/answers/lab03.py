@@ -1,0 +1,538 @@
+"""Answers to lab 03, wrong ones and right ones, that students really give."""
+
+from __future__ import annotations
+
+import textwrap
+
+from lab_tools import source_of
+
+NOTEBOOK = "03_data_parallel.ipynb"
+CELLS = {
+    "3.1": "lab03-average-answer",
+    "3.2": "lab03-weighted-answer",
+    "3.3": "lab03-metrics-answer",
+    "3.4": "lab03-step-answer",
+    "3.5": "lab03-run-answer",
+    "3.6": "lab03-sync-answer",
+}
+# Its check takes a second.
+SLOW = {"3.4"}
+
+_JOIN = """
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+from utils import data, models
+
+if dist.is_initialized():
+    dist.destroy_process_group()
+dist.init_process_group("mpi")
+rank = dist.get_rank()
+pair = dist.new_group([0, 1])
+"""
+
+# In place of Fashion-MNIST and the three epochs: small histories of a model that was trained.
+_RUN = """
+from types import SimpleNamespace
+
+class Small(torch.utils.data.Dataset):
+    def __init__(self, n, seed):
+        random = torch.Generator().manual_seed(seed)
+        self.targets = torch.randint(0, 10, (n,), generator=random)
+        self.data = torch.randint(0, 60, (n, 28, 28), generator=random, dtype=torch.uint8)
+        self.data[torch.arange(n), self.targets] += 150
+    def __len__(self):
+        return len(self.targets)
+
+data.fashion_mnist = lambda train=True: Small(648 if train else 200, int(train))
+train_data, test_data = data.fashion_mnist(), data.fashion_mnist(train=False)
+
+def minibatches(epoch, size=128):
+    order = torch.Generator().manual_seed(epoch)
+    return data.InMemoryLoader(train_data, size, shuffle=True, generator=order)
+"""
+_TRAIN = """
+if rank == 0:
+    sequential_model = models.mlp(seed=0)
+    sequential = train_sequential(sequential_model, epochs=3)
+if rank in (0, 1):
+    parallel_model = models.mlp(seed=0)
+    parallel = train_parallel(parallel_model, epochs=3, group=pair)
+"""
+
+
+BEFORE = _JOIN + _RUN + source_of(NOTEBOOK, "twin-train").partition("if rank == 0:")[0]
+# The run of 3.5 is made with the answer.
+AFTER = {"3.5": _TRAIN}
+
+# Right answers that look different.
+RIGHT = [
+    ("3.1", "divides before the sum", """
+def average_gradients(model, group=None):
+    for p in model.parameters():
+        if p.grad is None:
+            continue
+        p.grad.div_(dist.get_world_size(group=group))
+        dist.all_reduce(p.grad, dist.ReduceOp.SUM, group)
+"""),
+    ("3.1", "starts all, then waits", """
+def average_gradients(model, group=None):
+    with_grad = [p for p in model.parameters() if p.grad is not None]
+    works = [dist.all_reduce(p.grad, group=group, async_op=True) for p in with_grad]
+    for p, work in zip(with_grad, works):
+        work.wait()
+        p.grad = p.grad / dist.get_world_size(group)
+"""),
+    ("3.1", "sums a copy, in the order of backward", """
+@torch.no_grad()
+def average_gradients(model, group=None):
+    for name, p in reversed(list(model.named_parameters())):
+        if p.grad is not None:
+            total = p.grad.clone()
+            dist.all_reduce(total, group=group)
+            p.grad.copy_(total / dist.get_world_size(group))
+"""),
+    ("3.2", "single precision total, kept as a tensor", """
+def average_gradients_weighted(model, samples, group=None):
+    total = torch.tensor([samples], dtype=torch.float32)
+    dist.all_reduce(total, group=group)
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad *= samples / total
+            dist.all_reduce(p.grad, group=group)
+"""),
+    ("3.2", "divides at the end", """
+def average_gradients_weighted(model, samples, group=None):
+    total = torch.tensor(samples)
+    dist.all_reduce(total, group=group)
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.mul_(samples)
+            dist.all_reduce(p.grad, group=group)
+            p.grad.div_(total.item())
+"""),
+    ("3.2", "counts last", """
+def average_gradients_weighted(model, samples, group=None):
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    works = [dist.all_reduce(g.mul_(samples), group=group, async_op=True) for g in grads]
+    total = torch.tensor(float(samples))
+    dist.all_reduce(total, group=group)
+    for g, work in zip(grads, works):
+        work.wait()
+        g /= total.item()
+"""),
+    ("3.3", "a list", """
+def global_metrics(loss_sum, correct, count, group=None):
+    t = torch.tensor([loss_sum, correct, count], dtype=torch.float64)
+    dist.all_reduce(t, group=group)
+    return (t[:2] / t[2]).tolist()
+"""),
+    ("3.3", "single precision, items", """
+def global_metrics(loss_sum, correct, count, group=None):
+    t = torch.tensor([loss_sum, correct, count])
+    dist.all_reduce(t, op=dist.ReduceOp.SUM, group=group)
+    return (t[0] / t[2]).item(), (t[1] / t[2]).item()
+"""),
+    ("3.3", "NumPy numbers", """
+def global_metrics(loss_sum, correct, count, group=None):
+    import numpy as np
+    t = torch.from_numpy(np.array([loss_sum, correct, count], dtype=np.float64))
+    dist.all_reduce(t, group=group)
+    a = t.numpy()
+    return tuple(a[:2] / a[2])
+"""),
+    ("3.4", "a contiguous part, a sum divided by all", """
+def train_step(model, optimizer, images, labels, group=None):
+    p, r = dist.get_world_size(group), dist.get_rank(group)
+    images, labels, n = images.tensor_split(p)[r], labels.tensor_split(p)[r], len(labels)
+    optimizer.zero_grad()
+    loss = cross_entropy(model(images), labels, reduction="sum") / n
+    loss.backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad, group=group)
+    optimizer.step()
+    loss = loss.detach()
+    dist.all_reduce(loss, group=group)
+    return loss.item()
+"""),
+    ("3.4", "zeros for an empty part, returns a tensor", """
+def train_step(model, optimizer, images, labels, group=None):
+    p, r = dist.get_world_size(group), dist.get_rank(group)
+    mine, n = slice(r, None, p), len(labels)
+    k = len(labels[mine])
+    optimizer.zero_grad(set_to_none=False)
+    loss_sum = torch.zeros(())
+    if k:
+        loss = cross_entropy(model(images[mine]), labels[mine])
+        loss.backward()
+        loss_sum = loss.detach() * k
+    else:
+        (cross_entropy(model(images[mine]), labels[mine], reduction="sum") * 0).backward()
+    average_gradients_weighted(model, k, group)
+    optimizer.step()
+    total = (loss_sum / n).to(torch.float64)
+    dist.all_reduce(total, group=group)
+    return total
+"""),
+    ("3.4", "a weighted loss and the plain mean", """
+def train_step(model, optimizer, images, labels, group=None):
+    p, r = dist.get_world_size(group), dist.get_rank(group)
+    x, y = images[r::p], labels[r::p]
+    losses = cross_entropy(model(x), y, reduction="none")
+    optimizer.zero_grad()
+    (losses.sum() * p / len(labels)).backward()
+    average_gradients(model, group)
+    optimizer.step()
+    return global_metrics(losses.sum().item(), 0, len(y), group=group)[0]
+"""),
+    ("3.6", "smallest and largest bits", """
+def replicas_in_sync(model, group=None):
+    bits = torch.cat([p.detach().reshape(-1).view(torch.int32) for p in model.parameters()])
+    low, high = bits.clone(), bits.clone()
+    dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
+    dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
+    return torch.equal(low, high)
+"""),
+    ("3.6", "gathers everything", """
+def replicas_in_sync(model, group=None):
+    bits = torch.cat([p.detach().flatten().view(torch.int32) for p in model.parameters()])
+    all_bits = [torch.empty_like(bits) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(all_bits, bits, group=group)
+    return all(torch.equal(bits, other) for other in all_bits)
+"""),
+    ("3.6", "compares digests", """
+def replicas_in_sync(model, group=None):
+    import hashlib
+    told = hashlib.sha256()
+    for p in model.parameters():
+        told.update(p.detach().numpy().tobytes())
+    number = torch.tensor(int(told.hexdigest()[:15], 16))
+    largest = number.clone()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    differs = (largest != number).to(torch.int64)
+    dist.all_reduce(differs, group=group)
+    return int(differs) == 0
+"""),
+]  # fmt: skip
+
+
+AVERAGE = """
+def average_gradients(model, group=None):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            {0}
+"""
+WEIGHTED = """
+def average_gradients_weighted(model, samples, group=None):
+    total = torch.tensor(float(samples))
+    {0}
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad *= {1}
+            dist.all_reduce(parameter.grad{2})
+"""
+TOTAL = "dist.all_reduce(total, group=group)"
+METRICS = """
+def global_metrics(loss_sum, correct, count, group=None):
+    {0}
+"""
+
+# Wrong versions of a solution: (task, text in the solution, text in its place, what is said).
+_CHANGES = [
+    ("3.4", "average_gradients_weighted(model, samples, group)", "pass", "went its own way"),
+    (
+        "3.4",
+        "average_gradients_weighted(model, samples, group)",
+        "average_gradients(model, group)",
+        "a mean of the ranks' means",
+    ),
+    ("3.4", "optimizer.zero_grad()", "pass", "optimizer.zero_grad()"),
+    ("3.4", "optimizer.step()", "pass", "the replica has not moved"),
+    ("3.4", "return loss", "return loss_sum.item() / max(samples, 1)", "that of this rank's part"),
+    ("3.4", "return loss", "pass", "return the mean loss of the minibatch"),
+    ("3.4", "images[part], labels[part]", "images, labels", "computes the whole minibatch"),
+    (
+        "3.4",
+        "slice(dist.get_rank(group), None, dist.get_world_size(group))",
+        "slice(dist.get_rank(), None, dist.get_world_size())",
+        "each sample must be on one rank, once",
+    ),
+    ("3.4", "loss_sum.item(), 0", "(loss_sum / samples).item() * samples, 0", "0 / 0"),
+    ("3.4", "global_metrics(loss_sum.item(), 0, samples, group)",
+     "global_metrics(loss_sum.item(), 0, samples)", "pass group=group"),
+    ("3.4", "optimizer.zero_grad()", "if samples == 0: return 0.0\n    optimizer.zero_grad()",
+     "never come"),
+    ("3.6", "torch.equal(bits, reference)",
+     "torch.allclose(parameter, reference.view(torch.float32))", "last bit"),
+    ("3.6", "dist.all_reduce(different, op=dist.ReduceOp.MAX, group=group)", "pass",
+     "expected False, got True"),
+    ("3.6", "reference = bits.clone()", "reference = bits", "compare with a copy"),
+    ("3.6", "return different.item() == 0", "return different == 0", "a Python bool"),
+    ("3.6", ".view(torch.int32)", ".clone()", "NaN"),
+    ("3.6", "group_src=0", "src=0", "group_src=0 (or group_dst) is the group's first"),
+    ("3.6", "for parameter in model.parameters():",
+     "for parameter in [p for p in model.parameters() if p.requires_grad]:", "1.bias (frozen)"),
+    ("3.6", "for parameter in model.parameters():",
+     "for parameter in list(model.parameters())[-1:]:", "of 1.weight differs in its last bit"),
+    ("3.6", "for parameter in model.parameters():",
+     "for parameter in list(model.parameters())[:1]:", "of 1.bias (frozen) differs"),
+    ("3.6", "return different.item() == 0", "pass", "return True or False"),
+    ("3.6", "return different.item() == 0", "return different.item() != 0", "identical replicas"),
+    ("3.6", ", op=dist.ReduceOp.MAX, group=group", ", op=dist.ReduceOp.MAX, group=group, "
+     "async_op=True", "nobody called wait()"),
+    ("3.4", "return loss", "return cross_entropy(model(images), labels).item()",
+     "the model is called 2 times in a step"),
+    ("3.4", "return loss", "return loss * len(labels)", "a sum over the samples"),
+    ("3.4", 'reduction="sum")\n    (loss_sum / max(samples, 1)).backward()',
+     'reduction="sum")\n    loss_sum.backward()', "not the sequential step"),
+]  # fmt: skip
+
+_WRONG = [
+    ("3.1", AVERAGE.format("dist.all_reduce(parameter.grad, group=group)"), "are the sum over 4"),
+    ("3.1", AVERAGE.format("parameter.grad /= dist.get_world_size(group)"), "never summed"),
+    (
+        "3.1",
+        AVERAGE.format(
+            "dist.all_reduce(parameter.grad, group=group); parameter.grad /= dist.get_world_size()"
+        ),
+        "the size of the world; this group has 2 ranks",
+    ),
+    (
+        "3.1",
+        AVERAGE.format("dist.all_reduce(parameter.grad); parameter.grad /= dist.get_world_size()"),
+        "pass group=group",
+    ),
+    (
+        "3.1",
+        AVERAGE.format("dist.all_reduce(parameter.grad, group=group); parameter.grad /= 64"),
+        "look at the divisor",
+    ),
+    (
+        "3.1",
+        AVERAGE.format(
+            "dist.all_reduce(parameter.data, group=group); "
+            "parameter.data /= dist.get_world_size(group)"
+        ),
+        "not the values",
+    ),
+    (
+        "3.1",
+        """
+def average_gradients(model, group=None):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, group=group)
+        parameter.grad /= dist.get_world_size(group)
+""",
+        "at cell line 3",
+    ),
+    (
+        "3.1",
+        AVERAGE.format(
+            "p = dist.get_world_size(group); "
+            "every = [torch.empty_like(parameter.grad) for _ in range(p)]; "
+            "dist.all_gather(every, parameter.grad, group=group); "
+            "parameter.grad = sum(every) / len(every)"
+        ),
+        "uses all_gather",
+    ),
+    (
+        "3.1",
+        "def average_gradients(model, group=None):\n"
+        "    if dist.get_rank(group) == 0:\n"
+        "        return\n" + source_of(NOTEBOOK, "average-answer").split("\n", 1)[1],
+        "never come",
+    ),
+    ("3.2", WEIGHTED.format(TOTAL, "1 / dist.get_world_size(group)", ", group=group"),
+     "mean of the ranks' means"),
+    ("3.2", WEIGHTED.format(TOTAL, "samples", ", group=group"), "never divided"),
+    ("3.2", WEIGHTED.format(TOTAL, "samples / dist.get_world_size(group)", ", group=group"),
+     "divide by the samples of all"),
+    ("3.2", WEIGHTED.format("dist.all_reduce(total)", "samples / total", ", group=group"),
+     "pass group=group to every call"),
+    ("3.2", WEIGHTED.format("dist.all_reduce(total)", "samples / total", ""),
+     "pass group=group to every call"),
+    (
+        "3.3",
+        METRICS.format(
+            "m = torch.tensor([loss_sum / max(count, 1), correct / max(count, 1)]); "
+            "dist.all_reduce(m, group=group); m /= dist.get_world_size(group); return m.tolist()"
+        ),
+        "means of the ranks' means",
+    ),
+    (
+        "3.3",
+        METRICS.format(
+            "t = [torch.tensor(float(v)) for v in (loss_sum, correct, count)]; "
+            "[dist.all_reduce(v, group=group) for v in t]; "
+            "return (t[0] / t[2]).item(), (t[1] / t[2]).item()"
+        ),
+        "expected 1 all_reduce, of a tensor with the three numbers, it made 3",
+    ),
+    (
+        "3.3",
+        METRICS.format(
+            "t = torch.tensor([loss_sum, correct, count]); dist.all_reduce(t); "
+            "return (t[:2] / t[2]).tolist()"
+        ),
+        "pass group=group to every call",
+    ),
+    (
+        "3.3",
+        METRICS.format(
+            "t = torch.tensor([loss_sum, correct, count]); dist.all_reduce(t, group=group); "
+            "return t[1] / t[2], t[0] / t[2]"
+        ),
+        "swapped",
+    ),
+    (
+        "3.3",
+        METRICS.format("return loss_sum / max(count, 1), correct / max(count, 1)"),
+        "this rank's own means",
+    ),
+    ("3.1", AVERAGE.format("dist.all_reduce(parameter.grad, group=group, async_op=True); "
+     "parameter.grad /= dist.get_world_size(group)"), "nobody called wait()"),
+    ("3.1", AVERAGE.format("total = parameter.grad.clone(); dist.all_reduce(total, group=group); "
+     "total /= dist.get_world_size(group)"), "and store the result there"),
+    ("3.1", AVERAGE.format("dist.all_reduce(parameter.grad, group=group); parameter.grad.div_("
+     "dist.get_world_size(group), rounding_mode='trunc')"), "cut to whole numbers"),
+    ("3.1", AVERAGE.format("dist.all_reduce(parameter.grad, op=dist.ReduceOp.MAX, group=group)"),
+     "op=dist.ReduceOp.SUM"),
+    ("3.1", AVERAGE.replace("grad is not None", "requires_grad").format(
+        "dist.all_reduce(parameter.grad, group=group)"), "'NoneType'"),
+    ("3.1", AVERAGE.replace("if parameter.grad is not None", "if parameter.grad is None: "
+     "parameter.grad = torch.zeros_like(parameter)\n        if True").format(
+        "dist.all_reduce(parameter.grad, group=group); "
+        "parameter.grad /= dist.get_world_size(group)"), "leave it alone"),
+    ("3.1", "def average_gradients(model, group=None):\n"
+     "    grads = [p.grad for p in model.parameters() if p.grad is not None]\n"
+     "    flat = torch.cat([g.flatten() for g in grads])\n"
+     "    dist.all_reduce(flat, group=group)\n"
+     "    flat /= dist.get_world_size(group)\n"
+     "    for g in grads:\n"
+     "        g.copy_(flat[: g.numel()].view_as(g))\n"
+     "        flat = flat[g.numel() :]\n", "expected 4 all_reduces: one for each parameter"),
+    ("3.2", WEIGHTED.format(TOTAL, "1", ", group=group); parameter.grad *= (samples / total"),
+     "weighted after the sum"),
+    ("3.2", WEIGHTED.format(TOTAL, "samples / total", ", group=group, async_op=True"),
+     "nobody called wait()"),
+    ("3.2", WEIGHTED.format(TOTAL, "1 / total", ", group=group"), "but not weighted by samples"),
+    ("3.2", WEIGHTED.format("", "samples / total", ", group=group"), "plain sum over the ranks"),
+    ("3.2", WEIGHTED.format(TOTAL, "1", ".clone(), group=group"), "own, unchanged"),
+    ("3.2", WEIGHTED.format(TOTAL, "samples / total", ".clone(), group=group"), "never summed"),
+    ("3.2", WEIGHTED.format(TOTAL, "samples / total / dist.get_world_size(group)",
+                            ", group=group"), "once more"),
+    ("3.2", WEIGHTED.format("global known\n    known = globals().get('known', None)\n"
+     "    if known is None:\n        dist.all_reduce(total, group=group)\n"
+     "        known = total\n    total = known", "samples / total", ", group=group")
+     + "known = None\n", "of an earlier call"),
+    ("3.2", WEIGHTED.format("if samples == 0:\n        return\n    " + TOTAL, "samples / total",
+                            ", group=group"), "never come"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
+     "dist.all_reduce(t, group=group); return t[0] / t[2], t[1] / t[2]"), "returned as Tensor"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
+     "dist.all_reduce(t, group=group); return t[:2] / t[2]"), "returned as Tensor"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
+     "dist.all_reduce(t, group=group); return t.tolist()"), "these are the three sums"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
+     "dist.all_reduce(t, group=group); (t[:2] / t[2]).tolist()"), "returned None: return the pair"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]).long(); "
+     "dist.all_reduce(t, group=group); return (t[:2] / t[2]).tolist()"), "cut to whole numbers"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct]); "
+     "dist.all_reduce(t, group=group); return (t / max(count, 1)).tolist()"),
+     "reduce the count, too"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
+     "dist.all_reduce(t, group=group); return (t[:2] / dist.get_world_size(group)).tolist()"),
+     "divided by the number of ranks"),
+    ("3.3", METRICS.format("t = torch.tensor([loss_sum / count, correct / count]); "
+     "dist.all_reduce(t, group=group); return (t / dist.get_world_size(group)).tolist()"),
+     "means of the ranks' means"),
+    ("3.6", "def replicas_in_sync(model, group=None):\n    return True\n",
+     "expected False, got True"),
+    (
+        "3.6",
+        """
+def replicas_in_sync(model, group=None):
+    total = sum(p.detach().double().sum() for p in model.parameters())
+    low, high = total.clone(), total.clone()
+    dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
+    dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
+    return bool(low == high)
+""",
+        "swapped",
+    ),
+]  # fmt: skip
+# What `train_parallel` may look like: a part of the solution, and what stands in its place.
+_TRAININGS = [
+    ("lr=0.2", "lr=0.1", "this is learning rate 0.1, the twin's is 0.2"),
+    ("lr=0.2", "lr=0.4", "this is learning rate 0.4, the twin's is 0.2"),
+    ("test_sums(model, images[part], labels[part])", "test_sums(model, images, labels)",
+     "every rank takes all images"),
+    ("minibatches(epoch)", "minibatches(0)", "every epoch has the same order"),
+    ("minibatches(epoch)", "minibatches(epoch + 1)", '"loss": entry 0'),
+    ("train_step(model, optimizer, images, labels, group)",
+     "train_step(model, optimizer, images, labels)", "pass group=group"),
+    ("*map(sum, zip(*sums)), group)", "*map(sum, zip(*sums)))", "pass group=group"),
+    ("test_loss, accuracy = global_metrics(*map(sum, zip(*sums)), group)",
+     "a, b, c = map(sum, zip(*sums)); test_loss, accuracy = a / c, b / c", "this rank's own"),
+    ("test_loss, accuracy = global", "accuracy, test_loss = global", "the two are swapped"),
+    ("].append(accuracy)", "].append(100 * accuracy)", "expected a share, not percent"),
+    ("return history", "return history['loss']", "must return a dict"),
+    ("return history", "pass", "must return a dict"),
+    ("return history", "return history if rank == 0 else None", "must return a dict"),
+    ("history[\"loss\"].append(train_step(model, optimizer, images, labels, group))",
+     "loss = train_step(model, optimizer, images, labels, group)\n"
+     "        history['loss'].append(loss)", "expected 6 entries in 2 epochs, one for each step"),
+    ("range(epochs)", "range(3)", "expected 6 entries in 2 epochs"),
+]  # fmt: skip
+_OTHER_TRAININGS = [
+    ("global_metrics(*map(sum, zip(*sums)), group)", "(lambda t: (dist.all_reduce(t, group=group), "
+     "(t[:2] / t[2]).tolist())[1])(torch.tensor(sums, dtype=torch.float64).sum(0))"),
+    ("        sums = [\n            test_sums(model, images[part], labels[part])\n"
+     "            for images, labels in data.InMemoryLoader(test_data, 1000)\n        ]",
+     "        p, r = dist.get_world_size(group), dist.get_rank(group)\n"
+     "        sums = [test_sums(model, *batch) for k, batch in "
+     "enumerate(data.InMemoryLoader(test_data, 1000)) if k % p == r]"),
+    ("        sums = [", "        print(epoch)\n        sums = ["),
+]  # fmt: skip
+
+
+# What ranks 0 and 1 may have done with the results.
+_RESULTS = [
+    ("del parallel", "NameError"),
+    ("parallel = parallel['loss']", "must be a dict"),
+    ("parallel['accuracy'][-1] = 0.123", "accuracy in the history is [0.123]"),
+    ("parallel['loss'].pop()", "numbers of losses"),
+    ("parallel['loss'][0] += 0.01", "the very first step"),
+    (
+        "parallel['loss'][1:] = [x + 1.1e-4 for x in parallel['loss'][1:]]",
+        "the losses of step 1",
+    ),
+    ("parallel['loss'][6:] = [x + 0.1 for x in parallel['loss'][6:]]", "epoch 1: the losses"),
+    ("parallel['test_loss'][0] += 0.1 * rank", "differ between ranks 0 and 1"),
+    (
+        "parallel_model.layers[1].weight.data[0, 0] += 1e-7 + rank * 1e-3",
+        "the replicas are not in sync",
+    ),
+    ("parallel_model = models.mlp(seed=3)", "on all test images"),
+]
+
+_EARLY = "    return train_sequential(model, epochs)\n    part = slice"
+WRONG = [
+    *((task, said, code, said) for task, code, said in _WRONG),
+    *(
+        ("3.5", said, f"if rank < 2:\n{textwrap.indent(change, '    ')}", said)
+        for change, said in _RESULTS
+    ),
+]
+CHANGES = [
+    *((task, said, right, wrong, said) for task, right, wrong, said in _CHANGES),
+    *(("3.5", said, right, wrong, said) for right, wrong, said in _TRAININGS),
+    ("3.5", "returns the sequential training", "    part = slice", _EARLY,
+     "train_step(…, group) takes this rank's part"),
+]  # fmt: skip
+CHANGES_THAT_ARE_RIGHT = [
+    ("3.5", f"in another way, {k}", right, other)
+    for k, (right, other) in enumerate(_OTHER_TRAININGS)
+]

@@ -1,0 +1,440 @@
+"""Answers to lab 04, wrong ones and right ones, that students really give."""
+
+from __future__ import annotations
+
+from lab_tools import source_of
+
+NOTEBOOK = "04_ddp.ipynb"
+CELLS = {
+    "4.1": "lab04-step-answer",
+    "4.2": "lab04-bucket-answer",
+    "4.3": "lab04-share-answer",
+    "4.4": "lab04-hook-answer",
+    "4.5": "lab04-sync-answer",
+}
+# Its check takes a second.
+SLOW = {"4.1"}
+# A right answer is tried on real steps, which take time on a network.
+REAL = {"4.3"}
+BEFORE = source_of(NOTEBOOK, "ranks-join")
+
+# task, what the student did, a part of the solution, what stands in its place, words of the message
+_CHANGES = [
+    ("4.1", "wraps for the world", "(model, process_group=group)", "(model)",
+     "process_group=group"),
+    ("4.1", "wraps another model", "DistributedDataParallel(model,",
+     "DistributedDataParallel(type(model)(*[nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), "
+     "nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)]),", "wrap the model that was given"),
+    ("4.1", "does not wrap", "return DistributedDataParallel(model, process_group=group)",
+     "return model", "replicate returned Sequential, expected a DistributedDataParallel"),
+    ("4.1", "returns no model", "return DistributedDataParallel(model, process_group=group)",
+     "DistributedDataParallel(model, process_group=group)", "replicate returned NoneType"),
+    ("4.1", "bypasses DDP", "model(images[part])", "model.module(images[part])",
+     "call the DDP model, not model.module"),
+    ("4.1", "averages again", "    optimizer.step()",
+     "    for p in model.parameters():\n"
+     "        dist.all_reduce(p.grad, group=group)\n"
+     "        p.grad /= size\n"
+     "    optimizer.step()", "the gradients were reduced 2 times"),
+    ("4.1", "divides again", "    optimizer.step()",
+     "    for p in model.parameters():\n        p.grad /= size\n    optimizer.step()",
+     "DDP has done so"),
+    ("4.1", "keeps old gradients", "    optimizer.zero_grad()\n", "", "optimizer.zero_grad()"),
+    ("4.1", "never steps", "    optimizer.step()\n", "", "the replica has not moved"),
+    ("4.1", "computes everything everywhere", "images[part]), labels[part]", "images), labels",
+     "every rank computes the whole minibatch"),
+    ("4.1", "hard-codes four ranks", "size = dist.get_world_size(group)", "size = 4",
+     "all parts have the same size"),
+    ("4.1", "takes the rank of the world", "dist.get_rank(group)", "dist.get_rank()",
+     "The part depends on dist.get_rank(group)"),
+    ("4.1", "takes a sum for the loss", "labels[part])", "labels[part], reduction='sum')",
+     "the loss is a sum over the part's samples"),
+    ("4.1", "returns its own loss", "return total.item() / size", "return loss.item()",
+     "DDP averages gradients, not losses"),
+    ("4.1", "returns nothing", "return total.item() / size", "pass",
+     "returned None: return the mean loss of the minibatch"),
+    ("4.1", "sums the loss over the world", "all_reduce(total, group=group)", "all_reduce(total)",
+     "all_reduce on the ranks [0, 1, 2, 3]"),
+    ("4.2", "never overfills", """
+        def assign_buckets(sizes, cap, first_cap):
+            buckets = []
+            for index, size in enumerate(sizes):
+                limit = first_cap if len(buckets) <= 1 else cap
+                if not buckets or sum(sizes[k] for k in buckets[-1]) + size > limit:
+                    buckets.append([])
+                buckets[-1].append(index)
+            return buckets
+        """, None, "DDP adds the gradient first"),
+    ("4.2", "forgets the last bucket", "return [*buckets, bucket] if bucket else buckets",
+     "return buckets", "the last bucket is missing"),
+    ("4.2", "one cap for all", "(cap if buckets else first_cap)", "cap",
+     "the first bucket has a cap of its own"),
+    ("4.2", "the first cap for all", "(cap if buckets else first_cap)", "first_cap",
+     "first_cap is for the first bucket only"),
+    ("4.2", "full is not full", "full >= ", "full > ", "a bucket that holds exactly its cap"),
+    ("4.2", "an empty bucket at the end", "[*buckets, bucket] if bucket else buckets",
+     "[*buckets, bucket]", "an empty bucket never leaves"),
+    ("4.2", "sizes for indices", "bucket.append(index)", "bucket.append(size)",
+     "expected are indices into sizes"),
+    ("4.2", "from the end", "enumerate(sizes):", "reversed(list(enumerate(sizes))):",
+     "begin at its beginning"),
+    ("4.2", "returns nothing", "return [*buckets, bucket]", "[*buckets, bucket]",
+     "returned None: return a list of lists"),
+    ("4.3", "adds up overlapping transfers", """
+        def hidden_share(transfers, begin, end):
+            total = sum(e - s for s, e in transfers)
+            hidden = sum(max(0, min(e, end) - max(s, begin)) for s, e in transfers)
+            return hidden / total if total else 0.0
+        """, None, "time in which two transfers move at once counts once"),
+    ("4.3", "does not sort", "in sorted(transfers)", "in transfers",
+     "not in the order of their starts"),
+    ("4.3", "forgets nested transfers", """
+        def hidden_share(transfers, begin, end):
+            moving = hidden = 0.0
+            until = float("-inf")
+            for start, stop in sorted(transfers):
+                start = max(start, until)
+                moving += stop - start
+                hidden += max(0.0, min(stop, end) - max(start, begin))
+                until = stop
+            return hidden / moving if moving else 0.0
+        """, None, "a short transfer inside of a long one"),
+    ("4.3", "takes transfers whole", "min(stop, end) - max(start, begin)",
+     "(stop - start) * (stop <= end)", "cut it at the end of backward"),
+    ("4.3", "forgets the begin", "max(start, begin)", "start",
+     "already under way when backward begins"),
+    ("4.3", "divides by backward", "hidden / moving if moving else 0.0", "hidden / (end - begin)",
+     "divided by the length of backward; divide by the time in which data moved"),
+    ("4.3", "returns seconds", "hidden / moving if moving else 0.0", "hidden",
+     "divide by all the time in which data moved"),
+    ("4.3", "returns percent", "hidden / moving", "100 * hidden / moving", "not in percent"),
+    ("4.3", "returns the other part", "hidden / moving if", "1 - hidden / moving if",
+     "this is the share in the open"),
+    ("4.3", "divides by zero", "hidden / moving if moving else 0.0", "hidden / moving",
+     "ZeroDivisionError"),
+    ("4.3", "returns nothing", "return hidden", "hidden", "return a number from 0 to 1"),
+    ("4.4", "does not compress", ".to(torch.float16)", "", "reduce a float16 tensor"),
+    ("4.4", "takes another format", "torch.float16", "torch.bfloat16", "expected float16"),
+    ("4.4", "does not divide", " / dist.get_world_size(group)", "",
+     "divide by the size of the group"),
+    ("4.4", "hard-codes four ranks", "dist.get_world_size(group)", "4",
+     "the size of the world: dist.get_world_size(group)"),
+    ("4.4", "waits inside", "    def decompress", "    work.wait()\n\n    def decompress",
+     "the hook waits for its all_reduce"),
+    ("4.4", "waits for the future", "return work.get_future().then(decompress)",
+     "future = work.get_future().then(decompress)\n    future.wait()\n    return future",
+     "the hook waits for its all_reduce"),
+    ("4.4", "blocks", """
+        def fp16_hook(group, bucket):
+            compressed = bucket.buffer().to(torch.float16) / dist.get_world_size(group)
+            dist.all_reduce(compressed, group=group)
+            future = torch.futures.Future()
+            future.set_result(bucket.buffer().copy_(compressed))
+            return future
+        """, None, "async_op=True"),
+    ("4.4", "reduces over the world", "all_reduce(compressed, group=group,",
+     "all_reduce(compressed,", "pass group=group"),
+    ("4.4", "returns the work", "return work.get_future().then(decompress)", "return work",
+     "expected a future"),
+    ("4.4", "returns nothing", "return work.get_future()", "work.get_future()",
+     "fp16_hook returned NoneType"),
+    ("4.4", "copies before the end", "return bucket.buffer().copy_(future.value()[0])",
+     "return bucket.buffer()", "the gradients are this rank's own"),
+    ("4.4", "divides after the sum", """
+        def fp16_hook(group, bucket):
+            half = bucket.buffer().half()
+            future = dist.all_reduce(half, group=group, async_op=True).get_future()
+            def back(done):
+                return bucket.buffer().copy_(done.wait()[0]).div_(dist.get_world_size(group))
+            return future.then(back)
+        """, None, "Divide before the sum"),
+    ("4.4", "leaves float16 in the future", "return bucket.buffer().copy_(future.value()[0])",
+     "return future.value()[0]", "the value of the future is float16"),
+    ("4.1", "returns the sum of the losses", "return total.item() / size", "return total.item()",
+     "the sum of the ranks' means: divide"),
+    ("4.1", "computes the loss again", "return total.item() / size",
+     "return cross_entropy(model(images), labels).item()", "the model is called 2 times"),
+    ("4.1", "takes the loss after the step", "    optimizer.zero_grad()\n    loss = cross_entropy("
+     "model(images[part]), labels[part])\n    loss.backward()",
+     "    optimizer.zero_grad()\n    cross_entropy(model(images[part]), labels[part]).backward()\n"
+     "    seen = model.module[1].weight\n    loss = seen.sum()", "the loss: expected"),
+    ("4.2", "a bucket for each", "if full >= (cap if buckets else first_cap)", "if True",
+     "every gradient has a bucket of its own"),
+    ("4.2", "one bucket", "if full >= (cap if buckets else first_cap)", "if False",
+     "all gradients are in one bucket"),
+    ("4.2", "a flat list", "return [*buckets, bucket] if bucket else buckets",
+     "return sum([*buckets, bucket], [])", "expected a list of lists of indices"),
+    ("4.2", "counts from one", "enumerate(sizes)", "enumerate(sizes, 1)", "counted from 1"),
+    ("4.2", "keeps the buckets of the last call", "buckets, bucket, full = [], [], 0",
+     "bucket, full = [], 0\n    buckets = globals().setdefault('kept', [])",
+     "each index must be in one bucket, once"),
+    ("4.3", "divides by the span", "hidden / moving if moving else 0.0",
+     "hidden / (max(e for _, e in transfers) - min(s for s, _ in transfers)) if moving else 0.0",
+     "not the span from the first to the last"),
+    ("4.3", "a coarse grid", """
+        def hidden_share(transfers, begin, end):
+            grid = [80 + 2 * k for k in range(40)]
+            moving = [t for t in grid if any(s <= t < e for s, e in transfers)]
+            return sum(begin <= t < end for t in moving) / len(moving) if moving else 0.0
+        """, None, "Expected 0."),
+    ("4.3", "rounds", "return hidden / moving if moving else 0.0",
+     "return round(hidden / moving) if moving else 0.0", "Expected 0.5" ),
+    ("4.4", "forgets then", "return work.get_future().then(decompress)",
+     "return work.get_future()", "with .then(decompress) it becomes"),
+    ("4.4", "forgets return in decompress", "return bucket.buffer().copy_(future.value()[0])",
+     "bucket.buffer().copy_(future.value()[0])", "the function that then() calls returns nothing"),
+    ("4.4", "returns the tensor", "return work.get_future().then(decompress)",
+     "return compressed", "the sum has not come yet"),
+    ("4.5", "leaves out the last", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            for j, (images, labels) in enumerate(microbatches):
+                if j < k - 2:
+                    with model.no_sync():
+                        (cross_entropy(model(images), labels) / k).backward()
+                elif j == k - 2:
+                    (cross_entropy(model(images), labels) / k).backward()
+        """, None, "the last is missing"),
+    ("4.5", "never switches on again", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            for j, (images, labels) in enumerate(microbatches):
+                model.require_backward_grad_sync = not hasattr(model, "seen") and j == k - 1
+                (cross_entropy(model(images), labels) / k).backward()
+            model.seen = True
+        """, None, "the last backward must communicate"),
+    ("4.5", "makes one large batch", """
+        def accumulate(model, microbatches):
+            images = torch.cat([images for images, _ in microbatches])
+            labels = torch.cat([labels for _, labels in microbatches])
+            cross_entropy(model(images), labels).backward()
+        """, None, "as one large batch"),
+    ("4.5", "goes back once", """
+        def accumulate(model, microbatches):
+            losses = [cross_entropy(model(x), y) for x, y in microbatches]
+            (sum(losses) / len(losses)).backward()
+        """, None, "call backward() after each forward"),
+    ("4.5", "reduces by hand", """
+        def accumulate(model, microbatches):
+            with model.no_sync():
+                for x, y in microbatches:
+                    (cross_entropy(model(x), y) / len(microbatches)).backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad, group=model.process_group)
+                parameter.grad /= dist.get_world_size(model.process_group)
+        """, None, "Leave communication to DDP"),
+    ("4.5", "communicates every time", "with model.no_sync():", "if True:",
+     "3 times the gradients' bytes were communicated"),
+    ("4.5", "forward outside of no_sync", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            for j, (images, labels) in enumerate(microbatches):
+                loss = cross_entropy(model(images), labels) / k
+                if j < k - 1:
+                    with model.no_sync():
+                        loss.backward()
+                else:
+                    loss.backward()
+        """, None, "forward and backward go into model.no_sync()"),
+    ("4.5", "does not divide", ") / k).backward", ")).backward", "3 times too large"),
+    ("4.5", "divides by the ranks, too", ") / k).backward",
+     ") / k / dist.get_world_size(model.process_group)).backward", "divided by the 4 ranks, too"),
+    ("4.5", "never communicates", """
+        def accumulate(model, microbatches):
+            with model.no_sync():
+                for images, labels in microbatches:
+                    (cross_entropy(model(images), labels) / len(microbatches)).backward()
+        """, None, "the last backward must communicate"),
+    ("4.5", "communicates first", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            first, *quiet = microbatches
+            (cross_entropy(model(first[0]), first[1]) / k).backward()
+            with model.no_sync():
+                for images, labels in quiet:
+                    (cross_entropy(model(images), labels) / k).backward()
+        """, None, "only the first microbatch was communicated"),
+    ("4.5", "clears in between", "            (cross",
+     "            model.zero_grad()\n            (cross",
+     "zero_grad() belongs before the first"),
+    ("4.5", "hard-codes four microbatches", "k = len(microbatches)", "k = 4",
+     "every gradient is 0.75 times what it should be: look at the divisor"),
+    ("4.5", "takes a step", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            *quiet, (images, labels) = microbatches
+            with model.no_sync():
+                for x, y in quiet:
+                    (cross_entropy(model(x), y) / k).backward()
+            (cross_entropy(model(images), labels) / k).backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        """, None, "accumulate makes gradients, no step"),
+]  # fmt: skip
+
+# Right answers that look different.
+RIGHT = [
+    ("4.1", "chunks and a reduced mean", """
+        def replicate(model, group=None):
+            ddp = nn.parallel.DistributedDataParallel(module=model, process_group=group)
+            return ddp
+
+        def ddp_step(model, optimizer, images, labels, group=None):
+            p, r = dist.get_world_size(group), dist.get_rank(group)
+            n = len(labels) // p
+            mine = slice(r * n, (r + 1) * n)
+            model.zero_grad()
+            loss = cross_entropy(model(images[mine]), labels[mine])
+            loss.backward()
+            optimizer.step()
+            sums = torch.tensor([loss.item() * n, n], dtype=torch.float64)
+            dist.all_reduce(sums, group=group)
+            return float(sums[0] / sums[1])
+        """),
+    ("4.1", "a frozen wrapper and a weighted mean", """
+        def replicate(model, group=None):
+            return DistributedDataParallel(
+                model, process_group=group, gradient_as_bucket_view=True, bucket_cap_mb=1
+            )
+
+        def ddp_step(model, optimizer, images, labels, group=None):
+            p = dist.get_world_size(group=group)
+            mine = torch.arange(dist.get_rank(group=group), len(labels), p)
+            optimizer.zero_grad()
+            loss = cross_entropy(model(images[mine]), labels[mine], reduction="sum") / len(mine)
+            loss.backward()
+            optimizer.step()
+            loss = loss.detach()
+            dist.all_reduce(loss, group=group)
+            return loss / p
+        """),
+    ("4.1", "an object gathered", """
+        def replicate(model, group=None):
+            return nn.parallel.DistributedDataParallel(model, None, process_group=group)
+
+        def ddp_step(model, optimizer, images, labels, group=None):
+            p, r = dist.get_world_size(group), dist.get_rank(group)
+            optimizer.zero_grad(set_to_none=False)
+            loss = cross_entropy(model(images.chunk(p)[r]), labels.chunk(p)[r])
+            loss.backward()
+            optimizer.step()
+            losses = [torch.empty(()).to(loss.dtype) for _ in range(p)]
+            dist.all_gather(losses, loss.detach(), group=group)
+            return sum(losses).item() / p
+        """),
+    ("4.2", "PyTorch's own", """
+        def assign_buckets(sizes, cap, first_cap):
+            if not sizes:
+                return []
+            tensors = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+            found, _ = dist._compute_bucket_assignment_by_size(tensors, [first_cap, cap])
+            return found
+        """),
+    ("4.2", "arrays of numbers", """
+        def assign_buckets(sizes, cap, first_cap):
+            import numpy as np
+            left, buckets, limit = list(range(len(sizes))), [], first_cap
+            while left:
+                bucket = []
+                while left and sum(sizes[k] for k in bucket) < limit:
+                    bucket.append(left.pop(0))
+                buckets.append(np.array(bucket))
+                limit = cap
+            return buckets
+        """),
+    ("4.3", "a fine grid", """
+        def hidden_share(transfers, begin, end):
+            if not transfers:
+                return 0.0
+            first, last = min(s for s, _ in transfers), max(e for _, e in transfers)
+            t = torch.linspace(first, last, 40_001, dtype=torch.float64)
+            moves = torch.zeros_like(t, dtype=torch.bool)
+            for s, e in transfers:
+                moves |= (s <= t) & (t < e)
+            if not moves.any():
+                return 0.0
+            return (moves & (begin <= t) & (t <= end)).sum().item() / moves.sum().item()
+        """),
+    ("4.3", "events", """
+        def hidden_share(transfers, begin, end):
+            marks = sorted({begin, end, *(t for pair in transfers for t in pair)})
+            moving = hidden = 0
+            for a, b in zip(marks, marks[1:]):
+                if any(s <= a and b <= e for s, e in transfers):
+                    moving += b - a
+                    if begin <= a and b <= end:
+                        hidden += b - a
+            return hidden / moving if moving else 0
+        """),
+    ("4.2", "tuples", """
+        def assign_buckets(sizes, cap, first_cap):
+            buckets, start = [], 0
+            for end in range(1, len(sizes) + 1):
+                full = sum(sizes[start:end]) >= (first_cap if start == 0 else cap)
+                if full or end == len(sizes):
+                    buckets.append(tuple(range(start, end)))
+                    start = end
+            return tuple(buckets)
+        """),
+    ("4.3", "merged intervals", """
+        def hidden_share(transfers, begin, end):
+            def union(intervals):
+                merged = []
+                for s, e in sorted(intervals):
+                    if merged and s <= merged[-1][1]:
+                        merged[-1][1] = max(merged[-1][1], e)
+                    else:
+                        merged.append([s, e])
+                return sum(e - s for s, e in merged)
+            inside = [(max(s, begin), min(e, end)) for s, e in transfers]
+            total = union(transfers)
+            return torch.tensor(union([i for i in inside if i[1] > i[0]]) / total if total else 0)
+        """),
+    ("4.4", "annotated, divides in float32", """
+        def fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            half = (bucket.buffer() / dist.get_world_size(group)).half()
+            future = dist.all_reduce(half, group=group, async_op=True).get_future()
+            return future.then(lambda done: done.value()[0].float())
+        """),
+    ("4.4", "PyTorch's own", """
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+            fp16_compress_hook as fp16_hook,
+        )
+        """),
+    ("4.4", "scales in place, chained", """
+        def fp16_hook(group, bucket):
+            half = bucket.buffer().div_(group.size()).half()
+            work = dist.all_reduce(half, group=group, async_op=True)
+            return work.get_future().then(
+                lambda f: f.value()[0]).then(lambda f: bucket.buffer().copy_(f.value()))
+        """),
+    ("4.5", "the switch itself", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            for j, (images, labels) in enumerate(microbatches):
+                model.require_backward_grad_sync = j == k - 1
+                loss = cross_entropy(model(images), labels)
+                loss.div(k).backward()
+            model.require_backward_grad_sync = True
+        """),
+    ("4.5", "a gradient at the end of backward", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            def loss_of(images, labels):
+                return cross_entropy(model(images), labels, reduction="sum") / len(labels) / k
+            with model.no_sync():
+                for microbatch in microbatches[:-1]:
+                    loss_of(*microbatch).backward()
+            loss_of(*microbatches[-1]).backward(torch.ones(()))
+        """),
+    ("4.5", "a context by case", """
+        import contextlib
+        def accumulate(model, microbatches):
+            for left, (images, labels) in zip(reversed(range(len(microbatches))), microbatches):
+                with model.no_sync() if left else contextlib.nullcontext():
+                    loss = cross_entropy(model(images), labels) / len(microbatches)
+                    loss.backward()
+        """),
+]  # fmt: skip
+
+WRONG = [(task, what, code, words) for task, what, code, new, words in _CHANGES if new is None]
+CHANGES = [change for change in _CHANGES if change[3] is not None]

@@ -138,7 +138,7 @@ def _draw_numbers(axes: Axes, prediction: Prediction, found: Mapping[str, float]
         if max(numbers) > _WIDE * min(numbers):
             axes.set_xscale("log")
         else:
-            axes.set_xlim(left=0)
+            axes.set_xlim(0, 1.1 * max(numbers))
     axes.margins(x=0.12)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)

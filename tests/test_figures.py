@@ -89,9 +89,12 @@ def test_a_prediction_stands_beside_the_measurement(capsys):
         guess.beside({"8 ranks": 1.2})
 
 
-def test_a_prediction_of_nought_is_not_cut_by_the_axis():
-    figure = predict("which value?", {"first": 0, "second": 1}).beside({"first": 2, "second": 2})
-    assert figure.axes[0].get_xlim()[0] < 0
+@pytest.mark.parametrize("guess", [0, 0.8, 100])
+def test_no_prediction_is_cut_by_the_axis(guess):
+    axes = predict("which value?", {"a": guess, "b": 0.7}).beside({"a": 0.75, "b": 0.6}).axes[0]
+    (left, right), places = axes.get_xlim(), [float(line.get_xdata()[0]) for line in axes.lines]
+    assert left < min(places)
+    assert right > 1.02 * max(places)
 
 
 @pytest.mark.parametrize("bad", ["3 s", True, float("nan"), None])
@@ -178,3 +181,25 @@ def test_sliders_draw_where_somebody_can_move_them(monkeypatch, capsys):
     monkeypatch.delenv("IPP_NONINTERACTIVE")
     minibatches.explorer(n=25, m=8, p=4)
     assert "Error" not in capsys.readouterr().out
+
+
+def test_sliders_draw_only_minibatches_that_the_ranks_can_share(monkeypatch):
+    monkeypatch.delenv("IPP_NONINTERACTIVE", raising=False)
+    drawn, draws = [], []
+    monkeypatch.setattr(minibatches, "partition", lambda n, m, p, *_, **__: drawn.append((m, p)))
+    monkeypatch.setattr("ipywidgets.interactive_output", lambda draw, controls: draws.append(draw))
+    minibatches.explorer()
+    for p in (1, 2, 3, 6):
+        draws[0](n=24, p=p, own=4, number=9, epoch=0, shuffle=False, drop_last=False)
+    assert drawn == [(4, 1), (8, 2), (12, 3), (24, 6)]
+    with pytest.raises(ValueError, match="cannot be shared evenly"):
+        minibatches.explorer(m=8, p=3)
+
+
+def test_drawings_of_samples_are_told_rank_by_rank():
+    said = alt.describe(minibatches.partition(25, 8, 4, highlight=3, title="an example"))
+    assert said.startswith("an example: 25 samples in minibatches of 8, 4 ranks, minibatch 3 fr")
+    assert "rank 0: 24; rank 1: 0; rank 2: 1; rank 3: 2; repeated: 0, 1, 2." in said
+    assert "left out: 24." in alt.describe(minibatches.partition(25, 8, 4, drop_last=True))
+    said = alt.describe(minibatches.sampler_view({"epoch 0": [[0, 1], [1, 0]]}, n=4))
+    assert "epoch 0: rank 0: 0 1; rank 1: 1 0; repeated: 0, 1; seen by no rank: 2, 3." in said

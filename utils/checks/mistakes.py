@@ -57,32 +57,48 @@ def explain(
     form: str = "",
     tolerance: float = TOLERANCE,
 ) -> str | None:
-    """What is wrong with a result; ``None`` for a right one.
+    """What is wrong with a result; ``None`` for a right one. Arguments as in :func:`recognise`."""
+    found = recognise(got, expected, mistakes, form=form, tolerance=tolerance)
+    return found and found[0]
+
+
+def recognise(
+    got: Any,
+    expected: Any,
+    mistakes: Iterable[Mistake] = (),
+    *,
+    form: str = "",
+    tolerance: float = TOLERANCE,
+) -> tuple[str, str] | None:
+    """What is wrong with a result, and of which kind that is; ``None`` for a right one.
 
     Args:
         got, expected: values of JSON.
         mistakes: the first that fits is told. They are made only if something is wrong.
         form: what has to be returned, in words; told where nothing was.
+
+    Returns:
+        The words, and "mistake" for a known one, or "value".
     """
     if same(got, expected, tolerance):
         return None
     if got is None and form:
-        return f"returned None: return {form}"
+        return f"returned None: return {form}", "mistake"
     for mistake in mistakes:
         if mistake.fits(got, tolerance):
             stop = "" if mistake.said.endswith(("?", ".")) else "."
-            return f"{mistake.said}{stop} {difference(got, expected)}"
-    text = difference(got, expected)
-    return text[0].lower() + text[1:]
+            return f"{mistake.said}{stop} {difference(got, expected, tolerance)}", "mistake"
+    text = difference(got, expected, tolerance)
+    return text[0].lower() + text[1:], "value"
 
 
-def difference(got: Any, expected: Any) -> str:
+def difference(got: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
     """Expected and got; of long lists the first entry that differs."""
     long = len(str(expected)) > _WHOLE or len(str(got)) > _WHOLE
     if not (long and isinstance(expected, list) and isinstance(got, list)):
         return f"Expected {short(expected)}, got {short(got)}"
     pairs = itertools.zip_longest(expected, got, fillvalue="nothing")
-    k, (e, g) = next((k, pair) for k, pair in enumerate(pairs) if not same(pair[1], pair[0]))
+    k, (e, g) = next((k, pair) for k, pair in enumerate(pairs) if not same(*pair[::-1], tolerance))
     return f"Entry {k}: expected {short(e, _WHOLE)}, got {short(g, _WHOLE)}"
 
 

@@ -25,7 +25,7 @@ from IPython import get_ipython
 from utils.verdict import Problem, Verdict
 
 from .calls import Calls, Rule, broken
-from .mistakes import TOLERANCE, Mistake, explain, same, short
+from .mistakes import TOLERANCE, Mistake, recognise, same, short
 from .probe import digest
 
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
@@ -93,17 +93,15 @@ class Report:
         form: str = "",
         tolerance: float = TOLERANCE,
     ) -> bool:
-        """Compare, and say which mistake it is: see :func:`utils.checks.mistakes.explain`.
+        """Compare, and say which mistake it is: see :func:`utils.checks.mistakes.recognise`.
 
         ``what`` was computed, in words, where a task has several results.
         """
-        mistakes = list(mistakes)
-        said = explain(got, expected, mistakes, form=form, tolerance=tolerance)
-        if said:
-            known = got is None or any(mistake.fits(got, tolerance) for mistake in mistakes)
-            kind = "mistake" if known else "value"
+        found = recognise(got, expected, mistakes, form=form, tolerance=tolerance)
+        if found:
+            said, kind = found
             self.problem(f"{what}: {said}" if what else said, rank, kind)
-        return said is None
+        return found is None
 
     def communication(self, rank: int | None, calls: Calls, *rules: Rule) -> bool:
         """Whether all rules are kept; the first that is broken is a problem."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -105,7 +105,7 @@ def partitions(panels: Sequence[Mapping], *, highlight: int | None = None) -> Fi
         lists=_microbatches(made[0], highlight) if alone else (),
         note="" if any(_has_room(panel.m) for panel in made) else "above: number of the minibatch",
     )
-    return page.finish()
+    return page.finish(" ".join(_panel_in_words(panel, highlight) for panel in made))
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,23 @@ def _microbatches(panel: _Panel, highlight: int) -> list[list[int]]:
         if panel.kind(place) != "dropped":
             lists[place % panel.p].append(panel.samples[place])
     return lists
+
+
+def _panel_in_words(panel: _Panel, highlight: int | None) -> str:
+    n = len(panel.samples) - panel.repeated
+    said = f"{n} sample{'s' * (n > 1)} in minibatches of {panel.m}, "
+    said += f"{panel.p} rank{'s' * (panel.p > 1)}"
+    if highlight is not None:
+        said += f", minibatch {highlight} framed"
+    # Of a drawing without a frame, all minibatches at once.
+    parts = _microbatches(
+        panel if highlight is not None else replace(panel, m=10**9), highlight or 0
+    )
+    said += "".join(f"; rank {r}{_microbatch_text(own)}" for r, own in enumerate(parts))
+    for kind, name in (("repeated", "repeated"), ("dropped", "left out")):
+        own = [x for place, x in enumerate(panel.samples) if panel.kind(place) == kind]
+        said += f"; {name}: {_listed(own)}" if own else ""
+    return f"{panel.title}: {said}." if panel.title else f"{said}."
 
 
 def _draw_panel(page: _Page, panel: _Panel, places, highlight: int | None) -> None:
@@ -239,7 +256,7 @@ def sampler_view(
         _draw_blocks(page, row)
     others = {"repeated": "seen before"} if any(block.again for block in blocks) else {}
     page.legend(most, others, note="→ place in the epoch")
-    return page.finish()
+    return page.finish(" ".join([f"{title}." if title else "", *map(_block_in_words, blocks)]))
 
 
 @dataclass(frozen=True)
@@ -266,6 +283,11 @@ def _block(name: str, ranks: Sequence[Sequence[int]], n: int) -> _Block:
     places = min(max(map(len, ranks)), _MOST_PLACES)
     words = max([0.27 * len(name), *(0.24 * len(fact) for fact in facts)])
     return _Block(name, ranks, again, facts, max(_NAME + max(places, 4), words))
+
+
+def _block_in_words(block: _Block) -> str:
+    ranks = [f"rank {r}{_microbatch_text(own)}" for r, own in enumerate(block.ranks)]
+    return f"{block.name}: {'; '.join([*ranks, *block.facts])}."
 
 
 def _rows_of_blocks(blocks: list[_Block], width: float) -> list[list[_Block]]:
@@ -399,17 +421,18 @@ class _Page:
         self.words(x + 1.3, 0, text, center=True)
         return x + length
 
-    def finish(self) -> Figure:
+    def finish(self, words: str) -> Figure:
         height = -self.y
         self.figure.set_size_inches(_INCHES, height * self.unit)
         self.axes.set_position([0, 0, 1, 1])
         self.axes.set_xlim(0, self.width)
         self.axes.set_ylim(-height, 0)
         plt.close(self.figure)
+        self.figure.alt_text = words
         return self.figure
 
 
-def _microbatch_text(samples: list[int]) -> str:
+def _microbatch_text(samples: Sequence[int]) -> str:
     if not samples:
         return ": none"
     if len(samples) > _LISTED:
@@ -464,37 +487,46 @@ def _draw_key(axes: Axes, x, y, rank: int | None, kind: str) -> None:
 
 
 def explorer(n: int = 24, m: int = 8, p: int = 2) -> None:
-    """Show sliders for n, m, p, the minibatch, the epoch and switches above a `partition`.
+    """Show sliders for n, p, the microbatch m/p and others above a `partition`.
 
-    The order is that of `DistributedSampler(…, shuffle=…, seed=0)` after `set_epoch(epoch)`.
+    The order is that of `DistributedSampler(…, shuffle=…, seed=0)` after `set_epoch(epoch)`. The
+    sliders choose m/p, since all ranks take equally many samples: p always divides m.
     Where nobody can move a slider (`IPP_NONINTERACTIVE` is set: tests, grading), one line is
     printed in its place: a slider's identity would differ in every run.
+
+    Raises ValueError if p does not divide m.
     """
+    if m % p:
+        raise ValueError(f"minibatches of {m} cannot be shared evenly by {p} ranks")
     if os.environ.get("IPP_NONINTERACTIVE"):
         print("Here are sliders when you run this cell in JupyterLab.")
         return
     import ipywidgets
     from IPython.display import display
 
+    look = {"style": {"description_width": "13em"}, "layout": {"width": "28em"}}
+
     def slider(value: int, low: int, high: int, name: str) -> ipywidgets.IntSlider:
         return ipywidgets.IntSlider(
-            value=value, min=low, max=high, description=name, continuous_update=False
+            value=value, min=low, max=high, description=name, continuous_update=False, **look
         )
 
     controls = {
-        "n": slider(n, 1, 100, "n samples"),
-        "m": slider(m, 1, 32, "m minibatch"),
-        "p": slider(p, 1, MOST_RANKS, "p ranks"),
-        "number": slider(1, 0, 20, "show number"),
-        "epoch": slider(0, 0, 9, "epoch"),
-        "shuffle": ipywidgets.Checkbox(value=False, description="shuffle"),
-        "drop_last": ipywidgets.Checkbox(value=False, description="drop_last"),
+        "n": slider(n, 1, 100, "n, samples"),
+        "p": slider(p, 1, MOST_RANKS, "p, ranks"),
+        "own": slider(m // p, 1, 8, "m/p, microbatch of a rank"),
+        "number": slider(1, 0, 20, "framed minibatch"),
+        "epoch": slider(0, 0, 9, "epoch (if shuffled)"),
+        "shuffle": ipywidgets.Checkbox(value=False, description="shuffle", **look),
+        "drop_last": ipywidgets.Checkbox(value=False, description="drop_last", **look),
     }
 
-    def draw(n, m, p, number, epoch, shuffle, drop_last) -> None:
-        number = min(number, math.ceil(n / m) - 1)
+    def draw(n, p, own, number, epoch, shuffle, drop_last) -> None:
+        m = own * p
         order = _sampler_order(n, epoch) if shuffle else None
-        display(partition(n, m, p, order, highlight=number, drop_last=drop_last))
+        title = f"{n} samples, {p} × {own}: minibatches of {m}"
+        number = min(number, math.ceil(n / m) - 1)
+        display(partition(n, m, p, order, highlight=number, drop_last=drop_last, title=title))
 
     half = (
         ipywidgets.VBox(list(controls.values())[:4]),

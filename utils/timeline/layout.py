@@ -11,11 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from . import words
-from .collect import COMMUNICATING, STUCK, WAITING, Lane, Part, end_of
+from .collect import AWAITING, COMMUNICATING, STUCK, WAITING, Lane, Part, end_of
 
 DPI = 100
 # Inches around the lanes: room for the title, the ranks' names, the axis and the legend.
-LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.2, 0.42, 1.02
+LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.2, 0.42, 1.19
+# A second line of the title.
+SUBTITLE = 0.2
 # A lane of a few ranks, in inches: computing thread, background operations, gap below.
 _THREAD, _BACKGROUND, _GAP = 0.27, 0.42, 0.16
 MOST_ROWS = 8
@@ -23,18 +25,19 @@ MOST_ROWS = 8
 _NARROW = 3
 _TICK = 1.5
 # From the bottom: the stronger a state, the firmer it stands.
-_STACK = (COMMUNICATING, STUCK, WAITING)
+_STACK = (COMMUNICATING, STUCK, AWAITING, WAITING)
 
 
 @dataclass
 class Page:
-    """What the figure shows, and how large.
+    """What the lanes of a run show, and how large.
 
     Attributes:
         width: of the figure in inches.
         since, until: seconds.
         ranks: how many lanes.
         has_background: whether lanes have room for background operations.
+        from_zero: the axis counts from ``since``.
     """
 
     width: float
@@ -42,6 +45,7 @@ class Page:
     until: float
     ranks: int
     has_background: bool
+    from_zero: bool = False
     scale: float = field(init=False)
 
     def __post_init__(self):
@@ -51,6 +55,8 @@ class Page:
         # A close look at what happened late counts from there: "500000.3 ms" can't be read.
         digit = 10.0 ** math.floor(math.log10(span))
         self.base = math.floor(self.since / digit) * digit if self.since > 5 * span else 0.0
+        if self.from_zero:
+            self.base = self.since
         # Room for the marks of what has no end.
         margin = 0.012 * span
         self.shown = (self.since - margin, self.until + margin)
@@ -62,9 +68,9 @@ class Page:
         return self.scale * (_THREAD + _GAP + (_BACKGROUND if self.has_background else 0))
 
     @property
-    def height(self) -> float:
-        """Of the figure in inches. Depends on the number of ranks only, not on times."""
-        return round(TOP + BOTTOM + max(self.ranks * self.lane, 0.5), 1)
+    def high(self) -> float:
+        """Of all lanes in inches. Depends on the number of ranks only, not on times."""
+        return max(self.ranks * self.lane, 0.5)
 
     def thread(self, rank: int) -> tuple[float, float]:
         """Top and bottom of the computing thread's bar."""
@@ -91,6 +97,8 @@ class Page:
     @property
     def axis_label(self) -> str:
         """What the axis shows."""
+        if self.from_zero:
+            return f"time [{self.unit}]"
         if not self.base:
             return f"time since the cell began [{self.unit}]"
         unit, second = words.time_unit(self.base)

@@ -594,7 +594,7 @@ def test_a_thread_that_waits_for_a_bucket_says_for_which():
     assert texts(figure).count("waits for all_reduce 20 MB") == 2
     assert "waiting for the background" in legend(figure)
     # Data move below, in the background: the thread itself is never drawn as communicating.
-    thread, _ = layout.Page(9, 0, 1, 2, True).thread(0)
+    thread, _ = layout.Page(9, 0, 1, (True, True)).thread(0)
     (bars,) = (c for c in figure.axes[0].collections if c.get_label() == collect.COMMUNICATING)
     assert thread not in {path.vertices[0][1] for path in bars.get_paths()}
 
@@ -703,6 +703,12 @@ def test_the_figure_of_the_same_program_is_always_of_the_same_size():
         for step in (0.0, 1e-4, 2e-3)
     }  # fmt: skip
     assert len(sizes) == 1
+
+
+def test_a_lane_without_background_operations_has_no_empty_room_below_it():
+    page = layout.Page(9, 0, 1, (True, False, False))
+    high = [bottom - top for top, bottom in map(page.band, range(3))]
+    assert high[1] == high[2] < 0.6 * high[0]
 
 
 def test_zoom_shows_what_was_asked_for():
@@ -1100,6 +1106,16 @@ def test_a_timeline_is_of_the_last_cell_however_often_it_is_asked_for(ranks, sho
     assert len(again.records) == len(shown.records) == 6
     run(ranks, "x = 1")
     assert timeline.of(ranks).records == []
+
+
+def test_the_ranks_zoom_and_refuse_a_step_that_is_not_there(ranks, shown):
+    assert ranks.timeline("part", zoom=(0.0, 0.1)).window == (0.0, 0.1)
+    run(ranks, "x = 1")
+    with pytest.raises(ValueError, match="no step to zoom to"):
+        ranks.timeline(zoom=1)
+    run(ranks, "for _ in range(3): dist.all_reduce(tensor)")
+    since, until = ranks.timeline(zoom=2).window
+    assert since < until
 
 
 def test_the_first_versions_functions_still_work(ranks, shown, capsys):

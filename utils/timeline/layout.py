@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from . import words
 from .collect import AWAITING, COMMUNICATING, STUCK, WAITING, Lane, Part, end_of
@@ -35,21 +36,22 @@ class Page:
     Attributes:
         width: of the figure in inches.
         since, until: seconds.
-        ranks: how many lanes.
-        has_background: whether lanes have room for background operations.
+        background: of each lane, whether it needs room for background operations.
         from_zero: the axis counts from ``since``.
     """
 
     width: float
     since: float
     until: float
-    ranks: int
-    has_background: bool
+    background: tuple[bool, ...]
     from_zero: bool = False
     scale: float = field(init=False)
+    edges: list[float] = field(init=False)  # inches from the top, between lanes
 
     def __post_init__(self):
-        self.scale = min(1.0, max(0.4, 2 / self.ranks**0.5))
+        self.scale = min(1.0, max(0.4, 2 / max(len(self.background), 1) ** 0.5))
+        highs = (self.scale * (_THREAD + _GAP + _BACKGROUND * below) for below in self.background)
+        self.edges = list(accumulate(highs, initial=0.0))
         span = self.until - self.since
         self.unit, self.second = words.time_unit(span)
         # A close look at what happened late counts from there: "500000.3 ms" can't be read.
@@ -63,18 +65,13 @@ class Page:
         self.pixel = (self.shown[1] - self.shown[0]) / ((self.width - LEFT - RIGHT) * DPI)
 
     @property
-    def lane(self) -> float:
-        """Inches from lane to lane."""
-        return self.scale * (_THREAD + _GAP + (_BACKGROUND if self.has_background else 0))
-
-    @property
     def high(self) -> float:
-        """Of all lanes in inches. Depends on the number of ranks only, not on times."""
-        return max(self.ranks * self.lane, 0.5)
+        """Of all lanes in inches. Depends on who communicated how, not on times."""
+        return max(self.edges[-1], 0.5)
 
     def thread(self, rank: int) -> tuple[float, float]:
         """Top and bottom of the computing thread's bar."""
-        top = rank * self.lane + self.scale * _GAP / 2
+        top = self.edges[rank] + self.scale * _GAP / 2
         return top, top + self.scale * _THREAD
 
     def row(self, rank: int, row: int, rows: int) -> tuple[float, float]:
@@ -88,7 +85,7 @@ class Page:
 
     def band(self, rank: int) -> tuple[float, float]:
         """Top and bottom of the whole lane."""
-        return rank * self.lane, (rank + 1) * self.lane
+        return self.edges[rank], self.edges[rank + 1]
 
     def across(self, seconds: float) -> float:
         """A time on the axis."""

@@ -76,14 +76,17 @@ class Panel:
 def figure(panels: list[Panel], width: float) -> Figure:
     """The picture of a run, or of several above each other with one time axis from 0."""
     figures.use_style()
-    several = len(panels) > 1
     span = max(panel.until - panel.since for panel in panels)
-    pages = []
-    for panel in panels:
-        has_background = any(collect.background(lane) for lane in panel.lanes)
-        until = panel.since + span
-        ranks = max(len(panel.lanes), 1)
-        pages.append(Page(width, panel.since, until, ranks, has_background, several))
+    pages = [
+        Page(
+            width,
+            panel.since,
+            panel.since + span,
+            tuple(bool(collect.background(lane)) for lane in panel.lanes),
+            from_zero=len(panels) > 1,
+        )
+        for panel in panels
+    ]
     tops = [TOP + SUBTITLE * bool(panel.subtitle) for panel in panels]
     height = round(BOTTOM + sum(tops) + sum(page.high for page in pages), 1)
     # By pyplot, which has notebooks show figures; closed, so that it is shown once, as the value
@@ -255,7 +258,8 @@ class _Picture:
         """The longest text that fits between two times. False: none does."""
         points = self.page.font(high[1] - high[0])
         begin, end = max(begin, self.page.since), min(end, self.panel.until)
-        room = self.page.pixels(end - begin) - 4
+        # Beside a card, what is behind it has to be seen.
+        room = self.page.pixels(end - begin) - (9 if "bbox" in look else 4)
         for text in texts if points and room > 0 else ():
             if _pixels_of(text, points) <= room:
                 self.axes.text(
@@ -426,7 +430,7 @@ class _Picture:
         axes.grid(False, axis="y")
         axes.spines["left"].set_visible(False)
         for rank in range(1, len(self.lanes)):
-            axes.axhline(rank * page.lane, color=figures.PALE, linewidth=0.8, zorder=0)
+            axes.axhline(page.edges[rank], color=figures.PALE, linewidth=0.8, zorder=0)
         axes.set_title(self.panel.title, pad=self.pad)
         if self.panel.subtitle:
             above = 1 + 0.06 / page.high

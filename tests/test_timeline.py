@@ -45,6 +45,9 @@ def compute(seconds: float) -> Operation:
     return Operation("compute", seconds=seconds)
 
 
+STEP = Operation("optimizer step")
+
+
 def wait(operation: Operation) -> Operation:
     return Operation("wait", record=operation.record)
 
@@ -59,7 +62,7 @@ class Simulation:
         self.now = [1000.0 + 0.1e-3 * rank for rank in self.world]
         self.held: list[dict | None] = [None] * len(programs)
         self.reports = [
-            {"rank": rank, "begin": self.now[rank], "end": None, "records": []}
+            {"rank": rank, "begin": self.now[rank], "end": None, "records": [], "steps": []}
             for rank in self.world
         ]
         self.sides: dict[tuple, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
@@ -93,6 +96,8 @@ class Simulation:
             self.reports[rank]["end"] = self.now[rank]
         elif operation.op == "compute":
             self.now[rank] += operation.seconds
+        elif operation is STEP:
+            self.reports[rank]["steps"].append(self.now[rank])
         else:
             if operation.op != "wait":
                 self._begin(rank, operation)
@@ -229,6 +234,7 @@ def data_parallel(rank: int):
         for bucket in buckets:
             yield wait(bucket)
         yield compute(0.004)
+        yield STEP
 
 
 def parameter_server(n: int, rounds: int = 3):
@@ -734,66 +740,33 @@ def test_zoom_to_a_step_shows_one_pass_of_the_loop_and_counts_it_alone():
     assert "after the cell began" in repr(first)
 
 
-def sequence(*sizes: int, ranks: int = 1) -> Timeline:
-    """A loop's operations: an all_reduce of each size, 1 ms apart."""
-    return Timeline([
-        reported(*(made(op="all_reduce", nbytes=size, start=10 + k * MS, end=10 + k * MS + MS / 2,
-                        waits=[[10 + k * MS, 10 + k * MS + MS / 2]])
-                   for k, size in enumerate(sizes)), rank=rank)
-        for rank in range(ranks)
-    ])  # fmt: skip
+def test_a_step_is_found_where_all_operations_are_alike_and_some_ranks_do_not_train():
+    """Counting what repeats would take one of equal layers for a step."""
 
-
-@pytest.mark.parametrize(
-    ("sizes", "found"),
-    [
-        ([1, 2, 3, 1, 2, 3, 1, 2, 3], (0, 3, 3)),
-        ([6, 9, 1, 2, 3, 1, 2, 3], (2, 3, 2)),  # DDP's first step has one bucket
-        ([1, 2, 1, 2, 1, 2, 7], (0, 2, 3)),  # a loss at the end
-        ([4, 4, 5, 4, 4, 5], (0, 3, 2)),  # two that are alike are no step
-        ([1, 2, 3], None),
-        ([1], None),
-        ([], None),
-    ],
-)
-def test_the_steps_of_a_loop_are_found(sizes, found):
-    (lane,) = sequence(*sizes).lanes
-    cycle = zoom.repeated(lane)
-    assert (cycle and (cycle.first, cycle.length, cycle.times)) == found
-
-
-def test_imports_before_the_first_step_are_not_in_it():
     def program(rank: int):
-        yield compute(5.0)
         for _ in range(3):
-            yield compute(0.01)
-            yield all_reduce(400_000)
-            yield all_reduce(800_000)
+            for _ in range(8):
+                yield compute(0.001)
+                yield all_reduce(1_000_000, group=(0, 1))
+            yield STEP
 
-    since, until = Timeline(Simulation(program, program).run(), zoom=1).window
-    assert since > 4.9
-    assert until - since == pytest.approx(0.01, abs=0.01)
+    reports = Simulation(program, program, lambda rank: iter([compute(0.1)])).run()
+    shown = Timeline(reports, zoom=3)
+    assert [row["collectives"] for row in shown.totals] == [8, 8, 0]
+    assert shown.window[1] == pytest.approx(max(lane.steps[2] for lane in shown.lanes[:2]))
 
 
 def test_a_zoom_that_cannot_be_is_told_what_can():
-    lanes = sequence(1, 2, 1, 2, ranks=2).lanes
+    lanes = simulated(data_parallel, 2).lanes
     for k in (0, 3, -3):
-        with pytest.raises(ValueError, match="repeat their operations 2 times: zoom=1 to 2"):
+        with pytest.raises(ValueError, match=rf"has 2 training step\(s\): zoom=1 to 2, not {k}"):
             zoom.window(lanes, k)
-    with pytest.raises(ValueError, match=r"no step to zoom to.*zoom=\(since, until\)"):
-        zoom.window(sequence(1, 2).lanes, 1)
+    with pytest.raises(ValueError, match=r"no training step.*zoom=\(since, until\)"):
+        zoom.window(simulated(subgroups, 4).lanes, 1)
     with pytest.raises(ValueError, match="must be less than"):
         zoom.window(lanes, (0.2, 0.1))
     with pytest.raises(TypeError, match="not 'step 3'"):
         zoom.window(lanes, "step 3")
-
-
-def test_the_steps_of_five_thousand_operations_are_found_in_a_second():
-    (lane,) = sequence(*range(7)).lanes
-    lane.records *= 700
-    start = time.process_time()
-    assert zoom.repeated(lane).times == 700
-    assert time.process_time() - start < 1
 
 
 def test_two_runs_have_one_time_axis_and_both_begin_at_zero():
@@ -1055,6 +1028,17 @@ else:
 """
 
 
+TRAIN = """
+weight = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(3):
+    weight.grad = torch.ones(3)
+    dist.all_reduce(weight.grad)
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+"""
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[cluster.Ranks]:
     with warnings.catch_warnings(), cluster.start(2) as up:
@@ -1111,11 +1095,12 @@ def test_a_timeline_is_of_the_last_cell_however_often_it_is_asked_for(ranks, sho
 def test_the_ranks_zoom_and_refuse_a_step_that_is_not_there(ranks, shown):
     assert ranks.timeline("part", zoom=(0.0, 0.1)).window == (0.0, 0.1)
     run(ranks, "x = 1")
-    with pytest.raises(ValueError, match="no step to zoom to"):
+    with pytest.raises(ValueError, match="no training step"):
         ranks.timeline(zoom=1)
-    run(ranks, "for _ in range(3): dist.all_reduce(tensor)")
-    since, until = ranks.timeline(zoom=2).window
-    assert since < until
+    run(ranks, TRAIN)
+    second = ranks.timeline(zoom=2)
+    assert [row["collectives"] for row in second.totals] == [2, 2]
+    assert second.window == ranks.timeline(zoom=-2).window
 
 
 def test_the_first_versions_functions_still_work(ranks, shown, capsys):

@@ -228,8 +228,8 @@ class Ranks:
     def timeline(self, title: str | None = None, zoom: int | tuple[float, float] | None = None):
         """What the ranks did in the last cell: a picture, and `.records`, `.totals`, `.save(path)`.
 
-        zoom: `(since, until)` in seconds since the cell began, or the number of a step of a
-            training loop: 1 is the first sequence of communications that repeats, -1 the last.
+        zoom: `(since, until)` in seconds since the cell began, or the number of a training step: 1
+            is the first, -1 the last. Each ends with its `optimizer.step()`.
 
         Returns a `utils.timeline.Timeline`. Raises ValueError, with what can be asked for, when
         there is no such step.

@@ -135,10 +135,8 @@ def side_by_side(runs: dict[str, Timeline], width: float = 9) -> Figure:
 def of(ranks, title: str | None = None, zoom: int | tuple[float, float] | None = None) -> Timeline:
     """The timeline of the last cell that the ranks ran (see :func:`watch`).
 
-    zoom: ``(since, until)`` in seconds since the cell began, or a number: what repeats in the
-    cell is taken for the steps of a loop, and 3 is the third of them, -1 the last. What comes once
-    before does not count, such as DDP's first step, whose buckets are others. A step begins where
-    the last communication of the one before ended.
+    zoom: ``(since, until)`` in seconds since the cell began, or the number of a training step: 1 is
+    the first, -1 the last. A step ends with ``optimizer.step()``; the next one begins there.
     """
     reports = [
         reply.value if reply.status == "ok" else {"rank": reply.rank, "error": reply.error}

@@ -29,6 +29,7 @@ class Lane:
         rank: global rank.
         begin, end: of the cell on this rank. A cell that still runs ends with the last event.
         records: its communications, by start.
+        steps: when each ``optimizer.step()`` was over.
         problem: why nothing is known of the rank, else empty.
     """
 
@@ -36,6 +37,7 @@ class Lane:
     begin: float = 0.0
     end: float = 0.0
     records: list[dict] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
     problem: str = ""
 
 
@@ -73,7 +75,8 @@ def _lane(report: dict, shift: float) -> Lane:
     first = _first(report)
     begin = 0.0 if first == math.inf else first - shift
     end = begin if report["end"] is None else report["end"] - shift
-    return Lane(report["rank"], begin, end, records)
+    steps = [time - shift for time in report.get("steps", [])]
+    return Lane(report["rank"], begin, end, records, steps)
 
 
 def _shifted(record: dict, rank: int, shift: float) -> dict:

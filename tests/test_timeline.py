@@ -18,7 +18,8 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 from utils import cluster, timeline
-from utils.timeline import Timeline, collect, layout, picture, words
+from utils.figures import alt
+from utils.timeline import Timeline, collect, layout, picture, words, zoom
 
 MS = 1e-3
 
@@ -44,6 +45,9 @@ def compute(seconds: float) -> Operation:
     return Operation("compute", seconds=seconds)
 
 
+STEP = Operation("optimizer step")
+
+
 def wait(operation: Operation) -> Operation:
     return Operation("wait", record=operation.record)
 
@@ -58,7 +62,7 @@ class Simulation:
         self.now = [1000.0 + 0.1e-3 * rank for rank in self.world]
         self.held: list[dict | None] = [None] * len(programs)
         self.reports = [
-            {"rank": rank, "begin": self.now[rank], "end": None, "records": []}
+            {"rank": rank, "begin": self.now[rank], "end": None, "records": [], "steps": []}
             for rank in self.world
         ]
         self.sides: dict[tuple, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
@@ -92,6 +96,8 @@ class Simulation:
             self.reports[rank]["end"] = self.now[rank]
         elif operation.op == "compute":
             self.now[rank] += operation.seconds
+        elif operation is STEP:
+            self.reports[rank]["steps"].append(self.now[rank])
         else:
             if operation.op != "wait":
                 self._begin(rank, operation)
@@ -228,6 +234,7 @@ def data_parallel(rank: int):
         for bucket in buckets:
             yield wait(bucket)
         yield compute(0.004)
+        yield STEP
 
 
 def parameter_server(n: int, rounds: int = 3):
@@ -333,8 +340,26 @@ def test_communication_behind_compute_counts_as_hidden_and_only_that():
     )
     (row,) = Timeline([reported(bucket)]).totals
     assert row["seconds hidden"] == pytest.approx(4 * MS)
-    assert row["seconds communicating"] == pytest.approx(3 * MS)
     assert row["seconds computing"] == pytest.approx(17 * MS)
+
+
+def test_waiting_for_a_bucket_is_not_counted_as_communicating_once_more():
+    # The rank waits from 1 ms; its partner comes at 2 ms; data move until 9 ms.
+    bucket = made(
+        blocking=False, matched=10.002, end=10.009, waits=[[10.001, 10.009]], op="all_reduce"
+    )
+    (row,) = Timeline([reported(bucket)]).totals
+    assert row["seconds communicating"] == 0
+    assert row["seconds waiting"] == pytest.approx(8 * MS)
+    assert row["seconds waiting for background"] == pytest.approx(7 * MS)
+
+
+@pytest.mark.parametrize("name", ["pipeline", "data parallel", "deadlock"])
+def test_computing_waiting_and_communicating_are_the_cell_with_background_operations(name):
+    shown = simulated(PROGRAMS[name](4), 4)
+    for lane, row in zip(shown.lanes, shown.totals, strict=True):
+        spent = [row[f"seconds {what}"] for what in ("computing", "waiting", "communicating")]
+        assert sum(spent) == pytest.approx(lane.end - lane.begin)
 
 
 def test_two_operations_at_the_same_time_count_once():
@@ -514,7 +539,7 @@ def test_every_pattern_is_drawn_without_a_warning(name, n):
 
 
 def test_a_notebook_gets_a_png_of_900_pixels():
-    png = simulated(subgroups, 4)._repr_png_()
+    png, _ = simulated(subgroups, 4)._repr_png_()
     assert png.startswith(b"\x89PNG")
     assert int.from_bytes(png[16:20]) == 900
 
@@ -535,6 +560,7 @@ def test_a_figure_is_an_image_in_a_notebook_and_is_shown_once():
     for cell in (figure, timeline_):
         (output,) = cell.outputs
         assert {"image/png", "text/plain"} <= output.data.keys()
+        assert "no communication" in output.metadata["image/png"]["alt"]
     assert nothing.outputs == []
 
 
@@ -546,9 +572,73 @@ def test_the_bars_say_how_much_and_whom_they_wait_for():
 
     figure = simulated(program, 2).figure()
     said = texts(figure)
-    assert said.count("8 MB all_reduce") == 2
-    assert {"waits for rank 1", "20 MB to rank 1", "20 MB from rank 0"} <= set(said)
+    assert said.count("all_reduce 8 MB") == 2
+    assert {
+        "all_reduce waits for rank 1", "send 20 MB to rank 1", "recv 20 MB from rank 0"
+    } <= set(said)  # fmt: skip
     assert {"message", "collective: all are there"} <= legend(figure)
+
+
+@pytest.mark.parametrize("op", ["all_gather", "broadcast", "reduce_scatter", "all_to_all"])
+def test_a_bar_with_little_room_says_which_operation_rather_than_how_many_bytes(op):
+    assert words.labels(made(op=op, peer=None)) == [f"{op} 1 kB", op]
+
+
+def test_an_isend_is_not_called_a_send():
+    assert words.labels(made(blocking=False))[-1] == "isend"
+    assert words.labels(made(op="recv", blocking=False))[-1] == "irecv"
+
+
+def test_a_thread_that_waits_for_a_bucket_says_for_which():
+    def program(rank: int):
+        bucket = all_reduce(20_000_000, blocking=False)
+        yield bucket
+        yield compute(0.010)
+        yield wait(bucket)
+
+    figure = simulated(program, 2).figure()
+    assert texts(figure).count("waits for all_reduce 20 MB") == 2
+    assert "waiting for the background" in legend(figure)
+    # Data move below, in the background: the thread itself is never drawn as communicating.
+    thread, _ = layout.Page(9, 0, 1, (True, True)).thread(0)
+    (bars,) = (c for c in figure.axes[0].collections if c.get_label() == collect.COMMUNICATING)
+    assert thread not in {path.vertices[0][1] for path in bars.get_paths()}
+
+
+def test_a_wait_for_an_irecv_is_told_from_a_blocking_recv():
+    waits = made(op="recv", blocking=False)
+    assert words.awaits(waits) == ["waits for irecv 1 kB", "waits for irecv", "waits"]
+    assert {state for *_, state in collect.held(waits, 10.0, 10.01)} == {
+        collect.WAITING, collect.AWAITING
+    }  # fmt: skip
+
+
+def eager(**received) -> Timeline:
+    """A send of 1 ms whose receiver came 4 ms later; ``received``: instead of its record's."""
+    sent = made(message=[0, 1], end=10.001, matched=10.001, waits=[[10.0, 10.001]])
+    got = made(1, op="recv", message=[0, 1], start=10.005, matched=10.005) | received
+    return Timeline([reported(sent), reported(got, rank=1)])
+
+
+def test_an_eager_send_did_not_wait_and_is_explained():
+    shown = eager()
+    assert shown.totals[0]["seconds waiting"] == 0
+    assert shown.totals[0]["seconds communicating"] == pytest.approx(1 * MS)
+    assert "eager send: over before its receiver came" in legend(shown.figure())
+    assert "message" not in legend(shown.figure())
+
+
+def test_an_eager_send_that_nobody_received_is_explained_as_well():
+    shown = eager(message=[0, 2])
+    assert "eager send: over before its receiver came" in legend(shown.figure())
+    assert "1 send over before the receiver came" in shown.alt_text
+
+
+def test_a_send_whose_receiver_was_there_is_not_called_eager():
+    assert not eager(start=10.0005).records[0]["eager"]
+    sent = made(message=[0, 1], end=10.001)
+    shown = Timeline([reported(sent), {"rank": 1, "error": "dead"}])
+    assert not shown.records[0]["eager"], "a rank that does not answer may have received it"
 
 
 def test_labels_drop_out_where_there_is_no_room():
@@ -558,8 +648,8 @@ def test_labels_drop_out_where_there_is_no_room():
 def test_a_deadlock_is_marked_on_every_rank_that_is_stuck():
     figure = simulated(deadlock(4), 4).figure()
     said = texts(figure)
-    assert "✗ never matched: 4 kB from rank 1" in said
-    assert said.count("✗ never matched: 64 kB broadcast") == 2
+    assert "✗ never matched: recv 4 kB from rank 1" in said
+    assert said.count("✗ never matched: broadcast 64 kB") == 2
     assert "partner never came" in legend(figure)
     assert "partner never came" not in legend(simulated(subgroups, 4).figure())
 
@@ -576,6 +666,20 @@ def test_only_what_is_in_the_picture_is_in_the_legend():
 def test_a_cell_that_communicates_nothing_has_a_figure_that_says_so():
     figure = Timeline([reported(), reported(rank=1)]).figure()
     assert "nothing was communicated" in [text.get_text() for text in figure.texts]
+
+
+def test_a_lane_without_communication_says_so_and_only_that():
+    figure = Timeline([reported(made()), reported(rank=1)]).figure()
+    assert texts(figure).count("no communication") == 1
+    assert "no communication in this part" in texts(
+        Timeline([reported(made())], zoom=(0.015, 0.02)).figure()
+    )
+
+
+def test_a_lane_whose_cell_was_over_at_once_says_so_beside_its_bar():
+    figure = Timeline([reported(made()), reported(rank=1, end=10.0001)]).figure()
+    (said,) = (t for t in figure.axes[0].texts if t.get_text() == "no communication")
+    assert said.xy[0] == pytest.approx(0.1)
 
 
 def test_a_rank_that_does_not_answer_keeps_its_lane():
@@ -607,6 +711,12 @@ def test_the_figure_of_the_same_program_is_always_of_the_same_size():
     assert len(sizes) == 1
 
 
+def test_a_lane_without_background_operations_has_no_empty_room_below_it():
+    page = layout.Page(9, 0, 1, (True, False, False))
+    high = [bottom - top for top, bottom in map(page.band, range(3))]
+    assert high[1] == high[2] < 0.6 * high[0]
+
+
 def test_zoom_shows_what_was_asked_for():
     shown = simulated(data_parallel, 4)
     axes = shown.figure(since=0.030, until=0.050).axes[0]
@@ -615,6 +725,91 @@ def test_zoom_shows_what_was_asked_for():
     assert high == pytest.approx(50, abs=0.5)
     with pytest.raises(ValueError, match="must be less than"):
         shown.figure(since=0.05, until=0.03)
+
+
+def test_zoom_to_a_step_shows_one_pass_of_the_loop_and_counts_it_alone():
+    shown = simulated(data_parallel, 4)
+    reports = Simulation(*[data_parallel] * 4).run()
+    first, second = (Timeline(reports, zoom=k) for k in (1, 2))
+    assert first.window[1] == pytest.approx(second.window[0], abs=0.01)
+    assert second.window == Timeline(reports, zoom=-1).window
+    for part in (first, second):
+        assert [row["collectives"] for row in part.totals] == [5] * 4
+        low, high = part.figure().axes[0].get_xlim()
+        assert high - low < 0.6 * 1e3 * max(lane.end for lane in shown.lanes)
+    assert "after the cell began" in repr(first)
+
+
+def test_a_step_is_found_where_all_operations_are_alike_and_some_ranks_do_not_train():
+    """Counting what repeats would take one of equal layers for a step."""
+
+    def program(rank: int):
+        for _ in range(3):
+            for _ in range(8):
+                yield compute(0.001)
+                yield all_reduce(1_000_000, group=(0, 1))
+            yield STEP
+
+    reports = Simulation(program, program, lambda rank: iter([compute(0.1)])).run()
+    shown = Timeline(reports, zoom=3)
+    assert [row["collectives"] for row in shown.totals] == [8, 8, 0]
+    assert shown.window[1] == pytest.approx(max(lane.steps[2] for lane in shown.lanes[:2]))
+
+
+def test_a_zoom_that_cannot_be_is_told_what_can():
+    lanes = simulated(data_parallel, 2).lanes
+    for k in (0, 3, -3):
+        with pytest.raises(ValueError, match=rf"has 2 training step\(s\): zoom=1 to 2, not {k}"):
+            zoom.window(lanes, k)
+    with pytest.raises(ValueError, match=r"no training step.*zoom=\(since, until\)"):
+        zoom.window(simulated(subgroups, 4).lanes, 1)
+    with pytest.raises(ValueError, match="must be less than"):
+        zoom.window(lanes, (0.2, 0.1))
+    with pytest.raises(TypeError, match="not 'step 3'"):
+        zoom.window(lanes, "step 3")
+
+
+def test_two_runs_have_one_time_axis_and_both_begin_at_zero():
+    late = simulated(subgroups, 4)
+    for lane in late.lanes:  # a cell that began with a second of imports
+        lane.begin, lane.end = lane.begin + 1, lane.end + 1
+        for record in lane.records:
+            for key in ("start", "matched", "end"):
+                record[key] += 1
+            record["waits"] = [[begin + 1, end + 1] for begin, end in record["waits"]]
+    figure = timeline.side_by_side({"short": late, "long": simulated(data_parallel, 4)})
+    figure.canvas.draw()
+    upper, lower = figure.axes
+    assert upper.get_xlim() == pytest.approx(lower.get_xlim())
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["short", "long"]
+    took = [float(axes.get_title(loc="right").removesuffix(" ms")) for axes in figure.axes]
+    assert took[0] < took[1] == pytest.approx(lower.get_xlim()[1], rel=0.02)
+    for axes in figure.axes:
+        assert any(
+            text.get_text().startswith("mean of the ranks: computing") for text in axes.texts
+        )
+    assert lower.get_xlabel() == "time [ms]"
+    assert len(figure.legends) == 1
+    assert figure.alt_text.startswith("short. Timeline of 4 ranks. Mean of the ranks: computing")
+
+
+def test_the_pictures_words_tell_what_each_rank_did():
+    said = alt.describe(simulated(pipeline(4), 4).figure())
+    assert said.startswith(
+        "What the ranks communicated. Timeline of 4 ranks. Rank 0: computing 240 ms"
+    )
+    assert "8 isend, 8 irecv on rank 0" in said
+    assert "for the background" in said
+
+
+def test_the_pictures_words_name_a_deadlock_and_a_silent_rank():
+    said = simulated(deadlock(4), 4).alt_text
+    assert "Rank 0: recv 4 kB from rank 1 never matched." in said
+    assert "Rank 1: no answer." in Timeline([reported(), {"rank": 1, "error": "x"}]).alt_text
+
+
+def test_the_pictures_words_are_few_for_many_ranks():
+    assert len(simulated(data_parallel, 32).alt_text) < alt.MOST
 
 
 @pytest.mark.parametrize(("seconds", "unit"), [(5.0, "s"), (0.05, "ms"), (5e-5, "µs")])
@@ -631,7 +826,7 @@ def test_communication_after_a_long_import_is_not_squeezed_into_a_pixel():
     shown = simulated(program, 2)
     axes = shown.figure().axes[0]
     assert "after the cell began" in axes.get_xlabel()
-    assert "400 kB all_reduce" in texts(shown.figure())
+    assert "all_reduce 400 kB" in texts(shown.figure())
     assert shown.figure(since=0).axes[0].get_xlim()[1] > 2
 
 
@@ -833,6 +1028,17 @@ else:
 """
 
 
+TRAIN = """
+weight = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(3):
+    weight.grad = torch.ones(3)
+    dist.all_reduce(weight.grad)
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+"""
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[cluster.Ranks]:
     with warnings.catch_warnings(), cluster.start(2) as up:
@@ -884,6 +1090,17 @@ def test_a_timeline_is_of_the_last_cell_however_often_it_is_asked_for(ranks, sho
     assert len(again.records) == len(shown.records) == 6
     run(ranks, "x = 1")
     assert timeline.of(ranks).records == []
+
+
+def test_the_ranks_zoom_and_refuse_a_step_that_is_not_there(ranks, shown):
+    assert ranks.timeline("part", zoom=(0.0, 0.1)).window == (0.0, 0.1)
+    run(ranks, "x = 1")
+    with pytest.raises(ValueError, match="no training step"):
+        ranks.timeline(zoom=1)
+    run(ranks, TRAIN)
+    second = ranks.timeline(zoom=2)
+    assert [row["collectives"] for row in second.totals] == [2, 2]
+    assert second.window == ranks.timeline(zoom=-2).window
 
 
 def test_the_first_versions_functions_still_work(ranks, shown, capsys):

@@ -225,12 +225,16 @@ class Ranks:
         self.ask_or_raise("utils.cluster.on_rank:use_network", network=told)
         _say(f"The network: {network or 'that of this machine'}.")
 
-    def timeline(self, title: str | None = None):
+    def timeline(self, title: str | None = None, zoom: int | tuple[float, float] | None = None):
         """What the ranks did in the last cell: a picture, and `.records`, `.totals`, `.save(path)`.
 
-        Returns a `utils.timeline.Timeline`.
+        zoom: `(since, until)` in seconds since the cell began, or the number of a training step: 1
+            is the first, -1 the last. Each ends with its `optimizer.step()`.
+
+        Returns a `utils.timeline.Timeline`. Raises ValueError, with what can be asked for, when
+        there is no such step.
         """
-        return timeline.of(self, title)
+        return timeline.of(self, title, zoom)
 
     def ask_or_raise(self, target: str, **kwargs: Any) -> list[Any]:
         """`ask`, for the values; raises RanksError for the first rank that has none."""

@@ -1,9 +1,11 @@
 """Who communicated what and when in the last cell, from the ranks' own records.
 
     shown = ranks.timeline()            # after any %%px cell; shows itself in a notebook
-    shown.figure(since=0.1, until=0.2)  # seconds since the cell began: a closer look
+    ranks.timeline(zoom=3)              # the third step of a training loop
+    ranks.timeline(zoom=(0.1, 0.2))     # seconds since the cell began
     shown.totals                        # bytes, messages, seconds of each rank
     shown.save("trace.json")            # for https://ui.perfetto.dev or chrome://tracing
+    timeline.side_by_side({"by hand": shown, "DDP": other})     # one time axis
 
 Each cell begins a new timeline once :func:`watch` was called.
 """
@@ -16,11 +18,12 @@ import os
 from typing import TYPE_CHECKING
 
 from . import collect, trace, words
+from .zoom import window
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Timeline", "calls", "draw", "of", "watch"]
+__all__ = ["Timeline", "calls", "draw", "of", "side_by_side", "watch"]
 
 TITLE = "What the ranks communicated"
 
@@ -33,40 +36,57 @@ class Timeline:
             answer ``{"rank": …, "error": …}``.
         offsets: seconds that each rank's clock is ahead of rank 0's; default: one clock.
         title: of the figure.
+        zoom: what the figure shows and the totals count, see :func:`of`.
 
     Attributes:
         records: one dict per operation, by rank and start; times in seconds since the cell began
             on the first rank; ``None`` for what never happened.
         lanes: the same by rank, with begin and end of the cell.
+        window: from when to when (seconds) the zoom is; None without.
     """
 
     def __init__(
-        self, reports: list[dict], offsets: list[float] | None = None, title: str | None = None
+        self,
+        reports: list[dict],
+        offsets: list[float] | None = None,
+        title: str | None = None,
+        zoom: int | tuple[float, float] | None = None,
     ):
         self.title = title or TITLE
         self.lanes = collect.lanes(reports, offsets or [0.0] * len(reports))
         self.records = [record for lane in self.lanes for record in lane.records]
+        self.window = window(self.lanes, zoom)
 
     @functools.cached_property
     def totals(self) -> list[dict]:
         """One dict per rank, in bytes and seconds.
 
-        "computing" is all time in which the thread was not blocked, "waiting" that before the
-        partner was there, "communicating" the rest; "hidden" is communication while computing.
+        "computing" is all time in which the thread was not blocked; "waiting" that before the
+        partner was there, and that for the rank's own background operations, which is also told
+        by itself; "communicating" the rest; "hidden" is communication while computing.
         """
-        return [collect.totals(lane) for lane in self.lanes]
+        return [collect.totals(lane, *(self.window or ())) for lane in self.lanes]
 
     def figure(
         self, width: float = 9, since: float | None = None, until: float | None = None
     ) -> Figure:
         """The picture: a lane per rank, an arrow per message.
 
-        width: inches. since, until: seconds since the cell began; by default all of it, or, where
-        the ranks communicated only in a small part, that part.
+        width: inches. since, until: seconds since the cell began; by default the zoom's, else all
+        of the cell, or, where the ranks communicated only in a small part, that part.
         """
         from . import picture
 
-        return picture.figure(self.lanes, self.title, width, since, until)
+        first, last = self.window or (None, None)
+        since, until = first if since is None else since, last if until is None else until
+        made = picture.figure([picture.Panel(self.lanes, self.title, since, until)], width)
+        made.alt_text = self.alt_text
+        return made
+
+    @property
+    def alt_text(self) -> str:
+        """The picture in words, for those who do not see it."""
+        return words.described(self.title, self.lanes, self.totals)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a trace that https://ui.perfetto.dev and chrome://tracing open."""
@@ -80,21 +100,49 @@ class Timeline:
             rows, headers="keys", tablefmt="simple", stralign="right", maxheadercolwidths=13
         )
         problems = [f"rank {lane.rank}: {lane.problem}" for lane in self.lanes if lane.problem]
-        return "\n".join([table, *problems])
+        part = [f"from {words.span(*self.window)} after the cell began"] if self.window else []
+        return "\n".join([table, *part, *problems])
 
-    def _repr_png_(self) -> bytes:
-        file = io.BytesIO()
-        self.figure().savefig(file, format="png", dpi=100)
-        return file.getvalue()
+    def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
+        """The image, and the metadata that has its alternative text."""
+        from ..figures import alt
+
+        made, file = self.figure(), io.BytesIO()
+        made.savefig(file, format="png", dpi=100)
+        return file.getvalue(), {"alt": alt.describe(made)}
 
 
-def of(ranks, title: str | None = None) -> Timeline:
-    """The timeline of the last cell that the ranks ran (see :func:`watch`)."""
+def side_by_side(runs: dict[str, Timeline], width: float = 9) -> Figure:
+    """Timelines above each other, by what they are called: one time axis, all begin at 0.
+
+    With each name stand how long the run took and where the time went, as the mean of its ranks.
+    Zoom to a step of each (``ranks.timeline(zoom=3)``) to compare steps.
+    """
+    from . import picture
+
+    panels, said = [], []
+    for name, run in runs.items():
+        panel = picture.Panel(run.lanes, name, *(run.window or (None, None)))
+        totals = [collect.totals(lane, panel.since, panel.until) for lane in run.lanes]
+        panel.subtitle = words.means(totals)
+        panels.append(panel)
+        said.append(words.described(name, run.lanes, totals, brief=True))
+    made = picture.figure(panels, width)
+    made.alt_text = " ".join(said)
+    return made
+
+
+def of(ranks, title: str | None = None, zoom: int | tuple[float, float] | None = None) -> Timeline:
+    """The timeline of the last cell that the ranks ran (see :func:`watch`).
+
+    zoom: ``(since, until)`` in seconds since the cell began, or the number of a training step: 1 is
+    the first, -1 the last. A step ends with ``optimizer.step()``; the next one begins there.
+    """
     reports = [
         reply.value if reply.status == "ok" else {"rank": reply.rank, "error": reply.error}
         for reply in ranks.ask(f"{__name__}.on_rank:report")
     ]
-    return Timeline(reports, _offsets(ranks, reports), title)
+    return Timeline(reports, _offsets(ranks, reports), title, zoom)
 
 
 def _offsets(ranks, reports: list[dict]) -> list[float]:

@@ -6,13 +6,16 @@ Nothing here draws or asks; times are seconds since the cell began on the first 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 COMPUTING, WAITING, COMMUNICATING, STUCK = "computing", "waiting", "communicating", "stuck"
+# A thread that waits while its own background operation moves data.
+AWAITING = "waiting for the background"
 # What counts where several operations hold a thread: any one that moves data.
-_PRECEDENCE = (COMMUNICATING, WAITING, STUCK, COMPUTING)
+_PRECEDENCE = (COMMUNICATING, AWAITING, WAITING, STUCK, COMPUTING)
 POINT_TO_POINT = ("send", "recv")
 
 Part = tuple[float, float, str]
@@ -26,6 +29,7 @@ class Lane:
         rank: global rank.
         begin, end: of the cell on this rank. A cell that still runs ends with the last event.
         records: its communications, by start.
+        steps: when each ``optimizer.step()`` was over.
         problem: why nothing is known of the rank, else empty.
     """
 
@@ -33,6 +37,7 @@ class Lane:
     begin: float = 0.0
     end: float = 0.0
     records: list[dict] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
     problem: str = ""
 
 
@@ -45,20 +50,21 @@ def lanes(reports: list[dict], offsets: list[float]) -> list[Lane]:
     offsets: seconds that each rank's clock is ahead of rank 0's.
     """
     zeros = [_first(report) - off for report, off in zip(reports, offsets, strict=True)]
-    zero = min((time for time in zeros if time < float("inf")), default=0.0)
+    zero = min((time for time in zeros if time < math.inf), default=0.0)
     made = [_lane(report, zero + offset) for report, offset in zip(reports, offsets, strict=True)]
     latest = max((time for lane in made for time in _times(lane)), default=0.0)
     for lane, report in zip(made, reports, strict=True):
         if report.get("end") is None and not lane.problem:
             lane.end = latest
     _meet([record for lane in made for record in lane.records])
+    _find_eager(made)
     return made
 
 
 def _first(report: dict) -> float:
     """When the report begins on its own clock; infinite where it tells nothing."""
     begin = [report["begin"]] if report.get("begin") is not None else []
-    return min([*begin, *(r["start"] for r in report.get("records", []))], default=float("inf"))
+    return min([*begin, *(r["start"] for r in report.get("records", []))], default=math.inf)
 
 
 def _lane(report: dict, shift: float) -> Lane:
@@ -67,9 +73,10 @@ def _lane(report: dict, shift: float) -> Lane:
     records = [_shifted(record, report["rank"], shift) for record in report["records"]]
     records.sort(key=lambda record: record["start"])
     first = _first(report)
-    begin = 0.0 if first == float("inf") else first - shift
+    begin = 0.0 if first == math.inf else first - shift
     end = begin if report["end"] is None else report["end"] - shift
-    return Lane(report["rank"], begin, end, records)
+    steps = [time - shift for time in report.get("steps", [])]
+    return Lane(report["rank"], begin, end, records, steps)
 
 
 def _shifted(record: dict, rank: int, shift: float) -> dict:
@@ -107,6 +114,30 @@ def _meet(records: list[dict]) -> None:
                 record["matched"] = max(record["start"], min(record["matched"], last))
 
 
+def _find_eager(made: list[Lane]) -> None:
+    """Set ``eager`` of every record: a send that was over before its receiver came.
+
+    Its data went into a buffer at once, so it has not waited for a partner.
+    """
+    records = [record for lane in made for record in lane.records]
+    came = {
+        tuple(record["message"]): record["start"]
+        for record in records
+        if record["op"] == "recv" and record["message"] is not None
+    }
+    silent = {lane.rank for lane in made if lane.problem}
+    for record in records:
+        sent = record["op"] == "send" and record["message"] is not None
+        record["eager"] = (
+            sent
+            and record["end"] is not None
+            and partner(record) not in silent
+            and record["end"] <= came.get(tuple(record["message"]), math.inf)
+        )
+        if record["eager"]:
+            record["matched"] = record["start"]
+
+
 def _times(lane: Lane) -> Iterable[float]:
     yield lane.end
     for record in lane.records:
@@ -129,11 +160,20 @@ def phases(record: dict, since: float, until: float) -> list[Part]:
     return [part for part in parts if part[1] > part[0]] or parts[-1:]
 
 
+def held(record: dict, since: float, until: float) -> list[Part]:
+    """The phases of a wait: what moves in the background communicates there, not in the thread."""
+    moving = COMMUNICATING if record["blocking"] else AWAITING
+    return [
+        (begin, end, moving if state == COMMUNICATING else state)
+        for begin, end, state in phases(record, since, until)
+    ]
+
+
 def blocked(record: dict, horizon: float) -> list[Part]:
     """When the operation held the computing thread. An open wait lasts until the horizon."""
     parts = []
     for begin, end in record["waits"]:
-        parts += phases(record, begin, horizon if end is None else end)
+        parts += held(record, begin, horizon if end is None else end)
     return parts
 
 
@@ -163,8 +203,8 @@ def states(lane: Lane) -> list[Part]:
     """What the computing thread did from the cell's begin to its end, without gaps."""
     if lane.problem:
         return []
-    held = [part for record in lane.records for part in blocked(record, lane.end)]
-    return sweep([(lane.begin, lane.end, COMPUTING), *held])
+    waits = [part for record in lane.records for part in blocked(record, lane.end)]
+    return sweep([(lane.begin, lane.end, COMPUTING), *waits])
 
 
 def background(lane: Lane) -> list[dict]:
@@ -235,27 +275,34 @@ def partner(record: dict) -> int | None:
 # -- sums -------------------------------------------------------------------------------------
 
 
-def totals(lane: Lane) -> dict:
-    """What a rank communicated and how its time went.
+def totals(lane: Lane, since: float = -math.inf, until: float = math.inf) -> dict:
+    """What a rank communicated between two times (seconds), and how its time went.
 
-    Bytes and messages are those of operations that are over. A record that knows what was
-    ``moved_out`` and ``moved_in`` counts there; any other collective counts by its tensors.
+    Bytes and messages are those of operations that began then and are over. A record that knows
+    what was ``moved_out`` and ``moved_in`` counts there; any other collective by its tensors.
     """
     over = [record for record in lane.records if record["end"] is not None]
+    timed = _between(states(lane), since, until)
     spent = dict.fromkeys(_PRECEDENCE, 0.0)
-    timed = states(lane)
     for begin, end, state in timed:
         spent[state] += end - begin
     moving = [(r["matched"], r["end"], COMMUNICATING) for r in over if r["matched"] is not None]
     computing = [part for part in timed if part[2] == COMPUTING]
     return {
         "rank": lane.rank,
-        **_traffic(over),
+        **_traffic([record for record in over if since <= record["start"] < until]),
         "seconds computing": spent[COMPUTING],
-        "seconds waiting": spent[WAITING] + spent[STUCK],
+        "seconds waiting": spent[WAITING] + spent[AWAITING] + spent[STUCK],
+        "seconds waiting for background": spent[AWAITING],
         "seconds communicating": spent[COMMUNICATING],
         "seconds hidden": _overlap(moving, computing),
     }
+
+
+def _between(parts: list[Part], since: float, until: float) -> list[Part]:
+    """What of the parts lies between two times."""
+    cut = [(max(begin, since), min(end, until), state) for begin, end, state in parts]
+    return [part for part in cut if part[1] > part[0]]
 
 
 def _traffic(records: list[dict]) -> dict[str, int]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from . import words
-from .collect import COMMUNICATING, STUCK, WAITING, Lane, Part, end_of
+from .collect import AWAITING, COMMUNICATING, STUCK, WAITING, Lane, Part, end_of
 
 DPI = 100
 # Inches around the lanes: room for the title, the ranks' names, the axis and the legend.
-LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.2, 0.42, 1.02
+LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.2, 0.42, 1.19
+# A second line of the title.
+SUBTITLE = 0.2
 # A lane of a few ranks, in inches: computing thread, background operations, gap below.
 _THREAD, _BACKGROUND, _GAP = 0.27, 0.42, 0.16
 MOST_ROWS = 8
@@ -23,52 +26,52 @@ MOST_ROWS = 8
 _NARROW = 3
 _TICK = 1.5
 # From the bottom: the stronger a state, the firmer it stands.
-_STACK = (COMMUNICATING, STUCK, WAITING)
+_STACK = (COMMUNICATING, STUCK, AWAITING, WAITING)
 
 
 @dataclass
 class Page:
-    """What the figure shows, and how large.
+    """What the lanes of a run show, and how large.
 
     Attributes:
         width: of the figure in inches.
         since, until: seconds.
-        ranks: how many lanes.
-        has_background: whether lanes have room for background operations.
+        background: of each lane, whether it needs room for background operations.
+        from_zero: the axis counts from ``since``.
     """
 
     width: float
     since: float
     until: float
-    ranks: int
-    has_background: bool
+    background: tuple[bool, ...]
+    from_zero: bool = False
     scale: float = field(init=False)
+    edges: list[float] = field(init=False)  # inches from the top, between lanes
 
     def __post_init__(self):
-        self.scale = min(1.0, max(0.4, 2 / self.ranks**0.5))
+        self.scale = min(1.0, max(0.4, 2 / max(len(self.background), 1) ** 0.5))
+        highs = (self.scale * (_THREAD + _GAP + _BACKGROUND * below) for below in self.background)
+        self.edges = list(accumulate(highs, initial=0.0))
         span = self.until - self.since
         self.unit, self.second = words.time_unit(span)
         # A close look at what happened late counts from there: "500000.3 ms" can't be read.
         digit = 10.0 ** math.floor(math.log10(span))
         self.base = math.floor(self.since / digit) * digit if self.since > 5 * span else 0.0
+        if self.from_zero:
+            self.base = self.since
         # Room for the marks of what has no end.
         margin = 0.012 * span
         self.shown = (self.since - margin, self.until + margin)
         self.pixel = (self.shown[1] - self.shown[0]) / ((self.width - LEFT - RIGHT) * DPI)
 
     @property
-    def lane(self) -> float:
-        """Inches from lane to lane."""
-        return self.scale * (_THREAD + _GAP + (_BACKGROUND if self.has_background else 0))
-
-    @property
-    def height(self) -> float:
-        """Of the figure in inches. Depends on the number of ranks only, not on times."""
-        return round(TOP + BOTTOM + max(self.ranks * self.lane, 0.5), 1)
+    def high(self) -> float:
+        """Of all lanes in inches. Depends on who communicated how, not on times."""
+        return max(self.edges[-1], 0.5)
 
     def thread(self, rank: int) -> tuple[float, float]:
         """Top and bottom of the computing thread's bar."""
-        top = rank * self.lane + self.scale * _GAP / 2
+        top = self.edges[rank] + self.scale * _GAP / 2
         return top, top + self.scale * _THREAD
 
     def row(self, rank: int, row: int, rows: int) -> tuple[float, float]:
@@ -82,7 +85,7 @@ class Page:
 
     def band(self, rank: int) -> tuple[float, float]:
         """Top and bottom of the whole lane."""
-        return rank * self.lane, (rank + 1) * self.lane
+        return self.edges[rank], self.edges[rank + 1]
 
     def across(self, seconds: float) -> float:
         """A time on the axis."""
@@ -91,6 +94,8 @@ class Page:
     @property
     def axis_label(self) -> str:
         """What the axis shows."""
+        if self.from_zero:
+            return f"time [{self.unit}]"
         if not self.base:
             return f"time since the cell began [{self.unit}]"
         unit, second = words.time_unit(self.base)

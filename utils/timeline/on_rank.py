@@ -6,8 +6,9 @@ import sys
 import time
 from types import SimpleNamespace
 
-# Of this rank's last cell: when it began and ended, and the position of its first record.
-_cell = SimpleNamespace(begin=None, end=None, mark=0)
+# Of this rank's last cell: when it began and ended, the position of its first record, and when each
+# optimizer.step() was over.
+_cell = SimpleNamespace(begin=None, end=None, mark=0, steps=[], hooked=False)
 # The communicator that clocks are compared on.
 _clock = SimpleNamespace(comm=None, usable=True)
 
@@ -30,7 +31,22 @@ def start_watching(user_ns: dict, *, rank: int) -> None:
 def _begin(info) -> None:
     from torch_mpi.record import log
 
-    _cell.mark, _cell.begin, _cell.end = log.mark(), time.perf_counter(), None
+    _note_steps()
+    _cell.mark, _cell.begin, _cell.end, _cell.steps = log.mark(), time.perf_counter(), None, []
+
+
+def _note_steps() -> None:
+    """Have every optimizer note its steps, once PyTorch is there: importing it takes seconds."""
+    module = sys.modules.get("torch.optim.optimizer")
+    if module is not None and not _cell.hooked:
+        module.register_optimizer_step_post_hook(_stepped)
+        _cell.hooked = True
+
+
+def _stepped(optimizer, args, kwargs) -> None:
+    # A check may train between two cells.
+    if _cell.end is None:
+        _cell.steps.append(time.perf_counter())
 
 
 def _end(result) -> None:
@@ -50,7 +66,8 @@ def report(user_ns: dict, *, rank: int) -> dict:
     records = [as_record(call) for call in log.since(_cell.mark)]
     # Ranks that went on without a dead one have other numbers since.
     rank = world.rank if (world := backend_world()) else rank
-    return {"rank": rank, "begin": _cell.begin, "end": _cell.end, "records": records}
+    cell = {"begin": _cell.begin, "end": _cell.end, "steps": list(_cell.steps)}
+    return {"rank": rank, **cell, "records": records}
 
 
 def clock_offset(user_ns: dict, *, rank: int) -> float:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
+from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
@@ -17,14 +20,15 @@ from matplotlib.textpath import text_to_path
 
 from .. import figures
 from . import collect, words
-from .collect import COMMUNICATING, COMPUTING, STUCK, WAITING, Lane
-from .layout import BOTTOM, DPI, LEFT, MOST_ROWS, RIGHT, TOP, Page, pieces, view
+from .collect import AWAITING, COMMUNICATING, COMPUTING, STUCK, WAITING, Lane
+from .layout import BOTTOM, DPI, LEFT, MOST_ROWS, RIGHT, SUBTITLE, TOP, Page, pieces, view
 
-POSTED = "posted"
+POSTED, MESSAGE, EAGER, COLLECTIVE = "posted", "message", "eager", "collective"
 # Told apart by brightness and texture as well as by colour: face, edge and hatch, hatch.
 LOOK = {
     COMPUTING: ("#D3D3D3", "none", None),
     WAITING: ("#FFF6E3", figures.ORANGE, "//////"),
+    AWAITING: ("#EBCFDF", "#A8477F", "---"),
     COMMUNICATING: (figures.BLUE, "none", None),
     POSTED: ("#DCEFFB", figures.SKY, None),
     STUCK: ("#FDEFE7", figures.RED, "xxx"),
@@ -32,74 +36,110 @@ LOOK = {
 MEANING = {
     COMPUTING: "computing",
     WAITING: "waiting for a partner",
+    AWAITING: "waiting for the background",
     COMMUNICATING: "communicating: data move",
-    POSTED: "in the background, not matched yet",
+    POSTED: "in the background, no partner yet",
     STUCK: "partner never came",
+    MESSAGE: "message",
+    EAGER: "eager send: over before its receiver came",
+    COLLECTIVE: "collective: all are there",
 }
 # With more of them in the picture, arrows become thin, then lose their heads; collectives lose
 # their bands.
 FEW_ARROWS, MOST_HEADS, MOST_BANDS = 60, 400, 24
 _HEAD, _SMALL_HEAD = 7.0, 5.0  # pixels
-# Above each other: bands of collectives, bars, lines between operations, arrows, labels.
-_BANDS, _BARS, _LINES, _ARROWS, _LABELS = 1, 2, 3, 4, 5
+# Above each other: bands of collectives, bars, lines between operations, arrows, labels, and what
+# hides all of them after a run's end.
+_BANDS, _BARS, _LINES, _ARROWS, _LABELS, _VEIL = 1, 2, 3, 4, 5, 6
 
 
-def figure(
-    lanes: list[Lane], title: str, width: float, since: float | None, until: float | None
-) -> Figure:
-    """The picture of what is between ``since`` and ``until`` (seconds; None: see ``view``).
+@dataclass
+class Panel:
+    """A run to draw. since, until: seconds; None: see :func:`layout.view`."""
 
-    Raises ValueError when nothing is between them.
-    """
+    lanes: list[Lane]
+    title: str
+    since: float | None = None
+    until: float | None = None
+    subtitle: str = ""
+
+    def __post_init__(self):
+        first, last = view(self.lanes)
+        self.since = first if self.since is None else self.since
+        self.until = last if self.until is None else self.until
+        if self.until <= self.since:
+            raise ValueError(
+                f"since={self.since:g} must be less than until={self.until:g} (seconds)"
+            )
+
+
+def figure(panels: list[Panel], width: float) -> Figure:
+    """The picture of a run, or of several above each other with one time axis from 0."""
     figures.use_style()
-    first, last = view(lanes)
-    since = first if since is None else since
-    until = last if until is None else until
-    if until <= since:
-        raise ValueError(f"since={since:g} must be less than until={until:g} (seconds)")
-    has_background = any(collect.background(lane) for lane in lanes)
-    page = Page(width, since, until, max(len(lanes), 1), has_background)
-    return _Picture(page, lanes).draw(title)
+    span = max(panel.until - panel.since for panel in panels)
+    pages = [
+        Page(
+            width,
+            panel.since,
+            panel.since + span,
+            tuple(bool(collect.background(lane)) for lane in panel.lanes),
+            from_zero=len(panels) > 1,
+        )
+        for panel in panels
+    ]
+    tops = [TOP + SUBTITLE * bool(panel.subtitle) for panel in panels]
+    height = round(BOTTOM + sum(tops) + sum(page.high for page in pages), 1)
+    # By pyplot, which has notebooks show figures; closed, so that it is shown once, as the value
+    # of the cell.
+    made = plt.figure(figsize=(width, height), dpi=DPI)
+    plt.close(made)
+    used, below = set(), height
+    for panel, page, top in zip(panels, pages, tops, strict=True):
+        below -= top + page.high
+        size = ((width - LEFT - RIGHT) / width, page.high / height)
+        axes = made.add_axes((LEFT / width, below / height, *size))
+        used |= _Picture(page, panel, axes).draw(last=panel is panels[-1])
+    _legend(made, used)
+    return made
 
 
 class _Picture:
-    """A figure being drawn. Bars are collected first, as few collections draw fast."""
+    """A run being drawn. Bars are collected first, as few collections draw fast."""
 
-    def __init__(self, page: Page, lanes: list[Lane]):
-        self.page, self.lanes = page, lanes
-        # By pyplot, which has notebooks show figures; closed, so that it is shown once, as the
-        # value of the cell.
-        self.figure = plt.figure(figsize=(page.width, page.height), dpi=DPI)
-        plt.close(self.figure)
-        high = page.height - TOP - BOTTOM
-        place = (LEFT / page.width, BOTTOM / page.height)
-        size = ((page.width - LEFT - RIGHT) / page.width, high / page.height)
-        self.axes = self.figure.add_axes((*place, *size))
+    def __init__(self, page: Page, panel: Panel, axes: Axes):
+        self.page, self.panel, self.axes, self.lanes = page, panel, axes, panel.lanes
         self.axes.set_xlim(*map(page.across, page.shown))
-        self.axes.set_ylim(high, 0)
+        self.axes.set_ylim(page.high, 0)
         # Of each state: rectangles as (left, right, top, bottom).
         self.boxes: dict[str, list[tuple]] = defaultdict(list)
         self.borders: list[list[tuple]] = []
         # Where each record's bar is, by identity: arrows begin and end there.
         self.bars: dict[int, tuple[float, float]] = {}
-        self.met = collect.collectives(record for lane in lanes for record in lane.records)
+        self.met = collect.collectives(record for lane in self.lanes for record in lane.records)
         self.last_called = _last_called(self.met)
         self.shares_shown = False
+        self.pad = 6 + 72 * SUBTITLE * bool(panel.subtitle)
 
-    def draw(self, title: str) -> Figure:
-        """Everything, from the back to the front."""
+    def draw(self, last: bool) -> set[str]:
+        """Everything, from the back to the front; returns what the legend has to explain.
+
+        last: the time axis belongs to this run.
+        """
         for lane in self.lanes:
             if lane.problem:
                 self._silent(lane)
             else:
                 self._thread(lane)
                 self._background(lane)
+                self._nothing(lane)
         self._add_boxes()
-        bands = self._collectives()
-        arrows = self._messages()
-        self._frame(title)
-        self._legend(arrows, bands)
-        return self.figure
+        used = {state for state in LOOK if self.boxes[state]}
+        used |= {COLLECTIVE} if self._collectives() else set()
+        used |= self._messages()
+        self._frame(last)
+        if self.page.from_zero:
+            self._end()
+        return used
 
     # -- lanes ----------------------------------------------------------------------------
 
@@ -110,6 +150,22 @@ class _Picture:
             self.page.across(self.page.since), middle, f"no answer: {said}",
             va="center", fontsize=8, color=figures.GREY, clip_on=True,
         )  # fmt: skip
+
+    def _nothing(self, lane: Lane) -> None:
+        """Say so where a lane is empty for want of communication."""
+        spans = [(record["start"], collect.end_of(record, lane)) for record in lane.records]
+        waits = [(begin, end or lane.end) for r in lane.records for begin, end in r["waits"]]
+        if any(self._visible(*span) for span in spans + waits):
+            return
+        said = "no communication" + " in this part" * bool(lane.records)
+        high = self.page.thread(lane.rank)
+        if not self._write(lane.begin, lane.end, high, [said], color=figures.GREY):
+            after = min(max(lane.end, self.page.since), self.panel.until)
+            self.axes.annotate(
+                said, (self.page.across(after), sum(high) / 2), (5, 0),
+                textcoords="offset points", va="center", color=figures.GREY,
+                fontsize=self.page.font(high[1] - high[0]) or 6,
+            )  # fmt: skip
 
     def _thread(self, lane: Lane) -> None:
         high = self.page.thread(lane.rank)
@@ -162,7 +218,8 @@ class _Picture:
             self._box(piece.begin, piece.end, high, low, state)
 
     def _visible(self, begin: float, end: float) -> bool:
-        return begin < self.page.shown[1] and end > self.page.shown[0]
+        last = self.panel.until if self.page.from_zero else self.page.shown[1]
+        return begin < last and end > self.page.shown[0]
 
     def _box(self, begin: float, end: float, top: float, bottom: float, state: str) -> None:
         if self._visible(begin, end):
@@ -200,8 +257,9 @@ class _Picture:
     ) -> bool:
         """The longest text that fits between two times. False: none does."""
         points = self.page.font(high[1] - high[0])
-        begin, end = max(begin, self.page.since), min(end, self.page.until)
-        room = self.page.pixels(end - begin) - 6
+        begin, end = max(begin, self.page.since), min(end, self.panel.until)
+        # Beside a card, what is behind it has to be seen.
+        room = self.page.pixels(end - begin) - (9 if "bbox" in look else 4)
         for text in texts if points and room > 0 else ():
             if _pixels_of(text, points) <= room:
                 self.axes.text(
@@ -216,11 +274,13 @@ class _Picture:
     ) -> float:
         """Label one wait of the thread; returns until when (seconds) there is no room for more."""
         written = False
-        for from_, to, state in collect.phases(record, begin, end):
+        for from_, to, state in collect.held(record, begin, end):
             if state == STUCK or to <= free_from:
                 continue
             if state == COMMUNICATING:
                 texts, look = words.labels(record), {"color": figures.PAPER}
+            elif state == AWAITING:
+                texts, look = words.awaits(record), {"bbox": _CARD}
             else:
                 last = self.last_called.get(id(record))
                 texts, look = words.partners(record, last), {"bbox": _CARD}
@@ -249,7 +309,7 @@ class _Picture:
         what = "never matched" if stuck[-1]["matched"] is None else "never finished"
         operation = words.labels(stuck[-1])[0]
         count = f" and {len(stuck) - 1} more" if len(stuck) > 1 else ""
-        edge = min(last, self.page.until)
+        edge = min(last, self.panel.until)
         top, bottom = high
         self.axes.plot(
             [self.page.across(edge)], [(top + bottom) / 2], marker=">", color=figures.RED,
@@ -292,26 +352,50 @@ class _Picture:
         )
         return len(met)
 
-    def _messages(self) -> int:
-        """An arrow per message, from its send's begin to its recv's end. Returns how many."""
-        lines = {}
+    def _messages(self) -> set[str]:
+        """An arrow per message, from its send's begin to its recv's end. Returns the kinds."""
+        lines: dict[str, dict] = {MESSAGE: {}, EAGER: {}}
         for send, recv in collect.messages(r for lane in self.lanes for r in lane.records):
             if self._visible(send["start"], recv["end"]):
-                line = self._line(send, recv)
                 # Those that fall on the same pixels are one.
                 pixels = (round(self.page.pixels(time)) for time in (send["start"], recv["end"]))
-                lines.setdefault((send["rank"], recv["rank"], *pixels), line)
-        if not lines:
-            return 0
-        lines = np.array(list(lines.values()))
-        few, many = len(lines) <= FEW_ARROWS, len(lines) > MOST_HEADS
+                kind = lines[EAGER if send["eager"] else MESSAGE]
+                kind.setdefault((send["rank"], recv["rank"], *pixels), self._line(send, recv))
+        count = sum(map(len, lines.values()))
+        for kind, found in lines.items():
+            if found:
+                self._arrows(np.array(list(found.values())), count, _DASHED[kind])
+        feet = self._feet()
+        return {kind for kind, found in lines.items() if found} | ({EAGER} if feet else set())
+
+    def _arrows(self, lines: np.ndarray, count: int, style: str | tuple) -> None:
+        """Lines of one kind with their heads. count: of all arrows in the picture."""
+        few, many = count <= FEW_ARROWS, count > MOST_HEADS
         width, alpha = 1.1 if few else 0.6, 0.3 if many else 0.85
         look = {"color": figures.INK, "zorder": _ARROWS}
-        self.axes.add_collection(LineCollection(lines, linewidth=width, alpha=alpha, **look))
+        self.axes.add_collection(
+            LineCollection(lines, linewidth=width, alpha=alpha, linestyle=style, **look)
+        )
         if not many:
             heads = self._heads(lines, _HEAD if few else _SMALL_HEAD)
             self.axes.add_collection(PolyCollection(heads, linewidth=0, **look))
-        return len(lines)
+
+    def _feet(self) -> int:
+        """A ring where an eager send began, also of a message that nobody received."""
+        sends = [
+            record
+            for lane in self.lanes
+            for record in lane.records
+            if record["eager"] and self._visible(record["start"], record["end"])
+        ]
+        places = []
+        for send in sends:
+            top, bottom = self.bars[id(send)]
+            down = collect.partner(send) > send["rank"]
+            places.append((self.page.across(send["start"]), bottom if down else top))
+        if places and len(places) <= MOST_HEADS:
+            self.axes.plot(*zip(*places, strict=True), **_RING, zorder=_ARROWS)
+        return len(places)
 
     def _line(self, send: dict, recv: dict) -> list[tuple[float, float]]:
         """From the sender's bar to the receiver's, between those of their edges that are close."""
@@ -336,46 +420,72 @@ class _Picture:
 
     # -- the frame ------------------------------------------------------------------------
 
-    def _frame(self, title: str) -> None:
+    def _frame(self, last: bool) -> None:
         page, axes = self.page, self.axes
         size = 10 if page.scale > 0.8 else 9 if page.scale > 0.6 else 8
         middles = [sum(page.thread(lane.rank)) / 2 for lane in self.lanes]
         axes.set_yticks(middles, [f"rank {lane.rank}" for lane in self.lanes], fontsize=size)
         axes.tick_params(axis="y", length=0)
-        axes.tick_params(axis="x", labelsize=9)
+        axes.tick_params(axis="x", labelsize=9, labelbottom=last)
         axes.grid(False, axis="y")
         axes.spines["left"].set_visible(False)
         for rank in range(1, len(self.lanes)):
-            axes.axhline(rank * page.lane, color=figures.PALE, linewidth=0.8, zorder=0)
-        axes.set_title(title)
+            axes.axhline(page.edges[rank], color=figures.PALE, linewidth=0.8, zorder=0)
+        axes.set_title(self.panel.title, pad=self.pad)
+        if self.panel.subtitle:
+            above = 1 + 0.06 / page.high
+            axes.text(
+                0, above, self.panel.subtitle, transform=axes.transAxes, va="bottom", fontsize=8.5,
+                color=figures.GREY,
+            )  # fmt: skip
         note = "very short operations: heights are shares of the time" * self.shares_shown
         if not any(lane.records for lane in self.lanes):
             note = "nothing was communicated"
-        axes.set_xlabel(page.axis_label, fontsize=10, loc="left" if note else "center")
-        place = (1 - RIGHT / page.width, 0.63 / page.height)
-        self.figure.text(*place, note, ha="right", fontsize=9, color=figures.GREY)
+        if last:
+            axes.set_xlabel(page.axis_label, fontsize=10, loc="left" if note else "center")
+            axes.figure.text(
+                1 - RIGHT / page.width, (BOTTOM - 0.39) / (axes.figure.get_figheight()), note,
+                ha="right", fontsize=9, color=figures.GREY,
+            )  # fmt: skip
 
-    def _legend(self, arrows: int, bands: int) -> None:
-        handles = []
-        for state, (face, edge, hatch) in LOOK.items():
-            if self.boxes[state]:
-                edge = None if edge == "none" else edge
-                handles.append(Patch(facecolor=face, edgecolor=edge, hatch=hatch,
-                                     linewidth=0.6, label=MEANING[state]))  # fmt: skip
-        if arrows:
-            handles.append(Line2D([], [], color=figures.INK, linewidth=1.1, marker=">",
-                                  markersize=5, label="message"))  # fmt: skip
-        if bands:
-            handles.append(Patch(facecolor=(figures.GREEN, 0.15), edgecolor=figures.GREEN,
-                                 linestyle="--", label="collective: all are there"))  # fmt: skip
-        columns = len(handles) if len(handles) <= 4 else (len(handles) + 1) // 2
-        self.figure.legend(
-            # Matplotlib fills column by column; read, it is row by row.
-            handles=[*itertools.chain(*(handles[k::columns] for k in range(columns)))],
-            loc="upper left", fontsize=8.5 * min(1, self.page.width / 9), ncols=columns,
-            columnspacing=1.4, handlelength=1.8,
-            bbox_to_anchor=(LEFT / self.page.width - 0.012, 0.52 / self.page.height),
-        )  # fmt: skip
+    def _end(self) -> None:
+        """Where this run is over, on an axis that another one needs for longer."""
+        until, last = self.page.across(self.panel.until), self.page.across(self.page.shown[1])
+        self.axes.axvspan(until, last, facecolor=figures.PAPER, linewidth=0, zorder=_VEIL)
+        self.axes.axvline(until, color=figures.INK, linewidth=1, zorder=_VEIL)
+        length = words.duration(self.panel.until - self.panel.since)
+        self.axes.set_title(length, loc="right", pad=self.pad)
+
+
+def _legend(made: Figure, used: set[str]) -> None:
+    """Only what is in the picture, in rows of three."""
+    width, height = made.get_size_inches()
+    handles = [_handle(key) for key in MEANING if key in used]
+    columns = len(handles) if len(handles) <= 4 else 3
+    made.legend(
+        # Matplotlib fills column by column; read, it is row by row.
+        handles=[*itertools.chain(*(handles[k::columns] for k in range(columns)))],
+        loc="upper left", fontsize=8.5 * min(1, width / 9), ncols=columns,
+        columnspacing=1.4, handlelength=1.8,
+        bbox_to_anchor=(LEFT / width - 0.012, (BOTTOM - 0.5) / height),
+    )  # fmt: skip
+
+
+def _handle(key: str) -> Artist:
+    """How the legend shows a state, a kind of arrow, or a band."""
+    label = MEANING[key]
+    if key in LOOK:
+        face, edge, hatch = LOOK[key]
+        edge = None if edge == "none" else edge
+        return Patch(facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.6, label=label)
+    if key == MESSAGE:
+        return Line2D([], [], color=figures.INK, linewidth=1.1, marker=">", markersize=5,
+                      label=label)  # fmt: skip
+    if key == EAGER:
+        look = _RING | {"linestyle": _DASHED[EAGER], "linewidth": 1.1}
+        return Line2D([], [], **look, label=label)
+    return Patch(facecolor=(figures.GREEN, 0.15), edgecolor=figures.GREEN, linestyle="--",
+                 label=label)  # fmt: skip
 
 
 @functools.lru_cache(maxsize=4096)
@@ -385,6 +495,11 @@ def _pixels_of(text: str, points: float) -> float:
     return text_to_path.get_text_width_height_descent(text, font, False)[0] * DPI / 72
 
 
+_DASHED = {MESSAGE: "solid", EAGER: (0, (4, 2))}
+_RING = {
+    "linestyle": "none", "marker": "o", "markersize": 5, "color": figures.INK,
+    "markerfacecolor": figures.PAPER,
+}  # fmt: skip
 _CARD = {"facecolor": figures.PAPER, "edgecolor": "none", "pad": 0.8, "alpha": 0.9}
 
 

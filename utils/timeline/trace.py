@@ -16,6 +16,7 @@ from .collect import COMMUNICATING, COMPUTING, STUCK, Lane
 _PHASES = {
     COMMUNICATING: "data moves",
     collect.WAITING: "waits for its partner",
+    collect.AWAITING: "waits for the background",
     STUCK: "never matched",
 }
 
@@ -53,7 +54,8 @@ def _thread(lane: Lane, places: dict) -> list[dict]:
     for (begin, end, record), track in zip(waits, tracks, strict=True):
         track = _BEYOND + track if track else 0
         name = record["op"] if record["blocking"] else f"wait for {record['op']}"
-        found += _operation(name, record, lane, track, begin, end)
+        parts = collect.held(record, begin, end)
+        found += _operation(name, record, lane, track, (begin, end), parts)
         if record["blocking"]:
             places[id(record)] = (track, begin, end)
     return found
@@ -72,13 +74,14 @@ def _background(lane: Lane, places: dict) -> list[dict]:
     names = [f"in the background {k + 1}" for k in range(count)]
     found = _metadata(lane, names, first=1)
     for record, span, track in zip(records, spans, tracks, strict=True):
-        found += _operation(record["op"], record, lane, track + 1, *span)
+        parts = collect.phases(record, *span)
+        found += _operation(record["op"], record, lane, track + 1, span, parts)
         places[id(record)] = (track + 1, *span)
     return found
 
 
 def _operation(
-    name: str, record: dict, lane: Lane, track: int, begin: float, end: float
+    name: str, record: dict, lane: Lane, track: int, span: tuple[float, float], parts: list
 ) -> list[dict]:
     """An operation, and inside it how long it waited for its partner."""
     args = {
@@ -91,9 +94,9 @@ def _operation(
         "line": record["where"],
         "finished": record["end"] is not None,
     }
-    found = [_complete(name, "communication", lane.rank, track, begin, end, args)]
-    for part_begin, part_end, state in collect.phases(record, begin, end):
-        found.append(_complete(_PHASES[state], state, lane.rank, track, part_begin, part_end))
+    found = [_complete(name, "communication", lane.rank, track, *span, args)]
+    for begin, end, state in parts:
+        found.append(_complete(_PHASES[state], state, lane.rank, track, begin, end))
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from . import collect
 
 
@@ -39,21 +41,114 @@ def in_words(row: dict) -> dict[str, str]:
     return said
 
 
+def span(since: float, until: float) -> str:
+    """``640 to 880 ms``."""
+    unit, one = time_unit(until)
+    return f"{since / one:.4g} to {until / one:.4g} {unit}"
+
+
+def means(totals: list[dict]) -> str:
+    """``mean of the ranks: computing 31 ms, waiting 4 ms, …``."""
+    keys = [key for key in (totals[0] if totals else {}) if key.startswith("seconds ")]
+    mean = {key: sum(row[key] for row in totals) / len(totals) for key in keys}
+    return f"mean of the ranks: {_spent(mean)}"
+
+
+def _spent(row: dict) -> str:
+    """How the time went, without what is zero."""
+    said = []
+    for state in ("computing", "waiting", "communicating", "hidden"):
+        if seconds := row.get(f"seconds {state}"):
+            said.append(f"{state} {duration(seconds)}")
+            background = row["seconds waiting for background"]
+            if state == "waiting" and background:
+                said[-1] += f" ({duration(background)} for the background)"
+    return ", ".join(said) or "nothing"
+
+
+def described(title: str, lanes: list[collect.Lane], totals: list[dict], brief=False) -> str:
+    """A timeline in words. brief: one sentence for all ranks, else one for each of a few."""
+    parts = [f"{title.rstrip('.:')}. Timeline of {_count(len(lanes), 'rank')}."]
+    if brief or len(lanes) > _FEW_RANKS:
+        parts.append(_sentence(means(totals)))
+    else:
+        parts += [_sentence(f"rank {row['rank']}: {_spent(row)}") for row in totals]
+    parts += [_sentence(f"rank {lane.rank}: no answer") for lane in lanes if lane.problem]
+    parts.append(_sentence(_operations(lanes)))
+    return " ".join(parts + [_sentence(text) for text in _odd(lanes)])
+
+
+# Of which each gets a sentence.
+_FEW_RANKS = 4
+
+
+def _operations(lanes: list[collect.Lane]) -> str:
+    """``13 all_reduce, 2 broadcast on each rank``; by rank where they differ."""
+    told: dict[str, list[str]] = {}
+    for lane in lanes:
+        if not lane.problem:
+            counts = Counter(operation(record) for record in lane.records)
+            said = ", ".join(f"{count} {op}" for op, count in counts.items())
+            told.setdefault(said or "no communication", []).append(str(lane.rank))
+    if len(told) == 1:
+        return f"in the cell: {next(iter(told))} on each rank"
+    return "in the cell: " + "; ".join(
+        f"{said} on {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(ranks)}"
+        for said, ranks in told.items()
+    )
+
+
+def _odd(lanes: list[collect.Lane]) -> list[str]:
+    """What went unlike the rest: operations that never ended, sends without their receiver."""
+    records = [record for lane in lanes for record in lane.records]
+    said = []
+    for record in records:
+        if record["end"] is None:
+            never = "matched" if record["matched"] is None else "finished"
+            said.append(f"rank {record['rank']}: {labels(record)[0]} never {never}")
+    eager = sum(record["eager"] for record in records)
+    if eager:
+        said.append(f"{_count(eager, 'send')} over before the receiver came")
+    return said
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + "s" * (number != 1)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def operation(record: dict) -> str:
+    """The operation as it was called: ``isend`` for a send in the background."""
+    op = record["op"]
+    return f"i{op}" if op in collect.POINT_TO_POINT and not record["blocking"] else op
+
+
 def labels(record: dict) -> list[str]:
-    """What to write on an operation's bar, longest first."""
-    op, amount = record["op"], size(record["nbytes"])
-    peer = collect.partner(record)
-    if op in collect.POINT_TO_POINT:
-        other = "any rank" if peer is None else f"rank {peer}"
-        return [f"{amount} {'to' if op == 'send' else 'from'} {other}", amount]
-    return [f"{amount} {op}", op, amount] if record["nbytes"] else [op]
+    """What to write on an operation's bar, longest first; the operation is in all of them."""
+    op, amount = operation(record), size(record["nbytes"])
+    if record["op"] in collect.POINT_TO_POINT:
+        to = "to" if record["op"] == "send" else "from"
+        return [f"{op} {amount} {to} {_partner(record)}", f"{op} {amount}", op]
+    return [f"{op} {amount}", op] if record["nbytes"] else [op]
 
 
 def partners(record: dict, last: int | None = None) -> list[str]:
     """Whom an operation waits for, longest first. last: the rank that was last to call."""
     if record["op"] in collect.POINT_TO_POINT:
-        peer = collect.partner(record)
-        who = "any rank" if peer is None else f"rank {peer}"
+        who = _partner(record)
     else:
         who = "the others" if last is None else f"rank {last}"
-    return [f"waits for {who}", "waits"]
+    return [f"{operation(record)} waits for {who}", f"waits for {who}", "waits"]
+
+
+def awaits(record: dict) -> list[str]:
+    """What a thread says that waits for its own background operation, longest first."""
+    return [f"waits for {label}" for label in labels(record)[-2:]] + ["waits"]
+
+
+def _partner(record: dict) -> str:
+    peer = collect.partner(record)
+    return "any rank" if peer is None else f"rank {peer}"

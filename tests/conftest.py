@@ -37,7 +37,7 @@ GROUPS = (
 LONGEST = (
     *("slurm", "test_faults", "test_grading", "05_scaling", "03_data_parallel"),
     *("c10d-2", "test_cluster", "test_browser", "test_site_mpi", "test_bench", "04_ddp"),
-    *("test_hosts", "test_data", "test_lab03", "02_samplers", "test_doctor"),
+    *("test_answers", "test_answers_on_ranks", "test_hosts", "test_data", "02_samplers"),
 )
 
 # Files of which `make check` runs what takes no ranks. Single tests have the mark `quick`, too.

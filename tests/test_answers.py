@@ -49,7 +49,7 @@ def cases(kind: str) -> list:
         solutions = {task: cells[cell] for task, cell in tables.CELLS.items()}
         of_lab = (wrong_answers if kind == "wrong" else right_answers)(tables, solutions)
         for task, what, *rest in of_lab:
-            if kind == "right" and task in real(tables):
+            if (kind == "right" and task in real(tables)) or what in only_on_ranks(tables):
                 continue
             found.append(pytest.param(name, task, *rest, id=f"{task}-{what.replace(' ', '-')}"))
     return found
@@ -58,6 +58,11 @@ def cases(kind: str) -> list:
 def real(tables: ModuleType) -> set[str]:
     """Tasks of which a right answer needs real ranks: see ``test_answers_on_ranks.py``."""
     return getattr(tables, "REAL", set())
+
+
+def only_on_ranks(tables: ModuleType) -> set[str]:
+    """Names of wrong answers that ranks in one process can't tell from right ones."""
+    return getattr(tables, "ONLY_ON_RANKS", set())
 
 
 def tasks(with_real: bool = True) -> list:

@@ -20,7 +20,7 @@ from local_ranks import LocalRanks
 from mpi4py import MPI
 
 from torch_mpi.record import Call
-from utils.checks import calls
+from utils.checks import calls, lab04
 from utils.checks.calls import made
 from utils.checks.clock import moved_clocks
 from utils.checks.mistakes import Mistake, explain, same
@@ -334,3 +334,12 @@ def test_checks_see_whose_message_a_receive_from_anybody_took_and_when_it_matche
     assert (seen["any_source"], seen["peer"], seen["message"]) == (True, 5, [5, 3])
     assert (seen["matched"], seen["sent"], seen["received"]) == (2.0, 0, 12)
     assert json.loads(json.dumps(seen)) == seen
+
+
+def test_the_checks_rule_for_buckets_is_pytorchs():
+    for case in lab04._bucket_cases(seed=5):
+        tensors = [torch.empty(size, dtype=torch.uint8) for size in case["sizes"]]
+        caps = [case["first_cap"], case["cap"]]
+        if tensors:
+            found, _ = torch.distributed._compute_bucket_assignment_by_size(tensors, caps)
+            assert lab04._assign(**case) == found

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch.utils.data.distributed import DistributedSampler
 
 from utils import figures
-from utils.figures import alt, minibatches
+from utils.figures import alt, minibatches, replicas
 from utils.figures.predict import NOTHING_YET, predict
 
 
@@ -203,3 +203,24 @@ def test_drawings_of_samples_are_told_rank_by_rank():
     assert "left out: 24." in alt.describe(minibatches.partition(25, 8, 4, drop_last=True))
     said = alt.describe(minibatches.sampler_view({"epoch 0": [[0, 1], [1, 0]]}, n=4))
     assert "epoch 0: rank 0: 0 1; rank 1: 1 0; repeated: 0, 1; seen by no rank: 2, 3." in said
+
+
+# -- replicas and buckets (labs 03 and 04) --------------------------------------------------------
+
+
+def test_the_figures_of_replicas_and_buckets_are_drawn():
+    step = {"begin": 1.0, "computed": 1.04, "end": 1.1}
+    step["buckets"] = [(1.01, 1.02, 1.03, 1e6), (1.03, 1.03, 1.06, 2e6), (1.04, 1.05, 1.09, 2e6)]
+    drawn = [
+        replicas.initial_broadcast(1),
+        replicas.initial_broadcast(6),
+        replicas.gradient_flow(layers=7),
+        replicas.bucket_map(["b", "a"], [4, 400], [[0, 1]]),
+        replicas.bucket_map("abcdefgh", [100] * 8, [[k] for k in range(8)], "eight"),
+        replicas.bucket_lanes([step, step], ["one", "two"]),
+        replicas.accumulation(k=2),
+        replicas.hook_path(),
+    ]
+    for figure in drawn:
+        figure.canvas.draw()
+        assert figure.axes

@@ -3,7 +3,7 @@
 ``NOTEBOOK`` is its file, ``CELLS`` says in which cell each task is answered, ``BEFORE`` is run on
 every rank before the solutions. ``RANKS`` is how many there are; 4 where it is missing.
 ``ON_RANKS`` names wrong answers that ``test_answers_on_ranks.py`` tries on real ranks, besides the
-first of each task.
+first of each task. ``ONLY_ON_RANKS`` names those that can be tried nowhere else.
 
 ``WRONG``: (task, what the student did, the code, words of what the check says).
 ``CHANGES``: (task, what the student did, text of the solution, text in its place, words).

@@ -16,6 +16,8 @@ CELLS = {
 SLOW = {"4.1"}
 # A right answer is tried on real steps, which take time on a network.
 REAL = {"4.3"}
+# What they wait for is over at once, where ranks take turns.
+ONLY_ON_RANKS = {"waits inside", "waits for the future"}
 BEFORE = source_of(NOTEBOOK, "ranks-join")
 
 # task, what the student did, a part of the solution, what stands in its place, words of the message
@@ -437,4 +439,12 @@ RIGHT = [
 ]  # fmt: skip
 
 WRONG = [(task, what, code, words) for task, what, code, new, words in _CHANGES if new is None]
+WRONG += [
+    (
+        "4.5",
+        "is missing on one rank",
+        source_of(NOTEBOOK, "sync-answer") + "\nif rank == 2:\n    del accumulate\n",
+        "rank 2: NameError: accumulate is not defined on this rank",
+    )
+]
 CHANGES = [change for change in _CHANGES if change[3] is not None]

@@ -504,7 +504,7 @@ def explorer(n: int = 24, m: int = 8, p: int = 2) -> None:
     import ipywidgets
     from IPython.display import display
 
-    look = {"style": {"description_width": "13em"}, "layout": {"width": "28em"}}
+    look = {"style": {"description_width": "14em"}, "layout": {"width": "30em"}}
 
     def slider(value: int, low: int, high: int, name: str) -> ipywidgets.IntSlider:
         return ipywidgets.IntSlider(

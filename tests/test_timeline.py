@@ -727,6 +727,14 @@ def test_zoom_shows_what_was_asked_for():
         shown.figure(since=0.05, until=0.03)
 
 
+def test_a_closer_look_gives_the_background_fewer_and_higher_rows():
+    crowd = [made(blocking=False, start=10 + k * MS / 10, waits=[]) for k in range(8)]
+    alone = made(blocking=False, start=10.015, matched=10.0152, end=10.019, waits=[])
+    reports = [reported(*crowd, alone)]
+    assert "isend 1 kB to rank 1" not in texts(Timeline(reports).figure())
+    assert "isend 1 kB to rank 1" in texts(Timeline(reports, zoom=(0.012, 0.02)).figure())
+
+
 def test_zoom_to_a_step_shows_one_pass_of_the_loop_and_counts_it_alone():
     shown = simulated(data_parallel, 4)
     reports = Simulation(*[data_parallel] * 4).run()
@@ -756,17 +764,28 @@ def test_a_step_is_found_where_all_operations_are_alike_and_some_ranks_do_not_tr
     assert shown.window[1] == pytest.approx(max(lane.steps[2] for lane in shown.lanes[:2]))
 
 
+def test_a_step_counts_each_ranks_own_operations_though_one_is_ahead():
+    def record(start: float) -> dict:
+        return made(op="all_reduce", start=start, end=start + MS, waits=[[start, start + MS]])
+
+    ahead = reported(record(10.001), record(10.004), record(10.007)) | {"steps": [10.003, 10.006]}
+    behind = reported(record(10.001), record(10.006), rank=1) | {"steps": [10.005, 10.009]}
+    second = Timeline([ahead, behind], zoom=2)
+    assert [row["collectives"] for row in second.totals] == [1, 1]
+    assert second.window == pytest.approx((3 * MS, 9 * MS))
+
+
 def test_a_zoom_that_cannot_be_is_told_what_can():
     lanes = simulated(data_parallel, 2).lanes
     for k in (0, 3, -3):
         with pytest.raises(ValueError, match=rf"has 2 training step\(s\): zoom=1 to 2, not {k}"):
-            zoom.window(lanes, k)
+            zoom.spans(lanes, k)
     with pytest.raises(ValueError, match=r"no training step.*zoom=\(since, until\)"):
-        zoom.window(simulated(subgroups, 4).lanes, 1)
+        zoom.spans(simulated(subgroups, 4).lanes, 1)
     with pytest.raises(ValueError, match="must be less than"):
-        zoom.window(lanes, (0.2, 0.1))
+        zoom.spans(lanes, (0.2, 0.1))
     with pytest.raises(TypeError, match="not 'step 3'"):
-        zoom.window(lanes, "step 3")
+        zoom.spans(lanes, "step 3")
 
 
 def test_two_runs_have_one_time_axis_and_both_begin_at_zero():
@@ -806,6 +825,15 @@ def test_the_pictures_words_name_a_deadlock_and_a_silent_rank():
     said = simulated(deadlock(4), 4).alt_text
     assert "Rank 0: recv 4 kB from rank 1 never matched." in said
     assert "Rank 1: no answer." in Timeline([reported(), {"rank": 1, "error": "x"}]).alt_text
+
+
+def test_ranks_that_do_nothing_do_not_pull_the_mean_down():
+    busy, idle = reported(made()), [reported(rank=rank, end=10.001) for rank in (1, 2)]
+    said = words.means(Timeline([busy, *idle]).totals)
+    assert said == (
+        "mean of the 1 that communicate: computing 10 ms, waiting 4 ms, communicating 6 ms"
+    )
+    assert words.means(Timeline(idle).totals) == "mean of the ranks: computing 1 ms"
 
 
 def test_the_pictures_words_are_few_for_many_ranks():

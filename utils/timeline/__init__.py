@@ -18,7 +18,7 @@ import os
 from typing import TYPE_CHECKING
 
 from . import collect, trace, words
-from .zoom import window
+from .zoom import around, spans
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +55,8 @@ class Timeline:
         self.title = title or TITLE
         self.lanes = collect.lanes(reports, offsets or [0.0] * len(reports))
         self.records = [record for lane in self.lanes for record in lane.records]
-        self.window = window(self.lanes, zoom)
+        self._spans = spans(self.lanes, zoom)
+        self.window = around(self._spans) if self._spans else None
 
     @functools.cached_property
     def totals(self) -> list[dict]:
@@ -63,9 +64,13 @@ class Timeline:
 
         "computing" is all time in which the thread was not blocked; "waiting" that before the
         partner was there, and that for the rank's own background operations, which is also told
-        by itself; "communicating" the rest; "hidden" is communication while computing.
+        by itself; "communicating" the rest; "hidden" is communication while computing. Zoomed to a
+        step, they are those of each rank's own step.
         """
-        return [collect.totals(lane, *(self.window or ())) for lane in self.lanes]
+        return [
+            collect.totals(lane, *span)
+            for lane, span in zip(self.lanes, self._spans or [()] * len(self.lanes), strict=True)
+        ]
 
     def figure(
         self, width: float = 9, since: float | None = None, until: float | None = None
@@ -123,7 +128,8 @@ def side_by_side(runs: dict[str, Timeline], width: float = 9) -> Figure:
     panels, said = [], []
     for name, run in runs.items():
         panel = picture.Panel(run.lanes, name, *(run.window or (None, None)))
-        totals = [collect.totals(lane, panel.since, panel.until) for lane in run.lanes]
+        shown = (panel.since, panel.until)
+        totals = run.totals if run.window else [collect.totals(one, *shown) for one in run.lanes]
         panel.subtitle = words.means(totals)
         panels.append(panel)
         said.append(words.described(name, run.lanes, totals, brief=True))

@@ -108,7 +108,7 @@ class Page:
 
     def font(self, high: float) -> float:
         """Points of a label in a bar of so many inches; 0 where it can't be read."""
-        return 7.5 if high >= 0.155 else 6.5 if high >= 0.105 else 0
+        return 7.5 if high >= 0.155 else 6.5 if high >= 0.105 else 6 if high >= 0.085 else 0
 
 
 def view(lanes: list[Lane]) -> tuple[float, float]:

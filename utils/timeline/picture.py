@@ -185,8 +185,13 @@ class _Picture:
         self._never(lane, stuck, high)
 
     def _background(self, lane: Lane) -> None:
-        records = collect.background(lane)
-        spans = [(record["start"], collect.end_of(record, lane)) for record in records]
+        # Only those that are seen: fewer rows are higher, and have room for names.
+        seen = [
+            (record, (record["start"], end))
+            for record in collect.background(lane)
+            if self._visible(record["start"], end := collect.end_of(record, lane))
+        ]
+        records, spans = [record for record, _ in seen], [span for _, span in seen]
         placed = [min(row, MOST_ROWS - 1) for row in collect.rows(spans)]
         count = max(placed, default=0) + 1
         parts = defaultdict(list)

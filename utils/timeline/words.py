@@ -24,9 +24,10 @@ def duration(seconds: float) -> str:
 
 def time_unit(seconds: float) -> tuple[str, float]:
     """The unit that suits a time, and its seconds."""
-    if seconds >= 1:
+    # What rounds to 1000 of the smaller unit is one of the larger.
+    if seconds >= 0.9995:
         return "s", 1.0
-    return ("ms", 1e-3) if seconds >= 1e-3 or seconds == 0 else ("µs", 1e-6)
+    return ("ms", 1e-3) if seconds >= 0.9995e-3 or seconds == 0 else ("µs", 1e-6)
 
 
 def in_words(row: dict) -> dict[str, str]:
@@ -48,10 +49,15 @@ def span(since: float, until: float) -> str:
 
 
 def means(totals: list[dict]) -> str:
-    """``mean of the ranks: computing 31 ms, waiting 4 ms, …``."""
-    keys = [key for key in (totals[0] if totals else {}) if key.startswith("seconds ")]
-    mean = {key: sum(row[key] for row in totals) / len(totals) for key in keys}
-    return f"mean of the ranks: {_spent(mean)}"
+    """``mean of the ranks: computing 31 ms, waiting 4 ms, …``, of those that communicate."""
+    there = [row for row in totals if any(row[count] for count in _COUNTS)] or totals
+    keys = [key for key in (there[0] if there else {}) if key.startswith("seconds ")]
+    mean = {key: sum(row[key] for row in there) / len(there) for key in keys}
+    which = "the ranks" if len(there) == len(totals) else f"the {len(there)} that communicate"
+    return f"mean of {which}: {_spent(mean)}"
+
+
+_COUNTS = ("messages sent", "messages received", "collectives")
 
 
 def _spent(row: dict) -> str:

@@ -6,6 +6,7 @@ import datetime
 import importlib
 import json
 import re
+import subprocess
 import sys
 import time
 import timeit
@@ -15,7 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lab_tools import verdict
+from lab_tools import ROOT, verdict
 from local_ranks import LocalRanks
 from mpi4py import MPI
 
@@ -343,3 +344,14 @@ def test_the_checks_rule_for_buckets_is_pytorchs():
         if tensors:
             found, _ = torch.distributed._compute_bucket_assignment_by_size(tensors, caps)
             assert lab04._assign(**case) == found
+
+
+def test_a_kernel_that_checks_does_not_start_mpi():
+    """Its library would be one more process of the job, and prints what is not the verdict's."""
+    labs = ", ".join(path.stem for path in (ROOT / "utils" / "checks").glob("lab*.py"))
+    code = (
+        f"from utils.checks import {labs}\n"
+        f"for lab in ({labs}): lab.use_model\n"
+        "import sys; sys.exit('mpi4py.MPI' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=ROOT)

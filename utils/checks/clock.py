@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from mpi4py import MPI
-
 
 @dataclass
 class Clock:
@@ -63,6 +61,8 @@ class _Place:
 
 
 def _places() -> list[_Place]:
+    from mpi4py import MPI  # on the ranks only: a kernel has no business with MPI
+
     places = []
     for name in ("perf_counter", "monotonic", "time"):
         places.append(_place(time, name, 1))

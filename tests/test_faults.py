@@ -244,7 +244,7 @@ DEADLOCKS = [
         "receive without send",
         "if rank == 0:\n    dist.recv(torch.zeros(3), src=2)",
         (
-            "^rank 0 waits for rank 2, but the cell is over there", "rank 2 has left the cell",
+            "^rank 0 waits for rank 2, which has left the cell", "rank 2 has left the cell",
             waits(0, "recv(src=2, tag=0)", 3), "rank 2 never sends this message",
         ),
     ),
@@ -252,7 +252,7 @@ DEADLOCKS = [
         "send without receive (4 MB)",
         "if rank == 3:\n    dist.send(torch.ones(1_000_000), dst=1)",
         (
-            "^rank 3 waits for rank 1, but the cell is over there",
+            "^rank 3 waits for rank 1, which has left the cell",
             waits(3, "send(dst=1, tag=0)", 3), "rank 1 never receives this message",
         ),
     ),
@@ -274,7 +274,7 @@ DEADLOCKS = [
         "missing rank in a collective",
         "if rank != 2:\n    dist.barrier()",
         (
-            "^ranks 0, 1, 3 wait for rank 2, but the cell is over there",
+            "^ranks 0, 1, 3 wait for rank 2, which has left the cell",
             "rank 2 has left the cell",
             waits(0, "barrier()", 3), "same collective calls in the same order", "if rank == …",
         ),
@@ -283,7 +283,7 @@ DEADLOCKS = [
         "extra collective on one rank",
         "x = torch.ones(3)\ndist.all_reduce(x)\nif rank == 3:\n    dist.all_reduce(x)",
         (
-            "^rank 3 waits for ranks 0, 1, 2, but the cell is over there",
+            "^rank 3 waits for ranks 0, 1, 2, which have left the cell",
             waits(3, "all_reduce(SUM)", 5), "same collective calls",
         ),
     ),
@@ -304,7 +304,7 @@ DEADLOCKS = [
         "fault in a subgroup while others compute",
         "end = time.time() + 1\nif rank == 0:\n    dist.barrier(group=pair)\n"
         "while rank > 1 and time.time() < end:\n    pass",
-        ("^rank 0 waits for rank 1, but the cell is over there", waits(0, "barrier()", 4)),
+        ("^rank 0 waits for rank 1, which has left the cell", waits(0, "barrier()", 4)),
     ),
 ]  # fmt: skip
 
@@ -701,7 +701,7 @@ SCRIPTS = [
     Script(
         "missing rank in a collective",
         "if rank == 0:\n    dist.barrier()",
-        "rank 0 waits for rank 1, but the program is over there.",
+        "rank 0 waits for rank 1, which has ended.",
         (waits_in_script(0, "barrier()", 2), "rank 1 has ended", "same collective calls"),
     ),
     Script(
@@ -720,7 +720,7 @@ SCRIPTS = [
     Script(
         "sys.exit(3) on one rank",
         "if rank == 1:\n    sys.exit(3)\ndist.barrier()",
-        "rank 0 waits for rank 1, but the program is over there.",
+        "rank 0 waits for rank 1, which has ended.",
         (waits_in_script(0, "barrier()", 3), "rank 1 has ended"),
     ),
 ]  # fmt: skip

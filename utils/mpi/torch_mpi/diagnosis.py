@@ -206,9 +206,11 @@ def _headline(cause: dict | None, cycle: list[int], by_rank: dict[int, dict]) ->
     if not missing:
         return f"{cause['error']}"
     states = {by_rank[r]["state"] for r in missing if r in by_rank}
-    gone = {"left": "the cell is over there", "ended": "the program is over there"}
+    gone = {"left": "left the cell", "ended": "ended"}
     reason = gone.get(next(iter(states), ""), "") if len(states) == 1 else ""
-    return f"{names(waiting)} {verb} for {names(missing)}" + (f", but {reason}." if reason else ".")
+    has = "has" if len(missing) == 1 else "have"
+    which = f", which {has} {reason}" if reason else ""
+    return f"{names(waiting)} {verb} for {names(missing)}{which}."
 
 
 def _headline_of_any(servers: list[int], by_rank: dict[int, dict]) -> str:

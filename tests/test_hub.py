@@ -351,7 +351,7 @@ def test_a_full_queue_is_said_while_one_waits_and_at_the_end_of_patience(hub: Hu
     said = [event["message"] for event in events]
     waiting = [text for text in said if re.match(r"Job \d+ waits in Slurm's queue \(\w+", text)]
     assert waiting, said
-    assert events[-1]["failed"]
+    assert events[-1]["failed"], said
     assert "the job was cancelled" in said[-1]
     table.add("the queue is full", *waiting[-1:], said[-1])
     wait_for(lambda: len(hub.cluster.jobs()) == 1, ACT, "the job that came too late is cancelled")

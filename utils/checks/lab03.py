@@ -243,7 +243,7 @@ def _judge_metrics(report: Report, rank: int, value: dict, members, parts) -> bo
         "only the count was reduced: the sums, too": means(*own[:2], count),
         "the accuracy is a share, not in percent": [expected[0], 100 * expected[1]],
         "the losses were cut to whole numbers: make a tensor of floats":
-            means(sum(int(parts[r][0]) for r in members), correct, count),
+            means(sum(int(torch.tensor(parts[r][0])) for r in members), correct, count),
         "these are the three sums: divide, and return (mean loss, accuracy)": sums,
         "return two numbers only, (mean loss, accuracy)": [*expected, count],
     })  # fmt: skip

@@ -35,6 +35,12 @@ def right_answers(tables: ModuleType, solutions: dict[str, str]) -> Iterator[tup
         yield task, what, solutions[task].replace(old, new)
 
 
+def solutions_of(name: str) -> dict[str, str]:
+    """The code of a lab's solutions, by task."""
+    cells = answers(LABS[name].NOTEBOOK)
+    return {task: cells[cell] for task, cell in LABS[name].CELLS.items()}
+
+
 def ranks_of(name: str) -> int:
     """How many ranks the lab has."""
     return getattr(LABS[name], "RANKS", 4)
@@ -47,8 +53,7 @@ class Lab:
         self.name, self.tables, self.ranks = name, LABS[name], ranks
         tables = self.tables
         self.checks = checks_of(importlib.import_module(f"utils.checks.{name}"))
-        cells = answers(tables.NOTEBOOK)
-        self.solutions = {task: cells[cell] for task, cell in tables.CELLS.items()}
+        self.solutions = solutions_of(name)
         self.after = getattr(tables, "AFTER", {})
         self.run(getattr(tables, "BEFORE", ""))
         for code in self.solutions.values():

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from answer_tools import LABS, Lab, ranks_of, right_answers, wrong_answers
+from answer_tools import LABS, Lab, ranks_of, right_answers, solutions_of, wrong_answers
 from lab_tools import answers, verdict
 from local_ranks import LocalRanks
 from tabulate import tabulate
@@ -45,9 +45,8 @@ def cases(kind: str) -> list:
     """All answers of a kind, for pytest."""
     found = []
     for name, tables in LABS.items():
-        cells = answers(tables.NOTEBOOK)
-        solutions = {task: cells[cell] for task, cell in tables.CELLS.items()}
-        of_lab = (wrong_answers if kind == "wrong" else right_answers)(tables, solutions)
+        of_kind = wrong_answers if kind == "wrong" else right_answers
+        of_lab = of_kind(tables, solutions_of(name))
         for task, what, *rest in of_lab:
             if (kind == "right" and task in real(tables)) or what in only_on_ranks(tables):
                 continue

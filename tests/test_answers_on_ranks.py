@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from answer_tools import LABS, Lab, ranks_of, right_answers, wrong_answers
-from lab_tools import answers, verdict
+from answer_tools import LABS, Lab, ranks_of, right_answers, solutions_of, wrong_answers
+from lab_tools import verdict
 
 from utils import cluster
 
@@ -24,12 +24,6 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     # 3 s: a deadlock of a wrong answer is reported soon.
     with cluster.start(ranks_of(request.param), timeout=3) as ranks:
         yield Lab(request.param, ranks)
-
-
-def solutions_of(name: str) -> dict[str, str]:
-    """By task."""
-    cells = answers(LABS[name].NOTEBOOK)
-    return {task: cells[cell] for task, cell in LABS[name].CELLS.items()}
 
 
 def rights() -> Iterator:

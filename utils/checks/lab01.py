@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from .calls import blocking, broken, in_words, inside, made, messages, only, waited
 from .clock import moved_clocks
-from .mistakes import Mistake, is_number
+from .mistakes import Mistake, is_number, table
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded
 from .task import Report, task
@@ -176,7 +176,7 @@ def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:
         f"this is {n} times the rank's own tensor, which is the sum only where all ranks hold the "
         "same": own[rank] * n,
     }
-    return [Mistake(tensor.tolist(), said) for said, tensor in wrong.items()]
+    return table(wrong)
 
 
 # -- 1.5 --------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import nn
 from . import replicas, training
 from .calls import inside, made, only, waited
 from .groups import WORLD, in_group, members_of, on, partitions, tried
-from .mistakes import Mistake
+from .mistakes import Mistake, table
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
 from .replicas import Twin
@@ -122,7 +122,7 @@ def average_gradients(ranks, report: Report) -> None:
 
 def _wrong_averages(own, n, members, rank: int, _) -> Iterator[Mistake]:
     p, total = len(members), sum(own[r] for r in members)
-    yield from replicas.table({
+    yield from table({
         "the gradients are this rank's own, unchanged: all_reduce each parameter.grad, and store "
         "the result there": own[rank],
         f"the gradients are the sum over {p} ranks: divide by the number of ranks, and store the "
@@ -158,7 +158,7 @@ def _sample_counts(seed: int, empty: bool) -> list[int]:
 def _wrong_weighted(own, n, members, rank: int, earlier) -> Iterator[Mistake]:
     p, plain = len(members), sum(own[r] for r in members)
     total, weighted = sum(n[r] for r in members), sum(n[r] * own[r] for r in members)
-    yield from replicas.table({
+    yield from table({
         "this is the mean of the ranks' means: a rank with few samples counts as much as one with "
         "many. Weight each gradient by samples / all samples": plain / p,
         "weighted by samples, but never divided by the number of all samples": weighted,
@@ -231,7 +231,7 @@ def _judge_metrics(report: Report, rank: int, value: dict, members, parts) -> bo
     p, own = len(members), parts[rank]
     loss, correct, count = sums = [sum(parts[r][k] for r in members) for k in range(3)]
     expected, summed = means(*sums), [sum(means(*parts[r])[k] for r in members) for k in (0, 1)]
-    mistakes = replicas.table({
+    mistakes = table({
         "the two are swapped: return (mean loss, accuracy)": expected[::-1],
         "these are this rank's own means": means(*own),
         "these are means of the ranks' means: reduce the sums and the count, then divide":

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import overlap, replicas
 from .calls import Calls, Rule, inside, only
 from .groups import WORLD, enough, in_group, on, partitions, tried
-from .mistakes import Mistake, same, short
+from .mistakes import Mistake, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, as_dict, recorded, told
 from .replicas import Twin
@@ -229,7 +229,7 @@ def _wrong_buckets(case: dict, got: object) -> Iterator[Mistake]:
         "every gradient has a bucket of its own: collect until the cap": lambda *_: True,
         "all gradients are in one bucket: close it when it is full": lambda *_: False,
     }
-    yield from replicas.table({
+    yield from table({
         **{said: _assign(**case, closes=rule) for said, rule in closes.items()},
         "the first bucket has a cap of its own, first_cap": one_cap,
         "first_cap is for the first bucket only": _assign(**case | {"cap": first}),
@@ -395,7 +395,7 @@ def _judge_hook(report: Report, rank: int, value: dict, members: list[int], own:
         "the gradients are this rank's own, divided: nothing was summed, or it came too late":
             own[rank] / p,
     }  # fmt: skip
-    mistakes = replicas.table({said: in_units(row) for said, row in wrong.items()})
+    mistakes = table({said: in_units(row) for said, row in wrong.items()})
     half, kinds = value["nbytes"] // 2, {call["dtype"] for call in calls} - {"float16"}
     rules = [only("all_reduce"), inside(members)]
     rules += replicas.rules_of({
@@ -417,7 +417,7 @@ def _judge_hook(report: Report, rank: int, value: dict, members: list[int], own:
     how = {"what": f"{where}: gradients in units of the largest", "tolerance": 6e-3}
     _ = (
         report.communication(rank, calls, *rules)
-        and report.judge(rank, value["value"], "float32", replicas.table(VALUES))
+        and report.judge(rank, value["value"], "float32", table(VALUES))
         and report.judge(rank, got, expected, mistakes, **how)
         and report.communication(rank, calls, *after)
     )
@@ -484,7 +484,7 @@ def _judge_accumulation(report: Report, rank: int, value: dict, own: dict, k: in
     def mistakes() -> Iterator[Mistake]:
         mean, rest = sum(own[rank]) / k, sum(own[rank][1:])
         zero_grad = "counts: zero_grad() belongs before the first"
-        yield from replicas.table({
+        yield from table({
             f"the gradients are {k} times too large: each microbatch counts 1/{k}": expected * k,
             "the gradients are this rank's own mean: the last backward must communicate": mean,
             "the gradients are this rank's own sum: the last backward must communicate, and each "

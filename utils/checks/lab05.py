@@ -10,7 +10,7 @@ import contextlib
 import functools
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from utils.scaling import batch
 
 from .clock import Clock, moved_clocks
-from .mistakes import Mistake, is_number, same, short
+from .mistakes import Mistake, is_number, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, told
 from .task import Report, task
@@ -143,17 +143,12 @@ def _wrong_stopwatches(events, alike, steps, rounds, late, takes) -> list[Mistak
         "the slowest rank counts, not the mean, the sum or the fastest of the ranks: "
         "dist.ReduceOp.MAX": lambda got: True,
     }
-    return _table(wrong)
+    return table(wrong)
 
 
 def _numbers(got: Any, count: int = 0) -> bool:
     """A list of numbers, of so many if that is said?"""
     return isinstance(got, list) and all(map(is_number, got)) and len(got) in (count or len(got),)
-
-
-def _table(wrong: Mapping[str, Any]) -> list[Mistake]:
-    """What to say, and what the mistake gives."""
-    return [Mistake(value, said) for said, value in wrong.items()]
 
 
 # -- 5.2 --------------------------------------------------------------------------------------
@@ -193,7 +188,7 @@ def speedup_band(ranks, report: Report) -> None:
             "that is in per cent: the task asks for speedup / p": 100 * speedup / p,
             "this divides by 2, whatever p is": speedup / 2,
         }
-        cases.append(("efficiency", [speedup, p], speedup / p, _table(wrong), "speedup / p"))
+        cases.append(("efficiency", [speedup, p], speedup / p, table(wrong), "speedup / p"))
     _judge_calls(ranks, report, cases)
 
 
@@ -217,7 +212,7 @@ def _wrong_bands(one, many, q1, q2, low: float, middle: float, high: float) -> l
         "the middle is that of the fastest rounds": has_middle(min(one) / min(many)),
         "the middle is right, the ends are not: q25 and q75, of opposite sides": has_middle(middle),
     }
-    return _table(wrong)
+    return table(wrong)
 
 
 # -- 5.3 and 5.4 ------------------------------------------------------------------------------
@@ -341,10 +336,10 @@ def _judge_law(ranks, report: Report, law: str, given: tuple, right, laws, fits)
     arguments = {"law": law, "ps": ps, "serial": serial, "times": times}
     for answer in report.answers(ranks, __name__, "probe_law", **arguments):
         rank, got, what = answer.rank, answer.value, f"{law}({ps[-1]}, {serial})"
-        if report.judge(rank, got["one"], float(right[-1]), _table(laws), what=what):
+        if report.judge(rank, got["one"], float(right[-1]), table(laws), what=what):
             report.judge(rank, got["array"], right.tolist(), what=f"{law} of an array of p")
         what, form = f"fit_{law}, {ps} ranks took {short(times)} s", "the serial fraction"
-        report.judge(rank, got["fit"], serial, _table(near), what=what, form=form, tolerance=0.01)
+        report.judge(rank, got["fit"], serial, table(near), what=what, form=form, tolerance=0.01)
 
 
 # -- 5.5 --------------------------------------------------------------------------------------
@@ -386,7 +381,7 @@ def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
         "that is one message: give the bytes of all": volume(n / p),
         "these are the bytes of all ranks together: count those of one": volume(sent * p),
     }
-    return _table(wrong)
+    return table(wrong)
 
 
 def _steps(compute, sizes, p, latency, bandwidth) -> tuple[float, list[Mistake]]:
@@ -405,7 +400,7 @@ def _steps(compute, sizes, p, latency, bandwidth) -> tuple[float, list[Mistake]]
         "the computation counts once, not for each gradient": count * compute + waits + sent,
         "what takes longer does not hide the rest: add both": max(compute, waits + sent),
     }
-    return compute + waits + sent, _table(wrong)
+    return compute + waits + sent, table(wrong)
 
 
 # -- 5.6 --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,14 @@ class Mistake:
         if callable(self.gives):
             return bool(self.gives(got))
         return same(got, self.gives, tolerance)
+
+
+def table(wrong: Mapping[str, Any]) -> list[Mistake]:
+    """Mistakes from what to say of each, and what it gives; that may be a tensor."""
+    return [
+        Mistake(gives.tolist() if hasattr(gives, "tolist") else gives, said)
+        for said, gives in wrong.items()
+    ]
 
 
 def explain(

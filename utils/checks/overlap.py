@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import replicas
 from .groups import group_of
-from .mistakes import Mistake, is_number
+from .mistakes import Mistake, is_number, table
 from .probe import answer_named, told
 
 
@@ -71,7 +71,7 @@ def wrong_shares(transfers: list, got: object, begin: float, end: float) -> Iter
     clipped = sum(max(0.0, min(e, end) - max(s, begin)) for s, e in transfers)
     cut = "a transfer may be hidden in part: cut it at the end of backward"
     total = "time in which two transfers move at once counts once"
-    yield from replicas.table({
+    yield from table({
         "as a share, not in percent": 100 * share,
         "these are seconds; divide by all the time in which data moved": share * moving,
         "divided by the length of backward; divide by the time in which data moved":

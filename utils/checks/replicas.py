@@ -143,12 +143,6 @@ def named(said: Mapping[str, str], wrong: Callable[..., Mapping], *args: Any) ->
     yield from (Mistake(found[name], text) for name, text in said.items())
 
 
-def table(wrong: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Mistakes from what to say of each, and what it gives: a tensor or values of JSON."""
-    for said, gives in wrong.items():
-        yield Mistake(gives.tolist() if isinstance(gives, Tensor) else gives, said)
-
-
 def rules_of(wrong: Mapping[str, object]) -> list[Rule]:
     """Rules from what to say of each, and whether it is so."""
     return [lambda _, said=said: said for said, is_so in wrong.items() if is_so]

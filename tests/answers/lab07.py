@@ -1,0 +1,759 @@
+"""Answers to lab 07, wrong ones and right ones, that students really give."""
+
+from __future__ import annotations
+
+from lab_tools import source_of
+
+NOTEBOOK = "07_parameter_server.ipynb"
+CELLS = {
+    "7.1": "rounds-answer",
+    "7.2": "anyone-answer",
+    "7.3": "models-answer",
+    "7.4": "weak-answer",
+    "7.5": "hogwild-answer",
+    "7.6": "lost-answer",
+    "7.7": "cap-answer",
+}
+RANKS = 6
+BEFORE = source_of(NOTEBOOK, "ranks-join") + "\n" + source_of(NOTEBOOK, "star-helpers")
+
+# Those that real ranks are tried with, besides the first of each task.
+ON_RANKS = {
+    *("never says goodbye", "counts who has left", "ignores the bound", "one clock too strict"),
+    *("forgets who waits", "a fixed order", "does not wait for its sends", "reads too early"),
+    *("receives after the sends",),
+}
+
+# task, what the student did, a part of the solution, what stands in its place, words of the message
+_CHANGES = [
+    # -- the worker
+    ("7.1", "never says goodbye", "            leave()\n", "",
+     "if it says False, leave() and return"),
+    ("7.1", "asks before it receives", """
+        def work(compute, weights, more):
+            while more():
+                dist.recv(weights, src=SERVER)
+                hand_in(compute(weights))
+            leave()
+        """, None, "the last weights were sent, and not received: receive first"),
+    ("7.1", "never asks", "        if not more():\n            leave()\n            return\n", "",
+     "the protocol: receive weights"),
+    ("7.1", "computes one more", "hand_in(compute(weights))", "hand_in(compute(weights))\n"
+     "        compute(weights)", "nothing is to be computed any more"),
+    ("7.1", "hands in the weights", "hand_in(compute(weights))", "compute(weights)\n"
+     "        hand_in(weights)", "these are the weights: hand in compute(weights)"),
+    ("7.1", "computes before it asks", """
+        def work(compute, weights, more):
+            while True:
+                dist.recv(weights, src=SERVER)
+                gradient = compute(weights)
+                if not more():
+                    leave()
+                    return
+                hand_in(gradient)
+        """, None, "nothing is to be computed any more"),
+    ("7.1", "keeps the first weights", """
+        def work(compute, weights, more):
+            first = None
+            while True:
+                dist.recv(weights, src=SERVER)
+                first = weights.clone() if first is None else first
+                if not more():
+                    leave()
+                    return
+                hand_in(compute(first))
+        """, None, "every gradient was computed with the first weights"),
+    ("7.1", "sends the gradient without a header", "hand_in(compute(weights))",
+     "dist.send(compute(weights), dst=SERVER)", "the protocol: receive weights"),
+    # -- the server
+    ("7.1", "takes the sum", "lr * total / len(here)", "lr * total", "take the mean"),
+    ("7.1", "divides by all workers", "lr * total / len(here)", "lr * total / len(workers)",
+     "the mean is over the gradients that came"),
+    ("7.1", "climbs", "weights -= lr * total", "weights += lr * total", "uphill"),
+    ("7.1", "forgets the learning rate", "lr * total / len(here)", "total / len(here)",
+     "the learning rate is missing"),
+    ("7.1", "makes new weights", "weights -= lr * total / len(here)",
+     "weights = weights - lr * total / len(here)", "update the argument in place"),
+    ("7.1", "steps with each gradient", """
+        def serve_in_rounds(weights, workers, lr):
+            gradient, here, rounds = torch.empty_like(weights), list(workers), 0
+            while here:
+                for worker in list(here):
+                    dist.send(weights, dst=worker)
+                    if receive(gradient, source=worker)[1]:
+                        weights -= lr * gradient
+                    else:
+                        here.remove(worker)
+                rounds += bool(here)
+            return rounds
+        """, None, "is still there, and got no weights in this round"),
+    ("7.1", "answers at once", """
+        def serve_in_rounds(weights, workers, lr):
+            gradient, here, rounds = torch.empty_like(weights), set(workers), 0
+            for worker in workers:
+                dist.send(weights, dst=worker)
+            while here:
+                worker, came = receive(gradient)
+                if came:
+                    weights -= lr * gradient / len(workers)
+                    dist.send(weights, dst=worker)
+                    rounds += 1
+                else:
+                    here.discard(worker)
+            return rounds
+        """, None, "the round is over when everybody has handed in"),
+    ("7.1", "sends to who has left", "        here = stay\n        if here:",
+     "        if stay:", "Who has left gets no weights"),
+    ("7.1", "counts the empty round", "        if here:\n            weights -= lr * total / "
+     "len(here)\n            rounds += 1", "        if here:\n            weights -= lr * total / "
+     "len(here)\n        rounds += 1", "a round in which all leave and nobody hands in is none"),
+    ("7.1", "counts gradients", "rounds += 1", "rounds += len(here)", "this counts gradients"),
+    ("7.1", "keeps references", """
+        def serve_in_rounds(weights, workers, lr):
+            gradient, here, rounds = torch.empty_like(weights), list(workers), 0
+            while here:
+                for worker in here:
+                    dist.send(weights, dst=worker)
+                came = {worker: gradient for worker in here if receive(gradient, worker)[1]}
+                here = list(came)
+                if here:
+                    weights -= lr * sum(came.values()) / len(here)
+                    rounds += 1
+            return rounds
+        """, None, "receive fills the same tensor each time"),
+    ("7.1", "broadcasts", "        for worker in here:\n            dist.send(weights, dst=worker)",
+     "        dist.broadcast(weights, src=0)", "broadcast"),
+    ("7.1", "serves three ranks", "list(workers), 0", "[1, 2, 3], 0", "workers = [2, 5]"),
+    ("7.1", "returns nothing", "    return rounds", "    pass", "return the number of rounds"),
+    # -- asynchronous
+    ("7.2", "a fixed order", """
+        def serve_anyone(weights, workers, lr):
+            gradient, here, applied = torch.empty_like(weights), list(workers), []
+            for worker in workers:
+                dist.send(weights, dst=worker)
+            sent_at = dict.fromkeys(workers, 0)
+            while here:
+                for worker in list(here):
+                    if receive(gradient, source=worker)[1]:
+                        weights -= lr * gradient
+                        applied.append((worker, len(applied) - sent_at[worker]))
+                        dist.send(weights, dst=worker)
+                        sent_at[worker] = len(applied)
+                    else:
+                        here.remove(worker)
+            return applied
+        """, None, "by name, while others may have come"),
+    ("7.2", "answers all together", """
+        def serve_anyone(weights, workers, lr):
+            gradient, here, applied = torch.empty_like(weights), set(workers), []
+            while here:
+                for worker in sorted(here):
+                    dist.send(weights, dst=worker)
+                for _ in range(len(here)):
+                    worker, came = receive(gradient)
+                    if came:
+                        weights -= lr * gradient
+                        applied.append((worker, 0))
+                    else:
+                        here.discard(worker)
+            return applied
+        """, None, "answer at once, or it is no asynchronous server"),
+    ("7.2", "takes the mean", "lr * gradient", "lr * gradient / len(workers)",
+     "each gradient is a step of its own here"),
+    ("7.2", "climbs", "weights -= lr", "weights += lr", "uphill"),
+    ("7.2", "makes new weights", "weights -= lr * gradient", "weights = weights - lr * gradient",
+     "the weights in the end: these are the weights of the beginning"),
+    ("7.2", "sends before it applies", """
+        def serve_anyone(weights, workers, lr):
+            gradient, here, applied = torch.empty_like(weights), set(workers), []
+            for worker in workers:
+                dist.send(weights, dst=worker)
+            sent_at = dict.fromkeys(workers, 0)
+            while here:
+                worker, came = receive(gradient)
+                if not came:
+                    here.discard(worker)
+                    continue
+                dist.send(weights, dst=worker)
+                weights -= lr * gradient
+                applied.append((worker, len(applied) - sent_at[worker]))
+                sent_at[worker] = len(applied)
+            return applied
+        """, None, "the weights before its own gradient was applied: apply first, then send"),
+    ("7.2", "says zero", "len(applied) - sent_at[worker]", "0", "staleness 0 everywhere"),
+    ("7.2", "counts its own", "len(applied) - sent_at[worker]",
+     "len(applied) + 1 - sent_at[worker]", "the gradient's own update does not count"),
+    ("7.2", "counts all", "len(applied) - sent_at[worker]", "len(applied)",
+     "subtract what it was when this worker got its weights"),
+    ("7.2", "tells the version read", "len(applied) - sent_at[worker]", "sent_at[worker]",
+     "subtract it from the version now"),
+    ("7.2", "counts its own steps", "len(applied) - sent_at[worker]",
+     "sum(w == worker for w, _ in applied)", "count those of the others"),
+    ("7.2", "counts ranks", "len(applied) - sent_at[worker]",
+     "len({w for w, _ in applied[sent_at[worker]:]})", "count their updates"),
+    ("7.2", "swaps the pair", "(worker, len(applied) - sent_at[worker])",
+     "(len(applied) - sent_at[worker], worker)", "the pairs are the other way round"),
+    ("7.2", "tells no staleness", "(worker, len(applied) - sent_at[worker])", "worker",
+     "the staleness is missing"),
+    ("7.2", "answers who leaves", "            here.discard(worker)\n            continue\n",
+     "            here.discard(worker)\n            dist.send(weights, dst=worker)\n"
+     "            continue\n", "rank 0: "),
+    ("7.2", "stops when the first leaves", "            here.discard(worker)\n            continue",
+     "            break", "Who has left gets no weights, is not waited for"),
+    ("7.2", "does not wait for its sends",
+     "        dist.send(weights, dst=worker)\n        sent_at",
+     "        dist.isend(weights, dst=worker)\n        sent_at", "nobody called wait()"),
+    ("7.2", "returns nothing", "    return applied", "    pass",
+     "returned None: return the list of pairs (rank, staleness)"),
+    # -- bounded
+    ("7.3", "ignores the bound", "clock[worker] - slowest <= bound", "True",
+     "clocks ahead of the slowest: it may go on if"),
+    ("7.3", "one clock too strict", "- slowest <= bound", "- slowest < max(bound, 1)",
+     "which is allowed, and the server received again before it sent"),
+    ("7.3", "one clock too lax", "- slowest <= bound", "- slowest <= bound + 1",
+     "clocks ahead of the slowest: it may go on if"),
+    ("7.3", "forgets who waits", """
+        def serve(weights, workers, lr, bound):
+            gradient, applied = torch.empty_like(weights), []
+            clock, sent_at = dict.fromkeys(workers, 0), dict.fromkeys(workers, 0)
+            for worker in workers:
+                dist.send(weights, dst=worker)
+            while clock:
+                worker, came = receive(gradient)
+                if not came:
+                    del clock[worker]
+                    continue
+                weights -= lr * gradient
+                applied.append((worker, len(applied) - sent_at[worker]))
+                clock[worker] += 1
+                if clock[worker] - min(clock.values()) <= bound:
+                    dist.send(weights, dst=worker)
+                    sent_at[worker] = len(applied)
+            return applied
+        """, None, "who had to wait must be thought of again"),
+    ("7.3", "compares with the fastest", "slowest = min(clock.values())",
+     "slowest = max(clock.values())", "clocks ahead of the slowest: it may go on if"),
+    ("7.3", "compares with the mean", "slowest = min(clock.values())",
+     "slowest = sum(clock.values()) / len(clock)", "clocks ahead of the slowest"),
+    ("7.3", "bounds the staleness", "if clock[worker] - slowest <= bound:",
+     "if len(applied) - sent_at.get(worker, 0) <= bound:", "rank"),
+    ("7.3", "counts updates for clocks", "clock[worker] += 1", "clock[worker] = len(applied)",
+     "rank"),
+    ("7.3", "counts the clock twice", "clock[worker] += 1", "clock[worker] += 2",
+     "which is allowed, and the server received again"),
+    ("7.3", "never takes them out of the set", "                waiting.discard(worker)\n", "",
+     "rank"),
+    ("7.3", "takes the mean", "lr * gradient", "lr * gradient / len(workers)",
+     "each gradient is a step of its own here"),
+    ("7.3", "applies a round at its end", """
+        def serve(weights, workers, lr, bound):
+            gradient, applied, pending = torch.empty_like(weights), [], torch.zeros_like(weights)
+            clock, sent_at, waiting = dict.fromkeys(workers, 0), {}, set(workers)
+            while clock:
+                slowest = min(clock.values())
+                for worker in sorted(waiting):
+                    if clock[worker] - slowest <= bound:
+                        dist.send(weights, dst=worker)
+                        sent_at[worker] = len(applied)
+                        waiting.discard(worker)
+                worker, came = receive(gradient)
+                if not came:
+                    del clock[worker]
+                    continue
+                pending += lr * gradient
+                applied.append((worker, len(applied) - sent_at[worker]))
+                clock[worker] += 1
+                waiting.add(worker)
+                if len(waiting) == len(clock):
+                    weights -= pending
+                    pending.zero_()
+            weights -= pending
+            return applied
+        """, None, "apply each when it comes"),
+    ("7.3", "tells the lead", "len(applied) - sent_at[worker]", "clock[worker] - slowest",
+     "this is how many steps the worker is ahead of the slowest"),
+    ("7.3", "counts its own", "len(applied) - sent_at[worker]",
+     "len(applied) + 1 - sent_at[worker]", "the gradient's own update does not count"),
+    ("7.3", "notes the version too late", "                sent_at[worker] = len(applied)\n",
+     "                sent_at[worker] = len(applied) + 1\n", "the list"),
+    ("7.3", "waits by name", "receive(gradient)", "receive(gradient, min(clock, key=clock.get))",
+     "by name, while others may have come"),
+    ("7.3", "returns nothing", "    return applied", "    pass", "returned None: return the list"),
+    # -- weak
+    ("7.4", "only the last gradient", "hand_in(total)", "hand_in(gradient)",
+     "only the last of the"),
+    ("7.4", "takes the mean", "hand_in(total)", "hand_in(total / every)", "the mean of the"),
+    ("7.4", "never steps", "            weights -= lr * gradient\n", "",
+     "take a step, weights -= lr · gradient, after each"),
+    ("7.4", "hands in the change", "hand_in(total)", "hand_in(lr * total)",
+     "divide by lr, the server multiplies by it"),
+    ("7.4", "hands in the change the other way round", "hand_in(total)", "hand_in(-lr * total)",
+     "what came minus what is there now, divided by lr"),
+    ("7.4", "mixes up the sign", "hand_in(total)", "hand_in(-total)", "the sign"),
+    ("7.4", "hands in the weights", "hand_in(total)", "hand_in(weights)", "these are the weights"),
+    ("7.4", "keeps no copy", """
+        def work_locally(compute, weights, more, lr, every):
+            while True:
+                dist.recv(weights, src=SERVER)
+                if not more():
+                    leave()
+                    return
+                start = weights
+                for _ in range(every):
+                    weights -= lr * compute(weights)
+                hand_in((start - weights) / lr)
+        """, None, "start = weights is no copy"),
+    ("7.4", "hands in each", "            total += gradient\n        hand_in(total)",
+     "            hand_in(gradient)", "each sending of weights has one answer"),
+    ("7.4", "asks before each gradient", "        for _ in range(every):\n",
+     "        for _ in range(every):\n            more()\n", "then ask more() once"),
+    ("7.4", "one step too few", "range(every)", "range(every - 1)", "what was handed in"),
+    ("7.4", "adds up all its life", """
+        def work_locally(compute, weights, more, lr, every):
+            total = torch.zeros_like(weights)
+            while True:
+                dist.recv(weights, src=SERVER)
+                if not more():
+                    leave()
+                    return
+                for _ in range(every):
+                    gradient = compute(weights)
+                    weights -= lr * gradient
+                    total += gradient
+                hand_in(total)
+        """, None, "the sum begins at zero in each exchange"),
+    # -- Hogwild
+    ("7.5", "makes a new tensor", "        shared -= lr * gradient",
+     "        shared = shared - lr * gradient", "makes a new tensor, in memory of its own"),
+    ("7.5", "reads once", """
+        def hogwild(shared, compute, lr, more):
+            weights = shared.clone()
+            while more():
+                shared.sub_(lr * compute(weights))
+        """, None, "read shared anew for each"),
+    ("7.5", "climbs", "shared -= lr", "shared += lr", "uphill"),
+    ("7.5", "forgets the learning rate", "shared -= lr * gradient", "shared -= gradient",
+     "the learning rate is missing"),
+    ("7.5", "takes the mean", "shared -= lr * gradient",
+     "shared -= lr * gradient / dist.get_world_size()", "divided by the 6 ranks"),
+    ("7.5", "takes one step", "while more():", "if more():", "more() said True 4 times"),
+    ("7.5", "asks at the end", """
+        def hogwild(shared, compute, lr, more):
+            while True:
+                shared.sub_(lr * compute(shared.clone()))
+                if not more():
+                    return
+        """, None, "ask more() before each step"),
+    ("7.5", "tells the others", "shared -= lr * gradient  #",
+     "shared -= lr * gradient; dist.barrier()  #", "with Hogwild nothing is communicated"),
+    ("7.5", "averages", "        shared -=", "        dist.all_reduce(gradient)\n        shared -=",
+     "with Hogwild nothing is communicated"),
+    ("7.5", "steps on the copy", """
+        def hogwild(shared, compute, lr, more):
+            while more():
+                weights = shared.clone()
+                weights -= lr * compute(weights)
+        """, None, "makes a new tensor, in memory of its own"),
+    ("7.5", "adds up first", """
+        def hogwild(shared, compute, lr, more):
+            total = torch.zeros_like(shared)
+            while more():
+                total += compute(shared.clone())
+            shared -= lr * total
+        """, None, "each has to be in the memory when the next is computed"),
+    # -- lost updates
+    ("7.6", "reads too early", "    dist.barrier()  # all are done\n", "",
+     "reads the counters when its own updates are done"),
+    ("7.6", "begins alone", "    dist.barrier()  # begin together\n", "",
+     "begins without the others"),
+    ("7.6", "the share that arrived", "return 1 - counters", "return counters", "1 minus it"),
+    ("7.6", "percent", "return 1 - counters.double().mean().item() / (times * "
+     "dist.get_world_size())", "return 100 - 100 * counters.double().mean().item() / (times * "
+     "dist.get_world_size())", "not percent"),
+    ("7.6", "forgets the other ranks", " / (times * dist.get_world_size())", " / times",
+     "6 · times updates were made"),
+    ("7.6", "how many", "return 1 - counters.double().mean().item() / (times * "
+     "dist.get_world_size())", "return times * dist.get_world_size() - counters.double().mean()"
+     ".item()", "divide by the number of all updates"),
+    ("7.6", "the best counter", ".mean()", ".max()", "take the mean of all"),
+    ("7.6", "the worst counter", ".mean()", ".min()", "take the mean of all"),
+    ("7.6", "the sum", ".mean()", ".sum()", "take the mean of the counters"),
+    ("7.6", "updates once", "    for _ in range(times):\n        update(counters)",
+     "    update(counters)", "was called 1 times, expected 7"),
+    ("7.6", "updates for all ranks", "range(times)", "range(times * dist.get_world_size())",
+     "update was called more than 7 times"),
+    ("7.6", "updates a copy", "update(counters)", "update(counters.clone())",
+     "its memory is not shared"),
+    ("7.6", "a list", "return 1 - counters.double().mean().item() / (times * "
+     "dist.get_world_size())", "return (1 - counters / (times * 6)).tolist()", "one number"),
+    ("7.6", "the sign", "return 1 - counters.double().mean().item() / (times * "
+     "dist.get_world_size())", "return counters.double().mean().item() / (times * "
+     "dist.get_world_size()) - 1", "missing / made"),
+    ("7.6", "returns nothing", "return 1 - counters", "1 - counters",
+     "returned None: return the share of updates that are lost"),
+    # -- sharded
+    ("7.7", "receives after the sends", """
+        def work_sharded(compute, weights, servers, more):
+            parts = weights.tensor_split(len(servers))
+            while True:
+                requests = [dist.irecv(p, src=s) for p, s in zip(parts, servers)]
+                for request in requests:
+                    request.wait()
+                if not more():
+                    for server in servers:
+                        leave(server)
+                    return
+                requests = []
+                for piece, s in zip(compute(weights).tensor_split(len(servers)), servers):
+                    requests += [dist.isend(GRADIENT, dst=s), dist.isend(piece, dst=s)]
+                for request in requests:
+                    request.wait()
+        """, None, "Start isends and irecvs together"),
+    ("7.7", "blocking sends", """
+        def work_sharded(compute, weights, servers, more):
+            parts = weights.tensor_split(len(servers))
+            while True:
+                requests = [dist.irecv(p, src=s) for p, s in zip(parts, servers)]
+                for request in requests:
+                    request.wait()
+                if not more():
+                    for server in servers:
+                        leave(server)
+                    return
+                for piece, s in zip(compute(weights).tensor_split(len(servers)), servers):
+                    hand_in(piece, s)
+        """, None, "uses dist.send; this task asks for dist.isend"),
+    ("7.7", "blocking receives", """
+        def work_sharded(compute, weights, servers, more):
+            parts = weights.tensor_split(len(servers))
+            while True:
+                for part, server in zip(parts, servers):
+                    dist.recv(part, src=server)
+                if not more():
+                    for server in servers:
+                        leave(server)
+                    return
+                requests = []
+                for piece, s in zip(compute(weights).tensor_split(len(servers)), servers):
+                    requests += [dist.isend(GRADIENT, dst=s), dist.isend(piece, dst=s)]
+                for request in requests:
+                    request.wait()
+        """, None, "uses dist.recv; this task asks for dist.irecv"),
+    ("7.7", "waits for each server in turn", """
+        def work_sharded(compute, weights, servers, more):
+            parts = weights.tensor_split(len(servers))
+            while True:
+                for part, server in zip(parts, servers):
+                    dist.irecv(part, src=server).wait()
+                if not more():
+                    for server in servers:
+                        leave(server)
+                    return
+                requests = []
+                for piece, s in zip(compute(weights).tensor_split(len(servers)), servers):
+                    requests += [dist.isend(GRADIENT, dst=s), dist.isend(piece, dst=s)]
+                for request in requests:
+                    request.wait()
+        """, None, "begins only after the wait for another"),
+    ("7.7", "two servers only", "weights.tensor_split(len(servers))", "weights.tensor_split(2)",
+     "servers = ["),
+    ("7.7", "leaves one server only", "            for server in servers:\n                "
+     "leave(server)", "            leave(servers[0])", "leave() says goodbye to each"),
+    ("7.7", "sends no header",
+     "            requests.append(dist.isend(GRADIENT, dst=server))\n", "",
+     "to each goes a header"),
+    ("7.7", "does not wait at all",
+     "        for request in requests:\n            request.wait()\n", "",
+     "nobody called wait()"),
+    ("7.7", "computes a gradient for each server", "zip(parts, pieces, servers):\n",
+     "zip(parts, pieces, servers):\n            compute(weights)\n", "compute was called"),
+    ("7.7", "receives into copies", "parts = weights.tensor_split(len(servers))",
+     "parts = [p.clone() for p in weights.tensor_split(len(servers))]", "weights that compute got"),
+]  # fmt: skip
+
+WRONG = [(t, what, old, words) for t, what, old, new, words in _CHANGES if new is None and words]
+CHANGES = [change for change in _CHANGES if change[3] is not None and change[4] is not None]
+
+# Changes that need another one besides: task, what, [(old, new), …], words.
+_SOLUTIONS = {task: source_of(NOTEBOOK, cell) for task, cell in CELLS.items()}
+
+
+def _changed(task: str, *pairs: tuple[str, str]) -> str:
+    code = _SOLUTIONS[task]
+    for old, new in pairs:
+        assert old in code, f"{old!r} is not in the solution of {task}"
+        code = code.replace(old, new)
+    return code
+
+
+WRONG += [
+    ("7.2", "sends the first weights", _changed(
+        "7.2",
+        ("    sent_at = dict", "    first = weights.clone()\n    sent_at = dict"),
+        ("        dist.send(weights, dst=worker)\n        sent_at",
+         "        dist.send(first, dst=worker)\n        sent_at"),
+    ), "these are the weights of the beginning"),
+    ("7.3", "counts who has left", _changed(
+        "7.3",
+        ("    while clock:", "    here = len(workers)\n    while here:"),
+        ("            del clock[worker]\n", "            here -= 1\n"),
+    ), "does not count among the slowest"),
+    ("7.5", "writes back", _changed(
+        "7.5",
+        ("gradient = compute(shared.clone())", "read = shared.clone()\n        "
+         "gradient = compute(read)"),
+        ("shared -= lr * gradient", "shared.copy_(read - lr * gradient)"),
+    ), "the updates of other ranks were overwritten"),
+    ("7.7", "parts the wrong way round", _changed(
+        "7.7", ("zip(parts, servers)", "zip(parts[::-1], servers)"),
+        ("zip(parts, pieces, servers)", "zip(parts[::-1], pieces, servers)"),
+    ), "the parts"),
+    ("7.7", "pieces the wrong way round", _changed(
+        "7.7", ("zip(parts, pieces, servers)", "zip(parts, pieces[::-1], servers)"),
+    ), "this part belongs to another server"),
+    ("7.7", "the whole gradient to each", _changed(
+        "7.7", ("isend(piece, dst", "isend(torch.cat(pieces), dst"),
+    ), "but rank 0 receives float32[5]"),
+    ("7.7", "beginnings for all", _changed(
+        "7.7", ("isend(piece, dst", "isend(torch.cat(pieces)[: len(piece)], dst"),
+    ), "every server got the beginning of the gradient"),
+    ("7.7", "cuts otherwise", _changed(
+        "7.7", (".tensor_split(len(servers))", ".split(-(-len(weights) // len(servers)))"),
+    ), "weights.tensor_split("),
+]  # fmt: skip
+
+# task, what is different, the code
+RIGHT = [
+    ("7.1", "gradients kept in a list", """
+        def serve_in_rounds(weights, workers, lr):
+            here, rounds = set(workers), 0
+            while here:
+                for worker in here:
+                    dist.send(weights, dst=worker)
+                came = {}
+                for worker in here:
+                    gradient = torch.empty_like(weights)
+                    if receive(gradient, source=worker)[1]:
+                        came[worker] = gradient
+                here = set(came)
+                if came:
+                    weights.sub_(torch.stack(list(came.values())).mean(0), alpha=lr)
+                    rounds += 1
+            return rounds
+        """),
+    ("7.1", "whoever comes first", """
+        def serve_in_rounds(weights, workers, lr):
+            gradient, here, rounds = torch.empty_like(weights), set(workers), 0
+            while here:
+                requests = [dist.isend(weights, dst=worker) for worker in here]
+                total, count = torch.zeros_like(weights), 0
+                for _ in range(len(here)):
+                    worker, came = receive(gradient)
+                    if came:
+                        total.add_(gradient)
+                        count += 1
+                    else:
+                        here.remove(worker)
+                for request in requests:
+                    request.wait()
+                if count:
+                    weights.add_(total, alpha=-lr / count)
+                    rounds += 1
+            return rounds
+        """),
+    ("7.1", "a worker in another form", """
+        def work(compute, weights, more):
+            dist.recv(weights, src=SERVER)
+            while more():
+                hand_in(compute(weights.clone()))
+                dist.irecv(weights, src=SERVER).wait()
+            leave()
+        """),
+    ("7.2", "counts versions", """
+        def serve_anyone(weights, workers, lr):
+            gradient, left, applied, version = torch.empty_like(weights), len(workers), [], 0
+            seen = {}
+            for worker in workers:
+                dist.send(weights, dst=worker)
+                seen[worker] = 0
+            while left:
+                worker, came = receive(gradient)
+                if came:
+                    applied.append([worker, version - seen[worker]])
+                    weights.sub_(gradient, alpha=lr)
+                    version += 1
+                    seen[worker] = version
+                    dist.send(weights, dst=worker)
+                else:
+                    left -= 1
+            return applied
+        """),
+    ("7.2", "sends copies without waiting first", """
+        def serve_anyone(weights, workers, lr):
+            gradient, applied = torch.empty_like(weights), []
+            sent_at, requests = dict.fromkeys(workers, 0), {}
+            for worker in workers:
+                requests[worker] = dist.isend(weights.clone(), dst=worker)
+            while sent_at:
+                worker, came = receive(gradient)
+                requests.pop(worker).wait()
+                if came:
+                    weights -= lr * gradient
+                    applied.append((worker, len(applied) - sent_at[worker]))
+                    requests[worker] = dist.isend(weights.clone(), dst=worker)
+                    sent_at[worker] = len(applied)
+                else:
+                    del sent_at[worker]
+            return applied
+        """),
+    ("7.2", "adds one to all the others", """
+        def serve_anyone(weights, workers, lr):
+            gradient, applied, late = torch.empty_like(weights), [], dict.fromkeys(workers, 0)
+            for worker in workers:
+                dist.send(weights, dst=worker)
+            while late:
+                worker, came = receive(gradient)
+                if not came:
+                    late.pop(worker)
+                    continue
+                applied.append((worker, late[worker]))
+                late = {w: 0 if w == worker else count + 1 for w, count in late.items()}
+                weights -= lr * gradient
+                dist.send(weights, dst=worker)
+            return applied
+        """),
+    ("7.3", "a helper that releases", """
+        def serve(weights, workers, lr, bound):
+            gradient, applied = torch.empty_like(weights), []
+            clock, sent_at, waiting = dict.fromkeys(workers, 0), {}, list(workers)
+
+            def release():
+                for worker in list(waiting):
+                    if clock[worker] <= min(clock.values()) + bound:
+                        waiting.remove(worker)
+                        sent_at[worker] = len(applied)
+                        dist.send(weights, dst=worker)
+
+            release()
+            while clock:
+                worker, came = receive(gradient)
+                if came:
+                    applied.append((worker, len(applied) - sent_at[worker]))
+                    weights.sub_(gradient, alpha=lr)
+                    clock[worker] += 1
+                    waiting.append(worker)
+                else:
+                    clock.pop(worker)
+                if clock:
+                    release()
+            return applied
+        """),
+    ("7.3", "sends in any order", """
+        def serve(weights, workers, lr, bound):
+            gradient, applied = torch.empty_like(weights), []
+            clock, sent_at, waiting = {w: 0 for w in workers}, {}, set(workers)
+            while clock:
+                go = [w for w in waiting if clock[w] - min(clock.values()) <= bound]
+                requests = [dist.isend(weights, dst=w) for w in reversed(go)]
+                sent_at.update((w, len(applied)) for w in go)
+                waiting -= set(go)
+                for request in requests:
+                    request.wait()
+                worker, came = receive(gradient)
+                if came:
+                    weights -= gradient * lr
+                    applied += [(worker, len(applied) - sent_at[worker])]
+                    clock[worker] += 1
+                    waiting |= {worker}
+                else:
+                    clock = {w: k for w, k in clock.items() if w != worker}
+            return applied
+        """),
+    ("7.4", "the difference of weights", """
+        def work_locally(compute, weights, more, lr, every):
+            while True:
+                dist.recv(weights, src=SERVER)
+                if not more():
+                    return leave()
+                start = weights.clone()
+                for _ in range(every):
+                    weights -= lr * compute(weights)
+                hand_in((start - weights) / lr)
+        """),
+    ("7.4", "steps on a copy", """
+        def work_locally(compute, weights, more, lr, every):
+            dist.recv(weights, src=SERVER)
+            while more():
+                own, gradients = weights.clone(), []
+                for _ in range(every):
+                    gradients.append(compute(own).clone())
+                    own = own - lr * gradients[-1]
+                hand_in(torch.stack(gradients).sum(0))
+                dist.recv(weights, src=SERVER)
+            leave()
+        """),
+    ("7.5", "computes at the memory itself", """
+        def hogwild(shared, compute, lr, more):
+            while more():
+                shared.sub_(compute(shared), alpha=lr)
+        """),
+    ("7.5", "in a slice", """
+        def hogwild(shared, compute, lr, more):
+            while more():
+                step = lr * compute(shared.clone())
+                shared[:] -= step
+        """),
+    ("7.6", "sums over everything", """
+        def count_lost(counters, update, times):
+            dist.barrier()
+            for _ in range(times):
+                update(counters)
+            dist.barrier()
+            made = times * dist.get_world_size() * counters.numel()
+            return (made - counters.sum().item()) / made
+        """),
+    ("7.6", "all_reduce for a barrier", """
+        def count_lost(counters, update, times):
+            ready = torch.ones(1)
+            dist.all_reduce(ready)
+            for k in range(times):
+                update(counters)
+            dist.barrier()
+            return 1.0 - float(counters.mean()) / (times * int(ready))
+        """),
+    ("7.7", "sends first, then receives, then waits", """
+        def work_sharded(compute, weights, servers, more):
+            parts = torch.tensor_split(weights, len(servers))
+            receives, sends = [dist.irecv(p, src=s) for p, s in zip(parts, servers)], []
+            while True:
+                for request in receives:
+                    request.wait()
+                for request in sends:
+                    request.wait()
+                if not more():
+                    break
+                pieces = torch.tensor_split(compute(weights), len(servers))
+                sends = [dist.isend(GRADIENT, dst=s) for s in servers]
+                sends += [dist.isend(p, dst=s) for p, s in zip(pieces, servers)]
+                receives = [dist.irecv(p, src=s) for p, s in zip(parts, servers)]
+            for server in servers:
+                leave(server)
+        """),
+    ("7.7", "receives before it sends", """
+        def work_sharded(compute, weights, servers, more):
+            parts = weights.tensor_split(len(servers))
+            requests = [dist.irecv(part, src=server) for part, server in zip(parts, servers)]
+            while True:
+                for request in requests:
+                    request.wait()
+                if not more():
+                    for server in servers:
+                        dist.send(LEAVE, dst=server)
+                    return
+                gradient = compute(weights.clone())
+                requests = [dist.irecv(part, src=server) for part, server in zip(parts, servers)]
+                for piece, server in zip(gradient.tensor_split(len(servers)), servers):
+                    requests.append(dist.isend(GRADIENT, dst=server))
+                    requests.append(dist.isend(piece, dst=server))
+        """),
+]  # fmt: skip

@@ -1,9 +1,4 @@
-"""Checks of lab 07: a parameter server, and what becomes of gradients that come late.
-
-A server is replayed from the records of its rank: they tell which gradient came when, and to whom
-weights were sent. The check's own workers compute a gradient that follows from the weights they
-got, so the replay gives the weights, the staleness and the leads that the server must have had.
-"""
+"""Checks of lab 07: a parameter server, and what becomes of gradients that come late."""
 
 from __future__ import annotations
 
@@ -13,8 +8,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -23,453 +17,64 @@ from .calls import blocking, broken, only, waited
 from .mistakes import Mistake, same
 from .model import use_model as use_model
 from .probe import answer_named, as_dict, integers, recorded, told
+from .servers import (
+    SERVER,
+    SIZE,
+    WORLD,
+    Counted,
+    Replay,
+    ask_worker,
+    enough,
+    jobs_of,
+    judge_rows,
+    judge_sent,
+    rate_of,
+    served,
+    toy_gradient,
+    weights_for,
+)
 from .task import Report, task
 
-# Ranks of the lab, the server among them.
-WORLD = 6
-SERVER = 0
-# Numbers of a toy model; a header has one.
-SIZE = 7
-RATES = (0.5, 0.25, 0.125)
-# Seconds between two looks of a slow worker.
-LOOK = 0.0005
-
-LEFT = (
-    "they leave one after the other. Who has left gets no weights, is not waited for, and does not "
-    "count among the slowest"
-)
-
-
-def toy_gradient(weights: torch.Tensor, worker: int, k: int) -> torch.Tensor:
-    """What a worker hands in as its k-th gradient: tells from which weights, from whom, when."""
-    return 0.5 * weights - (10.0 * worker + k)
-
-
-def _enough(ranks, report: Report) -> bool:
-    if ranks.n != WORLD:
-        report.problem(f"the check needs {WORLD} ranks: ranks = cluster.start({WORLD}, timeout=60)")
-    return ranks.n == WORLD
-
-
-def _rate(seed: int) -> float:
-    return RATES[seed % len(RATES)]
-
-
-# -- what a server has done -------------------------------------------------------------------
-
-
-def _toy_worker(worker: int, steps: int, looks: int) -> list[list[float]]:
-    """Work for so many steps, then leave; returns the weights that came.
-
-    A worker looks so many times for new weights before it hands in what it has: time in which
-    others go on.
-    """
-    got, weights = [], torch.empty(SIZE)
-    request = dist.irecv(weights, SERVER)
-    for k in range(steps):
-        request.wait()
-        got.append(weights.tolist())
-        gradient = toy_gradient(weights, worker, k)
-        request = dist.irecv(weights := torch.empty(SIZE), SERVER)
-        for _ in range(looks):
-            request.is_completed()
-            time.sleep(LOOK)
-        dist.send(torch.ones(1), SERVER)
-        dist.send(gradient, SERVER)
-    request.wait()
-    got.append(weights.tolist())
-    dist.send(torch.zeros(1), SERVER)
-    return got
-
-
-def probe_server(
-    user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, rate: float, more: dict
-) -> dict:
-    """A server of the student's, with workers of the check's: ``jobs`` has (rank, steps, looks)."""
-    mine = next((job for job in jobs if job[0] == rank), None)
-    if rank == SERVER:
-        weights, workers = integers(seed, SIZE), [worker for worker, *_ in jobs]
-        bound = {"bound": math.inf if more["bound"] is None else more["bound"]} if more else {}
-        function = answer_named(user_ns, name)
-        result, calls = recorded(function, weights, workers, rate, *bound.values())
-        return {"weights": weights, "result": told(result), "calls": calls}
-    return {"got": _toy_worker(*mine)} if mine else {}
-
-
-@dataclass
-class Replay:
-    """What a server has done, from its records, and what it had to make of it.
-
-    Attributes:
-        events: ("send", w), ("gradient", w) and ("leave", w) in their order.
-        got: of each worker, the weights that it was sent.
-        rate: the learning rate.
-    """
-
-    events: list[tuple[str, int]]
-    got: dict[int, list[list[float]]]
-    start: torch.Tensor
-    rate: float
-    workers: Sequence[int] = field(init=False)
-
-    def __post_init__(self):
-        self.workers = sorted(self.got)
-
-    def gradients(self) -> Iterator[tuple[str, int, torch.Tensor | None]]:
-        """The events, with the gradient that came."""
-        count = dict.fromkeys(self.workers, 0)
-        for kind, worker in self.events:
-            gradient = None
-            if kind == "gradient":
-                k = count[worker]
-                gradient = toy_gradient(torch.tensor(self.got[worker][k]), worker, k)
-                count[worker] += 1
-            yield kind, worker, gradient
-
-    def one_by_one(self, factor: float = 1.0) -> list[float]:
-        """The weights in the end, where each gradient is a step of its own."""
-        weights = self.start.clone()
-        for _, _, gradient in self.gradients():
-            if gradient is not None:
-                weights -= self.rate * factor * gradient
-        return weights.tolist()
-
-    def sent(self, factor: float = 1.0, before: bool = False) -> list[list]:
-        """Of each sending: to whom, and the weights then; or those without its own gradient."""
-        weights, old, found = self.start.clone(), {}, []
-        for kind, worker, gradient in self.gradients():
-            if gradient is not None:
-                old[worker] = weights.clone()
-                weights -= self.rate * factor * gradient
-            elif kind == "send":
-                found.append([worker, (old.get(worker, weights) if before else weights).tolist()])
-        return found
-
-    def rows(self, what: str = "staleness") -> list[list[int]]:
-        """(worker, staleness) of each gradient, or a wrong idea of staleness."""
-        found: list[list[int]] = []
-        at: dict[int, int] = {}
-        clock = dict.fromkeys(self.workers, 0)
-        here = set(self.workers)
-        for kind, worker in self.events:
-            if kind == "send":
-                at[worker] = len(found)
-            elif kind == "leave":
-                here.discard(worker)
-            else:
-                others = [w for w, _ in found[at[worker] :]]
-                slowest = min(clock[w] for w in here)
-                values = {
-                    "staleness": len(others),
-                    "with its own": len(others) + 1,
-                    "versions": len(found),
-                    "read": at[worker],
-                    "ranks": len(set(others)),
-                    "lead": clock[worker] - slowest,
-                    "steps": clock[worker],
-                    "zero": 0,
-                }
-                clock[worker] += 1
-                found.append([worker, values[what]])
-        return found
-
-    def rounds(self) -> list[dict[int, torch.Tensor]]:
-        """The gradients of each round: a round is over when weights are sent again."""
-        found: list[dict[int, torch.Tensor]] = []
-        fresh = True
-        for kind, worker, gradient in self.gradients():
-            if kind == "send":
-                fresh = True
-            elif gradient is not None:
-                if fresh:
-                    found.append({})
-                fresh = False
-                found[-1][worker] = gradient
-        return found
-
-
-def _events(calls: list[dict]) -> list[tuple[str, int]]:
-    """What a server has sent and got, in the order in which it happened."""
-    messages = [call for call in calls if call["op"] in ("send", "recv")]
-    messages.sort(key=lambda call: call["start"] if call["op"] == "send" else call["end"])
-    last = {call["peer"]: call for call in messages if call["op"] == "recv"}
-    events = []
-    for call in messages:
-        if call["op"] == "send":
-            events.append(("send", call["peer"]))
-        elif call["nbytes"] > 4:
-            events.append(("gradient", call["peer"]))
-        elif last[call["peer"]] is call:
-            events.append(("leave", call["peer"]))
-    return events
-
-
-def _served(
-    ranks, report: Report, name: str, jobs: list, bound: dict | None = None, hint: str = ""
-) -> tuple[dict, Replay] | None:
-    """Ask a server; its answer and the replay, where it came to an end and broke no first rule."""
-    rate = _rate(report.seed)
-    given = {"name": name, "seed": report.seed, "jobs": jobs, "rate": rate, "more": bound or {}}
-    answers = report.answers(ranks, __name__, "probe_server", **given)
-    if not answers:
-        if not report.open and any(kind == "error" for _, kind, _ in report.found):
-            workers = [worker for worker, *_ in jobs]
-            report.problem(f"(workers = {workers}: {LEFT}{hint})")
-        return None
-    server = answers[SERVER].value
-    events = _events(server["calls"])
-    workers = [worker for worker, *_ in jobs]
-    rules = (only("send", "recv"), _inside(workers), waited)
-    if report.found or not report.communication(SERVER, server["calls"], *rules):
-        return None
-    got = {worker: answers[worker].value["got"] for worker in workers}
-    return server, Replay(events, got, integers(report.seed, SIZE), rate)
-
-
-def _inside(workers: list[int]):
-    """The rule that the server talks to its workers only."""
-
-    def rule(calls: list[dict]) -> str | None:
-        others = sorted({call["peer"] for call in calls} - set(workers))
-        if not others:
-            return None
-        return f"it talks to rank {others[0]}, but the argument workers was {workers}"
-
-    return rule
-
-
-def _judge_sent(report: Report, server: dict, replay: Replay) -> bool:
-    """Whether every worker got the weights as they were then, and what they are in the end."""
-    places = dict.fromkeys(replay.workers, 0)
-    got = []
-    for kind, worker in replay.events:
-        if kind == "send":
-            got.append([worker, replay.got[worker][places[worker]]])
-            places[worker] += 1
-    start = replay.start.tolist()
-    mistakes = [
-        *_wrong_steps(replay, [[worker, start] for worker, _ in got], replay.sent),
-        Mistake(
-            replay.sent(before=True),
-            "these are the weights before its own gradient was applied: apply first, then send",
-        ),
-        Mistake(
-            lambda got: _is_older(got, replay),
-            "these are weights from before some gradients that have come: apply each when it comes",
-        ),
-    ]
-    what = "the weights that it sent, as (rank, weights)"
-    if not report.judge(SERVER, got, replay.sent(), mistakes, what=what):
-        return False
-    mistakes = _wrong_steps(replay, start, replay.one_by_one)
-    expected, what = replay.one_by_one(), "the weights in the end"
-    return report.judge(SERVER, server["weights"], expected, mistakes, what=what)
-
-
-def _is_older(got: list, replay: Replay) -> bool:
-    """Whether the first weights that are not as they should be once were those of the server."""
-    wrong = next(one for one, right in zip(got, replay.sent(), strict=True) if not same(one, right))
-    weights = replay.start.clone()
-    versions = [weights.tolist()]
-    for _, _, gradient in replay.gradients():
-        if gradient is not None:
-            weights -= replay.rate * gradient
-            versions.append(weights.tolist())
-    return any(same(wrong[1], version) for version in versions)
-
-
-def _wrong_steps(replay: Replay, unchanged: list, after: Callable[[float], list]) -> list[Mistake]:
-    """What else than w - lr · gradient may have been computed."""
-    workers = len(replay.workers)
-    wrong = {
-        "these are the weights of the beginning: update the tensor weights in place, and send that "
-        "one": unchanged,
-        f"each gradient is a step of its own here: lr · gradient, not divided by {workers}":
-            after(1 / workers),
-        "uphill: subtract lr · gradient": after(-1.0),
-        "the learning rate is missing": after(1 / replay.rate),
-    }  # fmt: skip
-    return [Mistake(gives, said) for said, gives in wrong.items() if not same(gives, after(1.0))]
-
-
-def _judge_rows(report: Report, server: dict, replay: Replay) -> None:
-    """What the server says of the staleness of each gradient."""
-    wrong = {
-        "staleness 0 everywhere: count the updates between the sending of the weights and the "
-        "coming of the gradient, those of other workers": "zero",
-        "one too many: the gradient's own update does not count. Note the staleness before the "
-        "update, or subtract 1": "with its own",
-        "this is the number of all updates so far: subtract what it was when this worker got its "
-        "weights": "versions",
-        "this is the version that the worker got its weights at: subtract it from the version "
-        "now": "read",
-        "this counts the ranks that have updated meanwhile; count their updates": "ranks",
-        "this is how many steps the worker is ahead of the slowest, not how old its weights "
-        "were": "lead",
-        "this is how many gradients this worker has handed in before: count those of the others, "
-        "since it got its weights": "steps",
-    }  # fmt: skip
-    expected, got = replay.rows(), server["result"]
-    swapped = [[stale, worker] for worker, stale in expected]
-    mistakes = [
-        Mistake(lambda got: not isinstance(got, list), "serve returns a list, one pair a gradient"),
-        Mistake([worker for worker, _ in expected], "only the ranks: the staleness is missing"),
-        Mistake([stale for _, stale in expected], "only the staleness: pairs of (rank, staleness)"),
-        Mistake(
-            lambda got: len(got) != len(expected),
-            f"expected {len(expected)} pairs, one for each gradient that was applied, got "
-            f"{len(got) if isinstance(got, list) else 'none'}",
-        ),
-        Mistake(swapped, "the pairs are the other way round: (rank, staleness)"),
-        *(
-            Mistake(replay.rows(what), said)
-            for said, what in wrong.items()
-            if replay.rows(what) != expected
-        ),
-    ]
-    form = "the list of pairs (rank, staleness)"
-    report.judge(SERVER, got, expected, mistakes, what="the list", form=form)
-
-
 # -- 7.1 --------------------------------------------------------------------------------------
-
-
-class Counted:
-    """Of a student's worker: how often it asked for more, and computed."""
-
-    def __init__(self, worker: int, steps: int):
-        self.worker, self.left, self.computed, self.seen = worker, steps, 0, []
-        self.allowed = True
-
-    def more(self) -> bool:
-        """Whether there is another step to do."""
-        self.allowed = self.left > 0
-        self.left -= 1
-        return self.allowed
-
-    def compute(self, weights: torch.Tensor) -> torch.Tensor:
-        """The toy gradient of the next step."""
-        if not self.allowed:
-            raise RuntimeError(
-                "compute(weights) was called after more() had said False: ask more() each time "
-                "that weights have come, and leave if it says False"
-            )
-        self.seen.append(weights.tolist())
-        self.computed += 1
-        return toy_gradient(weights, self.worker, self.computed - 1)
-
-
-def _weights_for(seed: int, worker: int, k: int) -> torch.Tensor:
-    return integers(seed + 100 * worker + k, SIZE)
-
-
-def _toy_server(seed: int, jobs: list, most: int) -> dict[str, list]:
-    """Send each worker fresh weights until it leaves; what each has handed in."""
-    handed: dict[str, list] = {str(worker): [] for worker, *_ in jobs}
-    here = [worker for worker, *_ in jobs]
-    for k in range(most):
-        for worker in here:
-            dist.send(_weights_for(seed, worker, k), worker)
-        for worker in list(here):
-            dist.recv(header := torch.empty(1), worker)
-            if header.item() == 0:
-                here.remove(worker)
-            else:
-                dist.recv(gradient := torch.empty(SIZE), worker)
-                handed[str(worker)].append(gradient.tolist())
-    return handed
-
-
-def probe_work(user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, more: list) -> dict:
-    """A worker of the student's, with a server of the check's."""
-    steps = {worker: count for worker, count, _ in jobs}
-    if rank == SERVER:
-        return {"handed": _toy_server(seed, jobs, max(steps.values()) + 1)}
-    if rank not in steps:
-        return {}
-    counted = Counted(rank, steps[rank])
-    function = answer_named(user_ns, name)
-    _, calls = recorded(function, counted.compute, torch.empty(SIZE), counted.more, *more)
-    return {"seen": counted.seen, "calls": calls}
-
-
-def _ask_worker(ranks, report: Report, name: str, more: Sequence = ()) -> list | None:
-    """The answers of :func:`probe_work`; `None` where something was wrong already."""
-    jobs = _jobs(report.seed, [1, 2, 3], 3)
-    given = {"name": name, "seed": report.seed, "jobs": jobs, "more": list(more)}
-    answers = report.answers(ranks, __name__, "probe_work", **given)
-    found = [kind for _, kind, _ in report.found]
-    if "unreceived" in found:
-        senders = {rank for _, kind, rank in report.found if kind == "unreceived"}
-        report.problem(
-            "(the last weights were sent, and not received: receive first, then ask more())"
-            if senders == {SERVER}
-            else "(each sending of weights has one answer: header and gradient, or a farewell)"
-        )
-    elif "error" in found and not report.open:
-        report.problem(
-            "(the protocol: receive weights, then ask more() once; if it says False, leave() and "
-            "return; else hand_in what was computed, and receive again)"
-        )
-    if not answers or report.found:
-        return None
-    for worker, *_ in jobs:
-        rules = (only("send", "recv"), waited)
-        report.communication(worker, answers[worker].value["calls"], *rules)
-    return None if report.found else [(jobs, answers)]
-
-
-def _jobs(seed: int, workers: Sequence[int], steps: int, slow: int | None = None) -> list:
-    """(rank, steps, looks): all workers leave after different numbers of steps."""
-    turn = seed % len(workers)
-    return [
-        (worker, steps + (place + turn) % len(workers), 8 if worker == slow else place % 2)
-        for place, worker in enumerate(workers)
-    ]
 
 
 @task("7.1", "the synchronous server", points=3)
 def serve_in_rounds(ranks, report: Report) -> None:
     """A worker that follows the protocol; a server that takes one step a round."""
-    if not _enough(ranks, report):
+    if not enough(ranks, report):
         return
     _judge_work(ranks, report)
     for workers in ([1, 2, 3], [2, 5], [4]):
         if report.found:
             return
-        jobs = _jobs(report.seed, workers, 3, slow=workers[-1])
-        served = _served(ranks, report, "serve_in_rounds", jobs)
-        if served is not None:
-            _judge_rounds(report, *served)
+        jobs = jobs_of(report.seed, workers, 3, slow=workers[-1])
+        found = served(ranks, report, "serve_in_rounds", jobs)
+        if found is not None:
+            _judge_rounds(report, *found)
 
 
 def _judge_work(ranks, report: Report) -> None:
-    for jobs, answers in _ask_worker(ranks, report, "work") or ():
-        handed = answers[SERVER].value["handed"]
-        for worker, steps, _ in jobs:
-            weights = [_weights_for(report.seed, worker, k) for k in range(steps + 1)]
-            expected = [toy_gradient(weights[k], worker, k).tolist() for k in range(steps)]
-            stale = [toy_gradient(weights[0], worker, k).tolist() for k in range(steps)]
-            seen = answers[worker].value["seen"]
-            mistakes = [
-                Mistake(stale, "every gradient was computed with the first weights that came"),
-                Mistake(
-                    [one.tolist() for one in weights[:steps]],
-                    "these are the weights: hand in compute(weights)",
-                ),
-                Mistake(
-                    lambda got, n=steps: len(got) != n,
-                    f"{len(handed[str(worker)])} gradients came, {steps} were expected, as "
-                    f"more() said True {steps} times",
-                ),
-                Mistake(
-                    lambda _, seen=seen, w=weights: not same(seen, [x.tolist() for x in w[:-1]]),
-                    "compute got other weights than those that the server had sent",
-                ),
-            ]
+    jobs, answers = ask_worker(ranks, report, "work")
+    for worker, steps, _ in jobs:
+        handed = answers[SERVER].value["handed"][str(worker)]
+        seen = answers[worker].value["seen"]
+        came = [weights_for(report.seed, worker, k) for k in range(steps)]
+        expected = [toy_gradient(weights, worker, k).tolist() for k, weights in enumerate(came)]
+        stale = [toy_gradient(came[0], worker, k).tolist() for k in range(steps)]
+        wrong = {
+            "every gradient was computed with the first weights that came": stale,
+            "these are the weights: hand in compute(weights)": [one.tolist() for one in came],
+        }
+        count = f"{len(handed)} gradients came, {steps} were expected, as more() said True so often"
+        mistakes = [Mistake(gives, said) for said, gives in wrong.items()]
+        if len(handed) != steps:
+            report.problem(f"work: {count}", worker)
+        elif _right_count(report, worker, len(seen), steps):
+            if not same(seen, [one.tolist() for one in came]):
+                said = "compute got other weights than those that the server had sent"
+                mistakes.append(Mistake(lambda _: True, said))
             what = "work: the gradients that it handed in"
-            if len(handed[str(worker)]) != steps or _right_count(report, worker, len(seen), steps):
-                report.judge(worker, handed[str(worker)], expected, mistakes, what=what)
+            report.judge(worker, handed, expected, mistakes, what=what)
 
 
 def _right_count(report: Report, worker: int, computed: int, expected: int) -> bool:
@@ -568,19 +173,19 @@ def _judge_steps(report: Report, server: dict, replay: Replay) -> None:
 @task("7.2", "the asynchronous server, and staleness", points=3)
 def serve_anyone(ranks, report: Report) -> None:
     """Whoever comes first is served first, alone, and at once."""
-    if not _enough(ranks, report):
+    if not enough(ranks, report):
         return
     for workers in ([1, 2, 3], [1, 2, 4, 5], [3]):
-        jobs = _jobs(report.seed, workers, 4, slow=workers[report.seed % len(workers)])
-        served = _served(ranks, report, "serve_anyone", jobs)
-        if served is not None:
-            server, replay = served
+        jobs = jobs_of(report.seed, workers, 4, slow=workers[report.seed % len(workers)])
+        found = served(ranks, report, "serve_anyone", jobs)
+        if found is not None:
+            server, replay = found
             if (
                 report.communication(SERVER, server["calls"], _from_anyone)
                 and _answers_at_once(report, replay)
-                and _judge_sent(report, server, replay)
+                and judge_sent(report, server, replay)
             ):
-                _judge_rows(report, server, replay)
+                judge_rows(report, server, replay)
         if report.found:
             return
 
@@ -620,21 +225,21 @@ def _answers_at_once(report: Report, replay: Replay) -> bool:
 @task("7.3", "one server, three consistency models", points=4)
 def serve(ranks, report: Report) -> None:
     """Nobody gets weights who is more than `bound` ahead; nobody waits who is not."""
-    if not _enough(ranks, report):
+    if not enough(ranks, report):
         return
     for workers, bound in (([1, 2, 3], 2), ([1, 2, 4, 5], 0), ([2, 3], 1), ([1, 2, 3], None)):
-        jobs = _jobs(report.seed, workers, 7, slow=workers[report.seed % len(workers)])
+        jobs = jobs_of(report.seed, workers, 7, slow=workers[report.seed % len(workers)])
         hint = f". bound = {'inf' if bound is None else bound}: who had to wait must be thought of "
         hint += "again when the slowest has moved on"
-        served = _served(ranks, report, "serve", jobs, {"bound": bound}, hint)
-        if served is not None:
-            server, replay = served
+        found = served(ranks, report, "serve", jobs, {"bound": bound}, hint)
+        if found is not None:
+            server, replay = found
             if (
                 report.communication(SERVER, server["calls"], _from_anyone)
                 and _keeps_bound(report, replay, math.inf if bound is None else bound)
-                and _judge_sent(report, server, replay)
+                and judge_sent(report, server, replay)
             ):
-                _judge_rows(report, server, replay)
+                judge_rows(report, server, replay)
         if report.found:
             return
 
@@ -682,19 +287,17 @@ def _keeps_bound(report: Report, replay: Replay, bound: float) -> bool:
 @task("7.4", "weak consistency: several steps alone", points=2)
 def work_locally(ranks, report: Report) -> None:
     """`every` steps on one's own weights, then the sum of their gradients."""
-    if not _enough(ranks, report):
+    if not enough(ranks, report):
         return
-    rate = _rate(report.seed)
+    rate = rate_of(report.seed)
     for every in (3, 1, 4):
         # more() is asked once an exchange, so compute is allowed `every` times then.
-        asked = _ask_worker(ranks, report, "work_locally", [rate, every])
-        for jobs, answers in asked or ():
-            handed = answers[SERVER].value["handed"]
-            for worker, steps, _ in jobs:
-                got = handed[str(worker)]
-                if _judge_local(report, worker, steps, got, rate, every):
-                    computed = len(answers[worker].value["seen"])
-                    _right_count(report, worker, computed, steps * every)
+        jobs, answers = ask_worker(ranks, report, "work_locally", [rate, every])
+        for worker, steps, _ in jobs:
+            got = answers[SERVER].value["handed"][str(worker)]
+            if _judge_local(report, worker, steps, got, rate, every):
+                computed = len(answers[worker].value["seen"])
+                _right_count(report, worker, computed, steps * every)
         if report.found:
             return
 
@@ -704,7 +307,7 @@ def _local(seed: int, worker: int, steps: int, rate: float, every: int) -> dict[
     found: dict[str, list] = {}
     k, life = 0, torch.zeros(SIZE)
     for exchange in range(steps):
-        first = weights = _weights_for(seed, worker, exchange)
+        first = weights = weights_for(seed, worker, exchange)
         own, still = [], []
         for _ in range(every):
             own.append(toy_gradient(weights, worker, k))
@@ -808,7 +411,7 @@ def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: in
 @task("7.5", "Hogwild", points=2)
 def hogwild(ranks, report: Report) -> None:
     """Each step is added to what stands in the memory then, and nothing is sent."""
-    rate, steps = _rate(report.seed), 4
+    rate, steps = rate_of(report.seed), 4
     given = {"seed": report.seed, "rate": rate, "steps": steps}
     for answer in report.answers(ranks, __name__, "probe_hogwild", **given):
         rank, value = answer.rank, answer.value
@@ -952,7 +555,7 @@ def _kept(seed: int, rank: int, times: int) -> torch.Tensor:
 @task("7.6", "lost updates, counted", points=2)
 def count_lost(ranks, report: Report) -> None:
     """All begin together, nobody reads before all are done; the share that is missing."""
-    if not _enough(ranks, report):
+    if not enough(ranks, report):
         return
     for times in (7, 3):
         answers = report.answers(
@@ -1110,10 +713,10 @@ def _toy_part(seed: int, place: int, servers: list[int], steps: dict[int, int]) 
 @task("7.7", "several servers, each with a part", points=3)
 def work_sharded(ranks, report: Report) -> None:
     """All parts come and go at once, and in their places."""
-    if not _enough(ranks, report):
+    if not enough(ranks, report):
         return
     for servers, workers in (([0, 1], [2, 3, 5]), ([0, 1, 2], [4]), ([3], [1, 2])):
-        jobs = _jobs(report.seed, workers, 2)
+        jobs = jobs_of(report.seed, workers, 2)
         given = {"seed": report.seed, "servers": servers, "jobs": jobs}
         answers = report.answers(ranks, __name__, "probe_sharded", **given)
         if not answers and not report.open:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
+from utils.verdict import named
+
 from .calls import blocking, broken, only, waited
 from .mistakes import Mistake, same
 from .model import use_model as use_model
@@ -25,6 +27,7 @@ from .servers import (
     Replay,
     ask_worker,
     enough,
+    hint_if_stuck,
     jobs_of,
     judge_rows,
     judge_sent,
@@ -94,10 +97,9 @@ def _judge_rounds(report: Report, server: dict, replay: Replay) -> None:
     for kind, worker in replay.events:
         if kind == "send":
             if outstanding and answered:
-                missing = ", ".join(map(str, sorted(outstanding)))
                 report.problem(
-                    f"rank {worker} got new weights while rank {missing} had not answered: the "
-                    "round is over when everybody has handed in, then there is one step, and "
+                    f"rank {worker} got new weights while {named(outstanding)} had not answered: "
+                    "the round is over when everybody has handed in, then there is one step, and "
                     "then all get the new weights",
                     SERVER,
                     "communication",
@@ -108,9 +110,10 @@ def _judge_rounds(report: Report, server: dict, replay: Replay) -> None:
             outstanding.add(worker)
         else:
             if outstanding | answered != here and not answered:
-                forgotten = sorted(here - outstanding)
                 report.problem(
-                    f"rank {forgotten[0]} is still there, and got no weights in this round",
+                    f"{named(here - outstanding)} had no weights of this round when the first "
+                    "gradient was received: send to all, then collect, so that all gradients of a "
+                    "round belong to the same weights",
                     SERVER,
                     "communication",
                 )
@@ -229,8 +232,10 @@ def serve(ranks, report: Report) -> None:
         return
     for workers, bound in (([1, 2, 3], 2), ([1, 2, 4, 5], 0), ([2, 3], 1), ([1, 2, 3], None)):
         jobs = jobs_of(report.seed, workers, 7, slow=workers[report.seed % len(workers)])
-        hint = f". bound = {'inf' if bound is None else bound}: who had to wait must be thought of "
-        hint += "again when the slowest has moved on"
+        hint = (
+            f". bound = {'inf' if bound is None else bound}: it is for the lead, in clocks. Who had "
+            "to wait must be thought of again when the slowest has moved on"
+        )
         found = served(ranks, report, "serve", jobs, {"bound": bound}, hint)
         if found is not None:
             server, replay = found
@@ -254,7 +259,7 @@ def _keeps_bound(report: Report, replay: Replay, bound: float) -> bool:
             lead = clock[worker] - slowest
             if lead > bound:
                 report.problem(
-                    f"bound {bound}: rank {worker} got weights when it was {lead} clocks ahead of "
+                    f"bound {bound}: rank {worker} got weights when its clock was {lead} ahead of "
                     "the slowest: it may go on if clock[w] - min(clock.values()) <= bound",
                     SERVER,
                     "communication",
@@ -266,8 +271,8 @@ def _keeps_bound(report: Report, replay: Replay, bound: float) -> bool:
         if held:
             lead = clock[held[0]] - slowest
             report.problem(
-                f"bound {bound}: rank {held[0]} is {lead} clocks ahead of the slowest, which is "
-                "allowed, and the server received again before it sent weights: before each "
+                f"bound {bound}: the clock of rank {held[0]} is {lead} ahead of the slowest, which "
+                "is allowed, and the server received again before it sent weights: before each "
                 "receive look at all who wait",
                 SERVER,
                 "communication",
@@ -395,7 +400,7 @@ class Others:
 
 def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: int) -> dict:
     """`hogwild` on memory that others write to."""
-    shared = integers(seed + rank, SIZE)
+    shared = integers(seed, SIZE)
     others, pointer = Others(shared, seed, steps), shared.data_ptr()
     function = answer_named(user_ns, "hogwild")
     _, calls = recorded(function, shared, others.compute, rate, others.more)
@@ -430,7 +435,7 @@ def hogwild(ranks, report: Report) -> None:
                 rank,
             )
             continue
-        gives = _hogwild(integers(report.seed + rank, SIZE), report.seed, rate, steps)
+        gives = _hogwild(integers(report.seed, SIZE), report.seed, rate, steps)
         said = {
             "back": "the updates of other ranks were overwritten: between reading and writing "
             "others have added to the weights. Do not write back a copy: change shared in place, "
@@ -719,12 +724,12 @@ def work_sharded(ranks, report: Report) -> None:
         jobs = jobs_of(report.seed, workers, 2)
         given = {"seed": report.seed, "servers": servers, "jobs": jobs}
         answers = report.answers(ranks, __name__, "probe_sharded", **given)
-        if not answers and not report.open:
-            report.problem(
-                f"(servers = {servers}: the parts are those of weights.tensor_split("
-                f"{len(servers)}). From each a part comes; to each goes a header and its part of "
-                "the gradient; leave() says goodbye to each)"
-            )
+        hint_if_stuck(
+            report,
+            f"servers = {servers}: the parts are those of weights.tensor_split({len(servers)}). "
+            "From each a part comes; to each goes a header and its part of the gradient; leave() "
+            "says goodbye to each. What came of it:",
+        )
         if not answers or report.found:
             return
         for worker, steps, _ in jobs:

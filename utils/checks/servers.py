@@ -27,7 +27,7 @@ SERVER = 0
 SIZE = 7
 RATES = (0.5, 0.25, 0.125)
 # Seconds between two looks of a slow worker.
-LOOK = 0.0005
+LOOK = 0.0002
 
 LEFT = (
     "they leave one after the other. Who has left gets no weights, is not waited for, and does not "
@@ -198,6 +198,13 @@ def _events(calls: list[dict]) -> list[tuple[str, int]]:
     return events
 
 
+def hint_if_stuck(report: Report, hint: str) -> None:
+    """Say this first, where ranks wait for each other, or messages do not fit or are left over."""
+    stuck = ("CommunicationTimeout", "CommunicationMismatch")
+    if any(text.startswith(stuck) or kind == "unreceived" for text, kind, _ in report.found):
+        report.found.insert(0, (hint, "mistake", None))
+
+
 def served(
     ranks, report: Report, name: str, jobs: list, bound: dict | None = None, hint: str = ""
 ) -> tuple[dict, Replay] | None:
@@ -205,14 +212,12 @@ def served(
     rate = rate_of(report.seed)
     given = {"name": name, "seed": report.seed, "jobs": jobs, "rate": rate, "more": bound or {}}
     answers = report.answers(ranks, __name__, "probe_server", **given)
+    workers = [worker for worker, *_ in jobs]
+    hint_if_stuck(report, f"workers = {workers}: {LEFT}{hint}. What came of it:")
     if not answers:
-        if not report.open and any(kind == "error" for _, kind, _ in report.found):
-            workers = [worker for worker, *_ in jobs]
-            report.problem(f"(workers = {workers}: {LEFT}{hint})")
         return None
     server = answers[SERVER].value
     events = _events(server["calls"])
-    workers = [worker for worker, *_ in jobs]
     rules = (only("send", "recv"), _inside(workers), waited)
     if report.found or not report.communication(SERVER, server["calls"], *rules):
         return None
@@ -315,6 +320,11 @@ def judge_rows(report: Report, server: dict, replay: Replay) -> None:
             f"{len(got) if isinstance(got, list) else 'none'}",
         ),
         Mistake(swapped, "the pairs are the other way round: (rank, staleness)"),
+        Mistake(
+            lambda got: any(isinstance(p, list) and len(p) == 2 and p[1] < 0 for p in got),
+            "less than 0 updates late: of the number of updates when its weights were sent, too "
+            "many were noted",
+        ),
         *(
             Mistake(replay.rows(what), said)
             for said, what in wrong.items()
@@ -345,8 +355,8 @@ class Counted:
         """The toy gradient of the next step."""
         if not self.allowed:
             raise RuntimeError(
-                "compute(weights) was called after more() had said False: ask more() each time "
-                "that weights have come, and leave if it says False"
+                "compute(weights) was called after more() had said False: ask more() once each "
+                "time that weights have come, before anything is computed; leave if it says False"
             )
         self.seen.append(weights.tolist())
         self.computed += 1
@@ -401,10 +411,11 @@ def ask_worker(ranks, report: Report, name: str, more: Sequence = ()) -> tuple[l
             if senders == {SERVER}
             else "(each sending of weights has one answer: header and gradient, or a farewell)"
         )
-    elif "error" in found and not report.open:
-        report.problem(
-            "(the protocol: receive weights, then ask more() once; if it says False, leave() and "
-            "return; else hand_in what was computed, and receive again)"
+    else:
+        hint_if_stuck(
+            report,
+            "the protocol: receive weights, then ask more() once; if it says False, leave() and "
+            "return; else hand_in what was computed, and receive again. What came of it:",
         )
     if not answers or report.found:
         return [], []

@@ -232,7 +232,7 @@ _CHANGES = [
                     dist.send(weights, dst=worker)
                     sent_at[worker] = len(applied)
             return applied
-        """, None, "to wait must be thought of again"),
+        """, None, "had to wait must be thought of again"),
     ("7.3", "compares with the fastest", "slowest = min(clock.values())",
      "slowest = max(clock.values())", "ahead of the slowest: it may go on if"),
     ("7.3", "compares with the mean", "slowest = min(clock.values())",

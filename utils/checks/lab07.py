@@ -233,8 +233,8 @@ def serve(ranks, report: Report) -> None:
     for workers, bound in (([1, 2, 3], 2), ([1, 2, 4, 5], 0), ([2, 3], 1), ([1, 2, 3], None)):
         jobs = jobs_of(report.seed, workers, 7, slow=workers[report.seed % len(workers)])
         hint = (
-            f". bound = {'inf' if bound is None else bound}: it is for the lead, in clocks. Who had "
-            "to wait must be thought of again when the slowest has moved on"
+            f". bound = {'inf' if bound is None else bound}: it is for the lead, in clocks. Who "
+            "had to wait must be thought of again when the slowest has moved on"
         )
         found = served(ranks, report, "serve", jobs, {"bound": bound}, hint)
         if found is not None:

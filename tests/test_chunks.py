@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
-import pytest
-import torch.distributed as dist
 from local_ranks import LocalRanks
-from torch.distributed import distributed_c10d
 
 from utils.timeline import chunks
 

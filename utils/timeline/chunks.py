@@ -1,18 +1,18 @@
-"""What an all-reduce by hand does, step by step: which elements travel, and over whom they are summed.
+"""What an all-reduce by hand does, step by step: what travels, and over whom it is summed.
 
-On the ranks, :func:`watch` calls a student's function on a tensor whose numbers tell where they come
-from, and notes each message that it sends and receives. In the kernel, :func:`steps` puts the notes of
-all ranks in order; :mod:`utils.figures.chunks` draws them::
+On the ranks, :func:`watch` calls a student's function on a tensor whose numbers tell where they
+come from, and notes each message that it sends and receives. In the kernel, :func:`steps` puts the
+notes of all ranks in order; :mod:`utils.figures.chunks` draws them::
 
     %%px
-    from utils.timeline import chunks
-    story = chunks.watch(ring_all_reduce, length=14)
+    from utils.timeline.chunks import watch
+    story = watch(ring_all_reduce, length=14)
 
-    figures.chunks.still(ranks.view["story"])
+    chunks.still(ranks.view["story"])
 
-Element i of rank r begins as ``base**r + (i + 1) * base**p``. In a sum of such numbers, each of the p
-lowest digits (to that base) counts how often a rank's number is in it, and what is above them tells
-which element it was: also in a message, or in a buffer that nobody has told us of.
+Element i of rank r begins as ``base**r + (i + 1) * base**p``. In a sum of such numbers, each of the
+p lowest digits (to that base) counts how often a rank's number is in it, and what is above them
+tells which element it was: also in a message, or in a buffer that nobody has told us of.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _POINT_TO_POINT = ("send", "recv")
 
 
 def watch(function: Callable, length: int = 12, group: Any = None) -> dict:
-    """Call ``function(x, group=group)`` on a tensor of ``length`` numbers; what it did, as plain data.
+    """Call ``function(x, group=group)`` on a tensor of ``length`` numbers; return what it did.
 
-    All ranks of the group have to do that. What the function raises is raised.
+    That is plain data. All ranks of the group have to do it. What the function raises is raised.
 
-    Messages are noted that go through ``torch.distributed``: ``isend``, ``irecv``, ``send``, ``recv``,
-    ``batch_isend_irecv``.
+    Messages are noted that go through ``torch.distributed``: ``isend``, ``irecv``, ``send``,
+    ``recv``, ``batch_isend_irecv``.
 
     Raises:
         ValueError: there are too many ranks or elements to tell them apart.
@@ -47,6 +47,7 @@ def watch(function: Callable, length: int = 12, group: Any = None) -> dict:
     import torch
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
+
     from torch_mpi.errors import count_as_library
     from torch_mpi.record import log
 
@@ -198,7 +199,7 @@ class _Request:
         }
 
 
-# -- in the kernel: all ranks together --------------------------------------------------------------
+# -- in the kernel: all ranks together ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -281,9 +282,9 @@ class _Message:
 def steps(stories: Sequence[dict | None]) -> Steps:
     """The stories of all ranks of a group, in one order.
 
-    A message belongs to the first step in which it can be there: its sender has what it has to
-    wait for beforehand, and its receiver has asked for it. Clocks play no part, so the order is that of
-    the program, the same in each run.
+    A message belongs to the first step in which it can be there: its sender has what it waits for
+    beforehand, and its receiver has asked for it. Clocks play no part: the order is that of the
+    program, the same in each run.
 
     Raises:
         ValueError: these are not the stories of one run.
@@ -431,7 +432,7 @@ def _ordered(told: list[dict], messages: list[_Message]) -> dict[tuple[int, int]
 
 
 def _lower_limits(story, of, sent, got) -> Iterator[tuple[int, int]]:
-    """For each message of a rank: the first step in which it could be, for what the rank did before."""
+    """Each message of a rank, and the first step that what the rank did before leaves it."""
     rank = story["rank"]
     ends = [(k, begun) for k, begun, _ in story["ends"] if (rank, k) in of]
     for k, one in enumerate(story["messages"]):

@@ -10,15 +10,17 @@ notes of all ranks in order; :mod:`utils.figures.chunks` draws them::
 
     chunks.still(ranks.view["story"])
 
-Element i of rank r begins as ``base**r + (i + 1) * base**p``. In a sum of such numbers, each of the
-p lowest digits (to that base) counts how often a rank's number is in it, and what is above them
-tells which element it was: also in a message, or in a buffer that nobody has told us of.
+Element i of rank r begins as ``base**r + (i + 1)**2 * base**p``. In a sum of such numbers, each of
+the p lowest digits (to that base) counts how often a rank's number is in it, and what is above them
+tells which element it was: also in a message, or in a buffer that nobody has told us of. Squares,
+since the elements i − 1, i and i + 1 of three ranks must not look like three times i.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -85,14 +87,14 @@ def watch(function: Callable, length: int = 12, group: Any = None) -> dict:
 
 def first(base: int, size: int, rank: int, i: int) -> int:
     """What element i of a rank is at the beginning."""
-    return base**rank + (i + 1) * base**size
+    return base**rank + (i + 1) ** 2 * base**size
 
 
 def base_for(size: int, length: int) -> int:
     """The largest base in which all sums are exact in float32."""
     if length >= 1:
         for base in range(_LARGEST_BASE, 2, -1):
-            if (length + 1) * size * base**size < _EXACT:
+            if (length**2 + 1) * size * base**size < _EXACT:
                 return base
     raise ValueError(
         f"{length} elements on {size} ranks can't be told apart: take 1 to 16 elements and up to 6 "
@@ -345,8 +347,9 @@ class _Coder:
         total = sum(counts)
         if total == 0:
             return ((0,) * self.size if above == 0 else None), None
-        place, rest = divmod(above, total)
-        if rest or not 1 <= place <= self.length:
+        square, rest = divmod(above, total)
+        place = math.isqrt(square)
+        if rest or place**2 != square or not 1 <= place <= self.length:
             return None, None
         return counts, place - 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 
 import pytest
@@ -511,12 +512,20 @@ def test_a_stored_notebook_shows_all_steps_where_nobody_can_move_a_slider(monkey
     assert "Step 2" in shown[0].alt_text
 
 
-def test_the_slider_shows_the_step_that_it_stands_at(monkeypatch):
+def test_a_notebook_without_its_kernel_shows_all_steps_in_place_of_the_slider(monkeypatch):
     shown = []
-    monkeypatch.setattr("IPython.display.display", shown.append)
+    monkeypatch.setattr("IPython.display.display", lambda *a, **more: shown.append((*a, more)))
     monkeypatch.delenv("IPP_NONINTERACTIVE", raising=False)
     draw.film(stories(2, "story = chunks.watch(ring, 4)"))
-    (row, picture) = shown[0].children
+    ((bundle, more),) = shown
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    assert "Step 2" in bundle["text/plain"]
+    assert more["metadata"]["image/png"]["alt"] == bundle["text/plain"]
+
+
+def test_the_slider_shows_the_step_that_it_stands_at():
+    row, picture = draw.player(told(2, "ring, 4")).children
     slider = row.children[1]
     assert (slider.min, slider.max) == (0, 2)
     seen = [picture.value]
@@ -524,6 +533,15 @@ def test_the_slider_shows_the_step_that_it_stands_at(monkeypatch):
         seen.append(picture.value)
     assert len(set(seen)) == 3
     assert 'alt="Step 2: rank 0 sends' in seen[2]
+
+
+@pytest.mark.parametrize(("p", "length"), [(1, 5), (4, 3)])
+def test_a_single_rank_and_empty_chunks_are_drawn_too(p, length):
+    noted = stories(p, f"story = chunks.watch(ring, {length})")
+    steps = chunks.steps(noted)
+    assert len(steps.states) == 2 * (p - 1) + 1
+    assert steps.bounds == (tuple(range(length + 1)) if p > 1 else (0, length))
+    assert draw.still(noted).axes
 
 
 def test_more_ranks_than_colours_are_refused():

@@ -16,6 +16,7 @@ import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -25,6 +26,9 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from utils.timeline.chunks import Cell, Move, Steps, steps, watch
 
 from . import BLUE, CYCLE, GREEN, GREY, INK, PAPER, RED, alt, use_style
+
+if TYPE_CHECKING:
+    import ipywidgets
 
 __all__ = ["film", "steps", "still", "watch"]
 
@@ -75,34 +79,45 @@ def frame(told: Steps, step: int, title: str = "") -> Figure:
 def film(stories: Sequence[dict], title: str = "") -> None:
     """Show one step at a time, with a slider; all of them at once where nobody can move it.
 
-    That is where `IPP_NONINTERACTIVE` is set: tests, grading, the stored notebooks.
+    That is where `IPP_NONINTERACTIVE` is set: tests, grading, the stored notebooks; and where a
+    notebook is shown without its kernel.
     """
     from IPython.display import display
 
-    told = _checked(stories)
+    whole = still(stories, title)
     if os.environ.get("IPP_NONINTERACTIVE"):
-        display(still(stories, title))
+        display(whole)
         return
+    said = alt.describe(whole)
+    shown = player(steps(stories), title)._repr_mimebundle_()
+    shown |= {"image/png": _png(whole), "text/plain": said}
+    display(shown, metadata={"image/png": {"alt": said}}, raw=True)
+
+
+def player(told: Steps, title: str = "") -> ipywidgets.VBox:
+    """A slider, and the step that it stands at."""
     import ipywidgets
 
     pictures = [_as_html(frame(told, step, title)) for step in range(len(told.states))]
     shown = ipywidgets.HTML(pictures[0])
-    last = len(pictures) - 1
-    slider = ipywidgets.IntSlider(
-        value=0, min=0, max=last, description="step", layout={"width": "30em"}
-    )
-    play = ipywidgets.Play(value=0, min=0, max=last, interval=1500)
+    span = {"value": 0, "min": 0, "max": len(pictures) - 1}
+    slider = ipywidgets.IntSlider(**span, description="step", layout={"width": "30em"})
+    play = ipywidgets.Play(**span, interval=1500)
     ipywidgets.jslink((play, "value"), (slider, "value"))
     slider.observe(lambda change: setattr(shown, "value", pictures[change["new"]]), "value")
-    display(ipywidgets.VBox([ipywidgets.HBox([play, slider]), shown]))
+    return ipywidgets.VBox([ipywidgets.HBox([play, slider]), shown])
+
+
+def _png(figure: Figure) -> str:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=100)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def _as_html(figure: Figure) -> str:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=100)
-    data = base64.b64encode(file.getvalue()).decode()
     said = html.escape(alt.describe(figure), quote=True)
-    return f'<img src="data:image/png;base64,{data}" alt="{said}" style="max-width: 100%">'
+    data = f"data:image/png;base64,{_png(figure)}"
+    return f'<img src="{data}" alt="{said}" style="max-width: 100%">'
 
 
 def _checked(stories: Sequence[dict]) -> Steps:

@@ -345,6 +345,21 @@ def swap(x, group=None):
     assert steps.notes == ()
 
 
+def test_a_number_that_waits_in_a_buffer_is_not_said_to_be_in_the_sum():
+    later = """
+def later(x, group=None):
+    got = [torch.empty_like(x) for _ in range(2)]
+    own = x.clone()
+    for one in got:
+        exchange(own, 1 - rank, one, 1 - rank, group)
+    x += got[1]
+"""
+    steps = told(2, "later, 12", later)
+    assert [{way[-1] for way in ways(moves)} for moves in steps.moves] == [{"kept"}, {"added"}]
+    steps = told(2, "later, 12", later.replace("+= got[1]", "+= 2 * got[1]"))
+    assert [{way[-1] for way in ways(moves)} for moves in steps.moves] == [{"kept"}, {"other"}]
+
+
 def test_a_number_that_was_added_twice_is_shown_twice():
     twice = """
 def twice(x, group=None):

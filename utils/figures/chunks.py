@@ -38,11 +38,17 @@ _MARGIN = 0.12
 # Colours on which white is easier to read than ink.
 _DARK = {BLUE, GREEN, RED}
 _COMPLETE, _ABSENT = "#DCEFE6", "#C9C9C9"
-_LINES = {"added": "-", "copied": (0, (4, 2)), "kept": (0, (1, 1.5))}
+_LINES = {
+    "added": "-",
+    "copied": (0, (4, 2)),
+    "kept": (0, (1, 1.5)),
+    "other": (0, (6, 1.5, 1, 1.5)),
+}
 _EFFECTS = {
     "added": "is added to what is there",
     "copied": "replaces what is there",
-    "kept": "waits in a buffer",
+    "kept": "does not change x (yet)",
+    "other": "something else happens to it",
 }
 
 
@@ -289,7 +295,7 @@ class _Panel:
         reached = {
             (move.to, move.chunk)
             for move in (told.moves[self.step - 1] if self.step else ())
-            if move.effect != "kept"
+            if self._changed(move.to, move.chunk)
         }
         for r, row in enumerate(told.states[self.step]):
             y = self._middle(r)
@@ -298,6 +304,10 @@ class _Panel:
                 self._cell(axes, r, c, cell, (r, c) in reached)
         if self.step:
             self._arrows(axes, told.moves[self.step - 1])
+
+    def _changed(self, rank: int, chunk: int | None) -> bool:
+        before, after = (self.told.states[s][rank] for s in (self.step - 1, self.step))
+        return chunk is not None and before[chunk] != after[chunk]
 
     def _column(self, chunk: int) -> tuple[float, float]:
         return self.x + sum(self.columns[:chunk]), self.columns[chunk]
@@ -382,13 +392,13 @@ def _draw_marks(
             axes.text(
                 left + mark / 2, middle - 0.005, str(rank) if count == 1 else f"{count}×",
                 ha="center", va="center", color=PAPER if color in _DARK else INK,
-                fontsize=(8 if count == 1 else 7) * scale, zorder=4,
+                fontsize=(8 if count == 1 else 6) * scale, zorder=4,
                 fontweight="normal" if count == 1 else "bold",
             )  # fmt: skip
 
 
 def _draw_arrow(axes: Axes, x0, y0, x1, y1, effect: str, scale: float = 1.0) -> None:
-    color = GREY if effect == "kept" else INK
+    color = {"kept": GREY, "other": RED}.get(effect, INK)
     axes.plot([x0], [y0], "o", color=color, markersize=3.5 * scale, zorder=5)
     axes.add_patch(
         FancyArrowPatch(
@@ -414,7 +424,7 @@ def _in_words(told: Steps, title: str) -> str:
 def _step_in_words(told: Steps, step: int) -> str:
     if step == 0:
         return "At the start every rank has its own numbers."
-    verbs = {"added": "adds", "copied": "keeps", "kept": "stores"}
+    verbs = {"added": "adds", "copied": "keeps", "kept": "puts aside"}
     said = []
     for move in told.moves[step - 1]:
         if move.chunk is not None:
@@ -423,6 +433,6 @@ def _step_in_words(told: Steps, step: int) -> str:
             source, to = told.members[move.source], told.members[move.to]
             said.append(
                 f"rank {source} sends x[{begin}:{end}] over {ranks} to rank {to}, which "
-                f"{verbs[move.effect]} it"
+                f"{verbs.get(move.effect, 'does something else with')} it"
             )
     return f"Step {step}: {'; '.join(said) or 'no elements travel'}."

@@ -232,7 +232,8 @@ class Move:
         source, to: places in the group.
         chunk: number of the chunk; ``None``: other numbers than those of the tensor.
         cell: what was sent.
-        effect: at the receiver: "added", "copied", or "kept" where its tensor stays as it is.
+        effect: at the receiver: "added", "copied", "kept" where its tensor stays as it is; "other"
+            where that changes in another way.
     """
 
     source: int
@@ -550,14 +551,20 @@ def _with_effects(states, step: int, moves: list[Move]) -> tuple[Move, ...]:
         effect = "kept"
         if move.chunk is not None:
             before, after = (states[s][move.to][move.chunk] for s in (step - 1, step))
-            parts = [before.counts, *(c.counts for c in arrived[move.to, move.chunk])]
-            if before != after and after.counts is not None:
-                if None not in parts and after.counts == tuple(map(sum, zip(*parts, strict=True))):
-                    effect = "added"
-                elif after.counts == move.cell.counts:
-                    effect = "copied"
+            came = arrived[move.to, move.chunk]
+            if after.counts is None or before != after:
+                effect = _effect(before, after, move.cell, came)
         found.append(Move(move.source, move.to, move.chunk, move.cell, effect))
     return tuple(found)
+
+
+def _effect(before: Cell, after: Cell, sent: Cell, came: Sequence[Cell]) -> str:
+    parts = [cell.counts for cell in (before, *came)]
+    if after.counts is None or after.moved:
+        return "other"
+    if None not in parts and after.counts == tuple(map(sum, zip(*parts, strict=True))):
+        return "added"
+    return "copied" if after.counts == sent.counts else "other"
 
 
 def _notes(told: list[dict]) -> list[str]:

@@ -533,6 +533,16 @@ def test_this_repositorys_notebooks_are_clean():
     assert lint.lint() == []
 
 
+def test_the_readme_offers_every_lab_with_its_title_and_time():
+    row = r"^\| \[(?P<title>.*)\]\(labs/(?P<file>.*)\) \|.*\| (?P<time>\d+ min)"
+    rows = {m["file"]: m for m in re.finditer(row, (ROOT / "README.md").read_text(), re.MULTILINE)}
+    for path in sorted((ROOT / "labs").glob("[0-9]*.ipynb")):
+        assert path.name in rows, f"a student does not find {path.name} in README.md"
+        first = read(path).cells[0].source
+        assert first.startswith(f"# {rows[path.name]['title']}"), path.name
+        assert f"{rows[path.name]['time']}utes" in first, path.name
+
+
 def test_commands_need_no_pytorch_and_name_the_missing_extra():
     """`python -m utils` in a Python without the extra `course` says what to install."""
     code = (

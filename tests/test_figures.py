@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch.utils.data.distributed import DistributedSampler
 
 from utils import figures
-from utils.figures import alt, minibatches, replicas
+from utils.figures import alt, minibatches, replicas, staleness
 from utils.figures.predict import NOTHING_YET, predict
 
 
@@ -224,3 +224,42 @@ def test_the_figures_of_replicas_and_buckets_are_drawn():
     for figure in drawn:
         figure.canvas.draw()
         assert figure.axes
+
+
+# -- parameter servers (lab 07) -------------------------------------------------------------------
+
+
+def test_the_figures_of_parameter_servers_are_drawn(capsys):
+    applied = [(1, 0), (2, 1), (1, 1), (3, 3)]
+    curve = [(0.1 * k, 7 * k, 0.5 + 0.01 * k) for k in range(12)]
+    run = {"curve": curve, "gradients": 77, "staleness": [0, 1, 2], "lost": 0.01}
+    drawn = [
+        staleness.star(workers=1),
+        staleness.star(workers=4, servers=3),
+        staleness.updates_between(),
+        staleness.histograms({1: [0, 0]}),
+        staleness.histograms({2: [0, 1, 1], 5: [4, 4, 20]}),
+        staleness.of_each_worker(applied),
+        staleness.clocks({0: applied}),
+        staleness.clocks({2: applied, float("inf"): applied}),
+        staleness.lost_updates({"in place": 0.0, "write back": 0.8}, ranks=6),
+        staleness.races({"random": {"strong": run, "Hogwild": run}}),
+        staleness.delays([0, 2], {"lr 0.1": [0.8, 0.1]}),
+        staleness.bottleneck(
+            {1: {1: 11.0, 2: 22.0}, 2: {1: 13.0}},
+            nbytes=4e5, bandwidth=1e7, compute=0.02, latency=1e-3,
+        ),
+    ]  # fmt: skip
+    for figure in drawn:
+        figure.canvas.draw()
+        assert figure.axes
+    staleness.race_table({"random": {"strong": run}})
+    assert "77" in capsys.readouterr().out
+
+
+def test_the_plan_of_consistency_models_keeps_each_bound():
+    # Steps of 1 and 4 units: in 8 units the slow worker takes 2. The fast one takes bound + 1 of
+    # them before the slow one's first, and another one before its second.
+    said = alt.describe(staleness.plan(bounds=[0, 1, 3, None], steps=(1, 4), until=8))
+    assert "4 with bound 0, 5 with bound 1, 7 with bound 3, 10 with no bound" in said
+    assert "Gradients: 4 with bound 0" in alt.describe(staleness.plan([0], steps=(1, 4), until=8))

@@ -95,7 +95,8 @@ def updates_between() -> Figure:
 def histograms(staleness: Mapping[int, Sequence[int]]) -> Figure:
     """How late gradients are: a histogram for each number of workers."""
     use_style()
-    figure, all_axes = plt.subplots(1, len(staleness), figsize=(11, 2.9), sharey=True)
+    figure, grid = plt.subplots(1, len(staleness), figsize=(11, 2.9), sharey=True, squeeze=False)
+    all_axes = grid[0]
     most = max(max(values) for values in staleness.values())
     for axes, (workers, values) in zip(all_axes, staleness.items(), strict=True):
         heights = [100 * values.count(s) / len(values) for s in range(most + 1)]
@@ -137,9 +138,9 @@ def plan(bounds: Sequence[int | None], steps: Sequence[int], until: int = 24) ->
     None among the bounds is no bound. Messages take no time here.
     """
     use_style()
-    figure, all_axes = plt.subplots(
-        len(bounds), 1, figsize=(10, 1.15 * len(bounds) + 0.9), sharex=True
-    )
+    size = (10, 1.15 * len(bounds) + 0.9)
+    figure, grid = plt.subplots(len(bounds), 1, figsize=size, sharex=True, squeeze=False)
+    all_axes = grid[:, 0]
     counts = []
     for axes, bound in zip(all_axes, bounds, strict=True):
         done = _planned(axes, math.inf if bound is None else bound, steps, until)
@@ -201,7 +202,8 @@ def _bar(axes: Axes, row: int, begin: float, end: float, waits: bool = False) ->
 def clocks(served: Mapping[float, Applied]) -> Figure:
     """The clock of each worker over the updates, for each bound."""
     use_style()
-    figure, all_axes = plt.subplots(1, len(served), figsize=(11, 3.1), sharey=True)
+    figure, grid = plt.subplots(1, len(served), figsize=(11, 3.1), sharey=True, squeeze=False)
+    all_axes = grid[0]
     for axes, (bound, applied) in zip(all_axes, served.items(), strict=True):
         for worker in sorted({worker for worker, _ in applied}):
             clock = [0]
@@ -246,7 +248,8 @@ def final_accuracy(run: Mapping) -> float:
 def races(found: Mapping[str, Mapping[str, Mapping]]) -> Figure:
     """Accuracy over time and over gradients, a row for each kind of slowness."""
     use_style()
-    figure, rows = plt.subplots(len(found), 2, figsize=(11, 3.3 * len(found)), sharey=True)
+    size = (11, 3.3 * len(found))
+    figure, rows = plt.subplots(len(found), 2, figsize=size, sharey=True, squeeze=False)
     for row, (kind, runs) in zip(rows, found.items(), strict=True):
         for color, style, (name, run) in zip(
             MODEL_COLORS, ("-", "-", "-", "--", "-."), runs.items(), strict=False

@@ -39,6 +39,8 @@ RANK_COLORS = (INK, BLUE, ORANGE, GREEN, PINK, RED)
 MODEL_COLORS = (BLUE, SKY, ORANGE, GREEN, PINK, RED)
 # Snapshots at the end of a run whose mean is its accuracy: single ones swing.
 LAST = 8
+# The accuracy that a table says the time to.
+GOAL = 0.7
 
 
 def star(workers: int, servers: int = 1) -> Figure:
@@ -239,10 +241,18 @@ def lost_updates(lost: Mapping[str, float], ranks: int) -> Figure:
     return figure
 
 
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
 def final_accuracy(run: Mapping) -> float:
     """The mean over a run's last snapshots."""
-    values = [accuracy for *_, accuracy in run["curve"][-LAST:]]
-    return sum(values) / len(values)
+    return _mean([accuracy for *_, accuracy in run["curve"][-LAST:]])
+
+
+def seconds_to(run: Mapping, accuracy: float) -> float | None:
+    """After how many seconds a run had this accuracy; None if never."""
+    return next((now for now, _, a in _smooth(run["curve"]) if a >= accuracy), None)
 
 
 def races(found: Mapping[str, Mapping[str, Mapping]]) -> Figure:
@@ -255,8 +265,9 @@ def races(found: Mapping[str, Mapping[str, Mapping]]) -> Figure:
             MODEL_COLORS, ("-", "-", "-", "--", "-."), runs.items(), strict=False
         ):
             seconds, gradients, accuracy = zip(*_smooth(run["curve"]), strict=True)
+            label = f"{name}: staleness {_mean(run['staleness']):.1f}"
             for axes, across in zip(row, (seconds, gradients), strict=True):
-                axes.plot(across, [100 * a for a in accuracy], style, color=color, label=name)
+                axes.plot(across, [100 * a for a in accuracy], style, color=color, label=label)
         for axes, against in zip(row, ("time", "gradients"), strict=True):
             axes.set_title(f"{kind}: accuracy over {against}", fontsize=11)
         row[0].set_xlabel("time [s]")
@@ -283,15 +294,17 @@ def race_table(found: Mapping[str, Mapping[str, Mapping]]) -> None:
             [
                 name,
                 run["gradients"],
-                f"{sum(run['staleness']) / len(run['staleness']):.2f}",
+                f"{_mean(run['staleness']):.2f}",
                 max(run["staleness"]),
+                "never" if (after := seconds_to(run, GOAL)) is None else f"{after:.1f} s",
                 f"{100 * final_accuracy(run):.1f} %",
                 f"{100 * run['lost']:.2f} %" if "lost" in run else "",
             ]
             for name, run in runs.items()
         ]
-        heads = [kind, "gradients", "mean staleness", "largest", "accuracy", "lost updates"]
-        align = ("left", *["right"] * 5)
+        goal = f"{100 * GOAL:.0f} % after"
+        heads = [kind, "gradients", "mean staleness", "largest", goal, "accuracy", "lost updates"]
+        align = ("left", *["right"] * 6)
         print(tabulate(rows, heads, "simple", colalign=align, disable_numparse=True), end="\n\n")
 
 

@@ -73,4 +73,4 @@ def test_checks_that_use_a_network_leave_it_as_it_was():
             passed, printed = verdict(lab.checks[task], ranks)
             assert passed, printed
         ranks.view.execute("from torch_mpi.network import link; kept = str(link.network)")
-        assert set(ranks.view["kept"]) == {"4 Gbit/s, 1000 µs"}
+        assert set(ranks.view["kept"]) == {"4 Gbit/s, 1 ms"}

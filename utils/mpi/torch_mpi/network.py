@@ -103,8 +103,11 @@ class Network:
         return self.inside if together else self
 
     def __str__(self) -> str:
-        rate = "no limit" if math.isinf(self.bandwidth) else f"{self.bandwidth * 8 / 1e9:g} Gbit/s"
-        text = f"{rate}, {self.latency * 1e6:g} µs"
+        bits = self.bandwidth * 8
+        rate = f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
+        rate = "no limit" if math.isinf(bits) else rate
+        ms = self.latency * 1e3
+        text = f"{rate}, {ms:g} ms" if ms >= 1 else f"{rate}, {self.latency * 1e6:g} µs"
         if not self.nodes:
             return text
         nodes = ", ".join(str(list(node)) for node in self.nodes)

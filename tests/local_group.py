@@ -29,7 +29,7 @@ OPS = {int(op): name for name, op in ReduceOp.RedOpType.__members__.items()}
 now = time.perf_counter
 
 
-@dataclass
+@dataclass(eq=False)
 class Message:
     """One that was sent, or is asked for."""
 

@@ -68,6 +68,21 @@ def test_a_message_of_any_rank_is_taken_and_its_sender_known(local_ranks):
     assert values(local_ranks, "(sender or 0, mine[0])")[0] == [2, 2.0]
 
 
+def test_messages_that_come_in_another_order_than_asked_for_are_told_apart(local_ranks):
+    local_ranks.run("""
+got = [torch.empty(3) for _ in range(p)]
+wanted = [dist.irecv(got[q], q) for q in reversed(range(p)) if q != rank]
+sent = [dist.isend(mine, q) for q in range(p) if q != rank]
+for request in wanted + sent:
+    request.wait()
+""")
+    assert values(local_ranks, "[got[q][0] for q in range(p) if q != rank]") == [
+        [1, 2],
+        [0, 2],
+        [0, 1],
+    ]
+
+
 def test_a_short_message_is_sent_before_anybody_receives_it_and_a_long_one_is_not(local_ranks):
     swap = """
 other = (rank + 1) % p

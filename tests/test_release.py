@@ -140,11 +140,57 @@ which = predict("which?", ..., choices=["rank 0", "rank 1"])
     )
 
 
+FILLED = """\
+five_metrics.fill(
+    "ring all-reduce",
+    bandwidth=f"{sent / n:.2f} n",
+    faults="ein Rang fällt aus: alle warten",
+    convergence="exact, "
+    "as with one rank",
+    elasticity=("none" + "!"), ease=...,
+)
+"""
+
+
+def test_an_authors_judgement_is_not_shown_to_students_but_what_they_measured_is():
+    cell = new_code_cell(FILLED, id="five", metadata={"lab": {"predict": True}})
+    student = release.student_version(new_notebook(cells=[cell]), "x.ipynb").cells[0].source
+    assert (
+        student
+        == """\
+five_metrics.fill(
+    "ring all-reduce",
+    bandwidth=f"{sent / n:.2f} n",
+    faults=...,
+    convergence=...,
+    elasticity=(...), ease=...,
+)
+"""
+    )
+    compile(student, "cell", "exec")
+
+
+def test_a_text_that_says_nothing_measured_is_not_saved_by_the_letter_f():
+    cell = new_code_cell(
+        'five_metrics.fill("Hogwild", ease=f"secret", faults="s" + f"{x}")',
+        id="five",
+        metadata={"lab": {"predict": True}},
+    )
+    student = release.student_version(new_notebook(cells=[cell]), "x.ipynb").cells[0].source
+    assert student == 'five_metrics.fill("Hogwild", ease=..., faults=...)'
+
+
 @pytest.mark.parametrize(
     ("source", "metadata", "words"),
     [
         ('predict("q", 2)', {}, 'add "lab": {"predict": true}'),
         ("x = 3", {"lab": {"predict": True}}, "without a call of predict"),
+        (FILLED, {}, 'shows texts of five_metrics.fill to students: add "lab": {"predict": true}'),
+        (
+            'five_metrics.fill("Hogwild", **texts)',
+            {"lab": {"predict": True}},
+            "gives five_metrics.fill its texts by **",
+        ),
     ],
 )
 def test_a_prediction_that_would_slip_through_the_release_is_refused(source, metadata, words):

@@ -6,7 +6,8 @@
   ``raise NotImplementedError("Task 1.2: blocking send and recv")``, as far indented as the region;
 * a written answer (a markdown cell that is graded) becomes :data:`TEXT_STUB`;
 * in a cell with ``"lab": {"predict": true}`` the author's prediction, the second argument of
-  ``predict``, becomes ``...``;
+  ``predict``, becomes ``...``, and so does each text given to ``five_metrics.fill``, but for those
+  that hold a measured value, ``f"… {sent} …"``;
 * lines between ``### BEGIN HIDDEN TESTS`` and ``### END HIDDEN TESTS`` go;
 * the answers themselves go into ``labs/.models``, for ``use_model``;
 * outputs and counters go; ids, nbgrader's metadata and ours stay.
@@ -69,7 +70,7 @@ class ClearPredictions(Preprocessor):
         """Put ``...`` where the cell's predictions were."""
         if lab(cell).get("predict"):
             lines = cell.source.encode().split(b"\n")
-            for value in reversed(predictions(cell.source)):
+            for value in reversed(own_words(cell.source)):
                 first, last = value.lineno - 1, value.end_lineno - 1
                 after = lines[last][value.end_col_offset :]
                 lines[first : last + 1] = [lines[first][: value.col_offset] + b"..." + after]
@@ -89,6 +90,41 @@ def predictions(source: str) -> list[ast.expr]:
             answer = call.args[1] if len(call.args) > 1 else ast.Dict([], [])
             found += answer.values if isinstance(answer, ast.Dict) else [answer]
     return sorted(found, key=lambda value: (value.lineno, value.col_offset))
+
+
+def judgements(source: str) -> list[ast.keyword]:
+    """The author's texts of the five metrics in a cell, by name.
+
+    Without those that say what was measured, ``f"… {sent} …"``, and without ``...``.
+    """
+    words = [word for call in fills(source) for word in call.keywords]
+    return [word for word in words if not (_measured(word.value) or _nothing_yet(word.value))]
+
+
+def fills(source: str) -> list[ast.Call]:
+    """The calls of ``five_metrics.fill`` in a cell."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return []
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [call for call in calls if ast.unparse(call.func).endswith("five_metrics.fill")]
+
+
+def own_words(source: str) -> list[ast.expr]:
+    """What students put in themselves, in order: their predictions and judgements."""
+    found = predictions(source) + [word.value for word in judgements(source)]
+    return sorted(found, key=lambda value: (value.lineno, value.col_offset))
+
+
+def _measured(value: ast.expr) -> bool:
+    return isinstance(value, ast.JoinedStr) and any(
+        isinstance(part, ast.FormattedValue) for part in value.values
+    )
+
+
+def _nothing_yet(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is ...
 
 
 def is_solution(cell: NotebookNode) -> bool:
@@ -260,9 +296,17 @@ def _lab_problems(cell: NotebookNode) -> Iterator[str]:
                     f"is a solution cell whose lab metadata has no {key}: add "
                     '"lab": {"task": "1.2", "title": "what it is about", "points": 2}'
                 )
-    if about.get("predict") and not predictions(cell.source):
-        yield 'is a prediction without a call of predict("what is measured", a number or a choice)'
-    if not about.get("predict") and cell.cell_type == "code" and predictions(cell.source):
-        yield 'shows a prediction to students: add "lab": {"predict": true}'
+    if about.get("predict") and not (predictions(cell.source) or fills(cell.source)):
+        yield (
+            'is a prediction without a call of predict("what is measured", a number or a choice) '
+            "or of five_metrics.fill"
+        )
+    if not about.get("predict") and cell.cell_type == "code":
+        if predictions(cell.source):
+            yield 'shows a prediction to students: add "lab": {"predict": true}'
+        if judgements(cell.source):
+            yield 'shows texts of five_metrics.fill to students: add "lab": {"predict": true}'
+    if any(word.arg is None for word in judgements(cell.source)):
+        yield "gives five_metrics.fill its texts by **: name each, or students would see them"
     if about.get("check") and not isinstance(about.get("task"), str):
         yield 'is a check without a task: add "lab": {"task": "1.2", "check": true}'

@@ -1,0 +1,250 @@
+"""The table of the five metrics: one row for each scheme of the course, filled lab by lab.
+
+A lab notes what its run has shown, in the student's words, and shows the table so far::
+
+    five_metrics.fill("ring all-reduce", bandwidth=f"each rank sends {sent / n:.2f} n", faults="…")
+    five_metrics.table()
+
+The texts are kept in :data:`FILE` beside the notebook, so that the next lab goes on with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import html
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Beside the notebook: the folder that its kernel works in.
+FILE = "five_metrics.json"
+FORMAT = "ddl-labs five metrics 1"
+
+#: Who has to be compared, and the lab that does it.
+SCHEMES: dict[str, str] = {
+    "central all-reduce": "06",
+    "ring all-reduce": "06",
+    "synchronous server": "07",
+    "asynchronous server": "07",
+    "Hogwild": "07",
+    "elastic averaging": "08",
+    "elastic all-reduce": "13",
+}
+
+#: The five metrics, and the questions behind them.
+METRICS: dict[str, str] = {
+    "bandwidth": "bytes that the busiest rank moves in a step",
+    "faults": "what happens when a rank is slow, or dies",
+    "convergence": "what a step, or a second, is worth",
+    "elasticity": "ranks that come and go",
+    "ease": "what it takes to write, and to find its errors",
+}
+
+# Seconds to wait for another notebook that writes the same file.
+_PATIENCE = 2.0
+# What could not be written, by folder: this kernel shows it nevertheless.
+_unwritten: dict[Path, dict[str, dict[str, str]]] = {}
+
+Texts = dict[str, dict[str, str]]
+
+
+def fill(scheme: str, **texts: object) -> None:
+    """Note what a run has shown of a scheme; other texts stay as they are.
+
+    Args:
+        scheme: one of :data:`SCHEMES`.
+        texts: by metric (:data:`METRICS`), short. ``...``: not yet. ``""`` takes a text away.
+
+    Raises:
+        ValueError: an unknown scheme or metric, or something that is no text.
+    """
+    _require(scheme, texts)
+    noted = {name: " ".join(str(text).split()) for name, text in texts.items() if text is not ...}
+    folder = Path.cwd()
+    with _alone(folder):
+        known, problem = _known(folder)
+        row = known.setdefault(scheme, {})
+        row.update(noted)
+        if noted:
+            if problem:
+                problem = f"{problem} {_put_aside(folder / FILE)}"
+            failed = _write(folder / FILE, known)
+            if failed:
+                _unwritten[folder] = known
+                problem = " ".join(filter(None, (problem, failed)))
+            else:
+                _unwritten.pop(folder, None)
+    if noted:
+        print(f"{scheme}: noted {', '.join(noted)}.")
+    missing = [name for name, text in texts.items() if text is ...]
+    if missing:
+        kept = [name for name in missing if row.get(name)]
+        print(
+            f"{scheme}: no text yet for {', '.join(missing)}: put one in place of ... and run this "
+            "cell again." + (f" From before: {', '.join(kept)}." if kept else "")
+        )
+    if problem:
+        print(problem)
+
+
+def table() -> Table:
+    """All schemes with what is known of them so far, to be shown by the notebook."""
+    return Table(*_known(Path.cwd()))
+
+
+@dataclass(frozen=True)
+class Table:
+    """The table as it was when it was asked for.
+
+    Attributes:
+        texts: by scheme and metric.
+        problem: why texts may be missing; empty, as a rule.
+    """
+
+    texts: Mapping[str, Mapping[str, str]]
+    problem: str = ""
+
+    def rows(self) -> list[list[str]]:
+        """A row for each scheme: its name, then its text for each metric.
+
+        Where a lab has noted nothing, its number stands in place of the first text.
+        """
+        rows = []
+        for scheme, lab in SCHEMES.items():
+            texts = [self.texts.get(scheme, {}).get(name, "") for name in METRICS]
+            if not any(texts):
+                texts[0] = f"lab {lab}"
+            rows.append([scheme, *texts])
+        return rows
+
+    def _lines(self) -> list[str]:
+        return [self.problem] if self.problem else []
+
+    def __repr__(self) -> str:
+        from tabulate import tabulate  # a tenth of a second that ranks need not take
+
+        widths = [12] + [20] * len(METRICS)
+        shown = tabulate(
+            self.rows(), headers=["scheme", *METRICS], tablefmt="simple_grid",
+            maxcolwidths=widths, disable_numparse=True,
+        )  # fmt: skip
+        return "\n".join([shown, *self._lines()])
+
+    def _repr_html_(self) -> str:
+        from tabulate import tabulate
+
+        heads = ["scheme", *(f"{name}: {asks}" for name, asks in METRICS.items())]
+        shown = tabulate(self.rows(), headers=heads, tablefmt="html", disable_numparse=True)
+        # Notebooks put cells to the right, which suits numbers.
+        look = 'style="text-align: left; vertical-align: top"'
+        shown = shown.replace("<td>", f"<td {look}>").replace("<th>", f'<th scope="col" {look}>')
+        return shown + "".join(f"<p>{html.escape(line)}</p>" for line in self._lines())
+
+
+def _require(scheme: str, texts: Mapping[str, object]) -> None:
+    if scheme not in SCHEMES:
+        known = ", ".join(map(repr, SCHEMES))
+        raise ValueError(f"no scheme is called {scheme!r}: the schemes are {known}")
+    unknown = [name for name in texts if name not in METRICS]
+    if unknown:
+        raise ValueError(
+            f"no metric is called {unknown[0]!r}: the metrics are {', '.join(METRICS)}"
+        )
+    for name, text in texts.items():
+        if text is not ... and not isinstance(text, str):
+            raise ValueError(
+                f"{name} is to be a text, not {type(text).__name__}: put a number into a text, "
+                f'{name}=f"{{number:.2f}} …"'
+            )
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+def _known(folder: Path) -> tuple[Texts, str]:
+    """The texts of a folder, and what is wrong with its file."""
+    known, problem = _read(folder / FILE)
+    for scheme, texts in _unwritten.get(folder, {}).items():
+        known.setdefault(scheme, {}).update(texts)
+    return known, problem
+
+
+def _read(path: Path) -> tuple[Texts, str]:
+    """The texts of a file, and what is wrong with it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, ""
+    except OSError as error:
+        return {}, f"{FILE} can't be read ({error.strerror})."
+    except ValueError:
+        return {}, f"{FILE} can't be read: it is damaged."
+    if isinstance(content, dict) and content.get("format") == FORMAT:
+        schemes = content.get("schemes")
+        if isinstance(schemes, dict) and all(map(_is_row, schemes.values())):
+            return schemes, ""
+    return {}, f"{FILE} is not a table of the five metrics: something else has that name."
+
+
+def _is_row(row: object) -> bool:
+    return isinstance(row, dict) and all(isinstance(text, str) for text in row.values())
+
+
+def _put_aside(path: Path) -> str:
+    """Give a file that is not ours, or not any more, another name; a sentence about that."""
+    number = 1
+    while (aside := path.with_name(f"{path.stem}.kept-{number}{path.suffix}")).exists():
+        number += 1
+    try:
+        path.rename(aside)
+    except OSError as error:
+        return f"It could not be renamed either ({error.strerror})."
+    return f"It is kept as {aside.name}, and a new table was begun."
+
+
+def _write(path: Path, texts: Texts) -> str:
+    """Write in one step: a reader sees the old file or the new one; what went wrong, if it did."""
+    content = {"format": FORMAT, "schemes": texts}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if path.exists() and _read(path)[1]:
+        return f"The table is not kept: there is a {FILE} that is none, and it can't be renamed."
+    try:
+        temporary.write_text(
+            json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+        )
+        temporary.replace(path)
+    except OSError as error:
+        return (
+            f"The table can't be kept ({FILE}: {error.strerror}): it lasts as long as this kernel."
+        )
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return ""
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two notebooks that note something at once wait for each other, where the system can."""
+    handle = None
+    try:
+        with contextlib.suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY)
+            _lock(handle)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _lock(handle: int) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)

@@ -50,6 +50,7 @@ OWN = [
     *((time, f"{name}_ns") for name in ("perf_counter", "monotonic", "time")),
     *((timeit, "default_timer"), (datetime, "datetime"), (sys, "stdout"), (sys, "stderr")),
     *((MPI, "Wtime"), (dist, "new_group"), (distributed_c10d, "new_group")),
+    *((module, name) for module in (dist, distributed_c10d) for name in ("isend", "irecv")),
     *((torch_mpi.record, "log"), (data, "fashion_mnist")),
 ]
 # Seconds after which a rank that neither ends nor communicates is given up.

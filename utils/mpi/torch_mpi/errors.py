@@ -79,6 +79,11 @@ def place_text(filename: str, line: int, function: str = "") -> str:
     return f"{os.path.basename(filename)}:{line}"
 
 
+def count_as_library(filename: str) -> None:
+    """Lines of this file are not the user's: a tool that stands between the user and PyTorch."""
+    _is_library[filename] = True
+
+
 def in_library(filename: str) -> bool:
     """Whether a file is Python's own, an installed package's or the backend's."""
     known = _is_library.get(filename)

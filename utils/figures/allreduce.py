@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from . import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PINK, RED, SKY, YELLOW, arrow, use_style
-from . import fit_limits as fit_limits
 
 #: One colour and one mark for each algorithm, in all figures.
 LOOKS = {
@@ -199,6 +198,8 @@ def curves(
     if crossing is not None and math.isfinite(crossing):
         axes.axvline(crossing, color=GREY, linestyle=":")
         axes.text(crossing, axes.get_ylim()[0] * 1.15, " your crossover", color=GREY)
+    axes.set_yticks([5, 10, 20, 50, 100, 200, 500], ["5", "10", "20", "50", "100", "200", "500"])
+    axes.yaxis.set_minor_formatter("")
     axes.set_xlabel("bytes of the tensor, n")
     axes.set_ylabel("time [ms]")
     axes.set_title(title)
@@ -249,4 +250,43 @@ def incast() -> Figure:
         "The first messages of three workers. Left: all three go to reducer 0, whose link is full, "
         "while reducers 1 and 2 wait. Right: worker k begins with reducer k, and all links work."
     )
+    return figure
+
+
+def arrivals(panels: Mapping[str, Sequence[Sequence[dict]]], bandwidth: float) -> Figure:
+    """What came over each rank's link when, and from whom.
+
+    Args:
+        panels: by title, for each rank its receives: ``from``, ``nbytes``, ``end``; seconds on a
+            clock that all share. Ranks that received nothing have no lane.
+        bandwidth: bytes per second, for how long a message was on the link.
+    """
+    use_style()
+    lanes = max(sum(map(bool, ranks)) for ranks in panels.values())
+    size = (10, 0.9 + 0.5 * lanes)
+    figure, row = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
+    latest, said = 0.0, []
+    for axes, (title, by_rank) in zip(row[0], panels.items(), strict=True):
+        begin = min(c["end"] - c["nbytes"] / bandwidth for calls in by_rank for c in calls)
+        lane = [rank for rank, calls in enumerate(by_rank) if calls]
+        for rank in lane:
+            for call in by_rank[rank]:
+                width = 1e3 * call["nbytes"] / bandwidth
+                left = 1e3 * (call["end"] - begin) - width
+                color = CYCLE[call["from"] % len(CYCLE)]
+                axes.barh(rank, width, left=left, height=0.6, color=color, edgecolor="white")
+                axes.text(left + width / 2, rank, str(call["from"]), ha="center", va="center",
+                          color="white", fontsize=9)  # fmt: skip
+        last = 1e3 * (max(c["end"] for calls in by_rank for c in calls) - begin)
+        latest = max(latest, last)
+        said.append(f"{title}: the last message is there after {last:.0f} ms")
+        axes.set_title(title)
+        axes.set_xlabel("time since the first byte came [ms]")
+        axes.set_yticks(lane, [f"into rank {rank}" for rank in lane])
+        axes.grid(axis="y", visible=False)
+    row[0][0].invert_yaxis()
+    for axes in row[0]:
+        axes.set_xlim(0, 1.03 * latest)
+    figure.tight_layout()
+    figure.alt_text = f"Messages on the links into each rank. {'; '.join(said)}."
     return figure

@@ -115,7 +115,8 @@ def tried(
             yield case, list(members), [answers[rank].value for rank in members]
         if report.found:
             if not answers and hint and (said := hint(case)):
-                report.problem(f"({said})")
+                # First: of the ranks' errors, which follow, the last ones may be left out.
+                report.found.insert(0, (f"({said})", "mistake", None))
             return
 
 

@@ -32,7 +32,7 @@ ALL, IN_FOURS, _, IN_THREES, _ = partitions(WORLD)
 MIXED = [[0], [1, 2], [3, 4, 5]]
 # Shorter than the group, as long, not divisible. The long one: a sixth of it is too long for MPI to
 # send it before somebody receives.
-SHORT, LONG = (1, 5, 8, 1003), 10_007
+SHORT, LONG = (1, 5, 8, 203), 10_007
 FLOAT = 4  # bytes
 
 # Base of the numbers that tell whose parts are in an element; 16**6 is exact in single precision.
@@ -785,12 +785,12 @@ def _judge_crossover(
 
 # Workers by the size of the group, pieces, and the tensors' lengths.
 SERVER_CASES = (
-    (IN_FOURS, {"4": 2, "2": 1}, 1, (1, 8, 1003)),
-    (IN_THREES, {"3": 2}, 2, (5, 1003)),
-    (ALL, {"6": 3}, 1, (5, 1003)),
-    (ALL, {"6": 3}, 4, (5, 1003)),
-    (ALL, {"6": 4}, 3, (7, 1003)),
-    (None, {"6": 2}, 1, (1003,)),
+    (IN_FOURS, {"4": 2, "2": 1}, 1, (1, 8, 203)),
+    (IN_THREES, {"3": 2}, 2, (5, 203)),
+    (ALL, {"6": 3}, 1, (5, 203)),
+    (ALL, {"6": 3}, 4, (5, 203)),
+    (ALL, {"6": 4}, 3, (7, 203)),
+    (None, {"6": 2}, 1, (203,)),
     (ALL, {"6": 3}, 1, (3 * LONG,)),
 )
 # What stands in the x of a reducer, which has nothing to add.

@@ -378,6 +378,28 @@ def test_a_fresh_kernel_says_that_its_ranks_are_not_there_yet():
     assert len(third.traceback) > 1
 
 
+def test_a_picture_whose_run_cell_was_skipped_names_what_is_missing_and_what_to_run():
+    cells = [
+        "from utils import cluster\nranks = cluster.start(2)",
+        'ranks.client[0]["losses"]',
+        'ranks.client[:]["losses"]',
+        "ranks.client[1].apply_sync(lambda: 1 / 0)",
+        "%%px\nlosses",
+        "ranks.stop()",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    for cell in notebook.cells:
+        cell.metadata["tags"] = ["raises-exception"]
+    NotebookClient(notebook, timeout=200).execute()
+    pulled, pulled_from_all, other, on_the_ranks = (c.outputs[-1] for c in notebook.cells[1:5])
+    advice = "there is no `losses` yet. Run the cells above this one first"
+    assert f"rank 0: {advice}" in pulled.traceback[0]
+    assert f"ranks 0, 1: {advice}" in pulled_from_all.traceback[0]
+    assert len(pulled.traceback) == len(pulled_from_all.traceback) == 1, "frames of ipyparallel"
+    assert "ZeroDivisionError" in "".join(other.traceback)
+    assert advice not in "".join(on_the_ranks.traceback), "the student's own cell has its own words"
+
+
 def test_who_cannot_solve_a_task_goes_on_with_the_models_answer():
     cells = [
         "from utils import cluster\nfrom utils.checks import lab01\nranks = cluster.start(4)",

@@ -172,7 +172,7 @@ five_metrics.fill(
 
 def test_a_text_that_says_nothing_measured_is_not_saved_by_the_letter_f():
     cell = new_code_cell(
-        'five_metrics.fill("Hogwild", ease=f"secret", faults="s" + f"{x}")',
+        'five_metrics.fill("Hogwild", ease=f"secret {1 / 2}", faults="s" + f"{x}")',
         id="five",
         metadata={"lab": {"predict": True}},
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from utils.jobs.errors import RanksError
+from utils.shown import show_errors
 
 ADVICE = (
     "there are no ranks: this kernel is fresh, and knows nothing of what was run before it "
@@ -22,7 +23,7 @@ def load_ipython_extension(shell) -> None:
     """Called by IPython: a ``%%px`` and a NameError that say what to do."""
     if "px" not in shell.magics_manager.magics["cell"]:
         shell.register_magic_function(_px, "line_cell", "px")
-    shell.set_custom_exc((NameError,), _explain)
+    show_errors(shell, NameError, _explained)
 
 
 def _px(line: str, cell: str | None = None) -> NoReturn:
@@ -30,10 +31,6 @@ def _px(line: str, cell: str | None = None) -> NoReturn:
     raise RanksError(ADVICE)
 
 
-def _explain(shell, kind, error, traceback, tb_offset=None) -> None:
-    """Show a NameError; of ``ranks``, with what to do."""
-    if getattr(error, "name", None) == "ranks":
-        advice = RanksError(ADVICE)
-        shell.showtraceback((RanksError, advice, None))
-    else:
-        shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)
+def _explained(shell, error: NameError) -> Exception:
+    """What to do, where it is ``ranks`` that has no value."""
+    return RanksError(ADVICE) if error.name == "ranks" else error

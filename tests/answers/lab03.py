@@ -54,10 +54,10 @@ def minibatches(epoch, size=128):
 """
 _TRAIN = """
 if rank == 0:
-    sequential_model = models.mlp(seed=0)
+    sequential_model = models.mlp(seed=0, sizes=(784, 32, 10))
     sequential = train_sequential(sequential_model, epochs=3)
 if rank in (0, 1):
-    parallel_model = models.mlp(seed=0)
+    parallel_model = models.mlp(seed=0, sizes=(784, 32, 10))
     parallel = train_parallel(parallel_model, epochs=3, group=pair)
 """
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from utils.scaling import batch
 
 from .clock import Clock, moved_clocks
+from .functions import judge_calls
 from .mistakes import Mistake, is_number, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, told
@@ -154,21 +155,6 @@ def _numbers(got: Any, count: int = 0) -> bool:
 # -- 5.2 --------------------------------------------------------------------------------------
 
 
-def probe_calls(user_ns: dict, *, rank: int, calls: list) -> list:
-    """What functions return, one call after the other: (name, arguments)."""
-    return [told(answer_named(user_ns, name)(*arguments)) for name, arguments in calls]
-
-
-def _judge_calls(ranks, report: Report, cases: list[tuple]) -> None:
-    """Compare the results of calls: each case is (name, arguments, expected, mistakes, form)."""
-    calls = [[name, arguments] for name, arguments, *_ in cases]
-    for answer in report.answers(ranks, __name__, "probe_calls", calls=calls):
-        for (name, arguments, right, wrong, form), got in zip(cases, answer.value, strict=True):
-            what = f"{name}({', '.join(short(a, 60) for a in arguments)})"
-            if not report.judge(answer.rank, got, right, wrong, what=what, form=form):
-                break
-
-
 @task("5.2", "speedup with its uncertainty", points=2)
 def speedup_band(ranks, report: Report) -> None:
     """Ratio of the medians, ends from opposite quartiles; efficiency."""
@@ -189,7 +175,7 @@ def speedup_band(ranks, report: Report) -> None:
             "this divides by 2, whatever p is": speedup / 2,
         }
         cases.append(("efficiency", [speedup, p], speedup / p, table(wrong), "speedup / p"))
-    _judge_calls(ranks, report, cases)
+    judge_calls(ranks, report, cases)
 
 
 def _wrong_bands(one, many, q1, q2, low: float, middle: float, high: float) -> list[Mistake]:
@@ -359,7 +345,7 @@ def predict_step(ranks, report: Report) -> None:
         compute, latency = chance.uniform(0.5, 2), chance.uniform(0.05, 0.2)
         arguments = [compute, sizes, p, latency, chance.uniform(5e6, 2e7)]
         cases.append(("predict_step", arguments, *_steps(*arguments), "the seconds of a step"))
-    _judge_calls(ranks, report, cases)
+    judge_calls(ranks, report, cases)
 
 
 def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:

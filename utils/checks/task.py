@@ -22,6 +22,7 @@ from typing import Any
 
 from IPython import get_ipython
 
+from utils.shown import show_errors
 from utils.verdict import Problem, Verdict
 
 from .calls import Calls, Rule, broken
@@ -225,4 +226,4 @@ def _show_no_traceback() -> None:
     """The kernel ends the cell, and the cells that wait, without a red text below the verdict."""
     shell = get_ipython()
     if shell is not None:
-        shell.set_custom_exc((CheckFailed,), lambda *_, **__: None)
+        show_errors(shell, CheckFailed, lambda *_: None)

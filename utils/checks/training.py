@@ -26,7 +26,8 @@ from .task import Report
 
 KEYS = ("loss", "test_loss", "accuracy")
 EPOCHS = 2
-# Images, by what happens to them: several minibatches of each, the last a smaller one.
+# Images, by what happens to them: several minibatches of each, the last a smaller one; of those
+# that are tested one for each of four ranks, at least.
 FEW = {"trained": 300, "tested": 4_100}
 RATES = (0.1, 0.4, 0.5, 0.05, 0.01, 0.02, 0.8, 0.3, 1.0)  # wrong ones
 
@@ -35,17 +36,23 @@ class Images(Dataset):
     """Random images that tell by their first pixel what they are for."""
 
     def __init__(self, kind: str):
-        draw = torch.Generator().manual_seed(FEW[kind])
-        self.targets = torch.randint(0, 10, (FEW[kind],), generator=draw)
-        self.data = torch.randint(0, 60, (FEW[kind], 28, 28), generator=draw, dtype=torch.uint8)
-        self.data[torch.arange(FEW[kind]), self.targets] += 150
-        self.data[:, 0, 0] = 255 if kind == "trained" else 0
+        self.data, self.targets = (tensor.clone() for tensor in _drawn(kind))
 
     def __len__(self) -> int:
         return len(self.data)
 
     def __getitem__(self, k: int) -> tuple[torch.Tensor, int]:
         return (self.data[k : k + 1] / 255 - data.MEAN) / data.STD, int(self.targets[k])
+
+
+@functools.cache
+def _drawn(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(FEW[kind])
+    targets = torch.randint(0, 10, (FEW[kind],), generator=draw)
+    pixels = torch.randint(0, 60, (FEW[kind], 28, 28), generator=draw, dtype=torch.uint8)
+    pixels[torch.arange(FEW[kind]), targets] += 150
+    pixels[:, 0, 0] = 255 if kind == "trained" else 0
+    return pixels, targets
 
 
 def small_mlp() -> nn.Module:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ipyparallel.client.asyncresult import AsyncResult
 from ipyparallel.client.client import ExecuteReply
+from ipyparallel.error import CompositeError, RemoteError
 from IPython import get_ipython
 
 from utils.cluster.px import RanksMagics
 from utils.jobs.errors import RanksError
+from utils.shown import show_errors
 
 if TYPE_CHECKING:
     from utils.cluster import Ranks
+
+_MISSING = re.compile(r"name '(\w+)' is not defined")
 
 
 def prepare(ranks: Ranks) -> None:
@@ -25,6 +30,21 @@ def prepare(ranks: Ranks) -> None:
     _keep_early_output_apart()
     shell.run_line_magic("colors", "nocolor")
     shell.display_formatter.mimebundle_formatter.for_type(ExecuteReply, _reproducible)
+    show_errors(shell, RemoteError, _of_a_missing_name)
+
+
+def _of_a_missing_name(shell: object, error: RemoteError) -> Exception:
+    """Where a cell of the kernel asks ranks for a name that they lack: which cells to run."""
+    single = (error.ename, error.evalue, None, error.engine_info)
+    errors = error.elist if isinstance(error, CompositeError) else [single]
+    found = [_MISSING.search(str(said)) for kind, said, *_ in errors if kind == "NameError"]
+    if len(found) < len(errors) or not all(found):
+        return error
+    who = ", ".join(str(where.get("engine_id")) for *_, where in errors)
+    return RanksError(
+        f"rank{'s' * (len(errors) > 1)} {who}: there is no `{found[0][1]}` yet. Run the cells "
+        "above this one first (Run → Run All Above Selected Cell)."
+    )
 
 
 def _keep_early_output_apart() -> None:

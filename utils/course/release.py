@@ -118,8 +118,11 @@ def own_words(source: str) -> list[ast.expr]:
 
 
 def _measured(value: ast.expr) -> bool:
+    """Whether it is an f-string with a value that has a name; the result of ``2 / 10`` has none."""
     return isinstance(value, ast.JoinedStr) and any(
-        isinstance(part, ast.FormattedValue) for part in value.values
+        isinstance(part, ast.FormattedValue)
+        and any(isinstance(node, ast.Name) for node in ast.walk(part.value))
+        for part in value.values
     )
 
 

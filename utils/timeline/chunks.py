@@ -1,24 +1,26 @@
-"""What an all-reduce by hand does, step by step: which elements travel, and over whom they are summed.
+"""What an all-reduce by hand does, step by step: what travels, and over whom it is summed.
 
-On the ranks, :func:`watch` calls a student's function on a tensor whose numbers tell where they come
-from, and notes each message that it sends and receives. In the kernel, :func:`steps` puts the notes of
-all ranks in order; :mod:`utils.figures.chunks` draws them::
+On the ranks, :func:`watch` calls a student's function on a tensor whose numbers tell where they
+come from, and notes each message that it sends and receives. In the kernel, :func:`steps` puts the
+notes of all ranks in order; :mod:`utils.figures.chunks` draws them::
 
     %%px
-    from utils.timeline import chunks
-    story = chunks.watch(ring_all_reduce, length=14)
+    from utils.timeline.chunks import watch
+    story = watch(ring_all_reduce, length=14)
 
-    figures.chunks.still(ranks.view["story"])
+    chunks.still(ranks.view["story"])
 
-Element i of rank r begins as ``base**r + (i + 1) * base**p``. In a sum of such numbers, each of the p
-lowest digits (to that base) counts how often a rank's number is in it, and what is above them tells
-which element it was: also in a message, or in a buffer that nobody has told us of.
+Element i of rank r begins as ``base**r + (i + 1)**2 * base**p``. In a sum of such numbers, each of
+the p lowest digits (to that base) counts how often a rank's number is in it, and what is above them
+tells which element it was: also in a message, or in a buffer that nobody has told us of. Squares,
+since the elements i − 1, i and i + 1 of three ranks must not look like three times i.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,12 +36,12 @@ _POINT_TO_POINT = ("send", "recv")
 
 
 def watch(function: Callable, length: int = 12, group: Any = None) -> dict:
-    """Call ``function(x, group=group)`` on a tensor of ``length`` numbers; what it did, as plain data.
+    """Call ``function(x, group=group)`` on a tensor of ``length`` numbers; return what it did.
 
-    All ranks of the group have to do that. What the function raises is raised.
+    That is plain data. All ranks of the group have to do it. What the function raises is raised.
 
-    Messages are noted that go through ``torch.distributed``: ``isend``, ``irecv``, ``send``, ``recv``,
-    ``batch_isend_irecv``.
+    Messages are noted that go through ``torch.distributed``: ``isend``, ``irecv``, ``send``,
+    ``recv``, ``batch_isend_irecv``.
 
     Raises:
         ValueError: there are too many ranks or elements to tell them apart.
@@ -47,6 +49,7 @@ def watch(function: Callable, length: int = 12, group: Any = None) -> dict:
     import torch
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
+
     from torch_mpi.errors import count_as_library
     from torch_mpi.record import log
 
@@ -84,14 +87,14 @@ def watch(function: Callable, length: int = 12, group: Any = None) -> dict:
 
 def first(base: int, size: int, rank: int, i: int) -> int:
     """What element i of a rank is at the beginning."""
-    return base**rank + (i + 1) * base**size
+    return base**rank + (i + 1) ** 2 * base**size
 
 
 def base_for(size: int, length: int) -> int:
     """The largest base in which all sums are exact in float32."""
     if length >= 1:
         for base in range(_LARGEST_BASE, 2, -1):
-            if (length + 1) * size * base**size < _EXACT:
+            if (length**2 + 1) * size * base**size < _EXACT:
                 return base
     raise ValueError(
         f"{length} elements on {size} ranks can't be told apart: take 1 to 16 elements and up to 6 "
@@ -198,7 +201,7 @@ class _Request:
         }
 
 
-# -- in the kernel: all ranks together --------------------------------------------------------------
+# -- in the kernel: all ranks together ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,8 @@ class Move:
         source, to: places in the group.
         chunk: number of the chunk; ``None``: other numbers than those of the tensor.
         cell: what was sent.
-        effect: at the receiver: "added", "copied", or "kept" where its tensor stays as it is.
+        effect: at the receiver: "added", "copied", "kept" where its tensor stays as it is; "other"
+            where that changes in another way.
     """
 
     source: int
@@ -281,9 +285,9 @@ class _Message:
 def steps(stories: Sequence[dict | None]) -> Steps:
     """The stories of all ranks of a group, in one order.
 
-    A message belongs to the first step in which it can be there: its sender has what it has to
-    wait for beforehand, and its receiver has asked for it. Clocks play no part, so the order is that of
-    the program, the same in each run.
+    A message belongs to the first step in which it can be there: its sender has what it waits for
+    beforehand, and its receiver has asked for it. Clocks play no part: the order is that of the
+    program, the same in each run.
 
     Raises:
         ValueError: these are not the stories of one run.
@@ -344,8 +348,9 @@ class _Coder:
         total = sum(counts)
         if total == 0:
             return ((0,) * self.size if above == 0 else None), None
-        place, rest = divmod(above, total)
-        if rest or not 1 <= place <= self.length:
+        square, rest = divmod(above, total)
+        place = math.isqrt(square)
+        if rest or place**2 != square or not 1 <= place <= self.length:
             return None, None
         return counts, place - 1
 
@@ -431,7 +436,7 @@ def _ordered(told: list[dict], messages: list[_Message]) -> dict[tuple[int, int]
 
 
 def _lower_limits(story, of, sent, got) -> Iterator[tuple[int, int]]:
-    """For each message of a rank: the first step in which it could be, for what the rank did before."""
+    """Each message of a rank, and the first step that what the rank did before leaves it."""
     rank = story["rank"]
     ends = [(k, begun) for k, begun, _ in story["ends"] if (rank, k) in of]
     for k, one in enumerate(story["messages"]):
@@ -546,14 +551,20 @@ def _with_effects(states, step: int, moves: list[Move]) -> tuple[Move, ...]:
         effect = "kept"
         if move.chunk is not None:
             before, after = (states[s][move.to][move.chunk] for s in (step - 1, step))
-            parts = [before.counts, *(c.counts for c in arrived[move.to, move.chunk])]
-            if before != after and after.counts is not None:
-                if None not in parts and after.counts == tuple(map(sum, zip(*parts, strict=True))):
-                    effect = "added"
-                elif after.counts == move.cell.counts:
-                    effect = "copied"
+            came = arrived[move.to, move.chunk]
+            if after.counts is None or before != after:
+                effect = _effect(before, after, move.cell, came)
         found.append(Move(move.source, move.to, move.chunk, move.cell, effect))
     return tuple(found)
+
+
+def _effect(before: Cell, after: Cell, sent: Cell, came: Sequence[Cell]) -> str:
+    parts = [cell.counts for cell in (before, *came)]
+    if after.counts is None or after.moved:
+        return "other"
+    if None not in parts and after.counts == tuple(map(sum, zip(*parts, strict=True))):
+        return "added"
+    return "copied" if after.counts == sent.counts else "other"
 
 
 def _notes(told: list[dict]) -> list[str]:

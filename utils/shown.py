@@ -1,0 +1,36 @@
+"""How a notebook shows errors of some kinds: IPython keeps one function for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+Show = Callable[[Any, BaseException], "BaseException | None"]
+
+_ways: dict[type[BaseException], Show] = {}
+
+
+def show_errors(shell: Any, kind: type[BaseException], show: Show) -> None:
+    """From now on have ``show(shell, error)`` decide what is shown of errors of this kind.
+
+    It returns the error to show: the same one, with its frames, or another one, without frames;
+    ``None`` shows nothing.
+    """
+    _ways[kind] = show
+    shell.set_custom_exc(tuple(_ways), _handle)
+
+
+def _handle(
+    shell: Any,
+    kind: type[BaseException],
+    error: BaseException,
+    traceback: TracebackType,
+    tb_offset: int | None = None,
+) -> None:
+    show = next(way for of, way in _ways.items() if isinstance(error, of))
+    shown = show(shell, error)
+    if shown is error:
+        shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)
+    elif shown is not None:
+        shell.showtraceback((type(shown), shown, None))

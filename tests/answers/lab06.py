@@ -78,7 +78,7 @@ _CHANGES = [
     ("6.1", "forgets its own part", "    x.copy_(parts[0])\n",
      "    parts[r].zero_()\n    x.copy_(parts[0])\n", "lack the part of rank"),
     ("6.1", "counts the first part twice", "parts[1:]", "parts",
-     "hold a part more than once: that of rank 1 (2 times)"),
+     "holds a part more than once: that of rank 0 (2 times)"),
     ("6.1", "receives into another dtype", "torch.empty_like(x)", "torch.empty(len(x))",
      "Sender and receiver must agree on dtype"),
     ("6.1", "sends x while it adds", """

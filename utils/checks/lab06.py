@@ -90,6 +90,10 @@ def wrong_part(value: float, size: int, whole: str = "the sum") -> str | None:
     return " and ".join(said)
 
 
+def _numbers(length: int) -> str:
+    return f"{length} number{'s' * (length != 1)}"
+
+
 def _ranks(places: Sequence[int]) -> str:
     named = ", ".join(f"{{{place}}}" for place in places)
     return f"rank{'s' * (len(places) > 1)} {named}"
@@ -112,6 +116,8 @@ def why_sum(found: list[list], place: int, members: Sequence[int], length: int) 
         said = wrong_part(value, size)
         if said:
             words = said.format(*members)
+            if stop - start == 1:
+                words = words.replace("hold ", "holds ", 1).replace("lack ", "lacks ", 1)
             return f"{_elements(start, stop, length)} of x {words}"
     return None
 
@@ -187,7 +193,7 @@ def _judge_all_reduce(ranks, report: Report, name: str, judge_traffic: Callable,
     for _, members, values in answers:
         for of_a_length in zip(*values, strict=True):
             length = of_a_length[0]["length"]
-            where = f"{on(members)}, {length} numbers"
+            where = f"{on(members)}, {_numbers(length)}"
             if not _judge_conduct(report, members, of_a_length, where):
                 break
             if not _judge_sums(report, members, of_a_length, where):
@@ -375,7 +381,7 @@ def ring_reduce_scatter(ranks, report: Report) -> None:
     answers = tried(ranks, report, __name__, "probe_reduce_scatter", cases, _hint, world=WORLD)
     for _, members, values in answers:
         for of_a_length in zip(*values, strict=True):
-            where = f"{on(members)}, {of_a_length[0]['length']} numbers"
+            where = f"{on(members)}, {_numbers(of_a_length[0]['length'])}"
             if _judge_conduct(report, members, of_a_length, where):
                 _judge_chunks(report, members, of_a_length, where)
             if not report.found:
@@ -496,7 +502,7 @@ def ring_all_gather(ranks, report: Report) -> None:
     answers = tried(ranks, report, __name__, "probe_all_gather", cases, _hint, world=WORLD)
     for _, members, values in answers:
         for of_a_length in zip(*values, strict=True):
-            where = f"{on(members)}, {of_a_length[0]['length']} numbers"
+            where = f"{on(members)}, {_numbers(of_a_length[0]['length'])}"
             if _judge_conduct(report, members, of_a_length, where):
                 _judge_gathered(report, members, of_a_length, where)
             if not report.found:
@@ -844,7 +850,7 @@ def reduction_server(ranks, report: Report) -> None:
     ):
         many, pieces = case["workers"][str(len(members))], case["pieces"]
         for of_a_length in zip(*values, strict=True):
-            where = f"{on(members)}, {many} of them workers, {of_a_length[0]['length']} numbers"
+            where = f"{on(members)}, {many} of them workers, {_numbers(of_a_length[0]['length'])}"
             if _judge_conduct(report, members, of_a_length, where):
                 _judge_workers(report, members[:many], of_a_length[:many], where)
             if not report.found:

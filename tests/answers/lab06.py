@@ -78,7 +78,7 @@ _CHANGES = [
     ("6.1", "forgets its own part", "    x.copy_(parts[0])\n",
      "    parts[r].zero_()\n    x.copy_(parts[0])\n", "lack the part of rank"),
     ("6.1", "counts the first part twice", "parts[1:]", "parts",
-     "holds a part more than once: that of rank 0 (2 times)"),
+     "hold a part more than once: that of rank 0 (2 times)"),
     ("6.1", "receives into another dtype", "torch.empty_like(x)", "torch.empty(len(x))",
      "Sender and receiver must agree on dtype"),
     ("6.1", "sends x while it adds", """
@@ -175,10 +175,10 @@ _CHANGES = [
     ("6.3", "another parent than children", "(r - 1) // 2", "r // 2", ""),
     ("6.3", "forgets the way down",
      "        irecv(x, parent, group).wait()\n    for request in [isend(x, child, group) for child in children]:\n        request.wait()\n",
-     "", "lack the part"),
+     "", "The result has to come to every rank"),
     ("6.3", "sends its own part up, not the sum", "        isend(x, parent, group).wait()",
      "        isend(x - sum(parts), parent, group).wait()", "lack the part of rank"),
-    ("6.3", "has children beyond the end", " if child < p]", "]", "outside"),
+    ("6.3", "has children beyond the end", " if child < p]", "]", "the group has ranks 0 to 0"),
     ("6.3", "is a chain", """
         def tree(x, group=None):
             r, p = place_and_size(group)
@@ -213,7 +213,7 @@ _CHANGES = [
     ("6.3", "takes the mean", "        x += part\n", "        x += part\n    if r == 0:\n        x /= p\n",
      "hold the mean; the task asks for the sum"),
     ("6.3", "the result stays in a copy", "        irecv(x, parent, group).wait()\n",
-     "        y = x.clone()\n        irecv(y, parent, group).wait()\n", "lack the part of rank"),
+     "        y = x.clone()\n        irecv(y, parent, group).wait()\n", "The result has to come to every rank"),
     ("6.3", "adds what comes down", "        irecv(x, parent, group).wait()\n",
      "        whole = torch.empty_like(x)\n        irecv(whole, parent, group).wait()\n        x += whole\n",
      "hold a part more than once"),
@@ -272,7 +272,7 @@ _CHANGES = [
     ("6.4", "sends to everybody", """
         def ring_reduce_scatter(x, group=None):
             r, p = place_and_size(group)
-            chunks = x.tensor_split(p)
+            chunks = list(x.tensor_split(p))
             incoming = [torch.empty_like(chunks[r]) for _ in range(p)]
             others = [place for place in range(p) if place != r]
             requests = [irecv(incoming[place], place, group) for place in others]
@@ -288,7 +288,7 @@ _CHANGES = [
     ("6.5", "assumes its own place", "mine - step", "r - step", "mine ="),
     ("6.5", "begins with the wrong chunk", "mine - step", "mine - 1 - step", "was overwritten"),
     ("6.5", "always sends its own chunk", "chunks[(mine - step) % p], ", "chunks[mine], ",
-     "holds the numbers of chunk"),
+     "Sender and receiver must agree on dtype and number of elements"),
     ("6.5", "adds what comes", """
         def ring_all_gather(x, mine, group=None):
             r, p = place_and_size(group)
@@ -362,13 +362,13 @@ _CHANGES = [
      "nobody has two children and a parent"),
     ("6.6", "rounds the depth up", "depth = p.bit_length() - 1", "depth = p.bit_length()",
      "the deepest rank is ⌊log₂ p⌋ below the root"),
-    ("6.6", "up only", "2 * depth", "depth", "up and down again: twice"),
+    ("6.6", "up only", "2 * depth", "depth", "there and back: twice as many"),
     ("6.6", "messages of one rank", "return 2 * p * (p - 1), ", "return 2 * (p - 1), ",
      "count the messages of all ranks, not of one"),
     ("6.6", "the ring sends whole tensors", "2 * (p - 1) * n // p, ", "2 * (p - 1) * n, ",
      "the bytes of all ranks: take the busiest one"),
     ("6.6", "one phase of the ring", "2 * (p - 1) * n // p, 2 * (p - 1)\n", "2 * (p - 1) * n // p, p - 1\n",
-     "up and down again: twice"),
+     "there and back: twice as many"),
     ("6.6", "counts float32 values", 'def cost(algorithm, p, n):\n', "def cost(algorithm, p, n):\n    n *= 4\n",
      "n is in bytes already"),
     ("6.6", "returns one number", "return p * (p - 1), p * (p - 1) * n, (p - 1) * n, 1",

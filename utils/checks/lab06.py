@@ -1,9 +1,10 @@
 """Checks of lab 06: all-reduce from messages.
 
 Each all-reduce is tried in groups of 1, 2, 3, 4 and 6 ranks, on short tensors and on one that is
-too long to be sent before anybody receives it. It runs twice. The first time each element tells how
-often it holds the part of which rank (:func:`counting`), so that a wrong one can be named. The second
-time the numbers are random ones of double precision, so that order of addition and place matter.
+too long to be sent before anybody receives it. It runs twice. The first time each element tells
+how often it holds the part of which rank (:func:`counting`), so that a wrong one can be named. The
+second time the numbers are random ones of double precision, so that order of addition and place
+matter.
 
 What was sent to whom is read from the records. No verdict depends on how long something took.
 """
@@ -30,13 +31,13 @@ from .task import Report, task
 WORLD = 6
 ALL, IN_FOURS, _, IN_THREES, _ = partitions(WORLD)
 MIXED = [[0], [1, 2], [3, 4, 5]]
-# Divisible, not divisible, shorter than the group, many. The long one: a sixth of it is too long for MPI to
-# send it before somebody receives.
+# Divisible, not divisible, shorter than the group, many. The long one: a sixth of it is too long
+# for MPI to send it before somebody receives.
 SHORT, LONG = (8, 5, 1, 203), 10_007
 FLOAT = 4  # bytes
 
-# Base of the numbers that tell whose parts are in an element: odd, so that a half of one is none; its sixth power
-# is exact in single precision.
+# Base of the numbers that tell whose parts are in an element: odd, so that a half of one is none;
+# its sixth power is exact in single precision.
 BASE = 13
 # Stretches of equal elements that a rank tells of its result.
 STRETCHES = 6
@@ -67,14 +68,14 @@ def counts_of(value: float, size: int) -> list[int] | None:
     return [int(value) // BASE**place % BASE for place in range(size)]
 
 
-def wrong_part(value: float, size: int, whole: str = "the sum") -> str | None:
+def wrong_part(value: float, size: int) -> str | None:
     """What is wrong with an element; `None` if it holds each part once. Places are in braces."""
     total = sum(BASE**place for place in range(size))
     counts = counts_of(value, size)
     if value == total:
         return None
     if size > 1 and math.isclose(value * size, total, rel_tol=1e-6):
-        return f"hold the mean; the task asks for {whole}: do not divide"
+        return "hold the mean; the task asks for the sum: do not divide"
     if counts is None:
         return (
             f"hold {value:.6g}, which is no sum of the ranks' tensors: were they received before "
@@ -111,8 +112,8 @@ def why_sum(found: list[list], place: int, members: Sequence[int], length: int) 
     size = len(members)
     if size > 1 and [stretch[2] for stretch in found] == [BASE**place]:
         return (
-            "x is this rank's own tensor, unchanged. The result has to come to every rank, and into "
-            "x itself: x.copy_(…) or x += …, not x = …"
+            "x is this rank's own tensor, unchanged. The result has to come to every rank, and "
+            "into x itself: x.copy_(…) or x += …, not x = …"
         )
     for start, stop, value in found:
         said = wrong_part(value, size)
@@ -196,7 +197,7 @@ def _judge_all_reduce(ranks, report: Report, name: str, judge_traffic: Callable,
         for of_a_length in zip(*values, strict=True):
             length = of_a_length[0]["length"]
             where = f"{on(members)}, {_numbers(length)}"
-            if not _judge_conduct(report, members, of_a_length, where):
+            if not _judge_conduct(report, members, of_a_length):
                 break
             if not _judge_sums(report, members, of_a_length, where):
                 break
@@ -205,7 +206,7 @@ def _judge_all_reduce(ranks, report: Report, name: str, judge_traffic: Callable,
                 break
 
 
-def _judge_conduct(report: Report, members: list[int], values: Sequence[dict], where: str) -> bool:
+def _judge_conduct(report: Report, members: list[int], values: Sequence[dict]) -> bool:
     """Messages only, in the group, and waited for."""
     for rank, value in zip(members, values, strict=True):
         said = broken(value["calls"], only("send", "recv"), inside(members), waited)
@@ -300,8 +301,9 @@ def _tree_plan(place: int, size: int, nbytes: int) -> dict[int, int]:
 def tree(ranks, report: Report) -> None:
     """Up to the root and down again."""
     why = (
-        "Place i of the group has the parent (i − 1) // 2 and the children 2i + 1 and 2i + 2. Up the "
-        "tree go sums, one message to the parent; down comes the result, one message to each child"
+        "Place i of the group has the parent (i − 1) // 2 and the children 2i + 1 and 2i + 2. Up "
+        "the tree go sums, one message to the parent; down comes the result, one message to each "
+        "child"
     )
     _judge_all_reduce(ranks, report, "tree", _by_plan(_tree_plan, why))
 
@@ -312,7 +314,7 @@ def tree(ranks, report: Report) -> None:
 def ring_rules(
     report: Report, members: list[int], values: Sequence[dict], where: str, phases: int = 1
 ) -> None:
-    """One neighbour on each side, and (p − 1) chunks of each rank in each phase: in any direction."""
+    """One neighbour on each side, p − 1 chunks of each rank in each phase, in any direction."""
     size, length = len(members), values[0]["length"]
     most = phases * (size - 1) * -(-length // size) * FLOAT
     in_all = 0
@@ -384,7 +386,7 @@ def ring_reduce_scatter(ranks, report: Report) -> None:
     for _, members, values in answers:
         for of_a_length in zip(*values, strict=True):
             where = f"{on(members)}, {_numbers(of_a_length[0]['length'])}"
-            if _judge_conduct(report, members, of_a_length, where):
+            if _judge_conduct(report, members, of_a_length):
                 _judge_chunks(report, members, of_a_length, where)
             if not report.found:
                 ring_rules(report, members, of_a_length, where)
@@ -472,10 +474,11 @@ def probe_all_gather(
         _, calls = recorded(function, x, mine, **named)
         dist.barrier(group=group)
         function(double, mine, **named)
+        found = [_what_is_in(x[chunk(k, length, size)], k, length, size) for k in range(size)]
         answers.append({
             "length": length,
             "mine": mine,
-            "chunks": [_what_is_in(x[chunk(k, length, size)], k, length, size) for k in range(size)],
+            "chunks": found,
             "near": torch.equal(double, x.double()),
             "calls": calls,
         })  # fmt: skip
@@ -505,7 +508,7 @@ def ring_all_gather(ranks, report: Report) -> None:
     for _, members, values in answers:
         for of_a_length in zip(*values, strict=True):
             where = f"{on(members)}, {_numbers(of_a_length[0]['length'])}"
-            if _judge_conduct(report, members, of_a_length, where):
+            if _judge_conduct(report, members, of_a_length):
                 _judge_gathered(report, members, of_a_length, where)
             if not report.found:
                 ring_rules(report, members, of_a_length, where)
@@ -525,13 +528,13 @@ def _judge_gathered(report: Report, members: list[int], values: Sequence[dict], 
         k, what = next((pair for pair in wrong if pair[0] == mine), wrong[0])
         if k == mine:
             said = (
-                f"chunk {k}, which was complete on this rank (mine = {k}), was overwritten. Send it "
-                "in the first step, and receive into the one that the neighbour had"
+                f"chunk {k}, which was complete on this rank (mine = {k}), was overwritten. Send "
+                "it in the first step, and receive into the one that the neighbour had"
             )
         elif what == "old":
             said = (
-                f"chunk {k} still has its old content on this rank, which began with mine = {mine}. "
-                "Send in each step what came in the step before"
+                f"chunk {k} still has its old content on this rank, which began with mine = "
+                f"{mine}. Send in each step what came in the step before"
             )
         elif isinstance(what, int):
             said = (
@@ -855,7 +858,7 @@ def reduction_server(ranks, report: Report) -> None:
         many, pieces = case["workers"][str(len(members))], case["pieces"]
         for of_a_length in zip(*values, strict=True):
             where = f"{on(members)}, {many} of them workers, {_numbers(of_a_length[0]['length'])}"
-            if _judge_conduct(report, members, of_a_length, where):
+            if _judge_conduct(report, members, of_a_length):
                 _judge_workers(report, members[:many], of_a_length[:many], where)
             if not report.found:
                 _judge_service(report, members, of_a_length, many, pieces, where)
@@ -913,13 +916,12 @@ def _judge_service(
                 firsts.setdefault(sends[0]["peer"], []).append(rank)
         if said:
             report.problem(f"{where}: {said}", rank, "communication")
-    crowd = max(firsts.values(), key=len, default=[])
+    first, crowd = max(firsts.items(), key=lambda pair: len(pair[1]), default=(0, []))
     if not report.found and len(crowd) > -(-many // len(reducers)):
         report.problem(
-            f"{where}: {' and '.join(map(str, crowd))} all begin with reducer "
-            f"{next(k for k, v in firsts.items() if v == crowd)}, whose link is then the bottleneck "
-            "(incast), while the other reducers have nothing to do: let worker i begin with "
-            "reducer i",
+            f"{where}: the workers {', '.join(map(str, crowd))} all begin with the reducer on rank "
+            f"{first}, whose link is then the bottleneck (incast), while the other reducers have "
+            "nothing to do: let worker i begin with reducer i",
             kind="communication",
         )
 

@@ -95,9 +95,9 @@ def topologies() -> Figure:
         axes.set_aspect("equal")
     figure.tight_layout()
     figure.alt_text = (
-        "Four ways to add up over four ranks. Crossbar: every rank with every other one, both ways. "
-        "Central: rank 0 with each of the others. Tree: 0 with 1 and 2, 1 with 3. Ring: 0 to 1 to 2 "
-        "to 3 to 0, one way."
+        "Four ways to add up over four ranks. Crossbar: every rank with every other one, both "
+        "ways. Central: rank 0 with each of the others. Tree: 0 with 1 and 2, 1 with 3. Ring: 0 "
+        "to 1 to 2 to 3 to 0, one way."
     )
     return figure
 
@@ -132,8 +132,8 @@ def ring_plan(p: int = 4) -> Figure:
         axes.set_ylim(-p + 0.4, 0.6)
     figure.tight_layout()
     figure.alt_text = (
-        "Reduce-scatter on a ring, the first two steps. In step 0 rank r sends chunk r to rank r + 1 "
-        "and receives chunk r − 1. In step 1 it sends the chunk that it has just added to."
+        "Reduce-scatter on a ring, the first two steps. In step 0 rank r sends chunk r to rank "
+        "r + 1 and receives chunk r − 1. In step 1 it sends the chunk that it has just added to."
     )
     return figure
 

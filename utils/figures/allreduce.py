@@ -197,7 +197,8 @@ def curves(
         axes.loglog(list(points), times, mark, color=color, markersize=7, label=name)
     if crossing is not None and math.isfinite(crossing):
         axes.axvline(crossing, color=GREY, linestyle=":")
-        axes.text(crossing, axes.get_ylim()[0] * 1.15, " your crossover", color=GREY)
+        low = axes.get_ylim()[0] * 1.15
+        axes.text(crossing, low, "your crossover ", color=GREY, ha="right")
     axes.set_yticks([5, 10, 20, 50, 100, 200, 500], ["5", "10", "20", "50", "100", "200", "500"])
     axes.yaxis.set_minor_formatter("")
     axes.set_xlabel("bytes of the tensor, n")

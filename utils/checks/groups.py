@@ -115,8 +115,9 @@ def tried(
             yield case, list(members), [answers[rank].value for rank in members]
         if report.found:
             if not answers and hint and (said := hint(case)):
-                # First: of the ranks' errors, which follow, the last ones may be left out.
-                report.found.insert(0, (f"({said})", "mistake", None))
+                report.problem(f"({said})")
+                # What concerns all ranks first: of many ranks' errors the last ones are left out.
+                report.found.sort(key=lambda found: found[2] is not None)
             return
 
 

@@ -165,8 +165,8 @@ def probe_all_reduce(
 
 
 def _cases(report: Report, among: Iterable = (), **given) -> Iterator[dict]:
-    """Short tensors in groups of all sizes, then a long one."""
-    for partition in among or (MIXED, IN_FOURS, None):
+    """Short tensors on all ranks, in groups of all sizes, then a long one."""
+    for partition in among or (None, MIXED, IN_FOURS):
         yield {"partition": partition, "seed": report.seed, "lengths": SHORT} | given
     yield {"partition": IN_FOURS, "seed": report.seed, "lengths": [LONG]} | given
 
@@ -182,7 +182,10 @@ def _hint(case: dict) -> str:
             "before anybody receives it, a long one waits until somebody does"
         )
     lengths = ", ".join(map(str, case["lengths"]))
-    return f"{where}, with tensors of {lengths} numbers"
+    said = f"{where}, with tensors of {lengths} numbers"
+    if groups is None or case.get("name") == "halving_doubling":
+        return said
+    return f"{said}. On all ranks it passed: hand group on; places begin at 0 in each group"
 
 
 # Of place, size of the group and bytes of x: bytes to each place that gets something.
@@ -503,7 +506,7 @@ def _what_is_in(got: torch.Tensor, k: int, length: int, size: int) -> str | int:
 def ring_all_gather(ranks, report: Report) -> None:
     """Every rank ends with all chunks, whichever was its own at the start."""
     cases = [case | {"ahead": k} for k, case in enumerate(_cases(report), 1)]
-    cases.insert(2, cases[1] | {"ahead": 0})
+    cases.insert(1, cases[0] | {"ahead": 0})
     answers = tried(ranks, report, __name__, "probe_all_gather", cases, _hint, world=WORLD)
     for _, members, values in answers:
         for of_a_length in zip(*values, strict=True):

@@ -115,6 +115,13 @@ def fail_on_rank_1(user_ns: dict, *, rank: int) -> None:
     dist.barrier()
 
 
+@pytest.mark.parametrize("call", ["isend(mine, group_dst=3)", "irecv(mine, group_src=3)"])
+def test_a_place_that_the_group_does_not_have_is_refused_as_by_the_backend(local_ranks, call):
+    with pytest.raises(ValueError, match="the group has ranks 0 to 2"):
+        local_ranks.run(f"dist.{call}")
+    local_ranks.run("dist.barrier()")
+
+
 def test_random_numbers_clocks_and_patches_belong_to_each_rank(local_ranks):
     local_ranks.run("""
 torch.manual_seed(rank)

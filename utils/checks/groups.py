@@ -95,25 +95,29 @@ def tried(
     probe: str,
     cases: Iterable[dict],
     hint: Callable[[dict], str] | None = None,
+    world: int = WORLD,
 ) -> Iterator[tuple[dict, list[int], list]]:
     """Ask a probe made by :func:`in_group` in one case after the other, until there are problems.
 
     Args:
         cases: arguments of the probe; ``partition`` is among them.
         hint: of a case, what to say of it where the answer raised an error or did not come.
+        world: how many ranks the lab has.
 
     Yields:
         The case, the ranks of a group, and what the probe told on each of them.
     """
-    if not enough(ranks, report, WORLD):
+    if not enough(ranks, report, world):
         return
     for case in cases:
         answers = report.answers(ranks, module, probe, **case)
-        for members in (case["partition"] or [range(WORLD)]) if answers else ():
+        for members in (case["partition"] or [range(world)]) if answers else ():
             yield case, list(members), [answers[rank].value for rank in members]
         if report.found:
             if not answers and hint and (said := hint(case)):
                 report.problem(f"({said})")
+                # What concerns all ranks first: of many ranks' errors the last ones are left out.
+                report.found.sort(key=lambda found: found[2] is not None)
             return
 
 

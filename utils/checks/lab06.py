@@ -1,0 +1,984 @@
+"""Checks of lab 06: all-reduce from messages.
+
+Each all-reduce is tried in groups of 1, 2, 3, 4 and 6 ranks, on short tensors and on one that is
+too long to be sent before anybody receives it. It runs twice. The first time each element tells
+how often it holds the part of which rank (:func:`counting`), so that a wrong one can be named. The
+second time the numbers are random ones of double precision, so that order of addition and place
+matter.
+
+What was sent to whom is read from the records. No verdict depends on how long something took.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from .calls import Calls, Rule, broken, inside, only, waited
+from .groups import in_group, on, partitions, tried
+from .mistakes import Mistake, is_number
+from .model import use_model as use_model
+from .probe import answer_named, recorded, told
+from .replicas import keywords
+from .task import Report, task
+
+# Ranks that the lab has.
+WORLD = 6
+ALL, IN_FOURS, _, IN_THREES, _ = partitions(WORLD)
+MIXED = [[0], [1, 2], [3, 4, 5]]
+# Divisible, not divisible, shorter than the group, many. The long one: a sixth of it is too long
+# for MPI to send it before somebody receives.
+SHORT, LONG = (8, 5, 1, 203), 10_007
+FLOAT = 4  # bytes
+
+# Base of the numbers that tell whose parts are in an element: odd, so that a half of one is none;
+# its sixth power is exact in single precision.
+BASE = 13
+# Stretches of equal elements that a rank tells of its result.
+STRETCHES = 6
+
+
+# -- numbers that tell who was added up -------------------------------------------------------
+
+
+def counting(place: int, length: int) -> torch.Tensor:
+    """The tensor of the rank at this place of the group: of a sum, digit q counts place q."""
+    return torch.full((length,), float(BASE**place))
+
+
+def stretches(x: torch.Tensor) -> list[list]:
+    """First element, the one after the last, and value, of each stretch of equal elements."""
+    values, lengths = torch.unique_consecutive(x, return_counts=True)
+    found, start = [], 0
+    for value, length in zip(values[:STRETCHES].tolist(), lengths.tolist(), strict=False):
+        found.append([start, start + length, value])
+        start += length
+    return found
+
+
+def counts_of(value: float, size: int) -> list[int] | None:
+    """How often the element holds the part of each place; `None`: it is no sum of them."""
+    if not is_number(value) or value != int(value) or not 0 <= value < BASE**size:
+        return None
+    return [int(value) // BASE**place % BASE for place in range(size)]
+
+
+def wrong_part(value: float, size: int) -> str | None:
+    """What is wrong with an element; `None` if it holds each part once. Places are in braces."""
+    total = sum(BASE**place for place in range(size))
+    counts = counts_of(value, size)
+    if value == total:
+        return None
+    if size > 1 and math.isclose(value * size, total, rel_tol=1e-6):
+        return "hold the mean; the task asks for the sum: do not divide"
+    if counts is None:
+        return (
+            f"hold {value:.6g}, which is no sum of the ranks' tensors: were they received before "
+            "they were added, and is the request waited for?"
+        )
+    missing = [place for place, count in enumerate(counts) if count == 0]
+    often = [place for place, count in enumerate(counts) if count > 1]
+    said = []
+    if missing:
+        said.append(f"lack the part of {_ranks(missing)}")
+    if often:
+        times = ", ".join(f"{{{place}}} ({counts[place]} times)" for place in often)
+        said.append(f"hold a part more than once: that of rank {times}")
+    return " and ".join(said)
+
+
+def _numbers(length: int) -> str:
+    return f"{length} number{'s' * (length != 1)}"
+
+
+def _ranks(places: Sequence[int]) -> str:
+    named = ", ".join(f"{{{place}}}" for place in places)
+    return f"rank{'s' * (len(places) > 1)} {named}"
+
+
+def _elements(start: int, stop: int, length: int) -> str:
+    if (start, stop) == (0, length):
+        return f"all {length} elements" if length > 1 else "the element"
+    return f"elements {start}–{stop - 1}" if stop - start > 1 else f"element {start}"
+
+
+def why_sum(found: list[list], place: int, members: Sequence[int], length: int) -> str | None:
+    """What is wrong with a result, told by :func:`stretches`."""
+    size = len(members)
+    if size > 1 and [stretch[2] for stretch in found] == [BASE**place]:
+        return (
+            "x is this rank's own tensor, unchanged. The result has to come to every rank, and "
+            "into x itself: x.copy_(…) or x += …, not x = …"
+        )
+    for start, stop, value in found:
+        said = wrong_part(value, size)
+        if said:
+            words = said.format(*members)
+            if stop - start == 1:
+                words = words.replace("hold ", "holds ", 1).replace("lack ", "lacks ", 1)
+            return f"{_elements(start, stop, length)} of x {words}"
+    return None
+
+
+def noise(seed: int, place: int, length: int) -> torch.Tensor:
+    """Random numbers of double precision."""
+    generator = torch.Generator().manual_seed(seed + place)
+    return torch.randn(length, dtype=torch.float64, generator=generator)
+
+
+def is_near(got: torch.Tensor, seed: int, size: int, part: slice = slice(None)) -> bool:
+    """Whether this part is the sum of the noise of all places."""
+    true = sum(noise(seed, place, len(got)) for place in range(size))
+    return torch.allclose(got[part], true[part], atol=1e-9, equal_nan=False)
+
+
+# -- an all-reduce: 6.1, 6.2, 6.3, 6.9 --------------------------------------------------------
+
+
+@in_group
+def probe_all_reduce(
+    user_ns: dict, *, rank: int, group, partition, seed: int, name: str, lengths: list[int]
+) -> list[dict]:
+    """The function of this name on tensors of several lengths."""
+    function, named = answer_named(user_ns, name), keywords(partition, group)
+    place, size = dist.get_rank(group), dist.get_world_size(group)
+    answers = []
+    for length in lengths:
+        x, y = counting(place, length), noise(seed, place, length)
+        dist.barrier(group=group)
+        _, calls = recorded(function, x, **named)
+        dist.barrier(group=group)
+        function(y, **named)
+        answers.append({
+            "length": length,
+            "sum": stretches(x),
+            "near": is_near(y, seed, size),
+            "bits": hashlib.sha256(y.numpy().tobytes()).hexdigest(),
+            "calls": calls,
+        })  # fmt: skip
+    return answers
+
+
+def _cases(report: Report, among: Iterable = (), **given) -> Iterator[dict]:
+    """Short tensors on all ranks, in groups of all sizes, then a long one."""
+    for partition in among or (None, MIXED, IN_FOURS):
+        yield {"partition": partition, "seed": report.seed, "lengths": SHORT} | given
+    yield {"partition": IN_FOURS, "seed": report.seed, "lengths": [LONG]} | given
+
+
+def _hint(case: dict) -> str:
+    """What to say of a case in which an error came."""
+    groups = case["partition"]
+    sizes = sorted({len(members) for members in groups or ()})
+    where = f"in groups of {', '.join(map(str, sizes))} ranks" if groups else "without a group"
+    if list(case["lengths"]) == [LONG]:
+        return (
+            f"{where}, with {LONG} numbers. The short tensors passed: a short message is sent "
+            "before anybody receives it, a long one waits until somebody does"
+        )
+    lengths = ", ".join(map(str, case["lengths"]))
+    said = f"{where}, with tensors of {lengths} numbers"
+    if groups is None or case.get("name") == "halving_doubling":
+        return said
+    return f"{said}. On all ranks it passed: hand group on; places begin at 0 in each group"
+
+
+# Of place, size of the group and bytes of x: bytes to each place that gets something.
+Plan = Callable[[int, int, int], dict[int, int]]
+
+
+def _judge_all_reduce(ranks, report: Report, name: str, judge_traffic: Callable, among=()) -> None:
+    """Values, then what was sent; the smallest case that is wrong is told."""
+    cases = _cases(report, among, name=name)
+    answers = tried(ranks, report, __name__, "probe_all_reduce", cases, _hint, world=WORLD)
+    for _, members, values in answers:
+        for of_a_length in zip(*values, strict=True):
+            length = of_a_length[0]["length"]
+            where = f"{on(members)}, {_numbers(length)}"
+            if not _judge_conduct(report, members, of_a_length):
+                break
+            if not _judge_sums(report, members, of_a_length, where):
+                break
+            judge_traffic(report, members, of_a_length, where)
+            if report.found:
+                break
+
+
+def _judge_conduct(report: Report, members: list[int], values: Sequence[dict]) -> bool:
+    """Messages only, in the group, and waited for."""
+    for rank, value in zip(members, values, strict=True):
+        said = broken(value["calls"], only("send", "recv"), inside(members), waited)
+        if said:
+            report.problem(said, rank, "communication")
+    return not report.found
+
+
+def _judge_sums(report: Report, members: list[int], values: Sequence[dict], where: str) -> bool:
+    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+        said = why_sum(value["sum"], place, members, value["length"])
+        if said:
+            report.problem(f"{where}: {said}", rank, "mistake")
+        elif not value["near"]:
+            report.problem(
+                f"{where}: of random numbers x is not the sum. Each number is added up the right "
+                "number of times, but something lands in a wrong place, or loses its precision",
+                rank,
+                "value",
+            )
+    if not report.found and len({value["bits"] for value in values}) > 1:
+        report.problem(
+            f"{where}: the results are not the same bits on all ranks. Floating-point sums depend "
+            "on the order of addition: add in the same order on every rank, or let one rank add "
+            "and send the result",
+            kind="value",
+        )
+    return not report.found
+
+
+def bytes_to(calls: Calls, op: str = "send") -> dict[int, int]:
+    """Bytes of this operation by the other rank (global)."""
+    found: dict[int, int] = {}
+    for call in calls:
+        if call["op"] == op:
+            found[call["peer"]] = found.get(call["peer"], 0) + call["nbytes"]
+    return found
+
+
+def _by_plan(plan: Plan, why: str) -> Callable:
+    """Judge the traffic: exactly these bytes to these ranks."""
+
+    def judge(report: Report, members: list[int], values: Sequence[dict], where: str) -> None:
+        for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+            planned = plan(place, len(members), FLOAT * value["length"])
+            wanted = {members[to]: nbytes for to, nbytes in planned.items()}
+            got = bytes_to(value["calls"])
+            if got != wanted:
+                said = (
+                    f"{where}: expected to send {_sent(wanted)}; it sent {_sent(got)}. "
+                    f"{why.format(members[0])}"
+                )
+                report.problem(said, rank, "communication")
+
+    return judge
+
+
+def _sent(by_rank: dict[int, int]) -> str:
+    """``20 bytes to rank 1, 40 bytes to rank 2``."""
+    words = [f"{nbytes} bytes to rank {rank}" for rank, nbytes in sorted(by_rank.items())]
+    return ", ".join(words) or "nothing"
+
+
+def _crossbar_plan(place: int, size: int, nbytes: int) -> dict[int, int]:
+    return {other: nbytes for other in range(size) if other != place}
+
+
+@task("6.1", "crossbar", points=2)
+def crossbar(ranks, report: Report) -> None:
+    """Everyone sends everyone the whole tensor, once."""
+    why = "In a crossbar each rank sends its own tensor to every other rank of the group, once"
+    _judge_all_reduce(ranks, report, "crossbar", _by_plan(_crossbar_plan, why))
+
+
+def _central_plan(place: int, size: int, nbytes: int) -> dict[int, int]:
+    return {0: nbytes} if place else {other: nbytes for other in range(1, size)}
+
+
+@task("6.2", "a central reducer", points=2)
+def central(ranks, report: Report) -> None:
+    """Everything to place 0 and back."""
+    why = "Each rank sends its tensor to the group's first rank, here {}, which sends the sum back"
+    _judge_all_reduce(ranks, report, "central", _by_plan(_central_plan, why))
+
+
+def _tree_plan(place: int, size: int, nbytes: int) -> dict[int, int]:
+    near = [2 * place + 1, 2 * place + 2, *([(place - 1) // 2] if place else [])]
+    return {other: nbytes for other in near if other < size}
+
+
+@task("6.3", "a binary tree", points=2)
+def tree(ranks, report: Report) -> None:
+    """Up to the root and down again."""
+    why = (
+        "Place i of the group has the parent (i − 1) // 2 and the children 2i + 1 and 2i + 2. Up "
+        "the tree go sums, one message to the parent; down comes the result, one message to each "
+        "child"
+    )
+    _judge_all_reduce(ranks, report, "tree", _by_plan(_tree_plan, why))
+
+
+# -- the ring: 6.4 and 6.5 --------------------------------------------------------------------
+
+
+def ring_rules(
+    report: Report, members: list[int], values: Sequence[dict], where: str, phases: int = 1
+) -> None:
+    """One neighbour on each side, p − 1 chunks of each rank in each phase, in any direction."""
+    size, length = len(members), values[0]["length"]
+    most = phases * (size - 1) * -(-length // size) * FLOAT
+    in_all = 0
+    for rank, value in zip(members, values, strict=True):
+        sent, came = (bytes_to(value["calls"], op) for op in ("send", "recv"))
+        in_all += sum(sent.values())
+        if max(len(sent), len(came)) > 1:
+            verb, others = ("sends to", sent) if len(sent) > 1 else ("receives from", came)
+            report.problem(
+                f"{where}: it {verb} ranks {sorted(others)}. On a ring each rank sends to one "
+                "neighbour and receives from the other",
+                rank,
+                "communication",
+            )
+        elif sum(sent.values()) > most:
+            report.problem(
+                f"{where}: it sent {sum(sent.values())} bytes, at most {most} are needed: "
+                f"{size - 1} steps, in each of them one chunk, not the whole tensor",
+                rank,
+                "communication",
+            )
+    expected = phases * (size - 1) * length * FLOAT
+    if not report.found and in_all != expected:
+        report.problem(
+            f"{where}: all ranks together sent {in_all} bytes, expected {expected}: each chunk "
+            f"travels {size - 1} time{'s' * (size > 2)}",
+            kind="communication",
+        )
+
+
+def chunk(k: int, length: int, size: int) -> slice:
+    """Where ``x.tensor_split(size)[k]`` is in x."""
+    base, longer = divmod(length, size)
+    start = k * base + min(k, longer)
+    return slice(start, start + base + (k < longer))
+
+
+@in_group
+def probe_reduce_scatter(
+    user_ns: dict, *, rank: int, group, partition, seed: int, lengths: list[int]
+) -> list[dict]:
+    """What it returns, and which chunks are complete then."""
+    function, named = answer_named(user_ns, "ring_reduce_scatter"), keywords(partition, group)
+    place, size = dist.get_rank(group), dist.get_world_size(group)
+    answers = []
+    for length in lengths:
+        x, y = counting(place, length), noise(seed, place, length)
+        dist.barrier(group=group)
+        mine, calls = recorded(function, x, **named)
+        dist.barrier(group=group)
+        again = function(y, **named)
+        number = isinstance(again, int) and 0 <= again < size
+        answers.append({
+            "length": length,
+            "mine": told(mine),
+            "kind": type(mine).__name__,
+            "chunks": [stretches(x[chunk(k, length, size)]) for k in range(size)],
+            "near": number and is_near(y, seed, size, chunk(again, length, size)),
+            "calls": calls,
+        })  # fmt: skip
+    return answers
+
+
+@task("6.4", "ring: reduce-scatter", points=3)
+def ring_reduce_scatter(ranks, report: Report) -> None:
+    """Each rank ends with another chunk that is complete, and says which."""
+    cases = _cases(report)
+    answers = tried(ranks, report, __name__, "probe_reduce_scatter", cases, _hint, world=WORLD)
+    for _, members, values in answers:
+        for of_a_length in zip(*values, strict=True):
+            where = f"{on(members)}, {_numbers(of_a_length[0]['length'])}"
+            if _judge_conduct(report, members, of_a_length):
+                _judge_chunks(report, members, of_a_length, where)
+            if not report.found:
+                ring_rules(report, members, of_a_length, where)
+            if report.found:
+                break
+
+
+def _judge_chunks(report: Report, members: list[int], values: Sequence[dict], where: str) -> None:
+    size = len(members)
+    for rank, value in zip(members, values, strict=True):
+        said = _why_chunk(value, members)
+        if said:
+            report.problem(f"{where}: {said}", rank, "mistake")
+    mine = [value["mine"] for value in values]
+    if report.found:
+        return
+    if sorted(mine) != list(range(size)):
+        report.problem(
+            f"{where}: the chunks returned are {mine} in the order of the ranks. Each of 0 to "
+            f"{size - 1} must be complete on one rank",
+            kind="mistake",
+        )
+    elif any((mine[k] - mine[0] - k) % size for k in range(size)):
+        report.problem(
+            f"{where}: the chunks returned are {mine} in the order of the ranks. Neighbours on "
+            "the ring must end with neighbouring chunks, or the all-gather cannot go on from there",
+            kind="mistake",
+        )
+
+
+def _why_chunk(value: dict, members: list[int]) -> str | None:
+    """What is wrong with the chunk that is said to be complete."""
+    size, mine, kind = len(members), value["mine"], value["kind"]
+    if mine is None:
+        return "returned None: return the number of the chunk that is complete on this rank"
+    if not isinstance(mine, int) or isinstance(mine, bool):
+        return f"returned a {kind}: return the number of the complete chunk, an int"
+    if not 0 <= mine < size:
+        return f"returned chunk {mine}; chunks are numbered 0 to {size - 1}: take it modulo p"
+    complete = [k for k in range(size) if _is_complete(value["chunks"][k], size)]
+    wrong = [stretch for stretch in value["chunks"][mine] if wrong_part(stretch[2], size)]
+    if not wrong:
+        if value["near"]:
+            return None
+        return (
+            f"of random numbers chunk {mine} is not the sum. Each number is added up the right "
+            "number of times, but something lands in a wrong place, or loses its precision"
+        )
+    words = wrong_part(wrong[0][2], size).format(*members)
+    said = f"returned chunk {mine}, whose elements {words}"
+    filled = [k for k in complete if value["chunks"][k]]
+    if filled:
+        return f"{said}. Complete on this rank is chunk {filled[0]}"
+    return (
+        f"{said}. No chunk is complete on this rank: add what comes to what is there, p − 1 times"
+    )
+
+
+def _is_complete(found: list[list], size: int) -> bool:
+    return all(wrong_part(value, size) is None for *_, value in found)
+
+
+def _own_chunk(k: int, length: int, size: int) -> torch.Tensor:
+    """What chunk k must contain after the all-gather: numbers that tell chunk and element."""
+    part = chunk(k, length, size)
+    return 1.0 + torch.arange(part.start, part.stop) + 20_000 * (k + 1)
+
+
+OLD = -1.0
+
+
+@in_group
+def probe_all_gather(
+    user_ns: dict, *, rank: int, group, partition, seed: int, lengths: list[int], ahead: int
+) -> list[dict]:
+    """All chunks afterwards; before, this rank has one only."""
+    function, named = answer_named(user_ns, "ring_all_gather"), keywords(partition, group)
+    place, size = dist.get_rank(group), dist.get_world_size(group)
+    mine, answers = (place + ahead) % size, []
+    for length in lengths:
+        x = torch.full((length,), OLD)
+        x[chunk(mine, length, size)] = _own_chunk(mine, length, size)
+        double = x.double()
+        dist.barrier(group=group)
+        _, calls = recorded(function, x, mine, **named)
+        dist.barrier(group=group)
+        function(double, mine, **named)
+        found = [_what_is_in(x[chunk(k, length, size)], k, length, size) for k in range(size)]
+        answers.append({
+            "length": length,
+            "mine": mine,
+            "chunks": found,
+            "near": torch.equal(double, x.double()),
+            "calls": calls,
+        })  # fmt: skip
+    return answers
+
+
+def _what_is_in(got: torch.Tensor, k: int, length: int, size: int) -> str | int:
+    """``"right"``, ``"old"``, ``"other"``, or the number of another chunk."""
+    if torch.equal(got, _own_chunk(k, length, size)):
+        return "right"
+    if (got == OLD).any():
+        return "old"
+    for other in range(size):
+        content = _own_chunk(other, length, size)
+        common = min(len(content), len(got))
+        if common and torch.equal(got[:common], content[:common]):
+            return other
+    return "other"
+
+
+@task("6.5", "ring: all-gather", points=2)
+def ring_all_gather(ranks, report: Report) -> None:
+    """Every rank ends with all chunks, whichever was its own at the start."""
+    cases = [case | {"ahead": k} for k, case in enumerate(_cases(report), 1)]
+    cases.insert(1, cases[0] | {"ahead": 0})
+    answers = tried(ranks, report, __name__, "probe_all_gather", cases, _hint, world=WORLD)
+    for _, members, values in answers:
+        for of_a_length in zip(*values, strict=True):
+            where = f"{on(members)}, {_numbers(of_a_length[0]['length'])}"
+            if _judge_conduct(report, members, of_a_length):
+                _judge_gathered(report, members, of_a_length, where)
+            if not report.found:
+                ring_rules(report, members, of_a_length, where)
+            if report.found:
+                break
+
+
+def _judge_gathered(report: Report, members: list[int], values: Sequence[dict], where: str) -> None:
+    for rank, value in zip(members, values, strict=True):
+        mine = value["mine"]
+        wrong = [(k, what) for k, what in enumerate(value["chunks"]) if what != "right"]
+        if not wrong:
+            if not value["near"]:
+                said = "in double precision the result is another one"
+                report.problem(f"{where}: {said}", rank, "value")
+            continue
+        k, what = next((pair for pair in wrong if pair[0] == mine), wrong[0])
+        if k == mine:
+            said = (
+                f"chunk {k}, which was complete on this rank (mine = {k}), was overwritten. Send "
+                "it in the first step, and receive into the one that the neighbour had"
+            )
+        elif what == "old":
+            said = (
+                f"chunk {k} still has its old content on this rank, which began with mine = "
+                f"{mine}. Send in each step what came in the step before"
+            )
+        elif isinstance(what, int):
+            said = (
+                f"chunk {k} holds the numbers of chunk {what}: sender and receiver disagree on "
+                f"which chunk travels. This rank began with mine = {mine}"
+            )
+        else:
+            said = (
+                f"chunk {k} holds other numbers than the rank that had it complete: copy, not add"
+            )
+        report.problem(f"{where}: {said}", rank, "mistake")
+
+
+# -- 6.6: messages, bytes, steps --------------------------------------------------------------
+
+ALGORITHMS = ("crossbar", "central", "tree", "ring")
+COUNTS = ("messages", "bytes", "busiest", "steps")
+
+
+def true_cost(algorithm: str, p: int, n: int) -> dict[str, int]:
+    """Messages and bytes of all ranks, bytes of the busiest sender, steps in a row."""
+    depth = p.bit_length() - 1
+    return {
+        "crossbar": (p * (p - 1), p * (p - 1) * n, (p - 1) * n, 1),
+        "central": (2 * (p - 1), 2 * (p - 1) * n, (p - 1) * n, 2),
+        "tree": (2 * (p - 1), 2 * (p - 1) * n, min(3, (p + 1) // 2) * n, 2 * depth),
+        "ring": (2 * p * (p - 1), 2 * (p - 1) * n, 2 * (p - 1) * n // p, 2 * (p - 1)),
+    }[algorithm]
+
+
+def probe_cost(user_ns: dict, *, rank: int, cases: list) -> list:
+    """`cost` of each case."""
+    function = answer_named(user_ns, "cost")
+    return [told(function(*case)) for case in cases]
+
+
+@task("6.6", "messages, bytes, steps", points=2)
+def cost(ranks, report: Report) -> None:
+    """The counts of four algorithms for several p and n."""
+    draw = random.Random(report.seed)
+    # Two ranks last: there many mistakes give the same.
+    sizes = [5, 4, 3, 8, draw.choice((12, 20, 33, 64)), 2]
+    cases = [[name, p, 4 * p * draw.randint(10, 999)] for name in ALGORITHMS for p in sizes]
+    for answer in report.answers(ranks, __name__, "probe_cost", cases=cases):
+        told_of = set()
+        for (name, p, n), got in zip(cases, answer.value, strict=True):
+            if name in told_of:
+                continue
+            what, true = f"cost({name!r}, {p}, {n})", true_cost(name, p, n)
+            if not isinstance(got, list) or len(got) != len(COUNTS):
+                report.problem(
+                    f"{what} returned {got}: return four numbers, messages, bytes, bytes of the "
+                    "busiest rank, steps",
+                    answer.rank,
+                )
+                told_of.add(name)
+                continue
+            for key, one, expected in zip(COUNTS, got, true, strict=True):
+                wrong = list(_wrong_counts(name, key, p, n, true))
+                if not report.judge(answer.rank, one, expected, wrong, what=f"{what}, {key}"):
+                    told_of.add(name)
+
+
+def _wrong_counts(name: str, key: str, p: int, n: int, true: Sequence[int]) -> Iterator[Mistake]:
+    messages, nbytes, busiest, steps = true
+    depth = p.bit_length() - 1
+    values = {
+        "messages": {
+            "each rank sends to all others, not to itself": p * p,
+            "these are pairs: a message in each direction":
+                messages // 2 if name == "crossbar" else None,
+            "those are the messages there: they come back, too": messages // 2,
+            "count the messages of all ranks, not of one": messages // p,
+            "these are steps: in each of them several messages travel": steps,
+        },
+        "bytes": {
+            "only one way: the result comes back": None if name == "crossbar" else nbytes // 2,
+            "that is one rank: count the bytes of all": busiest,
+            "these are numbers of 4 bytes: n is in bytes already": nbytes * 4,
+            "these are messages of a p-th of the tensor, not of n bytes each": messages * n,
+            "these are messages: count the bytes": messages,
+        },
+        "busiest": {
+            "that is the mean over the ranks: take the busiest one": nbytes // p,
+            "the bytes of all ranks: take the busiest one": nbytes,
+            "count what a rank sends, not what it receives as well": 2 * busiest,
+            "two children and a parent, where the group is large enough: three messages":
+                2 * n if name == "tree" else None,
+            "with so few ranks nobody has two children and a parent":
+                3 * n if name == "tree" else None,
+            "each step carries a chunk, not the whole tensor": 2 * (p - 1) * n,
+            "only one of the two phases": busiest // 2,
+        },
+        "steps": {
+            "messages that travel at the same time are one step": messages,
+            "there and back: twice as many": steps // 2,
+            "all of them can start at once: nobody waits for another message":
+                p - 1 if name == "crossbar" else None,
+            "the messages of one rank to several start at once: one step there, one back":
+                2 * (p - 1) if name == "central" else None,
+            "the deepest rank is ⌊log₂ p⌋ below the root": 2 * math.ceil(math.log2(p + 1)),
+            "p − 1 steps in each phase": 2 * p if name == "ring" else 2 * (depth + 1),
+        },
+    }[key]  # fmt: skip
+    for said, gives in values.items():
+        if gives is not None and gives != dict(zip(COUNTS, true, strict=True))[key]:
+            yield Mistake(gives, said)
+
+
+# -- 6.7: seconds -----------------------------------------------------------------------------
+
+
+def true_duration(algorithm: str, p: int, n: int, alpha: float, beta: float) -> float:
+    """α–β: seconds, where each rank sends, and receives, one message at a time."""
+    *_, steps = true_cost(algorithm, p, n)
+    at_a_time = {"crossbar": p - 1, "central": p - 1, "tree": 1, "ring": 1 / p}[algorithm]
+    return steps * (alpha + at_a_time * n * beta)
+
+
+def true_crossover(p: int, alpha: float, beta: float) -> float:
+    """Bytes from which on the ring is faster than the crossbar."""
+    if p == 2:
+        return math.inf
+    return (2 * (p - 1) - 1) * alpha / ((p - 1) * (1 - 2 / p) * beta)
+
+
+def probe_durations(user_ns: dict, *, rank: int, cases: list, networks: list) -> dict:
+    """`duration` and `crossover`."""
+    duration, crossover = (answer_named(user_ns, name) for name in ("duration", "crossover"))
+    return {
+        "duration": [told(duration(*case)) for case in cases],
+        "crossover": [_finite(crossover(*network)) for network in networks],
+    }
+
+
+def _finite(value: object) -> object:
+    """JSON has no infinity."""
+    return "inf" if isinstance(value, float) and math.isinf(value) and value > 0 else told(value)
+
+
+@task("6.7", "seconds by α–β, and the crossover", points=2)
+def duration(ranks, report: Report) -> None:
+    """Four formulas, and the size at which two of them meet."""
+    draw = random.Random(report.seed)
+
+    def network() -> tuple[float, float]:
+        return draw.uniform(1e-4, 9e-3), 1 / draw.uniform(5e6, 2e8)
+
+    cases = [
+        [name, p, p * draw.choice((10, 1000, 100_000)), *network()]
+        for name in ALGORITHMS
+        for p in (4, 3, 8, 16, 2)
+    ]
+    networks = [[p, *network()] for p in (4, 3, 6, 16, 2)]
+    answers = report.answers(ranks, __name__, "probe_durations", cases=cases, networks=networks)
+    for answer in answers:
+        told_of = set()
+        for (name, p, n, alpha, beta), got in zip(cases, answer.value["duration"], strict=True):
+            what = f"duration({name!r}, {p}, {n}, {alpha:.3g}, {beta:.3g})"
+            expected = true_duration(name, p, n, alpha, beta)
+            wrong = _wrong_durations(name, p, n, alpha, beta)
+            if name not in told_of and not _judge_scaled(
+                report, answer.rank, got, expected, wrong, what
+            ):
+                told_of.add(name)
+        for (p, alpha, beta), got in zip(networks, answer.value["crossover"], strict=True):
+            what = f"crossover({p}, {alpha:.3g}, {beta:.3g})"
+            if not _judge_crossover(report, answer.rank, got, p, alpha, beta, what):
+                break
+
+
+def _judge_scaled(report: Report, rank: int, got, expected: float, wrong, what: str) -> bool:
+    """In units of what is expected: a few milliseconds must be right to a share of them."""
+    if not is_number(got):
+        report.problem(f"{what} returned {got}: return seconds, a number", rank)
+        return False
+    mistakes = [Mistake(value / expected, said) for said, value in wrong]
+    if abs(got / expected - 1) < 1e-6:
+        return True
+    said = next(
+        (m.said for m in mistakes if math.isclose(got / expected, m.gives, rel_tol=1e-6)), ""
+    )
+    said = said and f"{said}. "
+    report.problem(f"{what}: {said}Expected {expected:.6g}, got {got:.6g}", rank, "mistake")
+    return False
+
+
+def _wrong_durations(
+    name: str, p: int, n: int, alpha: float, beta: float
+) -> Iterator[tuple[str, float]]:
+    messages, nbytes, _, steps = true_cost(name, p, n)
+    at_a_time = {"crossbar": p - 1, "central": p - 1, "tree": 1, "ring": 1 / p}[name]
+    yield "that is one step, with its latency: count all of them", alpha + at_a_time * n * beta
+    yield "each step costs a latency", alpha + steps * at_a_time * n * beta
+    if name in ("crossbar", "central"):
+        said = "p − 1 messages share one link, and come one after the other"
+        yield said, steps * (alpha + n * beta)
+        said = "messages that start together share one latency: it is paid once a step"
+        yield said, steps * (p - 1) * (alpha + n * beta)
+        yield "the links of the ranks work at the same time", messages * (alpha + n * beta)
+    if name == "ring":
+        said = "a step carries a chunk of n/p bytes, not the whole tensor"
+        yield said, steps * (alpha + n * beta)
+        yield "all ranks send at the same time", steps * (alpha + n * beta * p)
+        yield "reduce-scatter and all-gather: two phases", (p - 1) * (alpha + n * beta / p)
+        yield "p − 1 steps in each phase, not p", 2 * p * (alpha + n * beta / p)
+    if name == "tree":
+        depth = p.bit_length() - 1
+        yield "up and down again: twice the depth", depth * (alpha + n * beta)
+        yield "the depth is ⌊log₂ p⌋", 2 * (depth + 1) * (alpha + n * beta)
+        yield "the messages of a level travel at the same time", messages * (alpha + n * beta)
+    yield "β is seconds per byte: multiply by it", steps * (alpha + at_a_time * n / beta)
+    yield "n is in bytes already", steps * (alpha + at_a_time * 4 * n * beta)
+    yield "these are bytes in all: links work at the same time", steps * alpha + nbytes * beta
+
+
+def _judge_crossover(
+    report: Report, rank: int, got, p: int, alpha: float, beta: float, what
+) -> bool:
+    if p == 2:
+        if got == "inf":
+            return True
+        report.problem(
+            f"{what}: with two ranks both send n bytes, and the crossbar has fewer steps: the "
+            f"ring never wins. Expected math.inf, got {got}",
+            rank,
+            "mistake",
+        )
+        return False
+    expected, latencies, share = true_crossover(p, alpha, beta), 2 * p - 3, (p - 1) * (1 - 2 / p)
+    wrong = [
+        ("that is the number of float32 values: give bytes", expected / 4),
+        ("that is alpha/beta times too much: α enters once", expected * alpha / beta),
+        ("α/β is turned over", latencies / share * beta / alpha),
+        (
+            "the crossbar costs one latency itself: the ring has 2(p − 1) − 1 more",
+            (2 * p - 2) / share * alpha / beta,
+        ),
+        (
+            "the ring sends 2(p − 1)/p of the tensor: the difference to (p − 1) counts",
+            latencies / (p - 1) * alpha / beta,
+        ),
+        ("that is where the latency is half of a message's time", alpha / beta),
+        (
+            "that is where the ring meets the central reducer",
+            max(p - 2, 1) / ((p - 1) * (1 - 1 / p)) * alpha / beta,
+        ),
+    ]
+    if got == "inf":
+        report.problem(
+            f"{what}: with more than two ranks the ring wins at last: it sends less. Expected "
+            f"{expected:.6g}, got infinity",
+            rank,
+            "mistake",
+        )
+        return False
+    return _judge_scaled(report, rank, got, expected, wrong, what)
+
+
+# -- 6.8: dedicated reducers ------------------------------------------------------------------
+
+# Workers by the size of the group, pieces, and the tensors' lengths.
+SERVER_CASES = (
+    (IN_FOURS, {"4": 2, "2": 1}, 1, (8, 1, 203)),
+    (IN_THREES, {"3": 2}, 2, (5, 203)),
+    (ALL, {"6": 3}, 1, (5, 203)),
+    (ALL, {"6": 3}, 4, (5, 203)),
+    (ALL, {"6": 4}, 3, (7, 203)),
+    (None, {"6": 2}, 1, (203,)),
+    (ALL, {"6": 3}, 1, (3 * LONG,)),
+)
+# What stands in the x of a reducer, which has nothing to add.
+REDUCERS_OWN = 0.5
+
+
+@in_group
+def probe_server(
+    user_ns: dict,
+    *,
+    rank: int,
+    group,
+    partition,
+    seed: int,
+    lengths: list[int],
+    pieces: int,
+    workers: dict[str, int],
+) -> list[dict]:
+    """The workers' results, and what everybody sent."""
+    function, named = answer_named(user_ns, "reduction_server"), keywords(partition, group)
+    place, size = dist.get_rank(group), dist.get_world_size(group)
+    many, answers = workers[str(size)], []
+    for length in lengths:
+        is_worker = place < many
+        x = counting(place, length) if is_worker else torch.full((length,), REDUCERS_OWN)
+        y = noise(seed, place, length)
+        dist.barrier(group=group)
+        _, calls = recorded(function, x, many, pieces, **named)
+        dist.barrier(group=group)
+        function(y, many, pieces, **named)
+        answers.append({
+            "length": length,
+            "sum": stretches(x),
+            "near": not is_worker or is_near(y, seed, many),
+            "bits": hashlib.sha256(y.numpy().tobytes()).hexdigest(),
+            "calls": calls,
+        })  # fmt: skip
+    return answers
+
+
+@task("6.8", "a reduction server", points=3)
+def reduction_server(ranks, report: Report) -> None:
+    """Workers send and receive n bytes each, in pieces, and do not all begin with one reducer."""
+    cases = [
+        {"partition": p, "workers": w, "pieces": k, "lengths": n, "seed": report.seed}
+        for p, w, k, n in SERVER_CASES
+    ]
+    hint = _hint_of_server
+    for case, members, values in tried(
+        ranks, report, __name__, "probe_server", cases, hint, world=WORLD
+    ):
+        many, pieces = case["workers"][str(len(members))], case["pieces"]
+        for of_a_length in zip(*values, strict=True):
+            where = f"{on(members)}, {many} of them workers, {_numbers(of_a_length[0]['length'])}"
+            if _judge_conduct(report, members, of_a_length):
+                _judge_workers(report, members[:many], of_a_length[:many], where)
+            if not report.found:
+                _judge_service(report, members, of_a_length, many, pieces, where)
+            if report.found:
+                break
+
+
+def _hint_of_server(case: dict) -> str:
+    members = (case["partition"] or [range(WORLD)])[0]
+    many, pieces = case["workers"][str(len(members))], case["pieces"]
+    return f"{on(members)}, {many} of them workers, pieces={pieces}, lengths {case['lengths']}"
+
+
+def _judge_workers(report: Report, workers: list[int], values: Sequence[dict], where: str) -> None:
+    """The sum of the workers' tensors, and of nothing else."""
+    total = sum(BASE**place for place in range(len(workers)))
+    for rank, value in zip(workers, values, strict=True):
+        found = [v for *_, v in value["sum"] if v % 1 == REDUCERS_OWN and v * len(workers) != total]
+        if found:
+            said = "a reducer has added its own x: it has no part, and starts from what comes first"
+            report.problem(f"{where}: {said}", rank, "mistake")
+    if not report.found:
+        _judge_sums(report, workers, values, where)
+
+
+def _judge_service(
+    report: Report, members: list[int], values: Sequence[dict], many: int, pieces: int, where: str
+) -> None:
+    workers, reducers, length = members[:many], members[many:], values[0]["length"]
+    per_reducer = pieces * -(-length // (pieces * len(reducers))) * FLOAT
+    firsts: dict[int, list[int]] = {}
+    for rank, value in zip(members, values, strict=True):
+        others = reducers if rank in workers else workers
+        said = broken(value["calls"], _talks_to(others, rank in workers))
+        sent, sends = bytes_to(value["calls"]), [c for c in value["calls"] if c["op"] == "send"]
+        if not said and rank in workers:
+            total = sum(sent.values())
+            numbers = {other: sum(c["peer"] == other for c in sends) for other in reducers}
+            if total != FLOAT * length:
+                said = (
+                    f"it sent {total} bytes: a worker sends each of its {FLOAT * length} bytes "
+                    "once, to the reducer of the piece that it belongs to"
+                )
+            elif max(sent.values()) > per_reducer:
+                said = (
+                    f"it sent {_sent(sent)}: the pieces must be shared out evenly, at most "
+                    f"{per_reducer} bytes to each of the {len(reducers)} reducers"
+                )
+            elif set(numbers.values()) != {pieces}:
+                said = (
+                    f"with pieces={pieces} expected {pieces} message(s) to each reducer; it sent "
+                    f"{list(numbers.values())}: cut x into reducers × pieces parts"
+                )
+            else:
+                firsts.setdefault(sends[0]["peer"], []).append(rank)
+        if said:
+            report.problem(f"{where}: {said}", rank, "communication")
+    first, crowd = max(firsts.items(), key=lambda pair: len(pair[1]), default=(0, []))
+    if not report.found and len(crowd) > -(-many // len(reducers)):
+        report.problem(
+            f"{where}: the workers {', '.join(map(str, crowd))} all begin with the reducer on rank "
+            f"{first}, whose link is then the bottleneck (incast), while the other reducers have "
+            "nothing to do: let worker i begin with reducer i",
+            kind="communication",
+        )
+
+
+def _talks_to(others: Sequence[int], is_worker: bool) -> Rule:
+    """Workers with reducers, reducers with workers."""
+    who, whom = ("a worker", "reducers") if is_worker else ("a reducer", "workers")
+
+    def rule(calls: Calls) -> str | None:
+        strange = sorted({call["peer"] for call in calls} - set(others))
+        if not strange:
+            return None
+        return f"it has a message to or from rank {strange[0]}: {who} talks to {whom} only"
+
+    return rule
+
+
+# -- 6.9: halving and doubling ----------------------------------------------------------------
+
+
+@task("6.9", "extra mile: halving and doubling", points=2)
+def halving_doubling(ranks, report: Report) -> None:
+    """In groups of a power of two: the ring's bytes in 2·log₂ p steps."""
+    _judge_all_reduce(
+        ranks,
+        report,
+        "halving_doubling",
+        _halving_rules,
+        among=([[0], [1, 2], [3], [4, 5]], IN_FOURS),
+    )
+
+
+def _halving_rules(report: Report, members: list[int], values: Sequence[dict], where: str) -> None:
+    """2·log₂ p messages of each rank, to partners at distances 1, 2, 4 …; 2(p − 1)/p of x."""
+    size, length = len(members), values[0]["length"]
+    depth, in_all = size.bit_length() - 1, 0
+    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+        sent = bytes_to(value["calls"])
+        partners = {members[place ^ (1 << k)] for k in range(depth)}
+        count = sum(call["op"] == "send" for call in value["calls"])
+        in_all += sum(sent.values())
+        said = ""
+        if set(sent) != partners:
+            said = f"it sent to ranks {sorted(sent)}; its partners are {sorted(partners)}"
+        elif count != 2 * depth:
+            said = f"it sent {count} messages, {2 * depth} are enough: one to each partner and back"
+        elif sum(sent.values()) > 2 * FLOAT * sum(-(-length // 2**k) for k in range(1, depth + 1)):
+            said = (
+                f"it sent {sum(sent.values())} bytes: halve what travels in each step, and send "
+                "only the half that the partner goes on with"
+            )
+        if said:
+            report.problem(f"{where}: {said}", rank, "communication")
+    expected = 2 * (size - 1) * length * FLOAT
+    if not report.found and in_all != expected:
+        said = f"all ranks together sent {in_all} bytes, expected {expected}"
+        report.problem(f"{where}: {said}", kind="communication")

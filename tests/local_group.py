@@ -29,7 +29,7 @@ OPS = {int(op): name for name, op in ReduceOp.RedOpType.__members__.items()}
 now = time.perf_counter
 
 
-@dataclass
+@dataclass(eq=False)
 class Message:
     """One that was sent, or is asked for."""
 
@@ -189,6 +189,7 @@ class LocalGroup(ProcessGroup):
 
     def send(self, tensors, dst: int, tag: int = 0) -> LocalWork:
         (tensor,) = tensors
+        self._check_peer("send", "dst", dst)
         work = self._work("send", tensors, peer=dst, tag=tag, blocking=_called_by("send"))
         eager = work.call.nbytes <= EAGER
         data = tensor.detach().clone() if eager else tensor.detach()
@@ -206,6 +207,7 @@ class LocalGroup(ProcessGroup):
 
     def recv(self, tensors, src: int, tag: int = 0) -> LocalWork:
         (tensor,) = tensors
+        self._check_peer("recv", "src", src)
         peer = -1 if src is None else src
         work = self._work("recv", tensors, peer=peer, tag=tag, blocking=_called_by("recv"))
         work.call.sent, work.call.received = 0, work.call.nbytes
@@ -221,6 +223,14 @@ class LocalGroup(ProcessGroup):
 
     def recv_anysource(self, tensors, tag: int = 0) -> LocalWork:
         return self.recv(tensors, None, tag)
+
+    def _check_peer(self, op: str, role: str, peer: int | None) -> None:
+        """As the backend does it: messages go to ranks that there are."""
+        size = len(self.members)
+        if peer is not None and not 0 <= peer < size:
+            raise ValueError(
+                f"{op}({role}={peer}): the group has ranks 0 to {size - 1} (global {self.members})"
+            )
 
     # -- collectives: what is done with the inputs of all ranks, in group order -----------
 

@@ -47,7 +47,7 @@ def moved_center(center, w, eta: float, rho: float):
 
 
 class Toy:
-    """A gradient that pulls to a place of its own, and is another one at each call.
+    """A gradient of a valley of its own, with noise that is another one at each call.
 
     Attributes:
         at: the weights that it was asked at.
@@ -56,13 +56,13 @@ class Toy:
 
     def __init__(self, seed: int, place: int, look: Callable[[], Any] = lambda: None):
         self.draw = torch.Generator().manual_seed(1000 * seed + place)
-        self.goal = self._random()
+        self.goal, self.scale = self._random(), 0.5 + self._random().abs() / 4
         self.look, self.at, self.seen = look, [], []
 
     def __call__(self, w: Tensor) -> Tensor:
         self.at.append(w.tolist())
         self.seen.append(self.look())
-        return (w - self.goal + self._random()).to(w.dtype)
+        return (self.scale * (w - self.goal) + self._random()).to(w.dtype)
 
     def _random(self) -> Tensor:
         return 4 * torch.randn(LENGTH, generator=self.draw, dtype=torch.float64)
@@ -164,16 +164,15 @@ def probe_moves(user_ns: dict, *, rank: int, seed: int) -> dict:
     worker, center = (answer_named(user_ns, name) for name in ("move_worker", "move_center"))
     found: dict = {}
     for case, given in _move_cases(seed + rank).items():
-        before = [given[name].clone() for name in ("w", "center", "gradient")]
-        rates = given["eta"], given["rho"]
-        moved = [
-            worker(given["w"], given["center"], given["gradient"], *rates),
-            center(given["center"], given["w"], *rates),
-        ]
-        now = [given[name] for name in ("w", "center", "gradient")]
-        changed = [n for n, a, b in zip(("w", "center", "gradient"), before, now, strict=True)
-                   if not torch.equal(a, b)]  # fmt: skip
-        found[case] = {"moved": [told(tensor) for tensor in moved], "changed": changed}
+        moved, changed, rates = [], set(), (given["eta"], given["rho"])
+        for function, names in (
+            (worker, ("w", "center", "gradient")),
+            (center, ("center", "w")),
+        ):
+            own = {name: given[name].clone() for name in names}
+            moved.append(told(function(*own.values(), *rates)))
+            changed |= {name for name in names if not torch.equal(own[name], given[name])}
+        found[case] = {"moved": moved, "changed": sorted(changed)}
     return found
 
 
@@ -307,8 +306,12 @@ _ROUND_ROBIN_MISTAKES = {
 def _round_robin_hint(case: dict) -> str:
     return (
         f"in {case['steps']} steps; in step t = 0, 1, … the worker's place is 1 + t mod G, and "
-        "place 0 is the master. A worker takes part in its own steps only"
+        "place 0 is the master. A worker takes part in its own steps only" + _in_a_group(case)
     )
+
+
+def _in_a_group(case: dict) -> str:
+    return ". Every call needs group=group" if case["partition"] else ""
 
 
 @task("8.2", "round robin, as printed", points=4)
@@ -440,7 +443,7 @@ class _Worker:
 
     def __init__(self, seed, place, steps, tau, variant, delta: float = 0.0):
         self.w, self.toy, self.k = start(seed), Toy(seed, place), 0
-        self.v = torch.zeros_like(self.w)
+        self.v = self.pull = torch.zeros_like(self.w)
         self.center, self.notes, self.first = self.w, [], self.w.tolist()
         self.steps, self.tau, self.variant, self.delta = steps, tau, variant, delta
 
@@ -451,6 +454,9 @@ class _Worker:
             self._step(RHO if self.variant == "every step" else 0.0)
 
     def sends(self) -> Tensor:
+        """What the master gets."""
+        if self.variant == "sends ahead":
+            return self.w + self.delta * self.v
         if self.variant != "new":
             return self.w
         run = Toy.__new__(Toy)
@@ -473,14 +479,17 @@ class _Worker:
 
     def _step(self, rho: float, pull_only: bool = False) -> None:
         variant, delta = self.variant, self.delta
-        ahead = self.w if variant == "no look-ahead" else self.w + delta * self.v
-        g = self.toy(ahead) * (not pull_only)
-        pull = ETA * rho * ((ahead if variant == "pull ahead" else self.w) - self.center)
         if variant == "forgets v":
             self.v = torch.zeros_like(self.v)
-        self.v = delta * self.v - ETA * g - (pull if variant == "pull in v" else 0)
-        if variant == "undamped":
-            self.v = self.v + (1 - delta) * self.v
+        look = {"no look-ahead": 0.0, "far ahead": 1.0}.get(variant, delta)
+        ahead = self.w + look * self.v
+        g = self.toy(ahead) * (not pull_only) * (-1 if variant == "climbs" else 1)
+        share = 1.0 if variant == "whole" and rho else ETA * rho
+        pull = share * ((ahead if variant == "pull ahead" else self.w) - self.center)
+        if variant == "kept pull":
+            pull = self.pull = pull if rho else self.pull
+        old = self.v * (1.0 if variant == "undamped" else delta)
+        self.v = old - ETA * g - (pull if variant == "pull in v" else 0)
         self.w = self.w + self.v - (0 if variant == "pull in v" else pull)
         self.k += 1
         self.notes.append(self.w.tolist())
@@ -502,6 +511,8 @@ _WORK_MISTAKES = {
     "late": "the exchange comes in the last of τ steps. It belongs into step 0, τ, 2τ, …: "
     "k % tau == 0",
     "replaced": "the worker takes over the centre's weights. It keeps its own: the spring pulls it",
+    "whole": "the pull is the whole distance; it is the share α = ηρ of it",
+    "climbs": "the gradient has the wrong sign: the worker climbs",
 }
 
 
@@ -513,7 +524,7 @@ def _asynchronous_hint(case: dict) -> str:
             ". The first worker computed for long, and the others went on: the master takes "
             "whatever comes first, dist.recv without a source"
         )
-    return said
+    return said + _in_a_group(case)
 
 
 def _asynchronous_cases(seed: int) -> list[dict]:
@@ -648,6 +659,12 @@ _MOMENTUM_MISTAKES = {
     "pull ahead": "the spring is measured from w + δv; it is measured from w, which was sent",
     "forgets v": "v is 0 again in every step: keep it from step to step",
     "undamped": "v has all of its old value and the gradient: multiply the old v by δ",
+    "far ahead": "the gradient is taken at w + v, expected at w + δv",
+    "sends ahead": "the worker sends w + δv; the master needs w",
+    "kept pull": "the pull of the last exchange acts in the steps after it, too: between two "
+    "exchanges there is no spring",
+    "whole": "the pull is the whole distance; it is the share α = ηρ of it",
+    "climbs": "the gradient has the wrong sign: the worker climbs. v ← δv − η ΔW",
     "no pull": "nothing pulls the worker when it has the centre",
     "every step": "the worker is pulled in every step; between two exchanges there is no spring",
     "late": "the exchange comes in the last of τ steps. It belongs into step 0, τ, 2τ, …",
@@ -712,6 +729,8 @@ def local_replayed(
         if begin + tau > steps and variant == "forgets the rest":
             break
         length = tau if variant == "whole last round" else min(tau, steps - begin)
+        if variant == "early":
+            length = min(tau, begin + 1)
         for place, toy in enumerate(toys):
             w = locals_[place]
             for _ in range(length):
@@ -745,6 +764,8 @@ _LOCAL_MISTAKES = {
     "so go on with that one",
     "not reset": "the average was made, but the rank goes on from its own weights: go on from the "
     "average",
+    "early": "the weights are averaged after the first of τ steps: count the steps from 1, "
+    "k % tau == 0",
     "forgets the rest": "the last round is missing: where τ does not divide the steps, it is "
     "shorter",
     "whole last round": "the last round has τ steps, and there are more than `steps` of them: it "
@@ -806,8 +827,6 @@ def moved_outer(center, pseudo_gradient, velocity, rate: float, momentum: float,
         return center - rate * (pseudo_gradient + momentum * v), v
     if variant == "heavy ball":
         return center - rate * v, v
-    if variant == "old velocity":
-        return center - rate * (pseudo_gradient + momentum * velocity), v
     if variant == "averages":
         return center - pseudo_gradient, v
     return center - rate * (pseudo_gradient + momentum * v), v
@@ -849,8 +868,8 @@ def probe_diloco(
 
 
 _OUTER_MISTAKES = {
-    "heavy ball": "this is heavy-ball momentum: Nesterov's step is along g + μv, with the new v",
-    "old velocity": "this has the old velocity: first v ← μv + g, then the step along g + μv",
+    "heavy ball": "this is heavy-ball momentum: Nesterov's step is along g + μv, with the new v; "
+    "first v ← μv + g",
     "forgets v": "the old velocity is not used: v ← μv + g",
     "averages": "the outer rate and the momentum are not used",
 }
@@ -909,4 +928,3 @@ def _judge_outer(report: Report, rank: int, value: dict, cases: list[tuple]) -> 
             return
     said = "outer_step changes a tensor that it was given: make new ones"
     report.communication(rank, [], *rules_of({said: value["changed"]}))
-

@@ -67,9 +67,7 @@ def two_loops(tau: int = 5) -> Figure:
         box(axes, x, 1, "outer\nstep", width=1.5, height=2.6, color=PINK)
     axes.annotate("", (tau - 0.5, -0.75), (-0.5, -0.75), arrowprops={"arrowstyle": "<->"})
     axes.text((tau - 1) / 2, -1.2, r"$\tau$ inner steps: no communication", ha="center")
-    axes.text(
-        width + tau + 1.1, -1.2, r"one all_reduce of $\bar{W} - W^i$", ha="right", color=INK
-    )
+    axes.text(width + tau + 1.1, -1.2, r"one all_reduce of $\bar{W} - W^i$", ha="right", color=INK)
     axes.set_xlim(-3.2, 2 * width + 1.2)
     axes.set_ylim(-1.6, 2.8)
     figure.alt_text = (

@@ -11,6 +11,8 @@ CELLS = {
     "8.5": "lab08-local-answer",
     "8.6": "lab08-outer-answer",
 }
+# Those that real ranks are tried with, besides the first of each task: who waits for whom.
+ON_RANKS = {"asks in turns without blocking", "counts workers from zero", "answers in the world"}
 BEFORE = """
 import torch
 import torch.distributed as dist
@@ -24,7 +26,7 @@ rank = dist.get_rank()
 WORKER = "return w - eta * (gradient + rho * (w - center))"
 CENTER = "return center + eta * rho * (w - center)"
 
-# task, what the student did, a part of the solution, what stands in its place, words of the message.
+# task, what the student did, a part of the solution, what comes in its place, words of the message;
 # None in its place: the whole answer, or one function of it; the others are those of the solution.
 _CHANGES = [
     ("8.1", "centre from the new w", CENTER,
@@ -67,7 +69,8 @@ _CHANGES = [
     ("8.1", "returns nothing", WORKER, WORKER[7:], "returned None: return the new weights"),
     ("8.1", "centre descends", CENTER, "return center - eta * 3.0 + eta * rho * (w - center)",
      "the centre descends along the gradient, too"),
-    ("8.1", "takes a mean of numbers", WORKER, WORKER.replace("(w - center)", "(w - center).mean()"),
+    ("8.1", "takes a mean of numbers", WORKER,
+     WORKER.replace("(w - center)", "(w - center).mean()"),
      "move_worker, no gradient"),
 
     ("8.2", "sends the new weights", """
@@ -352,7 +355,7 @@ _CHANGES = [
 
     ("8.5", "sums", "            w = w / size\n", "", "these are sums over the ranks"),
     ("8.5", "hard-codes four ranks", "size = dist.get_world_size(group)", "size = 4",
-     "the weights that it has noted"),
+     "divided by 4, the size of the world"),
     ("8.5", "forgets the rest", "if k % tau == 0 or k == steps:", "if k % tau == 0:",
      "and one at the end"),
     ("8.5", "averages in every step", "if k % tau == 0 or k == steps:", "if True:",
@@ -371,7 +374,7 @@ _CHANGES = [
                 if k % tau == 0 or k == steps:
                     note(w)
             return w
-        """, None, "the weights that it has noted"),
+        """, None, "all_reduce the weights, after the step"),
     ("8.5", "reduces a copy", "dist.all_reduce(w, group=group)\n            w = w / size",
      "dist.all_reduce(w.clone(), group=group)", "these are this rank's own weights"),
     ("8.5", "goes on from its own",
@@ -462,17 +465,17 @@ _CHANGES = [
                     note(center)
             return center
         """, None, "one after every τ steps"),
-    ("8.6", "averages weights", "change = center - w\n        dist.all_reduce(change, group=group)\n"
+    ("8.6", "sums weights", "change = center - w\n        dist.all_reduce(change, group=group)\n"
      "        change /= dist.get_world_size(group)",
-     "dist.all_reduce(w, group=group)\n        change = center - w", "the weights that it has noted"),
+     "dist.all_reduce(w, group=group)\n        change = center - w",
+     "W was summed over the ranks before"),
     ("8.6", "ignores the group", "dist.all_reduce(change, group=group)", "dist.all_reduce(change)",
      "pass group=group"),
-    ("8.6", "notes its own weights", "note(center)", "note(w)", "the weights that it has noted"),
+    ("8.6", "notes its own weights", "note(center)", "note(w)", "note the centre"),
     ("8.6", "reduces in double rounds", "min(tau, steps - begin)", "tau",
      "one in each, gradient(w)"),
-    ("8.6", "in place", "center, velocity = w, torch.zeros_like(w)",
-     "center, velocity = w, torch.zeros_like(w)\n    w.zero_()\n    w += center",
-     "the weights that it has noted"),
+    ("8.6", "in place", "w = w - eta * gradient(w)", "w -= eta * gradient(w)",
+     "w is the same tensor as the centre"),
 ]  # fmt: skip
 
 RIGHT = [

@@ -60,6 +60,7 @@ class Toy:
         self.look, self.at, self.seen = look, [], []
 
     def __call__(self, w: Tensor) -> Tensor:
+        """The gradient at w."""
         self.at.append(w.tolist())
         self.seen.append(self.look())
         return (self.scale * (w - self.goal) + self._random()).to(w.dtype)
@@ -321,17 +322,19 @@ def round_robin(ranks, report: Report) -> None:
              for k, p in enumerate(WITH_A_MASTER)]  # fmt: skip
     given = (ranks, report, __name__, "probe_round_robin", cases, _round_robin_hint)
     for case, members, values in tried(*given):
-        workers, steps = len(members) - 1, case["steps"]
-        if not workers:
-            continue
-        replay = functools.partial(round_robin_replayed, report.seed, workers, steps)
-        expected = replay()
-        turns = [1 + t % workers for t in range(steps)]
-        for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-            mine = turns if place == 0 else [0] * turns.count(place)
-            rules = (only("send", "recv"), inside(members), _turns(members, mine), _sized, waited)
-            if not report.communication(rank, value["calls"], *rules, _in_line(place, value)):
-                continue
+        if len(members) > 1:
+            _judge_round_robin(report, case, members, values)
+
+
+def _judge_round_robin(report: Report, case: dict, members: list[int], values: list) -> None:
+    workers, steps = len(members) - 1, case["steps"]
+    replay = functools.partial(round_robin_replayed, case["seed"], workers, steps)
+    expected = replay()
+    turns = [1 + t % workers for t in range(steps)]
+    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+        mine = turns if place == 0 else [0] * turns.count(place)
+        rules = (only("send", "recv"), inside(members), _turns(members, mine), _sized, waited)
+        if report.communication(rank, value["calls"], *rules, _in_line(place, value)):
             wrong = {said: lambda v=name, p=place: replay(v)[p]
                      for name, said in _ROUND_ROBIN_MISTAKES.items()}  # fmt: skip
             what = "update of the centre" if place == 0 else "step of this worker"
@@ -681,25 +684,26 @@ def momentum(ranks, report: Report) -> None:
               "delta": delta} for k, steps, tau, delta in runs]  # fmt: skip
     given = (ranks, report, __name__, "probe_momentum", cases, _hint_of)
     for case, members, values in tried(*given):
-        workers = len(members) - 1
-        if not workers:
+        if len(members) > 1:
+            _judge_momentum(report, case, members, values)
+
+
+def _judge_momentum(report: Report, case: dict, members: list[int], values: list) -> None:
+    steps, tau, workers = case["steps"], case["tau"], len(members) - 1
+    order = [members.index(rank) for rank in values[0]["order"]]
+    given = (case["seed"], order, workers, steps, tau)
+    replay = functools.partial(asynchronous_replayed, *given, delta=case["delta"])
+    expected = replay()
+    counts = _counts({members[0]: -(-steps // tau)}, f" in {steps} steps with τ = {tau}")
+    rules = (only("send", "recv"), inside(members), _sized, waited, counts)
+    for place in range(1, workers + 1):
+        rank, value = members[place], values[place]
+        if not report.communication(rank, value["calls"], *rules):
             continue
-        steps, tau = case["steps"], case["tau"]
-        each, order = -(-steps // tau), [members.index(rank) for rank in values[0]["order"]]
-        replay = functools.partial(
-            asynchronous_replayed, case["seed"], order, workers, steps, tau, delta=case["delta"]
-        )
-        expected = replay()
-        for place in range(1, workers + 1):
-            rank, value = members[place], values[place]
-            rules = (only("send", "recv"), inside(members), _sized, waited)
-            counts = _counts({members[0]: each}, f" in {steps} steps with τ = {tau}")
-            if report.communication(rank, value["calls"], *rules, counts) and _judge_gradients(
-                report, rank, value, steps
-            ):
-                wrong = {text: lambda v=name, p=place: _tried_replay(replay, v, p, expected)
-                         for name, text in _MOMENTUM_MISTAKES.items()}  # fmt: skip
-                _judge_weights(report, rank, value, expected[place], wrong, "step of this worker")
+        if _judge_gradients(report, rank, value, steps):
+            wrong = {text: lambda v=name, p=place: _tried_replay(replay, v, p, expected)
+                     for name, text in _MOMENTUM_MISTAKES.items()}  # fmt: skip
+            _judge_weights(report, rank, value, expected[place], wrong, "step of this worker")
 
 
 def _hint_of(case: dict) -> str:
@@ -731,11 +735,13 @@ def local_replayed(
         length = tau if variant == "whole last round" else min(tau, steps - begin)
         if variant == "early":
             length = min(tau, begin + 1)
-        for place, toy in enumerate(toys):
-            w = locals_[place]
-            for _ in range(length):
-                w = w - ETA * toy(w)
-            locals_[place] = w
+        for left in reversed(range(length)):
+            slopes = [toy(w) for toy, w in zip(toys, locals_, strict=True)]
+            if variant == "gradients" and not left:
+                slopes = [sum(slopes) / size] * size
+            locals_ = [w - ETA * slope for w, slope in zip(locals_, slopes, strict=True)]
+        if variant == "aliased":
+            centers = list(locals_)
         own = [c - w for c, w in zip(centers, locals_, strict=True)]
         mean = sum(own) / size
         means = {
@@ -745,20 +751,25 @@ def local_replayed(
             "sign": [-mean] * size,
             "over tau": [mean / tau] * size,
             "inner rate": [mean * ETA] * size,
+            "summed weights": [c - sum(locals_) for c in centers],
         }.get(variant, [mean] * size)
         for place in range(size):
             given = (centers[place], means[place], velocities[place], rate, mom)
             centers[place], velocities[place] = moved_outer(*given, variant=variant)
-            if variant == "sum of weights":
-                centers[place] = sum(locals_)
-            notes[place].append(centers[place].tolist())
-        if variant != "not reset":
+            if variant in ("sum of weights", "over the world"):
+                centers[place] = sum(locals_) / (WORLD if variant == "over the world" else 1)
+            local = variant in ("gradients", "notes local")
+            notes[place].append((locals_ if local else centers)[place].tolist())
+        if variant not in ("not reset", "gradients"):
             locals_ = list(centers)
     first = start(seed).tolist()
     return [{"first": first, "notes": n, "at": t.at} for n, t in zip(notes, toys, strict=True)]
 
 
 _LOCAL_MISTAKES = {
+    "over the world": f"divided by {WORLD}, the size of the world: dist.get_world_size(group)",
+    "gradients": "a gradient is averaged in the last step of a round, and not the weights: they "
+    "differ between the ranks. all_reduce the weights, after the step",
     "sum of weights": "these are sums over the ranks: divide by the size of the group",
     "own": "these are this rank's own weights: all_reduce writes into the tensor that it is given, "
     "so go on with that one",
@@ -885,6 +896,11 @@ _DILOCO_MISTAKES = {
     "from the centre",
     "over tau": "divided by τ: the pseudo-gradient is what τ steps have changed, as it is",
     "inner rate": "multiplied by η: the outer step has a rate of its own",
+    "summed weights": "W was summed over the ranks before it was taken from the centre: sum the "
+    "differences W̄ − Wⁱ, and divide by the size of the group",
+    "aliased": "the pseudo-gradients are zero: w is the same tensor as the centre, and w -= … "
+    "changes both. w = w - … makes a new one",
+    "notes local": "these are the weights of this rank before the outer step: note the centre",
     "averages": "the outer step is a plain average: use outer_step with rate and momentum",
     "forgets v": "the velocity is 0 again in each round: keep it from round to round",
 } | {name: _LOCAL_MISTAKES[name] for name in ("forgets the rest", "whole last round")}

@@ -71,7 +71,23 @@ _CHANGES = [
      "the centre descends along the gradient, too"),
     ("8.1", "takes a mean of numbers", WORKER,
      WORKER.replace("(w - center)", "(w - center).mean()"),
-     "move_worker, no gradient"),
+     "without a gradient W + W̄ must stay"),
+    ("8.1", "a number for alpha", CENTER, "return center + 0.2 * (w - center)",
+     "without a gradient W + W̄ must stay"),
+    ("8.1", "numbers for both rates", """
+        def move_worker(w, center, gradient, eta, rho):
+            return w - 0.1 * (gradient + 2.0 * (w - center))
+
+        def move_center(center, w, eta, rho):
+            return center + 0.2 * (w - center)
+        """, None, "move_worker, random weights"),
+    ("8.1", "rho for both ends", """
+        def move_worker(w, center, gradient, eta, rho):
+            return w - eta * gradient - rho * (w - center)
+
+        def move_center(center, w, eta, rho):
+            return center + rho * (w - center)
+        """, None, "ρ(W − W̄) is not multiplied by η: both terms are in the bracket"),
 
     ("8.2", "sends the new weights", """
         def round_robin(w, gradient, steps, eta, rho, note, group=None):

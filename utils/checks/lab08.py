@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .calls import Calls, Rule, inside, made, only, waited
 from .groups import WORLD, in_group, on, partitions, tried
-from .mistakes import Mistake, same, table
+from .mistakes import Mistake, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
 from .replicas import rules_of
@@ -231,34 +231,47 @@ def _wrong_centers(w, center, gradient, eta, rho) -> dict[str, Tensor]:
 
 @task("8.1", "the two rules", points=2)
 def moves(ranks, report: Report) -> None:
-    """A step by hand, random weights, and W + W̄ conserved without a gradient."""
+    """A step by hand; W + W̄ conserved without a gradient; then random weights."""
     for answer in report.answers(ranks, __name__, "probe_moves", seed=report.seed):
-        for case, given in _move_cases(report.seed + answer.rank).items():
-            if not _judge_moves(report, answer.rank, case, given, answer.value[case]):
-                break
+        cases, rank = _move_cases(report.seed + answer.rank), answer.rank
+        by_hand, still, fresh = (functools.partial(_judge_moves, report, rank, name, given,
+                                 answer.value[name]) for name, given in cases.items())  # fmt: skip
+        # The step by hand and the sum: each sees what the other does not.
+        if by_hand() & still(conserved=True):
+            fresh()
 
 
-def _judge_moves(report: Report, rank: int, case: str, given: dict, got: dict) -> bool:
+def _judge_moves(
+    report: Report, rank: int, case: str, given: dict, got: dict, conserved: bool = False
+) -> bool:
+    """Where `conserved`, not the weights but their sum is judged."""
+    said = f"{', '.join(got['changed'])} has changed: return a new tensor, leave arguments alone"
+    if not report.communication(rank, [], *rules_of({said: got["changed"]})):
+        return False
     w, center, eta, rho = (given[name] for name in ("w", "center", "eta", "rho"))
-    names = ("move_worker", "move_center")
+    if conserved:
+        before, after = (w + center).tolist(), _sum_of(*got["moved"])
+        said = (
+            "without a gradient W + W̄ must stay, as what pulls the one pulls the other. It was "
+            f"{short(before)}, and is {short(after)}"
+        )
+        # Where nothing was returned, the step by hand has said so.
+        lost = after is not None and not same(after, before)
+        return report.communication(rank, [], *rules_of({said: lost}))
     expected = moved_worker(**given), moved_center(center, w, eta, rho)
-    # In the cases with few numbers several mistakes look alike: their names come from this one.
-    wrong = _wrong_workers(**given), _wrong_centers(**given)
-    right = True
+    wrong, right = (_wrong_workers(**given), _wrong_centers(**given)), True
+    names = ("move_worker", "move_center")
     for name, moved, want, mistakes in zip(names, got["moved"], expected, wrong, strict=True):
         how = {"what": f"{name}, {case}", "form": "the new weights"}
         right &= report.judge(rank, moved, want.tolist(), table(mistakes), **how)
-    total, before = [torch.tensor(m) for m in got["moved"]] if right else None, w + center
-    lost = case == "no gradient" and right and not same(sum(total).tolist(), before.tolist())
-    said = f"{', '.join(got['changed'])} has changed: return a new tensor, leave arguments alone"
-    return right and report.communication(
-        rank,
-        [],
-        *rules_of({
-            said: got["changed"],
-            "without a gradient W + W̄ must stay: what pulls the one pulls the other": lost,
-        }),
-    )  # fmt: skip
+    return right
+
+
+def _sum_of(worker: Any, center: Any) -> list[float] | None:
+    rows = (worker, center)
+    if not all(isinstance(row, list) and len(row) == LENGTH for row in rows):
+        return None
+    return [w + c for w, c in zip(*rows, strict=True)]
 
 
 # -- 8.2: round robin -------------------------------------------------------------------------

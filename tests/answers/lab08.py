@@ -154,7 +154,7 @@ _CHANGES = [
     ("8.2", "moves in place", "w = move_center(w, other, eta, rho)",
      "w += eta * rho * (other - w)", "the tensor w that it was given has changed"),
     ("8.2", "ignores the group", "dist.send(w, group_dst=j, group=group)", "dist.send(w, dst=j)",
-     "Every call needs group=group"),
+     "every call needs group=group"),
     ("8.2", "a place for a rank", "group_dst=0, group=group)", "dst=0, group=group)",
      "group_dst"),
     ("8.2", "broadcasts the centre", """
@@ -282,7 +282,7 @@ _CHANGES = [
     ("8.3", "moves the centre in place", "center = move_center(center, w, eta, rho)",
      "center += eta * rho * (w - center)", "the tensor w that it was given has changed"),
     ("8.3", "answers in the world", "dist.send(center, dst=who, group=group)",
-     "dist.send(center, dst=who)", "Every call needs group=group"),
+     "dist.send(center, dst=who)", "every call needs group=group"),
     ("8.3", "reduces", """
         def serve(center, exchanges, eta, rho, note, group=None):
             for _ in range(exchanges // (dist.get_world_size(group) - 1)):

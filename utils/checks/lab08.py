@@ -77,9 +77,12 @@ def start(seed: int) -> Tensor:
 def _called(user_ns: dict, name: str, given: tuple, toy: Toy, mine: Tensor, **named) -> dict:
     """Call an answer, with right rules for moving; what it returned, noted and communicated."""
     function, notes, before = answer_named(user_ns, name), [], mine.clone()
+
+    def note(weights: Any) -> None:
+        notes.append(told(weights.detach().clone() if isinstance(weights, Tensor) else weights))
+
     right = {"move_worker": moved_worker, "move_center": moved_center}
     with mock.patch.dict(user_ns, right if name != "diloco" else {"outer_step": moved_outer}):
-        note = lambda weights: notes.append(told(weights.detach().clone()))  # noqa: E731
         result, calls = recorded(function, *given, note=note, **named)
     return {
         "result": told(result),
@@ -102,10 +105,6 @@ def _looks() -> Callable[[], list]:
         return [sum(call.op == op for call in calls) for op in ("send", "recv")]
 
     return look
-
-
-def _bare(value: dict, wanted: Sequence[str] = ("result", "notes", "at")) -> list:
-    return [value[key] for key in wanted]
 
 
 def _noted(expected: list, first: list, what: str) -> Iterator[Mistake]:
@@ -288,7 +287,7 @@ def probe_round_robin(user_ns: dict, *, rank: int, group, partition, seed: int, 
 
 
 def round_robin_replayed(seed: int, workers: int, steps: int, variant: str = "") -> list[dict]:
-    """Of each place: the weights at first, those noted, and those of its gradients."""
+    """Of each place: the weights at first, and those noted."""
     weights = [start(seed) for _ in range(workers + 1)]
     toys = [Toy(seed, place) for place in range(workers + 1)]
     found = [{"first": weights[0].tolist(), "notes": []} for _ in weights]
@@ -302,8 +301,6 @@ def round_robin_replayed(seed: int, workers: int, steps: int, variant: str = "")
         weights[j] = new
         for place in (0, j):
             found[place]["notes"].append(weights[place].tolist())
-    for place, one in enumerate(found):
-        one["at"] = toys[place].at
     return found
 
 
@@ -454,7 +451,7 @@ def asynchronous_replayed(
         notes.append(center.tolist())
     for run in runs:
         run.until_exchange()
-    found.append({"first": start(seed).tolist(), "notes": notes, "at": []})
+    found.append({"first": start(seed).tolist(), "notes": notes})
     return found + [run.found() for run in runs]
 
 
@@ -464,6 +461,8 @@ class _Worker:
     def __init__(self, seed, place, steps, tau, variant, delta: float = 0.0):
         self.w, self.toy, self.k = start(seed), Toy(seed, place), 0
         self.v = self.pull = torch.zeros_like(self.w)
+        # The next gradient, where a mistake needs it early.
+        self.ready: Tensor | None = None
         self.center, self.notes, self.first = self.w, [], self.w.tolist()
         self.steps, self.tau, self.variant, self.delta = steps, tau, variant, delta
 
@@ -477,16 +476,10 @@ class _Worker:
         """What the master gets."""
         if self.variant == "sends ahead":
             return self.w + self.delta * self.v
-        if self.variant != "new":
-            return self.w
-        run = Toy.__new__(Toy)
-        run.__dict__.update(self.toy.__dict__)
-        state = self.toy.draw.get_state()
-        new = moved_worker(self.w, self.w, run(self.w), ETA, 0.0)
-        self.toy.draw.set_state(state)
-        self.toy.at.pop()
-        self.toy.seen.pop()
-        return new
+        if self.variant == "new":
+            self.ready = self.toy(self.w + self.delta * self.v)
+            return self.w + self.delta * self.v - ETA * self.ready
+        return self.w
 
     def exchange(self, center: Tensor) -> None:
         """The step with the centre."""
@@ -495,15 +488,17 @@ class _Worker:
         if self.variant == "replaced":
             self.w = center
             rho = 0.0
-        self._step(rho, pull_only=self.variant == "pull only")
+        self._step(rho, 0 if self.variant == "pull only" else 1)
 
-    def _step(self, rho: float, pull_only: bool = False) -> None:
+    def _step(self, rho: float, sign: int = 1) -> None:
         variant, delta = self.variant, self.delta
         if variant == "forgets v":
             self.v = torch.zeros_like(self.v)
         look = {"no look-ahead": 0.0, "far ahead": 1.0}.get(variant, delta)
         ahead = self.w + look * self.v
-        g = self.toy(ahead) * (not pull_only) * (-1 if variant == "climbs" else 1)
+        g = self.toy(ahead) if self.ready is None else self.ready
+        g = (-sign if variant == "climbs" else sign) * g
+        self.ready = None
         share = 1.0 if variant == "whole" and rho else ETA * rho
         pull = share * ((ahead if variant == "pull ahead" else self.w) - self.center)
         if variant == "kept pull":
@@ -515,7 +510,8 @@ class _Worker:
         self.notes.append(self.w.tolist())
 
     def found(self) -> dict:
-        return {"first": self.first, "notes": self.notes, "at": self.toy.at}
+        """The weights at first, and those noted."""
+        return {"first": self.first, "notes": self.notes}
 
 
 _SERVE_MISTAKES = {
@@ -780,7 +776,7 @@ def local_replayed(
         if variant not in ("not reset", "gradients"):
             locals_ = list(centers)
     first = start(seed).tolist()
-    return [{"first": first, "notes": n, "at": t.at} for n, t in zip(notes, toys, strict=True)]
+    return [{"first": first, "notes": noted} for noted in notes]
 
 
 _LOCAL_MISTAKES = {

@@ -1,0 +1,718 @@
+"""Answers to lab 08, wrong ones and right ones, that students really give."""
+
+from __future__ import annotations
+
+NOTEBOOK = "08_elastic_averaging.ipynb"
+CELLS = {
+    "8.1": "lab08-spring-answer",
+    "8.2": "lab08-robin-answer",
+    "8.3": "lab08-async-answer",
+    "8.4": "lab08-momentum-answer",
+    "8.5": "lab08-local-answer",
+    "8.6": "lab08-outer-answer",
+}
+# Those that real ranks are tried with, besides the first of each task: who waits for whom.
+ON_RANKS = {"asks in turns without blocking", "counts workers from zero", "answers in the world"}
+BEFORE = """
+import torch
+import torch.distributed as dist
+from torch_mpi.record import log
+
+if dist.is_initialized():
+    dist.destroy_process_group()
+dist.init_process_group("mpi")
+rank = dist.get_rank()
+"""
+WORKER = "return w - eta * (gradient + rho * (w - center))"
+CENTER = "return center + eta * rho * (w - center)"
+
+# task, what the student did, a part of the solution, what comes in its place, words of the message;
+# None in its place: the whole answer, or one function of it; the others are those of the solution.
+_CHANGES = [
+    ("8.1", "centre from the new w", CENTER,
+     "return center + eta * rho * (w - eta * (3.0 + rho * (w - center)) - center)",
+     "this follows from the worker's new weights"),
+    ("8.1", "worker from the new centre", WORKER,
+     "return w - eta * (gradient + rho * (w - move_center(center, w, eta, rho)))",
+     "the pull goes to the centre after it has moved"),
+    ("8.1", "pushes the centre away", CENTER, "return center - eta * rho * (w - center)",
+     "the centre moves away from the worker"),
+    ("8.1", "pushes the worker away", WORKER, "return w - eta * (gradient - rho * (w - center))",
+     "the pull has the wrong sign"),
+    ("8.1", "turns the distance round", WORKER, "return w - eta * (gradient + rho * (center - w))",
+     "drives the worker away from the centre"),
+    ("8.1", "rho without eta in the worker", WORKER,
+     "return w - eta * gradient - rho * (w - center)", "both terms are in the bracket"),
+    ("8.1", "rho without eta in the centre", CENTER, "return center + rho * (w - center)",
+     "ρ(W − W̄) is not multiplied by η"),
+    ("8.1", "eta twice in the worker", WORKER,
+     "return w - eta * (gradient + eta * rho * (w - center))", "multiplied by η twice: α = ηρ"),
+    ("8.1", "eta twice in the centre", CENTER, "return center + eta * eta * rho * (w - center)",
+     "multiplied by η twice: α = ηρ"),
+    ("8.1", "does not pull the worker", WORKER, "return w - eta * gradient",
+     "nothing pulls the worker to the centre"),
+    ("8.1", "does not pull the centre", CENTER, "return center.clone()",
+     "nothing pulls the centre"),
+    ("8.1", "divides by the workers", CENTER, "return center + eta * rho * (w - center) / 3",
+     "the sum over the workers is no mean"),
+    ("8.1", "averages", CENTER, "return (w + center) / 2", "this is the plain average of both"),
+    ("8.1", "returns the change", CENTER, "return eta * rho * (w - center)",
+     "return the new centre"),
+    ("8.1", "climbs", WORKER, "return w + eta * (gradient - rho * (w - center))",
+     "the gradient has the wrong sign"),
+    ("8.1", "forgets the gradient", WORKER, "return w - eta * rho * (w - center)",
+     "the gradient is missing: only the spring acts"),
+    ("8.1", "works in place", WORKER, "w -= eta * (gradient + rho * (w - center))\n    return w",
+     "w has changed: return a new tensor"),
+    ("8.1", "moves the centre in place", CENTER,
+     "center += eta * rho * (w - center)\n    return center", "center has changed"),
+    ("8.1", "returns nothing", WORKER, WORKER[7:], "returned None: return the new weights"),
+    ("8.1", "centre descends", CENTER, "return center - eta * 3.0 + eta * rho * (w - center)",
+     "the centre descends along the gradient, too"),
+    ("8.1", "takes a mean of numbers", WORKER,
+     WORKER.replace("(w - center)", "(w - center).mean()"),
+     "without a gradient W + W̄ must stay"),
+    ("8.1", "a number for alpha", CENTER, "return center + 0.2 * (w - center)",
+     "without a gradient W + W̄ must stay"),
+    ("8.1", "numbers for both rates", """
+        def move_worker(w, center, gradient, eta, rho):
+            return w - 0.1 * (gradient + 2.0 * (w - center))
+
+        def move_center(center, w, eta, rho):
+            return center + 0.2 * (w - center)
+        """, None, "move_worker, random weights"),
+    ("8.1", "rho for both ends", """
+        def move_worker(w, center, gradient, eta, rho):
+            return w - eta * gradient - rho * (w - center)
+
+        def move_center(center, w, eta, rho):
+            return center + rho * (w - center)
+        """, None, "ρ(W − W̄) is not multiplied by η: both terms are in the bracket"),
+
+    ("8.2", "sends the new weights", """
+        def round_robin(w, gradient, steps, eta, rho, note, group=None):
+            place, count = dist.get_rank(group), dist.get_world_size(group) - 1
+            other = torch.empty_like(w)
+            for t in range(steps):
+                j = 1 + t % count
+                if place == 0:
+                    dist.send(w, group_dst=j, group=group)
+                    dist.recv(other, group_src=j, group=group)
+                    w = move_center(w, other, eta, rho)
+                    note(w)
+                elif place == j:
+                    dist.recv(other, group_src=0, group=group)
+                    w = move_worker(w, other, gradient(w), eta, rho)
+                    dist.send(w, group_dst=0, group=group)
+                    note(w)
+            return w
+        """, None, "send the old ones"),
+    ("8.2", "counts workers from zero", "j = 1 + t % count", "j = t % count",
+     "place 0 is the master"),
+    ("8.2", "t from one", "j = 1 + t % count", "j = 1 + (t + 1) % count",
+     "expected 1, 2, 3, 1, 2, 3"),
+    ("8.2", "workers from the last", "j = 1 + t % count", "j = count - t % count",
+     "sent to the ranks 3, 2, 1"),
+    ("8.2", "counts the master as a worker", "dist.get_world_size(group) - 1",
+     "dist.get_world_size(group)", "the worker's place is 1 + t mod G"),
+    ("8.2", "hard-codes three workers", "dist.get_world_size(group) - 1", "3",
+     "rank"),
+    ("8.2", "sends before it computes", """
+        def round_robin(w, gradient, steps, eta, rho, note, group=None):
+            place, count = dist.get_rank(group), dist.get_world_size(group) - 1
+            other = torch.empty_like(w)
+            for t in range(steps):
+                j = 1 + t % count
+                if place == 0:
+                    dist.send(w, group_dst=j, group=group)
+                    dist.recv(other, group_src=j, group=group)
+                    w = move_center(w, other, eta, rho)
+                    note(w)
+                elif place == j:
+                    dist.recv(other, group_src=0, group=group)
+                    dist.send(w, group_dst=0, group=group)
+                    w = move_worker(w, other, gradient(w), eta, rho)
+                    note(w)
+            return w
+        """, None, "line 12 comes after line 11"),
+    ("8.2", "computes before the centre comes",
+     "            dist.recv(other, group_src=0, group=group)\n            slope = gradient(w)",
+     "            slope = gradient(w)\n            dist.recv(other, group_src=0, group=group)",
+     "before the centre has come"),
+    ("8.2", "computes at the centre", "slope = gradient(w)", "slope = gradient(other)",
+     "the gradient is taken at the centre's weights"),
+    ("8.2", "works in every step", "elif place == j:", "else:", "A worker takes part in its own"),
+    ("8.2", "takes over the centre", "w = move_worker(w, other, slope, eta, rho)",
+     "w = other + eta * rho * (w - other)", "the worker goes on with the centre's weights"),
+    ("8.2", "does not note", "            w = move_center(w, other, eta, rho)  # line 14\n"
+     "            note(w)", "            w = move_center(w, other, eta, rho)",
+     "one for each update of the centre: call note"),
+    ("8.2", "notes too early", "            w = move_center(w, other, eta, rho)  # line 14\n"
+     "            note(w)", "            note(w)\n            w = move_center(w, other, eta, rho)",
+     "comes before the weights have changed"),
+    ("8.2", "returns nothing", "    return w", "    pass", "returned None: return the weights"),
+    ("8.2", "moves in place", "w = move_center(w, other, eta, rho)",
+     "w += eta * rho * (other - w)", "the tensor w that it was given has changed"),
+    ("8.2", "ignores the group", "dist.send(w, group_dst=j, group=group)", "dist.send(w, dst=j)",
+     "every call needs group=group"),
+    ("8.2", "a place for a rank", "group_dst=0, group=group)", "dst=0, group=group)",
+     "group_dst"),
+    ("8.2", "broadcasts the centre", """
+        def round_robin(w, gradient, steps, eta, rho, note, group=None):
+            place, count = dist.get_rank(group), dist.get_world_size(group) - 1
+            center, local = w.clone(), w.clone()
+            for t in range(steps):
+                j = 1 + t % count
+                shared = center.clone()
+                dist.broadcast(shared, group_src=0, group=group)
+                if place == j:
+                    slope = gradient(local)
+                    dist.send(local, group_dst=0, group=group)
+                    local = move_worker(local, shared, slope, eta, rho)
+                    note(local)
+                elif place == 0:
+                    dist.recv(shared, group_src=j, group=group)
+                    center = move_center(center, shared, eta, rho)
+                    note(center)
+            return center if place == 0 else local
+        """, None, "uses broadcast; this task is about send and recv only"),
+    ("8.2", "does not wait", "dist.send(w, group_dst=0, group=group)",
+     "dist.isend(w, group_dst=0, group=group)", "nobody called wait()"),
+    ("8.2", "the master returns the worker", "    return w",
+     "    return other if place == 0 else w", "the result"),
+    ("8.2", "a buffer of its own kind", "torch.empty_like(w)", "torch.empty(w.shape)",
+     "float32"),
+    ("8.2", "one round too few", "for t in range(steps)", "for t in range(steps - 1)",
+     "sent to the ranks 1, 2, 3, 1, 2, expected"),
+
+    ("8.3", "serves in turns", """
+        def serve(center, exchanges, eta, rho, note, group=None):
+            w = torch.empty_like(center)
+            count = dist.get_world_size(group) - 1
+            for t in range(exchanges):
+                j = 1 + t % count
+                dist.recv(w, group_src=j, group=group)
+                dist.send(center, group_dst=j, group=group)
+                center = move_center(center, w, eta, rho)
+                note(center)
+            return center
+        """, None, "leave out the source"),
+    ("8.3", "asks in turns without blocking", """
+        def serve(center, exchanges, eta, rho, note, group=None):
+            w = torch.empty_like(center)
+            count = dist.get_world_size(group) - 1
+            for t in range(exchanges):
+                j = 1 + t % count
+                dist.irecv(w, group_src=j, group=group).wait()
+                dist.send(center, group_dst=j, group=group)
+                center = move_center(center, w, eta, rho)
+                note(center)
+            return center
+        """, None, "the master takes whatever comes first"),
+    ("8.3", "answers with the moved centre",
+     "        dist.send(center, dst=who, group=group)  # before it moves\n"
+     "        center = move_center(center, w, eta, rho)\n",
+     "        center = move_center(center, w, eta, rho)\n"
+     "        dist.send(center, dst=who, group=group)\n",
+     "a centre that this worker has moved already"),
+    ("8.3", "answers the wrong worker", "dist.send(center, dst=who, group=group)",
+     "dist.send(center, group_dst=1, group=group)", "rank"),
+    ("8.3", "exchanges in every step", "if k % tau == 0:", "if True:", "exchanges of each worker"),
+    ("8.3", "exchanges at the end", "if k % tau == 0:", "if k % tau == tau - 1:",
+     "the exchange comes in the last of τ steps"),
+    ("8.3", "leaves out step 0", "if k % tau == 0:", "if k and k % tau == 0:",
+     "exchanges of each worker"),
+    ("8.3", "pulls in every step", """
+        def work(w, gradient, steps, tau, eta, rho, note, group=None):
+            center = torch.empty_like(w)
+            for k in range(steps):
+                slope = gradient(w)
+                if k % tau == 0:
+                    dist.send(w, group_dst=0, group=group)
+                    dist.recv(center, group_src=0, group=group)
+                w = move_worker(w, center, slope, eta, rho)
+                note(w)
+            return w
+        """, None, "between two exchanges it descends only"),
+    ("8.3", "sends after its step", """
+        def work(w, gradient, steps, tau, eta, rho, note, group=None):
+            center = torch.empty_like(w)
+            for k in range(steps):
+                old, slope = w, gradient(w)
+                w = w - eta * slope
+                if k % tau == 0:
+                    dist.send(w, group_dst=0, group=group)
+                    dist.recv(center, group_src=0, group=group)
+                    w = w - eta * rho * (old - center)
+                note(w)
+            return w
+        """, None, "the worker sends its weights after its step"),
+    ("8.3", "forgets the gradient in an exchange", "move_worker(w, center, slope, eta, rho)",
+     "move_worker(w, center, 0 * slope, eta, rho)", "every step descends"),
+    ("8.3", "does not pull", "w = move_worker(w, center, slope, eta, rho)", "w = w - eta * slope",
+     "nothing pulls the worker"),
+    ("8.3", "takes over the centre", "w = move_worker(w, center, slope, eta, rho)",
+     "w = center - eta * gradient(center)", "computed"),
+    ("8.3", "goes on from the centre", "slope = gradient(w)\n        if k % tau == 0:\n"
+     "            dist.send(w, group_dst=0, group=group)\n"
+     "            dist.recv(center, group_src=0, group=group)\n"
+     "            w = move_worker(w, center, slope, eta, rho)",
+     "if k % tau == 0:\n"
+     "            dist.send(w, group_dst=0, group=group)\n"
+     "            dist.recv(center, group_src=0, group=group)\n"
+     "            w = center.clone()\n"
+     "        slope = gradient(w)\n"
+     "        if k % tau == 0:\n"
+     "            w = w - eta * slope", "the worker takes over the centre's weights"),
+    ("8.3", "computes only with the master", """
+        def work(w, gradient, steps, tau, eta, rho, note, group=None):
+            center = torch.empty_like(w)
+            for k in range(0, steps, tau):
+                slope = gradient(w)
+                dist.send(w, group_dst=0, group=group)
+                dist.recv(center, group_src=0, group=group)
+                w = move_worker(w, center, slope, eta, rho)
+                note(w)
+            return w
+        """, None, "one in each, gradient(w)"),
+    ("8.3", "answers and moves on",
+     "dist.send(center, dst=who, group=group)  # before it moves",
+     "dist.isend(center, dst=who, group=group)", "nobody called wait()"),
+    ("8.3", "serves too few", "range(exchanges)", "range(exchanges - 1)", "rank"),
+    ("8.3", "moves the centre in place", "center = move_center(center, w, eta, rho)",
+     "center += eta * rho * (w - center)", "the tensor w that it was given has changed"),
+    ("8.3", "answers in the world", "dist.send(center, dst=who, group=group)",
+     "dist.send(center, dst=who)", "every call needs group=group"),
+    ("8.3", "reduces", """
+        def serve(center, exchanges, eta, rho, note, group=None):
+            for _ in range(exchanges // (dist.get_world_size(group) - 1)):
+                total = torch.zeros_like(center)
+                dist.all_reduce(total, group=group)
+                center = center + total
+                note(center)
+            return center
+
+        def work(w, gradient, steps, tau, eta, rho, note, group=None):
+            center = w
+            for k in range(steps):
+                slope = gradient(w)
+                if k % tau == 0:
+                    total = eta * rho * (w - center)
+                    w = move_worker(w, center, slope, eta, rho)
+                    dist.all_reduce(total, group=group)
+                    center = center + total
+                else:
+                    w = w - eta * slope
+                note(w)
+            return w
+        """, None, "uses all_reduce; this task is about send and recv only"),
+    ("8.3", "the master notes nothing", "        note(center)\n", "", "call note(…) there"),
+    ("8.3", "the worker notes exchanges only", "            w = w - eta * slope\n        note(w)",
+     "            w = w - eta * slope\n            continue\n        note(w)",
+     "one for each step of this worker"),
+    ("8.3", "the master returns nothing", "    return center", "    pass",
+     "returned None: return the weights"),
+
+    ("8.4", "does not look ahead", "gradient(w + delta * v)", "gradient(w)",
+     "Nesterov's momentum takes it ahead"),
+    ("8.4", "looks ahead by all of v", "gradient(w + delta * v)", "gradient(w + v)",
+     "the gradient is taken at w + v"),
+    ("8.4", "the spring in v", "w = w + v - pull", "v = v - pull\n        w = w + v",
+     "the spring is part of v"),
+    ("8.4", "the spring from ahead", """
+        def work_with_momentum(w, gradient, steps, tau, eta, rho, delta, note, group=None):
+            center, v = torch.empty_like(w), torch.zeros_like(w)
+            for k in range(steps):
+                ahead, pull = w + delta * v, 0
+                v = delta * v - eta * gradient(ahead)
+                if k % tau == 0:
+                    dist.send(w, group_dst=0, group=group)
+                    dist.recv(center, group_src=0, group=group)
+                    pull = eta * rho * (ahead - center)
+                w = w + v - pull
+                note(w)
+            return w
+        """, None, "the spring is measured from w + δv"),
+    ("8.4", "forgets v", "v = delta * v - eta * gradient(w + delta * v)",
+     "v = -eta * gradient(w)", "v is 0 again in every step"),
+    ("8.4", "does not damp", "v = delta * v - eta * gradient(w + delta * v)",
+     "v = v - eta * gradient(w + delta * v)", "multiply the old v by δ"),
+    ("8.4", "does not pull", "w = w + v - pull", "w = w + v", "nothing pulls the worker"),
+    ("8.4", "pulls in every step", "        pull = 0\n", "",
+     "the pull of the last exchange acts in the steps after it"),
+    ("8.4", "exchanges in every step", "if k % tau == 0:", "if True:", "exchanges of each worker"),
+    ("8.4", "exchanges at the end", "if k % tau == 0:", "if (k + 1) % tau == 0:",
+     "the exchange comes in the last of τ steps"),
+    ("8.4", "sends ahead", """
+        def work_with_momentum(w, gradient, steps, tau, eta, rho, delta, note, group=None):
+            center, v = torch.empty_like(w), torch.zeros_like(w)
+            for k in range(steps):
+                ahead = w + delta * v
+                v = delta * v - eta * gradient(ahead)
+                if k % tau == 0:
+                    dist.send(ahead, group_dst=0, group=group)
+                    dist.recv(center, group_src=0, group=group)
+                    w = w - eta * rho * (w - center)
+                w = w + v
+                note(w)
+            return w
+        """, None, "the worker sends w + δv"),
+    ("8.4", "climbs", "delta * v - eta * gradient", "delta * v + eta * gradient",
+     "the worker climbs"),
+    ("8.4", "notes nothing", "        note(w)\n", "", "call note(…) there"),
+    ("8.4", "returns the velocity", "    return w", "    return v", "the result"),
+    ("8.4", "two gradients", "v = delta * v - eta * gradient(w + delta * v)",
+     "gradient(w)\n        v = delta * v - eta * gradient(w + delta * v)",
+     "one in each, gradient(w)"),
+    ("8.4", "in place", "w = w + v - pull", "w += v - pull",
+     "the tensor w that it was given has changed"),
+    ("8.4", "takes over the centre", "pull = eta * rho * (w - center)", "pull = w - center",
+     "the pull is the whole distance"),
+
+    ("8.5", "sums", "            w = w / size\n", "", "these are sums over the ranks"),
+    ("8.5", "hard-codes four ranks", "size = dist.get_world_size(group)", "size = 4",
+     "divided by 4, the size of the world"),
+    ("8.5", "forgets the rest", "if k % tau == 0 or k == steps:", "if k % tau == 0:",
+     "and one at the end"),
+    ("8.5", "averages in every step", "if k % tau == 0 or k == steps:", "if True:",
+     "one after every τ steps"),
+    ("8.5", "averages at first", "for k in range(1, steps + 1):\n        w = w - eta * gradient(w)",
+     "for k in range(steps):\n        w = w - eta * gradient(w)",
+     "averaged after the first of τ steps"),
+    ("8.5", "averages gradients", """
+        def local_sgd(w, gradient, steps, tau, eta, note, group=None):
+            for k in range(1, steps + 1):
+                slope = gradient(w)
+                if k % tau == 0 or k == steps:
+                    dist.all_reduce(slope, group=group)
+                    slope = slope / dist.get_world_size(group)
+                w = w - eta * slope
+                if k % tau == 0 or k == steps:
+                    note(w)
+            return w
+        """, None, "all_reduce the weights, after the step"),
+    ("8.5", "reduces a copy", "dist.all_reduce(w, group=group)\n            w = w / size",
+     "dist.all_reduce(w.clone(), group=group)", "these are this rank's own weights"),
+    ("8.5", "goes on from its own",
+     "            dist.all_reduce(w, group=group)\n            w = w / size\n            note(w)\n"
+     "    return w",
+     "            mean = w.clone()\n            dist.all_reduce(mean, group=group)\n"
+     "            mean /= size\n            note(mean)\n    return mean", "go on from the average"),
+    ("8.5", "ignores the group", "dist.all_reduce(w, group=group)", "dist.all_reduce(w)",
+     "pass group=group"),
+    ("8.5", "works in place", "w = w - eta * gradient(w)", "w -= eta * gradient(w)",
+     "the tensor w that it was given has changed"),
+    ("8.5", "does not wait", "dist.all_reduce(w, group=group)",
+     "dist.all_reduce(w, group=group, async_op=True)", "nobody called wait()"),
+    ("8.5", "gathers", "            dist.all_reduce(w, group=group)\n            w = w / size",
+     "            parts = [torch.empty_like(w) for _ in range(size)]\n"
+     "            dist.all_gather(parts, w, group=group)\n            w = sum(parts) / size",
+     "uses all_gather; this task is about all_reduce only"),
+    ("8.5", "whole rounds", """
+        def local_sgd(w, gradient, steps, tau, eta, note, group=None):
+            for begin in range(0, steps, tau):
+                for _ in range(tau):
+                    w = w - eta * gradient(w)
+                dist.all_reduce(w, group=group)
+                w = w / dist.get_world_size(group)
+                note(w)
+            return w
+        """, None, "one in each, gradient(w)"),
+    ("8.5", "notes each step", "            note(w)\n    return w", "        note(w)\n    return w",
+     "one for each all_reduce"),
+    ("8.5", "returns nothing", "    return w", "    pass", "returned None: return the weights"),
+    ("8.5", "notes before", "            dist.all_reduce(w, group=group)",
+     "            note(w)\n            dist.all_reduce(w, group=group)", "one for each all_reduce"),
+
+    ("8.6", "heavy ball", "center - rate * (pseudo_gradient + momentum * velocity)",
+     "center - rate * velocity", "this is heavy-ball momentum"),
+    ("8.6", "the step with the old velocity", """
+        def outer_step(center, pseudo_gradient, velocity, rate, momentum):
+            new = momentum * velocity + pseudo_gradient
+            return center - rate * (pseudo_gradient + momentum * velocity), new
+        """, None, "with the new v"),
+    ("8.6", "climbs in the outer step", "center - rate * (", "center + rate * (",
+     "the step goes the wrong way"),
+    ("8.6", "the rate in the velocity", """
+        def outer_step(center, pseudo_gradient, velocity, rate, momentum):
+            velocity = momentum * velocity + rate * pseudo_gradient
+            return center - rate * pseudo_gradient - momentum * velocity, velocity
+        """, None, "outer_step, rate"),
+    ("8.6", "returns the centre only", "momentum * velocity), velocity", "momentum * velocity)",
+     "return center, velocity"),
+    ("8.6", "swaps the two", "return center - rate * (pseudo_gradient + momentum * velocity), "
+     "velocity", "return velocity, center - rate * (pseudo_gradient + momentum * velocity)",
+     "these are velocity and centre"),
+    ("8.6", "the velocity in place", "velocity = momentum * velocity + pseudo_gradient",
+     "velocity *= momentum\n    velocity += pseudo_gradient",
+     "outer_step changes a tensor that it was given"),
+    ("8.6", "turns the pseudo-gradient round", "change = center - w", "change = w - center",
+     "The pseudo-gradient is W̄ − Wⁱ"),
+    ("8.6", "sums the pseudo-gradients", "        change /= dist.get_world_size(group)\n", "",
+     "the pseudo-gradients were summed"),
+    ("8.6", "hard-codes four ranks", "change /= dist.get_world_size(group)", "change /= 4",
+     "divided by 4, the size of the world"),
+    ("8.6", "reduces a copy", "dist.all_reduce(change, group=group)\n"
+     "        change /= dist.get_world_size(group)", "dist.all_reduce(change.clone(), group=group)",
+     "each rank has used its own pseudo-gradient"),
+    ("8.6", "does not go back to the centre", "        w = center\n", "",
+     "In DiLoCo they go on from the centre"),
+    ("8.6", "divides by tau", "change = center - w", "change = (center - w) / tau",
+     "divided by τ"),
+    ("8.6", "the inner rate", "change = center - w", "change = eta * (center - w)",
+     "multiplied by η"),
+    ("8.6", "plain averages", "center, velocity = outer_step(center, change, velocity, rate, "
+     "momentum)", "center = center - change", "the outer step is a plain average"),
+    ("8.6", "forgets the velocity", "center, velocity = outer_step(center, change, velocity, rate, "
+     "momentum)", "center, _ = outer_step(center, change, velocity, rate, momentum)",
+     "keep it from round to round"),
+    ("8.6", "forgets the rest", "range(0, steps, tau)", "range(0, steps - tau + 1, tau)",
+     "and one at the end"),
+    ("8.6", "communicates in every step", """
+        def diloco(w, gradient, steps, tau, eta, rate, momentum, note, group=None):
+            center, velocity = w, torch.zeros_like(w)
+            for k in range(1, steps + 1):
+                slope = gradient(w)
+                dist.all_reduce(slope, group=group)
+                w = w - eta * slope / dist.get_world_size(group)
+                if k % tau == 0 or k == steps:
+                    center, velocity = outer_step(center, center - w, velocity, rate, momentum)
+                    w = center
+                    note(center)
+            return center
+        """, None, "one after every τ steps"),
+    ("8.6", "sums weights", "change = center - w\n        dist.all_reduce(change, group=group)\n"
+     "        change /= dist.get_world_size(group)",
+     "dist.all_reduce(w, group=group)\n        change = center - w",
+     "W was summed over the ranks before"),
+    ("8.6", "ignores the group", "dist.all_reduce(change, group=group)", "dist.all_reduce(change)",
+     "pass group=group"),
+    ("8.6", "notes its own weights", "note(center)", "note(w)", "note the centre"),
+    ("8.6", "reduces in double rounds", "min(tau, steps - begin)", "tau",
+     "one in each, gradient(w)"),
+    ("8.6", "in place", "w = w - eta * gradient(w)", "w -= eta * gradient(w)",
+     "w is the same tensor as the centre"),
+]  # fmt: skip
+
+RIGHT = [
+    ("8.1", "a share of the distance", """
+        def move_worker(w, center, gradient, eta, rho):
+            alpha = eta * rho
+            return (1 - alpha) * w + alpha * center - eta * gradient
+
+        def move_center(center, w, eta, rho):
+            return torch.lerp(center, w, eta * rho)
+        """),
+    ("8.1", "the functions of tensors", """
+        def move_worker(w, center, gradient, eta, rho):
+            return w.sub(gradient, alpha=eta).sub(w - center, alpha=eta * rho)
+
+        def move_center(center, w, eta, rho):
+            return torch.add(center, w - center, alpha=eta * rho)
+        """),
+    ("8.1", "on clones", """
+        def move_worker(w, center, gradient, eta, rho):
+            new = w.clone()
+            new -= eta * gradient
+            new -= eta * rho * (w - center)
+            return new
+
+        def move_center(center, w, eta, rho):
+            new = center.clone()
+            new += eta * rho * (w - new)
+            return new
+        """),
+    ("8.2", "two functions", """
+        def round_robin(w, gradient, steps, eta, rho, note, group=None):
+            me, G = dist.get_rank(group), dist.get_world_size(group) - 1
+            got = w.clone()
+            if me == 0:
+                center = w.clone()
+                for t in range(steps):
+                    dist.send(center, group_dst=1 + t % G, group=group)
+                    dist.recv(got, group_src=1 + t % G, group=group)
+                    center += eta * rho * (got - center)
+                    note(center)
+                return center
+            mine = w.clone()
+            for t in range(me - 1, steps, G):
+                dist.recv(got, group_src=0, group=group)
+                slope = gradient(mine)
+                dist.send(mine, group_dst=0, group=group)
+                mine -= eta * (slope + rho * (mine - got))
+                note(mine)
+            return mine
+        """),
+    ("8.2", "requests", """
+        def round_robin(w, gradient, steps, eta, rho, note, group=None):
+            place, count = dist.get_rank(group), dist.get_world_size(group) - 1
+            for t in range(1, steps + 1):
+                j = (t - 1) % count + 1
+                other = torch.zeros_like(w)
+                if place == 0:
+                    back = dist.irecv(other, group_src=j, group=group)
+                    dist.isend(w, group_dst=j, group=group).wait()
+                    back.wait()
+                    w = move_center(w, other, eta, rho)
+                elif place == j:
+                    dist.irecv(other, group_src=0, group=group).wait()
+                    slope = gradient(w)
+                    dist.isend(w, group_dst=0, group=group).wait()
+                    w = move_worker(w, other, slope, eta, rho)
+                if place in (0, j):
+                    note(w)
+            return w
+        """),
+    ("8.3", "requests of each worker", """
+        def serve(center, exchanges, eta, rho, note, group=None):
+            count = dist.get_world_size(group) - 1
+            left = {j: exchanges // count for j in range(1, count + 1)}
+            boxes = {j: torch.empty_like(center) for j in left}
+            asked = {j: dist.irecv(boxes[j], group_src=j, group=group) for j in left}
+            while asked:
+                for j in [j for j in asked if asked[j].is_completed()]:
+                    asked.pop(j).wait()
+                    dist.send(center, group_dst=j, group=group)
+                    center = move_center(center, boxes[j], eta, rho)
+                    note(center)
+                    left[j] -= 1
+                    if left[j]:
+                        asked[j] = dist.irecv(boxes[j], group_src=j, group=group)
+            return center
+
+        def work(w, gradient, steps, tau, eta, rho, note, group=None):
+            center = torch.empty_like(w)
+            for k in range(steps):
+                slope = gradient(w)
+                if k % tau == 0:
+                    dist.send(w, group_dst=0, group=group)
+                    dist.recv(center, group_src=0, group=group)
+                    w = move_worker(w, center, slope, eta, rho)
+                else:
+                    w = w - eta * slope
+                note(w)
+            return w
+        """),
+    ("8.3", "communication behind the gradient", """
+        def serve(center, exchanges, eta, rho, note, group=None):
+            center = center.clone()
+            w = center.clone()
+            while exchanges:
+                who = dist.recv(w, None, group)
+                dist.send(center, who, group)
+                center += eta * rho * (w - center)
+                note(center)
+                exchanges -= 1
+            return center
+
+        def work(w, gradient, steps, tau, eta, rho, note, group=None):
+            center = torch.empty_like(w)
+            for k in range(steps):
+                exchange = not k % tau
+                if exchange:
+                    going = dist.isend(w, group_dst=0, group=group)
+                    coming = dist.irecv(center, group_src=0, group=group)
+                slope = gradient(w)
+                if exchange:
+                    going.wait()
+                    coming.wait()
+                w = w - eta * (slope + (rho * (w - center) if exchange else 0))
+                note(w)
+            return w
+        """),
+    ("8.4", "a velocity without the rate", """
+        def work_with_momentum(w, gradient, steps, tau, eta, rho, delta, note, group=None):
+            u, center = torch.zeros_like(w), torch.zeros_like(w)
+            for k in range(steps):
+                u = delta * u + gradient(w - eta * delta * u)
+                new = w - eta * u
+                if k % tau == 0:
+                    dist.send(w, group_dst=0, group=group)
+                    dist.recv(center, group_src=0, group=group)
+                    new = new - eta * rho * (w - center)
+                w = new
+                note(w)
+            return w
+        """),
+    ("8.4", "exchange first, in place on a clone", """
+        def work_with_momentum(w, gradient, steps, tau, eta, rho, delta, note, group=None):
+            w, v, center = w.clone(), torch.zeros_like(w), torch.zeros_like(w)
+            for k in range(steps):
+                pull = torch.zeros_like(w)
+                if k % tau == 0:
+                    dist.send(w, group_dst=0, group=group)
+                    dist.recv(center, group_src=0, group=group)
+                    pull = eta * rho * (w - center)
+                v.mul_(delta)
+                v -= eta * gradient(w + v)
+                w += v
+                w -= pull
+                note(w)
+            return w
+        """),
+    ("8.5", "rounds", """
+        def local_sgd(w, gradient, steps, tau, eta, note, group=None):
+            left = steps
+            while left > 0:
+                for _ in range(min(tau, left)):
+                    w = w - eta * gradient(w)
+                left -= tau
+                dist.all_reduce(w, group=group)
+                w /= dist.get_world_size(group)
+                note(w)
+            return w
+        """),
+    ("8.5", "a mean of quotients, on a clone", """
+        def local_sgd(w, gradient, steps, tau, eta, note, group=None):
+            w = w.clone()
+            for k in range(steps):
+                w -= eta * gradient(w)
+                if (k + 1) % tau == 0 or k + 1 == steps:
+                    w /= dist.get_world_size(group)
+                    dist.all_reduce(w, op=dist.ReduceOp.SUM, group=group, async_op=True).wait()
+                    note(w)
+            return w
+        """),
+    ("8.6", "PyTorch's own optimizer", """
+        def outer_step(center, pseudo_gradient, velocity, rate, momentum):
+            new = pseudo_gradient + momentum * velocity
+            return center.sub(pseudo_gradient + momentum * new, alpha=rate), new
+
+        def diloco(w, gradient, steps, tau, eta, rate, momentum, note, group=None):
+            center = torch.nn.Parameter(w.clone())
+            outer = torch.optim.SGD([center], lr=rate, momentum=momentum, nesterov=momentum > 0)
+            for begin in range(0, steps, tau):
+                local = center.detach().clone()
+                for _ in range(begin, min(begin + tau, steps)):
+                    local -= eta * gradient(local)
+                center.grad = (center.detach() - local) / dist.get_world_size(group)
+                dist.all_reduce(center.grad, group=group)
+                outer.step()
+                note(center.detach())
+            return center.detach()
+        """),
+    ("8.6", "averages weights first", """
+        def outer_step(center, pseudo_gradient, velocity, rate, momentum):
+            velocity = momentum * velocity + pseudo_gradient
+            step = pseudo_gradient + momentum * velocity
+            return center - rate * step, velocity
+
+        def diloco(w, gradient, steps, tau, eta, rate, momentum, note, group=None):
+            center, velocity = w.clone(), torch.zeros_like(w)
+            local = w.clone()
+            for k in range(1, steps + 1):
+                local = local - eta * gradient(local)
+                if k % tau == 0 or k == steps:
+                    dist.all_reduce(local, group=group)
+                    local = local / dist.get_world_size(group)
+                    center, velocity = outer_step(
+                        center, center - local, velocity, rate, momentum
+                    )
+                    local = center.clone()
+                    note(center)
+            return center
+        """),
+]  # fmt: skip
+
+WRONG = [(task, what, code, words) for task, what, code, new, words in _CHANGES if new is None]
+CHANGES = [change for change in _CHANGES if change[3] is not None]

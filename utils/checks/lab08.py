@@ -1,0 +1,959 @@
+"""Checks of lab 08: elastic averaging, round robin and asynchronous, local SGD, DiLoCo.
+
+Every algorithm is run with a gradient that the check knows, and replayed: in the order that the
+records of the master tell, where the order is the workers' own business. What likely mistakes lead
+to is replayed as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .calls import Calls, Rule, inside, made, only, waited
+from .groups import WORLD, in_group, on, partitions, tried
+from .mistakes import Mistake, same, short, table
+from .model import use_model as use_model
+from .probe import answer_named, integers, recorded, told
+from .replicas import rules_of
+from .task import Report, task
+
+PARTITIONS = partitions(WORLD)
+# A master needs a worker: no groups of one rank.
+WITH_A_MASTER = [None, *PARTITIONS[:-1]]
+ETA, RHO = 0.1, 2.0
+LENGTH = 5  # weights of a toy
+# Of messages by which the check itself tells a worker to go on.
+SIGNAL = 808
+
+
+# -- the rules, and what is made of them ------------------------------------------------------
+
+
+def moved_worker(w, center, gradient, eta: float, rho: float):
+    """Equation (1)."""
+    return w - eta * (gradient + rho * (w - center))
+
+
+def moved_center(center, w, eta: float, rho: float):
+    """Equation (2), of one worker."""
+    return center + eta * rho * (w - center)
+
+
+class Toy:
+    """A gradient of a valley of its own, with noise that is another one at each call.
+
+    Attributes:
+        at: the weights that it was asked at.
+        seen: what this rank had communicated by then.
+    """
+
+    def __init__(self, seed: int, place: int, look: Callable[[], Any] = lambda: None):
+        self.draw = torch.Generator().manual_seed(1000 * seed + place)
+        self.goal, self.scale = self._random(), 0.5 + self._random().abs() / 4
+        self.look, self.at, self.seen = look, [], []
+
+    def __call__(self, w: Tensor) -> Tensor:
+        """The gradient at w."""
+        self.at.append(w.tolist())
+        self.seen.append(self.look())
+        return (self.scale * (w - self.goal) + self._random()).to(w.dtype)
+
+    def _random(self) -> Tensor:
+        return 4 * torch.randn(LENGTH, generator=self.draw, dtype=torch.float64)
+
+
+def start(seed: int) -> Tensor:
+    """The weights that all ranks begin with."""
+    return integers(seed, LENGTH).double()
+
+
+def _called(user_ns: dict, name: str, given: tuple, toy: Toy, mine: Tensor, **named) -> dict:
+    """Call an answer, with right rules for moving; what it returned, noted and communicated."""
+    function, notes, before = answer_named(user_ns, name), [], mine.clone()
+
+    def note(weights: Any) -> None:
+        notes.append(told(weights.detach().clone() if isinstance(weights, Tensor) else weights))
+
+    right = {"move_worker": moved_worker, "move_center": moved_center}
+    with mock.patch.dict(user_ns, right if name != "diloco" else {"outer_step": moved_outer}):
+        result, calls = recorded(function, *given, note=note, **named)
+    return {
+        "result": told(result),
+        "notes": notes,
+        "at": toy.at,
+        "seen": toy.seen,
+        "changed": not torch.equal(mine, before),
+        "calls": [call for call in calls if call["tag"] != SIGNAL],
+    }
+
+
+def _looks() -> Callable[[], list]:
+    """A function that tells how many sends and receives this rank has made since now."""
+    from torch_mpi.record import log
+
+    mark = log.mark()
+
+    def look() -> list:
+        calls = [call for call in log.since(mark) if call.tag != SIGNAL]
+        return [sum(call.op == op for call in calls) for op in ("send", "recv")]
+
+    return look
+
+
+def _noted(expected: list, first: list, what: str) -> Iterator[Mistake]:
+    """What goes wrong with notes, rather than with the weights."""
+    count = len(expected)
+    for said, fits in {
+        f"expected {count} notes, one for each {what}: call note(…) there":
+            lambda got: len(got) != count,
+        f"note(…) comes before the weights have changed; call it after each {what}":
+            lambda got: same(got, [first, *expected[:-1]]),
+    }.items():  # fmt: skip
+        yield Mistake(fits, said)
+
+
+def _judge_weights(
+    report: Report, rank: int, value: dict, expected: dict, wrong: dict[str, dict], what: str
+) -> bool:
+    """Notes, then the result; what mistakes give is replayed only if there is one."""
+    first, notes = expected["first"], expected["notes"]
+
+    def mistakes() -> Iterator[Mistake]:
+        yield from table({said: replay()["notes"] for said, replay in wrong.items()})
+        yield from _noted(notes, first, what)
+
+    told_notes = {"what": "the weights that it has noted", "form": "the weights"}
+    if not report.judge(rank, value["notes"], notes, mistakes(), **told_notes):
+        return False
+    ends = [
+        Mistake(first, "these are the weights of the start: return those of the end"),
+        Mistake(lambda got: got in notes, "these are earlier weights: return the last ones"),
+    ]
+    last = notes[-1] if notes else first
+    told_result = {"what": "the result", "form": "the weights after the last step"}
+    if not report.judge(rank, value["result"], last, ends, **told_result):
+        return False
+    said = (
+        "the tensor w that it was given has changed: the next run would not begin where this one "
+        "did. Make new tensors: w = w - …, or work on w.clone()"
+    )
+    return report.communication(rank, [], *rules_of({said: value["changed"]}))
+
+
+def _sized(calls: Calls) -> str | None:
+    """The rule that each message is the whole of the weights."""
+    nbytes = 8 * LENGTH
+    odd = next((call["nbytes"] for call in calls if call["nbytes"] != nbytes), None)
+    return odd and f"a message of {odd} bytes; expected the weights, {nbytes} bytes"
+
+
+# -- 8.1: the rules ---------------------------------------------------------------------------
+
+HAND = {"w": 5.0, "center": 1.0, "gradient": 3.0, "eta": 0.1, "rho": 2.0}
+
+
+def probe_moves(user_ns: dict, *, rank: int, seed: int) -> dict:
+    """Both functions: the step by hand, random weights, and random ones without a gradient."""
+    worker, center = (answer_named(user_ns, name) for name in ("move_worker", "move_center"))
+    found: dict = {}
+    for case, given in _move_cases(seed + rank).items():
+        moved, changed, rates = [], set(), (given["eta"], given["rho"])
+        for function, names in (
+            (worker, ("w", "center", "gradient")),
+            (center, ("center", "w")),
+        ):
+            own = {name: given[name].clone() for name in names}
+            moved.append(told(function(*own.values(), *rates)))
+            changed |= {name for name in names if not torch.equal(own[name], given[name])}
+        found[case] = {"moved": moved, "changed": sorted(changed)}
+    return found
+
+
+def _move_cases(seed: int) -> dict[str, dict]:
+    by_hand = {name: torch.tensor([HAND[name]]) for name in ("w", "center", "gradient")}
+    fresh = {name: start(seed + 7 * k) for k, name in enumerate(("w", "center", "gradient"), 1)}
+    draw = torch.rand(2, generator=torch.Generator().manual_seed(seed)).tolist()
+    rates = {"eta": 0.02 + 0.2 * draw[0], "rho": 0.5 + 2 * draw[1]}
+    still = fresh | {"gradient": torch.zeros(LENGTH, dtype=torch.float64)}
+    return {
+        "the step by hand": by_hand | {"eta": HAND["eta"], "rho": HAND["rho"]},
+        "no gradient": {name: tensor.clone() for name, tensor in still.items()} | rates,
+        "random weights": {name: tensor.clone() for name, tensor in fresh.items()} | rates,
+    }
+
+
+def _wrong_workers(w, center, gradient, eta, rho) -> dict[str, Tensor]:
+    new_center, pull = moved_center(center, w, eta, rho), w - center
+    return {
+        "nothing pulls the worker to the centre: the term ρ(W − W̄) is missing": w - eta * gradient,
+        "the pull has the wrong sign, and drives the worker away from the centre: it moves by "
+        "−ηρ(W − W̄)": w - eta * (gradient - rho * pull),
+        "ρ(W − W̄) is not multiplied by η: both terms are in the bracket":
+            w - eta * gradient - rho * pull,
+        "the pull is multiplied by η twice: α = ηρ": w - eta * gradient - eta * eta * rho * pull,
+        "the pull goes to the centre after it has moved; equation (1) has the old W̄":
+            w - eta * (gradient + rho * (w - new_center)),
+        "the gradient has the wrong sign: the worker climbs": w - eta * (-gradient + rho * pull),
+        "the gradient is missing: only the spring acts": w - eta * rho * pull,
+        "the gradient is not multiplied by η": w - gradient - eta * rho * pull,
+        "this is the plain average of both": (w + center) / 2,
+        "this is the change of the worker; return the new weights":
+            -eta * (gradient + rho * pull),
+    }  # fmt: skip
+
+
+def _wrong_centers(w, center, gradient, eta, rho) -> dict[str, Tensor]:
+    pull, new = w - center, moved_worker(w, center, gradient, eta, rho)
+    return {
+        "nothing pulls the centre": center,
+        "the centre moves away from the worker: the sign is +ηρ(W − W̄)": center - eta * rho * pull,
+        "ρ(W − W̄) is not multiplied by η": center + rho * pull,
+        "multiplied by η twice: α = ηρ": center + eta * eta * rho * pull,
+        "multiplied by η alone: ρ is missing": center + eta * pull,
+        "this follows from the worker's new weights; equation (2) has the old ones, W":
+            center + eta * rho * (new - center),
+        "the centre descends along the gradient, too. It has no gradient: only the springs move it":
+            center - eta * gradient + eta * rho * pull,
+        "divided by the number of workers: the sum over the workers is no mean":
+            center + eta * rho * pull / 3,
+        "this is the plain average of both": (w + center) / 2,
+        "this is the change of the centre; return the new centre": eta * rho * pull,
+    }  # fmt: skip
+
+
+@task("8.1", "the two rules", points=2)
+def moves(ranks, report: Report) -> None:
+    """A step by hand; W + W̄ conserved without a gradient; then random weights."""
+    for answer in report.answers(ranks, __name__, "probe_moves", seed=report.seed):
+        cases, rank = _move_cases(report.seed + answer.rank), answer.rank
+        by_hand, still, fresh = (functools.partial(_judge_moves, report, rank, name, given,
+                                 answer.value[name]) for name, given in cases.items())  # fmt: skip
+        # The step by hand and the sum: each sees what the other does not.
+        if by_hand() & still(conserved=True):
+            fresh()
+
+
+def _judge_moves(
+    report: Report, rank: int, case: str, given: dict, got: dict, conserved: bool = False
+) -> bool:
+    """Where `conserved`, not the weights but their sum is judged."""
+    said = f"{', '.join(got['changed'])} has changed: return a new tensor, leave arguments alone"
+    if not report.communication(rank, [], *rules_of({said: got["changed"]})):
+        return False
+    w, center, eta, rho = (given[name] for name in ("w", "center", "eta", "rho"))
+    if conserved:
+        before, after = (w + center).tolist(), _sum_of(*got["moved"])
+        said = (
+            "without a gradient W + W̄ must stay, as what pulls the one pulls the other. It was "
+            f"{short(before)}, and is {short(after)}"
+        )
+        # Where nothing was returned, the step by hand has said so.
+        lost = after is not None and not same(after, before)
+        return report.communication(rank, [], *rules_of({said: lost}))
+    expected = moved_worker(**given), moved_center(center, w, eta, rho)
+    wrong, right = (_wrong_workers(**given), _wrong_centers(**given)), True
+    names = ("move_worker", "move_center")
+    for name, moved, want, mistakes in zip(names, got["moved"], expected, wrong, strict=True):
+        how = {"what": f"{name}, {case}", "form": "the new weights"}
+        right &= report.judge(rank, moved, want.tolist(), table(mistakes), **how)
+    return right
+
+
+def _sum_of(worker: Any, center: Any) -> list[float] | None:
+    rows = (worker, center)
+    if not all(isinstance(row, list) and len(row) == LENGTH for row in rows):
+        return None
+    return [w + c for w, c in zip(*rows, strict=True)]
+
+
+# -- 8.2: round robin -------------------------------------------------------------------------
+
+
+@in_group
+def probe_round_robin(user_ns: dict, *, rank: int, group, partition, seed: int, steps: int):
+    """`round_robin` from equal weights; nothing on a rank that is alone."""
+    if dist.get_world_size(group) == 1:
+        return None
+    mine, toy = start(seed), Toy(seed, dist.get_rank(group), _looks())
+    named = {} if partition is None else {"group": group}
+    return _called(user_ns, "round_robin", (mine, toy, steps, ETA, RHO), toy, mine, **named)
+
+
+def round_robin_replayed(seed: int, workers: int, steps: int, variant: str = "") -> list[dict]:
+    """Of each place: the weights at first, and those noted."""
+    weights = [start(seed) for _ in range(workers + 1)]
+    toys = [Toy(seed, place) for place in range(workers + 1)]
+    found = [{"first": weights[0].tolist(), "notes": []} for _ in weights]
+    for t in range(steps):
+        j = 1 + t % workers
+        center, w = weights[0], weights[j]
+        new = moved_worker(w, center, toys[j](center if variant == "at center" else w), ETA, RHO)
+        weights[0] = moved_center(center, new if variant == "new" else w, ETA, RHO)
+        if variant == "center as worker":
+            new = weights[0]
+        weights[j] = new
+        for place in (0, j):
+            found[place]["notes"].append(weights[place].tolist())
+    return found
+
+
+_ROUND_ROBIN_MISTAKES = {
+    "new": "the centre was moved by the worker's new weights. Line 14 has W^j as it was before "
+    "line 13: send the old ones",
+    "at center": "the gradient is taken at the centre's weights. Line 11 computes it at the "
+    "worker's own, W^j",
+    "center as worker": "the worker goes on with the centre's weights. It keeps its own: only the "
+    "spring pulls it",
+}
+
+
+def _round_robin_hint(case: dict) -> str:
+    return (
+        f"in {case['steps']} steps; in step t = 0, 1, … the worker's place is 1 + t mod G, and "
+        "place 0 is the master. A worker takes part in its own steps only" + _in_a_group(case)
+    )
+
+
+def _in_a_group(case: dict) -> str:
+    return (
+        ". If it works without a group: every call needs group=group" if case["partition"] else ""
+    )
+
+
+@task("8.2", "round robin, as printed", points=4)
+def round_robin(ranks, report: Report) -> None:
+    """One worker at a time, in turn; the old W^j moves the centre."""
+    cases = [{"partition": p, "seed": report.seed, "steps": 6 + k}
+             for k, p in enumerate(WITH_A_MASTER)]  # fmt: skip
+    given = (ranks, report, __name__, "probe_round_robin", cases, _round_robin_hint)
+    for case, members, values in tried(*given):
+        if len(members) > 1:
+            _judge_round_robin(report, case, members, values)
+
+
+def _judge_round_robin(report: Report, case: dict, members: list[int], values: list) -> None:
+    workers, steps = len(members) - 1, case["steps"]
+    replay = functools.partial(round_robin_replayed, case["seed"], workers, steps)
+    expected = replay()
+    turns = [1 + t % workers for t in range(steps)]
+    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+        mine = turns if place == 0 else [0] * turns.count(place)
+        rules = (only("send", "recv"), inside(members), _turns(members, mine), _sized, waited)
+        report.communication(rank, value["calls"], *rules, _in_line(place, value))
+    if not report.found:
+        for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+            wrong = {said: lambda v=name, p=place: replay(v)[p]
+                     for name, said in _ROUND_ROBIN_MISTAKES.items()}  # fmt: skip
+            what = "update of the centre" if place == 0 else "step of this worker"
+            _judge_weights(report, rank, value, expected[place], wrong, what)
+
+
+def _turns(members: list[int], places: list[int]) -> Rule:
+    """The rule that sends and receives are, each in this order, with the ranks at these places."""
+    wanted = [members[place] for place in places]
+
+    def rule(calls: Calls) -> str | None:
+        for op, word in (("send", "sent to"), ("recv", "received from")):
+            got = [call["peer"] for call in calls if call["op"] == op]
+            if got != wanted:
+                return (
+                    f"{on(members)}: {word} the ranks {_row(got)}, expected {_row(wanted)}: one "
+                    "message each way in every step of the worker 1 + t mod G"
+                )
+        return None
+
+    return rule
+
+
+def _row(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) or "none"
+
+
+def _in_line(place: int, value: dict) -> Rule:
+    """The rule that a worker computes after line 10 and before line 12."""
+
+    def rule(_: Calls) -> str | None:
+        if place == 0 and value["at"]:
+            return "the master computes a gradient: it has no images, only the workers compute"
+        for k, (sends, receives) in enumerate(value["seen"]):
+            if sends > k:
+                return (
+                    "W^j is sent before the gradient is computed. That would be faster, but is not "
+                    "the algorithm as printed: line 12 comes after line 11"
+                )
+            if receives <= k:
+                return (
+                    "the gradient is computed before the centre has come. Line 11 comes after line "
+                    "10: a worker begins when it is its turn"
+                )
+        return None
+
+    return rule
+
+
+# -- 8.3: asynchronous ------------------------------------------------------------------------
+
+
+@in_group
+def probe_asynchronous(
+    user_ns: dict, *, rank: int, group, partition, seed: int, steps: int, tau: int, held: bool
+):
+    """`serve` on place 0, `work` on the others; `held`: the first worker is the last to go on."""
+    size, place = dist.get_world_size(group), dist.get_rank(group)
+    if size == 1:
+        return None
+    mine, toy = start(seed), Toy(seed, place, _looks())
+    named = {} if partition is None else {"group": group}
+    if place == 0:
+        exchanges = (size - 1) * -(-steps // tau)
+        return _called(user_ns, "serve", (mine, exchanges, ETA, RHO), toy, mine, **named)
+    gradient = _held(toy, place, steps, group) if held and size > 2 else toy
+    given = (mine, gradient, steps, tau, ETA, RHO)
+    return _called(user_ns, "work", given, toy, mine, **named)
+
+
+def _held(toy: Toy, place: int, steps: int, group) -> Callable[[Tensor], Tensor]:
+    """Worker 1 computes its first gradient until worker 2 has computed its last."""
+    signal = torch.zeros(1)
+
+    def gradient(w: Tensor) -> Tensor:
+        found = toy(w)
+        if place == 1 and len(toy.at) == 1:
+            dist.recv(signal, group_src=2, group=group, tag=SIGNAL)
+        if place == 2 and len(toy.at) == steps:
+            dist.send(signal, group_dst=1, group=group, tag=SIGNAL)
+        return found
+
+    return gradient
+
+
+def asynchronous_replayed(
+    seed: int, order: Sequence[int], workers: int, steps: int, tau: int, variant: str = "", **mom
+) -> list[dict]:
+    """As :func:`round_robin_replayed`, where the workers at these places came in this order."""
+    center, found = start(seed), []
+    runs = [_Worker(seed, place, steps, tau, variant, **mom) for place in range(1, workers + 1)]
+    notes = []
+    for place in order:
+        run = runs[place - 1]
+        run.until_exchange()
+        w = run.sends()
+        new = moved_center(center, w, ETA, RHO)
+        run.exchange(new if variant == "new center" else center)
+        center = new
+        notes.append(center.tolist())
+    for run in runs:
+        run.until_exchange()
+    found.append({"first": start(seed).tolist(), "notes": notes})
+    return found + [run.found() for run in runs]
+
+
+class _Worker:
+    """A worker that is replayed; with momentum, if there is a `delta`."""
+
+    def __init__(self, seed, place, steps, tau, variant, delta: float = 0.0):
+        self.w, self.toy, self.k = start(seed), Toy(seed, place), 0
+        self.v = self.pull = torch.zeros_like(self.w)
+        # The next gradient, where a mistake needs it early.
+        self.ready: Tensor | None = None
+        self.center, self.notes, self.first = self.w, [], self.w.tolist()
+        self.steps, self.tau, self.variant, self.delta = steps, tau, variant, delta
+
+    def until_exchange(self) -> None:
+        """Local steps, until one with an exchange comes."""
+        due = self.tau - 1 if self.variant == "late" else 0
+        while self.k < self.steps and self.k % self.tau != due:
+            self._step(RHO if self.variant == "every step" else 0.0)
+
+    def sends(self) -> Tensor:
+        """What the master gets."""
+        if self.variant == "sends ahead":
+            return self.w + self.delta * self.v
+        if self.variant == "new":
+            self.ready = self.toy(self.w + self.delta * self.v)
+            return self.w + self.delta * self.v - ETA * self.ready
+        return self.w
+
+    def exchange(self, center: Tensor) -> None:
+        """The step with the centre."""
+        self.center = center
+        rho = 0.0 if self.variant == "no pull" else RHO
+        if self.variant == "replaced":
+            self.w = center
+            rho = 0.0
+        self._step(rho, 0 if self.variant == "pull only" else 1)
+
+    def _step(self, rho: float, sign: int = 1) -> None:
+        variant, delta = self.variant, self.delta
+        if variant == "forgets v":
+            self.v = torch.zeros_like(self.v)
+        look = {"no look-ahead": 0.0, "far ahead": 1.0}.get(variant, delta)
+        ahead = self.w + look * self.v
+        g = self.toy(ahead) if self.ready is None else self.ready
+        g = (-sign if variant == "climbs" else sign) * g
+        self.ready = None
+        share = 1.0 if variant == "whole" and rho else ETA * rho
+        pull = share * ((ahead if variant == "pull ahead" else self.w) - self.center)
+        if variant == "kept pull":
+            pull = self.pull = pull if rho else self.pull
+        old = self.v * (1.0 if variant == "undamped" else delta)
+        self.v = old - ETA * g - (pull if variant == "pull in v" else 0)
+        self.w = self.w + self.v - (0 if variant == "pull in v" else pull)
+        self.k += 1
+        self.notes.append(self.w.tolist())
+
+    def found(self) -> dict:
+        """The weights at first, and those noted."""
+        return {"first": self.first, "notes": self.notes}
+
+
+_SERVE_MISTAKES = {
+    "new": "the worker sends its weights after its step; the rule has W as it was before",
+}
+_WORK_MISTAKES = {
+    "new center": "the pull goes to a centre that this worker has moved already: the master "
+    "answers first, and moves the centre afterwards",
+    "no pull": "nothing pulls the worker when it has the centre: move_worker",
+    "every step": "the worker is pulled in every step, by a centre that it got earlier; between "
+    "two exchanges it descends only",
+    "pull only": "in the step with an exchange the gradient is missing: every step descends",
+    "late": "the exchange comes in the last of τ steps. It belongs into step 0, τ, 2τ, …: "
+    "k % tau == 0",
+    "replaced": "the worker takes over the centre's weights. It keeps its own: the spring pulls it",
+    "whole": "the pull is the whole distance; it is the share α = ηρ of it",
+    "climbs": "the gradient has the wrong sign: the worker climbs",
+}
+
+
+def _asynchronous_hint(case: dict) -> str:
+    steps, tau = case["steps"], case["tau"]
+    said = f"{steps} steps with τ = {tau}: {-(-steps // tau)} exchanges of each worker"
+    if case["held"]:
+        said += (
+            ". The first worker computed for long, and the others went on: the master takes "
+            "whatever comes first, dist.recv without a source"
+        )
+    return said + _in_a_group(case)
+
+
+def _asynchronous_cases(seed: int) -> list[dict]:
+    runs = [(0, 6, 2, False), (1, 4, 1, True), (2, 7, 3, False), (3, 5, 2, True), (0, 4, 9, False)]
+    return [
+        {"partition": WITH_A_MASTER[k], "seed": seed, "steps": steps, "tau": tau, "held": held}
+        for k, steps, tau, held in runs
+    ]
+
+
+@task("8.3", "asynchronous, every τ steps", points=4)
+def asynchronous(ranks, report: Report) -> None:
+    """The master serves whoever comes; a worker has ⌈steps/τ⌉ exchanges."""
+    given = (ranks, report, __name__, "probe_asynchronous", _asynchronous_cases(report.seed))
+    for case, members, values in tried(*given, _asynchronous_hint):
+        if len(members) > 1:
+            _judge_asynchronous(report, case, members, values)
+
+
+def _judge_asynchronous(report: Report, case: dict, members: list[int], values: list) -> None:
+    steps, tau, workers = case["steps"], case["tau"], len(members) - 1
+    each = -(-steps // tau)
+    rules = (only("send", "recv"), inside(members), _sized, waited)
+    calls = values[0]["calls"]
+    whole = {rank: each for rank in members[1:]}
+    right = report.communication(members[0], calls, *rules, _counts(whole), _any_first(workers))
+    for rank, value in zip(members[1:], values[1:], strict=True):
+        words = f" in {steps} steps with τ = {tau}"
+        right &= report.communication(
+            rank, value["calls"], *rules, _counts({members[0]: each}, words)
+        )
+        right &= _judge_gradients(report, rank, value, steps)
+    if not right:
+        return
+    order = [members.index(call["peer"]) for call in _of(calls, "send")]
+    replay = functools.partial(asynchronous_replayed, case["seed"], order, workers, steps, tau)
+    expected = replay()
+    what = "update of the centre", "step of this worker"
+    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+        said = _WORK_MISTAKES if place else _SERVE_MISTAKES | _WORK_MISTAKES
+        wrong = {text: lambda v=name, p=place: _tried_replay(replay, v, p, expected)
+                 for name, text in said.items()}  # fmt: skip
+        _judge_weights(report, rank, value, expected[place], wrong, what[min(place, 1)])
+
+
+def _tried_replay(replay: Callable, variant: str, place: int, expected: list) -> dict:
+    """A replay of a mistake; what looks like the right thing is no mistake."""
+    found = replay(variant)[place]
+    return {"notes": None} if found["notes"] == expected[place]["notes"] else found
+
+
+def _of(calls: Calls, op: str) -> Calls:
+    return sorted((call for call in calls if call["op"] == op), key=lambda call: call["start"])
+
+
+def _counts(wanted: dict[int, int], words: str = "") -> Rule:
+    """The rule that so many messages went to each rank, and came from it."""
+
+    def rule(calls: Calls) -> str | None:
+        for op, word in (("send", "to"), ("recv", "from")):
+            for rank, count in wanted.items():
+                got = sum(call["op"] == op and call["peer"] == rank for call in calls)
+                if got != count:
+                    return (
+                        f"{got} {op}s {word} rank {rank}{words}, expected {count}: an exchange is "
+                        "a message with W to the master, and one with W̄ back"
+                    )
+            others = {c["peer"] for c in calls if c["op"] == op} - set(wanted)
+            if others:
+                return f"{op} {word} rank {min(others)}: only master and workers exchange messages"
+        return None
+
+    return rule
+
+
+def _any_first(workers: int) -> Rule:
+    """The rule that the master waits for no worker in particular."""
+
+    def rule(calls: Calls) -> str | None:
+        fixed = [c for c in _of(calls, "recv") if c["blocking"] and not c["any_source"]]
+        if workers < 2 or not fixed:
+            return None
+        return (
+            f"the master waits for rank {fixed[0]['peer']}, while others may be ready: leave out "
+            "the source, who = dist.recv(w, group=group) takes what comes first"
+        )
+
+    return rule
+
+
+def _judge_gradients(report: Report, rank: int, value: dict, steps: int) -> bool:
+    said = f"computed {len(value['at'])} gradients in {steps} steps: one in each, gradient(w)"
+    return report.communication(rank, [], *rules_of({said: len(value["at"]) != steps}))
+
+
+# -- 8.4: momentum ----------------------------------------------------------------------------
+
+
+@in_group
+def probe_momentum(
+    user_ns: dict, *, rank: int, group, partition, seed: int, steps: int, tau: int, delta: float
+):
+    """`work_with_momentum` beside a right master."""
+    size, place = dist.get_world_size(group), dist.get_rank(group)
+    if size == 1:
+        return None
+    mine, toy = start(seed), Toy(seed, place, _looks())
+    if place == 0:
+        exchanges = (size - 1) * -(-steps // tau)
+        order = _served(mine, exchanges, group)
+        return {"order": order}
+    named = {} if partition is None else {"group": group}
+    given = (mine, toy, steps, tau, ETA, RHO, delta)
+    return _called(user_ns, "work_with_momentum", given, toy, mine, **named)
+
+
+def _served(center: Tensor, exchanges: int, group) -> list[int]:
+    """What a right `serve` does; the workers in the order in which they came."""
+    w, order = torch.empty_like(center), []
+    for _ in range(exchanges):
+        who = dist.recv(w, group=group)
+        dist.send(center, dst=who, group=group)
+        center = moved_center(center, w, ETA, RHO)
+        order.append(who)
+    return order
+
+
+_MOMENTUM_MISTAKES = {
+    "no look-ahead": "the gradient is taken at w. Nesterov's momentum takes it ahead, at w + δv",
+    "pull in v": "the spring is part of v, which keeps it for the next steps. It pulls w only, "
+    "once: w ← w + v − α(w − W̄)",
+    "pull ahead": "the spring is measured from w + δv; it is measured from w, which was sent",
+    "forgets v": "v is 0 again in every step: keep it from step to step",
+    "undamped": "v has all of its old value and the gradient: multiply the old v by δ",
+    "far ahead": "the gradient is taken at w + v, expected at w + δv",
+    "sends ahead": "the worker sends w + δv; the master needs w",
+    "kept pull": "the pull of the last exchange acts in the steps after it, too: between two "
+    "exchanges there is no spring",
+    "whole": "the pull is the whole distance; it is the share α = ηρ of it",
+    "climbs": "the gradient has the wrong sign: the worker climbs. v ← δv − η ΔW",
+    "no pull": "nothing pulls the worker when it has the centre",
+    "every step": "the worker is pulled in every step; between two exchanges there is no spring",
+    "late": "the exchange comes in the last of τ steps. It belongs into step 0, τ, 2τ, …",
+    "new": "the worker sends its weights after its step; send them before",
+    "replaced": "the worker takes over the centre's weights; it keeps its own",
+}
+
+
+@task("8.4", "EAMSGD: with momentum", points=2)
+def momentum(ranks, report: Report) -> None:
+    """Nesterov's momentum in the worker; the spring stays out of it."""
+    runs = [(0, 6, 2, 0.5), (2, 5, 1, 0.9), (3, 7, 3, 0.7)]
+    cases = [{"partition": WITH_A_MASTER[k], "seed": report.seed, "steps": steps, "tau": tau,
+              "delta": delta} for k, steps, tau, delta in runs]  # fmt: skip
+    given = (ranks, report, __name__, "probe_momentum", cases, _hint_of)
+    for case, members, values in tried(*given):
+        if len(members) > 1:
+            _judge_momentum(report, case, members, values)
+
+
+def _judge_momentum(report: Report, case: dict, members: list[int], values: list) -> None:
+    steps, tau, workers = case["steps"], case["tau"], len(members) - 1
+    order = [members.index(rank) for rank in values[0]["order"]]
+    given = (case["seed"], order, workers, steps, tau)
+    replay = functools.partial(asynchronous_replayed, *given, delta=case["delta"])
+    expected = replay()
+    counts = _counts({members[0]: -(-steps // tau)}, f" in {steps} steps with τ = {tau}")
+    rules = (only("send", "recv"), inside(members), _sized, waited, counts)
+    for place in range(1, workers + 1):
+        rank, value = members[place], values[place]
+        if not report.communication(rank, value["calls"], *rules):
+            continue
+        if _judge_gradients(report, rank, value, steps):
+            wrong = {text: lambda v=name, p=place: _tried_replay(replay, v, p, expected)
+                     for name, text in _MOMENTUM_MISTAKES.items()}  # fmt: skip
+            _judge_weights(report, rank, value, expected[place], wrong, "step of this worker")
+
+
+def _hint_of(case: dict) -> str:
+    return _asynchronous_hint(case | {"held": False})
+
+
+# -- 8.5: local SGD ---------------------------------------------------------------------------
+
+
+@in_group
+def probe_local(user_ns: dict, *, rank: int, group, partition, seed: int, steps: int, tau: int):
+    """`local_sgd` on all ranks of a group."""
+    mine, toy = start(seed), Toy(seed, dist.get_rank(group))
+    named = {} if partition is None else {"group": group}
+    return _called(user_ns, "local_sgd", (mine, toy, steps, tau, ETA), toy, mine, **named)
+
+
+def local_replayed(
+    seed: int, size: int, steps: int, tau: int, variant: str = "", rate=1.0, mom=0.0
+) -> list[dict]:
+    """Rounds of τ local steps, each followed by an outer step; see :func:`moved_outer`."""
+    toys = [Toy(seed, place) for place in range(size)]
+    centers, velocities = [start(seed)] * size, [torch.zeros(LENGTH).double()] * size
+    locals_ = list(centers)
+    notes: list[list] = [[] for _ in toys]
+    for begin in range(0, steps, tau):
+        if begin + tau > steps and variant == "forgets the rest":
+            break
+        length = tau if variant == "whole last round" else min(tau, steps - begin)
+        if variant == "early":
+            length = min(tau, begin + 1)
+        for left in reversed(range(length)):
+            slopes = [toy(w) for toy, w in zip(toys, locals_, strict=True)]
+            if variant == "gradients" and not left:
+                slopes = [sum(slopes) / size] * size
+            locals_ = [w - ETA * slope for w, slope in zip(locals_, slopes, strict=True)]
+        if variant == "aliased":
+            centers = list(locals_)
+        own = [c - w for c, w in zip(centers, locals_, strict=True)]
+        mean = sum(own) / size
+        means = {
+            "sum": [mean * size] * size,
+            "world": [mean * size / WORLD] * size,
+            "own": own,
+            "sign": [-mean] * size,
+            "over tau": [mean / tau] * size,
+            "inner rate": [mean * ETA] * size,
+            "summed weights": [c - sum(locals_) for c in centers],
+        }.get(variant, [mean] * size)
+        for place in range(size):
+            given = (centers[place], means[place], velocities[place], rate, mom)
+            centers[place], velocities[place] = moved_outer(*given, variant=variant)
+            if variant in ("sum of weights", "over the world"):
+                centers[place] = sum(locals_) / (WORLD if variant == "over the world" else 1)
+            local = variant in ("gradients", "notes local")
+            notes[place].append((locals_ if local else centers)[place].tolist())
+        if variant not in ("not reset", "gradients"):
+            locals_ = list(centers)
+    first = start(seed).tolist()
+    return [{"first": first, "notes": noted} for noted in notes]
+
+
+_LOCAL_MISTAKES = {
+    "over the world": f"divided by {WORLD}, the size of the world: dist.get_world_size(group)",
+    "gradients": "a gradient is averaged in the last step of a round, and not the weights: they "
+    "differ between the ranks. all_reduce the weights, after the step",
+    "sum of weights": "these are sums over the ranks: divide by the size of the group",
+    "own": "these are this rank's own weights: all_reduce writes into the tensor that it is given, "
+    "so go on with that one",
+    "not reset": "the average was made, but the rank goes on from its own weights: go on from the "
+    "average",
+    "early": "the weights are averaged after the first of τ steps: count the steps from 1, "
+    "k % tau == 0",
+    "forgets the rest": "the last round is missing: where τ does not divide the steps, it is "
+    "shorter",
+    "whole last round": "the last round has τ steps, and there are more than `steps` of them: it "
+    "has what is left",
+}
+
+
+def _rounds(steps: int, tau: int) -> int:
+    return -(-steps // tau)
+
+
+def _round_cases(seed: int, **more: Any) -> list[dict]:
+    runs = [(None, 6, 2), *((p, s, t) for p, (s, t) in zip(
+        PARTITIONS, ((7, 3), (4, 1), (5, 2), (3, 5)), strict=True))]  # fmt: skip
+    return [{"partition": p, "seed": seed, "steps": s, "tau": t} | more for p, s, t in runs]
+
+
+def _rounds_hint(case: dict) -> str:
+    steps, tau = case["steps"], case["tau"]
+    return f"{steps} steps with τ = {tau}: {_rounds(steps, tau)} all_reduces"
+
+
+def _judge_rounds(
+    report: Report, case: dict, members: list[int], values: list, said: dict, **outer: float
+) -> None:
+    """Each round: τ steps, one all_reduce of the weights, and where that leads."""
+    steps, tau, size = case["steps"], case["tau"], len(members)
+    replay = functools.partial(local_replayed, case["seed"], size, steps, tau, **outer)
+    expected, count = replay(), _rounds(steps, tau)
+    why = f" in {steps} steps with τ = {tau}: one after every τ steps, and one at the end"
+    rules = (only("all_reduce"), inside(members), made("all_reduce", count, why), _sized, waited)
+    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+        if not report.communication(rank, value["calls"], *rules):
+            continue
+        if not _judge_gradients(report, rank, value, steps):
+            continue
+        wrong = {text: lambda v=name, p=place: _tried_replay(replay, v, p, expected)
+                 for name, text in said.items()}  # fmt: skip
+        _judge_weights(report, rank, value, expected[place], wrong, "all_reduce")
+
+
+@task("8.5", "local SGD", points=2)
+def local_sgd(ranks, report: Report) -> None:
+    """τ steps of its own on each rank, then the mean of the weights."""
+    cases = _round_cases(report.seed)
+    given = (ranks, report, __name__, "probe_local", cases, _rounds_hint)
+    for case, members, values in tried(*given):
+        _judge_rounds(report, case, members, values, _LOCAL_MISTAKES)
+
+
+# -- 8.6: DiLoCo ------------------------------------------------------------------------------
+
+
+def moved_outer(center, pseudo_gradient, velocity, rate: float, momentum: float, variant: str = ""):
+    """A step of ``torch.optim.SGD(…, nesterov=True)``: the new centre and velocity."""
+    v = momentum * velocity + pseudo_gradient
+    if variant == "forgets v":
+        v = pseudo_gradient * 1.0
+        return center - rate * (pseudo_gradient + momentum * v), v
+    if variant == "heavy ball":
+        return center - rate * v, v
+    if variant == "averages":
+        return center - pseudo_gradient, v
+    return center - rate * (pseudo_gradient + momentum * v), v
+
+
+def probe_outer(user_ns: dict, *, rank: int, seed: int) -> dict:
+    """`outer_step` twice: the second with the velocity of the first."""
+    function, found, changed = answer_named(user_ns, "outer_step"), [], False
+    for center, gradient, velocity, *rates in _outer_cases(seed + rank):
+        before = center.clone(), gradient.clone(), velocity.clone()
+        moved = function(center, gradient, velocity, *rates)
+        if not isinstance(moved, tuple | list) or len(moved) != 2:
+            return {"form": type(moved).__name__}
+        found.append([told(tensor) for tensor in moved])
+        now = (center, gradient, velocity)
+        changed |= not all(torch.equal(a, b) for a, b in zip(before, now, strict=True))
+    return {"moved": found, "changed": changed}
+
+
+def _outer_cases(seed: int) -> list[tuple]:
+    center, gradient, velocity = (start(seed + k) for k in (1, 2, 3))
+    rates = torch.rand(2, generator=torch.Generator().manual_seed(seed)).tolist()
+    zero = torch.zeros(LENGTH, dtype=torch.float64)
+    return [
+        (center, gradient, zero, 1.0, 0.0),
+        (center, gradient, velocity, 0.3 + 0.5 * rates[0], 0.3 + 0.5 * rates[1]),
+    ]
+
+
+@in_group
+def probe_diloco(
+    user_ns: dict, *, rank: int, group, partition, seed, steps, tau, rate, mom
+):  # fmt: skip
+    """`diloco` on all ranks of a group, with a right outer step."""
+    mine, toy = start(seed), Toy(seed, dist.get_rank(group))
+    named = {} if partition is None else {"group": group}
+    given = (mine, toy, steps, tau, ETA, rate, mom)
+    return _called(user_ns, "diloco", given, toy, mine, **named)
+
+
+_OUTER_MISTAKES = {
+    "heavy ball": "this is heavy-ball momentum: Nesterov's step is along g + μv, with the new v; "
+    "first v ← μv + g",
+    "forgets v": "the old velocity is not used: v ← μv + g",
+    "averages": "the outer rate and the momentum are not used",
+}
+_DILOCO_MISTAKES = {
+    "sign": "the centre moves away from the workers. The pseudo-gradient is W̄ − Wⁱ, and the outer "
+    "step descends along it",
+    "sum": "the pseudo-gradients were summed; DiLoCo takes their mean: divide by the size of the "
+    "group",
+    "world": f"divided by {WORLD}, the size of the world: dist.get_world_size(group)",
+    "own": "each rank has used its own pseudo-gradient: all_reduce writes into the tensor that it "
+    "is given, so use that one",
+    "not reset": "the ranks go on from their own weights after an outer step. In DiLoCo they go on "
+    "from the centre",
+    "over tau": "divided by τ: the pseudo-gradient is what τ steps have changed, as it is",
+    "inner rate": "multiplied by η: the outer step has a rate of its own",
+    "summed weights": "W was summed over the ranks before it was taken from the centre: sum the "
+    "differences W̄ − Wⁱ, and divide by the size of the group",
+    "aliased": "the pseudo-gradients are zero: w is the same tensor as the centre, and w -= … "
+    "changes both. w = w - … makes a new one",
+    "notes local": "these are the weights of this rank before the outer step: note the centre",
+    "averages": "the outer step is a plain average: use outer_step with rate and momentum",
+    "forgets v": "the velocity is 0 again in each round: keep it from round to round",
+} | {name: _LOCAL_MISTAKES[name] for name in ("forgets the rest", "whole last round")}
+
+
+@task("8.6", "DiLoCo", points=4)
+def diloco(ranks, report: Report) -> None:
+    """Nesterov's outer step, and rounds of local steps from the centre."""
+    for answer in report.answers(ranks, __name__, "probe_outer", seed=report.seed):
+        _judge_outer(report, answer.rank, answer.value, _outer_cases(report.seed + answer.rank))
+    if report.found:
+        return
+    cases = _round_cases(report.seed, rate=0.7, mom=0.6)
+    given = (ranks, report, __name__, "probe_diloco", cases, _rounds_hint)
+    for case, members, values in tried(*given):
+        outer = {"rate": case["rate"], "mom": case["mom"]}
+        _judge_rounds(report, case, members, values, _DILOCO_MISTAKES, **outer)
+
+
+def _judge_outer(report: Report, rank: int, value: dict, cases: list[tuple]) -> None:
+    if "form" in value:
+        form = f"outer_step returned {value['form']}, expected two tensors: return center, velocity"
+        report.problem(form, rank)
+        return
+    for (center, g, v, rate, mom), got in zip(cases, value["moved"], strict=True):
+        expected = [tensor.tolist() for tensor in moved_outer(center, g, v, rate, mom)]
+        wrong = {
+            said: [t.tolist() for t in moved_outer(center, g, v, rate, mom, name)]
+            for name, said in _OUTER_MISTAKES.items()
+        } | {
+            "the step goes the wrong way: center − rate · (…)":
+                [(2 * center - torch.tensor(expected[0])).tolist(), expected[1]],
+            "the outer rate is part of the velocity: v ← μv + g, without it":
+                [expected[0], (mom * v + rate * g).tolist()],
+            "these are velocity and centre: return center, velocity": expected[::-1],
+            "the velocity comes back unchanged: return the new one": [expected[0], v.tolist()],
+        }  # fmt: skip
+        wrong = {said: gives for said, gives in wrong.items() if not same(gives, expected)}
+        how = {"what": f"outer_step, rate {rate:.3g}, momentum {mom:.3g}", "form": "two tensors"}
+        if not report.judge(rank, got, expected, table(wrong), **how):
+            return
+    said = "outer_step changes a tensor that it was given: make new ones"
+    report.communication(rank, [], *rules_of({said: value["changed"]}))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from . import BLUE, CYCLE, GREY, INK, ORANGE, PAPER, arrow, box, canvas, fit_limits
+from . import BLUE, CYCLE, GREY, INK, PAPER, YELLOW, arrow, box, canvas, fit_limits
 
 #: Colour of what all ranks have.
 EVERYBODY = "#C9C9C9"
@@ -123,7 +123,7 @@ def megatron(ranks: int = 2) -> Figure:
     figure, axes = canvas(9, 1.3 + 1.1 * ranks)
     middle = -(ranks - 1) / 2
     for x, name in ((0.0, "x"), (1.5, "f"), (8.5, "g"), (10.0, "y")):
-        box(axes, x, middle, name, width=0.7, height=0.6, color=GREY if name in "xy" else ORANGE)
+        box(axes, x, middle, name, width=0.7, height=0.6, color=GREY if name in "xy" else YELLOW)
     for r in range(ranks):
         shards = (3.4, f"up: columns {r}", 2.1), (5.3, "GELU", 0.9), (6.9, f"down: rows {r}", 1.7)
         for x, text, width in shards:
@@ -178,4 +178,3 @@ def expert_load(loads: Mapping[str, Sequence[Sequence[int]]], room: int) -> Figu
     figure.tight_layout()
     figure.alt_text = ". ".join(said) + "."
     return figure
-

@@ -146,11 +146,8 @@ CHANGES = [
      "g(functional.linear(x, self.weight).detach(), self.group)", "gradient of x"),
     ("9.3", "sums the hidden tensor", "self.up(f(x, self.group))",
      "g(self.up(f(x, self.group)), self.group)", "output in the group"),
-    ("9.3", "PyTorch's differentiable all_reduce",
-     "g(functional.linear(x, self.weight), self.group)",
-     "__import__('torch').distributed.nn.functional.all_reduce("
-     "functional.linear(x, self.weight), group=self.group or dist.group.WORLD)",
-     "4 times too large"),
+    ("9.3", "sums the gradient in g, too", "g(functional.linear(x, self.weight), self.group)",
+     "f(g(functional.linear(x, self.weight), self.group), self.group)", "4 times too large"),
     ("9.3", "f behind the first layer", "self.up(f(x, self.group))", "f(self.up(x), self.group)",
      "gradient of x"),
     ("9.4", "forgets f", "        x = f(x, self.group)  # once for all three\n", "",
@@ -486,20 +483,16 @@ RIGHT = [
                 y = y.index_add(0, q, gate[q, None] * block[:len(q)])
             return y
         """),
-    ("9.8", "PyTorch's all_to_all", """
-        from torch.distributed.nn.functional import all_to_all_single as a2a
-
+    ("9.8", "by matrices", """
         def expert_parallel(x, choice, gate, expert, capacity, group=None):
             p, d = dist.get_world_size(group), x.shape[1]
-            over = dist.group.WORLD if group is None else group
             hits = functional.one_hot(choice, p).T  # [p, n]
             place = (hits.cumsum(1) - 1) * hits
             kept = hits * (place < capacity)
             into = functional.one_hot(place, len(x))[..., :capacity] * kept.unsqueeze(-1)
             into = into.to(x.dtype)  # [p, n, capacity]
             buffer = torch.einsum("enc,nd->ecd", into, x).reshape(-1, d)
-            came = a2a(torch.empty_like(buffer), buffer, group=over)
-            back = a2a(torch.empty_like(buffer), expert(came), group=over)
+            back = exchange(expert(exchange(buffer, group)), group)
             return torch.einsum("enc,ecd,n->nd", into, back.view(p, -1, d), gate)
         """),
 ]  # fmt: skip

@@ -1,0 +1,510 @@
+"""Answers to lab 09, wrong ones and right ones, that students really give."""
+
+from __future__ import annotations
+
+from lab_tools import source_of
+
+NOTEBOOK = "09_tensor_parallel.ipynb"
+CELLS = {
+    "9.1": "lab09-shard-answer",
+    "9.2": "lab09-fg-answer",
+    "9.3": "lab09-mlp-answer",
+    "9.4": "lab09-attention-answer",
+    "9.5": "lab09-traffic-answer",
+    "9.6": "lab09-loss-answer",
+    "9.7": "lab09-dtensor-answer",
+    "9.8": "lab09-expert-answer",
+}
+# The solution passes once more after each test of a stub; these checks take longer than others.
+SLOW = {"9.4", "9.7", "9.8"}
+BEFORE = "\n".join(
+    source_of(NOTEBOOK, cell).replace("%%px\n", "")
+    for cell in ("ranks-join", "expert-define")
+)  # fmt: skip
+BEFORE += """
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module,
+)
+"""
+
+_COLUMN = "weight.chunk(p, 0)[r].clone(), bias.chunk(p)[r].clone()"
+_ROW = "weight.chunk(p, 1)[r].clone(), bias.clone()"
+_CLONE = "gradient.clone(memory_format=torch.contiguous_format)"
+_DETACHED = "weight, bias = linear.weight.detach(), linear.bias.detach()"
+_QKV = """
+        self.q = ColumnLinear(attention.q, group)
+        self.k = ColumnLinear(attention.k, group)
+        self.v = ColumnLinear(attention.v, group)
+"""
+_FUSED = """
+        three = [attention.q, attention.k, attention.v]
+        r, p = place_and_size(group)
+        rows = torch.cat([layer.weight.detach() for layer in three]).chunk(p)[r].chunk(3)
+        ends = torch.cat([layer.bias.detach() for layer in three]).chunk(p)[r].chunk(3)
+        for name, layer, weight, bias in zip("qkv", three, rows, ends):
+            part = ColumnLinear(layer, group)
+            part.weight, part.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+            setattr(self, name, part)
+"""
+_MAXIMUM = "    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)\n"
+_SUM = "g(torch.stack([shifted.exp().sum(1), picked]), group)"
+_BACK = "outputs = exchange(expert(exchange(buffer, group)), group)"
+_WEIGHTED = "gate[kept].unsqueeze(1) * outputs[slot]"
+
+# task, what the student did, a part of the solution, what stands in its place, words of the message
+CHANGES = [
+    ("9.1", "columns of PyTorch's weight", "weight.chunk(p, 0)", "weight.chunk(p, 1)",
+     "cut along the other dimension"),
+    ("9.1", "rows of PyTorch's weight", "weight.chunk(p, 1)", "weight.chunk(p, 0)",
+     "cut along the other dimension"),
+    ("9.1", "the whole bias by columns", "bias.chunk(p)[r].clone()", "bias.clone()",
+     "a bias for its own outputs only"),
+    ("9.1", "cuts the bias by rows", _ROW, "weight.chunk(p, 1)[r].clone(), "
+     "bias.chunk(p)[r].clone()", "leave it whole"),
+    ("9.1", "divides the bias", _ROW, "weight.chunk(p, 1)[r].clone(), bias / p",
+     "the bias is divided by the number of ranks"),
+    ("9.1", "the bias on one rank only", _ROW, "weight.chunk(p, 1)[r].clone(), bias * (r == 0)",
+     "the bias is zero here"),
+    ("9.1", "keeps a view", _COLUMN, "weight.chunk(p, 0)[r], bias.chunk(p)[r]",
+     "the shard is a view"),
+    ("9.1", "contiguous is no copy", _COLUMN,
+     "weight.chunk(p, 0)[r].contiguous(), bias.chunk(p)[r].clone()", "the shard is a view"),
+    ("9.1", "keeps the graph", _DETACHED, "weight, bias = linear.weight, linear.bias",
+     "hangs on the graph of the whole layer"),
+    ("9.1", "every p-th line", "weight.chunk(p, 0)[r]", "weight[r::p]", "every 4-th line"),
+    ("9.1", "does not cut", "weight.chunk(p, 0)[r]", "weight", "this is the whole weight"),
+    ("9.1", "transposes", "weight.chunk(p, 0)[r].clone()", "weight.chunk(p, 0)[r].T.clone()",
+     "the weight is transposed"),
+    ("9.1", "takes the rank of the world", "r, p = place_and_size(group)",
+     "p, r = dist.get_world_size(group), dist.get_rank()", "IndexError"),
+    ("9.1", "hard-codes four ranks", "r, p = place_and_size(group)",
+     "r, p = dist.get_rank(group), 4", "column_shard in the group of ranks 0, 2: weight"),
+    ("9.1", "returns the weight only", "return " + _COLUMN, "return weight.chunk(p, 0)[r].clone()",
+     "column_shard returned Tensor, expected (weight, bias)"),
+    ("9.1", "broadcasts first", _DETACHED,
+     "dist.broadcast(linear.weight.detach(), group_src=0, group=group)\n    " + _DETACHED,
+     "uses broadcast"),
+    ("9.2", "f sums forward, too", "return x.view_as(x)",
+     "x = x.clone()\n        dist.all_reduce(x, group=group)\n        return x",
+     "f does that backward only"),
+    ("9.2", "f never sums", "        dist.all_reduce(total, group=ctx.group)\n", "",
+     "f sums over the ranks backward"),
+    ("9.2", "g never sums", "        dist.all_reduce(total, group=group)\n", "",
+     "g sums over the ranks forward"),
+    ("9.2", "g sums backward, too", "return gradient, None",
+     "total = gradient.clone()\n        dist.all_reduce(total, group=ctx.group)\n"
+     "        return total, None", "has no attribute 'group'"),
+    ("9.2", "sums in place", "total = x.clone(memory_format=torch.contiguous_format)",
+     "total = x.detach()", "its input has changed"),
+    ("9.2", "sums the gradient in place", f"total = {_CLONE}", "total = gradient",
+     "the gradient that came in has changed"),
+    ("9.2", "takes the mean", "return total, None",
+     "return total / dist.get_world_size(ctx.group), None", "this is the mean"),
+    ("9.2", "g takes the mean", "return total\n",
+     "return total / dist.get_world_size(group)\n", "this is the mean"),
+    ("9.2", "f forgets the group", "group=ctx.group", "", "pass group=group"),
+    ("9.2", "g forgets the group", "dist.all_reduce(total, group=group)", "dist.all_reduce(total)",
+     "pass group=group"),
+    ("9.2", "f gathers and adds", "dist.all_reduce(total, group=ctx.group)",
+     "parts = [torch.empty_like(total) for _ in range(dist.get_world_size(ctx.group))]\n"
+     "        dist.all_gather(parts, total, group=ctx.group)\n        total = sum(parts)",
+     "uses all_gather"),
+    ("9.2", "None first", "return gradient, None", "return None, gradient",
+     "a gradient different than None at position 2"),
+    ("9.2", "no gradient for the group", "return gradient, None", "return gradient",
+     "returned an incorrect number of gradients"),
+    ("9.2", "forgets ctx", "        ctx.group = group\n", "", "has no attribute 'group'"),
+    ("9.2", "f's backward on one word", "return total, None", "return total * 2, None",
+     "f backward"),
+    ("9.2", "reduces twice", "        dist.all_reduce(total, group=group)\n        return total",
+     "        dist.all_reduce(total.clone(), group=group)\n"
+     "        dist.all_reduce(total, group=group)\n        return total", "expected 1 all_reduce"),
+    ("9.3", "forgets f", "self.up(f(x, self.group))", "self.up(x)", "f is missing"),
+    ("9.3", "forgets g", "g(functional.linear(x, self.weight), self.group)",
+     "functional.linear(x, self.weight)", "g is missing"),
+    ("9.3", "f and g the wrong way round", "functional.gelu(self.up(f(x, self.group)))",
+     "functional.gelu(self.up(g(x, self.group)))", "output in the group"),
+    ("9.3", "the bias inside of the sum", "g(functional.linear(x, self.weight), self.group) + "
+     "self.bias", "g(functional.linear(x, self.weight, self.bias), self.group)",
+     "is in the sum 4 times"),
+    ("9.3", "no bias", "self.group) + self.bias", "self.group)", "the bias was left out"),
+    ("9.3", "the mean", "self.group) + self.bias",
+     "self.group) / dist.get_world_size(self.group) + self.bias", "this is the mean of the parts"),
+    ("9.3", "no GELU", "functional.gelu(self.up(f(x, self.group)))", "self.up(f(x, self.group))",
+     "there is no GELU"),
+    ("9.3", "GELU at the end", "self.down(functional.gelu(self.up(f(x, self.group))))",
+     "functional.gelu(self.down(self.up(f(x, self.group))))", "the GELU comes after"),
+    ("9.3", "f in front of down, too", "self.down(functional.gelu(self.up(f(x, self.group))))",
+     "self.down(f(functional.gelu(self.up(f(x, self.group))), self.group))",
+     "gradient of x in the group"),
+    ("9.3", "forgets the group of g", "self.weight), self.group)", "self.weight))",
+     "all_reduce on the ranks [0, 1, 2, 3]"),
+    ("9.3", "forgets the group of f", "f(x, self.group)", "f(x)",
+     "all_reduce on the ranks [0, 1, 2, 3]"),
+    ("9.3", "reduces what is detached", "g(functional.linear(x, self.weight), self.group)",
+     "g(functional.linear(x, self.weight).detach(), self.group)", "gradient of x"),
+    ("9.3", "sums the hidden tensor", "self.up(f(x, self.group))",
+     "g(self.up(f(x, self.group)), self.group)", "output in the group"),
+    ("9.3", "sums the gradient in g, too", "g(functional.linear(x, self.weight), self.group)",
+     "f(g(functional.linear(x, self.weight), self.group), self.group)", "4 times too large"),
+    ("9.3", "f behind the first layer", "self.up(f(x, self.group))", "f(self.up(x), self.group)",
+     "gradient of x"),
+    ("9.4", "forgets f", "        x = f(x, self.group)  # once for all three\n", "",
+     "f is missing"),
+    ("9.4", "f three times", "self.q(x), self.k(x), self.v(x)",
+     "self.q(x), self.k(f(x, self.group)), self.v(f(x, self.group))", "gradient of x in the group"),
+    ("9.4", "f for each", "        x = f(x, self.group)  # once for all three\n        return "
+     "self.out(models.attend(self.q(x), self.k(x), self.v(x), self.head_size))",
+     "        q, k, v = (layer(f(x, self.group)) for layer in (self.q, self.k, self.v))\n"
+     "        return self.out(models.attend(q, k, v, self.head_size))", "it made 3"),
+    ("9.4", "cuts the stack of the three", _QKV, _FUSED, "Q, K and V were stacked"),
+    ("9.4", "smaller heads", "self.head_size = attention.head_size",
+     "self.head_size = max(attention.head_size // dist.get_world_size(group), 1)",
+     "the heads are too small"),
+    ("9.4", "one large head", "self.v(x), self.head_size", "self.v(x), len(self.q.bias)",
+     "taken as one head"),
+    ("9.4", "swaps K and V", "self.k(x), self.v(x)", "self.v(x), self.k(x)",
+     "output in the group"),
+    ("9.4", "out by columns", "self.out = RowLinear(", "self.out = ColumnLinear(",
+     "out.bias has the shape [2] on this rank, expected [8]"),
+    ("9.4", "q by rows", "self.q = ColumnLinear(", "self.q = RowLinear(", "q.bias has the shape"),
+    ("9.4", "keeps q whole", "self.q = ColumnLinear(attention.q, group)",
+     "self.q = attention.q", "q.bias has the shape [8]"),
+    ("9.4", "forgets the group of out", "RowLinear(attention.out, group)",
+     "RowLinear(attention.out)", "out.weight has the shape [8, 2] on this rank, expected [8, 4]"),
+    ("9.4", "other names", "self.out = RowLinear(attention.out, group)",
+     "self.proj = RowLinear(attention.out, group)\n        self.out_ = None", "the parameters are"),
+    ("9.4", "gathers the heads", "return self.out(models.attend(self.q(x), self.k(x), self.v(x), "
+     "self.head_size))",
+     "q, k, v = self.q(x), self.k(x), self.v(x)\n"
+     "        parts = [torch.empty_like(q) for _ in range(dist.get_world_size(self.group))]\n"
+     "        dist.all_gather(parts, q.detach(), group=self.group)\n"
+     "        return self.out(models.attend(q, k, v, self.head_size))", "uses all_gather"),
+    ("9.4", "q is used for k", "self.q(x), self.k(x)", "self.q(x), self.q(x)",
+     "output in the group"),
+    ("9.4", "forgets the group of f", "f(x, self.group)", "f(x)",
+     "all_reduce on the ranks [0, 1, 2, 3]"),
+    ("9.5", "forward only", "number = 4 * depth", "number = 2 * depth",
+     "backward has as many"),
+    ("9.5", "the bytes of one", "return number, number * 2", "return number, 2",
+     "the bytes are those of one all_reduce"),
+    ("9.5", "no ring", "number * 2 * (p - 1) / p * 4", "number * 4", "on a ring a rank sends"),
+    ("9.5", "half a ring", "number * 2 * (p - 1)", "number * (p - 1)",
+     "a ring has two halves"),
+    ("9.5", "numbers for bytes", "(p - 1) / p * 4 * batch", "(p - 1) / p * batch",
+     "a float32 has four"),
+    ("9.5", "forgets the tokens", "* batch * tokens * width", "* batch * width",
+     "each token has a row of its own"),
+    ("9.5", "DP: no ring", "return 2 * (p - 1) / p * 4 * parameters", "return 4 * parameters",
+     "on a ring a rank sends"),
+    ("9.5", "DP: half a ring", "return 2 * (p - 1)", "return (p - 1)",
+     "a ring has two halves"),
+    ("9.5", "DP: numbers", "/ p * 4 * parameters", "/ p * parameters", "a float32 has four"),
+    ("9.5", "DP: both ways", "return 2 * (p - 1)", "return 2 * 2 * (p - 1)",
+     "the gradients travel once"),
+    ("9.5", "returns bytes only", "return number, number", "return number",
+     "expected [4, "),
+    ("9.5", "returns nothing", "return 2 * (p - 1) / p * 4 * parameters", "pass",
+     "returned None: return bytes that each rank sends"),
+    ("9.5", "two blocks hard-coded", "number = 4 * depth", "number = 8", "expected ["),
+    ("9.6", "sums over the samples", "(total.log() - target).mean()",
+     "(total.log() - target).sum()", "take the mean"),
+    ("9.6", "own classes only", _SUM,
+     "shifted.exp().sum(1), g(picked, group)", "the classes of this rank only were summed"),
+    ("9.6", "forgets the label", "(total.log() - target)", "(total.log() + largest + 0 * target)",
+     "the logit of the label is missing"),
+    ("9.6", "a maximum of its own", _MAXIMUM, "", "each rank subtracted a maximum of its own"),
+    ("9.6", "no maximum", "shifted = logits - largest[:, None]", "shifted = logits",
+     "subtract the largest logit"),
+    ("9.6", "the sum of the maxima", "op=dist.ReduceOp.MAX, ", "", "with logits of a size of"),
+    ("9.6", "gathers the logits", _MAXIMUM,
+     _MAXIMUM + "    everything = [None] * dist.get_world_size(group)\n"
+     "    dist.all_gather_object(everything, logits.tolist(), group=group)\n", "uses all_gather"),
+    ("9.6", "reduces in place", f"total, target = {_SUM}",
+     "total = shifted.exp().sum(1)\n    dist.all_reduce(total.detach(), group=group)\n"
+     "    target = picked.detach().clone()\n    dist.all_reduce(target, group=group)",
+     "the exponentials' part only"),
+    ("9.6", "forgets the group", "picked]), group)", "picked]))", "pass group=group"),
+    ("9.6", "labels of this rank only", "(first <= labels) & (labels < first + count)",
+     "(labels < count)", "with logits of a size of 1"),
+    ("9.6", "never looks whose label it is", ".squeeze(1) * mine", ".squeeze(1)",
+     "with logits of a size of 1"),
+    ("9.6", "sums the loss, too", "return (total.log() - target).mean()",
+     "return g((total.log() - target).mean(), group)", "the loss is summed over the 4 ranks"),
+    ("9.6", "sums the maximum's copies", "logits.detach().max(1).values",
+     "torch.zeros_like(logits)[:, 0].detach()", "subtract the largest logit"),
+    ("9.6", "returns nothing", "return (total.log() - target).mean()", "pass",
+     "returned None: return the mean loss"),
+    ("9.6", "a matrix of classes", _SUM,
+     "g(torch.stack([shifted.exp().sum(1), picked]), group)\n"
+     "    g(shifted.exp().sum(1, keepdim=True).repeat(1, 9), group)",
+     "one number a sample and a time is enough"),
+    ("9.7", "the plan that comes to mind", '        "attention": once,\n', "",
+     "PrepareModuleInput makes x a DTensor once"),
+    ("9.7", "forgets out", '        "attention.out": RowwiseParallel(),\n', "",
+     "the plan has no style for them"),
+    ("9.7", "forgets the MLP", '        "mlp.up": ColwiseParallel(),\n        '
+     '"mlp.down": RowwiseParallel(),\n', "", "mlp.up.weight, mlp.up.bias"),
+    ("9.7", "returns nothing", "return parallelize_module", "parallelize_module",
+     "return the block"),
+    ("9.7", "up and down the wrong way round", '"mlp.up": ColwiseParallel(),\n        '
+     '"mlp.down": RowwiseParallel()', '"mlp.up": RowwiseParallel(),\n        '
+     '"mlp.down": ColwiseParallel()', "cut in another way"),
+    ("9.7", "out by columns", '"attention.out": RowwiseParallel()',
+     '"attention.out": ColwiseParallel(output_layouts=Replicate())', "cut in another way"),
+    ("9.7", "other names", '"attention.q"', '"attn.q"', "attention.q.weight"),
+    ("9.7", "prepares the MLP only", '"attention": once', '"mlp": once',
+     "Q, K and V each take x for themselves"),
+    ("9.7", "forgets k", '        "attention.k": ColwiseParallel(),\n', "", "attention.k.weight"),
+    ("9.7", "returns the plan", "return parallelize_module(block, mesh, {",
+     "return dict({", "parallelize returned a dict: return the block"),
+    ("9.7", "gathers q", '"attention.q": ColwiseParallel()',
+     '"attention.q": ColwiseParallel(output_layouts=Replicate())', "Error"),
+    ("9.8", "its own expert for all", _BACK, "outputs = expert(buffer)\n"
+     "    exchange(exchange(buffer, group), group)",
+     "all tokens went to this rank's own expert"),
+    ("9.8", "forgets the gate", _WEIGHTED, "outputs[slot]", "the gate is missing"),
+    ("9.8", "the gate twice", _WEIGHTED, "gate[kept].unsqueeze(1) ** 2 * outputs[slot]",
+     "the gate counts twice"),
+    ("9.8", "one fewer", "kept = place < capacity", "kept = place < capacity - 1",
+     "one token fewer than the capacity"),
+    ("9.8", "the residual itself", "torch.zeros_like(x).index_copy", "x.index_copy",
+     "the residual connection carries them on"),
+    ("9.8", "an exchange without backward", _BACK,
+     "came = torch.empty_like(buffer)\n"
+     "    dist.all_to_all_single(came, buffer.detach(), group=group)\n"
+     "    outputs = exchange(expert(came), group)", "does not find its way back"),
+    ("9.8", "the gate detached", "gate[kept]", "gate.detach()[kept]",
+     "gradient of the gates"),
+    ("9.8", "stays with the expert", _BACK, "outputs = expert(exchange(buffer, group))",
+     "output, capacity 2"),
+    ("9.8", "forgets the group", _BACK,
+     "outputs = exchange(expert(exchange(buffer)), group)", "pass group=group"),
+    ("9.8", "comes back in the experts' order", "return torch.zeros_like(x).index_copy(0, "
+     "kept.nonzero().squeeze(1), weighted)",
+     "y = torch.zeros_like(x).index_copy(0, kept.nonzero().squeeze(1), weighted)\n"
+     "    return y[choice.argsort(stable=True)]", "each belongs into its old place"),
+    ("9.8", "the last ones", "kept = place < capacity",
+     "total = chosen.sum(0)[choice]\n    place = total - 1 - place\n    kept = place < capacity",
+     "the first tokens of an expert have to be kept"),
+    ("9.8", "twice the capacity", "x.new_zeros(p * capacity, x.shape[1])",
+     "x.new_zeros(p * capacity * 2, x.shape[1])", "capacity 2, in the group"),
+    ("9.8", "gathers all tokens", _BACK,
+     _BACK + "\n    dist.all_gather([torch.empty_like(x) for _ in range(p)], x.detach(), "
+     "group=group)", "uses all_gather"),
+    ("9.8", "returns nothing", "return torch.zeros_like(x)", "torch.zeros_like(x)",
+     "output, capacity 2"),
+    ("9.8", "three exchanges", _BACK, _BACK + "\n    exchange(buffer.detach(), group)",
+     "expected 2 all_to_all, there and back, it made 3"),
+]  # fmt: skip
+WRONG = [
+    ("9.2", "is missing on one rank", source_of(NOTEBOOK, CELLS["9.2"]) + "\nif rank == 2:\n"
+     "    del g\n", "rank 2: NameError: g is not defined on this rank"),
+    ("9.8", "the gate in front of the expert", """
+        def expert_parallel(x, choice, gate, expert, capacity, group=None):
+            p, n = dist.get_world_size(group), len(x)
+            place = functional.one_hot(choice, p).cumsum(0)[torch.arange(n), choice] - 1
+            kept = place < capacity
+            slot = (choice * capacity + place)[kept]
+            buffer = x.new_zeros(p * capacity, x.shape[1])
+            buffer = buffer.index_copy(0, slot, (gate.unsqueeze(1) * x)[kept])
+            outputs = exchange(expert(exchange(buffer, group)), group)
+            return torch.zeros_like(x).index_copy(0, kept.nonzero().squeeze(1), outputs[slot])
+        """, "the gate multiplies what goes into the expert"),
+    ("9.8", "takes all tokens", """
+        def expert_parallel(x, choice, gate, expert, capacity, group=None):
+            p, n = dist.get_world_size(group), len(x)
+            place = functional.one_hot(choice, p).cumsum(0)[torch.arange(n), choice] - 1
+            slot = choice * n + place
+            buffer = x.new_zeros(p * n, x.shape[1]).index_copy(0, slot, x)
+            outputs = exchange(expert(exchange(buffer, group)), group)
+            return gate.unsqueeze(1) * outputs[slot]
+        """, "tokens beyond the capacity were computed, too"),
+]  # fmt: skip
+RIGHT = [
+    ("9.1", "by numbers", """
+        def column_shard(linear, group=None):
+            r, p = place_and_size(group)
+            own = slice(r * linear.out_features // p, (r + 1) * linear.out_features // p)
+            return linear.weight.data[own].clone(), linear.bias.data[own].clone()
+
+        def row_shard(linear, group=None):
+            r, p = place_and_size(group)
+            k = linear.in_features // p
+            return linear.weight.data[:, r * k:(r + 1) * k].contiguous().clone(), linear.bias.data
+        """),
+    ("9.1", "parameters", """
+        def column_shard(linear, group=None):
+            r, p = place_and_size(group)
+            return tuple(nn.Parameter(t.tensor_split(p)[r].detach().clone())
+                         for t in (linear.weight, linear.bias))
+
+        def row_shard(linear, group=None):
+            r, p = place_and_size(group)
+            with torch.no_grad():
+                part = torch.tensor_split(linear.weight, p, dim=1)[r].clone()
+            return [part, linear.bias.detach().clone()]
+        """),
+    ("9.2", "as few lines as there can be", """
+        def summed(x, group):
+            total = x.contiguous().clone()
+            dist.all_reduce(total, dist.ReduceOp.SUM, group)
+            return total
+
+        class CopyToAll(torch.autograd.Function):
+            forward = staticmethod(lambda ctx, x, group: (setattr(ctx, "group", group), x * 1)[1])
+            backward = staticmethod(lambda ctx, gradient: (summed(gradient, ctx.group), None))
+
+        class SumOverAll(torch.autograd.Function):
+            forward = staticmethod(lambda ctx, x, group: summed(x, group))
+            backward = staticmethod(lambda ctx, gradient: (gradient, None))
+
+        f = lambda x, group=None: CopyToAll.apply(x, group)
+        g = lambda x, group=None: SumOverAll.apply(x, group)
+        """),
+    ("9.3", "the bias shared out", """
+        class ColumnLinear(nn.Module):
+            def __init__(self, linear, group=None):
+                super().__init__()
+                self.weight, self.bias = map(nn.Parameter, column_shard(linear, group))
+
+            def forward(self, x):
+                return x @ self.weight.T + self.bias
+
+        class RowLinear(nn.Module):
+            def __init__(self, linear, group=None):
+                super().__init__()
+                self.group = group
+                self.weight, self.bias = map(nn.Parameter, row_shard(linear, group))
+
+            def forward(self, x):
+                y = g(torch.einsum("...i,oi->...o", x, self.weight), self.group)
+                return torch.add(y, self.bias)
+
+        class ParallelMLP(nn.Module):
+            def __init__(self, mlp, group=None):
+                super().__init__()
+                self.group = group
+                self.up, self.down = ColumnLinear(mlp.up, group), RowLinear(mlp.down, group)
+
+            def forward(self, x):
+                hidden = self.up(f(x, self.group))
+                return self.down(nn.GELU()(hidden))
+        """),
+    ("9.4", "PyTorch's attention", """
+        class ParallelAttention(nn.Module):
+            def __init__(self, attention, group=None):
+                super().__init__()
+                self.group, self.size = group, attention.head_size
+                for name in "qkv":
+                    setattr(self, name, ColumnLinear(getattr(attention, name), group))
+                self.out = RowLinear(attention.out, group)
+
+            def forward(self, x):
+                x = f(x, self.group)
+                q, k, v = (layer(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
+                           for layer in (self.q, self.k, self.v))
+                y = functional.scaled_dot_product_attention(q, k, v)
+                return self.out(y.transpose(1, 2).flatten(2))
+
+        def parallel_vit(model, group=None):
+            for block in model.blocks:
+                block.attention = ParallelAttention(block.attention, group)
+                block.mlp = ParallelMLP(block.mlp, group)
+            return model
+        """),
+    ("9.5", "integers", """
+        def tensor_parallel_traffic(depth, batch, tokens, width, p):
+            nbytes = batch * tokens * width * torch.finfo(torch.float32).bits // 8
+            return [4 * depth, 4 * depth * 2 * (p - 1) * nbytes // p]
+
+        def data_parallel_traffic(parameters, p):
+            return 8 * (p - 1) * parameters / p
+        """),
+    ("9.5", "a tensor", """
+        def tensor_parallel_traffic(depth, batch, tokens, width, p):
+            one = torch.tensor(8.0 * batch * tokens * width, dtype=torch.float64) * (1 - 1 / p)
+            return 4 * depth, float(4 * depth * one)
+
+        def data_parallel_traffic(parameters, p):
+            return torch.tensor(8.0 * parameters * (1 - 1 / p), dtype=torch.float64)
+        """),
+    ("9.6", "three all_reduces", """
+        def class_parallel_loss(logits, first, labels, group=None):
+            with torch.no_grad():
+                most = logits.amax(1)
+                dist.all_reduce(most, dist.ReduceOp.MAX, group)
+            shifted = logits - most.unsqueeze(1)
+            total = g(shifted.exp().sum(1), group)
+            classes = torch.arange(first, first + logits.shape[1])
+            target = g(torch.where(labels[:, None] == classes, shifted, 0).sum(1), group)
+            return (torch.log(total) - target).sum() / len(labels)
+        """),
+    ("9.6", "logsumexp of logsumexps", """
+        def class_parallel_loss(logits, first, labels, group=None):
+            own = logits.logsumexp(1)
+            most = own.detach().clone()
+            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+            whole = most + g((own - most).exp(), group).log()
+            classes = torch.arange(first, first + logits.shape[1])
+            hit = (labels[:, None] == classes).to(logits.dtype)
+            return (whole - g((hit * logits).sum(1), group)).mean()
+        """),
+    ("9.7", "attention and MLP prepared", """
+        def parallelize(block, mesh):
+            once = dict(input_layouts=Replicate(), desired_input_layouts=Replicate())
+            plan = {f"attention.{name}": ColwiseParallel() for name in "qkv"}
+            plan |= {"attention": PrepareModuleInput(**once), "mlp": PrepareModuleInput(**once)}
+            plan |= {"mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel()}
+            plan["attention.out"] = RowwiseParallel()
+            parallelize_module(block, mesh, plan)
+            return block
+        """),
+    ("9.7", "one after the other", """
+        def parallelize(block, mesh):
+            layout = (Replicate(),)
+            parallelize_module(block.mlp.up, mesh, ColwiseParallel())
+            parallelize_module(block.mlp.down, mesh, RowwiseParallel())
+            plan = {name: ColwiseParallel() for name in "qkv"} | {"out": RowwiseParallel()}
+            parallelize_module(block.attention, mesh, plan)
+            parallelize_module(block.attention, mesh, PrepareModuleInput(
+                input_layouts=layout, desired_input_layouts=layout))
+            return block
+        """),
+    ("9.8", "expert by expert", """
+        def expert_parallel(x, choice, gate, expert, capacity, group=None):
+            p = dist.get_world_size(group)
+            queues = [(choice == e).nonzero().flatten()[:capacity] for e in range(p)]
+            blocks = [functional.pad(x[q], (0, 0, 0, capacity - len(q))) for q in queues]
+            back = exchange(expert(exchange(torch.cat(blocks), group)), group).chunk(p)
+            y = torch.zeros_like(x)
+            for q, block in zip(queues, back):
+                y = y.index_add(0, q, gate[q, None] * block[:len(q)])
+            return y
+        """),
+    ("9.8", "by matrices", """
+        def expert_parallel(x, choice, gate, expert, capacity, group=None):
+            p, d = dist.get_world_size(group), x.shape[1]
+            hits = functional.one_hot(choice, p).T  # [p, n]
+            place = (hits.cumsum(1) - 1) * hits
+            kept = hits * (place < capacity)
+            into = functional.one_hot(place, len(x))[..., :capacity] * kept.unsqueeze(-1)
+            into = into.to(x.dtype)  # [p, n, capacity]
+            buffer = torch.einsum("enc,nd->ecd", into, x).reshape(-1, d)
+            back = exchange(expert(exchange(buffer, group)), group)
+            return torch.einsum("enc,ecd,n->nd", into, back.view(p, -1, d), gate)
+        """),
+]  # fmt: skip
+CHANGES_THAT_ARE_RIGHT = [
+    ("9.2", "clones by another name", "total = x.clone(memory_format=torch.contiguous_format)",
+     "total = torch.empty(x.shape, dtype=x.dtype).copy_(x)"),
+    ("9.3", "in place after a product: right by luck",
+     "return g(functional.linear(x, self.weight), self.group) + self.bias",
+     "y = functional.linear(x, self.weight)\n        dist.all_reduce(y, group=self.group)\n"
+     "        return y + self.bias"),
+    ("9.4", "f in line", "return self.out(models.attend(self.q(x), self.k(x), self.v(x), "
+     "self.head_size))",
+     "parts = [layer(x) for layer in (self.q, self.k, self.v)]\n"
+     "        return self.out(models.attend(*parts, self.head_size))"),
+]  # fmt: skip

@@ -1,0 +1,160 @@
+"""What the check of expert parallelism asks: tokens travel to experts on other ranks, and back.
+
+The twin has all experts and does without communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .calls import Calls, Rule, inside, only
+from .groups import in_group, on
+from .mistakes import Mistake, table
+from .probe import answer_named
+from .replicas import keywords
+from .shards import BYTES, EXACT, both_ways, drawn, flat, made_module
+from .task import Report
+
+TOKENS, FEATURES = 9, 3
+
+
+def _routed(seed: int, place: int, p: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens of the rank at this place, the expert of each, its gate, and the gradient above."""
+    draw = torch.Generator().manual_seed(seed + 31 * place)
+    popular = torch.rand(TOKENS, generator=draw) < 0.4
+    choice = torch.randint(0, p, (TOKENS,), generator=draw)
+    choice[popular] = p - 1
+    gate = 0.2 + 0.6 * torch.rand(TOKENS, generator=draw, dtype=torch.float64)
+    x, upstream = (drawn(seed + k + place, TOKENS, FEATURES) for k in (100, 200))
+    return x, choice, gate, upstream
+
+
+def _expert(seed: int, place: int) -> nn.Module:
+    return nn.Sequential(made_module(seed + 7 * place, nn.Linear, FEATURES, FEATURES), nn.Tanh())
+
+
+@in_group
+def probe_experts(user_ns: dict, *, rank: int, group, partition, seed: int, capacity: int) -> dict:
+    """`expert_parallel` of this rank's tokens with this rank's expert."""
+    function = answer_named(user_ns, "expert_parallel")
+    place, p = dist.get_rank(group), dist.get_world_size(group)
+    x, choice, gate, upstream = _routed(seed, place, p)
+    expert = _expert(seed, place)
+    gate.requires_grad_()
+    named = keywords(partition, group)
+    found = both_ways(
+        lambda own: function(own, choice.clone(), gate, expert, capacity, **named), x, upstream
+    )
+    grads = [gate.grad, *(parameter.grad for parameter in expert.parameters())]
+    return found | {"grads": [None if g is None else flat(g) for g in grads]}
+
+
+def _kept(choice: Tensor, capacity: int, last: bool = False) -> Tensor:
+    """Whether each token is among the first (or last) so many of its expert."""
+    order = choice.flip(0) if last else choice
+    seen = [int((order[:k] == order[k]).sum()) < capacity for k in range(len(order))]
+    return torch.tensor(seen).flip(0) if last else torch.tensor(seen)
+
+
+def judge(report: Report, members: list[int], values: list[dict], capacity: int) -> None:
+    """Outputs, gradients and traffic of all ranks of a group."""
+    p = len(members)
+    modules = [_expert(report.seed, place) for place in range(p)]
+    routed = [_routed(report.seed, place, p) for place in range(p)]
+    for x, _, gate, _ in routed:
+        x.requires_grad_(), gate.requires_grad_()
+    outputs = [_outputs(modules, *own[:2]) for own in routed]
+    for parameter in (q for module in modules for q in module.parameters()):
+        parameter.grad = torch.zeros_like(parameter)  # of an expert that nobody has chosen
+    ys = [
+        _kept(choice, capacity)[:, None] * gate[:, None] * out
+        for out, (_, choice, gate, _) in zip(outputs, routed, strict=True)
+    ]
+    sum((y * own[3]).sum() for y, own in zip(ys, routed, strict=True)).backward()
+    nbytes, where = BYTES * p * capacity * FEATURES, f"capacity {capacity}, {on(members)}"
+    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+        x, choice, gate, _ = routed[place]
+        allowed = [only("all_to_all_single", "all_to_all"), inside(members)]
+        sizes = [_total("all_to_all", way, value[way], nbytes) for way in ("forward", "backward")]
+        expected = [gate.grad, *(q.grad for q in modules[place].parameters())]
+        what = ["the gates", "the expert's weight", "the expert's bias"]
+        wrong = _wrong_routes(modules, x, choice, gate, outputs[place], capacity, place)
+        ok = (
+            report.communication(rank, value["forward"], *allowed)
+            and report.judge(rank, value["y"], ys[place].reshape(-1).tolist(), wrong,
+                             what=f"output, {where}", tolerance=EXACT)
+            and report.communication(rank, value["forward"], sizes[0])
+            and report.judge(rank, value["dx"], x.grad.reshape(-1).tolist(),
+                             _cut_off(x.grad), what=f"gradient of x, {where}", tolerance=EXACT)
+            and all(
+                report.judge(rank, got, g.reshape(-1).tolist(), _cut_off(g),
+                             what=f"gradient of {name}, {where}", tolerance=EXACT)
+                for name, got, g in zip(what, value["grads"], expected, strict=True)
+            )
+            and report.communication(rank, value["backward"], *allowed, sizes[1])
+        )  # fmt: skip
+        if not ok:
+            break
+
+
+def _outputs(modules: list[nn.Module], x: Tensor, choice: Tensor) -> Tensor:
+    """What the expert of each token says to it."""
+    return torch.stack([modules[int(c)](token) for token, c in zip(x, choice, strict=True)])
+
+
+def _total(op: str, way: str, calls: Calls, nbytes: int) -> Rule:
+    def rule(_: Calls) -> str | None:
+        if len(calls) != 2:
+            return f"{way}: expected 2 {op}, there and back, it made {len(calls)}"
+        odd = next((call["nbytes"] for call in calls if call["nbytes"] != nbytes), None)
+        said = f"{way}: an {op} of {odd} bytes, expected {nbytes}: p · capacity tokens, full or not"
+        return said if odd is not None else None
+
+    return rule
+
+
+def _cut_off(gradient: Tensor) -> list[Mistake]:
+    """Where no gradient comes back."""
+    said = (
+        "the gradient does not find its way back: dist.all_to_all_single is no part of the graph, "
+        "and neither is what was detached. exchange() is"
+    )
+    zeros = (0 * gradient).reshape(-1).tolist()
+    return [Mistake(lambda value: value is None or value == zeros, said)]
+
+
+def _wrong_routes(modules, x, choice, gate, outputs, capacity, place) -> Iterator[Mistake]:
+    x, gate, outputs = x.detach(), gate.detach()[:, None], outputs.detach()
+    kept = _kept(choice, capacity)[:, None]
+    with torch.no_grad():
+        own = torch.stack([modules[place](token) for token in x])
+        weighted = _outputs(modules, gate * x, choice)
+        sparse = torch.where(kept, gate * outputs, 0)
+        order = choice.argsort(stable=True)
+        wrong = {
+            "all tokens went to this rank's own expert": torch.where(kept, gate * own, 0),
+            "the gate is missing: an output counts by it, and so the router learns":
+                torch.where(kept, outputs, 0),
+            "the gate multiplies what goes into the expert; it belongs to what comes out":
+                torch.where(kept, weighted, 0),
+            "the gate counts twice": torch.where(kept, gate**2 * outputs, 0),
+            "tokens beyond the capacity were computed, too: leave them behind, with the output 0":
+                gate * outputs,
+            "tokens beyond the capacity must give 0 (the residual connection carries them on), "
+            "not the token": torch.where(kept, gate * outputs, x),
+            "tokens beyond the capacity must give 0, not the weighted token":
+                torch.where(kept, gate * outputs, gate * x),
+            "the first tokens of an expert have to be kept, not the last":
+                torch.where(_kept(choice, capacity, True)[:, None], gate * outputs, 0),
+            "one token fewer than the capacity was kept: places 0 … capacity − 1":
+                torch.where(_kept(choice, capacity - 1)[:, None], gate * outputs, 0),
+            "one token more than the capacity was kept: places 0 … capacity − 1":
+                torch.where(_kept(choice, capacity + 1)[:, None], gate * outputs, 0),
+            "the tokens come back in the order of the experts; each belongs into its old place":
+                sparse[order],
+        }  # fmt: skip
+    yield from table({said: one.reshape(-1) for said, one in wrong.items()})

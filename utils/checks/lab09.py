@@ -1,0 +1,464 @@
+"""Checks of lab 09: shards, conjugate operators, Megatron's layers, traffic, a loss, experts.
+
+Answers are tried in groups of 1, 2 and 4 ranks, in double precision, forward and backward, and
+compared with the layer that was not split. What was communicated forward and backward is judged
+apart. Gradients are compared absolutely: that of a key's bias is zero.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from utils import models
+
+from . import experts
+from . import shards as layers
+from .calls import inside, made, only
+from .functions import Case, judge_calls
+from .groups import in_group, on, tried
+from .mistakes import Mistake, table
+from .model import use_model as use_model
+from .probe import answer_named, recorded
+from .replicas import keywords, rules_of
+from .shards import (
+    BYTES,
+    EXACT,
+    HEADS,
+    HIDDEN,
+    INPUT,
+    WIDTH,
+    both_ways,
+    cases_of,
+    drawn,
+    flat,
+    judge_gradient,
+    judge_layer,
+    made_module,
+    of_size,
+    shapes,
+    shard,
+)
+from .task import Report, task
+
+# -- 9.1: shards ------------------------------------------------------------------------------
+
+WIDE, NARROW = 8, 12  # of the layer that is cut
+
+
+@in_group
+def probe_shards(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
+    """Both ways to cut a layer: numbers, shapes, and how much memory lies behind them."""
+    linear, found = made_module(seed, nn.Linear, WIDE, NARROW), {}
+    for name in ("column_shard", "row_shard"):
+        pair, calls = recorded(answer_named(user_ns, name), linear, **keywords(partition, group))
+        if not (isinstance(pair, tuple | list) and len(pair) == 2):
+            raise TypeError(f"{name} returned {type(pair).__name__}, expected (weight, bias)")
+        tensors = [one for one in pair if isinstance(one, Tensor)]
+        found[name] = {
+            "values": [one.detach().tolist() if isinstance(one, Tensor) else None for one in pair],
+            "kept": [one.untyped_storage().nbytes() > one.nbytes for one in tensors],
+            "graph": any(one.grad_fn is not None for one in tensors),
+            "calls": calls,
+        }
+    return found
+
+
+@task("9.1", "the shards of a layer", points=2)
+def shards(ranks, report: Report) -> None:
+    """Blocks of rows or columns of the weight, with the bias that belongs to them."""
+    linear = made_module(report.seed, nn.Linear, WIDE, NARROW)
+    weight, bias = linear.weight.detach(), linear.bias.detach()
+    for _, members, values in tried(ranks, report, __name__, "probe_shards", cases_of(report)):
+        p = len(members)
+        for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+            for name, cut, other in (("column_shard", 0, 1), ("row_shard", 1, 0)):
+                what, got = f"{name} {on(members)}", value[name]
+                part, across = weight.chunk(p, cut)[place], weight.chunk(p, other)[place]
+                every = weight[place::p] if cut == 0 else weight[:, place::p]
+                wrong = table({
+                    "the weight is cut along the other dimension. PyTorch's weight is [out, in]: "
+                    "the columns of the matrix that x is multiplied by are the rows of it":
+                        across if p > 1 else [],
+                    "this is the whole weight: take this rank's block":
+                        weight if p > 1 else [],
+                    f"every {p}-th line was taken. Take one block: the lines of an attention head "
+                    "belong together": every if p > 1 else [],
+                    "the weight is transposed: leave it as PyTorch has it, [out, in]": part.T,
+                })  # fmt: skip
+                expected = bias.chunk(p)[place] if cut == 0 else bias
+                wrong_bias = table({
+                    "the whole bias: a rank has a bias for its own outputs only":
+                        bias if cut == 0 and p > 1 else [],
+                    "the bias is cut, but each rank has all outputs here: leave it whole":
+                        bias.chunk(p)[place] if cut and p > 1 else [],
+                    "the bias is divided by the number of ranks. That would do, if it were added "
+                    "before the sum; this one is added once, afterwards": bias / p,
+                    "the bias is zero here: it is replicated, as every rank adds it after the sum":
+                        torch.zeros_like(expected),
+                })  # fmt: skip
+                views = rules_of({
+                    f"{what}: the shard is a view, and the whole weight stays in memory "
+                    "behind it: clone()": p > 1 and any(got["kept"]),
+                    f"{what}: the shard hangs on the graph of the whole layer: detach()":
+                        got["graph"],
+                })  # fmt: skip
+                ok = (
+                    report.communication(rank, got["calls"], only())
+                    and report.judge(
+                        rank, got["values"][0], part.tolist(), wrong, what=f"{what}: weight"
+                    )
+                    and report.judge(
+                        rank, got["values"][1], expected.tolist(), wrong_bias, what=f"{what}: bias"
+                    )
+                    and report.communication(rank, [], *views)
+                )
+                if not ok:
+                    break
+
+
+# -- 9.2: f and g -----------------------------------------------------------------------------
+
+_SHAPE = (3, 4)
+
+
+@in_group
+def probe_operators(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
+    """f and g of this rank's numbers; of a gradient that is not contiguous, or used twice."""
+    named, found = keywords(partition, group), {}
+    x, upstream = drawn(seed + rank, *_SHAPE), drawn(seed + 50 + rank, *_SHAPE)
+    for name in ("f", "g"):
+        operator = functools.partial(answer_named(user_ns, name), **named)
+        given = x.clone()
+        one = both_ways(operator, x, upstream)
+        operator(given)
+        turned = both_ways(lambda t, o=operator: o(t.t()).t(), x, upstream)
+        shared = upstream.clone()
+        leaf = x.clone().requires_grad_()
+        y = operator(leaf)
+        if isinstance(y, Tensor) and y.requires_grad:
+            y.backward(shared)
+        found[name] = one | {
+            "input": torch.equal(given, x),
+            "upstream": torch.equal(shared, upstream),
+            "turned": [turned["y"], turned["dx"]],
+        }
+    return found
+
+
+@task("9.2", "the conjugate operators f and g", points=3)
+def operators(ranks, report: Report) -> None:
+    """One does nothing forward and sums backward; the other the reverse."""
+    nbytes = BYTES * math.prod(_SHAPE)
+    for _, members, values in tried(ranks, report, __name__, "probe_operators", cases_of(report)):
+        p = len(members)
+        xs = {r: drawn(report.seed + r, *_SHAPE) for r in members}
+        ups = {r: drawn(report.seed + 50 + r, *_SHAPE) for r in members}
+        sums = {"y": sum(xs.values()), "dx": sum(ups.values())}
+        for rank, value in zip(members, values, strict=True):
+            own = {"y": xs[rank], "dx": ups[rank]}
+            for name, summed, calm in (("f", "dx", "y"), ("g", "y", "dx")):
+                got, ok = value[name], True
+                when = {"y": "forward", "dx": "backward"}
+                calls = {"y": got["forward"], "dx": got["backward"]}
+                for key in ("y", "dx"):
+                    right = sums[key] if key == summed else own[key]
+                    what = f"{name} {when[key]} {on(members)}"
+                    wrong = {
+                        f"the numbers of the ranks were summed. {name} does that "
+                        f"{when[summed]} only; {when[calm]} it hands on what it gets":
+                            sums[key] if key != summed else None,
+                        f"these are this rank's own numbers: {name} sums over the ranks "
+                        f"{when[key]}": own[key] if key == summed else None,
+                        "this is the mean; the parts of a sum are added": right / p,
+                        f"this is {p} times what it should be": right * p,
+                    }  # fmt: skip
+                    wrong = {
+                        said: one.reshape(-1) for said, one in wrong.items() if one is not None
+                    }  # fmt: skip
+                    missing = (
+                        "there is no gradient for x: backward returns one value for each argument "
+                        "of forward, that of x first"
+                    )
+                    wrong = [Mistake(lambda v: v is None, missing), *table(wrong)]
+                    wanted = made("all_reduce", int(key == summed), f" {when[key]} in {name}")
+                    numbers = right.reshape(-1).tolist()
+                    before, after = [only("all_reduce"), inside(members)], [wanted]
+                    after.append(of_size("all_reduce", nbytes, what))
+                    ok = (
+                        ok
+                        and report.communication(rank, calls[key], *before)
+                        and report.judge(rank, got[key], numbers, wrong, what=what, tolerance=EXACT)
+                        and report.communication(rank, calls[key], *after)
+                    )
+                turned = [sums[k] if k == summed else own[k] for k in ("y", "dx")]
+                odd = rules_of({
+                    f"{name}: its input has changed. Others may still need it: sum a clone":
+                        not got["input"],
+                    f"{name}: the gradient that came in has changed. Others in the graph use "
+                    "that tensor, too: sum a clone": not got["upstream"],
+                })  # fmt: skip
+                ok = ok and report.communication(rank, [], *odd)
+                what = f"{name} of a transposed tensor, whose memory has another order"
+                numbers = [one.reshape(-1).tolist() for one in turned]
+                if not (ok and report.judge(rank, got["turned"], numbers, what=what)):
+                    break
+
+
+# -- 9.3 and 9.4: the layers ------------------------------------------------------------------
+
+
+@task("9.3", "the MLP, by columns and then by rows", points=3)
+def parallel_mlp(ranks, report: Report) -> None:
+    """Equal to the MLP that was not split, with one all_reduce each way."""
+    cases = [case | {"name": "ParallelMLP"} for case in cases_of(report)]
+    for _, members, values in tried(ranks, report, layers.__name__, "probe_layer", cases):
+        judge_layer(report, "ParallelMLP", members, values)
+
+
+@task("9.4", "attention, by heads", points=2)
+def parallel_attention(ranks, report: Report) -> None:
+    """Equal to the attention that was not split, with one all_reduce each way."""
+    cases = [case | {"name": "ParallelAttention"} for case in cases_of(report)]
+    for _, members, values in tried(ranks, report, layers.__name__, "probe_layer", cases):
+        judge_layer(report, "ParallelAttention", members, values)
+
+
+# -- 9.5: what travels ------------------------------------------------------------------------
+
+
+@task("9.5", "what travels in a step", points=2)
+def traffic(ranks, report: Report) -> None:
+    """Numbers and bytes of other models than the notebook's."""
+    cases = []
+    k = report.seed % 7
+    for depth, batch, tokens, width, p in (
+        (1, 2 + k, 16, 64, 1), (2, 64, 16, 64, 2), (3 + k, 8, 16, 32, 4),
+        (24, 4, 1024, 64 * (k + 2), 8),
+    ):  # fmt: skip
+        nbytes, number = 4 * batch * tokens * width, 4 * depth
+        share = 2 * (p - 1) / p
+        wrong = table({
+            "this counts forward only; backward has as many": [number / 2, number / 2 * share
+                                                               * nbytes],
+            "the bytes are those of one all_reduce": [number, share * nbytes],
+            "the bytes of the tensors: on a ring a rank sends 2 (p − 1) / p of them":
+                [number, number * nbytes],
+            "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each":
+                [number, number * share * nbytes / 2],
+            "numbers, not bytes: a float32 has four": [number, number * share * nbytes / 4],
+            "each token has a row of its own: batch · tokens · width numbers":
+                [number, number * share * nbytes / tokens],
+            "one layer a block: a block has two, attention and MLP":
+                [number / 2, number / 2 * share * nbytes],
+        })  # fmt: skip
+        form = "(number of all_reduces, bytes that each rank sends)"
+        right = [number, number * share * nbytes]
+        arguments = [depth, batch, tokens, width, p]
+        cases.append(Case("tensor_parallel_traffic", arguments, right, wrong, form))
+    for parameters, p in ((1000 + k, 1), (104_970, 2), (54_986 + k, 4), (3 * 10**9, 8)):
+        share, nbytes = 2 * (p - 1) / p, 4 * parameters
+        wrong = table({
+            "the bytes of the gradients: on a ring a rank sends 2 (p − 1) / p of them": nbytes,
+            "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each":
+                share * nbytes / 2,
+            "numbers, not bytes: a float32 has four": share * parameters,
+            "the gradients travel once, not forward and backward": 2 * share * nbytes,
+        })  # fmt: skip
+        form = "bytes that each rank sends"
+        right = share * nbytes
+        cases.append(Case("data_parallel_traffic", [parameters, p], right, wrong, form))
+    judge_calls(ranks, report, cases)
+
+
+# -- 9.6: a loss over classes that are split --------------------------------------------------
+
+SAMPLES, CLASSES = 6, 11
+
+
+def _logits(seed: int, scale: float) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed + 9)
+    labels = torch.randint(0, CLASSES, (SAMPLES,), generator=draw)
+    return scale * drawn(seed, SAMPLES, CLASSES), labels
+
+
+def _finite(value: object) -> bool:
+    return not isinstance(value, list) or all(map(math.isfinite, value))
+
+
+@in_group
+def probe_loss(user_ns: dict, *, rank: int, group, partition, seed: int, scale: float) -> dict:
+    """`class_parallel_loss` of this rank's classes, and the gradient of its logits."""
+    function = answer_named(user_ns, "class_parallel_loss")
+    logits, labels = _logits(seed, scale)
+    parts = logits.tensor_split(dist.get_world_size(group), dim=1)
+    place = dist.get_rank(group)
+    first = sum(part.shape[1] for part in parts[:place])
+    one = torch.ones((), dtype=torch.float64)
+    return both_ways(
+        lambda own: function(own, first, labels, **keywords(partition, group)), parts[place], one
+    )
+
+
+@task("9.6", "extra mile: a loss over split classes", points=2)
+def class_parallel_loss(ranks, report: Report) -> None:
+    """The cross entropy of all classes, and the gradient of this rank's logits."""
+    cases = [case | {"scale": scale} for case in cases_of(report) for scale in (1.0, 900.0)]
+    for case, members, values in tried(ranks, report, __name__, "probe_loss", cases):
+        logits, labels = _logits(report.seed, case["scale"])
+        logits.requires_grad_()
+        loss = functional.cross_entropy(logits, labels)
+        loss.backward()
+        p, detached = len(members), logits.detach()
+        parts = logits.grad.tensor_split(p, dim=1)
+        exps = detached.exp().sum(1)
+        picked = detached[range(SAMPLES), labels]
+        maxima = [one.max(1).values for one in detached.tensor_split(p, dim=1)]
+        sums = [(one - most[:, None]).exp().sum(1) for one, most in
+                zip(detached.tensor_split(p, dim=1), maxima, strict=True)]  # fmt: skip
+        edges = torch.tensor([one.shape[1] for one in detached.tensor_split(p, dim=1)]).cumsum(0)
+        owner = torch.bucketize(labels, edges, right=True)  # the place that has the label's class
+        owners = torch.stack(maxima)[owner, range(SAMPLES)]
+        what = f"with logits of a size of {case['scale']:g}, {on(members)}"
+        for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+            own = detached.tensor_split(p, dim=1)[place]
+            wrong = table({
+                "this is a sum over the samples; take the mean": [loss.item() * SAMPLES],
+                f"the loss is summed over the {p} ranks": [loss.item() * p],
+                "the classes of this rank only were summed: sum the exponentials over the ranks":
+                    [(own.exp().sum(1).log() - picked).mean().item()],
+                "the logit of the label is missing: the rank that has the class knows it":
+                    [exps.log().mean().item()],
+                "each rank subtracted a maximum of its own, and then summed: the maximum must be "
+                "that of all ranks (ReduceOp.MAX)":
+                    [(sum(sums).log() + owners - picked).mean().item()],
+            })  # fmt: skip
+            infinite = (
+                "not a finite number. exp() of a large logit is inf: subtract the largest logit "
+                "of each sample first"
+            )
+            wrong.insert(0, Mistake(lambda v: not _finite(v), infinite))
+            expected = parts[place].reshape(-1)
+            wrong_dx = table({
+                f"{p} times too large: it was summed over ranks that have the same loss":
+                    expected * p if p > 1 else [],
+                "a sum over the samples": expected * SAMPLES,
+                "the exponentials' part only: the label's logit was cut off, by detach or in place":
+                    (detached.softmax(1) / SAMPLES).tensor_split(p, dim=1)[place].reshape(-1),
+            })  # fmt: skip
+            many = sum(call["nbytes"] for call in value["forward"])
+            allowed = rules_of({
+                f"{what}: {len(value['forward'])} all_reduces; three are enough: the maximum, the "
+                "sum, the label's logit": len(value["forward"]) > 3,
+                f"{what}: {many} bytes reduced; one number a sample and a time is enough: "
+                f"{3 * SAMPLES * BYTES} at most": many > 3 * SAMPLES * BYTES,
+            })  # fmt: skip
+            form = "the mean loss"
+            _ = (
+                report.communication(rank, value["forward"], only("all_reduce"), inside(members))
+                and report.judge(rank, value["y"], [loss.item()], wrong, what=what, form=form)
+                and report.judge(rank, value["dx"], expected.tolist(), wrong_dx,
+                                 what=f"gradient of the logits {what}", tolerance=EXACT)
+                and report.communication(rank, [], *allowed)
+                and report.communication(rank, value["backward"],
+                                         made("all_reduce", 0, " backward"), only())
+            )  # fmt: skip
+
+
+# -- 9.7: the same with DTensor ---------------------------------------------------------------
+
+
+def probe_block(user_ns: dict, *, rank: int, seed: int, size: int) -> dict:
+    """A block that the student's plan has cut, on a mesh of the first ranks."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+    meshes = [DeviceMesh("cpu", list(range(k, k + size))) for k in range(0, 4, size)]
+    mesh = meshes[rank // size]
+    block = made_module(seed, models.Block, WIDTH, HEADS, HIDDEN)
+    got = answer_named(user_ns, "parallelize")(block, mesh)
+    if not isinstance(got, nn.Module):
+        return {"returned": "nothing" if got is None else f"a {type(got).__name__}"}
+    local = {
+        name: list(p.to_local().shape) if isinstance(p, DTensor) else None
+        for name, p in got.named_parameters()
+        if "norm" not in name
+    }
+    missing = [name for name, shape in local.items() if shape is None]
+    whole = made_module(seed, models.Block, WIDTH, HEADS, HIDDEN)
+    odd = [name for name, shape in shapes(whole, size).items() if local.get(name, shape) != shape]
+    if missing or odd:
+        return {"missing": missing, "odd": odd}
+    found = both_ways(got, drawn(seed + 1, *INPUT), drawn(seed + 2, *INPUT))
+    grads = {name: p.grad for name, p in got.named_parameters()}
+    grads = {n: g.to_local() if isinstance(g, DTensor) else g for n, g in grads.items()}
+    return found | {
+        "gradients": {name: None if g is None else flat(g) for name, g in grads.items()}
+    }
+
+
+@task("9.7", "the same with DTensor", points=2)
+def with_dtensor(ranks, report: Report) -> None:
+    """A block of the model: as the twin, with two all_reduces each way."""
+    for size in (4, 2):
+        block = made_module(report.seed, models.Block, WIDTH, HEADS, HIDDEN)
+        x = drawn(report.seed + 1, *INPUT).requires_grad_()
+        y = block(x)
+        y.backward(drawn(report.seed + 2, *INPUT))
+        replies = report.answers(ranks, __name__, "probe_block", seed=report.seed, size=size)
+        for reply in replies:
+            rank, value = reply.rank, reply.value
+            members = list(range(rank // size * size, rank // size * size + size))
+            where = on(members)
+            expected = {
+                name: shard(name, p.grad, size, rank % size) if "norm" not in name else p.grad
+                for name, p in block.named_parameters()
+            }
+            returned, missing = value.get("returned"), value.get("missing")
+            rules = rules_of({
+                f"parallelize returned {returned}: return the block": returned,
+                f"{', '.join(missing or ())}: no DTensors, the plan has no style for them": missing,
+                f"{where}: {', '.join(value.get('odd', ()))}: cut in another way. q, k, v and up "
+                "go by columns (ColwiseParallel), out and down by rows (RowwiseParallel)":
+                    value.get("odd"),
+            })  # fmt: skip
+            if not report.communication(rank, [], *rules):
+                continue
+            counts = [
+                sum(call["op"].startswith("all_reduce") for call in value[way])
+                for way in ("forward", "backward")
+            ]
+            reductions = rules_of({
+                f"{where}: {counts[0]} all_reduces forward, expected 2": counts[0] != 2,
+                f"{where}: {counts[1]} all_reduces backward, expected 2. Q, K and V each take x "
+                "for themselves, and each reduces its gradient: PrepareModuleInput makes x a "
+                "DTensor once, for all three": counts[1] > 2,
+                f"{where}: {counts[1]} all_reduces backward, expected 2": counts[1] < 2,
+            })  # fmt: skip
+            how = {"tolerance": EXACT}
+            flat_y, flat_dx = y.detach().reshape(-1).tolist(), x.grad.reshape(-1).tolist()
+            _ = (
+                report.judge(rank, value["y"], flat_y, what=f"output {where}", **how)
+                and report.judge(rank, value["dx"], flat_dx, what=f"gradient of x {where}", **how)
+                and all(judge_gradient(report, rank, name, value["gradients"][name], g, size)
+                        for name, g in expected.items())
+                and report.communication(rank, [], *reductions)
+            )  # fmt: skip
+        if report.found:
+            return
+
+
+# -- 9.8: experts -----------------------------------------------------------------------------
+
+
+@task("9.8", "experts on other ranks", points=2)
+def expert_parallel(ranks, report: Report) -> None:
+    """Tokens go to their experts and come back; those beyond the capacity stay behind."""
+    cases = [case | {"capacity": c} for case in cases_of(report) for c in (2, experts.TOKENS)]
+    for case, members, values in tried(ranks, report, experts.__name__, "probe_experts", cases):
+        experts.judge(report, members, values, case["capacity"])

@@ -1,0 +1,268 @@
+"""What checks ask of layers that are cut: numbers, gradients and traffic, beside the uncut twin.
+
+All is in double precision. What each of p ranks adds to a sum is computed from the twin, and so is
+what likely mistakes lead to. Gradients are compared absolutely: that of a key's bias is zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from utils import models
+
+from .calls import Calls, Rule, inside, made, only
+from .groups import in_group, on
+from .mistakes import Mistake, table
+from .probe import answer_named, as_dict, recorded
+from .replicas import keywords
+from .task import Report
+
+#: Groups of 4, 2 and 1 ranks, and no group at all.
+PARTITIONS = ([[0, 1, 2, 3]], [[0, 2], [1, 3]], [[0], [1], [2], [3]], None)
+#: What float64 may lose; a mistake is off by much more.
+EXACT = 1e-9
+BYTES = 8  # of a float64
+
+
+def cases_of(report: Report) -> list[dict]:
+    """What a probe is asked: one case for each partition."""
+    return [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    """Numbers of a normal distribution; the same for the same seed."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+
+def made_module(seed: int, kind: Callable[..., nn.Module], *sizes: int) -> nn.Module:
+    """A module in float64 whose weights follow from the seed alone, biases of size 1."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = kind(*sizes).double()
+        for name, parameter in module.named_parameters():
+            if name.endswith("bias"):
+                nn.init.normal_(parameter)
+    return module
+
+
+def flat(value: object) -> object:
+    """A tensor's numbers; anything else as its type's name, which equals no expected list."""
+    if isinstance(value, Tensor):
+        return value.detach().reshape(-1).tolist()
+    return None if value is None else f"<{type(value).__name__}>"
+
+
+def both_ways(function: Callable, x: Tensor, upstream: Tensor) -> dict:
+    """Result, gradient of the input, and what was communicated forward and backward."""
+    from torch_mpi.record import log
+
+    x = x.clone().requires_grad_()
+    y, forward = recorded(function, x)
+    found = {"y": flat(y), "dx": None, "forward": forward, "backward": []}
+    if isinstance(y, Tensor) and y.shape == upstream.shape and y.requires_grad:
+        mark = log.mark()
+        y.backward(upstream)
+        found |= {"backward": [as_dict(c) for c in log.since(mark)], "dx": flat(x.grad)}
+    elif isinstance(y, Tensor) and y.shape != upstream.shape:
+        found["y"] = f"a tensor of shape {list(y.shape)}"
+    elif isinstance(y, Tensor):
+        found["dx"] = "nothing: the result is cut off from the input"
+    return found
+
+
+def of_size(op: str, nbytes: int, when: str) -> Rule:
+    """Each call of an operation has this size."""
+
+    def rule(calls: Calls) -> str | None:
+        wrong = [call["nbytes"] for call in calls if call["op"] == op and call["nbytes"] != nbytes]
+        if not wrong:
+            return None
+        return f"{when}: {op} of {wrong[0]} bytes, expected {nbytes}"
+
+    return rule
+
+
+# -- layers -----------------------------------------------------------------------------------
+
+WIDTH, HEADS, HIDDEN, INPUT = 8, 4, 16, (2, 3, 8)
+KINDS = {
+    "ParallelMLP": (models.FeedForward, WIDTH, HIDDEN),
+    "ParallelAttention": (models.Attention, WIDTH, HEADS),
+}
+ROWWISE = ("down.weight", "out.weight")
+WHOLE = ("down.bias", "out.bias")
+
+
+def shard(name: str, tensor: Tensor, p: int, place: int) -> Tensor:
+    """What a rank has of a parameter, or of its gradient."""
+    if name.endswith(WHOLE):
+        return tensor
+    return tensor.chunk(p, 1 if name.endswith(ROWWISE) else 0)[place]
+
+
+def shapes(module: nn.Module, p: int) -> dict[str, list[int]]:
+    """Of what each of p ranks has."""
+    return {key: list(shard(key, t, p, 0).shape) for key, t in module.named_parameters()}
+
+
+@in_group
+def probe_layer(user_ns: dict, *, rank: int, group, partition, seed: int, name: str) -> dict:
+    """A layer of the student: forward, backward, and what it holds."""
+    kind, *sizes = KINDS[name]
+    whole = made_module(seed, kind, *sizes)
+    layer = answer_named(user_ns, name)(whole, **keywords(partition, group))
+    if not isinstance(layer, nn.Module):
+        raise TypeError(f"{name} must be a torch.nn.Module")
+    held = {key: list(p.shape) for key, p in layer.named_parameters()}
+    if held != shapes(whole, dist.get_world_size(group)):
+        return {"held": held}  # it may not even run
+    found = both_ways(layer, drawn(seed + 1, *INPUT), drawn(seed + 2, *INPUT))
+    found["held"] = held
+    found["gradients"] = {
+        key: None if p.grad is None else p.grad.reshape(-1).tolist()
+        for key, p in layer.named_parameters()
+    }
+    return found
+
+
+def _parts(module: nn.Module, x: Tensor, p: int, cut: str = "") -> list[Tensor]:
+    """What each of p ranks adds to the sum; with a mistake in it, if one is named."""
+    found = []
+    for place in range(p):
+        own = {
+            key: shard(key, value.detach(), p, place)
+            for key, value in module.named_parameters()
+        }  # fmt: skip
+        if isinstance(module, models.FeedForward):
+            inner = functional.linear(x, own["up.weight"], own["up.bias"])
+            inner = inner if cut == "no gelu" else functional.gelu(inner)
+            found.append(functional.linear(inner, own["down.weight"]))
+            continue
+        if cut == "fused":
+            rows = [torch.cat([getattr(module, m).get_parameter(k).detach() for m in "qkv"])
+                    .chunk(p)[place].chunk(3) for k in ("weight", "bias")]  # fmt: skip
+            pairs = list(zip(*rows, strict=True))
+        else:
+            pairs = [(own[f"{m}.weight"], own[f"{m}.bias"]) for m in "qkv"]
+        size = module.head_size if cut != "small heads" else max(module.head_size // p, 1)
+        size = len(pairs[0][1]) if cut == "one head" else size
+        inner = models.attend(*(functional.linear(x, *pair) for pair in pairs), size)
+        found.append(functional.linear(inner, own["out.weight"]))
+    return found
+
+
+def _wrong_outputs(module: nn.Module, x: Tensor, p: int, place: int) -> Iterator[Mistake]:
+    parts, last = _parts(module, x, p), list(module.parameters())[-1].detach()
+    total = sum(parts)
+    wrong = {
+        "this rank's part of the sum: g is missing": parts[place] + last,
+        "this rank's part of the sum, without a bias: g is missing": parts[place],
+        "the bias was left out: it comes after the sum": total,
+        f"the bias was added on each rank, and is in the sum {p} times: add it after g":
+            total + p * last,
+        "this is the mean of the parts; g is the sum": total / p + last,
+        "the mean of the parts, the bias among them; g is the sum": total / p + last / p,
+    }  # fmt: skip
+    if isinstance(module, models.FeedForward):
+        wrong["there is no GELU between the two layers"] = (
+            sum(_parts(module, x, p, "no gelu")) + last
+        )
+        wrong["the GELU comes after the second layer; it belongs between the two"] = (
+            functional.gelu(sum(_parts(module, x, p, "no gelu")) + last)
+        )
+    else:
+        said = {
+            "fused": "Q, K and V were stacked and then cut: this rank has rows of Q and no K. Cut "
+            "each of the three by itself",
+            "small heads": "the heads are too small: a rank has fewer heads, of the same size",
+            "one head": "all columns of this rank were taken as one head; head_size stays as it is",
+        }
+        for cut, text in said.items():
+            if p > 1:
+                wrong[text] = sum(_parts(module, x, p, cut)) + last
+    if p > 1:
+        yield from table({said: one.reshape(-1) for said, one in wrong.items()})
+
+
+def judge_layer(report: Report, name: str, members: list[int], values: list[dict]) -> None:
+    """What a layer holds, gives and communicates, on all ranks of a group."""
+    kind, *sizes = KINDS[name]
+    whole, p = made_module(report.seed, kind, *sizes), len(members)
+    x = drawn(report.seed + 1, *INPUT).requires_grad_()
+    upstream = drawn(report.seed + 2, *INPUT)
+    y = whole(x)
+    y.backward(upstream)
+    where, nbytes = on(members), BYTES * math.prod(INPUT)
+    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+        if not _judge_held(report, rank, value["held"], shapes(whole, p), where):
+            continue
+        own = x.detach().clone().requires_grad_()
+        _parts(whole, own, p)[place].backward(upstream)
+        wrong_dx = table({
+            "this is only what this rank's part gives: f is missing, or not at the "
+            "beginning. The parts of all ranks read x": own.grad.reshape(-1) if p > 1 else [],
+            f"the gradient is {p} times too large: it was summed once too often":
+                (p * x.grad).reshape(-1) if p > 1 else [],
+        })  # fmt: skip
+        before = [only("all_reduce"), inside(members)]
+        how = {"tolerance": EXACT}
+        forward, backward = value["forward"], value["backward"]
+        why = "; each all_reduce waits for all ranks"
+        hint = " (one f in front of all that reads x)"
+        after = [
+            (forward, made("all_reduce", 1, f" forward {where}{why}")),
+            (forward, of_size("all_reduce", nbytes, "forward")),
+            (backward, made("all_reduce", 1, f" backward {where}{hint}")),
+            (backward, of_size("all_reduce", nbytes, "backward")),
+        ]
+        wrong_y = _wrong_outputs(whole, x.detach(), p, place)
+        flat_y, flat_dx = y.detach().reshape(-1).tolist(), x.grad.reshape(-1).tolist()
+        _ = (
+            report.communication(rank, forward, *before)
+            and report.judge(rank, value["y"], flat_y, wrong_y, what=f"output {where}", **how)
+            and report.communication(rank, backward, *before)
+            and report.judge(
+                rank, value["dx"], flat_dx, wrong_dx, what=f"gradient of x {where}", **how
+            )
+            and all(
+                judge_gradient(report, rank, key, value["gradients"][key],
+                                shard(key, parameter.grad, p, place), p)
+                for key, parameter in whole.named_parameters()
+            )
+            and all([report.communication(rank, calls, rule) for calls, rule in after])
+        )  # fmt: skip
+
+
+def _judge_held(report: Report, rank: int, held: dict, expected: dict, where: str) -> bool:
+    names = sorted(expected)
+    if sorted(held) != names:
+        report.problem(f"the parameters are {sorted(held)}, expected {names}", rank)
+        return False
+    odd = next((key for key in names if held[key] != expected[key]), None)
+    if odd is None:
+        return True
+    said = f"{where}: {odd} has the shape {held[odd]} on this rank, expected {expected[odd]}"
+    report.problem(said, rank)
+    return False
+
+
+def judge_gradient(report: Report, rank: int, key: str, got, expected: Tensor, p: int) -> bool:
+    """The gradient of a rank's shard."""
+    whole = expected.reshape(-1)
+    wrong = table({
+        f"{p} times too large. Every rank has the same loss: g hands the gradient on as "
+        "it is": whole * p if p > 1 else [],
+        f"divided by {p}: the ranks share a loss, they do not average it":
+            whole / p if p > 1 else [],
+    })  # fmt: skip
+    wrong.append(Mistake(lambda value: value is None, "there is none: did forward use it?"))
+    return report.judge(
+        rank, got, whole.tolist(), wrong, what=f"gradient of {key}", tolerance=EXACT
+    )

@@ -101,8 +101,8 @@ test: $(VENV)/.test  ## run all tests
 
 GROUPS = --dist loadgroup --no-loadscope-reorder
 
-check: lint release-check  ## lint, and the tests that take no ranks: a minute
-	$(ACTIVATE) $(BIN)/python -m pytest -q -m quick $(ARGS)
+check: lint release-check  ## lint, and the tests that take no ranks: two minutes
+	$(ACTIVATE) $(BIN)/python -m pytest -q -m quick -n $(or $(WORKERS),2) $(GROUPS) $(ARGS)
 
 test-env: $(VENV)/.test  ## build .venv with all that the tests need
 

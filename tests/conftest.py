@@ -25,9 +25,10 @@ from utils.jobs.watchdog import family
 ROOT = Path(__file__).resolve().parents[1]
 
 # Groups other than a file: patterns of test ids. What shares a cluster or a job has one group; each
-# lab's solution has its own.
+# lab's solution has its own, and so have its answers.
 GROUPS = (
     (r"test_(hub|slurm)\.py", "slurm"),
+    (r"test_answers\.py::.*\[(?:lab)?0?(\d+)[.\]]", r"answers-\1"),
     (r"test_solutions\.py::.*\[(\d\d_\w+)\]", r"\1"),
     (r"test_mpi_backend\.py::.*\[(message_board|large)-(\d)-", r"\1-\2"),
     (r"test_mpi_backend\.py::.*\[\w+-(\d)-", r"mpi-\1"),
@@ -37,7 +38,7 @@ GROUPS = (
 LONGEST = (
     *("slurm", "test_faults", "test_grading", "05_scaling", "03_data_parallel"),
     *("c10d-2", "test_cluster", "test_browser", "test_site_mpi", "test_bench", "04_ddp"),
-    *("test_answers", "test_answers_on_ranks", "test_hosts", "test_data", "02_samplers"),
+    *("test_answers_on_ranks", "test_hosts", "test_data", "02_samplers"),
 )
 
 # Files of which `make check` runs what takes no ranks. Single tests have the mark `quick`, too.

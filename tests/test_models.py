@@ -1,9 +1,9 @@
-"""The labs' MLP: its size, and weights that follow from the seed alone."""
+"""The labs' models: their sizes, and weights that follow from the seed alone."""
 
 import pytest
 import torch
 
-from utils.models import MLP, mlp
+from utils.models import MLP, Attention, attend, mlp, vit
 
 
 def parameters(model):
@@ -76,3 +76,49 @@ def test_sizes_that_are_no_integers_are_named(sizes):
 def test_a_seed_that_is_no_integer_is_refused():
     with pytest.raises(TypeError):
         mlp(seed=0.5)
+
+
+def test_the_vision_transformer_has_the_parameters_that_the_labs_quote():
+    counts = [sum(p.numel() for p in vit(depth=depth).parameters()) for depth in (1, 2, 3)]
+    assert counts == [54_986, 104_970, 154_954]
+    assert len(list(vit().parameters())) == 39
+
+
+def test_a_seed_gives_one_vision_transformer_and_leaves_the_random_state_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    one = vit(seed=3)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(parameters(one), parameters(vit(seed=3)))
+    assert not torch.equal(parameters(one), parameters(vit(seed=4)))
+
+
+def test_tokens_are_the_patches_of_an_image():
+    model = vit(depth=0, width=49)
+    with torch.no_grad():
+        model.embed.weight.copy_(torch.eye(49))
+        model.embed.bias.zero_()
+        model.position.zero_()
+    image = torch.arange(784.0).view(1, 1, 28, 28)
+    tokens = model.tokens(image)
+    assert tokens.shape == (1, 16, 49)
+    assert torch.allclose(tokens[0, 6].view(7, 7), image[0, 0, 7:14, 14:21])
+
+
+def test_attention_is_that_of_pytorch():
+    q, k, v = torch.randn(3, 2, 5, 12)
+    heads = [t.view(2, 5, 3, 4).transpose(1, 2) for t in (q, k, v)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*heads)
+    expected = expected.transpose(1, 2).reshape(2, 5, 12)
+    assert torch.allclose(attend(q, k, v, 4), expected, atol=1e-6)
+    # A head on its own gives its columns of the whole: what lets ranks share the heads.
+    part = [t[..., 4:8] for t in (q, k, v)]
+    assert torch.allclose(attend(*part, 4), expected[..., 4:8], atol=1e-6)
+
+
+def test_heads_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match="3 heads cannot share 64 features"):
+        Attention(64, 3)
+    with pytest.raises(ValueError, match="10 columns are no whole number of heads of 4"):
+        attend(*torch.randn(3, 1, 2, 10), 4)

@@ -1,0 +1,937 @@
+"""Answers to lab 10, wrong ones and right ones, that students really give."""
+
+from __future__ import annotations
+
+from lab_tools import source_of
+
+NOTEBOOK = "10_pipeline.ipynb"
+CELLS = {
+    "10.1": "lab10-naive-answer",
+    "10.2": "lab10-gpipe-answer",
+    "10.3": "lab10-plan-answer",
+    "10.4": "lab10-count-answer",
+    "10.5": "lab10-fb-answer",
+    "10.6": "lab10-run-answer",
+    "10.7": "lab10-dream-answer",
+}
+BEFORE = "\n".join(source_of(NOTEBOOK, cell) for cell in ("ranks-join", "run-define"))
+NAIVE, RUN, DREAM, PLAN, COUNT = "10.1", "10.6", "10.7", "10.3", "10.4"
+GPIPE, FB = "10.2", "10.5"
+
+#: Wrong answers that are tried on real ranks as well.
+ON_RANKS = {"group forgotten", "no requires_grad", "sends that block"}
+
+# Task, what the student did, code, words of the verdict.
+WRONG = [
+    (
+        GPIPE,
+        "one list only",
+        """
+def gpipe(p, m):
+    return [("F", k) for k in range(m)] + [("B", k) for k in reversed(range(m))]
+""",
+        "this is the list of one stage",
+    ),
+    (
+        GPIPE,
+        "each microbatch alone",
+        """
+def gpipe(p, m):
+    return [[pair for k in range(m) for pair in (("F", k), ("B", k))] for _ in range(p)]
+""",
+        "each microbatch is done backward before the next begins",
+    ),
+    (
+        GPIPE,
+        "a dict",
+        """
+def gpipe(p, m):
+    return {s: [("F", k) for k in range(m)] for s in range(p)}
+""",
+        "a schedule is a list with a list for each stage",
+    ),
+    (
+        GPIPE,
+        "the order of 1F1B",
+        """
+def gpipe(p, m):
+    schedule = []
+    for s in range(p):
+        w = min(m, p - 1 - s)
+        actions = [("F", k) for k in range(w)]
+        for k in range(m - w):
+            actions += [("F", w + k), ("B", k)]
+        schedule.append(actions + [("B", k) for k in range(m - w, m)])
+    return schedule
+""",
+        "this is 1F1B",
+    ),
+    (
+        FB,
+        "as GPipe",
+        """
+def one_f_one_b(p, m):
+    return [[("F", k) for k in range(m)] + [("B", k) for k in reversed(range(m))]
+            for _ in range(p)]
+""",
+        "this is GPipe",
+    ),
+    (
+        PLAN,
+        "no waiting at all",
+        """
+def plan(schedule, forward=1, backward=2):
+    spans = []
+    for s, actions in enumerate(schedule):
+        now = 0
+        for kind, k in actions:
+            end = now + (forward if kind == "F" else backward)
+            spans.append((s, kind, k, now, end))
+            now = end
+    return spans
+""",
+        "stages wait for nobody here",
+    ),
+    (
+        PLAN,
+        "any action that is ready",
+        """
+def plan(schedule, forward=1, backward=2):
+    p, ends, spans, free = len(schedule), {}, [], [0] * len(schedule)
+    todo = [list(actions) for actions in schedule]
+    while any(todo):
+        before = len(spans)
+        for s in range(p):
+            for kind, k in list(todo[s]):
+                if kind == "F":
+                    needed = (s - 1, "F", k) if s > 0 else None
+                else:
+                    needed = (s + 1, "B", k) if s < p - 1 else (s, "F", k)
+                if needed is None or needed in ends:
+                    start = max(free[s], ends.get(needed, 0))
+                    free[s] = ends[s, kind, k] = start + (forward if kind == "F" else backward)
+                    spans.append((s, kind, k, start, free[s]))
+                    todo[s].remove((kind, k))
+        if len(spans) == before:
+            return None
+    return spans
+""",
+        "a stage does not keep the order of its list",
+    ),
+    (
+        COUNT,
+        "a formula",
+        """
+def bubble(spans):
+    p, m = 1 + max(s[0] for s in spans), 1 + max(s[2] for s in spans)
+    return (p - 1) / (m + p - 1)
+""",
+        "this is a formula for equal times",
+    ),
+    (
+        COUNT,
+        "own lengths",
+        """
+def bubble(spans):
+    busy = length = 0
+    for stage in {s[0] for s in spans}:
+        own = [s for s in spans if s[0] == stage]
+        busy += sum(s[4] - s[3] for s in own)
+        length += max(s[4] for s in own) - min(s[3] for s in own)
+    return 1 - busy / length
+""",
+        "the time before its first action and after its last is idle, too",
+    ),
+    (
+        COUNT,
+        "forwards only",
+        """
+def most_held(schedule):
+    return [sum(kind == "F" for kind, _ in actions) for actions in schedule]
+""",
+        "all forwards were counted",
+    ),
+    (
+        COUNT,
+        "by p - s",
+        """
+def most_held(schedule):
+    return [len(schedule) - s for s in range(len(schedule))]
+""",
+        "by formula (p − s)",
+    ),
+    (
+        RUN,
+        "loss of its own",
+        """
+def run_schedule(worker, schedule, inputs, labels, group=None):
+    s, p = place_and_size(group)
+    held, losses, sends = {}, {}, []
+    for kind, k in schedule[s]:
+        if kind == "F":
+            x = inputs[k]
+            if s > 0:
+                x = torch.empty(len(inputs[k]), worker.features, dtype=inputs[k].dtype)
+                dist.recv(x, group_src=s - 1, group=group, tag=forward_tag(k))
+                x.requires_grad_()
+            y = worker.forward(k, x)
+            if s == p - 1:
+                y = functional.cross_entropy(y, labels[k])
+                losses[k] = y.item()
+            else:
+                sends.append(dist.isend(y.detach(), group_dst=s + 1, group=group,
+                                        tag=forward_tag(k)))
+            held[k] = x, y
+        else:
+            x, y = held.pop(k)
+            gradient = None
+            if s < p - 1:
+                gradient = torch.empty_like(y)
+                dist.recv(gradient, group_src=s + 1, group=group, tag=backward_tag(k))
+            y.backward(gradient)
+            worker.done(k)
+            if s > 0:
+                sends.append(dist.isend(x.grad, group_dst=s - 1, group=group, tag=backward_tag(k)))
+    for send in sends:
+        send.wait()
+    return [losses[k] for k in sorted(losses)]
+""",
+        "too large: worker.loss divides by the number of microbatches already",
+    ),
+]
+
+# Task, what the student did, what the solution has, and what stands in its place; words.
+CHANGES = [
+    (NAIVE, "no requires_grad", "x.requires_grad_()", "pass", "requires_grad_()"),
+    (
+        NAIVE,
+        "backward without the gradient",
+        "y.backward(gradient)",
+        "y.backward()",
+        "starts backward from the gradient that it received",
+    ),
+    (
+        NAIVE,
+        "group forgotten",
+        "dist.recv(x, group_src=s - 1, group=group)",
+        "dist.recv(x, group_src=s - 1)",
+        "pass group=group",
+    ),
+    (
+        NAIVE,
+        "a sum as loss",
+        "functional.cross_entropy(y, labels)",
+        "functional.cross_entropy(y, labels, reduction='sum')",
+        "a sum over the samples",
+    ),
+    (
+        NAIVE,
+        "divided by the stages",
+        "functional.cross_entropy(y, labels)",
+        "functional.cross_entropy(y, labels) / p",
+        "they share the layers, not the samples",
+    ),
+    (
+        NAIVE,
+        "sends its output back",
+        "dist.send(x.grad, group_dst",
+        "dist.send(x.detach(), group_dst",
+        "Backward of this stage has to start from the gradient that it received",
+    ),
+    (
+        NAIVE,
+        "loss as a tensor",
+        "loss.item() if s == p - 1 else None",
+        "[loss.item()] if s == p - 1 else None",
+        "return a number: loss.item()",
+    ),
+    (
+        NAIVE,
+        "a loss on every stage",
+        "loss.item() if s == p - 1 else None",
+        "loss.item() if s == p - 1 else 0.0",
+        "only the last stage has a loss",
+    ),
+    (
+        NAIVE,
+        "no loss returned",
+        "return loss.item() if s == p - 1 else None",
+        "return None",
+        "return the loss on the last stage",
+    ),
+    (
+        NAIVE,
+        "the gradient is not sent",
+        "if s > 0:\n        dist.send(x.grad",
+        "if False:\n        dist.send(x.grad",
+        "waits",
+    ),
+    (
+        NAIVE,
+        "gradients cleared",
+        "return loss.item()",
+        "stage.zero_grad()\n    return loss.item()",
+        "this stage has no gradient",
+    ),
+    (
+        NAIVE,
+        "a barrier in between",
+        'with mark("B", 0):',
+        'dist.barrier(group=group)\n    with mark("B", 0):',
+        "barrier()",
+    ),
+    (
+        NAIVE,
+        "backward from ones",
+        "y.backward(gradient)",
+        "y.backward(torch.ones_like(gradient))",
+        "Backward of this stage has to start from the gradient that it received",
+    ),
+    (
+        NAIVE,
+        "forward twice",
+        "y = stage(x)",
+        "stage(x)\n        y = stage(x)",
+        "expected one forward, one backward",
+    ),
+    (NAIVE, "isend without wait", "dist.send(x.grad", "dist.isend(x.grad", "nobody called wait()"),
+    (
+        GPIPE,
+        "backwards in order",
+        "reversed(range(m))",
+        "range(m)",
+        "the backwards are in the order of the forwards",
+    ),
+    (
+        GPIPE,
+        "from 1",
+        'forwards = [("F", k) for k in range(m)]',
+        'forwards = [("F", k) for k in range(1, m + 1)]',
+        "microbatches are numbered 0 to",
+    ),
+    (
+        GPIPE,
+        "a list for each microbatch",
+        "for _ in range(p)",
+        "for _ in range(m)",
+        "a schedule has a list for each stage",
+    ),
+    (
+        GPIPE,
+        "words",
+        '[("F", k) for k in range(m)]',
+        '[f"F{k}" for k in range(m)]',
+        "an action is a pair of a letter and a number",
+    ),
+    (
+        GPIPE,
+        "no backward",
+        "forwards + backwards",
+        "forwards",
+        "every stage has every F and every B once",
+    ),
+    (GPIPE, "backwards first", "forwards + backwards", "backwards + forwards", "not legal"),
+    (
+        GPIPE,
+        "forwards reversed",
+        '("F", k) for k in range(m)',
+        '("F", k) for k in reversed(range(m))',
+        "the forwards are reversed",
+    ),
+    (GPIPE, "returns nothing", "return [", "[", "returned None: return a list for each stage"),
+    (
+        PLAN,
+        "the last stage's backward needs nothing",
+        'else (s, "F", k)',
+        "else None",
+        "a backward on the last stage needs its own forward",
+    ),
+    (
+        PLAN,
+        "gradients from the stage before",
+        'needed = (s + 1, "B", k) if s < p - 1 else (s, "F", k)',
+        'needed = (s - 1, "B", k) if s > 0 else None',
+        "s + 1, not of the one before",
+    ),
+    (
+        PLAN,
+        "backward waits for nobody",
+        'needed = (s + 1, "B", k) if s < p - 1 else (s, "F", k)',
+        "needed = None",
+        "a backward waits for nobody here",
+    ),
+    (
+        PLAN,
+        "one time for all",
+        '(forward if kind == "F" else backward)',
+        "forward",
+        "every action takes the time of a forward",
+    ),
+    (
+        PLAN,
+        "times swapped",
+        '(forward if kind == "F" else backward)',
+        '(backward if kind == "F" else forward)',
+        "the times of forward and backward are swapped",
+    ),
+    (
+        PLAN,
+        "arguments not used",
+        '(forward if kind == "F" else backward)',
+        '(1 if kind == "F" else 2)',
+        "the arguments forward and backward are not used",
+    ),
+    (
+        PLAN,
+        "what could be planned",
+        "return spans if len(spans) == sum(map(len, schedule)) else None",
+        "return spans",
+        "A schedule that is not legal gives None",
+    ),
+    (
+        PLAN,
+        "an empty list for an illegal one",
+        "schedule)) else None",
+        "schedule)) else []",
+        "an empty list. A schedule that is not legal gives None",
+    ),
+    (
+        PLAN,
+        "without waiting for its own stage",
+        "start = max(free[s], ends.get(needed, 0))",
+        "start = ends.get(needed, 0)",
+        "two actions at the same time",
+    ),
+    (
+        PLAN,
+        "start and length",
+        "spans.append((s, kind, k, start, free[s]))",
+        "spans.append((s, kind, k, start, forward))",
+        "a span is (…, start, end)",
+    ),
+    (
+        PLAN,
+        "four entries",
+        "spans.append((s, kind, k, start, free[s]))",
+        "spans.append((s, kind, k, start))",
+        "expected a list of spans",
+    ),
+    (
+        PLAN,
+        "starts at 1",
+        "free, position = [], [0] * p, [0] * p",
+        "free, position = [], [1] * p, [0] * p",
+        "later than it could",
+    ),
+    (
+        PLAN,
+        "returns nothing",
+        "return spans if",
+        "spans if",
+        "returned None: return a list of spans",
+    ),
+    (
+        COUNT,
+        "the busy share",
+        "return 1 - busy",
+        "return busy",
+        "the share of the time in which stages are busy",
+    ),
+    (
+        COUNT,
+        "percent",
+        "return 1 - busy / (len({stage for stage, *_ in spans}) * length)",
+        "return 100 - 100 * busy / (len({stage for stage, *_ in spans}) * length)",
+        "in percent",
+    ),
+    (COUNT, "from 0", " - min(start for *_, start, _ in spans)", "", "the spans do not begin at 0"),
+    (
+        COUNT,
+        "without the stages",
+        "(len({stage for stage, *_ in spans}) * length)",
+        "length",
+        "their number is missing in the denominator",
+    ),
+    (
+        COUNT,
+        "the last span of the list",
+        "max(end for *_, end in spans)",
+        "spans[-1][4]",
+        "the list has no order",
+    ),
+    (
+        COUNT,
+        "by the actions",
+        "len({stage for stage, *_ in spans})",
+        "len(spans)",
+        "divided by the number of actions",
+    ),
+    (
+        COUNT,
+        "idle over busy",
+        "return 1 - busy / (len({stage for stage, *_ in spans}) * length)",
+        "return len({stage for stage, *_ in spans}) * length / busy - 1",
+        "divide by all time",
+    ),
+    (
+        COUNT,
+        "held at the end",
+        "found.append(most)",
+        "found.append(held)",
+        "this is what is held at the end",
+    ),
+    (COUNT, "one maximum", "return found\n", "return max(found)\n", "each has its own"),
+    (COUNT, "the sum", "return found\n", "return sum(found)\n", "this is the sum over the stages"),
+    (
+        COUNT,
+        "counted before",
+        'held += 1 if kind == "F" else -1\n            most = max(most, held)',
+        "most = max(most, held if kind == 'F' else 0)\n"
+        '            held += 1 if kind == "F" else -1',
+        "one too few",
+    ),
+    (COUNT, "reversed", "return found\n", "return found[::-1]\n", "the stages are in reverse"),
+    (
+        FB,
+        "one forward too many",
+        "min(m, p - 1 - s)",
+        "min(m, p - s)",
+        "one forward too many in the warm-up",
+    ),
+    (
+        FB,
+        "one too few",
+        "min(m, p - 1 - s)",
+        "max(0, min(m, p - 2 - s))",
+        "one forward too few in the warm-up",
+    ),
+    (FB, "no warm-up", "min(m, p - 1 - s)", "0", "there is no warm-up"),
+    (FB, "all alike", "min(m, p - 1 - s)", "min(m, p - 1)", "all stages warm up alike"),
+    (FB, "the wrong way round", "min(m, p - 1 - s)", "min(m, s)", "the wrong way round"),
+    (
+        FB,
+        "fewer microbatches than stages",
+        "min(m, p - 1 - s)",
+        "p - 1 - s",
+        "microbatches are numbered 0 to",
+    ),
+    (
+        FB,
+        "no drain",
+        'actions += [("B", k) for k in range(m - warmup, m)]',
+        "pass",
+        "every stage has every F and every B once",
+    ),
+    (
+        FB,
+        "drain in reverse",
+        "for k in range(m - warmup, m)",
+        "for k in reversed(range(m - warmup, m))",
+        "the oldest microbatch first",
+    ),
+    (
+        FB,
+        "backward first",
+        '[("F", warmup + k), ("B", k)]',
+        '[("B", k), ("F", warmup + k)]',
+        "not legal",
+    ),
+    (FB, "one list", "return schedule", "return schedule[0]", "this is the list of one stage"),
+    (
+        RUN,
+        "sends that block",
+        "sends.append(dist.isend(output, group_dst=s + 1, group=group, tag=forward_tag(k)))",
+        "dist.send(output, group_dst=s + 1, group=group, tag=forward_tag(k))",
+        "uses dist.send",
+    ),
+    (RUN, "no tags", "forward_tag(k)", "0", "the tag of an activation is forward_tag(k)"),
+    (
+        RUN,
+        "tags forgotten backward",
+        ", tag=backward_tag(k)",
+        "",
+        "that of a gradient backward_tag(k)",
+    ),
+    (RUN, "no wait", "send.wait()", "pass", "nobody called wait()"),
+    (RUN, "nothing is forgotten", "held.pop(k)", "held[k]", "were held at once"),
+    (RUN, "one entry for all", "held[k] = x, y", "held[0] = x, y", "looked up that is not there"),
+    (RUN, "no requires_grad", "x.requires_grad_()", "pass", "requires_grad_()"),
+    (RUN, "group forgotten", "group_src=s - 1, group=group", "group_src=s - 1", "pass group=group"),
+    (RUN, "done is not called", "worker.done(k)", "pass", "worker.done was never called"),
+    (
+        RUN,
+        "done before backward",
+        "y.backward(gradient)\n                worker.done(k)",
+        "worker.done(k)\n                y.backward(gradient)",
+        "before the backward of the microbatch",
+    ),
+    (
+        RUN,
+        "an order of its own",
+        "for kind, k in schedule[s]:",
+        "for kind, k in sorted(schedule[s], key=lambda one: (one[0] == 'B', one[1])):",
+        "this stage's list is",
+    ),
+    (RUN, "the first stage's list", "schedule[s]:", "schedule[0]:", "this stage's list is"),
+    (
+        RUN,
+        "losses on all stages",
+        "return [losses[k] for k in sorted(losses)]",
+        "return [losses.get(k, 0.0) for k in range(len(inputs))]",
+        "only the last stage has losses",
+    ),
+    (
+        RUN,
+        "their sum",
+        "return [losses[k] for k in sorted(losses)]",
+        "return sum(losses.values())",
+        "this is their sum",
+    ),
+    (
+        RUN,
+        "divided once more",
+        "y = worker.loss(y, labels[k])",
+        "y = worker.loss(y, labels[k]) / len(inputs)",
+        "once too often",
+    ),
+    (
+        RUN,
+        "backward from ones",
+        "y.backward(gradient)",
+        "y.backward(gradient if gradient is None else torch.ones_like(gradient))",
+        "Backward of this stage has to start from the gradient that it received",
+    ),
+    (
+        DREAM,
+        "no copy",
+        "w.detach().clone().requires_grad_()",
+        "w",
+        "modified by an inplace operation",
+    ),
+    (
+        DREAM,
+        "forward by the stage itself",
+        "functional_call(self.stage, self.stash[k], (x,))",
+        "self.stage(x)",
+        "Gradients are where forward computed",
+    ),
+    (
+        DREAM,
+        "no stash, through data",
+        "return functional_call(self.stage, self.stash[k], (x,))",
+        "self.stash[k] = dict(self.stage.named_parameters())\n        return self.stage(x)",
+        "modified by an inplace operation",
+    ),
+    (DREAM, "nothing is taken out", "self.stash.pop(k)", "self.stash[k]", "are still in the stash"),
+    (
+        DREAM,
+        "from the old copy",
+        "weight.sub_(self.rate * old[name].grad)",
+        "weight.copy_(old[name] - self.rate * old[name].grad)",
+        "each update starts from the old copy",
+    ),
+    (DREAM, "uphill", "weight.sub_(", "weight.add_(", "up the slope"),
+    (DREAM, "no rate", "self.rate * old[name].grad", "old[name].grad", "the rate is missing"),
+    (DREAM, "moves the copy", "weight.sub_(", "old[name].sub_(", "the weights were never changed"),
+    (DREAM, "the version stays", "self.version += 1", "pass", "all have version 0"),
+    (
+        DREAM,
+        "versions not noted",
+        "self.used[k] = self.version",
+        "pass",
+        "there is no version for a microbatch",
+    ),
+    (
+        DREAM,
+        "the microbatch's number",
+        "self.used[k] = self.version",
+        "self.used[k] = k",
+        "the number of the microbatch",
+    ),
+    (
+        DREAM,
+        "noted when done",
+        "self.version += 1",
+        "self.version += 1\n        self.used[k] = self.version",
+        "note it in forward",
+    ),
+    (
+        DREAM,
+        "no grad needed",
+        "w.detach().clone().requires_grad_()",
+        "w.detach().clone()",
+        "a gradient is None",
+    ),
+    (DREAM, "with autograd watching", "with torch.no_grad():", "if True:", "torch.no_grad()"),
+    (
+        DREAM,
+        "sends the gradients round",
+        "old = self.stash.pop(k)",
+        "old = self.stash.pop(k)\n        dist.all_reduce(next(iter(old.values())).grad)",
+        "uses all_reduce",
+    ),
+]
+
+# Task, what is different, code.
+RIGHT = [
+    (
+        NAIVE,
+        "without blocking",
+        """
+def train_naively(stage, x, labels, group=None):
+    s, p = place_and_size(group)
+    first, last = s == 0, s == p - 1
+    if not first:
+        x = torch.zeros(x.shape[0], stage.features, dtype=x.dtype, requires_grad=True)
+        with torch.no_grad():
+            dist.irecv(x.data, group_src=s - 1, group=group).wait()
+    y = stage(x)
+    if last:
+        loss = functional.cross_entropy(y, labels)
+        loss.backward()
+    else:
+        request = dist.isend(y.detach().contiguous(), group_dst=s + 1, group=group)
+        gradient = torch.zeros(y.shape, dtype=y.dtype)
+        dist.irecv(gradient, group_src=s + 1, group=group).wait()
+        request.wait()
+        torch.autograd.backward(y, gradient)
+    if not first:
+        dist.isend(x.grad, group_dst=s - 1, group=group).wait()
+    return float(loss) if last else None
+""",
+    ),
+    (
+        NAIVE,
+        "by ranks of the world",
+        """
+def train_naively(stage, x, labels, group=None):
+    s, p = place_and_size(group)
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    if s:
+        x = x.new_empty(len(x), stage.features).requires_grad_()
+        dist.recv(x.detach(), members[s - 1], group=group, tag=7)
+    y = stage(x)
+    if s < p - 1:
+        dist.send(y.detach(), members[s + 1], group=group, tag=7)
+        upstream = torch.empty_like(y)
+        dist.recv(upstream, members[s + 1], group=group, tag=8)
+        (y * upstream).sum().backward()
+    else:
+        loss = functional.cross_entropy(y, labels)
+        loss.backward()
+    if s:
+        dist.send(x.grad, members[s - 1], group=group, tag=8)
+    return loss.item() if s == p - 1 else None
+""",
+    ),
+    (
+        GPIPE,
+        "with a loop",
+        """
+def gpipe(p, m):
+    schedule = []
+    for _ in range(p):
+        schedule.append([])
+        for k in range(m):
+            schedule[-1].append(("F", k))
+        for k in range(m - 1, -1, -1):
+            schedule[-1].append(("B", k))
+    return schedule
+""",
+    ),
+    (
+        GPIPE,
+        "tuples",
+        """
+def gpipe(p, m):
+    one = tuple([("F", k) for k in range(m)] + [("B", m - 1 - k) for k in range(m)])
+    return (one,) * p
+""",
+    ),
+    (
+        PLAN,
+        "by passes over all actions",
+        """
+def plan(schedule, forward=1, backward=2):
+    p, ends = len(schedule), {}
+    for _ in range(sum(map(len, schedule)) + 1):
+        for s, actions in enumerate(schedule):
+            free = 0
+            for kind, k in actions:
+                needed = (s - 1, "F", k) if kind == "F" else (s + 1, "B", k)
+                if kind == "B" and s == p - 1:
+                    needed = (s, "F", k)
+                if needed[0] >= 0 and needed not in ends:
+                    break
+                start = max(free, ends.get(needed, (0, 0))[1])
+                free = start + (forward if kind == "F" else backward)
+                ends[s, kind, k] = (start, free)
+    if len(ends) < sum(map(len, schedule)):
+        return None
+    return [[*action, *times] for action, times in ends.items()]
+""",
+    ),
+    (
+        PLAN,
+        "by recursion",
+        """
+def plan(schedule, forward=1, backward=2):
+    p, spans, open_ = len(schedule), {}, set()
+
+    def end(s, n):
+        kind, k = schedule[s][n]
+        if (s, n) in spans:
+            return spans[s, n][-1]
+        if (s, n) in open_:
+            raise RecursionError
+        open_.add((s, n))
+        start = end(s, n - 1) if n else 0
+        other = None
+        if kind == "F" and s:
+            other = s - 1, ("F", k)
+        elif kind == "B":
+            other = (s + 1, ("B", k)) if s < p - 1 else (s, ("F", k))
+        if other:
+            start = max(start, end(other[0], schedule[other[0]].index(other[1])))
+        spans[s, n] = (s, kind, k, start, start + {"F": forward, "B": backward}[kind])
+        return spans[s, n][-1]
+
+    try:
+        for s in range(p):
+            for n in range(len(schedule[s])):
+                end(s, n)
+    except (RecursionError, ValueError):
+        return None
+    return list(spans.values())
+""",
+    ),
+    (
+        COUNT,
+        "with tensors",
+        """
+def bubble(spans):
+    times = torch.tensor([span[3:] for span in spans], dtype=torch.float64)
+    busy = (times[:, 1] - times[:, 0]).sum()
+    length = times.max() - times.min()
+    return (1 - busy / length / (1 + max(span[0] for span in spans))).item()
+
+
+def most_held(schedule):
+    counts = [torch.tensor([1 if kind == "F" else -1 for kind, _ in one]) for one in schedule]
+    return [int(count.cumsum(0).max()) for count in counts]
+""",
+    ),
+    (
+        COUNT,
+        "idle time of each stage",
+        """
+def bubble(spans):
+    first, last = min(s[3] for s in spans), max(s[4] for s in spans)
+    stages = sorted({s[0] for s in spans})
+    idle = [last - first - sum(s[4] - s[3] for s in spans if s[0] == one) for one in stages]
+    return sum(idle) / ((last - first) * len(stages))
+
+
+def most_held(schedule):
+    found = []
+    for actions in schedule:
+        alive, sizes = set(), []
+        for kind, k in actions:
+            alive ^= {k}
+            sizes.append(len(alive))
+        found.append(max(sizes))
+    return found
+""",
+    ),
+    (
+        FB,
+        "as a simulation of counts",
+        """
+def one_f_one_b(p, m):
+    schedule = [[] for _ in range(p)]
+    for s, actions in enumerate(schedule):
+        f = b = 0
+        while b < m:
+            if f < m and f - b < p - s:
+                actions.append(("F", f))
+                f += 1
+            else:
+                actions.append(("B", b))
+                b += 1
+    return schedule
+""",
+    ),
+    (
+        FB,
+        "backward first in a pair",
+        """
+def one_f_one_b(p, m):
+    schedule = []
+    for s in range(p):
+        n = min(m, p - s)
+        actions = [("F", k) for k in range(n)]
+        for k in range(n, m):
+            actions += [("B", k - n), ("F", k)]
+        schedule.append(actions + [("B", k) for k in range(m - n, m)])
+    return schedule
+""",
+    ),
+    (
+        RUN,
+        "all receives posted first",
+        """
+def run_schedule(worker, schedule, inputs, labels, group=None):
+    s, p = place_and_size(group)
+    m, kept, requests, losses = len(inputs), {}, [], [0.0] * len(inputs)
+    x, coming = dict(enumerate(inputs)), {}
+    if s > 0:
+        for k in range(m):
+            x[k] = torch.empty(len(inputs[k]), worker.features, dtype=inputs[k].dtype)
+            coming[k] = dist.irecv(x[k], group_src=s - 1, group=group, tag=forward_tag(k))
+    for kind, k in schedule[s]:
+        if kind == "F":
+            if s > 0:
+                coming.pop(k).wait()
+                x[k].requires_grad_()
+            y = worker.forward(k, x[k])
+            if s == p - 1:
+                y = worker.loss(y, labels[k])
+                losses[k] = float(y)
+            else:
+                requests.append(dist.isend(y.detach(), group=group, group_dst=s + 1,
+                                           tag=forward_tag(k)))
+            kept[k] = y
+        elif s == p - 1:
+            kept.pop(k).backward()
+            worker.done(k)
+        else:
+            gradient = torch.empty(kept[k].shape, dtype=kept[k].dtype)
+            dist.irecv(gradient, group=group, group_src=s + 1, tag=backward_tag(k)).wait()
+            kept.pop(k).backward(gradient)
+            worker.done(k)
+        if kind == "B" and s > 0:
+            requests.append(dist.isend(x.pop(k).grad, group=group, group_dst=s - 1,
+                                       tag=backward_tag(k)))
+    [request.wait() for request in requests]
+    return losses if s == p - 1 else []
+""",
+    ),
+]
+
+# Task, what is different, what the solution has, and what stands in its place.
+CHANGES_THAT_ARE_RIGHT = [
+    (RUN, "a copy is sent", "output = y.detach()", "output = y.detach().clone()"),
+    (
+        DREAM,
+        "another way to move",
+        "weight.sub_(self.rate * old[name].grad)",
+        "weight.add_(old[name].grad, alpha=-self.rate)",
+    ),
+    (
+        DREAM,
+        "new parameters in place of old ones",
+        "weight.sub_(self.rate * old[name].grad)",
+        "weight.data = weight.data - self.rate * old[name].grad",
+    ),
+    (DREAM, "through data", "weight.sub_(", "weight.data.sub_("),
+]

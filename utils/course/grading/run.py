@@ -29,7 +29,7 @@ KERNEL_NAME = "graded"
 #: Seconds between two looks at what a run uses.
 LOOK = 0.4
 #: For these PyTorch imports its compiler, in every rank if not in the fork server before.
-TRAINING = re.compile(r"\b(optim|profile|DistributedDataParallel)\b")
+TRAINING = re.compile(r"\b(optim|profile|DistributedDataParallel|pipelining)\b")
 
 
 @dataclass

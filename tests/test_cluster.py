@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -397,7 +398,10 @@ def test_a_picture_whose_run_cell_was_skipped_names_what_is_missing_and_what_to_
     assert f"ranks 0, 1: {advice}" in pulled_from_all.traceback[0]
     assert len(pulled.traceback) == len(pulled_from_all.traceback) == 1, "frames of ipyparallel"
     assert "ZeroDivisionError" in "".join(other.traceback)
-    assert advice not in "".join(on_the_ranks.traceback), "the student's own cell has its own words"
+    own = "".join(on_the_ranks.traceback)
+    assert advice not in own, "the student's own cell has its own words"
+    number = notebook.cells[4].execution_count
+    assert f"In[{number}]" in re.sub(r"\x1b\[\d*m", "", own), "the number beside the cell is another"
 
 
 def test_who_cannot_solve_a_task_goes_on_with_the_models_answer():

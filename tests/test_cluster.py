@@ -401,7 +401,8 @@ def test_a_picture_whose_run_cell_was_skipped_names_what_is_missing_and_what_to_
     own = "".join(on_the_ranks.traceback)
     assert advice not in own, "the student's own cell has its own words"
     number = notebook.cells[4].execution_count
-    assert f"In[{number}]" in re.sub(r"\x1b\[\d*m", "", own), "the number beside the cell is another"
+    shown = re.sub(r"\x1b\[\d*m", "", own)
+    assert f"In[{number}]" in shown, "not the number beside the cell"
 
 
 def test_who_cannot_solve_a_task_goes_on_with_the_models_answer():

@@ -63,7 +63,7 @@ class RanksMagics(ParallelMagics):
         """The cell with a line in place of its magic, which tells the ranks its number."""
         if cell.startswith("%%"):  # another magic, which has to come first
             return cell
-        # Not execution_count: newer versions of IPython raise it before a cell runs, older ones after.
+        # Not execution_count: newer versions of IPython raise it before a cell runs.
         number = len(self.shell.history_manager.input_hist_raw) - 1
         return FIRST_LINE.format(number) + cell
 

@@ -384,13 +384,17 @@ def probe_reduce_scatter(
 @task("6.4", "ring: reduce-scatter", points=3)
 def ring_reduce_scatter(ranks, report: Report) -> None:
     """Each rank ends with another chunk that is complete, and says which."""
-    cases = _cases(report)
-    answers = tried(ranks, report, __name__, "probe_reduce_scatter", cases, _hint, world=WORLD)
+    _judge_half(ranks, report, "probe_reduce_scatter", _cases(report), _judge_chunks)
+
+
+def _judge_half(ranks, report: Report, probe: str, cases: list[dict], judge: Callable) -> None:
+    """One half of the ring: conduct, then the chunks, then what was sent to whom."""
+    answers = tried(ranks, report, __name__, probe, cases, _hint, world=WORLD)
     for _, members, values in answers:
         for of_a_length in zip(*values, strict=True):
             where = f"{on(members)}, {_numbers(of_a_length[0]['length'])}"
             if _judge_conduct(report, members, of_a_length):
-                _judge_chunks(report, members, of_a_length, where)
+                judge(report, members, of_a_length, where)
             if not report.found:
                 ring_rules(report, members, of_a_length, where)
             if report.found:
@@ -507,16 +511,7 @@ def ring_all_gather(ranks, report: Report) -> None:
     """Every rank ends with all chunks, whichever was its own at the start."""
     cases = [case | {"ahead": k} for k, case in enumerate(_cases(report), 1)]
     cases.insert(1, cases[0] | {"ahead": 0})
-    answers = tried(ranks, report, __name__, "probe_all_gather", cases, _hint, world=WORLD)
-    for _, members, values in answers:
-        for of_a_length in zip(*values, strict=True):
-            where = f"{on(members)}, {_numbers(of_a_length[0]['length'])}"
-            if _judge_conduct(report, members, of_a_length):
-                _judge_gathered(report, members, of_a_length, where)
-            if not report.found:
-                ring_rules(report, members, of_a_length, where)
-            if report.found:
-                break
+    _judge_half(ranks, report, "probe_all_gather", cases, _judge_gathered)
 
 
 def _judge_gathered(report: Report, members: list[int], values: Sequence[dict], where: str) -> None:

@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .calls import Calls, Rule, inside, only
-from .groups import in_group, on
+from .groups import in_group, keywords, on
 from .mistakes import Mistake, table
 from .probe import answer_named
-from .replicas import keywords
 from .shards import BYTES, EXACT, both_ways, drawn, flat, made_module
 from .task import Report
 

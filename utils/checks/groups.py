@@ -61,6 +61,11 @@ def in_group(probe: Callable) -> Callable:
     return in_group_of
 
 
+def keywords(partition: Partition, group: dist.ProcessGroup | None) -> dict:
+    """The argument `group` of an answer; none where it is tried without."""
+    return {} if partition is None else {"group": group}
+
+
 @contextlib.contextmanager
 def _names_of_ranks_explained() -> Iterator[None]:
     """Say in PyTorch's error for `src=0` in a group without rank 0 what to write."""

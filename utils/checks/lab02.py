@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from .calls import broken, inside
-from .groups import in_group, members_of, on, partitions
+from .groups import in_group, keywords, members_of, on, partitions
 from .mistakes import Mistake, explain, same, short
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
@@ -59,11 +59,11 @@ def probe_calls(user_ns: dict, *, rank: int, name: str, calls: list) -> list[dic
     """Call a function once for each (arguments, keywords); results or errors, and what it used."""
     function = answer_named(user_ns, name)
     answers = []
-    for arguments, keywords in calls:
+    for arguments, named in calls:
         answer = {}
         with _watched_sampler() as used:
             try:
-                value = function(*arguments, **keywords)
+                value = function(*arguments, **named)
                 answer = {"value": told(value), "tensors": _has_tensors(value)}
             except NotImplementedError:
                 raise
@@ -116,14 +116,14 @@ def _judge_calls(
     """
     answers = report.answers(ranks, __name__, "probe_calls", name=name, calls=calls)
     for answer in answers:
-        for (arguments, keywords), got in zip(calls, answer.value, strict=True):
-            wanted = expected(*arguments, **keywords)
+        for (arguments, named), got in zip(calls, answer.value, strict=True):
+            wanted = expected(*arguments, **named)
             if "value" in got:
                 got = got | {"value": tidy(got["value"])}
-            likely = functools.partial(mistakes, answer.rank, *arguments, **keywords)
+            likely = functools.partial(mistakes, answer.rank, *arguments, **named)
             said = _compare(got, wanted, likely, form)
             if said:
-                report.problem(f"{_call(name, arguments, keywords)}: {said}", answer.rank)
+                report.problem(f"{_call(name, arguments, named)}: {said}", answer.rank)
                 break
     return answers
 
@@ -519,10 +519,10 @@ def probe_same(user_ns: dict, *, rank: int, group, partition, world: int, seed: 
     """`same_minibatches` in this rank's group, once for each scenario."""
     function = answer_named(user_ns, "same_minibatches")
     members = members_of(partition, rank, world)
-    keywords = {} if partition is None else {"group": group}
+    named = keywords(partition, group)
     answers = []
     for mine, minibatches in _scenarios(len(members), members.index(rank), seed).values():
-        result, calls = recorded(function, mine, minibatches, **keywords)
+        result, calls = recorded(function, mine, minibatches, **named)
         answers.append({"result": told(result), "calls": calls})
     return answers
 
@@ -645,8 +645,8 @@ def probe_mean(
     function = answer_named(user_ns, "mean_once")
     members = members_of(partition, rank, world)
     mine = torch.tensor(_shares(seed, n, len(members))[members.index(rank)])
-    keywords = {} if partition is None else {"group": group}
-    result, calls = recorded(function, mine, n, **keywords)
+    named = keywords(partition, group)
+    result, calls = recorded(function, mine, n, **named)
     return {"result": told(result), "tensor": isinstance(result, torch.Tensor), "calls": calls}
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from . import replicas, training
 from .calls import inside, made, only, waited
-from .groups import WORLD, in_group, members_of, on, partitions, tried
+from .groups import WORLD, in_group, keywords, members_of, on, partitions, tried
 from .mistakes import Mistake, table
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
@@ -67,7 +67,7 @@ def probe_average(
             [p for p in model.parameters() if p.grad is not None],
         )
         given = [counts[k][rank]] * weighted
-        _, calls = recorded(function, model, *given, **replicas.keywords(partition, group))
+        _, calls = recorded(function, model, *given, **keywords(partition, group))
         answers.append(
             {
                 "gradient": torch.cat([p.grad.reshape(-1) for p in had]),
@@ -190,7 +190,7 @@ def probe_metrics(user_ns: dict, *, rank: int, group, partition, parts: list) ->
     """`global_metrics` on this rank's sums, once for each call."""
     function, answers = answer_named(user_ns, "global_metrics"), []
     for numbers in parts:
-        result, calls = recorded(function, *numbers[rank], **replicas.keywords(partition, group))
+        result, calls = recorded(function, *numbers[rank], **keywords(partition, group))
         pair = isinstance(result, tuple | list)
         kinds = [type(v).__name__ for v in (result if pair else [result])]
         floats = pair and all(isinstance(value, float) for value in result)
@@ -302,7 +302,7 @@ def probe_steps(
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
     given = answer_named(user_ns, "train_step"), model, replicas.watched(model), optimizer
     batches = [_minibatch(seed, number, count, kind) for number, count in enumerate(counts)]
-    named = replicas.keywords(partition, group)
+    named = keywords(partition, group)
     return [replicas.taken(*given, batch, **named) for batch in batches]
 
 
@@ -424,7 +424,7 @@ def probe_sync(user_ns: dict, *, rank: int, group, partition, seed: int) -> list
         model = _step_model(seed, "frozen")
         _damage(model, damage, members.index(rank), len(members), seed)
         before = replicas.weights_of(model).view(torch.int32)
-        result, calls = recorded(function, model, **replicas.keywords(partition, group))
+        result, calls = recorded(function, model, **keywords(partition, group))
         changed = not torch.equal(before, replicas.weights_of(model).view(torch.int32))
         kind = result if isinstance(result, bool) else f"<{type(result).__name__}>"
         answers.append({"result": kind, "changed": changed, "calls": calls})

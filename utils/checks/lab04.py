@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import overlap, replicas
 from .calls import Calls, Rule, inside, only
-from .groups import WORLD, enough, in_group, on, partitions, tried
+from .groups import WORLD, enough, in_group, keywords, on, partitions, tried
 from .mistakes import Mistake, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, as_dict, recorded, told
@@ -67,7 +67,7 @@ def _minibatch(seed: int, number: int, awkward: bool) -> tuple[torch.Tensor, tor
 @in_group
 def probe_step(user_ns: dict, *, rank: int, group, partition, seed: int, awkward: bool) -> dict:
     """`replicate` a model of this rank's own seed, then some steps."""
-    named = replicas.keywords(partition, group)
+    named = keywords(partition, group)
     model = answer_named(user_ns, "replicate")(_step_model(seed + rank, awkward), **named)
     if not isinstance(model, DistributedDataParallel):
         return {"returned": type(model).__name__}

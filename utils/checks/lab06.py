@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 
+from . import functions
 from .calls import Calls, Rule, broken, inside, only, waited
-from .groups import in_group, on, partitions, tried
+from .groups import in_group, keywords, on, partitions, tried
 from .mistakes import Mistake, is_number
 from .model import use_model as use_model
 from .probe import answer_named, recorded, told
-from .replicas import keywords
 from .task import Report, task
 
 # Ranks that the lab has.
@@ -563,12 +563,6 @@ def true_cost(algorithm: str, p: int, n: int) -> dict[str, int]:
     }[algorithm]
 
 
-def probe_cost(user_ns: dict, *, rank: int, cases: list) -> list:
-    """`cost` of each case."""
-    function = answer_named(user_ns, "cost")
-    return [told(function(*case)) for case in cases]
-
-
 @task("6.6", "messages, bytes, steps", points=2)
 def cost(ranks, report: Report) -> None:
     """The counts of four algorithms for several p and n."""
@@ -576,7 +570,8 @@ def cost(ranks, report: Report) -> None:
     # Two ranks last: there many mistakes give the same.
     sizes = [5, 4, 3, 8, draw.choice((12, 20, 33, 64)), 2]
     cases = [[name, p, 4 * p * draw.randint(10, 999)] for name in ALGORITHMS for p in sizes]
-    for answer in report.answers(ranks, __name__, "probe_cost", cases=cases):
+    calls = [["cost", case] for case in cases]
+    for answer in report.answers(ranks, functions.__name__, "probe_calls", calls=calls):
         told_of = set()
         for (name, p, n), got in zip(cases, answer.value, strict=True):
             if name in told_of:
@@ -648,8 +643,12 @@ def _wrong_counts(name: str, key: str, p: int, n: int, true: Sequence[int]) -> I
 def true_duration(algorithm: str, p: int, n: int, alpha: float, beta: float) -> float:
     """α–β: seconds, where each rank sends, and receives, one message at a time."""
     *_, steps = true_cost(algorithm, p, n)
-    at_a_time = {"crossbar": p - 1, "central": p - 1, "tree": 1, "ring": 1 / p}[algorithm]
-    return steps * (alpha + at_a_time * n * beta)
+    return steps * (alpha + _at_a_time(algorithm, p) * n * beta)
+
+
+def _at_a_time(algorithm: str, p: int) -> float:
+    """How many tensors the busiest link carries in a step."""
+    return {"crossbar": p - 1, "central": p - 1, "tree": 1, "ring": 1 / p}[algorithm]
 
 
 def true_crossover(p: int, alpha: float, beta: float) -> float:
@@ -724,7 +723,7 @@ def _wrong_durations(
     name: str, p: int, n: int, alpha: float, beta: float
 ) -> Iterator[tuple[str, float]]:
     messages, nbytes, _, steps = true_cost(name, p, n)
-    at_a_time = {"crossbar": p - 1, "central": p - 1, "tree": 1, "ring": 1 / p}[name]
+    at_a_time = _at_a_time(name, p)
     yield "that is one step, with its latency: count all of them", alpha + at_a_time * n * beta
     yield "each step costs a latency", alpha + steps * at_a_time * n * beta
     if name in ("crossbar", "central"):

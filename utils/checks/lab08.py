@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .calls import Calls, Rule, inside, made, only, waited
-from .groups import WORLD, in_group, on, partitions, tried
+from .groups import WORLD, in_group, keywords, on, partitions, tried
 from .mistakes import Mistake, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
@@ -282,7 +282,7 @@ def probe_round_robin(user_ns: dict, *, rank: int, group, partition, seed: int, 
     if dist.get_world_size(group) == 1:
         return None
     mine, toy = start(seed), Toy(seed, dist.get_rank(group), _looks())
-    named = {} if partition is None else {"group": group}
+    named = keywords(partition, group)
     return _called(user_ns, "round_robin", (mine, toy, steps, ETA, RHO), toy, mine, **named)
 
 
@@ -410,7 +410,7 @@ def probe_asynchronous(
     if size == 1:
         return None
     mine, toy = start(seed), Toy(seed, place, _looks())
-    named = {} if partition is None else {"group": group}
+    named = keywords(partition, group)
     if place == 0:
         exchanges = (size - 1) * -(-steps // tau)
         return _called(user_ns, "serve", (mine, exchanges, ETA, RHO), toy, mine, **named)
@@ -652,7 +652,7 @@ def probe_momentum(
         exchanges = (size - 1) * -(-steps // tau)
         order = _served(mine, exchanges, group)
         return {"order": order}
-    named = {} if partition is None else {"group": group}
+    named = keywords(partition, group)
     given = (mine, toy, steps, tau, ETA, RHO, delta)
     return _called(user_ns, "work_with_momentum", given, toy, mine, **named)
 
@@ -730,7 +730,7 @@ def _hint_of(case: dict) -> str:
 def probe_local(user_ns: dict, *, rank: int, group, partition, seed: int, steps: int, tau: int):
     """`local_sgd` on all ranks of a group."""
     mine, toy = start(seed), Toy(seed, dist.get_rank(group))
-    named = {} if partition is None else {"group": group}
+    named = keywords(partition, group)
     return _called(user_ns, "local_sgd", (mine, toy, steps, tau, ETA), toy, mine, **named)
 
 
@@ -886,7 +886,7 @@ def probe_diloco(
 ):  # fmt: skip
     """`diloco` on all ranks of a group, with a right outer step."""
     mine, toy = start(seed), Toy(seed, dist.get_rank(group))
-    named = {} if partition is None else {"group": group}
+    named = keywords(partition, group)
     given = (mine, toy, steps, tau, ETA, rate, mom)
     return _called(user_ns, "diloco", given, toy, mine, **named)
 

@@ -21,11 +21,11 @@ from . import experts
 from . import shards as layers
 from .calls import inside, made, only
 from .functions import Case, judge_calls
-from .groups import in_group, on, tried
+from .groups import in_group, keywords, on, tried
 from .mistakes import Mistake, table
 from .model import use_model as use_model
 from .probe import answer_named, recorded
-from .replicas import keywords, rules_of
+from .replicas import rules_of
 from .shards import (
     BYTES,
     EXACT,

@@ -31,7 +31,7 @@ from utils.schedules import (
 
 from .calls import Calls, Rule, blocking, in_words, inside, messages, only, waited
 from .functions import Case, judge_calls
-from .groups import in_group, on, tried
+from .groups import in_group, keywords, on, tried
 from .mistakes import Mistake, short, table
 from .model import use_model as use_model
 from .pipelines import (
@@ -48,7 +48,7 @@ from .pipelines import (
     weights_of,
 )
 from .probe import answer_named, recorded, told
-from .replicas import keywords, rules_of
+from .replicas import rules_of
 from .schedules import (
     as_lists,
     in_order,

@@ -148,11 +148,6 @@ def rules_of(wrong: Mapping[str, object]) -> list[Rule]:
     return [lambda _, said=said: said for said, is_so in wrong.items() if is_so]
 
 
-def keywords(partition: Any, group: Any) -> dict:
-    """The argument `group` of an answer; none where it is tried without."""
-    return {} if partition is None else {"group": group}
-
-
 def watched(model: nn.Module) -> list[Tensor]:
     """What the model gets from now on: a copy of each input."""
     seen: list[Tensor] = []

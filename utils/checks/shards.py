@@ -17,10 +17,9 @@ from torch.nn import functional
 from utils import models
 
 from .calls import Calls, Rule, inside, made, only
-from .groups import in_group, on
+from .groups import in_group, keywords, on
 from .mistakes import Mistake, table
 from .probe import answer_named, as_dict, recorded
-from .replicas import keywords
 from .task import Report
 
 #: Groups of 4, 2 and 1 ranks, and no group at all.

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from utils import data, models
 
 from . import replicas
-from .groups import in_group
+from .groups import in_group, keywords
 from .mistakes import Mistake, same
 from .probe import answer_named, recorded, told
 from .task import Report
@@ -66,7 +66,7 @@ def probe_training(user_ns: dict, *, rank: int, group, partition) -> dict:
     function, model = answer_named(user_ns, "train_parallel"), small_mlp()
     few, seen = [Images(kind) for kind in FEW], replicas.watched(model)
     given = {"train_data": few[0], "test_data": few[1]}
-    named = replicas.keywords(partition, group)
+    named = keywords(partition, group)
     with (
         mock.patch.dict(user_ns, given),
         mock.patch.object(data, "fashion_mnist", lambda train=True, **_: few[not train]),

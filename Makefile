@@ -118,11 +118,13 @@ run: $(VENV)/.test  ## execute every solution, one line each
 solutions: $(VENV)/.test  ## execute every solution and keep the outputs
 	$(ACTIVATE) $(BIN)/ddl-labs run --store $(ARGS)
 
-release: $(VENV)/.test  ## write labs/ from solutions/
+release: $(VENV)/.test  ## write labs/ and the map of the course from solutions/
 	$(BIN)/ddl-labs release
+	$(BIN)/ddl-labs map
 
-release-check: $(VENV)/.test  ## does labs/ follow from solutions/?
+release-check: $(VENV)/.test  ## do labs/ and the map follow from solutions/?
 	$(BIN)/ddl-labs release --check
+	$(BIN)/ddl-labs map --check
 
 lint: $(VENV)/.test  ## check style and notebooks
 	$(BIN)/ruff check .

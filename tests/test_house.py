@@ -25,6 +25,7 @@ from packaging.version import Version
 
 from utils.__main__ import parser
 from utils.course import execute, lint
+from utils.course.about import PARTS
 from utils.course.notebook import dumps, read
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -296,14 +297,15 @@ def test_the_tests_of_a_group_run_in_one_process():
 # --- execution ---------------------------------------------------------------------------------
 
 
-def notebook(tmp_path: Path, *cells) -> Path:
+def notebook(tmp_path: Path, *cells, **metadata) -> Path:
     """A notebook file; strings become code cells c1, c2 …"""
     made = [
         new_code_cell(cell, id=f"c{index}") if isinstance(cell, str) else cell
         for index, cell in enumerate(cells, 1)
     ]
     path = tmp_path / "01_toy.ipynb"
-    path.write_text(dumps(new_notebook(cells=made)), encoding="utf-8")
+    text = dumps(new_notebook(cells=made, metadata=metadata))
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -436,11 +438,16 @@ def test_another_environments_kernel_is_refused(tmp_path, monkeypatch):
 # --- lint --------------------------------------------------------------------------------------
 
 
+#: What a lab says about itself, to tools and to readers.
+ABOUT = {"title": "Toy", "part": PARTS[0], "minutes": 30, "ranks": 2, "builds_on": []}
+TITLE = new_markdown_cell("# 01 · Toy: a lab\n\n| 30 minutes | 2 | none |", id="title")
+
+
 def linted(tmp_path: Path, *cells, folder: str = "solutions") -> list[str]:
     """What lint says about one notebook, without the notebook's name."""
     (tmp_path / "solutions").mkdir()
     (tmp_path / "labs").mkdir()
-    notebook(tmp_path / folder, *cells)
+    notebook(tmp_path / folder, TITLE, *cells, lab=ABOUT)
     found = lint.lint(tmp_path / "solutions", tmp_path / "labs")
     return [text.removeprefix(f"{folder}/01_toy.ipynb: ") for text in found]
 
@@ -531,6 +538,32 @@ def test_a_broken_notebook_is_a_problem_not_a_crash(tmp_path):
     (tmp_path / "solutions" / "01_toy.ipynb").write_text("{")
     (problem,) = lint.lint(tmp_path / "solutions", tmp_path / "labs")
     assert problem.startswith("solutions/01_toy.ipynb: not a notebook")
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        (None, "the notebook's metadata don't say what the lab is: add "),
+        ({"minutes": ...}, "its lab metadata lack minutes: write "),
+        ({"minuts": 3, "ranks": ...}, "lack ranks and have minuts, which nobody reads"),
+        ({"builds_on": ["07"]}, "builds on '07', but there is no such lab: there are 01"),
+        ({"builds_on": ["01"]}, "builds on 01, which does not come before it"),
+        ({"builds_on": "00"}, "its builds_on is '00': a list such as"),
+        ({"part": "Elsewhere"}, "its part is 'Elsewhere': one of Data parallel, "),
+        ({"minutes": "30"}, "its minutes are '30': a whole number"),
+        ({"minutes": 45}, "its metadata say 45 minutes, its title cell 30: they must agree"),
+        ({"ranks": 4}, "its metadata say 4 ranks, its title cell 2: they must agree"),
+        ({"title": "To"}, "say '# 01 · To', its title cell '# 01 · Toy: a lab': they must agree"),
+    ],
+)
+def test_a_lab_that_does_not_say_what_it_is_is_found(tmp_path, about, said):
+    changed = {key: value for key, value in (ABOUT | (about or {})).items() if value is not ...}
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "labs").mkdir()
+    notebook(tmp_path / "solutions", TITLE, **({} if about is None else {"lab": changed}))
+    (problem,) = lint.lint(tmp_path / "solutions", tmp_path / "labs")
+    assert problem.startswith("solutions/01_toy.ipynb: ")
+    assert said in problem
 
 
 def test_this_repositorys_notebooks_are_clean():

@@ -38,6 +38,21 @@ def release(options: argparse.Namespace) -> int:
     return 0
 
 
+def draw_map(options: argparse.Namespace) -> int:
+    """Write the map of the course: docs/map.svg, and its part of README.md."""
+    from utils.course import map as course
+    from utils.course.about import labs
+
+    found = labs(options.solutions)
+    if options.check:
+        lines = course.drift(found)
+        print("\n".join(lines) or "the map is what follows from the labs")
+        return 1 if lines else 0
+    written = course.write(found)
+    print("\n".join(f"wrote {path.name}" for path in written) or "the map is up to date")
+    return 0
+
+
 def run(options: argparse.Namespace) -> int:
     """Execute notebooks from top to bottom; print one line each."""
     from utils.course.execute import execute
@@ -120,6 +135,10 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--check", action="store_true", help="write nothing; status 1 on drift")
     sub.add_argument("--solutions", type=Path, default=root / "solutions", metavar="FOLDER")
     sub.add_argument("--labs", type=Path, default=root / "labs", metavar="FOLDER")
+
+    sub = add("map", draw_map)
+    sub.add_argument("--check", action="store_true", help="write nothing; status 1 on drift")
+    sub.set_defaults(solutions=root / "solutions")
 
     sub = add("run", run)
     sub.add_argument(

@@ -16,6 +16,7 @@ from pathlib import Path
 from nbformat import NotebookNode
 from nbval.plugin import comment_markers, metadata_tags
 
+from . import about
 from .notebook import (
     LABS,
     ROOT,
@@ -37,6 +38,7 @@ OTHER_TAGS = {"skip-execution"}
 def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
     """Every problem in both folders, each with the notebook, the cell and the cure."""
     problems = []
+    numbers = {about.number_of(path) for path in notebooks(solutions_dir)}
     for folder, rules in ((solutions_dir, solution_problems), (labs_dir, lab_problems)):
         for path in notebooks(folder):
             where = f"{folder.name}/{path.name}"
@@ -45,6 +47,9 @@ def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
             except NotebookError as error:
                 problems.append(f"{folder.name}/{error}")
                 continue
+            if folder == solutions_dir:  # the other folder follows from it
+                own = about.problems_of(nb, about.number_of(path), numbers)
+                problems += [f"{where}: {text}" for text in own]
             problems += [f"{where}: cell '{cell.id}': {text}" for cell, text in rules(nb)]
     return problems
 

@@ -1,0 +1,114 @@
+"""The map of the course follows from what the labs say about themselves."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from utils.course import about, map
+from utils.course.about import PARTS, About
+from utils.course.notebook import ROOT, NotebookError
+
+LABS = [
+    About("00", "Start here", PARTS[0], 15, 3, ()),
+    About("01", "c10d", PARTS[0], 75, 4, ("00",)),
+    About("02", "Samplers", PARTS[1], 30, 4, ("01",)),
+    About("03", "By another way", PARTS[1], 30, 4, ("01",)),
+    About("04", "Both", PARTS[1], 30, 2, ("02", "03")),
+    About("05", "All of it", PARTS[-1], 120, 4, ("01", "04")),
+]
+
+
+@pytest.fixture
+def one_path(monkeypatch):
+    monkeypatch.setattr(map, "PATHS", {"An evening": ("a taste", [["00"], ["01", "04"]])})
+
+
+def test_this_repositorys_map_follows_from_its_labs():
+    assert map.drift(about.labs()) == []
+
+
+def test_each_path_is_in_the_picture_and_in_readme():
+    labs = about.labs()
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for route in map.paths(labs):
+        assert f"| {route.name} |" in readme
+    assert map.in_words(labs) in readme
+
+
+def test_a_lab_stands_below_what_it_builds_on():
+    at = map.places(LABS)
+    for lab in LABS:
+        assert all(at[other][1] < at[lab.number][1] for other in lab.builds_on)
+    assert len(set(at.values())) == len(LABS), "two labs at one place"
+    assert at["02"][0] != at["03"][0], "side by side: neither builds on the other"
+    assert at["04"][0] == at["02"][0]
+    assert at["05"] == (0, 4), "the last part is a row of its own, below all"
+
+
+def test_two_drawings_are_the_same_bytes_and_say_what_they_show(one_path):
+    first = map.picture(LABS)
+    assert map.picture(LABS) == first
+    root = ElementTree.fromstring(first)
+    space = {"svg": "http://www.w3.org/2000/svg"}
+    assert root.find("svg:title", space).text == map.in_words(LABS)
+    assert "04 Both (after 02 and 03)" in map.in_words(LABS)
+    assert "<dc:date>" not in first
+    assert "<text" not in first, "letters are paths: no font of the reader is needed"
+
+
+def test_the_users_own_settings_do_not_change_the_picture(one_path):
+    import matplotlib
+
+    first = map.picture(LABS)
+    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "none", "axes.grid": True}):
+        assert map.picture(LABS) == first
+
+
+def test_the_paths_take_the_minutes_of_their_labs(one_path):
+    evening, whole = map.paths(LABS)
+    assert (evening.minutes, evening.labs) == (120, "00 · 01, 04")
+    assert (whole.minutes, whole.numbers) == (300, ("00", "01", "02", "03", "04", "05"))
+    assert "| An evening | a taste | 00 · 01, 04 | 2 |" in map.part(LABS)
+
+
+@pytest.mark.parametrize(("minutes", "said"), [(180, "3"), (150, "2½"), (30, "½"), (100, "1½")])
+def test_hours_are_said_in_halves(minutes, said):
+    assert map._hours(minutes) == said
+
+
+def test_a_path_to_a_lab_that_is_not_there_is_refused(one_path):
+    with pytest.raises(NotebookError, match="'An evening' names lab 04, which does not exist"):
+        map.paths(LABS[:4])
+
+
+def test_drift_is_told_and_repaired(one_path, tmp_path: Path):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# Course\n{map.BEGIN}\nold\n{map.END}\nThe rest.\n", encoding="utf-8")
+    assert [line.partition(":")[0] for line in map.drift(LABS, tmp_path)] == [
+        "docs/map.svg",
+        "README.md",
+    ]
+    assert map.write(LABS, tmp_path) == [tmp_path / "docs" / "map.svg", readme]
+    text = readme.read_text("utf-8")
+    assert text.startswith(f"# Course\n{map.BEGIN}\n\n![Map of the course.")
+    assert text.endswith(f"\n\n{map.END}\nThe rest.\n")
+    assert "old" not in text
+    assert map.write(LABS, tmp_path) == map.drift(LABS, tmp_path) == []
+    longer = [*LABS[:-1], About("05", "All of it", PARTS[-1], 150, 4, ("01", "04"))]
+    assert len(map.drift(longer, tmp_path)) == 2
+
+
+def test_a_readme_without_a_place_for_it_is_refused():
+    with pytest.raises(NotebookError, match=r"README\.md needs a line"):
+        map.with_part("# Course", LABS)
+
+
+def test_labs_that_say_nothing_are_named(tmp_path: Path):
+    (tmp_path / "03_toy.ipynb").write_text(
+        '{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}', encoding="utf-8"
+    )
+    with pytest.raises(NotebookError, match=r"03_toy\.ipynb: the notebook's metadata don't say"):
+        about.labs(tmp_path)

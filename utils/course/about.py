@@ -1,0 +1,141 @@
+"""What a lab is: title, time, ranks, and which labs it builds on.
+
+It stands in the notebook's own metadata, once, under ``lab``::
+
+    "lab": {
+     "title": "DDP", "part": "Data parallel", "minutes": 75, "ranks": 4, "builds_on": ["03"]
+    }
+
+The title cell says the same to readers; ``ddl-labs lint`` tells where the two differ. The map of
+the course is drawn from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbformat import NotebookNode
+
+from .notebook import SOLUTIONS, NotebookError, notebooks, read
+
+#: The parts of the course, in order.
+PARTS = (
+    "Data parallel",
+    "Aggregating gradients",
+    "Splitting the model",
+    "Beyond the machine room",
+    "All together",
+)
+EXAMPLE = (
+    '"lab": {"title": "DDP", "part": "Data parallel", "minutes": 75, "ranks": 4, '
+    '"builds_on": ["03"]}'
+)
+
+
+@dataclass(frozen=True)
+class About:
+    """A lab, as its metadata has it.
+
+    Attributes:
+        number: of its file's name, "04".
+        title: the name, without the number and without what follows a colon.
+        part: one of :data:`PARTS`.
+        minutes: that it takes a student.
+        ranks: that it starts.
+        builds_on: numbers of the labs that come before it.
+    """
+
+    number: str
+    title: str
+    part: str
+    minutes: int
+    ranks: int
+    builds_on: tuple[str, ...]
+
+
+def labs(folder: Path = SOLUTIONS) -> list[About]:
+    """All labs of a folder, by number.
+
+    Raises:
+        NotebookError: metadata that lack something, or an unknown lab; says what and where.
+    """
+    given = {path: read(path) for path in notebooks(folder)}
+    numbers = {number_of(path) for path in given}
+    found = []
+    for path, nb in given.items():
+        if problems := list(problems_of(nb, number_of(path), numbers)):
+            raise NotebookError("\n".join(f"{path.name}: {problem}" for problem in problems))
+        about = {**nb.metadata["lab"], "builds_on": tuple(nb.metadata["lab"]["builds_on"])}
+        found.append(About(number_of(path), **about))
+    return found
+
+
+def number_of(path: Path) -> str:
+    """The number of a lab, "04" of 04_ddp.ipynb."""
+    return path.stem.partition("_")[0]
+
+
+def problems_of(nb: NotebookNode, number: str, numbers: set[str]) -> Iterator[str]:
+    """What is wrong with a lab's metadata, and where its title cell says something else.
+
+    Args:
+        number: of this lab.
+        numbers: of all labs that there are.
+    """
+    about = nb.metadata.get("lab")
+    if not isinstance(about, Mapping):
+        yield f"the notebook's metadata don't say what the lab is: add {EXAMPLE}"
+        return
+    faults = list(_faults(about, number, numbers))
+    yield from faults
+    if not faults:
+        yield from _differences(about, number, nb.cells[0].source if nb.cells else "")
+
+
+def _faults(about: Mapping[str, Any], number: str, numbers: set[str]) -> Iterator[str]:
+    wanted = list(About.__dataclass_fields__)[1:]
+    if (missing := [key for key in wanted if key not in about]) or (set(about) - set(wanted)):
+        more = sorted(set(about) - set(wanted))
+        said = [f"lack {', '.join(missing)}"] if missing else []
+        said += [f"have {', '.join(more)}, which nobody reads"] if more else []
+        yield f"its lab metadata {' and '.join(said)}: write {EXAMPLE}"
+        return
+    if not (isinstance(about["title"], str) and about["title"].strip()):
+        yield f"its title is {about['title']!r}: give it words"
+    if about["part"] not in PARTS:
+        yield f"its part is {about['part']!r}: one of {', '.join(PARTS)}"
+    for key in ("minutes", "ranks"):
+        if type(about[key]) is not int or about[key] < 1:
+            yield f"its {key} are {about[key]!r}: a whole number from 1 on"
+    if not isinstance(about["builds_on"], list):
+        yield f'its builds_on is {about["builds_on"]!r}: a list such as ["03"]'
+        return
+    for other in about["builds_on"]:
+        if other not in numbers:
+            yield f"builds on {other!r}, but there is no such lab: there are {_few(numbers)}"
+        elif other >= number:
+            yield f"builds on {other}, which does not come before it"
+
+
+def _few(numbers: set[str]) -> str:
+    return f"{min(numbers)} to {max(numbers)}" if len(numbers) > 1 else ", ".join(numbers)
+
+
+def _differences(about: Mapping[str, Any], number: str, title_cell: str) -> Iterator[str]:
+    """Where the title cell says something else: heading, and the table of time and ranks."""
+    heading = f"# {number} · {about['title']}"
+    first = title_cell.partition("\n")[0]
+    if first.partition(":")[0].strip() != heading:
+        yield f"its metadata say {heading!r}, its title cell {first!r}: they must agree"
+    row = re.search(r"^\|([^|\n]*)minutes *\| *(\d+)[^\n]*\|$", title_cell, re.MULTILINE)
+    if row is None:
+        yield "its title cell has no row such as '| 75 minutes | 4, on one machine | 15 |'"
+        return
+    said = {"minutes": int((re.findall(r"\d+", row[1]) or ["0"])[-1]), "ranks": int(row[2])}
+    for key, value in said.items():
+        if value != about[key]:
+            yield f"its metadata say {about[key]} {key}, its title cell {value}: they must agree"

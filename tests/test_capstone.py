@@ -1,0 +1,383 @@
+"""The capstone's harness: the clock, the counts, the judge, the scoreboard; and real entries."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import find_mpiexec
+
+from torch_mpi.library import is_open_mpi, version
+from torch_mpi.network import Network
+from utils import capstone, models
+from utils.capstone import board, judge
+from utils.capstone.judge import Entry, accuracy, judged
+from utils.capstone.replay import lost, replay, traffic
+from utils.capstone.rules import SIZES, TEST, Rules
+from utils.course.notebook import SOLUTIONS, read
+from utils.figures import alt
+from utils.figures import capstone as drawings
+from utils.jobs.run import LATE, Ended
+
+#: 1 s for an image; 2 s between the nodes and 100 bytes a second; nothing inside.
+SLOW = Rules(per_sample=1.0, between=Network(2.0, 100.0), inside=Network(0.0, 1e12), notice=10.0)
+
+# --- the clock -----------------------------------------------------------------------------------
+
+
+def ends(traces: dict, rules: Rules = SLOW) -> dict[int, float]:
+    return {rank: round(seconds, 6) for rank, seconds in replay(traces, rules).end.items()}
+
+
+@pytest.mark.quick
+def test_a_message_leaves_when_its_sender_is_there_and_is_waited_for():
+    traces = {0: [["work", 5, "a"], ["send", 4, 2, 300]], 2: [["recv", 4, 0, 300]]}
+    assert ends(traces) == {0: 8, 2: 10}
+    late = {2: [["work", 50, "a"], ["recv", 4, 0, 300]]}
+    assert ends(traces | late) == {0: 8, 2: 50}
+
+
+@pytest.mark.quick
+def test_within_a_node_the_other_network_is_taken():
+    assert ends({0: [["send", 4, 1, 300]], 1: [["recv", 4, 0, 300]]}) == {0: 0, 1: 0}
+
+
+@pytest.mark.quick
+def test_what_comes_in_at_the_same_time_comes_in_one_after_the_other():
+    sends = {rank: [["send", 4, 0, 300]] for rank in (2, 3)}
+    assert ends(sends | {0: [["recv", 4, 2, 300], ["recv", 4, 3, 300]]})[0] == 8
+    assert ends(sends | {0: [["recv", 4, 3, 300], ["recv", 4, 2, 300]]})[0] == 8
+
+
+@pytest.mark.quick
+def test_the_order_in_which_ranks_are_gone_through_does_not_count():
+    traces = {
+        r: [["work", r, "a"], ["send", 4, (r + 1) % 4, 100], ["recv", 4, (r - 1) % 4, 100]]
+        for r in range(4)
+    }
+    backwards = dict(reversed(traces.items()))
+    assert ends(traces) == ends(backwards) == {0: 6, 1: 2, 2: 4, 3: 4}
+
+
+@pytest.mark.quick
+def test_those_that_live_go_on_together_a_while_after_the_death():
+    traces = {
+        0: [["work", 1, "a"], ["send", 4, 2, 100], ["shrunk"], ["work", 1, "a"], ["show", "x"]],
+        1: [["work", 3, "a"], ["shrunk"]],
+        2: [["work", 7, "a"], ["died"]],
+        3: [["work", 5, "a"], ["shrunk"]],
+    }
+    clock = replay(traces, SLOW)
+    assert clock.died == 7
+    assert clock.end == {0: 18, 1: 17, 2: 7, 3: 17}
+    assert clock.shown == [(18, 0, "x")]
+
+
+@pytest.mark.quick
+def test_a_message_of_before_the_death_is_not_taken_for_one_of_after():
+    # Ranks 0 and 1 are one node: rank 2 here has sent twice, once to nobody.
+    traces = {
+        0: [["shrunk"], ["recv", 3, 2, 100]],
+        1: [["died"]],
+        2: [
+            ["send", 4, 0, 100],
+            ["work", 20, "a"],
+            ["shrunk"],
+            ["work", 5, "a"],
+            ["send", 3, 0, 100],
+        ],
+    }
+    assert ends(traces)[0] == 1 + 20 + 10 + 5 + 1 + 2
+
+
+@pytest.mark.quick
+def test_a_message_whose_sending_nobody_noted_stops_nothing():
+    assert ends({0: [["recv", 4, 2, 300], ["work", 4, "a"]], 2: []}) == {0: 4, 2: 0}
+
+
+# --- what is counted -----------------------------------------------------------------------------
+
+
+@pytest.mark.quick
+def test_messages_and_bytes_of_each_pair_are_added_up():
+    traces = {
+        0: [["send", 4, 2, 300], ["send", 4, 2, 50], ["send", 4, 1, 7]],
+        2: [["recv", 4, 0, 9]],
+    }
+    assert traffic(traces) == {(0, 2): (2, 350), (0, 1): (1, 7)}
+
+
+STEPS = [["work", 8, "a"], ["send", 4, 1, 1], ["work", 8, "b"], ["send", 4, 1, 1]]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("dead", "alive", "images"),
+    [
+        # Who lives takes step b again: both have computed it in vain.
+        ([*STEPS[:3], ["died"]], [*STEPS[:3], ["shrunk"], ["work", 8, "b"]], 16),
+        # Back to the beginning.
+        ([*STEPS, ["died"]], [*STEPS, ["shrunk"], ["work", 8, "a"]], 32),
+        # It goes on from weights of its own: only what the dead rank has told nobody is lost.
+        ([*STEPS, ["work", 8, "c"], ["died"]], [*STEPS, ["shrunk"], ["work", 8, "z"]], 8),
+        ([*STEPS, ["died"]], [*STEPS, ["shrunk"], ["work", 8, "z"]], 0),
+        # Nobody computes any more.
+        ([["work", 8, "a"], ["died"]], [["work", 8, "a"], ["shrunk"]], 8),
+    ],
+)
+def test_what_is_lost_is_seen_by_the_weights_that_are_gone_back_to(dead, alive, images):
+    assert lost({0: dead, 1: alive}) == images
+
+
+# --- the judge -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def standin_images(monkeypatch):
+    """Test images that weights of zero, and a bias for class 3, name right in one case of ten."""
+    labels = torch.arange(TEST) % 10
+    monkeypatch.setattr(judge, "_kept", [(torch.zeros(TEST, 1, 28, 28), labels)])
+
+
+def weights(**changes) -> dict:
+    found = {name: torch.zeros_like(t) for name, t in models.mlp(0, SIZES).state_dict().items()}
+    return found | changes
+
+
+@pytest.mark.quick
+def test_the_accuracy_is_that_of_the_weights(tmp_path: Path, standin_images):
+    torch.save(weights(), tmp_path / "w.pt")
+    assert accuracy(tmp_path / "w.pt") == pytest.approx(0.1)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("handed_in", "words"),
+    [
+        ("99 %", "handed in <class 'str'>, expected weights layers.1.weight"),
+        ({}, "handed in nothing, expected weights"),
+        ({"w": torch.ones(3)}, "handed in w, expected weights"),
+        (weights(**{"layers.3.bias": torch.zeros(9)}), "layers.3.bias of shape [9], expected [10]"),
+        (weights(**{"layers.3.bias": torch.full((10,), torch.nan)}), "it diverged"),
+    ],
+)
+def test_weights_that_are_none_are_named(tmp_path, standin_images, handed_in, words):
+    torch.save(handed_in, tmp_path / "w.pt")
+    with pytest.raises(ValueError, match=r"handed in") as error:
+        accuracy(tmp_path / "w.pt")
+    assert words in str(error.value)
+
+
+def left_behind(folder: Path, traces: dict, how: str = "done", words: str = "") -> Path:
+    for rank, events in traces.items():
+        told = {"how": "died" if ["died"] in events else how, "words": words, "events": events}
+        (folder / f"rank-{rank}.json").write_text(json.dumps(told))
+    torch.save(weights(), folder / "x")
+    return folder
+
+
+SURVIVED = {
+    0: [["work", 1, "a"], ["send", 4, 2, 100], ["shrunk"], ["work", 1, "a"], ["show", "x"]],
+    1: [["shrunk"]],
+    2: [["work", 7, "a"], ["died"]],
+    3: [["shrunk"]],
+}
+
+
+def judge_of(folder: Path, rules: Rules, ended: Ended | None = None) -> Entry:
+    ended, plan = ended or Ended(0, "", "", 3.0), {"victim": 2}
+    return judged(folder, ended, name="toy", scheme="a scheme", plan=plan, rules=rules)
+
+
+@pytest.mark.quick
+def test_a_line_says_what_was_reached_and_used(tmp_path, standin_images):
+    entry = judge_of(left_behind(tmp_path, SURVIVED), replace(SLOW, target=0.1, seconds=18.5))
+    assert entry.within, entry.exceeded
+    assert (entry.seconds, entry.slow_bytes, entry.slow_messages, entry.lost) == (18, 100, 1, 8)
+    line = str(entry).splitlines()[-1]
+    assert line.split("  ")[0] == "toy"
+    assert "10.0 %" in line
+    assert line.endswith("within budget")
+    assert str(entry.as_verdict()) == "✓ Task 14.1 · your entry · 0 points"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("rules", "missed"),
+    [
+        ({"target": 0.2, "seconds": 99}, "accuracy 10.0 < 20 %"),
+        ({"target": 0.1, "seconds": 5}, "seconds 18.0 > 5"),
+        ({"target": 0.1, "seconds": 99, "slow_bytes": 99}, "bytes 0.0 > 9.9e-05 MB"),
+    ],
+)
+def test_a_line_says_what_was_missed(tmp_path, standin_images, rules, missed):
+    entry = judge_of(left_behind(tmp_path, SURVIVED), replace(SLOW, **rules))
+    assert entry.exceeded == (missed,)
+    assert str(entry).endswith(f"missed: {missed}")
+    assert f"- missed: {missed}" in str(entry.as_verdict())
+
+
+@pytest.mark.quick
+def test_who_is_done_before_the_death_is_not_within_the_budget(tmp_path, standin_images):
+    traces = {0: [["work", 5, "a"], ["show", "x"]], **{r: [] for r in (1, 2, 3)}}
+    entry = judge_of(left_behind(tmp_path, traces), replace(SLOW, target=0.1, seconds=99))
+    assert entry.exceeded == ("failure (over after 5.0 s, before the rank died)",)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("traces", "how", "words", "status", "problem"),
+    [
+        (SURVIVED, "raised", "line 3: KeyError: 'x'", 1, "rank 0 raised in line 3: KeyError: 'x'"),
+        (SURVIVED, "raised", "TypeError: no train", 1, "TypeError: no train"),
+        (SURVIVED, "done", "", LATE, "was not done after 3 s of this machine"),
+        ({0: [], 2: [["died"]]}, "done", "", 1, "rank 1 ended early: Killed"),
+        ({r: [] for r in range(4)}, "done", "", 0, "handed in no weights"),
+    ],
+)
+def test_an_entry_that_cannot_be_judged_has_a_line_that_says_why(
+    tmp_path, traces, how, words, status, problem
+):
+    ended = Ended(status, "", "something\nKilled\n", 3.0)
+    entry = judge_of(left_behind(tmp_path, traces, how, words), SLOW, ended)
+    assert entry.problem == problem
+    assert not entry.within
+    assert str(entry).endswith(problem)
+
+
+@pytest.mark.quick
+def test_a_stub_is_still_open():
+    entry = Entry(
+        "a", problem="rank 0 raised in line 2: NotImplementedError: Task 14.1: your entry"
+    )
+    assert str(entry.as_verdict()) == "✗ Task 14.1 · your entry · still open"
+
+
+# --- the scoreboard ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    curve = ((1.0, 0.5), (2.5, 0.81))
+    board.enter(Entry("raised", problem="KeyError"), tmp_path)
+    board.enter(Entry("slow", accuracy=0.81, seconds=9.0, curve=curve, slow_bytes=10**6), tmp_path)
+    board.enter(Entry("fast", accuracy=0.81, seconds=2.5, curve=curve, slow_bytes=10**6), tmp_path)
+    return tmp_path
+
+
+@pytest.mark.quick
+def test_the_best_is_on_top_and_a_name_stands_there_once(three: Path):
+    names = [entry.name for entry in board.Scoreboard.read(three).entries]
+    assert names == ["fast", "slow", "raised"]
+    board.enter(Entry("fast", accuracy=0.7, exceeded=("accuracy",)), three)
+    names = [entry.name for entry in board.Scoreboard.read(three).entries]
+    assert names == ["slow", "fast", "raised"]
+    assert "slow" in repr(board.Scoreboard.read(three))
+    assert "<table>" in board.Scoreboard.read(three)._repr_html_()
+
+
+@pytest.mark.quick
+def test_boards_of_teams_are_read_together_and_a_broken_file_is_kept(
+    three, tmp_path_factory, capsys
+):
+    other = tmp_path_factory.mktemp("other")
+    (other / board.FILE).write_text("{")
+    both = board.Scoreboard.read(three, other)
+    assert len(both.entries) == 3
+    assert both.problem == "scoreboard.json could not be read."
+    board.enter(Entry("new"), other)
+    assert "scoreboard.broken" in capsys.readouterr().out
+    assert (other / "scoreboard.broken").read_text() == "{"
+    assert [entry.name for entry in board.Scoreboard.read(other).entries] == ["new"]
+
+
+@pytest.mark.quick
+def test_the_pictures_say_what_they_show(three: Path):
+    said = alt.describe(board.Scoreboard.read(three).picture())
+    assert "fast: 81.0 %, 1.0 MB, target after 2.5 s" in said
+    assert "raised" not in said
+    assert "No entry has handed in weights" in alt.describe(drawings.entries([], Rules()))
+    assert "20 Mbit/s" in alt.describe(drawings.machine(Rules()))
+
+
+# --- real entries --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch) -> Path:
+    launcher = find_mpiexec()
+    if launcher is None or not is_open_mpi(version(launcher)):
+        pytest.skip("ULFM takes Open MPI")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(folder: Path, cell_id: str, **changes: str) -> Path:
+    """The file that a cell of the notebook writes, with some words changed."""
+    nb = read(SOLUTIONS / "14_capstone.ipynb")
+    source = next(cell.source for cell in nb.cells if cell.id == cell_id).partition("\n")[2]
+    for old, new in changes.values():
+        assert old in source
+        source = source.replace(old, new)
+    path = folder / f"{cell_id}.py"
+    path.write_text(source, encoding="utf-8")
+    return path
+
+
+SMALL = Rules(target=0.3, seconds=9.0, slow_bytes=4_000_000, earliest=200, latest=900)
+
+
+def test_the_notebooks_entries_on_real_ranks(here: Path):
+    """The baseline misses the bytes, the model's entry is within the budget; both survive."""
+    script = written(here, "repair-write", steps=("step < 240", "step < 40"))
+    plain = capstone.run(script, "plain", seed=1, rules=SMALL)
+    script = written(
+        here, "entry-answer", steps=("STEPS, TAU, RATE = 240", "STEPS, TAU, RATE = 80")
+    )
+    model = capstone.run(script, "model", seed=2, rules=SMALL)
+    n = 4 * sum(p.numel() for p in models.mlp(0, SIZES).parameters())
+
+    assert plain.problem == ""
+    # Two arrows of a ring of four carry 1.5 n a step, two of a ring of three 4/3 n.
+    assert 40 * 2 * 4 / 3 * n < plain.slow_bytes < 41 * 2 * 3 / 2 * n
+    assert [text.split()[0] for text in plain.exceeded] == ["bytes"]
+    assert plain.lost == 96
+
+    assert model.within, model.verdict
+    # Four rounds of 2 n, one of them again, and small change.
+    assert 8 * n <= model.slow_bytes < 10.1 * n
+    assert model.seconds < plain.curve[-1][0]
+    assert 0 < model.lost <= 4 * 20 * 32
+    assert [entry.name for entry in capstone.scoreboard().entries] == ["model", "plain"]
+
+
+PEEK = """
+from utils.data import fashion_mnist
+
+def train(job):
+    fashion_mnist(train=False)
+"""
+STUCK = """
+import time
+
+def train(job):
+    while True:
+        time.sleep(1)
+"""
+
+
+def test_test_images_are_the_judges_and_an_entry_that_hangs_is_ended(here: Path):
+    (here / "peek.py").write_text(PEEK)
+    entry = capstone.run("peek.py", "peek")
+    assert entry.problem == (
+        "rank 0 raised in line 5: PermissionError: the test images belong to the judge: train on "
+        "job.images"
+    )
+    (here / "stuck.py").write_text(STUCK)
+    entry = capstone.run("stuck.py", "stuck", deadline=15)
+    assert entry.problem.startswith("was not done after 15 s")
+    with pytest.raises(FileNotFoundError, match=r"there is no other\.py"):
+        capstone.run("other.py", "other")

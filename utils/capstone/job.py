@@ -1,0 +1,229 @@
+"""What runs on each rank of an entry: the data, the count of what it does, the failure, the end.
+
+The harness starts it; an entry gets a :class:`Job`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import runpy
+import signal
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from torch_mpi import world
+from torch_mpi.network import Network, link
+from utils import data, models
+
+from .rules import NODES, RANKS, SIZES
+
+#: Seconds that a rank waits for others before the backend says who is missing.
+PATIENCE = 20.0
+MOST_SHOWN = 60
+
+
+class Job:
+    """What an entry's `train(job)` works with.
+
+    Attributes:
+        images: float32 [12000, 1, 28, 28], normalised; the training images, all of them.
+        labels: int64 [12000].
+        born: this rank's first number, 0 to 3, which it keeps when others die.
+    """
+
+    def __init__(self, folder: Path, victim: int, dies_at: int):
+        self.born = dist.get_rank()
+        self._folder, self._victim, self._dies_at = folder, victim, dies_at
+        self._events: list[list] = []
+        self._computed = self._shown = 0
+        self._size = RANKS
+        pixels, self.labels = torch.load(folder / "train.pt", weights_only=True)
+        shift, scale = -data.MEAN / data.STD, 1 / (255 * data.STD)
+        self.images = (shift + scale * pixels.float()).unsqueeze(1)
+
+    @property
+    def rank(self) -> int:
+        """This rank's present number."""
+        return dist.get_rank()
+
+    @property
+    def living(self) -> list[int]:
+        """First numbers of the ranks of the present default group: entry k is now rank k."""
+        return _living(dist.get_world_size(), self._victim)
+
+    @property
+    def nodes(self) -> list[list[int]]:
+        """Present numbers of the ranks of each node that has any: [[0, 1], [2, 3]] at first."""
+        living = self.living
+        kept = [[living.index(rank) for rank in node if rank in living] for node in NODES]
+        return [node for node in kept if node]
+
+    def model(self) -> nn.Module:
+        """The MLP (784, 64, 10), with the same weights on every rank."""
+        return models.mlp(seed=0, sizes=SIZES)
+
+    def batch(self, number: int, size: int) -> Tensor:
+        """Indices of a minibatch, int64 [size]; another number gives another one, at random."""
+        drawn = torch.Generator().manual_seed(number)
+        return torch.randint(len(self.labels), (size,), generator=drawn)
+
+    def gradient(self, model: nn.Module, indices: Tensor) -> float:
+        """Compute the mean cross entropy of these images, and its gradient into `.grad`.
+
+        What was in `.grad` is thrown away. This is what takes time on the played machine, and where
+        the rank dies whose turn it is. Returns the loss.
+        """
+        self._notice_a_new_group()
+        self._die_if_it_is_time(len(indices))
+        self._events.append(["work", len(indices), _fingerprint(model)])
+        self._computed += len(indices)
+        model.zero_grad()
+        loss = cross_entropy(model(self.images[indices]), self.labels[indices])
+        loss.backward()
+        return loss.item()
+
+    def show(self, model: nn.Module) -> None:
+        """Hand in the weights as they are now; takes no time. The last ones that were shown count.
+
+        The first ones that reach the target say when it was reached. At most 60 times on a rank.
+        """
+        self._show(model)
+
+    def _show(self, model: object) -> None:
+        if self._shown == MOST_SHOWN:
+            raise RuntimeError(f"show() more than {MOST_SHOWN} times on a rank")
+        weights = weights_of(model)
+        name = f"shown-{self.born}-{self._shown}.pt"
+        torch.save(
+            {key: tensor.detach().clone() for key, tensor in weights.items()}, self._folder / name
+        )
+        self._shown += 1
+        self._events.append(["show", name])
+
+    # -- what the harness does ----------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Count every message from now on, also those that a collective is made of."""
+        link.set(Network())  # no slower than the machine, but message by message
+        link.wire = self._wire
+
+    def _wire(self, me: int, other: int) -> _Counter:
+        self._notice_a_new_group()
+        return _Counter(self._events, self._size, _living(self._size, self._victim)[other])
+
+    def _notice_a_new_group(self) -> None:
+        here = world.current()
+        if here is not None and here.size != self._size:
+            self._size = here.size
+            self._events.append(["shrunk"])
+
+    def _die_if_it_is_time(self, samples: int) -> None:
+        if self.born == self._victim and self._computed + samples > self._dies_at:
+            self._events.append(["died"])
+            self.close("died")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def close(self, how: str, words: str = "") -> None:
+        """Leave for the harness what this rank did, and how it ended."""
+        told = {"how": how, "words": words, "events": self._events}
+        path = self._folder / f"rank-{self.born}.json"
+        path.with_suffix(".tmp").write_text(json.dumps(told), encoding="utf-8")
+        path.with_suffix(".tmp").replace(path)
+
+
+class _Counter:
+    """A link to one rank: counts the messages, and delays none."""
+
+    def __init__(self, events: list[list], size: int, other: int):
+        self._events, self._size, self._other = events, size, other
+
+    def sends(self, nbytes: int, at: float) -> tuple[float, float]:
+        """A message leaves; it is gone, and there, at once."""
+        self._events.append(["send", self._size, self._other, nbytes])
+        return at, at
+
+    def receives(self, nbytes: int, told: float) -> float:
+        """A message has come."""
+        self._events.append(["recv", self._size, self._other, nbytes])
+        return time.perf_counter()
+
+
+def _living(size: int, victim: int) -> list[int]:
+    """First numbers of `size` ranks: all, or all but the one that dies."""
+    return list(range(RANKS)) if size == RANKS else [r for r in range(RANKS) if r != victim][:size]
+
+
+def _fingerprint(model: nn.Module) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def weights_of(model: object) -> dict[str, Tensor]:
+    """Weights by name, of a model, of one in a wrapper such as DDP, or of a state dict.
+
+    Raises TypeError for anything else.
+    """
+    model = getattr(model, "module", model)
+    found = model.state_dict() if isinstance(model, nn.Module) else model
+    if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
+        raise TypeError(
+            f"weights were expected, a model or its state_dict(), got {type(model).__name__}"
+        )
+    return found
+
+
+def main() -> None:
+    """Run the entry, a file, on this rank."""
+    entry, folder = sys.argv[1], Path(sys.argv[2])
+    plan = json.loads((folder / "plan.json").read_text())
+    torch.set_num_threads(1)
+    dist.init_process_group("mpi", timeout=timedelta(seconds=PATIENCE))
+    data.fashion_mnist = _no_test_images(data.fashion_mnist)
+    job = Job(folder, plan["victim"], plan["dies_at"])
+    dist.barrier()
+    job.watch()
+    try:
+        train = runpy.run_path(entry).get("train")
+        if not callable(train):
+            raise TypeError("the file has no function train(job)")
+        result = train(job)
+        if result is not None:
+            job._show(result)
+        job.close("done")
+    except BaseException as error:
+        job.close("raised", _last_words(error, entry))
+        raise
+    dist.barrier()
+
+
+def _no_test_images(load):
+    def fashion_mnist(train: bool = True, *arguments, **named):
+        if not train:
+            raise PermissionError("the test images belong to the judge: train on job.images")
+        return load(train, *arguments, **named)
+
+    return fashion_mnist
+
+
+def _last_words(error: BaseException, entry: str) -> str:
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == entry]
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    said = re.sub(r"( because rank \d died): its process.*", r"\1", said)  # what follows is advice
+    return f"line {lines[-1]}: {said}" if lines else said
+
+
+if __name__ == "__main__":
+    main()

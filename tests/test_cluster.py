@@ -377,6 +377,7 @@ def test_a_fresh_kernel_says_that_its_ranks_are_not_there_yet():
         assert "Run the cell with `ranks = cluster.start(…)`" in output.traceback[0]
     assert third.ename == "NameError"
     assert len(third.traceback) > 1
+    assert "If a cell above makes `something_else`, run that one first" in third.traceback[-1]
 
 
 def test_a_picture_whose_run_cell_was_skipped_names_what_is_missing_and_what_to_run():

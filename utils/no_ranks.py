@@ -18,6 +18,12 @@ ADVICE = (
     "(Run → Run All Above Selected Cell)."
 )
 
+#: A picture cell, folded, has been run before the cell that makes what it draws.
+NOT_YET = (
+    "If a cell above makes `{}`, run that one first (Run → Run All Above Selected Cell). What a "
+    "%%px cell makes is on the ranks only."
+)
+
 
 def load_ipython_extension(shell) -> None:
     """Called by IPython: a ``%%px`` and a NameError that say what to do."""
@@ -32,5 +38,9 @@ def _px(line: str, cell: str | None = None) -> NoReturn:
 
 
 def _explained(shell, error: NameError) -> Exception:
-    """What to do, where it is ``ranks`` that has no value."""
-    return RanksError(ADVICE) if error.name == "ranks" else error
+    """What to do where it is ``ranks`` that has no value; else what else it can be than a typo."""
+    if error.name == "ranks":
+        return RanksError(ADVICE)
+    if error.name and f"{error.name!r} is not defined" in str(error):
+        error.add_note(NOT_YET.format(error.name))
+    return error

@@ -26,6 +26,7 @@ tensors (coalesced ones) count all of them.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -153,8 +154,9 @@ class Log:
 
     def since(self, mark: int) -> list[Call]:
         """The calls after ``mark``, oldest first."""
-        fresh = min(self._seen - mark, len(self._calls))
-        entries = list(self._calls)[len(self._calls) - fresh :]
+        fresh = max(0, min(self._seen - mark, len(self._calls)))
+        # From the end: a deque of many calls is not copied for a few.
+        entries = list(itertools.islice(reversed(self._calls), fresh))[::-1]
         return [entry if isinstance(entry, Call) else _filled(*entry) for entry in entries]
 
 

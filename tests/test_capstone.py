@@ -334,9 +334,7 @@ def test_the_notebooks_entries_on_real_ranks(here: Path):
     """The baseline misses the bytes, the model's entry is within the budget; both survive."""
     script = written(here, "repair-write", steps=("step < 240", "step < 40"))
     plain = capstone.run(script, "plain", seed=1, rules=SMALL)
-    script = written(
-        here, "entry-answer", steps=("STEPS, TAU, RATE = 240", "STEPS, TAU, RATE = 80")
-    )
+    script = written(here, "entry-answer", steps=("STEPS, TAU = 240", "STEPS, TAU = 80"))
     model = capstone.run(script, "model", seed=2, rules=SMALL)
     n = 4 * sum(p.numel() for p in models.mlp(0, SIZES).parameters())
 

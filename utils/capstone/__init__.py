@@ -89,9 +89,9 @@ def check(entry: Entry) -> None:
     entry.as_verdict().show()
 
 
-def scoreboard() -> Scoreboard:
-    """All entries beside this notebook, to be shown by it; ``.picture()`` draws them."""
-    return Scoreboard.read(Path.cwd())
+def scoreboard(*folders: str | Path) -> Scoreboard:
+    """All entries beside this notebook, or in these folders; ``.picture()`` draws them."""
+    return Scoreboard.read(*(map(Path, folders) if folders else [Path.cwd()]))
 
 
 def _write_training_images(path: Path) -> None:

@@ -34,6 +34,8 @@ __all__ = ["FILE", "NODES", "RANKS", "SIZES", "Entry", "Rules", "check", "run", 
 
 #: Seconds of this machine after which an entry is ended.
 DEADLINE = 90.0
+#: Letters of what the ranks print that are shown, the last ones.
+MOST_PRINTED = 3000
 
 
 def run(
@@ -47,6 +49,8 @@ def run(
     on_board: bool = True,
 ) -> Entry:
     """Run an entry on four ranks of its own, judge it, and put it on the scoreboard.
+
+    What its ranks print is shown, too.
 
     Args:
         script: file with a function ``train(job)``, which every rank calls; it may
@@ -78,6 +82,8 @@ def run(
         (place / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
         _write_training_images(place / "train.pt")
         ended = _job(script, place, deadline)
+        if ended.out.strip():
+            print(ended.out.rstrip()[-MOST_PRINTED:], flush=True)
         entry = judged(place, ended, name=name, scheme=scheme, plan=plan, rules=rules)
     if on_board:
         enter(entry)

@@ -151,9 +151,7 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add("diagnosis", diagnosis)
     sub.add_argument("--only", default="", metavar="WORDS", help="part of a name or class")
-    sub.add_argument(
-        "--backends", nargs="+", default=["mpi"], choices=["mpi", "gloo"], help="mpi"
-    )
+    sub.add_argument("--backends", nargs="+", default=["mpi"], choices=["mpi", "gloo"], help="mpi")
     sub.add_argument("--verbose", action="store_true", help="print every report")
     return top
 

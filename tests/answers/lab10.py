@@ -540,7 +540,7 @@ CHANGES = [
     (
         RUN,
         "sends that block",
-        "sends.append(dist.isend(output, group_dst=s + 1, group=group, tag=forward_tag(k)))",
+        "outbox.add(dist.isend(output, group_dst=s + 1, group=group, tag=forward_tag(k)))",
         "dist.send(output, group_dst=s + 1, group=group, tag=forward_tag(k))",
         "uses dist.send",
     ),
@@ -552,7 +552,7 @@ CHANGES = [
         "",
         "that of a gradient backward_tag(k)",
     ),
-    (RUN, "no wait", "send.wait()", "pass", "nobody called wait()"),
+    (RUN, "no wait", "outbox.wait()", "pass", "nobody called wait()"),
     (RUN, "nothing is forgotten", "held.pop(k)", "held[k]", "were held at once"),
     (RUN, "one entry for all", "held[k] = x, y", "held[0] = x, y", "looked up that is not there"),
     (RUN, "no requires_grad", "x.requires_grad_()", "pass", "requires_grad_()"),

@@ -14,7 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from utils.schedules import idle as idle_share
+from utils.schedules import one_f_one_b as one_f_one_b
 from utils.schedules import parse as parse
+from utils.schedules import planned as planned
+from utils.schedules import zero_bubble as zero_bubble
 
 from . import BLUE, CYCLE, GREEN, INK, ORANGE, PALE, SKY, arrow, box, canvas, fit_limits, use_style
 

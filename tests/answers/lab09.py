@@ -73,6 +73,8 @@ CHANGES = [
      "the shard is a view"),
     ("9.1", "contiguous is no copy", _COLUMN,
      "weight.chunk(p, 0)[r].contiguous(), bias.chunk(p)[r].clone()", "the shard is a view"),
+    ("9.1", "the layer's own bias", _ROW, "weight.chunk(p, 1)[r].clone(), bias",
+     "this is the layer's own memory"),
     ("9.1", "keeps the graph", _DETACHED, "weight, bias = linear.weight, linear.bias",
      "hangs on the graph of the whole layer"),
     ("9.1", "every p-th line", "weight.chunk(p, 0)[r]", "weight[r::p]", "every 4-th line"),
@@ -91,6 +93,8 @@ CHANGES = [
     ("9.2", "f sums forward, too", "return x.view_as(x)",
      "x = x.clone()\n        dist.all_reduce(x, group=group)\n        return x",
      "f does that backward only"),
+    ("9.2", "does not wait", "dist.all_reduce(total, group=group)",
+     "dist.all_reduce(total, group=group, async_op=True)", "nobody called wait()"),
     ("9.2", "f never sums", "        dist.all_reduce(total, group=ctx.group)\n", "",
      "f sums over the ranks backward"),
     ("9.2", "g never sums", "        dist.all_reduce(total, group=group)\n", "",
@@ -153,6 +157,12 @@ CHANGES = [
      "f(g(functional.linear(x, self.weight), self.group), self.group)", "4 times too large"),
     ("9.3", "f behind the first layer", "self.up(f(x, self.group))", "f(self.up(x), self.group)",
      "gradient of x"),
+    ("9.3", "ReLU", "functional.gelu(", "functional.relu(", "this is ReLU"),
+    ("9.3", "the other GELU", "functional.gelu(", "functional.gelu(approximate='tanh', input=",
+     "approximation by tanh"),
+    ("9.3", "the bias on one rank", "g(functional.linear(x, self.weight), self.group) + self.bias",
+     "g(functional.linear(x, self.weight, None if dist.get_rank(self.group) else self.bias), "
+     "self.group)", "gradient of down.bias: there is none"),
     ("9.3", "in place after a product: right by luck",
      "return g(functional.linear(x, self.weight), self.group) + self.bias",
      "y = functional.linear(x, self.weight)\n        dist.all_reduce(y, group=self.group)\n"
@@ -369,7 +379,21 @@ CHANGES = [
     ("9.9", "three exchanges", _BACK, _BACK + "\n    exchange(buffer.detach(), group)",
      "expected 2 all_to_all, there and back, it made 3"),
 ]  # fmt: skip
+_LINEARS = source_of(NOTEBOOK, "lab09-mlp-answer")
 WRONG = [
+    ("9.3", "f in ColumnLinear", _LINEARS.replace(
+        "return functional.linear(x, self.weight, self.bias)",
+        "return functional.linear(f(x, self.group), self.weight, self.bias)").replace(
+        "self.weight, self.bias = map(nn.Parameter, column_shard(linear, group))",
+        "self.group = group\n        self.weight, self.bias = map(nn.Parameter, "
+        "column_shard(linear, group))").replace("self.up(f(x, self.group))", "self.up(x)"),
+     "f belongs in front of all that reads x"),
+    ("9.3", "g behind RowLinear", _LINEARS.replace(
+        "g(functional.linear(x, self.weight), self.group) + self.bias",
+        "functional.linear(x, self.weight)").replace(
+        "self.down(functional.gelu(self.up(f(x, self.group))))",
+        "g(self.down(functional.gelu(self.up(f(x, self.group)))), self.group) + self.down.bias"),
+     "all_reduce forward in RowLinear by itself"),
     ("9.2", "is missing on one rank", source_of(NOTEBOOK, CELLS["9.2"]) + "\nif rank == 2:\n"
      "    del g\n", "rank 2: NameError: g is not defined on this rank"),
     ("9.9", "the gate in front of the expert", """
@@ -403,7 +427,8 @@ RIGHT = [
         def row_shard(linear, group=None):
             r, p = place_and_size(group)
             k = linear.in_features // p
-            return linear.weight.data[:, r * k:(r + 1) * k].contiguous().clone(), linear.bias.data
+            own = linear.weight.data[:, r * k:(r + 1) * k]
+            return own.contiguous().clone(), linear.bias.data.clone()
         """),
     ("9.1", "parameters", """
         def column_shard(linear, group=None):

@@ -19,7 +19,7 @@ from utils import models
 
 from . import experts
 from . import shards as layers
-from .calls import Calls, inside, made, only
+from .calls import Calls, inside, made, only, waited
 from .functions import Case, judge_calls
 from .groups import in_group, keywords, on, tried
 from .mistakes import Mistake, table
@@ -63,6 +63,11 @@ def probe_shards(user_ns: dict, *, rank: int, group, partition, seed: int) -> di
         found[name] = {
             "values": [one.detach().tolist() if isinstance(one, Tensor) else None for one in pair],
             "kept": [one.untyped_storage().nbytes() > one.nbytes for one in tensors],
+            "same": any(
+                one.data_ptr() == own.data_ptr()
+                for one in tensors
+                for own in (linear.weight, linear.bias)
+            ),
             "graph": any(one.grad_fn is not None for one in tensors),
             "calls": calls,
         }
@@ -105,6 +110,8 @@ def shards(ranks, report: Report) -> None:
                 views = rules_of({
                     f"{what}: the shard is a view, and the whole weight stays in memory "
                     "behind it: clone()": p > 1 and any(got["kept"]),
+                    f"{what}: this is the layer's own memory: what changes the shard changes the "
+                    "layer, clone()": got["same"] and not any(got["kept"]),
                     f"{what}: the shard hangs on the graph of the whole layer: detach()":
                         got["graph"],
                 })  # fmt: skip
@@ -188,7 +195,7 @@ def operators(ranks, report: Report) -> None:
                     wrong = [Mistake(lambda v: v is None, missing), *table(wrong)]
                     wanted = made("all_reduce", int(key == summed), f" {when[key]} in {name}")
                     numbers = right.reshape(-1).tolist()
-                    before, after = [only("all_reduce"), inside(members)], [wanted]
+                    before, after = [only("all_reduce"), inside(members), waited], [wanted]
                     after.append(of_size("all_reduce", nbytes, what))
                     ok = (
                         ok
@@ -219,6 +226,43 @@ def parallel_mlp(ranks, report: Report) -> None:
     cases = [case | {"name": "ParallelMLP"} for case in cases_of(report)]
     for _, members, values in tried(ranks, report, layers.__name__, "probe_layer", cases):
         judge_layer(report, "ParallelMLP", members, values)
+    if not report.found:
+        for _, members, values in tried(ranks, report, __name__, "probe_linears", cases_of(report)):
+            _judge_linears(report, members, values)
+
+
+@in_group
+def probe_linears(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
+    """`ColumnLinear` and `RowLinear` alone: results, and what they communicate."""
+    place, p = dist.get_rank(group), dist.get_world_size(group)
+    linear, found = made_module(seed, nn.Linear, WIDE, NARROW), {}
+    x, upstream = drawn(seed + 1, 2, WIDE), drawn(seed + 2, 2, NARROW)
+    for name, own, up in (
+        ("ColumnLinear", x, upstream.chunk(p, 1)[place]),
+        ("RowLinear", x.chunk(p, 1)[place], upstream),
+    ):
+        layer = answer_named(user_ns, name)(linear, **keywords(partition, group))
+        found[name] = both_ways(layer, own, up)
+    return found
+
+
+def _judge_linears(report: Report, members: list[int], values: list[dict]) -> None:
+    linear = made_module(report.seed, nn.Linear, WIDE, NARROW)
+    y, p = linear(drawn(report.seed + 1, 2, WIDE)).detach(), len(members)
+    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+        for name, reduced in (("ColumnLinear", 0), ("RowLinear", 1)):
+            got, what = value[name], f"{name} by itself {on(members)}"
+            right = y if reduced else y.chunk(p, 1)[place]
+            f_inside = "; f belongs in front of all that reads x, not into a layer"
+            ok = (
+                report.communication(rank, got["forward"],
+                                     made("all_reduce", reduced, f" forward in {what}"))
+                and report.judge(rank, got["y"], right.reshape(-1).tolist(), what=what)
+                and report.communication(rank, got["backward"],
+                                         made("all_reduce", 0, f" backward in {what}{f_inside}"))
+            )  # fmt: skip
+            if not ok:
+                break
 
 
 @task("9.4", "attention, by heads", points=2)
@@ -329,7 +373,7 @@ def clip_gradients(ranks, report: Report) -> None:
                 for said, x in scales.items() if abs(x - factor) > 1e-9
             })  # fmt: skip
             expected = [(factor * one).reshape(-1).tolist() for one in whole_grads]
-            rules = only("all_reduce"), inside(members)
+            rules = only("all_reduce"), inside(members), waited
             unused = {f"{where}: a parameter without a gradient has changed, or got one: leave out "
                       "those whose grad is None": not value["unused"]}  # fmt: skip
             _ = (
@@ -475,7 +519,8 @@ def class_parallel_loss(ranks, report: Report) -> None:
             })  # fmt: skip
             form = "the mean loss"
             _ = (
-                report.communication(rank, value["forward"], only("all_reduce"), inside(members))
+                report.communication(rank, value["forward"], only("all_reduce"), inside(members),
+                                     waited)
                 and report.judge(rank, value["y"], [loss.item()], wrong, what=what, form=form)
                 and report.judge(rank, value["dx"], expected.tolist(), wrong_dx,
                                  what=f"gradient of the logits {what}", tolerance=EXACT)

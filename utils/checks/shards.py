@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from utils import models
 
-from .calls import Calls, Rule, inside, made, only
+from .calls import Calls, Rule, inside, made, only, waited
 from .groups import in_group, keywords, on
 from .mistakes import Mistake, table
 from .probe import answer_named, as_dict, recorded
@@ -173,7 +173,9 @@ def probe_layer(user_ns: dict, *, rank: int, group, partition, seed: int, name: 
     return found
 
 
-def _parts(module: nn.Module, x: Tensor, p: int, cut: str = "") -> list[Tensor]:
+def _parts(
+    module: nn.Module, x: Tensor, p: int, cut: str = "", act: Callable = functional.gelu
+) -> list[Tensor]:
     """What each of p ranks adds to the sum; with a mistake in it, if one is named."""
     found = []
     for place in range(p):
@@ -183,7 +185,7 @@ def _parts(module: nn.Module, x: Tensor, p: int, cut: str = "") -> list[Tensor]:
         }  # fmt: skip
         if isinstance(module, models.FeedForward):
             inner = functional.linear(x, own["up.weight"], own["up.bias"])
-            inner = inner if cut == "no gelu" else functional.gelu(inner)
+            inner = inner if cut == "no gelu" else act(inner)
             found.append(functional.linear(inner, own["down.weight"]))
             continue
         if cut == "fused":
@@ -215,6 +217,12 @@ def _wrong_outputs(module: nn.Module, x: Tensor, p: int, place: int) -> Iterator
         wrong["there is no GELU between the two layers"] = (
             sum(_parts(module, x, p, "no gelu")) + last
         )
+        for said, kind in {"this is ReLU": functional.relu,
+                           "this is GELU's approximation by tanh": lambda t: functional.gelu(
+                               t, approximate="tanh")}.items():  # fmt: skip
+            wrong[f"{said}; functional.gelu(x) is asked for"] = (
+                sum(_parts(module, x, p, act=kind)) + last
+            )
         wrong["the GELU comes after the second layer; it belongs between the two"] = (
             functional.gelu(sum(_parts(module, x, p, "no gelu")) + last)
         )
@@ -259,7 +267,7 @@ def judge_layer(report: Report, name: str, members: list[int], values: list[dict
             f"the gradient is {p} times too large: it was summed once too often":
                 (p * x.grad).reshape(-1) if p > 1 else [],
         })  # fmt: skip
-        before = [only("all_reduce"), inside(members)]
+        before = [only("all_reduce"), inside(members), waited]
         how = {"tolerance": EXACT}
         forward, backward = value["forward"], value["backward"]
         why = "; each all_reduce waits for all ranks"

@@ -188,6 +188,18 @@ def test_thread_pools_have_the_size_that_the_job_asks_for(lease, environment):
         assert forked == plain, said
 
 
+def test_pytorch_checks_as_much_as_the_job_asks_for(lease, environment):
+    code = (
+        "import json, os, torch.distributed as dist\n"
+        "print(json.dumps([str(dist.get_debug_level()), 'DDL_LABS_NOT_FORKED' in os.environ]))"
+    )
+    for level in ("OFF", "INFO", "DETAIL"):
+        said = {"TORCH_DISTRIBUTED_DEBUG": level}
+        forked, plain = both(lease, environment, "-c", code, env=said)
+        assert forked == [f"DebugLevel.{level}", False]
+        assert plain[0] == forked[0]
+
+
 def test_two_ranks_that_set_no_seed_have_random_numbers_of_their_own(lease, environment):
     code = (
         "import json, os, random, uuid, tempfile, numpy, torch\n"

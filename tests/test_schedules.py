@@ -58,6 +58,29 @@ def test_a_schedule_beyond_the_limit_is_told(capsys):
     assert "✓ held at most: [3, 2, 1]" in capsys.readouterr().out
 
 
+def test_the_best_known_schedule_is_legal_within_its_memory_and_as_short_as_can_be(capsys):
+    best = schedules.parse(schedules.BEST)
+    assert max(schedules.held(best)) == 3
+    assert max(end for *_, end in schedules.planned(best)[0]) == 30
+    schedules.look_at(schedules.BEST, limit=3)
+    assert "✓ as small as the best known: 0.400" in capsys.readouterr().out
+    schedules.look_at(schedules.written(schedules.one_f_one_b(4, 6)), limit=3)
+    assert "→ the best known: 0.400" in capsys.readouterr().out  # 1F1B holds 4: no way to win
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 2), (2, 3), (4, 6), (4, 8)])
+def test_with_late_weights_the_bubble_is_a_third_of_that_of_1f1b(p, m):
+    spans = schedules.zero_bubble(p, m)
+    assert len(spans) == 3 * p * m
+    assert max(end for *_, end in spans) == 3 * m + p - 1  # 1F1B: 3 (m + p − 1)
+    by = {tuple(span[:3]): span[3:] for span in spans}
+    for (s, kind, k), (start, _) in by.items():
+        needed = {"F": (s - 1, "F", k), "I": (s + 1, "I", k), "W": (s, "I", k)}[kind]
+        if kind == "I" and s == p - 1:
+            needed = (s, "F", k)
+        assert needed not in by or by[needed][1] <= start
+
+
 def test_a_gantt_chart_tells_lanes_and_bubbles():
     spans, _ = schedules.planned(schedules.gpipe(2, 2))
     later = [[s, kind, k, a + 50, e + 50] for s, kind, k, a, e in spans]

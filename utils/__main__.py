@@ -108,6 +108,16 @@ def bench(options: argparse.Namespace) -> int:
     return main(options)
 
 
+def diagnosis(options: argparse.Namespace) -> int:
+    """Run right and wrong programs: which of them does a backend report, and how well?
+
+    Status 0: no right program was reported. Status 1: one was. Status 2: they can't be run.
+    """
+    from utils.labelled.table import main
+
+    return main(options)
+
+
 def doctor(options: argparse.Namespace) -> int:
     """Say what on this machine would keep the labs from running, and what helps.
 
@@ -157,6 +167,11 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--timeout", type=float, default=60, metavar="S", help="for each probe: 60")
 
     add_options(add("bench", bench))
+
+    sub = add("diagnosis", diagnosis)
+    sub.add_argument("--only", default="", metavar="WORDS", help="part of a name or class")
+    sub.add_argument("--backends", nargs="+", default=["mpi"], choices=["mpi", "gloo"], help="mpi")
+    sub.add_argument("--verbose", action="store_true", help="print every report")
     return top
 
 

@@ -10,13 +10,14 @@ CELLS = {
     "9.2": "lab09-fg-answer",
     "9.3": "lab09-mlp-answer",
     "9.4": "lab09-attention-answer",
-    "9.5": "lab09-traffic-answer",
-    "9.6": "lab09-loss-answer",
-    "9.7": "lab09-dtensor-answer",
-    "9.8": "lab09-expert-answer",
+    "9.5": "lab09-clip-answer",
+    "9.6": "lab09-traffic-answer",
+    "9.7": "lab09-loss-answer",
+    "9.8": "lab09-dtensor-answer",
+    "9.9": "lab09-expert-answer",
 }
 # The solution passes once more after each test of a stub; these checks take longer than others.
-SLOW = {"9.4", "9.7", "9.8"}
+SLOW = {"9.4", "9.8", "9.9"}
 BEFORE = "\n".join(
     source_of(NOTEBOOK, cell).replace("%%px\n", "")
     for cell in ("ranks-join", "expert-define")
@@ -50,6 +51,8 @@ _FUSED = """
 _MAXIMUM = "    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)\n"
 _SUM = "g(torch.stack([shifted.exp().sum(1), picked]), group)"
 _BACK = "outputs = exchange(expert(exchange(buffer, group)), group)"
+_ALL_REDUCE = "dist.all_reduce(shards, group=group)"
+_NORM = "norm = (shards + replicas).sqrt().item()"
 _WEIGHTED = "gate[kept].unsqueeze(1) * outputs[slot]"
 
 # task, what the student did, a part of the solution, what stands in its place, words of the message
@@ -70,6 +73,8 @@ CHANGES = [
      "the shard is a view"),
     ("9.1", "contiguous is no copy", _COLUMN,
      "weight.chunk(p, 0)[r].contiguous(), bias.chunk(p)[r].clone()", "the shard is a view"),
+    ("9.1", "the layer's own bias", _ROW, "weight.chunk(p, 1)[r].clone(), bias",
+     "this is the layer's own memory"),
     ("9.1", "keeps the graph", _DETACHED, "weight, bias = linear.weight, linear.bias",
      "hangs on the graph of the whole layer"),
     ("9.1", "every p-th line", "weight.chunk(p, 0)[r]", "weight[r::p]", "every 4-th line"),
@@ -88,6 +93,8 @@ CHANGES = [
     ("9.2", "f sums forward, too", "return x.view_as(x)",
      "x = x.clone()\n        dist.all_reduce(x, group=group)\n        return x",
      "f does that backward only"),
+    ("9.2", "does not wait", "dist.all_reduce(total, group=group)",
+     "dist.all_reduce(total, group=group, async_op=True)", "nobody called wait()"),
     ("9.2", "f never sums", "        dist.all_reduce(total, group=ctx.group)\n", "",
      "f sums over the ranks backward"),
     ("9.2", "g never sums", "        dist.all_reduce(total, group=group)\n", "",
@@ -150,6 +157,25 @@ CHANGES = [
      "f(g(functional.linear(x, self.weight), self.group), self.group)", "4 times too large"),
     ("9.3", "f behind the first layer", "self.up(f(x, self.group))", "f(self.up(x), self.group)",
      "gradient of x"),
+    ("9.3", "ReLU", "functional.gelu(", "functional.relu(", "this is ReLU"),
+    ("9.3", "the other GELU", "functional.gelu(", "functional.gelu(approximate='tanh', input=",
+     "approximation by tanh"),
+    ("9.3", "the bias on one rank", "g(functional.linear(x, self.weight), self.group) + self.bias",
+     "g(functional.linear(x, self.weight, None if dist.get_rank(self.group) else self.bias), "
+     "self.group)", "gradient of down.bias: there is none"),
+    ("9.3", "in place after a product: right by luck",
+     "return g(functional.linear(x, self.weight), self.group) + self.bias",
+     "y = functional.linear(x, self.weight)\n        dist.all_reduce(y, group=self.group)\n"
+     "        return y + self.bias", "right by luck"),
+    ("9.3", "in place through data", "g(functional.linear(x, self.weight), self.group) + self.bias",
+     "self.summed(functional.linear(x, self.weight))\n\n    def summed(self, y):\n"
+     "        dist.all_reduce(y.data, group=self.group)\n        y += self.bias\n"
+     "        return y", "right by luck"),
+    ("9.3", "in place under no_grad",
+     "return g(functional.linear(x, self.weight), self.group) + self.bias",
+     "y = x @ self.weight.T\n        with torch.no_grad():\n"
+     "            dist.all_reduce(y, group=self.group)\n        return y.add_(self.bias)",
+     "right by luck"),
     ("9.4", "forgets f", "        x = f(x, self.group)  # once for all three\n", "",
      "f is missing"),
     ("9.4", "f three times", "self.q(x), self.k(x), self.v(x)",
@@ -185,123 +211,192 @@ CHANGES = [
      "output in the group"),
     ("9.4", "forgets the group of f", "f(x, self.group)", "f(x)",
      "all_reduce on the ranks [0, 1, 2, 3]"),
-    ("9.5", "forward only", "number = 4 * depth", "number = 2 * depth",
+    ("9.5", "what this rank has", _ALL_REDUCE, "dist.all_reduce(shards.clone(), group=group)",
+     "this is the norm of what this rank has"),
+    ("9.5", "as PyTorch does it", "    if norm > largest:",
+     "    return nn.utils.clip_grad_norm_(model.parameters(), largest).item()\n    if norm > 0:",
+     "this is the norm of what this rank has"),
+    ("9.5", "counts replicas on each rank", _ALL_REDUCE + "\n    " + _NORM,
+     "total = shards + replicas\n    dist.all_reduce(total, group=group)\n"
+     "    norm = total.sqrt().item()", "replicated parameters are counted 4 times"),
+    ("9.5", "forgets the replicas", "(shards + replicas)", "shards",
+     "the replicated parameters are missing"),
+    ("9.5", "forgets the shards", "(shards + replicas)", "replicas", "the shards are missing"),
+    ("9.5", "takes is_shard the other way round", "if is_shard(name)), torch", "if not "
+     "is_shard(name)), torch", "the norm in the group"),
+    ("9.5", "no root", "(shards + replicas).sqrt()", "(shards + replicas)",
+     "this is the square of the norm"),
+    ("9.5", "adds norms", "(shards + replicas).sqrt().item()",
+     "sum(gradient.norm().item() for gradient in named.values())", "norms of the parameters"),
+    ("9.5", "adds the ranks' norms", _ALL_REDUCE + "\n    " + _NORM,
+     "norm = (shards + replicas).sqrt()\n    dist.all_reduce(norm, group=group)\n"
+     "    norm = norm.item()", "norms were added"),
+    ("9.5", "the mean over the ranks", _ALL_REDUCE,
+     _ALL_REDUCE + "\n    shards = shards / dist.get_world_size(group)", "the mean over the ranks"),
+    ("9.5", "the norm afterwards", "return norm\n", "return min(norm, largest)\n",
+     "this is the norm after clipping"),
+    ("9.5", "never scales", "        for gradient in named.values():\n"
+     "            gradient.mul_(largest / norm)\n", "        pass\n", "nothing was scaled"),
+    ("9.5", "always scales", "if norm > largest:", "if True:",
+     "though the norm is not above the bound"),
+    ("9.5", "divides only", "mul_(largest / norm)", "mul_(1 / norm)",
+     "not multiplied by the bound"),
+    ("9.5", "the norm of all, the factor of one", _ALL_REDUCE,
+     "own = (shards + replicas).sqrt().item()\n    " + _ALL_REDUCE + "\n    "
+     "factor = largest / own if own > largest else 1.0\n    for gradient in named.values():\n"
+     "        gradient.mul_(factor)\n    largest, kept = float('inf'), largest",
+     "scaled by the norm of what this rank has"),
+    ("9.5", "scales a copy", "gradient.mul_(largest / norm)",
+     "gradient = gradient / norm * largest", "nothing was scaled"),
+    ("9.5", "gradients where there are none", "    if norm > largest:",
+     "    for q in model.parameters():\n        q.grad = torch.zeros_like(q) if q.grad is None "
+     "else q.grad\n    if norm > largest:", "leave out those whose grad is None"),
+    ("9.5", "does not look for None", " if q.grad is not None}", "}", "NoneType"),
+    ("9.5", "sends all squares", _ALL_REDUCE,
+     "every = torch.stack([x for name, x in squares.items() if is_shard(name)])\n    "
+     "dist.all_reduce(every, group=group)\n    shards = every.sum()", "one number is enough"),
+    ("9.5", "an all_reduce for each shard", _ALL_REDUCE,
+     "for name, x in squares.items():\n        if is_shard(name):\n"
+     "            dist.all_reduce(x, group=group)\n"
+     "    shards = sum(x for name, x in squares.items() if is_shard(name))",
+     "expected 1 all_reduce"),
+    ("9.5", "gathers the gradients", _ALL_REDUCE,
+     "every = [None] * dist.get_world_size(group)\n    "
+     "dist.all_gather_object(every, shards.item(), group=group)\n    shards.fill_(sum(every))",
+     "uses all_gather"),
+    ("9.5", "forgets the group", _ALL_REDUCE, "dist.all_reduce(shards)", "pass group=group"),
+    ("9.5", "returns nothing", "return norm\n", "norm\n", "returned None: return the norm"),
+    ("9.6", "forward only", "number = 4 * depth", "number = 2 * depth",
      "backward has as many"),
-    ("9.5", "the bytes of one", "return number, number * 2", "return number, 2",
+    ("9.6", "the bytes of one", "return number, number * 2", "return number, 2",
      "the bytes are those of one all_reduce"),
-    ("9.5", "no ring", "number * 2 * (p - 1) / p * 4", "number * 4", "on a ring a rank sends"),
-    ("9.5", "half a ring", "number * 2 * (p - 1)", "number * (p - 1)",
+    ("9.6", "no ring", "number * 2 * (p - 1) / p * 4", "number * 4", "on a ring a rank sends"),
+    ("9.6", "half a ring", "number * 2 * (p - 1)", "number * (p - 1)",
      "a ring has two halves"),
-    ("9.5", "numbers for bytes", "(p - 1) / p * 4 * batch", "(p - 1) / p * batch",
+    ("9.6", "numbers for bytes", "(p - 1) / p * 4 * batch", "(p - 1) / p * batch",
      "a float32 has four"),
-    ("9.5", "forgets the tokens", "* batch * tokens * width", "* batch * width",
+    ("9.6", "forgets the tokens", "* batch * tokens * width", "* batch * width",
      "each token has a row of its own"),
-    ("9.5", "DP: no ring", "return 2 * (p - 1) / p * 4 * parameters", "return 4 * parameters",
+    ("9.6", "DP: no ring", "return 2 * (p - 1) / p * 4 * parameters", "return 4 * parameters",
      "on a ring a rank sends"),
-    ("9.5", "DP: half a ring", "return 2 * (p - 1)", "return (p - 1)",
+    ("9.6", "DP: half a ring", "return 2 * (p - 1)", "return (p - 1)",
      "a ring has two halves"),
-    ("9.5", "DP: numbers", "/ p * 4 * parameters", "/ p * parameters", "a float32 has four"),
-    ("9.5", "DP: both ways", "return 2 * (p - 1)", "return 2 * 2 * (p - 1)",
+    ("9.6", "DP: numbers", "/ p * 4 * parameters", "/ p * parameters", "a float32 has four"),
+    ("9.6", "DP: both ways", "return 2 * (p - 1)", "return 2 * 2 * (p - 1)",
      "the gradients travel once"),
-    ("9.5", "returns bytes only", "return number, number", "return number",
+    ("9.6", "returns bytes only", "return number, number", "return number",
      "expected [4, "),
-    ("9.5", "returns nothing", "return 2 * (p - 1) / p * 4 * parameters", "pass",
+    ("9.6", "returns nothing", "return 2 * (p - 1) / p * 4 * parameters", "pass",
      "returned None: return bytes that each rank sends"),
-    ("9.5", "two blocks hard-coded", "number = 4 * depth", "number = 8", "expected ["),
-    ("9.6", "sums over the samples", "(total.log() - target).mean()",
+    ("9.6", "two blocks hard-coded", "number = 4 * depth", "number = 8", "expected ["),
+    ("9.7", "sums over the samples", "(total.log() - target).mean()",
      "(total.log() - target).sum()", "take the mean"),
-    ("9.6", "own classes only", _SUM,
+    ("9.7", "own classes only", _SUM,
      "shifted.exp().sum(1), g(picked, group)", "the classes of this rank only were summed"),
-    ("9.6", "forgets the label", "(total.log() - target)", "(total.log() + largest + 0 * target)",
+    ("9.7", "forgets the label", "(total.log() - target)", "(total.log() + largest + 0 * target)",
      "the logit of the label is missing"),
-    ("9.6", "a maximum of its own", _MAXIMUM, "", "each rank subtracted a maximum of its own"),
-    ("9.6", "no maximum", "shifted = logits - largest[:, None]", "shifted = logits",
+    ("9.7", "a maximum of its own", _MAXIMUM, "", "each rank subtracted a maximum of its own"),
+    ("9.7", "no maximum", "shifted = logits - largest[:, None]", "shifted = logits",
      "subtract the largest logit"),
-    ("9.6", "the sum of the maxima", "op=dist.ReduceOp.MAX, ", "", "with logits of a size of"),
-    ("9.6", "gathers the logits", _MAXIMUM,
+    ("9.7", "the sum of the maxima", "op=dist.ReduceOp.MAX, ", "", "with logits of a size of"),
+    ("9.7", "gathers the logits", _MAXIMUM,
      _MAXIMUM + "    everything = [None] * dist.get_world_size(group)\n"
      "    dist.all_gather_object(everything, logits.tolist(), group=group)\n", "uses all_gather"),
-    ("9.6", "reduces in place", f"total, target = {_SUM}",
+    ("9.7", "reduces in place", f"total, target = {_SUM}",
      "total = shifted.exp().sum(1)\n    dist.all_reduce(total.detach(), group=group)\n"
      "    target = picked.detach().clone()\n    dist.all_reduce(target, group=group)",
      "the exponentials' part only"),
-    ("9.6", "forgets the group", "picked]), group)", "picked]))", "pass group=group"),
-    ("9.6", "labels of this rank only", "(first <= labels) & (labels < first + count)",
+    ("9.7", "forgets the group", "picked]), group)", "picked]))", "pass group=group"),
+    ("9.7", "labels of this rank only", "(first <= labels) & (labels < first + count)",
      "(labels < count)", "with logits of a size of 1"),
-    ("9.6", "never looks whose label it is", ".squeeze(1) * mine", ".squeeze(1)",
+    ("9.7", "never looks whose label it is", ".squeeze(1) * mine", ".squeeze(1)",
      "with logits of a size of 1"),
-    ("9.6", "sums the loss, too", "return (total.log() - target).mean()",
+    ("9.7", "sums the loss, too", "return (total.log() - target).mean()",
      "return g((total.log() - target).mean(), group)", "the loss is summed over the 4 ranks"),
-    ("9.6", "sums the maximum's copies", "logits.detach().max(1).values",
+    ("9.7", "sums the maximum's copies", "logits.detach().max(1).values",
      "torch.zeros_like(logits)[:, 0].detach()", "subtract the largest logit"),
-    ("9.6", "returns nothing", "return (total.log() - target).mean()", "pass",
+    ("9.7", "returns nothing", "return (total.log() - target).mean()", "pass",
      "returned None: return the mean loss"),
-    ("9.6", "a matrix of classes", _SUM,
+    ("9.7", "a matrix of classes", _SUM,
      "g(torch.stack([shifted.exp().sum(1), picked]), group)\n"
      "    g(shifted.exp().sum(1, keepdim=True).repeat(1, 9), group)",
      "one number a sample and a time is enough"),
-    ("9.7", "the plan that comes to mind", '        "attention": once,\n', "",
+    ("9.8", "the plan that comes to mind", '        "attention": once,\n', "",
      "PrepareModuleInput makes x a DTensor once"),
-    ("9.7", "forgets out", '        "attention.out": RowwiseParallel(),\n', "",
+    ("9.8", "forgets out", '        "attention.out": RowwiseParallel(),\n', "",
      "the plan has no style for them"),
-    ("9.7", "forgets the MLP", '        "mlp.up": ColwiseParallel(),\n        '
+    ("9.8", "forgets the MLP", '        "mlp.up": ColwiseParallel(),\n        '
      '"mlp.down": RowwiseParallel(),\n', "", "mlp.up.weight, mlp.up.bias"),
-    ("9.7", "returns nothing", "return parallelize_module", "parallelize_module",
+    ("9.8", "returns nothing", "return parallelize_module", "parallelize_module",
      "return the block"),
-    ("9.7", "up and down the wrong way round", '"mlp.up": ColwiseParallel(),\n        '
+    ("9.8", "up and down the wrong way round", '"mlp.up": ColwiseParallel(),\n        '
      '"mlp.down": RowwiseParallel()', '"mlp.up": RowwiseParallel(),\n        '
      '"mlp.down": ColwiseParallel()', "cut in another way"),
-    ("9.7", "out by columns", '"attention.out": RowwiseParallel()',
+    ("9.8", "out by columns", '"attention.out": RowwiseParallel()',
      '"attention.out": ColwiseParallel(output_layouts=Replicate())', "cut in another way"),
-    ("9.7", "other names", '"attention.q"', '"attn.q"', "attention.q.weight"),
-    ("9.7", "prepares the MLP only", '"attention": once', '"mlp": once',
+    ("9.8", "other names", '"attention.q"', '"attn.q"', "attention.q.weight"),
+    ("9.8", "prepares the MLP only", '"attention": once', '"mlp": once',
      "Q, K and V each take x for themselves"),
-    ("9.7", "forgets k", '        "attention.k": ColwiseParallel(),\n', "", "attention.k.weight"),
-    ("9.7", "returns the plan", "return parallelize_module(block, mesh, {",
+    ("9.8", "forgets k", '        "attention.k": ColwiseParallel(),\n', "", "attention.k.weight"),
+    ("9.8", "returns the plan", "return parallelize_module(block, mesh, {",
      "return dict({", "parallelize returned a dict: return the block"),
-    ("9.7", "gathers q", '"attention.q": ColwiseParallel()',
+    ("9.8", "gathers q", '"attention.q": ColwiseParallel()',
      '"attention.q": ColwiseParallel(output_layouts=Replicate())', "Error"),
-    ("9.8", "its own expert for all", _BACK, "outputs = expert(buffer)\n"
+    ("9.9", "its own expert for all", _BACK, "outputs = expert(buffer)\n"
      "    exchange(exchange(buffer, group), group)",
      "all tokens went to this rank's own expert"),
-    ("9.8", "forgets the gate", _WEIGHTED, "outputs[slot]", "the gate is missing"),
-    ("9.8", "the gate twice", _WEIGHTED, "gate[kept].unsqueeze(1) ** 2 * outputs[slot]",
+    ("9.9", "forgets the gate", _WEIGHTED, "outputs[slot]", "the gate is missing"),
+    ("9.9", "the gate twice", _WEIGHTED, "gate[kept].unsqueeze(1) ** 2 * outputs[slot]",
      "the gate counts twice"),
-    ("9.8", "one fewer", "kept = place < capacity", "kept = place < capacity - 1",
+    ("9.9", "one fewer", "kept = place < capacity", "kept = place < capacity - 1",
      "one token fewer than the capacity"),
-    ("9.8", "the residual itself", "torch.zeros_like(x).index_copy", "x.index_copy",
+    ("9.9", "the residual itself", "torch.zeros_like(x).index_copy", "x.index_copy",
      "the residual connection carries them on"),
-    ("9.8", "an exchange without backward", _BACK,
+    ("9.9", "an exchange without backward", _BACK,
      "came = torch.empty_like(buffer)\n"
      "    dist.all_to_all_single(came, buffer.detach(), group=group)\n"
      "    outputs = exchange(expert(came), group)", "does not find its way back"),
-    ("9.8", "the gate detached", "gate[kept]", "gate.detach()[kept]",
+    ("9.9", "the gate detached", "gate[kept]", "gate.detach()[kept]",
      "gradient of the gates"),
-    ("9.8", "stays with the expert", _BACK, "outputs = expert(exchange(buffer, group))",
+    ("9.9", "stays with the expert", _BACK, "outputs = expert(exchange(buffer, group))",
      "output, capacity 2"),
-    ("9.8", "forgets the group", _BACK,
+    ("9.9", "forgets the group", _BACK,
      "outputs = exchange(expert(exchange(buffer)), group)", "pass group=group"),
-    ("9.8", "comes back in the experts' order", "return torch.zeros_like(x).index_copy(0, "
+    ("9.9", "comes back in the experts' order", "return torch.zeros_like(x).index_copy(0, "
      "kept.nonzero().squeeze(1), weighted)",
      "y = torch.zeros_like(x).index_copy(0, kept.nonzero().squeeze(1), weighted)\n"
      "    return y[choice.argsort(stable=True)]", "each belongs into its old place"),
-    ("9.8", "the last ones", "kept = place < capacity",
+    ("9.9", "the last ones", "kept = place < capacity",
      "total = chosen.sum(0)[choice]\n    place = total - 1 - place\n    kept = place < capacity",
      "the first tokens of an expert have to be kept"),
-    ("9.8", "twice the capacity", "x.new_zeros(p * capacity, x.shape[1])",
+    ("9.9", "twice the capacity", "x.new_zeros(p * capacity, x.shape[1])",
      "x.new_zeros(p * capacity * 2, x.shape[1])", "capacity 2, in the group"),
-    ("9.8", "gathers all tokens", _BACK,
+    ("9.9", "gathers all tokens", _BACK,
      _BACK + "\n    dist.all_gather([torch.empty_like(x) for _ in range(p)], x.detach(), "
      "group=group)", "uses all_gather"),
-    ("9.8", "returns nothing", "return torch.zeros_like(x)", "torch.zeros_like(x)",
+    ("9.9", "returns nothing", "return torch.zeros_like(x)", "torch.zeros_like(x)",
      "output, capacity 2"),
-    ("9.8", "three exchanges", _BACK, _BACK + "\n    exchange(buffer.detach(), group)",
+    ("9.9", "three exchanges", _BACK, _BACK + "\n    exchange(buffer.detach(), group)",
      "expected 2 all_to_all, there and back, it made 3"),
 ]  # fmt: skip
+_LINEARS = source_of(NOTEBOOK, "lab09-mlp-answer")
 WRONG = [
+    ("9.3", "f in ColumnLinear", _LINEARS.replace(
+        "return functional.linear(x, self.weight, self.bias)",
+        "return functional.linear(f(x, self.group), self.weight, self.bias)").replace(
+        "self.weight, self.bias = map(nn.Parameter, column_shard(linear, group))",
+        "self.group = group\n        self.weight, self.bias = map(nn.Parameter, "
+        "column_shard(linear, group))").replace("self.up(f(x, self.group))", "self.up(x)"),
+     "f belongs in front of all that reads x"),
+    ("9.3", "g behind RowLinear", _LINEARS.replace(
+        "g(functional.linear(x, self.weight), self.group) + self.bias",
+        "functional.linear(x, self.weight)").replace(
+        "self.down(functional.gelu(self.up(f(x, self.group))))",
+        "g(self.down(functional.gelu(self.up(f(x, self.group)))), self.group) + self.down.bias"),
+     "all_reduce forward in RowLinear by itself"),
     ("9.2", "is missing on one rank", source_of(NOTEBOOK, CELLS["9.2"]) + "\nif rank == 2:\n"
      "    del g\n", "rank 2: NameError: g is not defined on this rank"),
-    ("9.8", "the gate in front of the expert", """
+    ("9.9", "the gate in front of the expert", """
         def expert_parallel(x, choice, gate, expert, capacity, group=None):
             p, n = dist.get_world_size(group), len(x)
             place = functional.one_hot(choice, p).cumsum(0)[torch.arange(n), choice] - 1
@@ -312,7 +407,7 @@ WRONG = [
             outputs = exchange(expert(exchange(buffer, group)), group)
             return torch.zeros_like(x).index_copy(0, kept.nonzero().squeeze(1), outputs[slot])
         """, "the gate multiplies what goes into the expert"),
-    ("9.8", "takes all tokens", """
+    ("9.9", "takes all tokens", """
         def expert_parallel(x, choice, gate, expert, capacity, group=None):
             p, n = dist.get_world_size(group), len(x)
             place = functional.one_hot(choice, p).cumsum(0)[torch.arange(n), choice] - 1
@@ -332,7 +427,8 @@ RIGHT = [
         def row_shard(linear, group=None):
             r, p = place_and_size(group)
             k = linear.in_features // p
-            return linear.weight.data[:, r * k:(r + 1) * k].contiguous().clone(), linear.bias.data
+            own = linear.weight.data[:, r * k:(r + 1) * k]
+            return own.contiguous().clone(), linear.bias.data.clone()
         """),
     ("9.1", "parameters", """
         def column_shard(linear, group=None):
@@ -414,7 +510,34 @@ RIGHT = [
                 block.mlp = ParallelMLP(block.mlp, group)
             return model
         """),
-    ("9.5", "integers", """
+    ("9.5", "vectors, and PyTorch's scaling", """
+        def clip_gradients(model, is_shard, largest, group=None):
+            own = [(name, q) for name, q in model.named_parameters() if q.grad is not None]
+            p = dist.get_world_size(group)
+            weight = [1 if is_shard(name) else 1 / p for name, _ in own]
+            total = sum(w * (q.grad ** 2).sum() for w, (_, q) in zip(weight, own))
+            dist.all_reduce(total, group=group)
+            norm = total.sqrt()
+            nn.utils.clip_grads_with_norm_([q for _, q in own], largest, norm)
+            return float(norm)
+        """),
+    ("9.5", "new gradients, a tensor returned", """
+        def clip_gradients(model, is_shard, largest, group=None):
+            total = torch.zeros(1)
+            for name, q in model.named_parameters():
+                if q.grad is not None and is_shard(name):
+                    total = total + q.grad.norm() ** 2
+            dist.all_reduce(total, group=group)
+            for name, q in model.named_parameters():
+                if q.grad is not None and not is_shard(name):
+                    total = total + torch.linalg.vector_norm(q.grad).square()
+            factor = (largest / total.sqrt()).clamp(max=1)
+            for q in model.parameters():
+                if q.grad is not None:
+                    q.grad = q.grad * factor
+            return total.sqrt()
+        """),
+    ("9.6", "integers", """
         def tensor_parallel_traffic(depth, batch, tokens, width, p):
             nbytes = batch * tokens * width * torch.finfo(torch.float32).bits // 8
             return [4 * depth, 4 * depth * 2 * (p - 1) * nbytes // p]
@@ -422,7 +545,7 @@ RIGHT = [
         def data_parallel_traffic(parameters, p):
             return 8 * (p - 1) * parameters / p
         """),
-    ("9.5", "a tensor", """
+    ("9.6", "a tensor", """
         def tensor_parallel_traffic(depth, batch, tokens, width, p):
             one = torch.tensor(8.0 * batch * tokens * width, dtype=torch.float64) * (1 - 1 / p)
             return 4 * depth, float(4 * depth * one)
@@ -430,7 +553,7 @@ RIGHT = [
         def data_parallel_traffic(parameters, p):
             return torch.tensor(8.0 * parameters * (1 - 1 / p), dtype=torch.float64)
         """),
-    ("9.6", "three all_reduces", """
+    ("9.7", "three all_reduces", """
         def class_parallel_loss(logits, first, labels, group=None):
             with torch.no_grad():
                 most = logits.amax(1)
@@ -441,7 +564,7 @@ RIGHT = [
             target = g(torch.where(labels[:, None] == classes, shifted, 0).sum(1), group)
             return (torch.log(total) - target).sum() / len(labels)
         """),
-    ("9.6", "logsumexp of logsumexps", """
+    ("9.7", "logsumexp of logsumexps", """
         def class_parallel_loss(logits, first, labels, group=None):
             own = logits.logsumexp(1)
             most = own.detach().clone()
@@ -451,7 +574,7 @@ RIGHT = [
             hit = (labels[:, None] == classes).to(logits.dtype)
             return (whole - g((hit * logits).sum(1), group)).mean()
         """),
-    ("9.7", "attention and MLP prepared", """
+    ("9.8", "attention and MLP prepared", """
         def parallelize(block, mesh):
             once = dict(input_layouts=Replicate(), desired_input_layouts=Replicate())
             plan = {f"attention.{name}": ColwiseParallel() for name in "qkv"}
@@ -461,7 +584,7 @@ RIGHT = [
             parallelize_module(block, mesh, plan)
             return block
         """),
-    ("9.7", "one after the other", """
+    ("9.8", "one after the other", """
         def parallelize(block, mesh):
             layout = (Replicate(),)
             parallelize_module(block.mlp.up, mesh, ColwiseParallel())
@@ -472,7 +595,7 @@ RIGHT = [
                 input_layouts=layout, desired_input_layouts=layout))
             return block
         """),
-    ("9.8", "expert by expert", """
+    ("9.9", "expert by expert", """
         def expert_parallel(x, choice, gate, expert, capacity, group=None):
             p = dist.get_world_size(group)
             queues = [(choice == e).nonzero().flatten()[:capacity] for e in range(p)]
@@ -483,7 +606,7 @@ RIGHT = [
                 y = y.index_add(0, q, gate[q, None] * block[:len(q)])
             return y
         """),
-    ("9.8", "by matrices", """
+    ("9.9", "by matrices", """
         def expert_parallel(x, choice, gate, expert, capacity, group=None):
             p, d = dist.get_world_size(group), x.shape[1]
             hits = functional.one_hot(choice, p).T  # [p, n]
@@ -499,10 +622,11 @@ RIGHT = [
 CHANGES_THAT_ARE_RIGHT = [
     ("9.2", "clones by another name", "total = x.clone(memory_format=torch.contiguous_format)",
      "total = torch.empty(x.shape, dtype=x.dtype).copy_(x)"),
-    ("9.3", "in place after a product: right by luck",
+    ("9.3", "the sum of the others, without a gradient",
      "return g(functional.linear(x, self.weight), self.group) + self.bias",
-     "y = functional.linear(x, self.weight)\n        dist.all_reduce(y, group=self.group)\n"
-     "        return y + self.bias"),
+     "y = functional.linear(x, self.weight)\n        total = y.detach().clone()\n"
+     "        dist.all_reduce(total, group=self.group)\n"
+     "        return y + (total - y.detach()) + self.bias"),
     ("9.4", "f in line", "return self.out(models.attend(self.q(x), self.k(x), self.v(x), "
      "self.head_size))",
      "parts = [layer(x) for layer in (self.q, self.k, self.v)]\n"

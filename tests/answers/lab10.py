@@ -294,6 +294,24 @@ CHANGES = [
         "stage(x)\n        y = stage(x)",
         "expected one forward, one backward",
     ),
+    (
+        NAIVE,
+        "loss as a tensor without dimensions",
+        "return loss.item() if",
+        "return loss if",
+        "return a number: loss.item()",
+    ),
+    (
+        NAIVE,
+        "receives before it sends",
+        "        dist.send(y.detach(), group_dst=s + 1, group=group)\n"
+        "        gradient = torch.empty_like(y)\n"
+        "        dist.recv(gradient, group_src=s + 1, group=group)\n",
+        "        gradient = torch.empty_like(y)\n"
+        "        dist.recv(gradient, group_src=s + 1, group=group)\n"
+        "        dist.send(y.detach(), group_dst=s + 1, group=group)\n",
+        "waits in recv",
+    ),
     (NAIVE, "isend without wait", "dist.send(x.grad", "dist.isend(x.grad", "nobody called wait()"),
     (
         GPIPE,
@@ -431,6 +449,20 @@ CHANGES = [
         "returned None: return a list of spans",
     ),
     (
+        PLAN,
+        "waits for all forwards first",
+        'else (s, "F", k)',
+        'else (s, "F", len(schedule[0]) // 2 - 1)',
+        "This schedule is legal",
+    ),
+    (
+        PLAN,
+        "one clock for all stages",
+        "start = max(free[s], ends.get(needed, 0))",
+        "start = max(max(free), ends.get(needed, 0))",
+        "later than it could",
+    ),
+    (
         COUNT,
         "the busy share",
         "return 1 - busy",
@@ -479,6 +511,13 @@ CHANGES = [
         "found.append(most)",
         "found.append(held)",
         "this is what is held at the end",
+    ),
+    (
+        COUNT,
+        "the longest row of forwards",
+        'held += 1 if kind == "F" else -1',
+        'held = held + 1 if kind == "F" else 0',
+        "the longest row of forwards",
     ),
     (COUNT, "one maximum", "return found\n", "return max(found)\n", "each has its own"),
     (COUNT, "the sum", "return found\n", "return sum(found)\n", "this is the sum over the stages"),
@@ -540,10 +579,35 @@ CHANGES = [
     (
         RUN,
         "sends that block",
-        "sends.append(dist.isend(output, group_dst=s + 1, group=group, tag=forward_tag(k)))",
+        "outbox.add(dist.isend(output, group_dst=s + 1, group=group, tag=forward_tag(k)))",
         "dist.send(output, group_dst=s + 1, group=group, tag=forward_tag(k))",
         "uses dist.send",
     ),
+    (
+        RUN,
+        "waits behind each send",
+        "held, losses, outbox = {}, {}, Outbox()",
+        "held, losses, outbox = {}, {}, Outbox()\n    outbox.add = lambda request: request.wait()",
+        "waits until it is received",
+    ),
+    (
+        RUN,
+        "losses in the order of the work",
+        "losses[k] = y.item()",
+        "losses[len(losses)] = y.item()",
+        "return them in the order of k",
+    ),
+    (RUN, "losses are tensors", "y.item()", "y.detach()", "numbers are asked for: loss.item()"),
+    (
+        RUN,
+        "all microbatches as large as the first",
+        "len(inputs[k])",
+        "len(inputs[0])",
+        "must agree on dtype and number of elements",
+    ),
+    (RUN, "a queue", "held.pop(k)", "held.pop(next(iter(held)))", "stages with different orders"),
+    (RUN, "a stack", "held.pop(k)", "held.popitem()[1]", "another gradient"),
+    (RUN, "labels of the first", "labels[k])", "labels[0])", "another gradient"),
     (RUN, "no tags", "forward_tag(k)", "0", "the tag of an activation is forward_tag(k)"),
     (
         RUN,
@@ -552,7 +616,7 @@ CHANGES = [
         "",
         "that of a gradient backward_tag(k)",
     ),
-    (RUN, "no wait", "send.wait()", "pass", "nobody called wait()"),
+    (RUN, "no wait", "outbox.wait()", "pass", "nobody called wait()"),
     (RUN, "nothing is forgotten", "held.pop(k)", "held[k]", "were held at once"),
     (RUN, "one entry for all", "held[k] = x, y", "held[0] = x, y", "looked up that is not there"),
     (RUN, "no requires_grad", "x.requires_grad_()", "pass", "requires_grad_()"),
@@ -621,6 +685,24 @@ CHANGES = [
         "return functional_call(self.stage, self.stash[k], (x,))",
         "self.stash[k] = dict(self.stage.named_parameters())\n        return self.stage(x)",
         "modified by an inplace operation",
+    ),
+    (
+        DREAM,
+        "one copy for each version",
+        "self.stash[k] = {name: w.detach().clone().requires_grad_() for name, w in "
+        "weights.items()}",
+        "new = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}\n"
+        "        self.copies = getattr(self, 'copies', {})\n"
+        "        self.stash[k] = self.copies.setdefault(self.version, new)",
+        "weights of stage 0",
+    ),
+    (
+        DREAM,
+        "a copy of the module",
+        "self.stash[k] = {name: w.detach().clone().requires_grad_() for name, w in "
+        "weights.items()}",
+        "self.stash[k] = __import__('copy').deepcopy(self.stage)\n        return self.stash[k](x)",
+        "expected a dict {name: tensor}",
     ),
     (DREAM, "nothing is taken out", "self.stash.pop(k)", "self.stash[k]", "are still in the stash"),
     (

@@ -19,12 +19,12 @@ from utils import models
 
 from . import experts
 from . import shards as layers
-from .calls import inside, made, only
+from .calls import Calls, inside, made, only, waited
 from .functions import Case, judge_calls
 from .groups import in_group, keywords, on, tried
 from .mistakes import Mistake, table
 from .model import use_model as use_model
-from .probe import answer_named, recorded
+from .probe import answer_named, recorded, told
 from .replicas import rules_of
 from .shards import (
     BYTES,
@@ -63,6 +63,11 @@ def probe_shards(user_ns: dict, *, rank: int, group, partition, seed: int) -> di
         found[name] = {
             "values": [one.detach().tolist() if isinstance(one, Tensor) else None for one in pair],
             "kept": [one.untyped_storage().nbytes() > one.nbytes for one in tensors],
+            "same": any(
+                one.data_ptr() == own.data_ptr()
+                for one in tensors
+                for own in (linear.weight, linear.bias)
+            ),
             "graph": any(one.grad_fn is not None for one in tensors),
             "calls": calls,
         }
@@ -105,6 +110,8 @@ def shards(ranks, report: Report) -> None:
                 views = rules_of({
                     f"{what}: the shard is a view, and the whole weight stays in memory "
                     "behind it: clone()": p > 1 and any(got["kept"]),
+                    f"{what}: this is the layer's own memory: what changes the shard changes the "
+                    "layer, clone()": got["same"] and not any(got["kept"]),
                     f"{what}: the shard hangs on the graph of the whole layer: detach()":
                         got["graph"],
                 })  # fmt: skip
@@ -188,7 +195,7 @@ def operators(ranks, report: Report) -> None:
                     wrong = [Mistake(lambda v: v is None, missing), *table(wrong)]
                     wanted = made("all_reduce", int(key == summed), f" {when[key]} in {name}")
                     numbers = right.reshape(-1).tolist()
-                    before, after = [only("all_reduce"), inside(members)], [wanted]
+                    before, after = [only("all_reduce"), inside(members), waited], [wanted]
                     after.append(of_size("all_reduce", nbytes, what))
                     ok = (
                         ok
@@ -219,6 +226,43 @@ def parallel_mlp(ranks, report: Report) -> None:
     cases = [case | {"name": "ParallelMLP"} for case in cases_of(report)]
     for _, members, values in tried(ranks, report, layers.__name__, "probe_layer", cases):
         judge_layer(report, "ParallelMLP", members, values)
+    if not report.found:
+        for _, members, values in tried(ranks, report, __name__, "probe_linears", cases_of(report)):
+            _judge_linears(report, members, values)
+
+
+@in_group
+def probe_linears(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
+    """`ColumnLinear` and `RowLinear` alone: results, and what they communicate."""
+    place, p = dist.get_rank(group), dist.get_world_size(group)
+    linear, found = made_module(seed, nn.Linear, WIDE, NARROW), {}
+    x, upstream = drawn(seed + 1, 2, WIDE), drawn(seed + 2, 2, NARROW)
+    for name, own, up in (
+        ("ColumnLinear", x, upstream.chunk(p, 1)[place]),
+        ("RowLinear", x.chunk(p, 1)[place], upstream),
+    ):
+        layer = answer_named(user_ns, name)(linear, **keywords(partition, group))
+        found[name] = both_ways(layer, own, up)
+    return found
+
+
+def _judge_linears(report: Report, members: list[int], values: list[dict]) -> None:
+    linear = made_module(report.seed, nn.Linear, WIDE, NARROW)
+    y, p = linear(drawn(report.seed + 1, 2, WIDE)).detach(), len(members)
+    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+        for name, reduced in (("ColumnLinear", 0), ("RowLinear", 1)):
+            got, what = value[name], f"{name} by itself {on(members)}"
+            right = y if reduced else y.chunk(p, 1)[place]
+            f_inside = "; f belongs in front of all that reads x, not into a layer"
+            ok = (
+                report.communication(rank, got["forward"],
+                                     made("all_reduce", reduced, f" forward in {what}"))
+                and report.judge(rank, got["y"], right.reshape(-1).tolist(), what=what)
+                and report.communication(rank, got["backward"],
+                                         made("all_reduce", 0, f" backward in {what}{f_inside}"))
+            )  # fmt: skip
+            if not ok:
+                break
 
 
 @task("9.4", "attention, by heads", points=2)
@@ -229,10 +273,125 @@ def parallel_attention(ranks, report: Report) -> None:
         judge_layer(report, "ParallelAttention", members, values)
 
 
-# -- 9.5: what travels ------------------------------------------------------------------------
+# -- 9.5: the norm of all gradients ------------------------------------------------------------
+
+#: Of each parameter, the shape of the whole one, and whether it is cut (its rows, not evenly).
+PARAMETERS = {"a": ((9, 4), True), "b": ((5,), False), "c": ((7,), True), "d": ((3, 3), False)}
 
 
-@task("9.5", "what travels in a step", points=2)
+def _norms(seed: int, p: int) -> tuple[dict[str, Tensor], list[list[float]], list[float]]:
+    """Gradients of the whole model; squares of the shards on each of p ranks, and of the rest."""
+    whole = {n: drawn(seed + k, *shape) for k, (n, (shape, _)) in enumerate(PARAMETERS.items())}
+    cut = [whole[name].tensor_split(p) for name, (_, is_cut) in PARAMETERS.items() if is_cut]
+    shards = [[part.square().sum().item() for part in parts] for parts in zip(*cut, strict=True)]
+    rest = [whole[n].square().sum().item() for n, (_, is_cut) in PARAMETERS.items() if not is_cut]
+    return whole, shards, rest
+
+
+@in_group
+def probe_clip(user_ns: dict, *, rank: int, group, partition, seed: int, share: float) -> dict:
+    """`clip_gradients` of a model of shards and replicas; one parameter has no gradient."""
+    place, p = dist.get_rank(group), dist.get_world_size(group)
+    whole, shards, rest = _norms(seed, p)
+    model = nn.ParameterDict()
+    for name, (_, is_cut) in PARAMETERS.items():
+        own = whole[name].tensor_split(p)[place] if is_cut else whole[name]
+        model[name] = nn.Parameter(torch.zeros_like(own))
+        model[name].grad = own.clone()
+    model["unused"] = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    before = {name: q.grad for name, q in model.items()}
+    most = share * math.sqrt(sum(map(sum, shards)) + sum(rest))
+    function, cut = answer_named(user_ns, "clip_gradients"), {"a", "c"}
+    norm, calls = recorded(function, model, cut.__contains__, most, **keywords(partition, group))
+    return {
+        "norm": told(norm.item() if isinstance(norm, Tensor) and norm.numel() == 1 else norm),
+        "calls": calls,
+        "gradients": [flat(q.grad) for name, q in model.items() if before[name] is not None],
+        "unused": model["unused"].grad is None and bool((model["unused"] == 1).all()),
+    }
+
+
+def _wrong_norms(shards: list[list[float]], rest: list[float], place: int, share: float):
+    """What mistakes in the norm give, on one rank."""
+    p, own, replicated = len(shards), sum(shards[place]), sum(rest)
+    every = sum(map(sum, shards))
+    right = math.sqrt(every + replicated)
+    counted = f"replicated parameters are counted {p} times, once for each rank: their squares are "
+    wrong = {
+        "this is the norm of what this rank has: the squares of the other ranks' shards are "
+        "missing": math.sqrt(own + replicated),
+        counted + "added after the all_reduce": math.sqrt(every + p * replicated),
+        "the replicated parameters are missing": math.sqrt(every),
+        "the shards are missing": math.sqrt(replicated),
+        "this is the square of the norm": every + replicated,
+        "norms were added; squares are, and the root comes last":
+            sum(math.sqrt(sum(one) + replicated) for one in shards),
+        "norms of the parameters were added; squares are, and the root comes last":
+            sum(math.sqrt(x) for one in shards for x in one) + sum(map(math.sqrt, rest)),
+        "norms of the parameters of this rank were added; squares are, over all ranks, and the "
+        "root comes last": sum(map(math.sqrt, shards[place] + rest)),
+        "the mean over the ranks; the squares of shards are added": math.sqrt(
+            every / p + replicated),
+        "this is the norm after clipping; the one before is asked for": share * right,
+    }  # fmt: skip
+    return table({said: x for said, x in wrong.items() if abs(x - right) > 1e-9})
+
+
+def _one_number(calls: Calls) -> str | None:
+    """The rule that one number travels."""
+    large = next((call["nbytes"] for call in calls if call["nbytes"] > BYTES), None)
+    return large and f"an all_reduce of {large} bytes: one number is enough, the sum of squares"
+
+
+@task("9.5", "the norm of all gradients", points=2)
+def clip_gradients(ranks, report: Report) -> None:
+    """The norm of the whole model on each rank, and all gradients scaled by it."""
+    cases = [case | {"share": share} for share in (0.5, 2.0) for case in cases_of(report)]
+    for case, members, values in tried(ranks, report, __name__, "probe_clip", cases):
+        p, share = len(members), case["share"]
+        whole, shards, rest = _norms(report.seed, p)
+        right = math.sqrt(sum(map(sum, shards)) + sum(rest))
+        factor, where = min(share, 1), f"{on(members)}, bound {'below' if share < 1 else 'above'}"
+        for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+            whole_grads = [
+                one.tensor_split(p)[place] if PARAMETERS[name][1] else one
+                for name, one in whole.items()
+            ]
+            own = math.sqrt(sum(shards[place]) + sum(rest))
+            scales = {
+                "nothing was scaled, though the norm is above the bound": 1.0,
+                "the gradients were scaled, though the norm is not above the bound": share,
+                "divided by the norm, but not multiplied by the bound": 1 / right,
+                "multiplied by the bound, but not divided by the norm": share * right,
+                "scaled twice": factor**2,
+                "scaled by the norm of what this rank has; the ranks' replicas now differ":
+                    min(share * right / own, 1),
+                "the gradients are gone": 0.0,
+            }  # fmt: skip
+            wrong = table({
+                said: [(x * one).reshape(-1).tolist() for one in whole_grads]
+                for said, x in scales.items() if abs(x - factor) > 1e-9
+            })  # fmt: skip
+            expected = [(factor * one).reshape(-1).tolist() for one in whole_grads]
+            rules = only("all_reduce"), inside(members), waited
+            unused = {f"{where}: a parameter without a gradient has changed, or got one: leave out "
+                      "those whose grad is None": not value["unused"]}  # fmt: skip
+            _ = (
+                report.communication(rank, value["calls"], *rules)
+                and report.judge(rank, value["norm"], right,
+                                 _wrong_norms(shards, rest, place, share),
+                                 what=f"the norm {where}", form="the norm, a number")
+                and report.judge(rank, value["gradients"], expected, wrong,
+                                 what=f"gradients {where}")
+                and report.communication(rank, [], *rules_of(unused))
+                and report.communication(rank, value["calls"], made("all_reduce", 1), _one_number)
+            )  # fmt: skip
+
+
+# -- 9.6: what travels ------------------------------------------------------------------------
+
+
+@task("9.6", "what travels in a step", points=2)
 def traffic(ranks, report: Report) -> None:
     """Numbers and bytes of other models than the notebook's."""
     cases = []
@@ -276,7 +435,7 @@ def traffic(ranks, report: Report) -> None:
     judge_calls(ranks, report, cases)
 
 
-# -- 9.6: a loss over classes that are split --------------------------------------------------
+# -- 9.7: a loss over classes that are split --------------------------------------------------
 
 SAMPLES, CLASSES = 6, 11
 
@@ -305,7 +464,7 @@ def probe_loss(user_ns: dict, *, rank: int, group, partition, seed: int, scale: 
     )
 
 
-@task("9.6", "extra mile: a loss over split classes", points=2)
+@task("9.7", "extra mile: a loss over split classes", points=2)
 def class_parallel_loss(ranks, report: Report) -> None:
     """The cross entropy of all classes, and the gradient of this rank's logits."""
     cases = [case | {"scale": scale} for case in cases_of(report) for scale in (1.0, 900.0)]
@@ -360,7 +519,8 @@ def class_parallel_loss(ranks, report: Report) -> None:
             })  # fmt: skip
             form = "the mean loss"
             _ = (
-                report.communication(rank, value["forward"], only("all_reduce"), inside(members))
+                report.communication(rank, value["forward"], only("all_reduce"), inside(members),
+                                     waited)
                 and report.judge(rank, value["y"], [loss.item()], wrong, what=what, form=form)
                 and report.judge(rank, value["dx"], expected.tolist(), wrong_dx,
                                  what=f"gradient of the logits {what}", tolerance=EXACT)
@@ -370,7 +530,7 @@ def class_parallel_loss(ranks, report: Report) -> None:
             )  # fmt: skip
 
 
-# -- 9.7: the same with DTensor ---------------------------------------------------------------
+# -- 9.8: the same with DTensor ---------------------------------------------------------------
 
 
 def probe_block(user_ns: dict, *, rank: int, seed: int, size: int) -> dict:
@@ -402,7 +562,7 @@ def probe_block(user_ns: dict, *, rank: int, seed: int, size: int) -> dict:
     }
 
 
-@task("9.7", "the same with DTensor", points=2)
+@task("9.8", "the same with DTensor", points=2)
 def with_dtensor(ranks, report: Report) -> None:
     """A block of the model: as the twin, with two all_reduces each way."""
     for size in (4, 2):
@@ -453,10 +613,10 @@ def with_dtensor(ranks, report: Report) -> None:
             return
 
 
-# -- 9.8: experts -----------------------------------------------------------------------------
+# -- 9.9: experts -----------------------------------------------------------------------------
 
 
-@task("9.8", "experts on other ranks", points=2)
+@task("9.9", "experts on other ranks", points=2)
 def expert_parallel(ranks, report: Report) -> None:
     """Tokens go to their experts and come back; those beyond the capacity stay behind."""
     cases = [case | {"capacity": c} for case in cases_of(report) for c in (2, experts.TOKENS)]

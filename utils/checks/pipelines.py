@@ -98,10 +98,12 @@ def weights_of(module: nn.Module) -> list[float]:
 
 
 @functools.cache
-def twin(seed: int, p: int, reduction: str = "mean") -> tuple[list[list[float]], float]:
+def twin(
+    seed: int, p: int, reduction: str = "mean", n: int = IMAGES
+) -> tuple[list[list[float]], float]:
     """Gradients of each of p stages, and the loss, of the model that was not split."""
     pieces = [Piece(seed, s, p) for s in range(p)]
-    x, labels = drawn(seed)
+    x, labels = drawn(seed, n)
     for piece in pieces:
         x = piece(x)
     loss = functional.cross_entropy(x, labels, reduction=reduction)
@@ -110,18 +112,18 @@ def twin(seed: int, p: int, reduction: str = "mean") -> tuple[list[list[float]],
 
 
 @functools.cache
-def losses_of(seed: int, m: int) -> list[float]:
+def losses_of(seed: int, m: int, n: int = IMAGES) -> list[float]:
     """What each of m microbatches adds to the loss of the minibatch."""
-    piece, (x, labels) = Piece(seed, 0, 1), drawn(seed)
+    piece, (x, labels) = Piece(seed, 0, 1), drawn(seed, n)
     chunks = zip(x.chunk(m), labels.chunk(m), strict=True)
-    return [functional.cross_entropy(piece(a), b).item() / m for a, b in chunks]
+    return [functional.cross_entropy(piece(a), b, reduction="sum").item() / n for a, b in chunks]
 
 
 class Worker:
     """What `run_schedule` gets: a stage that notes what it is asked for."""
 
-    def __init__(self, piece: Piece, m: int):
-        self.piece, self.m, self.features = piece, m, piece.features
+    def __init__(self, piece: Piece, images: int):
+        self.piece, self.images, self.features = piece, images, piece.features
         self.asked: list[list] = []
 
     def forward(self, k: int, x: Tensor) -> Tensor:
@@ -131,7 +133,7 @@ class Worker:
 
     def loss(self, y: Tensor, labels: Tensor) -> Tensor:
         """Of a microbatch; they add up."""
-        return functional.cross_entropy(y, labels) / self.m
+        return functional.cross_entropy(y, labels, reduction="sum") / self.images
 
     def done(self, k: int) -> None:
         """Called after the backward of microbatch k."""

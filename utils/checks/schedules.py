@@ -91,6 +91,8 @@ def _nothing(*_: Any) -> None:
 def wrong_plans(schedule: Schedule, times: Sequence[float], right: Any) -> Iterator[Mistake]:
     """What mistakes in `plan` lead to."""
     times = times or (1, 2)
+    yield Mistake(lambda got: got is None,
+                  "returned None: return a list of spans. This schedule is legal")  # fmt: skip
     if right is None:
         yield Mistake([], "an empty list. A schedule that is not legal gives None")
         yield Mistake(in_order(planned(schedule, *times)[0]),
@@ -205,6 +207,9 @@ def wrong_held(schedule: Schedule) -> list[Mistake]:
         "these are the numbers of the microbatches in flight by formula (p − s); count what is in "
         "the lists": [p - s for s in range(p)],
         "the stages are in reverse": most[::-1],
+        "this is the longest row of forwards; a backward in between frees one microbatch, not all":
+            [max(len(list(run)) for kind, run in itertools.groupby(one[0] for one in actions)
+                 if kind == "F") for actions in schedule],
     })  # fmt: skip
     said = f"expected {p} numbers, one for each stage"
     return [*wrong, Mistake(lambda v: isinstance(v, list) and len(v) != p, said)]

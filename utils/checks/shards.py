@@ -13,13 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from utils import models
 
-from .calls import Calls, Rule, inside, made, only
+from .calls import Calls, Rule, inside, made, only, waited
 from .groups import in_group, keywords, on
 from .mistakes import Mistake, table
 from .probe import answer_named, as_dict, recorded
+from .replicas import rules_of
 from .task import Report
 
 #: Groups of 4, 2 and 1 ranks, and no group at all.
@@ -76,6 +79,39 @@ def both_ways(function: Callable, x: Tensor, upstream: Tensor) -> dict:
     return found
 
 
+class WrittenBehind(TorchFunctionMode):
+    """Finds results in a graph that change, though no operation of PyTorch changes them.
+
+    A collective writes into a tensor's memory, also by way of ``y.data`` or ``y.detach()``;
+    autograd learns nothing of it. Seen are the operations of this thread inside of ``with``.
+
+    Attributes:
+        found: whether there was one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}  # with the values that each should have
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self._look()
+        out = func(*args, **(kwargs or {}))
+        if str(getattr(func, "__module__", "")).startswith("torch.distributed"):
+            self._look()  # no operation for autograd
+        for one in tree_leaves((args, out)):
+            if isinstance(one, Tensor) and one.grad_fn is not None:
+                self._known[id(one)] = one, one.detach().clone()
+        return out
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._look()
+
+    def _look(self) -> None:
+        self.found |= any(not torch.equal(one, values) for one, values in self._known.values())
+
+
 def of_size(op: str, nbytes: int, when: str) -> Rule:
     """Each call of an operation has this size."""
 
@@ -122,8 +158,14 @@ def probe_layer(user_ns: dict, *, rank: int, group, partition, seed: int, name: 
     held = {key: list(p.shape) for key, p in layer.named_parameters()}
     if held != shapes(whole, dist.get_world_size(group)):
         return {"held": held}  # it may not even run
-    found = both_ways(layer, drawn(seed + 1, *INPUT), drawn(seed + 2, *INPUT))
-    found["held"] = held
+    behind = WrittenBehind()
+
+    def forward(x: Tensor) -> Tensor:
+        with behind:
+            return layer(x)
+
+    found = both_ways(forward, drawn(seed + 1, *INPUT), drawn(seed + 2, *INPUT))
+    found |= {"held": held, "behind": behind.found}
     found["gradients"] = {
         key: None if p.grad is None else p.grad.reshape(-1).tolist()
         for key, p in layer.named_parameters()
@@ -131,7 +173,9 @@ def probe_layer(user_ns: dict, *, rank: int, group, partition, seed: int, name: 
     return found
 
 
-def _parts(module: nn.Module, x: Tensor, p: int, cut: str = "") -> list[Tensor]:
+def _parts(
+    module: nn.Module, x: Tensor, p: int, cut: str = "", act: Callable = functional.gelu
+) -> list[Tensor]:
     """What each of p ranks adds to the sum; with a mistake in it, if one is named."""
     found = []
     for place in range(p):
@@ -141,7 +185,7 @@ def _parts(module: nn.Module, x: Tensor, p: int, cut: str = "") -> list[Tensor]:
         }  # fmt: skip
         if isinstance(module, models.FeedForward):
             inner = functional.linear(x, own["up.weight"], own["up.bias"])
-            inner = inner if cut == "no gelu" else functional.gelu(inner)
+            inner = inner if cut == "no gelu" else act(inner)
             found.append(functional.linear(inner, own["down.weight"]))
             continue
         if cut == "fused":
@@ -173,6 +217,12 @@ def _wrong_outputs(module: nn.Module, x: Tensor, p: int, place: int) -> Iterator
         wrong["there is no GELU between the two layers"] = (
             sum(_parts(module, x, p, "no gelu")) + last
         )
+        for said, kind in {"this is ReLU": functional.relu,
+                           "this is GELU's approximation by tanh": lambda t: functional.gelu(
+                               t, approximate="tanh")}.items():  # fmt: skip
+            wrong[f"{said}; functional.gelu(x) is asked for"] = (
+                sum(_parts(module, x, p, act=kind)) + last
+            )
         wrong["the GELU comes after the second layer; it belongs between the two"] = (
             functional.gelu(sum(_parts(module, x, p, "no gelu")) + last)
         )
@@ -188,6 +238,13 @@ def _wrong_outputs(module: nn.Module, x: Tensor, p: int, place: int) -> Iterator
                 wrong[text] = sum(_parts(module, x, p, cut)) + last
     if p > 1:
         yield from table({said: one.reshape(-1) for said, one in wrong.items()})
+
+
+_BEHIND = (
+    "a collective has written into a tensor that autograd keeps the graph of. That is right by "
+    "luck, as a product does not need its own output for its gradient; after a sigmoid the same "
+    "line gives a wrong one, and no error. Use g, which sums a copy and says what backward does"
+)
 
 
 def judge_layer(report: Report, name: str, members: list[int], values: list[dict]) -> None:
@@ -210,7 +267,7 @@ def judge_layer(report: Report, name: str, members: list[int], values: list[dict
             f"the gradient is {p} times too large: it was summed once too often":
                 (p * x.grad).reshape(-1) if p > 1 else [],
         })  # fmt: skip
-        before = [only("all_reduce"), inside(members)]
+        before = [only("all_reduce"), inside(members), waited]
         how = {"tolerance": EXACT}
         forward, backward = value["forward"], value["backward"]
         why = "; each all_reduce waits for all ranks"
@@ -226,6 +283,7 @@ def judge_layer(report: Report, name: str, members: list[int], values: list[dict
         _ = (
             report.communication(rank, forward, *before)
             and report.judge(rank, value["y"], flat_y, wrong_y, what=f"output {where}", **how)
+            and report.communication(rank, [], *rules_of({_BEHIND: value["behind"]}))
             and report.communication(rank, backward, *before)
             and report.judge(
                 rank, value["dx"], flat_dx, wrong_dx, what=f"gradient of x {where}", **how

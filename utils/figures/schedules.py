@@ -14,7 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from utils.schedules import idle as idle_share
+from utils.schedules import one_f_one_b as one_f_one_b
 from utils.schedules import parse as parse
+from utils.schedules import planned as planned
+from utils.schedules import zero_bubble as zero_bubble
 
 from . import BLUE, CYCLE, GREEN, INK, ORANGE, PALE, SKY, arrow, box, canvas, fit_limits, use_style
 
@@ -144,15 +147,16 @@ def bubbles(p: int, measured: Mapping[str, Mapping[int, float]], most: int = 8) 
     return figure
 
 
-def memory(held: Mapping[str, Sequence[int]], what: str = "microbatches held at most") -> Figure:
-    """Bars for each stage: how many microbatches it holds activations (or weights) for."""
+def memory(held: Mapping[str, Sequence[float]], what: str = "microbatches held at most") -> Figure:
+    """Bars for each stage: how many microbatches it holds, or how many megabytes."""
     use_style()
     figure, axes = plt.subplots(figsize=(7, 3.2))
     width = 0.8 / len(held)
+    style = "%.1f" if any(isinstance(n, float) for row in held.values() for n in row) else "%d"
     for j, (name, counts) in enumerate(held.items()):
         places = [s + (j - (len(held) - 1) / 2) * width for s in range(len(counts))]
         bars = axes.bar(places, counts, 0.9 * width, label=name)
-        axes.bar_label(bars, fontsize=10)
+        axes.bar_label(bars, fmt=style, fontsize=10)
     stages = range(len(next(iter(held.values()))))
     axes.set_xticks(stages, [f"stage {s}" for s in stages])
     axes.set_ylabel(what)

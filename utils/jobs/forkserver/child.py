@@ -30,6 +30,9 @@ from utils.jobs.forkserver import shown
 from utils.jobs.forkserver.identity import THREADS
 from utils.jobs.forkserver.keeper import close_all_but
 
+# Read by PyTorch at its import.
+DEBUG, DEBUG_LEVELS = b"TORCH_DISTRIBUTED_DEBUG", (b"OFF", b"INFO", b"DETAIL")
+
 
 class NotPossible(Exception):
     """This rank must be a process of its own; the message says why."""
@@ -42,6 +45,8 @@ def check(wanted: dict) -> None:
     """Raise NotPossible for a request that a fork of this process can't be made to fit."""
     _check_program(wanted)
     _threads(wanted["environment"])
+    if wanted["environment"].get(DEBUG, b"OFF").upper() not in DEBUG_LEVELS:
+        raise NotPossible(f"PyTorch refuses its {DEBUG.decode()}")
     for number, _, hard in wanted["limits"]:
         own = _limits(number)[1]
         if own != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > own):
@@ -131,6 +136,8 @@ def become(wanted: dict, descriptors: list[int]) -> None:
     _renew_streams()
     _renew_random_numbers()
     set_threads(wanted["environment"])
+    if distributed := sys.modules.get("torch.distributed"):
+        distributed.set_debug_level_from_env()
     tempfile.tempdir = None
     command = [os.fsencode(sys.executable), *wanted["arguments"]]
     shown.show(command, wanted["environment"])

@@ -74,9 +74,14 @@ def place_text(filename: str, line: int, function: str = "") -> str:
     if "ipykernel_" in filename or filename.startswith("<ipython-input"):
         inside = f" in {function}()" if function and not function.startswith("<") else ""
         return f"cell line {line}{inside}"
-    if filename.startswith(_PACKAGES):
+    if is_packaged(filename):
         return f"{filename.removeprefix(_PACKAGES)}:{line}"
     return f"{os.path.basename(filename)}:{line}"
+
+
+def is_packaged(filename: str) -> bool:
+    """Whether a file is one of an installed package."""
+    return filename.startswith(_PACKAGES)
 
 
 def count_as_library(filename: str) -> None:

@@ -38,8 +38,8 @@ _TIME = struct.Struct("<d")
 _DTYPES = sorted({t for t in vars(torch).values() if isinstance(t, torch.dtype)}, key=str)
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
-
-_every_send_waits = False
+# Set for as long as a block of synchronous_sends lasts, or by torch_mpi.strict for good.
+every_send_waits = False
 
 
 @contextlib.contextmanager
@@ -50,12 +50,12 @@ def synchronous_sends() -> Iterator[None]:
     is complete, only then. Messages inside of collectives are as ever. What a send began within the
     block holds for that send to its end. It changes no other rank: each enters a block of its own.
     """
-    global _every_send_waits
-    before, _every_send_waits = _every_send_waits, True
+    global every_send_waits
+    before, every_send_waits = every_send_waits, True
     try:
         yield
     finally:
-        _every_send_waits = before
+        every_send_waits = before
 
 
 class Tags:
@@ -139,7 +139,7 @@ def pack(channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Ten
 
 def send(channels: Channels, call: Call, memory: torch.Tensor, envelope: bytes, gone: float):
     """Steps that send ``memory`` to ``call.peer``; see :func:`pack`."""
-    begin = channels.envelopes.Issend if _every_send_waits else channels.envelopes.Isend
+    begin = channels.envelopes.Issend if every_send_waits else channels.envelopes.Isend
     if call.nbytes <= INLINE:
         yield [begin(envelope, call.peer, call.tag)]
         return

@@ -27,7 +27,7 @@ from torch._C._dynamo import eval_frame
 from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
-from . import algorithms, arrivals, board, buffers, cores, failures, limits, messages, world
+from . import algorithms, arrivals, board, buffers, cores, failures, limits, messages, strict, world
 from .arithmetic import combine
 from .arrivals import Arrivals
 from .dtypes import check_ops, dtype_name, factor_of, multiplied, op_name, reduction
@@ -96,6 +96,7 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
     if bad:
         raise ValueError(f"ranks {bad} do not exist: the world has ranks 0 to {here.size - 1}")
     here.check("new_group")
+    messages.every_send_waits = strict.is_on()
     return ProcessGroupMPI(members, timeout) if here.rank in members else None
 
 
@@ -324,6 +325,7 @@ class ProcessGroupMPI(ProcessGroup):
         if self.closed:
             return
         self.closed, self._lost = True, "it was destroyed"
+        self.world.balance_of_closed += self.channels.balance
         self._plans.clear()
         if MPI.Is_finalized():
             return
@@ -383,7 +385,10 @@ class ProcessGroupMPI(ProcessGroup):
                 steps = Steps(messages.send(self.channels, call, memory, envelope, gone))
                 if call.blocking and not _profiling() and steps.poll():
                     return _over(call)
-                return self._message(MPIWork(self, call, [tensor], keep=memory), steps)
+                work = MPIWork(self, call, [tensor], keep=memory)
+                if not call.blocking and strict.is_on():
+                    work.seal = strict.Seal(memory)
+                return self._message(work, steps)
         except MPI.Exception as error:
             raise in_words(error, call, self) from None
 

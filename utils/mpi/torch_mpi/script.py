@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from types import TracebackType
 
-from . import diagnosis, failures
+from . import diagnosis, failures, leftovers
 from .errors import CommunicationError, errors_line
 from .mpi import MPI
 
@@ -132,7 +132,10 @@ def _ended(world) -> None:
     if MPI.Is_finalized():
         return
     with contextlib.suppress(ValueError):  # the board is closed
-        world.ended()
+        if world.cell or world.stopped or failures.are_survived():
+            world.ended()
+        else:
+            leftovers.tell(world)
     if world.epoch or world.stopped or failures.are_survived():
         # What was given up may keep MPI_Finalize from ending.
         faulthandler.dump_traceback_later(FINALIZE_DEADLINE, exit=True, file=sys.__stderr__)

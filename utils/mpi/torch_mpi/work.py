@@ -61,6 +61,8 @@ class MPIWork(Work):
 
     is_collective = False
     not_before = 0.0
+    #: A :class:`torch_mpi.strict.Seal` on what is sent, where that was asked for.
+    seal = None
 
     def __init__(
         self,
@@ -228,6 +230,8 @@ class MPIWork(Work):
             CommunicationError: MPI reported an error.
         """
         self.call.waited = True
+        if self.seal is not None:
+            self.seal.check(self.call)
         if not self._done:
             own = _seconds(timeout)
             # A receive that is waited for with a timeout of its own may be tried again.

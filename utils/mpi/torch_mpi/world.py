@@ -115,6 +115,8 @@ class World:
         self.threads = Threads()
         # An incident of a communication that nobody waits for, so that nobody was told of it.
         self.unheard = False
+        # Of groups that were destroyed, see :meth:`balance`.
+        self.balance_of_closed = 0
         self._groups: list[weakref.ref] = []
         self._closed: list = []
         # The main thread, the progress thread and the user's write of themselves.
@@ -158,9 +160,9 @@ class World:
                 state="left", **(_messages(log.since(self._mark)) if self.balance() else {})
             )
 
-    def ended(self) -> None:
-        """This rank's program is over."""
-        self._write(**{k: v for k, v in self._status.items() if k != "state"}, state="ended")
+    def ended(self, **more) -> None:
+        """This rank's program is over; ``more``: see :mod:`torch_mpi.leftovers`."""
+        self._write(**{**self._status, **more, "state": "ended"})
 
     def raised(self, error: BaseException, where: str) -> None:
         """The user's code ended with an error on this rank."""

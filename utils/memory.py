@@ -1,0 +1,187 @@
+"""How many bytes of tensors a rank holds: now, at the peak, and of which kind.
+
+    with Meter(model) as meter:                  # counts what the block makes, and the model
+        loss = model(images).mean()
+        held = meter.now                         # bytes alive: weights, activations, the rest
+        loss.backward()
+    meter.peak                                   # the most that was alive at once, in bytes
+
+Counted are storages: a view, or a tensor that several names stand for, counts once. The numbers
+follow from the program, not from the machine: they are the same at each run. What no operation of
+PyTorch makes is not seen: an array of NumPy, buffers of the MPI library, workspaces inside of an
+operation. So the process needs more than this; how much more, the resident set size tells.
+
+Idea: PyTorch's `torch.distributed._tools.mem_tracker` (2024).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+KINDS = ("parameters", "gradients", "optimizer state", "other")
+
+
+class Meter(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made inside a ``with`` block, on this thread.
+
+    Args:
+        things: modules, optimizers, tensors, or lists and dicts of them, that exist already and
+            shall count from the beginning; of a module parameters, gradients and buffers.
+
+    Attributes:
+        peak: the most bytes alive at once, since the block began or :meth:`restart` was called.
+        history: (seconds of ``time.perf_counter``, bytes alive) at each new tensor.
+
+    A block may be entered again: the meter goes on. Deleted tensors count no more as soon as they
+    are gone; tensors that still live keep their place between two blocks.
+    """
+
+    def __init__(self, *things: Any) -> None:
+        super().__init__()
+        # Of each storage, by its id, a weak reference and its bytes when last looked at.
+        self._storages: dict[int, tuple[weakref.ref, int]] = {}
+        self.peak, self.history = 0, []
+        self.watch(*things)
+
+    @property
+    def now(self) -> int:
+        """Bytes that are alive."""
+        return sum(storage.nbytes() for storage in self._alive())
+
+    def watch(self, *things: Any) -> None:
+        """Count these, too, from now on; of a module what it has at this moment."""
+        there = list(tensors_of(*things))
+        gradients = [t.grad for t in there if t.is_leaf and t.grad is not None]
+        plain = _plain([there, gradients])
+        if self._changed((tensor.untyped_storage() for tensor in plain), new=True):
+            self._note()
+
+    def restart(self) -> int:
+        """Begin a new peak and a new history; returns the bytes that are alive."""
+        self.peak, self.history = 0, []
+        self._note()
+        return self.peak
+
+    def kinds(self, parameters: Any = (), optimizer: Any = ()) -> dict[str, int]:
+        """What is alive, in bytes, by kind.
+
+        Args:
+            parameters: a module, or parameters.
+            optimizer: an optimizer, or tensors that are its state.
+
+        Returns:
+            "parameters", "gradients" (of those parameters), "optimizer state", and "other": what
+            else this meter has seen, such as activations and the minibatch.
+        """
+        own = list(_parameters(parameters))
+        parts = [own, [q.grad for q in own if q.grad is not None], list(tensors_of(optimizer))]
+        seen: set[int] = set()
+        sizes = [_bytes(part, seen) for part in parts]
+        rest = sum(one.nbytes() for one in self._alive() if id(one) not in seen)
+        return dict(zip(KINDS, [*sizes, rest], strict=True))
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a DTensor: let it come to the plain tensors that it consists of
+        out = function(*args, **(kwargs or {}))
+        used = [tensor.untyped_storage() for tensor in _plain((args, kwargs))]
+        # A view of what is used, or itself, is not new; but torch.tensor(…) is shown so at first.
+        lifted = function is torch.ops.aten.lift_fresh.default
+        before = set() if lifted else {id(storage) for storage in used}
+        made = [one for t in _plain(out) if id(one := t.untyped_storage()) not in before]
+        # FSDP gives a storage its bytes by no operation: so look at what is used, too.
+        grown = self._changed(used, new=False)
+        if self._changed(made, new=True) or grown:
+            self._note()
+        return out
+
+    def _alive(self) -> list[torch.UntypedStorage]:
+        return [one for ref, _ in list(self._storages.values()) if (one := ref()) is not None]
+
+    def _changed(self, storages: Iterable[torch.UntypedStorage], new: bool) -> bool:
+        """Whether storages have another size than noted; new ones are taken in, if they shall."""
+        found = False
+        for storage in storages:
+            ref, size = self._storages.get(id(storage), (None, None))
+            known = ref is not None and ref() is storage
+            if (known or new) and (not known or size != storage.nbytes()):
+                self._storages[id(storage)] = weakref.ref(storage), storage.nbytes()
+                found = True
+        return found
+
+    def _note(self) -> None:
+        alive = self._alive()
+        self._storages = {id(one): (weakref.ref(one), one.nbytes()) for one in alive}
+        now = sum(size for _, size in self._storages.values())
+        self.peak = max(self.peak, now)
+        self.history.append((time.perf_counter(), now))
+
+
+def tensors_of(*things: Any) -> Iterator[Tensor]:
+    """All tensors of modules (without gradients), of optimizers (their state), and of containers.
+
+    Raises:
+        TypeError: something is none of these.
+    """
+    for thing in tree_leaves(things):
+        if isinstance(thing, nn.Module):
+            yield from itertools.chain(thing.parameters(), thing.buffers())
+        elif isinstance(thing, torch.optim.Optimizer):
+            state = tree_leaves([list(of.values()) for of in thing.state.values()])
+            yield from (one for one in state if isinstance(one, Tensor))
+        elif isinstance(thing, Tensor):
+            yield thing
+        elif thing is not None:
+            raise TypeError(
+                "a module, an optimizer, a tensor, or lists and dicts of them are measured; got "
+                + type(thing).__name__
+            )
+
+
+def _parameters(thing: Any) -> Iterator[Tensor]:
+    for one in tree_leaves(thing):
+        yield from one.parameters() if isinstance(one, nn.Module) else (one,)
+
+
+def nbytes(*things: Any) -> int:
+    """Bytes of all tensors of modules, optimizers, containers: each storage once.
+
+    Of a module parameters and buffers count, no gradients; of an optimizer what it keeps for each
+    parameter, without the parameters themselves. Of a DTensor it is the shard of this rank.
+    """
+    return _bytes(tensors_of(*things), set())
+
+
+def _bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
+    """Of storages that are not in ``seen``; they are added to it."""
+    total = 0
+    for storage in (tensor.untyped_storage() for tensor in _plain(list(tensors))):
+        if id(storage) not in seen:
+            seen.add(id(storage))
+            total += storage.nbytes()
+    return total
+
+
+def _locally(tensor: Tensor) -> Iterator[Tensor]:
+    """What this process has of a tensor: of a DTensor its shard."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _locally(getattr(tensor, name))
+    else:
+        yield tensor
+
+
+def _plain(tree: Any) -> Iterator[Tensor]:
+    """The tensors of a tree that have bytes of their own in this process."""
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided and not leaf.is_meta:
+            yield from _locally(leaf)

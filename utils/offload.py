@@ -1,0 +1,161 @@
+"""Training a model whose weights are elsewhere: layer by layer, with what is there of them.
+
+:class:`Layers` computes a step of a multilayer perceptron in **pieces**, each with the weights of
+one layer, and never has more of them than it is given. :func:`step_on` moves weights between the
+host's memory and a device: on CUDA with pinned memory and a stream of its own.
+
+Source: J. Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training" (2021).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def rows_of(model: nn.Module) -> list[Tensor]:
+    """The weights of each linear layer in one row: all of the weight, then the bias; copies."""
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    return [torch.cat([q.detach().reshape(-1) for q in layer.parameters()]) for layer in layers]
+
+
+class Layers:
+    """One step of an MLP with ReLU, in pieces.
+
+    Args:
+        sizes: features in, hidden features …, classes.
+        x: the minibatch, [m, sizes[0]]; labels: int64 [m].
+        seconds: each layer's forward sleeps so long, its backward twice that: as if it took so long
+            on a device of its own.
+
+    Attributes:
+        order: of each piece its layer: forward 0, 1, …, the last one, and backward down to 0. The
+            piece in the middle is forward, loss and backward of the last layer.
+        loss: after the piece in the middle, the mean over the minibatch.
+    """
+
+    def __init__(self, sizes: Sequence[int], x: Tensor, labels: Tensor, seconds: float = 0.0):
+        last = len(sizes) - 2
+        self.sizes, self.labels, self.seconds = tuple(sizes), labels, seconds
+        self.order = [*range(last), *range(last, -1, -1)]
+        self.inputs, self.gradient, self.loss = [x], None, None
+        self.dtype = x.dtype
+
+    def length(self, n: int) -> int:
+        """How many numbers the weights of piece n are."""
+        i = self.order[n]
+        return (self.sizes[i] + 1) * self.sizes[i + 1]
+
+    def work(self, n: int, row: Tensor) -> Tensor | None:
+        """Compute piece n with the weights of its layer, a row of ``length(n)`` numbers.
+
+        Returns:
+            In backward the gradient of these weights, a row of the same length; else ``None``.
+            Nothing of ``row`` is kept.
+        """
+        i, last = self.order[n], len(self.sizes) - 2
+        cut = self.sizes[i] * self.sizes[i + 1]
+        weight, bias = row[:cut].view(self.sizes[i + 1], self.sizes[i]), row[cut:]
+        forward, backward = n <= last, n >= last
+        if self.seconds:
+            time.sleep(self.seconds * (forward + 2 * backward))
+        if forward:
+            y = functional.linear(self.inputs[i], weight, bias)
+            if i < last:
+                self.inputs.append(y.relu_())
+                return None
+            y.requires_grad_()
+            with torch.enable_grad():
+                loss = functional.cross_entropy(y, self.labels)
+            (self.gradient,) = torch.autograd.grad(loss, y)
+            self.loss = loss.item()
+        x, found = self.inputs.pop(), torch.empty_like(row)
+        torch.mm(self.gradient.t(), x, out=found[:cut].view_as(weight))
+        torch.sum(self.gradient, 0, out=found[cut:])
+        self.gradient = (self.gradient @ weight).mul_(x > 0) if i else None
+        return found
+
+
+def step_on(
+    device: torch.device | str,
+    weights: Sequence[Tensor],
+    optimizers: Sequence[torch.optim.Optimizer],
+    layers: Layers,
+) -> float:
+    """One step: weights and optimizers in the host's memory, forward and backward on a device.
+
+    While a layer computes, the weights of the next one are copied; an optimizer works on the host
+    as soon as its layer's gradient is there, while the device goes on. On CUDA the copies have a
+    stream of their own, and pinned memory, without which a copy would wait for the device.
+
+    Args:
+        device: "cuda" or "cpu"; on the latter a copy is a copy, and nothing overlaps.
+        weights: of each layer a row on the host with ``requires_grad``; updated in place.
+        optimizers: of each layer one, for its row.
+        layers: the step; its minibatch is on the device.
+
+    Returns:
+        The loss.
+    """
+    bus, pieces = _Bus(torch.device(device)), len(layers.order)
+    down = None  # the gradient under way: its row on the host, the event of its end, its layer
+    coming = bus.to_device(weights[layers.order[0]].detach())
+    for n in range(pieces):
+        row = bus.arrived(*coming)
+        if n + 1 < pieces:
+            coming = bus.to_device(weights[layers.order[n + 1]].detach())
+        gradient = layers.work(n, row)
+        if down is not None:
+            _update(bus, *down, weights, optimizers)
+        down = None if gradient is None else (*bus.to_host(gradient), layers.order[n])
+    _update(bus, *down, weights, optimizers)
+    return layers.loss
+
+
+def _update(bus: _Bus, gradient: Tensor, event, i: int, weights, optimizers) -> None:
+    bus.wait(event)
+    weights[i].grad = gradient
+    optimizers[i].step()
+    weights[i].grad = None
+
+
+class _Bus:
+    """Copies in both directions, in the background where the device is CUDA."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.cuda = device, device.type == "cuda"
+        self.up = torch.cuda.Stream(device) if self.cuda else None
+        self.back = torch.cuda.Stream(device) if self.cuda else None
+
+    def to_device(self, row: Tensor) -> tuple[Tensor, object]:
+        if not self.cuda:
+            return row.clone(), None
+        with torch.cuda.stream(self.up):
+            there = row.pin_memory().to(self.device, non_blocking=True)
+            return there, self.up.record_event()
+
+    def arrived(self, row: Tensor, event) -> Tensor:
+        """The row, which what is computed from now on may use."""
+        if self.cuda:
+            now = torch.cuda.current_stream(self.device)
+            now.wait_event(event)
+            row.record_stream(now)
+        return row
+
+    def to_host(self, row: Tensor) -> tuple[Tensor, object]:
+        if not self.cuda:
+            return row, None
+        self.back.wait_stream(torch.cuda.current_stream(self.device))
+        here = torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
+        with torch.cuda.stream(self.back):
+            here.copy_(row, non_blocking=True)
+            row.record_stream(self.back)
+            return here, self.back.record_event()
+
+    def wait(self, event) -> None:
+        if event is not None:
+            event.synchronize()

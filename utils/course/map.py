@@ -100,8 +100,8 @@ def part(labs: Sequence[About]) -> str:
     lines = [
         f"![{in_words(labs)}]({PICTURE.as_posix()})",
         "",
-        "| path | labs | hours |",
-        "|---|---|---|",
+        "| path | what for | labs | hours |",
+        "|---|---|---|---|",
     ]
     for path in paths(labs):
         lines.append(f"| {path.name} | {path.aim} | {path.labs} | {_hours(path.minutes)} |")

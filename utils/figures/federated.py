@@ -32,11 +32,11 @@ def phases(clients: int = 5, chosen: Sequence[int] = (1, 3)) -> Figure:
             arrow(axes, (x - 0.2, 2.75), (x - 0.2, 0.9), color=BLUE)
             arrow(axes, (x + 0.2, 0.9), (x + 0.2, 2.75), color=GREEN)
     words = {
-        3.2: ("1 select some of the clients", INK),
-        2.5: ("2 hand out the weights", BLUE),
+        3.45: ("1 select some of the clients", INK),
+        2.3: ("2 hand out the weights", BLUE),
         0.1: ("3 train on own data", INK),
         1.5: ("4 return the change", GREEN),
-        3.75: ("5 average the changes", INK),
+        2.95: ("5 average the changes", INK),
     }
     for y, (text, color) in words.items():
         axes.text(2.2 * clients - 0.9, y, text, va="center", color=color)
@@ -95,12 +95,12 @@ def courses(runs: Mapping[str, Sequence[dict]], central: float, raw: float) -> F
     for axes, name in ((left, "all data in one place, 3 epochs"), (right, "_")):
         axes.axhline(100 * central, color=INK, linestyle="--", linewidth=1.3, label=name)
     right.axvline(raw / 1e6, color=GREY, linestyle=":", linewidth=1.5)
-    right.text(raw / 1e6 * 1.05, 12, f"the images\nthemselves:\n{raw / 1e6:.1f} MB", color=GREY)
+    right.text(raw / 1e6 + 0.7, 12, f"the images themselves:\n{raw / 1e6:.1f} MB", color=GREY)
     left.set_ylabel("test accuracy [%]")
     left.set_xlabel("round")
     left.set_ylim(0, 100)
     right.set_xlabel("updates that the server received [MB]")
-    right.set_xscale("log")
+    right.set_xlim(left=0)
     figure.legend(*left.get_legend_handles_labels(), loc="lower center", ncols=3, fontsize=10)
     figure.tight_layout(rect=(0, 0.14, 1, 1))
     return figure
@@ -164,9 +164,11 @@ def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | N
     use_style()
     below = below or {}
     wide = max(len(images) for images in rows.values())
-    height = sum(1.35 if title in below else 1.1 for title in rows)
+    lines = max((words[0].count("\n") + 1 for words in below.values()), default=0)
+    room = 0.12 + 0.17 * lines  # inches under each row; an image has one inch
+    height = len(rows) * (1 + room) + 0.1
     figure, grid = plt.subplots(
-        len(rows), wide, figsize=(1.15 * wide + 2.6, height + 0.2), squeeze=False
+        len(rows), wide, figsize=(1.15 * wide + 2.6, height), squeeze=False
     )
     for line, (title, images) in zip(grid, rows.items(), strict=True):
         for k, axes in enumerate(line):
@@ -177,7 +179,8 @@ def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | N
                 if title in below:
                     axes.text(14, 31, below[title][k], ha="center", va="top", fontsize=9)
         line[0].text(-3, 14, title, ha="right", va="center", fontsize=10.5)
-    figure.subplots_adjust(left=2.3 / (1.15 * wide + 2.6), right=0.99, top=0.98, bottom=0.08)
+    figure.subplots_adjust(left=2.3 / (1.15 * wide + 2.6), right=0.99, top=1 - 0.05 / height,
+                           bottom=room / height, hspace=room)  # fmt: skip
     words = [
         f"{title}: {len(images)} image{'s' * (len(images) != 1)}"
         + (f" ({', '.join(below[title])})" if title in below else "")
@@ -219,6 +222,7 @@ def disguise(plain: Sequence[float], hidden: Sequence[int]) -> Figure:
     right.hist(np.asarray(hidden) / 2**31, bins=40, color=GREY)
     right.set_title("the same, masked")
     right.set_xlabel("entry, as a share of $2^{31}$")
+    right.set_xticks([-1, -0.5, 0, 0.5, 1])
     figure.tight_layout()
     figure.alt_text = (
         f"Two histograms of {len(plain)} entries. Left the changes of the weights, most of them "

@@ -70,9 +70,7 @@ def holdings(counts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
     panels[0][0].set_ylabel("class")
     panels[0][0].set_yticks(range(10))
     figure.tight_layout()
-    figure.alt_text = (
-        "Dots for each client and class, larger for more images. " + " ".join(said)
-    )
+    figure.alt_text = "Dots for each client and class, larger for more images. " + " ".join(said)
     return figure
 
 
@@ -167,9 +165,7 @@ def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | N
     lines = max((words[0].count("\n") + 1 for words in below.values()), default=0)
     room = 0.12 + 0.17 * lines  # inches under each row; an image has one inch
     height = len(rows) * (1 + room) + 0.1
-    figure, grid = plt.subplots(
-        len(rows), wide, figsize=(1.15 * wide + 2.6, height), squeeze=False
-    )
+    figure, grid = plt.subplots(len(rows), wide, figsize=(1.15 * wide + 2.6, height), squeeze=False)
     for line, (title, images) in zip(grid, rows.items(), strict=True):
         for k, axes in enumerate(line):
             axes.set_axis_off()

@@ -557,9 +557,8 @@ CHANGES = [
     (
         NOISE,
         "in place",
-        "return delta * min",
-        "return delta.mul_(1.0) if delta.norm() <= bound "
-        "else delta.mul_(1.0) * 0 + delta.mul_(bound / delta.norm().item()) if True else min",
+        "delta * min(1.0, bound / max(delta.norm().item(), 1e-12))",
+        "delta.mul_(min(1.0, bound / max(delta.norm().item(), 1e-12)))",
         "changed its argument",
     ),
     (
@@ -663,8 +662,8 @@ CHANGES = [
     (
         MASK,
         "no mask at all",
-        "            hidden = hidden + mask",
-        "            hidden = hidden if True else mask + hidden + mask",
+        "hidden = hidden + mask if me < other else hidden - mask",
+        "hidden + mask if me < other else hidden - mask",
         "without any mask",
     ),
 ]

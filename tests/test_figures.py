@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch.utils.data.distributed import DistributedSampler
 
 from utils import figures
-from utils.figures import alt, minibatches, replicas, staleness
+from utils.figures import alt, federated, minibatches, replicas, staleness
 from utils.figures.predict import NOTHING_YET, predict
 
 
@@ -263,3 +263,19 @@ def test_the_plan_of_consistency_models_keeps_each_bound():
     said = alt.describe(staleness.plan(bounds=[0, 1, 3, None], steps=(1, 4), until=8))
     assert "4 with bound 0, 5 with bound 1, 7 with bound 3, 10 with no bound" in said
     assert "Gradients: 4 with bound 0" in alt.describe(staleness.plan([0], steps=(1, 4), until=8))
+
+
+def test_drawings_of_federated_learning_tell_what_they_show():
+    said = federated.deadline(
+        [(0, 4, 10.2), (0, 7, 12.9), (1, 4, 11.6)], [10.0, 11.5], 1.5
+    ).alt_text
+    assert "2 rounds with a deadline of 1.5 s each. Of 3 updates 1 were sent too late" in said
+    said = federated.holdings({"IID": [[3, 0, 5], [2, 2, 2]]}).alt_text
+    assert "IID: 2 clients with 6 to 8 images of 2 to 3 classes" in said
+    rows = {"originals": np.zeros((2, 784)), "read": np.zeros((2, 784))}
+    said = federated.gallery(rows, {"read": ["mse 1", "mse 2"]}).alt_text
+    assert "originals: 2 images. read: 2 images (mse 1, mse 2)" in said
+    run = [{"accuracy": 0.5, "sent": 1e6}, {"accuracy": 0.7, "sent": 2e6}]
+    said = alt.describe(federated.courses({"IID": run}, central=0.8, raw=9.4e6))
+    assert "IID: 50 at 1, 70 at 2" in said
+    assert "the images themselves: 9.4 MB" in said

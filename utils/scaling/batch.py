@@ -66,7 +66,7 @@ def series(nodes: int, domains: int, cores: int, *arguments: object, time: str =
     The environment is that of this process; `etc/ddl-labs/site.toml` in it, if there is one, says
     what the site wants in addition.
     """
-    site = _site()
+    site = site()
     options = [f"#SBATCH --{name}={site[name]}" for name in ("partition", "account") if site[name]]
     most = nodes * domains
     return _SERIES.format(
@@ -89,7 +89,7 @@ def submit(script: Path) -> str:
     return done.stdout + done.stderr
 
 
-def _site() -> dict:
+def site() -> dict:
     """The site's `partition`, `account` and `setup`; see hpc/site.toml."""
     file = Path(PREFIX, "etc/ddl-labs/site.toml")
     found = tomllib.loads(file.read_text())["slurm"] if file.is_file() else {}

@@ -63,8 +63,8 @@ def _life(axes, rank: int, dies: bool, survive: bool) -> None:
 def order_of_writes() -> Figure:
     """A save as a row of operations, and what `latest` names meanwhile."""
     figure, axes = canvas(11, 2.9)
-    steps = ["write\nrank-r.pt.tmp", "fsync", "rename to\nrank-r.pt", "barrier",
-             "write\nlatest.tmp", "fsync", "rename to\nlatest"]  # fmt: skip
+    steps = ["write\na .tmp file", "fsync", "rename to\nrank-r.pt", "barrier",
+             "write\na .tmp file", "fsync", "rename to\nlatest"]  # fmt: skip
     colors = [SKY, SKY, SKY, PINK, ORANGE, ORANGE, ORANGE]
     for k, (text, color) in enumerate(zip(steps, colors, strict=True)):
         box(axes, 2.1 * k, 0, text, width=1.7, height=0.95, color=color)

@@ -28,7 +28,8 @@ from unittest import mock
 Tree = dict[str, bytes]
 
 #: Modules of the functions and file objects after which something may have changed.
-_SYSTEM = {"posix", "_io", "io", "_posixsubprocess", "torch._C", "shutil"}
+_SYSTEM = {"posix", "_io", "io"}
+_IN_MEMORY = (io.BytesIO, io.StringIO)
 #: Collectives that no rank leaves before all have come.
 TOGETHER = {"barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all"}
 
@@ -95,6 +96,8 @@ class Watched:
         if event != "c_return":
             return
         owner = getattr(called, "__self__", None)
+        if isinstance(owner, _IN_MEMORY):
+            return
         name = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
         if name in _SYSTEM:
             self._look()
@@ -127,7 +130,8 @@ class Watched:
         profile = sys.getprofile()
         sys.setprofile(None)
         try:
-            left = (self._seen(), self._lasting(), self._seen(forced=True))
+            seen, forced = self._seen()
+            left = (seen, self._lasting(), forced)
             calls = self.calls()
             if not self.moments or (self.moments[-1].left, self.moments[-1].calls) != (
                 left, calls[0],
@@ -136,17 +140,18 @@ class Watched:
         finally:
             sys.setprofile(profile)
 
-    def _seen(self, forced: bool = False) -> Tree:
-        found = {}
+    def _seen(self) -> tuple[Tree, Tree]:
+        """All files as they are, and with the content that was forced."""
+        seen, forced = {}, {}
         for path in sorted(self.folder.rglob("*")):
             with contextlib.suppress(FileNotFoundError):
-                told = path.stat()
+                told, name = path.stat(), str(path.relative_to(self.folder))
                 if told.st_ino not in self._held:
                     self._held[told.st_ino] = os.open(path, os.O_RDONLY)
                 if stat.S_ISREG(told.st_mode):
-                    content = self._forced.get(told.st_ino, b"") if forced else path.read_bytes()
-                    found[str(path.relative_to(self.folder))] = content
-        return found
+                    seen[name] = path.read_bytes()
+                    forced[name] = self._forced.get(told.st_ino, b"")
+        return seen, forced
 
     def _lasting(self) -> Tree:
         """Only entries that were forced, with the content that was."""

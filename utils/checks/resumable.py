@@ -1,7 +1,8 @@
 """A small training that a check can stop, save and resume; each rank has one of its own.
 
-:class:`Job` has the attributes of the lab's job. It draws random numbers in every step, its learning
-rate decays, and its momentum and its order of samples go on over a stop: what is not restored is seen.
+:class:`Job` has the attributes of the lab's job. It draws random numbers in every step, its
+learning rate decays, and its momentum and its order of samples go on over a stop: what is not
+restored is seen.
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ from . import use_style as use_style
 
 _MARKS = "os^Dv"
 
+#: (seconds, accuracy).
+Curve = Sequence[tuple[float, float]]
+
 
 def deaths(victim: int = 2, ranks: int = 4) -> Figure:
     """What becomes of a job whose rank dies: without ULFM, and with it."""
@@ -100,7 +103,8 @@ def shards(n: int, counts: Sequence[int]) -> Figure:
                 axes.add_patch(Rectangle((k, -row), 1, 0.6, facecolor=CYCLE[rank], alpha=0.55,
                                          edgecolor=INK))  # fmt: skip
                 axes.text(k + 0.5, -row + 0.3, str(k), ha="center", va="center", fontsize=9)
-            parts.append(f"rank {rank} {begin} to {end - 1}" if end > begin else f"rank {rank} none")
+            has = f"{begin} to {end - 1}" if end > begin else "none"
+            parts.append(f"rank {rank} {has}")
         axes.text(-0.3, -row + 0.3, f"{p} rank{'s' * (p > 1)}", ha="right", va="center")
         said.append(f"{p} ranks: {', '.join(parts)}")
     axes.set_xlim(-2.2, n + 0.3)
@@ -173,7 +177,8 @@ def intervals(
             axes.plot(list(points), [100 * v for v in points.values()], mark, color=color,
                       markersize=8, label=name)  # fmt: skip
     for k, (name, at) in enumerate(best.items()):
-        axes.axvline(at, color=(GREEN, PINK)[k], linestyle=("--", ":")[k], label=f"{name}: {at:.3g}")
+        axes.axvline(at, color=(GREEN, PINK)[k], linestyle=("--", ":")[k],
+                     label=f"{name}: {at:.3g}")  # fmt: skip
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"work between two checkpoints ({unit})")
@@ -188,7 +193,8 @@ def still(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
     use_style()
     figure, axes = plt.subplots(figsize=(8, 2.3))
     names = list(seconds)
-    for offset, (what, color) in zip((-0.2, 0.2), (("stands still", ORANGE), ("save", SKY))):
+    for offset, (what, color) in zip((-0.2, 0.2), (("stands still", ORANGE), ("save", SKY)),
+                                     strict=True):  # fmt: skip
         axes.barh([k + offset for k in range(len(names))],
                   [seconds[name][what] for name in names], 0.36, color=color, edgecolor=INK,
                   label={"stands still": "training stands still",
@@ -204,7 +210,7 @@ def still(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
     return figure
 
 
-def schemes(found: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], died: float) -> Figure:
+def schemes(found: Mapping[str, Mapping[str, Curve]], died: float) -> Figure:
     """Accuracy over time: a panel for each situation, a curve for each scheme."""
     use_style()
     figure, panels = plt.subplots(1, len(found), figsize=(11, 3.6), sharey=True)
@@ -253,5 +259,6 @@ def five_metrics(table: Table) -> Figure:
     there = [row[0] for row in table.rows() if not row[1].startswith("lab ")]
     words = "; ".join(f"{n}: {', '.join(filter(None, texts))}"
                       for n, *texts in table.rows() if n in there)  # fmt: skip
-    figure.alt_text = f"The schemes of the course by the five metrics. {words or 'None is filled in'}."
+    words = words or "None is filled in"
+    figure.alt_text = f"The schemes of the course by the five metrics. {words}."
     return figure

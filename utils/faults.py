@@ -20,7 +20,7 @@ from utils.jobs.forked import Python
 from utils.jobs.plan import Plan, Request, refuse_on_a_rank
 from utils.scaling import batch
 
-DEADLINE = 60.0
+DEADLINE = 120.0
 # Seconds that a rank waits for the others; a death is noticed at once.
 PATIENCE = 20.0
 

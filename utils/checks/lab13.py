@@ -494,13 +494,14 @@ def replay(
 ) -> dict:
     """What becomes of a job, or of one with a mistake in the bookkeeping."""
     now = done = lost = 0.0
-    count, coming = 0, sorted(failures)
+    count, k, coming = 0, 0, [*sorted(failures), math.inf]
     while done < work:
         piece = min(interval, work - done)
         last = done + piece >= work and wrong != "saves at the end"
         need = piece + (0 if last else save)
-        coming = [f for f in coming if f > now or (wrong == "in restarts" and f > now - restart)]
-        failure = coming[0] if coming else math.inf
+        while coming[k] <= now - restart * (wrong == "in restarts"):
+            k += 1
+        failure = coming[k]
         if wrong == "kept in a save" and now + piece <= failure < now + need:
             done += piece
             now, count = failure + restart, count + 1
@@ -511,9 +512,8 @@ def replay(
             gone = {"whole intervals": piece, "nothing lost": 0.0}.get(wrong, gone)
             if wrong == "from the start":
                 gone, done = gone + done, 0.0
-            lost, count = lost + gone, count + 1
+            lost, count, k = lost + gone, count + 1, k + 1
             now = failure + (0 if wrong == "no restart" else restart)
-            coming = coming[1:]
     return {"seconds": now, "lost": lost, "failures": count}
 
 

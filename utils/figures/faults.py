@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from utils.five_metrics import METRICS, Table
 
@@ -180,6 +181,9 @@ def intervals(
         axes.axvline(at, color=(GREEN, PINK)[k], linestyle=("--", ":")[k],
                      label=f"{name}: {at:.3g}")  # fmt: skip
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"work between two checkpoints ({unit})")
     axes.set_ylabel("overhead (% of the work)")

@@ -239,6 +239,8 @@ def _what(path: str, content: bytes) -> str:
         return "empty"
     try:
         state = torch.load(io.BytesIO(content))
+        if not isinstance(state, dict):
+            return "torn"
         place, step = state["place"], state["step"]
         whole = torch.equal(state["weights"], _state(step, place)["weights"])
         return f"{step} of {place}" if whole else "torn"

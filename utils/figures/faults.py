@@ -217,7 +217,8 @@ def still(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
 def schemes(found: Mapping[str, Mapping[str, Curve]], died: float) -> Figure:
     """Accuracy over time: a panel for each situation, a curve for each scheme."""
     use_style()
-    figure, panels = plt.subplots(1, len(found), figsize=(11, 3.6), sharey=True)
+    figure, rows = plt.subplots(1, len(found), figsize=(11, 3.6), sharey=True, squeeze=False)
+    panels = rows[0]
     for axes, (situation, curves) in zip(panels, found.items(), strict=True):
         for k, (name, curve) in enumerate(curves.items()):
             axes.plot([t for t, _ in curve], [100 * a for _, a in curve], f"{_MARKS[k]}-",

@@ -15,6 +15,7 @@ import datetime
 import importlib
 import io
 import json
+import os
 import sys
 import threading
 import time
@@ -52,6 +53,7 @@ OWN = [
     *((MPI, "Wtime"), (dist, "new_group"), (distributed_c10d, "new_group")),
     *((module, name) for module in (dist, distributed_c10d) for name in ("isend", "irecv")),
     *((torch_mpi.record, "log"), (data, "fashion_mnist")),
+    *((os, "fsync"), (os, "fdatasync"), (torch, "save")),
 ]
 # Seconds after which a rank that neither ends nor communicates is given up.
 PATIENCE = 60.0

@@ -12,8 +12,9 @@ from IPython.core.formatters import DisplayFormatter
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch.utils.data.distributed import DistributedSampler
 
-from utils import figures
+from utils import figures, five_metrics
 from utils.figures import alt, federated, minibatches, replicas, staleness
+from utils.figures import faults as fault_figures
 from utils.figures.predict import NOTHING_YET, predict
 
 
@@ -279,3 +280,34 @@ def test_drawings_of_federated_learning_tell_what_they_show():
     said = alt.describe(federated.courses({"IID": run}, central=0.8, raw=9.4e6))
     assert "IID: 50 at 1, 70 at 2" in said
     assert "the images themselves: 9.4 MB" in said
+
+
+# -- faults (lab 13) ------------------------------------------------------------------------------
+
+
+def test_the_figures_of_faults_are_told_in_words(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "rank 1 is killed" in fault_figures.deaths(victim=1).alt_text
+    assert "barrier" in fault_figures.order_of_writes().alt_text
+    assert "2 ranks: rank 0 0 to 3, rank 1 4 to 6" in fault_figures.shards(7, (2, 5)).alt_text
+    assert "rank 4 none" in fault_figures.shards(7, (2, 5)).alt_text
+    spent = fault_figures.account([("work", 0, 3), ("lost", 3, 5), ("restart", 5, 6)])
+    assert "2 s of work that is done again" in spent.alt_text
+    still = fault_figures.still({"dcp.save": {"stands still": 0.3, "save": 0.4}})
+    assert "stands still for 0.30 s, the checkpoint is there after 0.40 s" in still.alt_text
+    curve = [(0.1, 0.5), (0.2, 0.6)]
+    figure = fault_figures.schemes({"dead": {"all_reduce": curve}}, died=0.15)
+    assert "rank 3 is dead" in alt.describe(figure)
+    figure = fault_figures.intervals({1.0: 0.2, 9.0: 0.3}, {2.0: 0.2}, {"Young": 3.0}, "s")
+    assert "overhead (% of the work)" in alt.describe(figure)
+    assert "stopped" in alt.describe(fault_figures.resumed({"a": {0: 2.0, 1: 1.0}}, {"stopped": 1}))
+
+
+def test_the_table_of_the_five_metrics_is_a_picture_of_all_schemes():
+    table = five_metrics.Table({"Hogwild": {"faults": "a dead rank stops nobody"}})
+    figure = fault_figures.five_metrics(table)
+    drawn = " ".join(text.get_text().replace("\n", " ") for text in figure.axes[0].texts)
+    assert "a dead rank stops nobody" in drawn
+    assert all(metric in drawn for metric in five_metrics.METRICS)
+    assert figure.alt_text.count("lab ") == 0
+    assert "Hogwild: , a dead" not in figure.alt_text

@@ -7,6 +7,7 @@ The cluster lies in namespaces (`slurm_tools`): a login host and two nodes, with
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -360,3 +361,42 @@ def test_the_series_of_lab_05_says_that_the_course_is_not_installed(lab, root):
     slurm_tools.wait_until(lambda: not lab.jobs(), PATIENCE, "the job is done")
     said = lab.run("bash", "-c", "cat /home/student1/scaling/scaling-*.out")
     assert "The course is not installed in /opt/elsewhere: DDL_LABS_PREFIX=" in said
+
+
+# --- lab 13: a job that saves and comes back --------------------------------------------------
+
+LAB_13 = "solutions/13_faults.ipynb"
+HAND_IN_RESUMABLE = """
+from pathlib import Path
+from utils import faults
+from utils.scaling import batch
+script = Path("resumable/job.sh")
+command = "train.py run --steps 40 --every 1000 --pause 0.3"
+script.write_text(faults.requeued(2, command, time="10"))
+print(batch.submit(script))
+"""
+
+
+def test_a_job_whose_time_is_nearly_over_saves_and_goes_on_in_its_next_life(lab, root):
+    cells = nbformat.read(root / LAB_13, as_version=4).cells
+    (script,) = (cell.source for cell in cells if cell.id == "script-write")
+    lab.run("mkdir", "-p", "/home/student1/resumable", user="student1")
+    write(lab, Path("/home/student1/resumable/train.py"), script.partition("\n")[2])
+    said = lab.run(PREFIX / "bin/python", "-c", HAND_IN_RESUMABLE, user="student1")
+    job = said.split()[-1]
+    out = f"/home/student1/resumable/resumable-{job}.out"
+
+    def printed(words: str) -> bool:
+        # A job that was requeued waits for two minutes, unless it is told to start.
+        lab.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+        return words in lab.run("cat", out, check=False)
+
+    slurm_tools.wait_until(lambda: printed("life 0: 2 ranks"), PATIENCE, "the job runs")
+    # What Slurm does by itself when --signal says so, an hour before or a minute.
+    lab.run("scancel", "--batch", "--signal=USR1", job, user="student1")
+    slurm_tools.wait_until(lambda: printed("life 1: 2 ranks"), PATIENCE, "it runs again")
+    slurm_tools.wait_until(lambda: not lab.jobs(), PATIENCE, "the job is done")
+    said = lab.run("cat", out)
+    saved, resumed = re.search(r"at step (\d+):", said), re.search(r"life 1: .* step (\d+)", said)
+    assert 0 < int(saved[1]) == int(resumed[1]) < 40, said
+    assert "at step 40" in said

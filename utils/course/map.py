@@ -34,7 +34,7 @@ PATHS: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
     "One afternoon": ("from messages to data-parallel training", [["00", "01", "03"]]),
     "Four weeks": (
         "every idea that a cluster lives on, one meeting a week",
-        [["00", "01", "02"], ["03", "04"], ["06", "07"], ["08", "10"]],
+        [["00", "01", "02"], ["03", "04"], ["06", "07"], ["10", "13"]],
     ),
 }
 WHOLE = "The whole course"

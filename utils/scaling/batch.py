@@ -66,8 +66,10 @@ def series(nodes: int, domains: int, cores: int, *arguments: object, time: str =
     The environment is that of this process; `etc/ddl-labs/site.toml` in it, if there is one, says
     what the site wants in addition.
     """
-    site = _site()
-    options = [f"#SBATCH --{name}={site[name]}" for name in ("partition", "account") if site[name]]
+    settings = site()
+    options = [
+        f"#SBATCH --{name}={settings[name]}" for name in ("partition", "account") if settings[name]
+    ]
     most = nodes * domains
     return _SERIES.format(
         nodes=nodes,
@@ -75,7 +77,7 @@ def series(nodes: int, domains: int, cores: int, *arguments: object, time: str =
         cores=cores,
         time=time,
         options="\n".join([*options, ""]),
-        setup="\n".join(site["setup"]) or "# Here would be: module load …",
+        setup="\n".join(settings["setup"]) or "# Here would be: module load …",
         prefix=PREFIX,
         counts=" ".join(str(2**k) for k in range(most.bit_length())),
         arguments=shlex.join(map(str, arguments)),
@@ -89,7 +91,7 @@ def submit(script: Path) -> str:
     return done.stdout + done.stderr
 
 
-def _site() -> dict:
+def site() -> dict:
     """The site's `partition`, `account` and `setup`; see hpc/site.toml."""
     file = Path(PREFIX, "etc/ddl-labs/site.toml")
     found = tomllib.loads(file.read_text())["slurm"] if file.is_file() else {}

@@ -44,7 +44,7 @@ def line(rank, shape, axis):
         return [k * columns + j for k in range(rows)]
     return [i * columns + k for k in range(columns)]
 """,
-        "line(",
+        "expected [[0], [1]",
     ),
     (
         MESH,
@@ -196,6 +196,27 @@ def device_step(worker, group=None):
     ),
     (
         OFFLOAD,
+        "sends block",
+        """
+def device_step(worker, group=None):
+    def fetch(n):
+        row = torch.empty(worker.length(n), dtype=worker.dtype)
+        return row, dist.irecv(row, group_src=1, group=group, tag=n)
+
+    coming = fetch(0)
+    for n in range(len(worker.order)):
+        row, request = coming
+        request.wait()
+        coming = fetch(n + 1) if n + 1 < len(worker.order) else None
+        gradient = worker.work(n, row)
+        if gradient is not None:
+            dist.send(gradient, group_dst=1, group=group, tag=n)
+    return worker.loss
+""",
+        "waited for at once",
+    ),
+    (
+        OFFLOAD,
         "updates at the end",
         """
 def host_step(weights, optimizers, order, group=None):
@@ -247,7 +268,7 @@ CHANGES = [
         "the rank within the line",
         "first + k * stride for k",
         "k for k",
-        "the coordinate within the line",
+        "the coordinates within the line",
     ),
     (
         MESH,
@@ -318,14 +339,14 @@ CHANGES = [
         "averages over all ranks",
         "dist.all_reduce(parameter.grad, group=dp)",
         "dist.all_reduce(parameter.grad)",
-        "average over dp only",
+        "averaged over dp only",
     ),
     (
         HYBRID,
         "pp and dp swapped",
         "dist.all_reduce(parameter.grad, group=dp)",
         "dist.all_reduce(parameter.grad, group=pp)",
-        "average over dp only",
+        "averaged over dp only",
     ),
     (HYBRID, "a sum", "parameter.grad /= replicas", "pass", "the sum over the replicas"),
     (
@@ -333,14 +354,14 @@ CHANGES = [
         "divided by all ranks",
         "parameter.grad /= replicas",
         "parameter.grad /= dist.get_world_size()",
-        "divided by all ranks",
+        "by all ranks, or by the stages",
     ),
     (
         HYBRID,
         "divided by the stages as well",
         "parameter.grad /= replicas",
         "parameter.grad /= replicas * stages",
-        "they share the layers, not the samples",
+        "stages share the layers, not the samples",
     ),
     (
         HYBRID,
@@ -361,7 +382,7 @@ CHANGES = [
         "the samples cut by stages",
         "images.chunk(replicas)[d], labels.chunk(replicas)[d]",
         "images.chunk(stages)[s], labels.chunk(stages)[s]",
-        "gradients of stage",
+        "the minibatch was cut by stages",
     ),
     (
         HYBRID,
@@ -393,7 +414,13 @@ CHANGES = [
         "[loss.item() / replicas]",
         "return a number",
     ),
-    (HYBRID, "pipeline over all ranks", "targets, group=pp)", "targets)", "rank"),
+    (
+        HYBRID,
+        "pipeline over all ranks",
+        "targets, group=pp)",
+        "targets)",
+        "hand the argument group on",
+    ),
     (
         TENSOR,
         "the norm of its own shards",
@@ -454,7 +481,7 @@ CHANGES = [
         "no average",
         "dist.all_reduce(parameter.grad, group=dp)\n        parameter.grad /= replicas",
         "pass",
-        "norm",
+        "this is the norm of this replica's gradients",
     ),
     (ONE, "a sum", "shard.grad /= p", "pass", "a mean is asked for"),
     (ONE, "divided twice", "shard.grad /= p", "shard.grad /= p * p", "once too often"),
@@ -476,7 +503,8 @@ CHANGES = [
         ONE,
         "an all_reduce",
         "dist.reduce_scatter_single(shard.grad, row, group=group)",
-        "dist.all_reduce(row, group=group)\n    shard.grad.copy_(row.chunk(p)[dist.get_rank(group)])",
+        "dist.all_reduce(row, group=group)\n    shard.grad.copy_(row.chunk(p)["
+        "dist.get_rank(group)])",
         "uses all_reduce",
     ),
     (
@@ -491,7 +519,7 @@ CHANGES = [
         "group forgotten",
         "dist.reduce_scatter_single(shard.grad, row, group=group)",
         "dist.reduce_scatter_single(shard.grad, row)",
-        "has to be primary tensor size",
+        "hand the argument group on",
     ),
     (ONE, "the optimizer forgotten", "optimizer.step()", "pass", "have not changed"),
     (
@@ -506,7 +534,7 @@ CHANGES = [
         "gathers gradients",
         "dist.all_gather_single(row, shard.detach(), group=group)",
         "dist.all_gather_single(row, shard.grad, group=group)",
-        "weights after",
+        "these are the gradients",
     ),
     (TWO, "a sum", "part.div_(p)", "part", "a mean is asked for"),
     (TWO, "not freed", "parameter.grad = None", "pass", "set .grad = None"),
@@ -529,7 +557,8 @@ CHANGES = [
         TWO,
         "an all_reduce",
         "dist.reduce_scatter_single(part, row, group=group)",
-        "dist.all_reduce(row, group=group)\n            part.copy_(row.chunk(p)[dist.get_rank(group)"
+        "dist.all_reduce(row, group=group)\n            part.copy_(row.chunk(p)[dist.get_rank("
+        "group)"
         "])",
         "uses all_reduce",
     ),
@@ -583,34 +612,28 @@ CHANGES = [
         "bias in front",
         "flat([gradient.t() @ x, gradient.sum(0)], p)",
         "flat([gradient.sum(0), gradient.t() @ x], p)",
-        "gradient of shard",
+        "the bias stands in front of the weight",
     ),
     (
         THREE,
         "the bias is the end of the row",
         "row[numbers : numbers + shape[0]]",
         "row[-shape[0] :]",
-        "output",
+        "zeros may follow it",
     ),
     (
         THREE,
         "group forgotten",
         "whole(shard, ctx.shape, ctx.group)",
         "whole(shard, ctx.shape)",
-        "rank",
-    ),
-    (
-        OFFLOAD,
-        "sends block",
-        "sending = dist.isend(gradient, group_dst=1, group=group, tag=n)",
-        "dist.send(gradient, group_dst=1, group=group, tag=n)",
-        "",
+        "pass group=group",
     ),
     (
         OFFLOAD,
         "waits at once",
         "sending = dist.isend(gradient, group_dst=1, group=group, tag=n)",
-        "sending = dist.isend(gradient, group_dst=1, group=group, tag=n)\n            sending.wait()",
+        "sending = dist.isend(gradient, group_dst=1, group=group, tag=n)\n"
+        "            sending.wait()",
         "waited for at once",
     ),
     (
@@ -641,7 +664,7 @@ CHANGES = [
         "no tags",
         "group_dst=1, group=group, tag=n",
         "group_dst=1, group=group",
-        "weights of piece n have tag n",
+        "Do both sides use the same tag",
     ),
 ]
 

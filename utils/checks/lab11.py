@@ -8,7 +8,6 @@ free. No verdict depends on times.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,6 +31,7 @@ from .replicas import rules_of
 from .sharding import (
     CHAIN,
     DEEP,
+    RATE,
     ROW,
     SMALL,
     STEPS,
@@ -100,7 +100,8 @@ def probe_mesh(user_ns: dict, *, rank: int, shapes: list) -> list:
             mock.patch.object(dist, "new_group", new_group),
             mock.patch.object(dist.distributed_c10d, "new_group", new_group),
         ):
-            groups = answer_named(user_ns, "mesh_groups")(shape)
+            lost = any(one is None for of_rank in got for one in of_rank)
+            groups = None if lost else answer_named(user_ns, "mesh_groups")(shape)
         if isinstance(groups, list | tuple):
             groups = [one.ranks if isinstance(one, _Group) else told(one) for one in groups]
         else:
@@ -109,24 +110,26 @@ def probe_mesh(user_ns: dict, *, rank: int, shapes: list) -> list:
     return found
 
 
-def _wrong_lines(rank: int, shape: tuple[int, ...], axis: int) -> list[Mistake]:
-    other = next((a for a in range(len(shape)) if a != axis), axis)
-    backwards = shape[::-1]
-    flipped = line(rank, backwards, len(shape) - 1 - axis)
-    right = line(rank, shape, axis)
-    return [
-        *table({
-            "the axes are swapped: this is the line along another axis": line(rank, shape, other),
-            "counted column by column: the last coordinate runs fastest, so neighbouring numbers "
-            "are neighbours along the last axis": flipped,
-            "these are all ranks": list(range(math.prod(shape))),
-            "the coordinate within the line; global ranks are asked for":
-                list(range(shape[axis])),
-            "the rank itself is on its line, too": [r for r in right if r != rank],
-        }),
-        Mistake(lambda v: isinstance(v, list) and sorted(map(str, v)) == sorted(map(str, right)),
-                "the right ranks in another order: sort them"),
-    ]  # fmt: skip
+def _wrong_lines(shape: tuple[int, ...], axis: int) -> Iterator[Mistake]:
+    """Of the lines through all ranks, along an axis."""
+    every, n = range(math.prod(shape)), len(shape)
+    right = [line(r, shape, axis) for r in every]
+    other = n - 1 - axis if n - 1 != 2 * axis else (axis + 1) % n
+    yield Mistake(lambda v: v == [None] * len(right), "returned None: return a list of ranks")
+    yield from table({
+        "the axes are swapped: these are the lines along another axis":
+            [line(r, shape, other) for r in every],
+        "the coordinates within the line; global ranks are asked for":
+            [list(range(shape[axis])) for _ in every],
+        "counted column by column: the last coordinate runs fastest, so neighbouring numbers are "
+        "neighbours along the last axis": [line(r, shape[::-1], n - 1 - axis) for r in every],
+        "these are all ranks, not those of one line": [list(every) for _ in every],
+        "the rank itself is on its line, too":
+            [[q for q in right[r] if q != r] for r in every],
+    })  # fmt: skip
+    yield Mistake(lambda v: isinstance(v, list) and [sorted(map(str, one or [])) for one in v] == [
+        sorted(map(str, one)) for one in right],
+        "the right ranks in another order: sort them")  # fmt: skip
 
 
 @task("11.1", "a mesh of ranks and its groups", points=2)
@@ -138,12 +141,11 @@ def mesh(ranks, report: Report) -> None:
     for k, shape in enumerate(SHAPES):
         for answer in answers:
             found, rank = answer.value[k], answer.rank
-            for r, axis in itertools.product(range(math.prod(shape)), range(len(shape))):
-                what = f"line({r}, {shape}, {axis})"
-                wrong = _wrong_lines(r, shape, axis)
-                form = "a list of ranks"
-                if not report.judge(rank, found["lines"][r][axis], line(r, shape, axis), wrong,
-                                    what=what, form=form):  # fmt: skip
+            for axis in range(len(shape)):
+                right = [line(r, shape, axis) for r in range(math.prod(shape))]
+                got = [of_rank[axis] for of_rank in found["lines"]]
+                what = f"line(r, {shape}, {axis}) for r = 0, 1, …"
+                if not report.judge(rank, got, right, _wrong_lines(shape, axis), what=what):
                     break
             if not report.of(rank):
                 _judge_groups(report, rank, shape, found)
@@ -280,12 +282,14 @@ def _judge_hybrid(report: Report, rank: int, value: dict, pipes, columns, m: int
             [g / n for g in right] if n > 1 else [],
         "this is the gradient of this replica's samples alone: average over dp":
             own if n > 1 else [],
-        "divided by all ranks; a mean over the replicas is asked for":
-            [g * n / WORLD for g in right] if p > 1 else [],
-        f"divided by {p} stages: they share the layers, not the samples":
+        f"divided by {p} once too often: by all ranks, or by the stages. A mean over the replicas "
+        "is asked for; stages share the layers, not the samples":
             [g / p for g in right] if p > 1 else [],
         "all replicas have trained on the first piece of the minibatch: replica d has the d-th":
             of(slice(0, size))[0] if n > 1 else [],
+        "the minibatch was cut by stages: each replica has a piece, and its stages share it":
+            _part(report.seed, p, s, slice(0, IMAGES // p), slice(IMAGES - IMAGES // p, IMAGES))[0]
+            if p > 1 else [],
         f"{m} times too small: run_schedule divides by the microbatches already":
             [g / m for g in right] if m > 1 else [],
     })  # fmt: skip
@@ -319,10 +323,13 @@ def _judge_hybrid(report: Report, rank: int, value: dict, pipes, columns, m: int
     )  # fmt: skip
 
 
-def _part(seed: int, p: int, s: int, samples: slice) -> tuple[list[float], float]:
-    """The gradient of a stage, and the loss, of some samples."""
+def _part(
+    seed: int, p: int, s: int, samples: slice, labelled: slice | None = None
+) -> tuple[list[float], float]:
+    """The gradient of a stage, and the loss, of some samples; with others' labels by mistake."""
     pieces = [Piece(seed, k, p) for k in range(p)]
-    x, labels = (t[samples] for t in drawn(seed))
+    x, labels = drawn(seed)
+    x, labels = x[samples], labels[labelled or samples]
     for piece in pieces:
         x = piece(x)
     loss = functional.cross_entropy(x, labels)
@@ -332,8 +339,12 @@ def _part(seed: int, p: int, s: int, samples: slice) -> tuple[list[float], float
 
 #: Parts of errors, and what is behind them.
 ERRORS = {
-    "do not fit": "ranks with different layers take part in one all_reduce: average over dp only",
-    "sizes differ": "ranks with different layers take part in one all_reduce: average over dp only",
+    "have to make the same collective calls": "do ranks with other layers, or other shards, take "
+    "part? Gradients are averaged over dp only",
+    "times world size": "a collective got a row of another length than its group has parts: hand "
+    "the argument group on in every call",
+    "list index out of range": "a collective got a row of another length than its group has "
+    "parts: hand the argument group on in every call",
     "'NoneType' object has no attribute": "a gradient is None where one is used: has backward been "
     "run, and has nobody freed it before?",
     "must match the size": "two rows have different lengths: this rank's part has the length of "
@@ -395,14 +406,14 @@ def _averages(seed: int, k: int, n: int) -> dict[str, Tensor]:
     return {name: sum(gradient(seed, name, k, d) for d in range(n)) / n for name in names}
 
 
-def _norms(seed: int, k: int, p: int, n: int) -> tuple[float, dict[str, float]]:
+def _norms(seed: int, k: int, p: int, n: int, d: int) -> tuple[float, dict[str, float]]:
     """The norm of the whole gradient, and what mistakes lead to on place k."""
     means = [_averages(seed, place, n) for place in range(p)]
     cut = [sum(m[name].square().sum().item() for name in CUT) for m in means]
     whole = sum(means[0][name].square().sum().item() for name in WHOLE)
-    raw = sum(gradient(seed, name, place, 0).square().sum().item()
+    raw = sum(gradient(seed, name, place, d).square().sum().item()
               for place in range(p) for name in CUT)  # fmt: skip
-    raw += sum(gradient(seed, name, 0, 0).square().sum().item() for name in WHOLE)
+    raw += sum(gradient(seed, name, 0, d).square().sum().item() for name in WHOLE)
     total = sum(cut) + whole
     wrong = {
         "this is the norm of what this rank has: the squares of the shards have to be summed over "
@@ -418,7 +429,7 @@ def _norms(seed: int, k: int, p: int, n: int) -> tuple[float, dict[str, float]]:
         "this is the square of the norm": total,
         "the whole parameters are missing in the norm": math.sqrt(sum(cut)),
         "the gradients were summed over dp, not averaged": n * math.sqrt(total),
-        "this is the norm of the first replica's gradients: average over dp first": math.sqrt(raw),
+        "this is the norm of this replica's gradients: average over dp first": math.sqrt(raw),
     }  # fmt: skip
     return math.sqrt(total), wrong
 
@@ -440,7 +451,7 @@ def tensor_data(ranks, report: Report) -> None:
 def _judge_clip(report: Report, rank: int, value: dict, tps, dps, most: float) -> None:
     tp, dp = mine(tps, rank), mine(dps, rank)
     k, p, n = tp.index(rank), len(tp), len(dp)
-    norm, wrong_norms = _norms(report.seed, k, p, n)
+    norm, wrong_norms = _norms(report.seed, k, p, n, dp.index(rank))
     means, layer = _averages(report.seed, k, n), _Cut()
     row = torch.cat([means[name].reshape(-1) for name, _ in layer.named_parameters()])
     own = torch.cat([gradient(report.seed, name, k, dp.index(rank)).reshape(-1)
@@ -586,6 +597,10 @@ def _wrong_weights(seed: int, p: int, step: int, begin: list, mixed: list) -> It
         "divided: reduce_scatter sums over the group",
         "first": "all parts were updated by the first rank's gradient",
     }
+    if not step:
+        steps = zip(begin, trained(seed, p)[0], strict=True)
+        said = "these are the gradients: gather the shards, which are weights"
+        yield Mistake([(b - a) / RATE for b, a in steps], said)
     for mode, said in modes.items():
         yield Mistake(trained(seed, p, mode)[step], said)
 
@@ -607,6 +622,8 @@ def probe_two(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
         left = sum(q.grad is not None for layer in layers for q in layer.parameters())
         grads = [None if shard.grad is None else list_of(shard.grad) for shard in shards]
         found.append({"gradients": grads, "calls": calls, "left": left})
+    if partition is not None:  # metered once, where each part is smallest
+        return {"steps": found, "rows": 0.0}
     layers = layers_of(seed, (WIDE,) * (CHAIN + 1))
     shards = [shard_of(list(layer.parameters()), p, k) for layer in layers]
     function(layers, shards, **keywords(partition, group))
@@ -637,6 +654,10 @@ def _wrong_parts(seed: int, p: int, k: int, step: int, i: int) -> Iterator[Mista
             "the gradient of the whole layer: this rank's part is asked for": row,
             "the part of another place of the group": row.chunk(p)[(k + 1) % p],
         })  # fmt: skip
+    cut = SMALL[i] * SMALL[i + 1]
+    other = torch.cat([row[cut : cut + SMALL[i + 1]], row[:cut], row[cut + SMALL[i + 1] :]])
+    said = "the bias stands in front of the weight: the row's order is weight, then bias"
+    yield Mistake(other.chunk(p)[k].tolist(), said)
     if step:
         before = _means(seed, p, step - 1, i).chunk(p)[k]
         yield from table({
@@ -712,7 +733,10 @@ def probe_three(user_ns: dict, *, rank: int, group, partition, seed: int) -> dic
     backward = [as_dict(call) for call in log.since(mark)]
     grads = [None if shard.grad is None else list_of(shard.grad) for shard in shards]
     found = {"y": list_of(y), "dx": list_of(x.grad), "gradients": grads,
-             "forward": forward, "backward": backward}  # fmt: skip
+             "forward": forward, "backward": backward,
+             "rows forward": 0.0, "rows backward": 0.0}  # fmt: skip
+    if partition is not None:  # metered once, where each part is smallest
+        return found
     _, layers = made_of((WIDE,) * (CHAIN + 1))
     x = samples(seed, k, 0, WIDE).requires_grad_()
     y, found["rows forward"] = collected(chained, layers, x)
@@ -738,11 +762,21 @@ def _judge_three(report: Report, rank: int, k: int, members: list[int], value: d
     loss_of(y).backward()
     means = [_means(report.seed, p, 0, i).chunk(p)[k].tolist() for i in range(n)]
     no_bias = chained([lambda t, m=m: t @ m.weight.t() for m in layers], x.detach())
-    wrong_y = table({"the bias is missing": no_bias.detach().reshape(-1)})
+    ends = [row_of(list(m.parameters()), p)[-m.out_features :] for m in layers]
+    padded = chained(
+        [lambda t, m=m, b=b: t @ m.weight.t() + b for m, b in zip(layers, ends, strict=True)],
+        x.detach(),
+    )
+    wrong_y = table({
+        "the bias is missing": no_bias.detach().reshape(-1),
+        "the bias is not the end of the row: zeros may follow it": padded.detach().reshape(-1),
+    })  # fmt: skip
     wrong_dx = table({
         f"divided by {p}: each rank has samples of its own, and only the shard's gradient is a "
-        "mean": x.grad.reshape(-1) / p,
-        "there is none": None,
+        "mean": x.grad.reshape(-1) / p if p > 1 else [],
+        f"divided by {p} in each layer: only the shard's gradient is a mean":
+            x.grad.reshape(-1) / p**n if p > 1 else [],
+        "there is none: return it first": None,
     })  # fmt: skip
     forward, backward = value["forward"], value["backward"]
     once = f" forward {where}: one for each of {n} layers"

@@ -695,8 +695,9 @@ def _judge_two(report: Report, rank: int, k: int, members: list[int], value: dic
         ) and report.communication(rank, [], *rules_of({left: found["left"]}))  # fmt: skip
         if not ok:
             return
-    # Parts of all layers, a layer's gradients, their row, its padding, and what backward needs.
-    most = CHAIN / p + 5
+    # Parts of all layers, a layer's gradients, their row, what backward needs, and some time until
+    # it is all freed; who keeps all gradients has 24 more.
+    most = CHAIN / p + 12
     said = (
         f"{on(members)}: backward of {CHAIN} equal layers made {value['rows']:.1f} layers' worth "
         f"of bytes at its peak, {most:.1f} are enough: free a layer's gradients as soon as they "
@@ -803,7 +804,8 @@ def _judge_three(report: Report, rank: int, k: int, members: list[int], value: d
 
 def _kept(p: int, where: str, rows: float, when: str) -> list[Rule]:
     """That only a few layers were whole at once."""
-    most = 4.0 if when == "forward" else CHAIN / p + 6
+    # Forward: one layer, and activations worth four; backward: also a part of each gradient.
+    most = 12 if when == "forward" else CHAIN / p + 12
     said = (
         f"{when} of {CHAIN} equal layers {where} made {rows:.1f} layers' worth of bytes at its "
         f"peak, {most:.1f} are enough: forget the gathered weights after each layer. What "
@@ -814,6 +816,9 @@ def _kept(p: int, where: str, rows: float, when: str) -> list[Rule]:
 
 # -- 11.7: offload ----------------------------------------------------------------------------
 
+#: Layers' worth of bytes on the device. Two rows, two gradients, activations, and what the backend
+#: lets go a moment later; who keeps all has 20 and more.
+MOST = 12
 PAIRS = ([[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]])
 
 
@@ -889,9 +894,9 @@ def _device_rules(seen: list, rows: float, pieces: int) -> list[Rule]:
         "before the next gradient is sent": not any(unwaited[first + 1 :]),
         "more than one gradient is under way: before you send one, wait for the one before": max(
             unwaited, default=0) > 1,
-        f"the device had {rows:.1f} layers' worth of bytes at its peak, 5.5 are enough: two "
+        f"the device had {rows:.1f} layers' worth of bytes at its peak, {MOST} are enough: two "
         "layers' weights, two gradients, and the activations. Is a row or a gradient kept?":
-            rows > 5.5,
+            rows > MOST,
     })  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from utils.offload import Layers, rows_of, step_on
 from .probe import as_dict, told
 
 #: Features of the small model, and of the chain whose memory is metered.
-SMALL, CHAIN, WIDE = (5, 4, 6, 3), 16, 48
+SMALL, CHAIN, WIDE = (5, 4, 6, 3), 24, 48
 RATE, MOMENTUM, STEPS, SAMPLES = 0.3, 0.9, 2, 4
 
 
@@ -128,13 +128,13 @@ def collected(function: Callable, *args: Any) -> tuple[Any, float]:
 
 # -- offload ----------------------------------------------------------------------------------
 
-#: A step of ten layers: nine rows of a size, all of the device's memory in units of them.
-DEEP, MINIBATCH = (24,) * 10 + (3,), 4
+#: A step of 20 layers: 19 rows of a size, and the device's memory in units of them.
+DEEP, MINIBATCH = (24,) * 20 + (3,), 1
 ROW = 25 * 24 * 8
 
 
 def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """A minibatch float64 [4, 24], and labels."""
+    """A minibatch float64 [1, 24], and its label."""
     draw = torch.Generator().manual_seed(seed + step + 1)
     x = torch.randn(MINIBATCH, DEEP[0], generator=draw, dtype=torch.float64)
     return x, torch.randint(0, DEEP[-1], (MINIBATCH,), generator=draw)

@@ -151,14 +151,14 @@ def offload() -> Figure:
         height=1.9, color=BLUE)  # fmt: skip
     arrow(axes, (1.65, 0.4), (5.85, 0.4), "weights, layer by layer", color=BLUE)
     arrow(axes, (5.85, -0.4), (1.65, -0.4), color=ORANGE)
-    axes.text(3.75, -0.52, "gradients, as soon as they are there", ha="center", va="top",
+    axes.text(3.75, -0.52, "gradients, one by one", ha="center", va="top",
               color=ORANGE, fontsize=10)  # fmt: skip
     axes.text(3.75, 1.05, "bus", ha="center", weight="bold")
     fit_limits(axes, [-1.2, 9.7], [-0.6, 0.7])
     figure.alt_text = (
         "The host holds all weights and Adam's state, and updates. The device holds the weights "
         "of one layer and the next, and does forward and backward. Over the bus between them "
-        "weights go to the device layer by layer, and gradients back as soon as they are there."
+        "weights go to the device layer by layer, and gradients back one by one."
     )
     return figure
 

@@ -257,7 +257,7 @@ def device_step(worker, group=None):
     sends[-1].wait()
     return worker.loss
 """,
-        "Is a row or a gradient kept?",
+        "keep no row after its piece",
     ),
 ]
 

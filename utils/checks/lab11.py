@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from utils.memory import Meter
 from utils.offload import Layers
 
 from .calls import Calls, Rule, inside, made, only, waited
@@ -31,8 +30,8 @@ from .replicas import rules_of
 from .sharding import (
     CHAIN,
     DEEP,
+    FEW,
     RATE,
-    ROW,
     SMALL,
     STEPS,
     WIDE,
@@ -816,9 +815,6 @@ def _kept(p: int, where: str, rows: float, when: str) -> list[Rule]:
 
 # -- 11.7: offload ----------------------------------------------------------------------------
 
-#: Layers' worth of bytes on the device. Two rows, two gradients, activations, and what the backend
-#: lets go a moment later; who keeps all has 20 and more.
-MOST = 12
 PAIRS = ([[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]])
 
 
@@ -835,10 +831,9 @@ def probe_offload(user_ns: dict, *, rank: int, group, partition, seed: int) -> d
         if place == 0:
             worker = Watched(*batch(seed, step), log)
             function = answer_named(user_ns, "device_step")
-            with Meter() as meter:
-                loss, calls = recorded(function, worker, group=group)
+            loss, calls = recorded(function, worker, group=group)
             found["losses"].append(told(loss))
-            found["rows"] = meter.peak / ROW
+            found["kept"] = worker.kept
             found["seen"].append(worker.seen)
         else:
             mark[0] = log.mark()
@@ -877,7 +872,7 @@ def _traffic(place: int, members: list[int], order: list[int]) -> Rule:
     return rule
 
 
-def _device_rules(seen: list, rows: float, pieces: int) -> list[Rule]:
+def _device_rules(seen: list, kept: int, pieces: int) -> list[Rule]:
     """Prefetch of one piece, and one gradient under way."""
     order, first = [one[0] for one in seen], (pieces - 1) // 2
     started = [one[1] - min(n + 2, pieces) for n, one in enumerate(seen)]
@@ -894,9 +889,9 @@ def _device_rules(seen: list, rows: float, pieces: int) -> list[Rule]:
         "before the next gradient is sent": not any(unwaited[first + 1 :]),
         "more than one gradient is under way: before you send one, wait for the one before": max(
             unwaited, default=0) > 1,
-        f"the device had {rows:.1f} layers' worth of bytes at its peak, {MOST} are enough: two "
-        "layers' weights, two gradients, and the activations. Is a row or a gradient kept?":
-            rows > MOST,
+        f"{kept} rows and gradients of this step are still in the device's memory at the last "
+        f"piece, {FEW} are enough: keep no row after its piece, and no gradient that is sent":
+            kept > FEW,
     })  # fmt: skip
 
 
@@ -929,7 +924,7 @@ def offload(ranks, report: Report) -> None:
                 for calls in value["calls"]
             )  # fmt: skip
             for seen in value["seen"] if ok else ():
-                rules = (_device_rules(seen, value["rows"], len(order)) if place == 0
+                rules = (_device_rules(seen, value["kept"], len(order)) if place == 0
                          else _host_rules(seen, order))  # fmt: skip
                 ok = ok and report.communication(rank, [], *rules)
             ok = ok and all(report.communication(rank, calls, waited) for calls in value["calls"])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -128,13 +130,14 @@ def collected(function: Callable, *args: Any) -> tuple[Any, float]:
 
 # -- offload ----------------------------------------------------------------------------------
 
-#: A step of 20 layers: 19 rows of a size, and the device's memory in units of them.
-DEEP, MINIBATCH = (24,) * 20 + (3,), 1
-ROW = 25 * 24 * 8
+#: A step of ten layers.
+DEEP, MINIBATCH = (24,) * 10 + (3,), 4
+#: Rows and gradients that may live at the last piece; seconds until the others have to be gone.
+FEW, GRACE = 6, 2.0
 
 
 def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """A minibatch float64 [1, 24], and its label."""
+    """A minibatch float64 [4, 24], and labels."""
     draw = torch.Generator().manual_seed(seed + step + 1)
     x = torch.randn(MINIBATCH, DEEP[0], generator=draw, dtype=torch.float64)
     return x, torch.randint(0, DEEP[-1], (MINIBATCH,), generator=draw)
@@ -151,6 +154,8 @@ class Watched(Layers):
     def __init__(self, x: Tensor, labels: Tensor, log: Any):
         super().__init__(DEEP, x, labels)
         self.log, self.mark, self.seen = log, log.mark(), []
+        self.rows: list[weakref.ref] = []
+        self.kept = 0
 
     def work(self, n: int, row: Tensor) -> Tensor | None:
         """As the base class."""
@@ -159,7 +164,22 @@ class Watched(Layers):
         self.seen.append(
             [n, len(kinds["recv"]), sum(kinds["recv"]), len(kinds["send"]), sum(kinds["send"])]
         )
-        return super().work(n, row)
+        gradient = super().work(n, row)
+        own = [one.untyped_storage() for one in (row, gradient) if one is not None]
+        self.rows += map(weakref.ref, own)
+        del own
+        if n == len(self.order) - 1:
+            self.kept = self._alive()
+        return gradient
+
+    def _alive(self) -> int:
+        """Rows and gradients that still live; the backend gets a moment to let them go."""
+        deadline = time.monotonic() + GRACE
+        while (alive := sum(ref() is not None for ref in self.rows)) > FEW:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        return alive
 
 
 def watched_optimizers(rows: Sequence[nn.Parameter], order: Sequence[int], log: Any) -> tuple:

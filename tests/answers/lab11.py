@@ -19,7 +19,8 @@ MESH, HYBRID, TENSOR, ONE, TWO, THREE, OFFLOAD = CELLS
 
 
 #: Wrong answers that are tried on real ranks as well.
-ON_RANKS = {"averages over all ranks", "own groups only", "everything at once"}
+ON_RANKS = {"averages over all ranks", "everything at the end", "all gradients kept"}
+ON_RANKS |= {"group forgotten"}
 
 # Task, what the student did, code, words of the verdict.
 WRONG = [

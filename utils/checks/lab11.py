@@ -340,7 +340,7 @@ def _part(
 ERRORS = {
     "have to make the same collective calls": "do ranks with other layers, or other shards, take "
     "part? Gradients are averaged over dp only",
-    "times world size": "a collective got a row of another length than its group has parts: hand "
+    "the large tensor must be": "a collective got a row of another length than its group has parts: hand "
     "the argument group on in every call",
     "list index out of range": "a collective got a row of another length than its group has "
     "parts: hand the argument group on in every call",

@@ -340,8 +340,8 @@ def _part(
 ERRORS = {
     "have to make the same collective calls": "do ranks with other layers, or other shards, take "
     "part? Gradients are averaged over dp only",
-    "the large tensor must be": "a collective got a row of another length than its group has parts: hand "
-    "the argument group on in every call",
+    "the large tensor must be": "a collective got a row of another length than its group has "
+    "parts: hand the argument group on in every call",
     "list index out of range": "a collective got a row of another length than its group has "
     "parts: hand the argument group on in every call",
     "'NoneType' object has no attribute": "a gradient is None where one is used: has backward been "

@@ -174,8 +174,10 @@ def _bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
 def _locally(tensor: Tensor) -> Iterator[Tensor]:
     """What this process has of a tensor: of a DTensor its shard."""
     if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _locally(getattr(tensor, name))
+        inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        for part in inner:
+            if isinstance(part, Tensor):  # there may be a mesh as well
+                yield from _locally(part)
     else:
         yield tensor
 

@@ -1,0 +1,874 @@
+"""Answers to lab 11, wrong ones and right ones, that students really give."""
+
+from __future__ import annotations
+
+from lab_tools import source_of
+
+NOTEBOOK, RANKS = "11_hybrid.ipynb", 6
+CELLS = {
+    "11.1": "lab11-mesh-answer",
+    "11.2": "lab11-hybrid-answer",
+    "11.3": "lab11-tensor-answer",
+    "11.4": "lab11-one-answer",
+    "11.5": "lab11-two-answer",
+    "11.6": "lab11-three-answer",
+    "11.7": "lab11-offload-answer",
+}
+BEFORE = "\n".join(source_of(NOTEBOOK, cell) for cell in ("ranks-join", "zero-define"))
+MESH, HYBRID, TENSOR, ONE, TWO, THREE, OFFLOAD = CELLS
+
+
+#: Wrong answers that are tried on real ranks as well.
+ON_RANKS = {"averages over all ranks", "everything at the end", "all gradients kept"}
+ON_RANKS |= {"group forgotten"}
+
+# Task, what the student did, code, words of the verdict.
+WRONG = [
+    (
+        MESH,
+        "own groups only",
+        """
+def mesh_groups(shape):
+    me = dist.get_rank()
+    return [dist.new_group(line(me, shape, axis)) for axis in range(len(shape))]
+""",
+        "this rank makes only the groups that it is in",
+    ),
+    (
+        MESH,
+        "two axes only",
+        """
+def line(rank, shape, axis):
+    rows, columns = shape[0], shape[-1]
+    i, j = rank // columns, rank % columns
+    if axis == 0:
+        return [k * columns + j for k in range(rows)]
+    return [i * columns + k for k in range(columns)]
+""",
+        "expected [[0], [1]",
+    ),
+    (
+        MESH,
+        "by the library",
+        """
+def mesh_groups(shape):
+    return [dist.group.WORLD for _ in shape]
+""",
+        "these are not all groups of dist.new_group",
+    ),
+    (
+        TWO,
+        "late binding",
+        """
+def zero2_hooks(layers, shards, group=None):
+    p = dist.get_world_size(group)
+    for layer, shard in zip(layers, shards):
+        parameters = list(layer.parameters())
+
+        def ready(_):
+            if any(q.grad is None for q in parameters):
+                return
+            row = flat([q.grad for q in parameters], p)
+            for q in parameters:
+                q.grad = None
+            part = torch.empty_like(shard)
+            dist.reduce_scatter_single(part, row, group=group)
+            shard.grad = part / p
+
+        for q in parameters:
+            q.register_post_accumulate_grad_hook(ready)
+""",
+        "expected 3 reduce_scatter",
+    ),
+    (
+        TWO,
+        "a counter that is never reset",
+        """
+def zero2_hooks(layers, shards, group=None):
+    p = dist.get_world_size(group)
+
+    def watch(layer, shard):
+        parameters, done = list(layer.parameters()), []
+
+        def ready(parameter):
+            done.append(parameter)
+            if len(done) != len(parameters):
+                return
+            row = flat([q.grad for q in parameters], p)
+            for q in parameters:
+                q.grad = None
+            part = torch.empty_like(shard)
+            dist.reduce_scatter_single(part, row, group=group)
+            shard.grad = part / p
+
+        for q in parameters:
+            q.register_post_accumulate_grad_hook(ready)
+
+    for layer, shard in zip(layers, shards):
+        watch(layer, shard)
+""",
+        "it made 0",
+    ),
+    (
+        TWO,
+        "everything at the end",
+        """
+def zero2_hooks(layers, shards, group=None):
+    p = dist.get_world_size(group)
+    every = [q for layer in layers for q in layer.parameters()]
+
+    def ready(_):
+        if any(q.grad is None for q in every):
+            return
+        for layer, shard in zip(layers, shards):
+            row = flat([q.grad for q in layer.parameters()], p)
+            part = torch.empty_like(shard)
+            dist.reduce_scatter_single(part, row, group=group)
+            shard.grad = part / p
+        for q in every:
+            q.grad = None
+
+    for q in every:
+        q.register_post_accumulate_grad_hook(ready)
+""",
+        "free a layer's gradients as soon as they are reduce-scattered",
+    ),
+    (
+        THREE,
+        "the whole weight is kept",
+        """
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, shape, group):
+        weight, bias = whole(shard, shape, group)
+        ctx.save_for_backward(x, shard, weight)
+        ctx.group = group
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard, weight = ctx.saved_tensors
+        p = dist.get_world_size(ctx.group)
+        row = flat([gradient.t() @ x, gradient.sum(0)], p)
+        part = torch.empty_like(shard)
+        dist.reduce_scatter_single(part, row, group=ctx.group)
+        return gradient @ weight, part / p, None, None
+""",
+        "the shard, not the whole weight",
+    ),
+    (
+        OFFLOAD,
+        "all weights at once",
+        """
+def device_step(worker, group=None):
+    rows = [torch.empty(worker.length(n), dtype=worker.dtype) for n in range(len(worker.order))]
+    requests = [dist.irecv(row, group_src=1, group=group, tag=n) for n, row in enumerate(rows)]
+    sending = None
+    for n, row in enumerate(rows):
+        requests[n].wait()
+        gradient = worker.work(n, row)
+        if gradient is not None:
+            if sending is not None:
+                sending.wait()
+            sending = dist.isend(gradient, group_dst=1, group=group, tag=n)
+    sending.wait()
+    return worker.loss
+""",
+        "too much prefetch",
+    ),
+    (
+        OFFLOAD,
+        "no prefetch",
+        """
+def device_step(worker, group=None):
+    sending = None
+    for n in range(len(worker.order)):
+        row = torch.empty(worker.length(n), dtype=worker.dtype)
+        dist.recv(row, group_src=1, group=group, tag=n)
+        gradient = worker.work(n, row)
+        if gradient is not None:
+            if sending is not None:
+                sending.wait()
+            sending = dist.isend(gradient, group_dst=1, group=group, tag=n)
+    sending.wait()
+    return worker.loss
+""",
+        "no prefetch",
+    ),
+    (
+        OFFLOAD,
+        "sends block",
+        """
+def device_step(worker, group=None):
+    def fetch(n):
+        row = torch.empty(worker.length(n), dtype=worker.dtype)
+        return row, dist.irecv(row, group_src=1, group=group, tag=n)
+
+    coming = fetch(0)
+    for n in range(len(worker.order)):
+        row, request = coming
+        request.wait()
+        coming = fetch(n + 1) if n + 1 < len(worker.order) else None
+        gradient = worker.work(n, row)
+        if gradient is not None:
+            dist.send(gradient, group_dst=1, group=group, tag=n)
+    return worker.loss
+""",
+        "waited for at once",
+    ),
+    (
+        OFFLOAD,
+        "updates at the end",
+        """
+def host_step(weights, optimizers, order, group=None):
+    first = len(weights) - 1
+    sends = [dist.isend(weights[i].detach(), group_dst=0, group=group, tag=n)
+             for n, i in enumerate(order)]
+    for n in range(first, len(order)):
+        gradient = torch.empty_like(weights[order[n]])
+        dist.recv(gradient, group_src=0, group=group, tag=n)
+        weights[order[n]].grad = gradient
+    for send in sends:
+        send.wait()
+    for optimizer in optimizers:
+        optimizer.step()
+""",
+        "the updates are late",
+    ),
+    (
+        OFFLOAD,
+        "all gradients kept",
+        """
+def device_step(worker, group=None):
+    def fetch(n):
+        row = torch.empty(worker.length(n), dtype=worker.dtype)
+        return row, dist.irecv(row, group_src=1, group=group, tag=n)
+
+    coming, sends, kept = fetch(0), [], []
+    for n in range(len(worker.order)):
+        row, request = coming
+        request.wait()
+        coming = fetch(n + 1) if n + 1 < len(worker.order) else None
+        gradient = worker.work(n, row)
+        if gradient is not None:
+            if sends:
+                sends[-1].wait()
+            sends.append(dist.isend(gradient, group_dst=1, group=group, tag=n))
+            kept.append(gradient)
+    sends[-1].wait()
+    return worker.loss
+""",
+        "keep no row after its piece",
+    ),
+]
+
+# Task, what the student did, what the solution has, and what stands in its place; words.
+CHANGES = [
+    (
+        MESH,
+        "the rank within the line",
+        "first + k * stride for k",
+        "k for k",
+        "the coordinates within the line",
+    ),
+    (
+        MESH,
+        "column by column",
+        "math.prod(shape[axis + 1 :])",
+        "math.prod(shape[:axis])",
+        "counted column by column",
+    ),
+    (
+        MESH,
+        "without itself",
+        "for k in range(shape[axis])]",
+        "for k in range(shape[axis]) if k != place]",
+        "the rank itself is on its line",
+    ),
+    (
+        MESH,
+        "reversed",
+        "for k in range(shape[axis])]",
+        "for k in reversed(range(shape[axis]))]",
+        "in another order: sort them",
+    ),
+    (
+        MESH,
+        "all ranks",
+        "return [first + k * stride for k in range(shape[axis])]",
+        "return list(range(math.prod(shape)))",
+        "these are all ranks",
+    ),
+    (
+        MESH,
+        "returns nothing",
+        "    return [first +",
+        "    [first +",
+        "returned None: return a list of ranks",
+    ),
+    (
+        MESH,
+        "groups backwards",
+        "for axis in range(len(shape)):",
+        "for axis in reversed(range(len(shape))):",
+        "that of axis 0 comes first",
+    ),
+    (
+        MESH,
+        "a group each time",
+        "lines = sorted({tuple(line(r, shape, axis)) for r in range(math.prod(shape))})",
+        "lines = [tuple(line(r, shape, axis)) for r in range(math.prod(shape))]",
+        "one for each axis",
+    ),
+    (
+        MESH,
+        "the axes swapped",
+        "stride = math.prod(shape[axis + 1 :])",
+        "axis = len(shape) - 1 - axis\n    stride = math.prod(shape[axis + 1 :])",
+        "the axes are swapped",
+    ),
+    (
+        MESH,
+        "another order on each rank",
+        "lines = sorted({tuple(line(r, shape, axis)) for r in range(math.prod(shape))})",
+        "lines = sorted({tuple(line(r, shape, axis)) for r in range("
+        "math.prod(shape))}, key=lambda one: dist.get_rank() not in one)",
+        "in the same order",
+    ),
+    (
+        HYBRID,
+        "averages over all ranks",
+        "dist.all_reduce(parameter.grad, group=dp)",
+        "dist.all_reduce(parameter.grad)",
+        "averaged over dp only",
+    ),
+    (
+        HYBRID,
+        "pp and dp swapped",
+        "dist.all_reduce(parameter.grad, group=dp)",
+        "dist.all_reduce(parameter.grad, group=pp)",
+        "averaged over dp only",
+    ),
+    (HYBRID, "a sum", "parameter.grad /= replicas", "pass", "the sum over the replicas"),
+    (
+        HYBRID,
+        "divided by all ranks",
+        "parameter.grad /= replicas",
+        "parameter.grad /= dist.get_world_size()",
+        "by all ranks, or by the stages",
+    ),
+    (
+        HYBRID,
+        "divided by the stages as well",
+        "parameter.grad /= replicas",
+        "parameter.grad /= replicas * stages",
+        "stages share the layers, not the samples",
+    ),
+    (
+        HYBRID,
+        "no average",
+        "dist.all_reduce(parameter.grad, group=dp)\n",
+        "continue\n",
+        "this replica's samples alone",
+    ),
+    (
+        HYBRID,
+        "the first piece on every replica",
+        ".chunk(replicas)[d]",
+        ".chunk(replicas)[0]",
+        "all replicas have trained on the first piece",
+    ),
+    (
+        HYBRID,
+        "the samples cut by stages",
+        "images.chunk(replicas)[d], labels.chunk(replicas)[d]",
+        "images.chunk(stages)[s], labels.chunk(stages)[s]",
+        "the minibatch was cut by stages",
+    ),
+    (
+        HYBRID,
+        "no microbatches",
+        "one_f_one_b(stages, microbatches), inputs, targets",
+        "one_f_one_b(stages, 1), [images], [labels]",
+        "microbatches were asked for",
+    ),
+    (
+        HYBRID,
+        "divided by the microbatches",
+        "parameter.grad /= replicas",
+        "parameter.grad /= replicas * microbatches",
+        "run_schedule divides by the microbatches",
+    ),
+    (
+        HYBRID,
+        "the replica's loss",
+        "    dist.all_reduce(loss, group=dp)\n    return loss.item() / replicas",
+        "    return loss.item()",
+        "the loss of this replica's samples",
+    ),
+    (HYBRID, "the loss is a sum", "loss.item() / replicas", "loss.item()", "the sum over"),
+    (HYBRID, "a loss on every stage", "return None", "return 0.0", "only the last stage"),
+    (
+        HYBRID,
+        "the loss as a tensor",
+        "loss.item() / replicas",
+        "[loss.item() / replicas]",
+        "return a number",
+    ),
+    (
+        HYBRID,
+        "pipeline over all ranks",
+        "targets, group=pp)",
+        "targets)",
+        "hand the argument group on",
+    ),
+    (
+        TENSOR,
+        "the norm of its own shards",
+        "dist.all_reduce(squares[True], group=tp)",
+        "pass",
+        "the norm of what this rank has",
+    ),
+    (
+        TENSOR,
+        "whole ones counted twice",
+        "dist.all_reduce(squares[True], group=tp)",
+        "dist.all_reduce(squares[True], group=tp)\n    dist.all_reduce(squares[False], group=tp)",
+        "the whole parameters were counted",
+    ),
+    (TENSOR, "a square", ".sqrt().item()", ".item()", "this is the square of the norm"),
+    (TENSOR, "a sum over dp", "parameter.grad /= replicas", "pass", "summed over dp, not averaged"),
+    (
+        TENSOR,
+        "tp and dp swapped",
+        "dist.all_reduce(parameter.grad, group=dp)",
+        "dist.all_reduce(parameter.grad, group=tp)",
+        "Are tp and dp swapped?",
+    ),
+    (
+        TENSOR,
+        "averaged over all",
+        "dist.all_reduce(parameter.grad, group=dp)\n        parameter.grad /= replicas",
+        "dist.all_reduce(parameter.grad)\n        parameter.grad /= 6",
+        "shards of different ranks are different numbers",
+    ),
+    (
+        TENSOR,
+        "squares over all ranks",
+        "dist.all_reduce(squares[True], group=tp)",
+        "dist.all_reduce(squares[True])",
+        "summed over tp",
+    ),
+    (
+        TENSOR,
+        "squares over dp",
+        "dist.all_reduce(squares[True], group=tp)",
+        "dist.all_reduce(squares[True], group=tp)\n    for k in squares:\n        "
+        "dist.all_reduce(squares[k], group=dp)",
+        "the squares were summed over dp as well",
+    ),
+    (TENSOR, "no clipping", "if norm > most:", "if False:", "the gradients were not clipped"),
+    (TENSOR, "always scaled", "if norm > most:", "if True:", "leave them"),
+    (
+        TENSOR,
+        "the norm after clipping",
+        "return norm\n",
+        "return min(norm, most)\n",
+        "the norm after clipping",
+    ),
+    (TENSOR, "returns nothing", "return norm\n", "norm\n", "returned None"),
+    (
+        TENSOR,
+        "no average",
+        "dist.all_reduce(parameter.grad, group=dp)\n        parameter.grad /= replicas",
+        "pass",
+        "this is the norm of this replica's gradients",
+    ),
+    (ONE, "a sum", "shard.grad /= p", "pass", "a mean is asked for"),
+    (ONE, "divided twice", "shard.grad /= p", "shard.grad /= p * p", "once too often"),
+    (
+        ONE,
+        "not gathered",
+        "dist.all_gather_single(row, shard.detach(), group=group)\n    copy_back(row, parameters)",
+        "pass",
+        "it made 0",
+    ),
+    (
+        ONE,
+        "not put back",
+        "copy_back(row, parameters)",
+        "pass",
+        "the model's weights have not changed",
+    ),
+    (
+        ONE,
+        "an all_reduce",
+        "dist.reduce_scatter_single(shard.grad, row, group=group)",
+        "dist.all_reduce(row, group=group)\n    shard.grad.copy_(row.chunk(p)["
+        "dist.get_rank(group)])",
+        "uses all_reduce",
+    ),
+    (
+        ONE,
+        "its own gradient",
+        "dist.reduce_scatter_single(shard.grad, row, group=group)",
+        "shard.grad.copy_(row.chunk(p)[dist.get_rank(group)])",
+        "it made 0",
+    ),
+    (
+        ONE,
+        "group forgotten",
+        "dist.reduce_scatter_single(shard.grad, row, group=group)",
+        "dist.reduce_scatter_single(shard.grad, row)",
+        "hand the argument group on",
+    ),
+    (ONE, "the optimizer forgotten", "optimizer.step()", "pass", "have not changed"),
+    (
+        ONE,
+        "gathered before the step",
+        "    optimizer.step()\n    dist.all_gather_single(row, shard.detach(), group=group)",
+        "    dist.all_gather_single(row, shard.detach(), group=group)\n    optimizer.step()",
+        "have not changed",
+    ),
+    (
+        ONE,
+        "gathers gradients",
+        "dist.all_gather_single(row, shard.detach(), group=group)",
+        "dist.all_gather_single(row, shard.grad, group=group)",
+        "these are the gradients",
+    ),
+    (TWO, "a sum", "part.div_(p)", "part", "a mean is asked for"),
+    (TWO, "not freed", "parameter.grad = None", "pass", "set .grad = None"),
+    (
+        TWO,
+        "adds up",
+        "shard.grad = part.div_(p)",
+        "shard.grad = part.div_(p) if shard.grad is None else shard.grad + part.div_(p)",
+        "of the backward before is still in it",
+    ),
+    (TWO, "divided twice", "part.div_(p)", "part.div_(p * p)", "once too often"),
+    (
+        TWO,
+        "no communication",
+        "dist.reduce_scatter_single(part, row, group=group)",
+        "part.copy_(row.chunk(p)[dist.get_rank(group)])",
+        "it made 0",
+    ),
+    (
+        TWO,
+        "an all_reduce",
+        "dist.reduce_scatter_single(part, row, group=group)",
+        "dist.all_reduce(row, group=group)\n            part.copy_(row.chunk(p)[dist.get_rank("
+        "group)"
+        "])",
+        "uses all_reduce",
+    ),
+    (
+        TWO,
+        "nobody waits",
+        "dist.reduce_scatter_single(part, row, group=group)",
+        "dist.reduce_scatter_single(part, row, group=group, async_op=True)",
+        "nobody called wait()",
+    ),
+    (
+        TWO,
+        "the first layer only",
+        "watch(layer, shard)\n    ",
+        "watch(layer, shard)\n        break\n    ",
+        "it made 1",
+    ),
+    (THREE, "a sum", "part.div_(p)", "part", "a mean is asked for"),
+    (THREE, "divided twice", "part.div_(p)", "part.div_(p * p)", "once too often"),
+    (
+        THREE,
+        "no bias",
+        "row[numbers : numbers + shape[0]]",
+        "torch.zeros(shape[0], dtype=row.dtype)",
+        "the bias is missing",
+    ),
+    (
+        THREE,
+        "the input's gradient is a mean",
+        "return of_x,",
+        "return of_x / p,",
+        "only the shard's gradient is a mean",
+    ),
+    (THREE, "no gradient of the input", "return of_x,", "return None,", "there is none"),
+    (
+        THREE,
+        "the gradient is not exchanged",
+        "dist.reduce_scatter_single(part, row, group=ctx.group)",
+        "part.copy_(row.chunk(p)[dist.get_rank(ctx.group)])",
+        "it made 0",
+    ),
+    (
+        THREE,
+        "three values",
+        "part.div_(p), None, None",
+        "part.div_(p), None",
+        "one value for each argument of forward",
+    ),
+    (
+        THREE,
+        "bias in front",
+        "flat([gradient.t() @ x, gradient.sum(0)], p)",
+        "flat([gradient.sum(0), gradient.t() @ x], p)",
+        "the bias stands in front of the weight",
+    ),
+    (
+        THREE,
+        "the bias is the end of the row",
+        "row[numbers : numbers + shape[0]]",
+        "row[-shape[0] :]",
+        "zeros may follow it",
+    ),
+    (
+        THREE,
+        "group forgotten",
+        "whole(shard, ctx.shape, ctx.group)",
+        "whole(shard, ctx.shape)",
+        "pass group=group",
+    ),
+    (
+        OFFLOAD,
+        "waits at once",
+        "sending = dist.isend(gradient, group_dst=1, group=group, tag=n)",
+        "sending = dist.isend(gradient, group_dst=1, group=group, tag=n)\n"
+        "            sending.wait()",
+        "waited for at once",
+    ),
+    (
+        OFFLOAD,
+        "updates while it is sent",
+        "send.wait()",
+        "pass",
+        "updated while its row is still being sent",
+    ),
+    (
+        OFFLOAD,
+        "waits for one of the two",
+        "if layer == i:",
+        "if send is sends[n]:",
+        "updated while its row is still being sent",
+    ),
+    (OFFLOAD, "no loss", "return worker.loss", "return None", "return worker.loss"),
+    (OFFLOAD, "no update", "optimizers[i].step()", "pass", "optimizers stepped for the layers []"),
+    (
+        OFFLOAD,
+        "gradient not used",
+        "weights[i].grad = gradient",
+        "pass",
+        "put the gradient into weights[i].grad",
+    ),
+    (
+        OFFLOAD,
+        "no tags",
+        "group_dst=1, group=group, tag=n",
+        "group_dst=1, group=group",
+        "Do both sides use the same tag",
+    ),
+]
+
+# Task, what is different, code.
+RIGHT = [
+    (
+        MESH,
+        "by a tensor, and by enumeration",
+        """
+def line(rank, shape, axis):
+    ranks = torch.arange(math.prod(shape)).view(shape)
+    rows = ranks.movedim(axis, -1).reshape(-1, shape[axis]).tolist()
+    return next(row for row in rows if rank in row)
+
+
+def mesh_groups(shape):
+    found = []
+    for axis in range(len(shape)):
+        lines = {tuple(line(r, shape, axis)) for r in range(math.prod(shape))}
+        own, _ = dist.new_subgroups_by_enumeration([list(one) for one in sorted(lines)])
+        found.append(own)
+    return found
+""",
+    ),
+    (
+        MESH,
+        "by coordinates",
+        """
+def line(rank, shape, axis):
+    every = list(itertools.product(*(range(n) for n in shape)))
+    mine = every[rank]
+    return [r for r, one in enumerate(every)
+            if all(a == b for k, (a, b) in enumerate(zip(one, mine)) if k != axis)]
+
+
+def mesh_groups(shape):
+    groups = {}
+    for axis in range(len(shape)):
+        for r in range(math.prod(shape)):
+            key = axis, *line(r, shape, axis)
+            if key not in groups:
+                groups[key] = dist.new_group(ranks=line(r, shape, axis))
+    return [groups[axis, *line(dist.get_rank(), shape, axis)] for axis in range(len(shape))]
+""",
+    ),
+    (
+        HYBRID,
+        "one all_reduce for all",
+        """
+def hybrid_step(stage, images, labels, microbatches, pp, dp):
+    d, replicas = place_and_size(dp)
+    s, stages = place_and_size(pp)
+    size = len(images) // replicas
+    own = slice(d * size, (d + 1) * size)
+    inputs = list(images[own].split(size // microbatches))
+    targets = list(labels[own].split(size // microbatches))
+    loss = run_schedule(stage, one_f_one_b(stages, microbatches), inputs, targets, pp)
+    grads = [q.grad for q in stage.parameters()]
+    row = torch.cat([g.reshape(-1) for g in grads]) / replicas
+    dist.all_reduce(row, group=dp)
+    for g, new in zip(grads, row.split([g.numel() for g in grads])):
+        g.copy_(new.view_as(g))
+    if s == stages - 1:
+        loss = torch.tensor([loss], dtype=torch.float64)
+        dist.all_reduce(loss, group=dp)
+        return float(loss / replicas)
+""",
+    ),
+    (
+        TENSOR,
+        "with PyTorch's functions",
+        """
+def average_and_clip(layer, cut, most, tp, dp):
+    for q in layer.parameters():
+        dist.all_reduce(q.grad, op=dist.ReduceOp.SUM, group=dp)
+        q.grad.div_(dist.get_world_size(dp))
+    named = dict(layer.named_parameters())
+    own = nn.utils.get_total_norm([named[n].grad for n in named if n in cut]) ** 2
+    dist.all_reduce(own, group=tp)
+    rest = nn.utils.get_total_norm([named[n].grad for n in named if n not in cut]) ** 2
+    norm = (own + rest) ** 0.5
+    nn.utils.clip_grads_with_norm_(layer.parameters(), most, norm)
+    return float(norm)
+""",
+    ),
+    (
+        TENSOR,
+        "whole ones on the first rank",
+        """
+def average_and_clip(layer, cut, most, tp, dp):
+    total = torch.zeros(1, dtype=torch.float64)
+    for name, q in layer.named_parameters():
+        dist.all_reduce(q.grad, group=dp)
+        q.grad /= dist.get_world_size(dp)
+        if name in cut or dist.get_rank(tp) == 0:
+            total += (q.grad.double() ** 2).sum()
+    dist.all_reduce(total, group=tp)
+    norm = math.sqrt(total.item())
+    for q in layer.parameters():
+        q.grad.mul_(min(1, most / norm))
+    return norm
+""",
+    ),
+    (
+        ONE,
+        "by the older names",
+        """
+def zero1_step(model, shard, optimizer, group=None):
+    p = dist.get_world_size(group)
+    row = flat([q.grad for q in model.parameters()], p) / p
+    part = torch.empty_like(shard)
+    dist.reduce_scatter_tensor(part, row, group=group)
+    shard.grad = part
+    optimizer.step()
+    whole_row = torch.empty(p * len(shard), dtype=shard.dtype)
+    dist.all_gather_into_tensor(whole_row, shard.data, group=group)
+    copy_back(whole_row, list(model.parameters()))
+""",
+    ),
+    (
+        TWO,
+        "a count",
+        """
+def zero2_hooks(layers, shards, group=None):
+    p = dist.get_world_size(group)
+    for layer, shard in zip(layers, shards):
+        parameters = list(layer.parameters())
+        count = [0]
+
+        def ready(_, parameters=parameters, shard=shard, count=count):
+            count[0] += 1
+            if count[0] % len(parameters):
+                return
+            row = flat([q.grad for q in parameters], p)
+            for q in parameters:
+                q.grad = None
+            shard.grad = torch.empty_like(shard)
+            dist.reduce_scatter_single(shard.grad, row, group=group)
+            shard.grad /= p
+
+        for q in parameters:
+            q.register_post_accumulate_grad_hook(ready)
+""",
+    ),
+    (
+        THREE,
+        "with a list of views",
+        """
+def whole(shard, shape, group=None):
+    row = shard.new_empty(dist.get_world_size(group) * shard.numel())
+    dist.all_gather_single(row, shard.detach(), group=group)
+    weight, bias, _ = row.split([shape[0] * shape[1], shape[0],
+                                 len(row) - shape[0] * shape[1] - shape[0]])
+    return weight.view(shape), bias
+""",
+    ),
+    (
+        OFFLOAD,
+        "receives all posted on the host",
+        """
+def host_step(weights, optimizers, order, group=None):
+    first = len(weights) - 1
+    gradients = {n: torch.empty_like(weights[order[n]]) for n in range(first, len(order))}
+    requests = {n: dist.irecv(g, group_src=0, group=group, tag=n) for n, g in gradients.items()}
+    sends = {}
+    for n, i in enumerate(order):
+        sends.setdefault(i, []).append(
+            dist.isend(weights[i].data, group_dst=0, group=group, tag=n))
+    for n, request in requests.items():
+        request.wait()
+        for send in sends.pop(order[n]):
+            send.wait()
+        weights[order[n]].grad = gradients.pop(n)
+        optimizers[order[n]].step()
+""",
+    ),
+]
+
+# Task, what is different, what the solution has, and what stands in its place.
+CHANGES_THAT_ARE_RIGHT = [
+    (
+        HYBRID,
+        "divided before",
+        "dist.all_reduce(parameter.grad, group=dp)\n        parameter.grad /= replicas",
+        "parameter.grad /= replicas\n        dist.all_reduce(parameter.grad, group=dp)",
+    ),
+    (
+        ONE,
+        "an average",
+        "dist.reduce_scatter_single(shard.grad, row, group=group)\n    shard.grad /= p",
+        "dist.reduce_scatter_single(shard.grad, row, op=dist.ReduceOp.AVG, group=group)",
+    ),
+    (
+        TWO,
+        "an average, started and waited for",
+        "dist.reduce_scatter_single(part, row, group=group)",
+        "dist.reduce_scatter_single(part, row, group=group, async_op=True).wait()",
+    ),
+    (
+        THREE,
+        "divided first",
+        "row = flat([gradient.t() @ x, gradient.sum(0)], p)",
+        "row = flat([gradient.t() @ x, gradient.sum(0)], p) * 1.0",
+    ),
+    (OFFLOAD, "the gradient is left", "        weights[i].grad = None\n", ""),
+]

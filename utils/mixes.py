@@ -1,0 +1,117 @@
+"""Which mix of parallelisms fits a model, and which of those is the fastest: by formulas.
+
+A model of P parameters is a transformer of P = 12 · layers · width² with width = 128 · layers.
+Training takes 16 bytes per parameter: weights and gradients in 16 bit, weights and two moments of
+Adam in 32 bit. A step takes 6 operations per parameter and token. What can be hidden behind that
+is hidden; activations are recomputed, and so not counted. A replica has one sample at least.
+
+Sources: S. Rajbhandari et al., "ZeRO" (2020), for the bytes of memory and of communication; D.
+Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
+(2021), for those of tensor parallelism and for the bubble.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NAMES = (
+    "replicas",
+    "ZeRO-2",
+    "ZeRO-3",
+    "tensor × data",
+    "pipeline × tensor × data",
+    "offload",
+)
+DOES_NOT_FIT = "does not fit"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a model is trained on.
+
+    Attributes:
+        memory, host: bytes of a device, and of the host's memory for each device.
+        speed: operations per second of a device.
+        node: devices of a node.
+        inside, between, bus: bytes per second and device: within a node, between nodes, to the
+            host.
+        tokens, sequence: of a step over all devices, and of one sample.
+    """
+
+    memory: float = 80e9
+    host: float = 250e9
+    speed: float = 400e12
+    node: int = 8
+    inside: float = 300e9
+    between: float = 50e9
+    bus: float = 50e9
+    tokens: float = 4e6
+    sequence: float = 4096
+
+
+def estimates(parameters: float, devices: int, machine: Machine) -> dict[str, tuple[float, float]]:
+    """Of each mix the bytes on a device, and the seconds of a step.
+
+    Raises:
+        ValueError: no parameters or no devices.
+    """
+    if parameters <= 0 or devices < 1:
+        raise ValueError(f"expected a model and a device, got {parameters} and {devices}")
+    m, n, weights = machine, devices, 2.0 * parameters  # bytes in 16 bit
+    layers = max(1.0, (parameters / (12 * 128**2)) ** (1 / 3))
+    work = 6 * parameters * m.tokens / (n * m.speed)
+    # The network of a line that is longer than a node is the slow one.
+    wide = m.between if n > m.node else m.inside
+    one = 2 * weights / layers  # a layer's weights, and the next one's
+    share = (n - 1) / n
+    samples = m.tokens / m.sequence
+    found = {
+        "replicas": (8 * weights, max(work, work / 3 + 2 * weights * share / wide)),
+        "ZeRO-2": (weights + 7 * weights / n + one,
+                   max(work, work / 3 + 2 * weights * share / wide)),
+        "ZeRO-3": (8 * weights / n + 2 * one, max(work, 3 * weights * share / wide)),
+        # Each device keeps its shard in the host's memory; the others' shards come by network.
+        "offload": (4 * one, max(work, 3 * weights * share / wide, 3 * weights / n / m.bus)),
+    }  # fmt: skip
+    if n > samples:
+        found = {}
+    t = min(n, m.node)  # the tensor axis is a node
+    width, replicas = 128 * layers, n / t
+    cut = 8 * layers * m.tokens / replicas * width * 2 * (t - 1) / t / m.inside
+    data = 2 * weights / t / m.between if replicas > 1 else 0.0
+    if replicas <= samples:
+        found["tensor × data"] = _sharded(weights / t, replicas), max(work, work / 3 + data) + cut
+    best = None
+    for stages in (2, 4, 8, 16, 32, 64):
+        if stages > min(replicas, layers):
+            break
+        if replicas / stages > samples:
+            continue
+        # One sample is a microbatch; a stage sends its activations, which hides.
+        microbatches = samples / (replicas / stages)
+        full = (work + cut) * (microbatches + stages - 1) / microbatches
+        held = _sharded(weights / t / stages, replicas / stages)
+        if best is None or (held <= m.memory, -full) > (best[0] <= m.memory, -best[1]):
+            best = held, full + 2 * weights / t / stages / m.between / 3
+    if best:
+        found["pipeline × tensor × data"] = best
+    return {name: found[name] for name in NAMES if name in found}
+
+
+def _sharded(weights: float, replicas: float) -> float:
+    """Bytes of weights and gradients, and of the optimizer state that replicas share."""
+    return 2 * weights + 6 * weights / replicas
+
+
+def fastest(parameters: float, devices: int, machine: Machine) -> str:
+    """The name of the fastest mix that fits. Of equal ones it is the first, which is simplest."""
+    fitting = {
+        name: seconds
+        for name, (held, seconds) in estimates(parameters, devices, machine).items()
+        if held <= machine.memory
+        and (name != "offload" or 16 * parameters / devices <= machine.host)
+    }
+    if not fitting:
+        return DOES_NOT_FIT
+    least = min(fitting.values())
+    return next(name for name, seconds in fitting.items() if seconds <= 1.01 * least)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,9 @@ STEPS, SAMPLES, RATE = 2, 32, 1e-3
 #: Bytes that the process may have on top of what PyTorch takes.
 EXTRA = 56 * 2**20
 PATIENCE = 240  # seconds
+#: glibc gives large blocks back at once, instead of keeping them for later: what is free does not
+#: count for the limit then, in every run (mallopt(3), M_MMAP_THRESHOLD).
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_ARENA_MAX": "1"}
 
 
 def compare(extra: int = EXTRA) -> dict:
@@ -37,7 +41,13 @@ def compare(extra: int = EXTRA) -> dict:
         raise RuntimeError("RLIMIT_DATA limits what a program allocates on Linux only")
     with tempfile.TemporaryDirectory() as folder:
         code = f"from utils import limited; limited.child({folder!r}, {extra})"
-        done = subprocess.run(command(code), capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(
+            command(code),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env=os.environ | MALLOC,
+        )
     if done.returncode:
         raise RuntimeError(f"the limited process ended with {done.returncode}: {done.stderr}")
     return json.loads(done.stdout)

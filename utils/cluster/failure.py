@@ -145,7 +145,7 @@ class Outcome:
         return CellFailed(text, None, records)
 
     def _of_deaths_unknown(self, dead: list[int]) -> str:
-        causes = "(os._exit, a crash inside C, out of memory)"
+        causes = "(killed, os._exit, a crash inside C, out of memory)"
         if len(dead) > 1:
             if self.survivors:
                 return f"{diagnosis.names(dead)} died {causes}."

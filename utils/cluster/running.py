@@ -578,5 +578,5 @@ class Question:
 
 
 def _dead(rank: int) -> Reply:
-    said = "the rank is dead (os._exit, a crash inside C, out of memory): ranks.restart()"
+    said = "the rank is dead (killed, os._exit, a crash inside C, out of memory): ranks.restart()"
     return Reply(rank, "error", error=said)

@@ -147,16 +147,10 @@ def requeued(ranks: int, command: str, time: str = "01:00:00", notice: int = 60)
         time: limit of one life of the job.
         notice: seconds before the limit at which Slurm sends the signal.
     """
-    settings = batch.site()
-    options = [
-        f"#SBATCH --{name}={settings[name]}" for name in ("partition", "account") if settings[name]
-    ]
     return _REQUEUED.format(
         ranks=ranks,
         command=command,
         time=time,
         notice=notice,
-        options="\n".join([*options, ""]),
-        setup="\n".join(settings["setup"]) or "# Here would be: module load …",
-        prefix=batch.PREFIX,
+        **batch.of_the_site(),
     )

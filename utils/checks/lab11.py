@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -359,6 +359,15 @@ ERRORS = {
 }
 
 
+def _judge_all(ranks, report: Report, probe: str, judge: Callable) -> None:
+    """Have ``judge(report, rank, place, members, value)`` see each rank of each partition."""
+    cases = [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
+    for _, members, values in tried(ranks, report, __name__, probe, cases, world=WORLD):
+        for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+            judge(report, rank, place, members, value)
+    _explained(report)
+
+
 def _explained(report: Report) -> None:
     """Add to an error of PyTorch what is behind it."""
     errors = [text for text, kind, _ in report.found if kind == "error"]
@@ -547,11 +556,7 @@ def _pair(p: int, nbytes: int) -> list[Rule]:
 @task("11.4", "ZeRO-1", points=3)
 def zero_one(ranks, report: Report) -> None:
     """Weights of the twin on all ranks, by two collectives."""
-    cases = [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
-    for _, members, values in tried(ranks, report, __name__, "probe_one", cases, world=WORLD):
-        for place, (rank, steps) in enumerate(zip(members, values, strict=True)):
-            _judge_one(report, rank, place, members, steps)
-    _explained(report)
+    _judge_all(ranks, report, "probe_one", _judge_one)
 
 
 def _judge_one(report: Report, rank: int, k: int, members: list[int], steps: list) -> None:
@@ -669,11 +674,7 @@ def _wrong_parts(seed: int, p: int, k: int, step: int, i: int) -> Iterator[Mista
 @task("11.5", "ZeRO-2", points=3)
 def zero_two(ranks, report: Report) -> None:
     """Each layer's gradient reduce-scattered and freed while backward goes on."""
-    cases = [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
-    for _, members, values in tried(ranks, report, __name__, "probe_two", cases, world=WORLD):
-        for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-            _judge_two(report, rank, place, members, value)
-    _explained(report)
+    _judge_all(ranks, report, "probe_two", _judge_two)
 
 
 def _judge_two(report: Report, rank: int, k: int, members: list[int], value: dict) -> None:
@@ -747,11 +748,7 @@ def probe_three(user_ns: dict, *, rank: int, group, partition, seed: int) -> dic
 @task("11.6", "ZeRO-3", points=3)
 def zero_three(ranks, report: Report) -> None:
     """Layers that are whole only while they are used."""
-    cases = [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
-    for _, members, values in tried(ranks, report, __name__, "probe_three", cases, world=WORLD):
-        for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-            _judge_three(report, rank, place, members, value)
-    _explained(report)
+    _judge_all(ranks, report, "probe_three", _judge_three)
 
 
 def _judge_three(report: Report, rank: int, k: int, members: list[int], value: dict) -> None:

@@ -66,19 +66,13 @@ def series(nodes: int, domains: int, cores: int, *arguments: object, time: str =
     The environment is that of this process; `etc/ddl-labs/site.toml` in it, if there is one, says
     what the site wants in addition.
     """
-    settings = site()
-    options = [
-        f"#SBATCH --{name}={settings[name]}" for name in ("partition", "account") if settings[name]
-    ]
     most = nodes * domains
     return _SERIES.format(
         nodes=nodes,
         domains=domains,
         cores=cores,
         time=time,
-        options="\n".join([*options, ""]),
-        setup="\n".join(settings["setup"]) or "# Here would be: module load …",
-        prefix=PREFIX,
+        **of_the_site(),
         counts=" ".join(str(2**k) for k in range(most.bit_length())),
         arguments=shlex.join(map(str, arguments)),
     )
@@ -91,7 +85,20 @@ def submit(script: Path) -> str:
     return done.stdout + done.stderr
 
 
-def site() -> dict:
+def of_the_site() -> dict[str, str]:
+    """What each batch script has of the site: ``options``, ``setup``, ``prefix``."""
+    settings = _site()
+    options = [
+        f"#SBATCH --{name}={settings[name]}" for name in ("partition", "account") if settings[name]
+    ]
+    return {
+        "options": "\n".join([*options, ""]),
+        "setup": "\n".join(settings["setup"]) or "# Here would be: module load …",
+        "prefix": PREFIX,
+    }
+
+
+def _site() -> dict:
     """The site's `partition`, `account` and `setup`; see hpc/site.toml."""
     file = Path(PREFIX, "etc/ddl-labs/site.toml")
     found = tomllib.loads(file.read_text())["slurm"] if file.is_file() else {}

@@ -108,6 +108,14 @@ def test_a_message_that_was_received_is_not_told_however_many_look_alike():
     assert leftovers.in_words({0: sender, 1: receiver}) == []
 
 
+def test_where_a_rank_cannot_list_its_messages_none_is_called_unreceived():
+    sender = leftovers.of_rank([call("send", n) for n in range(5)], 5)
+    receiver = leftovers.of_rank([call("recv", n) for n in range(4)] * 100, -4)
+    assert leftovers.in_words({0: sender, 1: receiver}) == [
+        "1 of very many messages: nobody received them."
+    ]
+
+
 def test_only_the_users_own_calls_count_as_never_waited_for():
     inside = call("all_reduce", blocking=False)
     inside.place = (torch.nn.__file__, 3, "backward")

@@ -51,8 +51,7 @@ def mpiexec(
     request = Request(n, timeout=timeout, launcher="mpiexec", fault_tolerant=survive)
     plan = Plan.checked(request)
     with contextlib.closing(Python(plan)) as python:
-        command = [plan.launcher.path, "-n", str(n), *plan.mpi_args, *python.command]
-        command += [str(script), *map(str, arguments)]
+        command = python.job(str(script), *map(str, arguments))
         return jobs.run(command, os.environ | plan.environment, deadline)
 
 

@@ -48,9 +48,8 @@ def _start_ranks(options: argparse.Namespace) -> int:
         return 2
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with contextlib.closing(Python(plan)) as python:
-        command = [plan.launcher.path, "-n", str(n), *plan.mpi_args, *python.command]
         code = "from utils.__main__ import main; sys.exit(main())"
-        command += itself.program(code, "bench", *as_arguments(options))
+        command = python.job(*itself.program(code, "bench", *as_arguments(options)))
         environment = os.environ | plan.environment
         try:
             ended = jobs.run(command, environment, options.deadline + GRACE, capture=False)

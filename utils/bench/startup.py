@@ -61,9 +61,9 @@ from utils.jobs.plan import Plan, Request
 import subprocess
 plan = Plan.checked(Request(4, launcher="mpiexec"))
 with contextlib.closing(Python(plan)) as python:
-    command = [plan.launcher.path, "-n", "4", *plan.mpi_args, *python.command]
+    command = python.job("-c", {_FIRST_REDUCE!r})
     begin = time.perf_counter()
-    done = subprocess.run([*command, "-c", {_FIRST_REDUCE!r}], env=os.environ | plan.environment)
+    done = subprocess.run(command, env=os.environ | plan.environment)
     found = {{"job": time.perf_counter() - begin}}
 assert done.returncode == 0
 print(json.dumps(found))

@@ -113,5 +113,4 @@ def _job(script: Path, place: Path, deadline: float) -> jobs.Ended:
         "from utils.capstone import job; job.main()", str(script.resolve()), str(place)
     )
     with contextlib.closing(Python(plan)) as python:
-        command = [plan.launcher.path, "-n", str(RANKS), *plan.mpi_args, *python.command, *words]
-        return jobs.run(command, os.environ | plan.environment, deadline)
+        return jobs.run(python.job(*words), os.environ | plan.environment, deadline)

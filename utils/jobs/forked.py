@@ -38,6 +38,13 @@ class Python:
         """What stands for `python`, as in `[*command, "train.py"]`."""
         return self._lease.python if self._lease else [sys.executable]
 
+    def job(self, *words: str) -> list[str]:
+        """The command that runs a program on all ranks of the plan, as `job("train.py", "-v")`."""
+        plan = self._plan
+        return [
+            plan.launcher.path, "-n", str(plan.n), *plan.mpi_args, *self.command, *words
+        ]  # fmt: skip
+
     def renew(self) -> None:
         """Take the server that fits now: another one after a change of the course."""
         old, self._lease = self._lease, None

@@ -37,8 +37,7 @@ def mpiexec(n: int, script: str | Path, *arguments: object, deadline: float = DE
     more = ["--oversubscribe"] if plan.launcher.is_open_mpi and n > usable_cores() else []
     print("$", *["mpiexec", "-n", str(n), *more, "python", *words], flush=True)
     with contextlib.closing(Python(plan)) as python:
-        command = [plan.launcher.path, "-n", str(n), *plan.mpi_args, *python.command, *words]
-        ended = jobs.run(command, os.environ | plan.environment, deadline)
+        ended = jobs.run(python.job(*words), os.environ | plan.environment, deadline)
     print(ended.out, end="", flush=True)
     if ended.status:
         late = ended.status == jobs.LATE

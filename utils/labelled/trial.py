@@ -100,8 +100,7 @@ class Stage:
             "TORCH_DISTRIBUTED_DEBUG": "DETAIL" if pair.kind in BY_LUCK else "OFF",
         }
         plan, python = self._python(pair.ranks)
-        command = [plan.launcher.path, "-n", str(pair.ranks), *plan.mpi_args, *python.command]
-        command.append(str(place / NAME))
+        command = python.job(str(place / NAME))
         ended = jobs.run(command, os.environ | plan.environment | environment, DEADLINE)
         return judged(pair, right, ended)
 

@@ -33,7 +33,9 @@ def of_rank(calls: Sequence[Call], balance: int) -> dict:
     if unwaited := Counter(_never_waited(call) for call in calls if _is_never_waited(call)):
         told["unwaited"] = unwaited.most_common(_MOST)
     messages = [call for call in calls if call.message is not None]
-    if len(messages) <= _MESSAGES:
+    if len(messages) > _MESSAGES:
+        told["many"] = True
+    else:
         sent = [(*_key(c), c.partner, c.describe(), c.where) for c in messages if c.op == "send"]
         received = [_key(call) for call in messages if call.op == "recv"]
         told |= {"sent": sent} if sent else {}
@@ -71,7 +73,10 @@ def in_words(by_rank: Mapping[int, dict]) -> list[str]:
             f"{diagnosis.names(ranks)}: nobody waited for {text}{often}. Keep what it returns, and "
             "call wait() on it before its tensor is used again."
         )
-    if sum(told.get("balance", 0) for told in by_rank.values()) > 0:
+    left = sum(told.get("balance", 0) for told in by_rank.values())
+    if left > 0 and any(told.get("many") for told in by_rank.values()):
+        lines.append(f"{left} of very many messages: nobody received them.")
+    elif left > 0:
         lines += _unreceived(by_rank)
     return lines[:_MOST]
 

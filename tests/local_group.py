@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed import ProcessGroup, ReduceOp, Work, distributed_c10d
 
-from torch_mpi.arithmetic import combine
 from torch_mpi.errors import CommunicationMismatch, count_as_library, users_place
+from torch_mpi.group.arithmetic import combine
 from torch_mpi.record import Call
 
 if TYPE_CHECKING:

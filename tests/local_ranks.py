@@ -32,7 +32,6 @@ from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
 import torch_mpi.record
-from torch_mpi.diagnosis import diagnose
 from torch_mpi.errors import (
     CommunicationError,
     CommunicationStopped,
@@ -40,7 +39,9 @@ from torch_mpi.errors import (
     errors_line,
     users_line,
 )
+from torch_mpi.protocol.diagnosis import diagnose
 from utils import data
+from utils.cluster import words
 from utils.cluster.plain import plain
 from utils.cluster.reply import Reply
 from utils.cluster.running import _of_a_message
@@ -267,6 +268,7 @@ class LocalRanks:
     """Ranks for checks. Use it with ``with``: it stands in for the backend meanwhile."""
 
     def __init__(self, n: int):
+        words.use()
         self.n = n
         self.world = World(n)
         self.user_ns: list[dict[str, Any]] = [

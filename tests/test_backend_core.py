@@ -23,19 +23,30 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from torch_mpi import board as board_module
-from torch_mpi import buffers, cores, dtypes, errors, fence, gradients, waiting
-from torch_mpi.arrivals import DEPTH, NUMBER, WORDS, Arrivals, Sight, signature, word
-from torch_mpi.board import TEXT, Board, MessageBoard
+from torch_mpi import errors
 from torch_mpi.errors import CommunicationStopped, CommunicationTimeout
-from torch_mpi.meeting import Meeting
-from torch_mpi.messages import Tags
-from torch_mpi.progress import Progress
+from torch_mpi.group import buffers, cores, dtypes, gradients
+from torch_mpi.group.messages import Tags
+from torch_mpi.group.steps import Steps, now
+from torch_mpi.group.work import DoneWork, MPIWork
+from torch_mpi.protocol import board as board_module
+from torch_mpi.protocol import fence, wait_monitor
+from torch_mpi.protocol import world as world_module
+from torch_mpi.protocol.board import TEXT, Board, MessageBoard
+from torch_mpi.protocol.handshake import (
+    DEPTH,
+    NUMBER,
+    WORDS,
+    Announcements,
+    Seen,
+    fingerprint,
+    signature,
+)
+from torch_mpi.protocol.progress import Progress
+from torch_mpi.protocol.rendezvous import Rendezvous
+from torch_mpi.protocol.threads import Threads
+from torch_mpi.protocol.wait_monitor import wait_for
 from torch_mpi.record import Call, Log
-from torch_mpi.steps import Steps, now
-from torch_mpi.threads import Threads
-from torch_mpi.waiting import wait_for
-from torch_mpi.work import DoneWork, MPIWork
 
 LATER = 9999.0  # seconds: a wait for it would end by the time limit of the test
 
@@ -94,8 +105,8 @@ def test_a_board_of_messages_is_taken_where_the_ranks_share_no_memory(monkeypatc
 # --- who has come ------------------------------------------------------------------------------
 
 
-def group(size: int) -> list[Arrivals]:
-    return [Arrivals(board) for board in boards(size, text=False)]
+def group(size: int) -> list[Announcements]:
+    return [Announcements(board) for board in boards(size, text=False)]
 
 
 SUM, MAX = signature(("all_reduce", "SUM", 4)), signature(("all_reduce", "MAX", 4))
@@ -103,96 +114,96 @@ SUM, MAX = signature(("all_reduce", "SUM", 4)), signature(("all_reduce", "MAX", 
 
 def test_a_collective_begins_when_all_ranks_have_come_with_the_same_call():
     ranks = group(3)
-    mine = word(1, SUM, direct=True)
+    mine = fingerprint(1, SUM, blocking=True)
     for rank in ranks[:2]:
-        rank.come(1, mine)
-    assert ranks[0].look(1, mine) == Sight(missing=[2], odd=[], direct=False)
-    ranks[2].come(1, mine)
-    assert [rank.look(1, mine) for rank in ranks] == [Sight([], [], True)] * 3
+        rank.announce(1, mine)
+    assert ranks[0].look(1, mine) == Seen(missing=[2], mismatched=[], blocking=False)
+    ranks[2].announce(1, mine)
+    assert [rank.look(1, mine) for rank in ranks] == [Seen([], [], True)] * 3
 
 
 def test_another_call_is_seen_by_all_and_is_not_taken_for_a_missing_rank():
     ranks = group(3)
-    words = [word(1, code, direct=True) for code in (SUM, MAX, SUM)]
+    words = [fingerprint(1, code, blocking=True) for code in (SUM, MAX, SUM)]
     for rank, mine in zip(ranks, words, strict=True):
-        rank.come(1, mine)
-    assert ranks[0].look(1, words[0]) == Sight([], [1], True)
-    assert ranks[1].look(1, words[1]) == Sight([], [0, 2], True)
+        rank.announce(1, mine)
+    assert ranks[0].look(1, words[0]) == Seen([], [1], True)
+    assert ranks[1].look(1, words[1]) == Seen([], [0, 2], True)
 
 
 def test_blocking_and_asynchronous_calls_of_one_collective_belong_together():
     ranks = group(2)
-    words = [word(1, SUM, direct) for direct in (True, False)]
+    words = [fingerprint(1, SUM, direct) for direct in (True, False)]
     for rank, mine in zip(ranks, words, strict=True):
-        rank.come(1, mine)
-    assert [r.look(1, m) for r, m in zip(ranks, words, strict=True)] == [Sight([], [], False)] * 2
+        rank.announce(1, mine)
+    assert [r.look(1, m) for r, m in zip(ranks, words, strict=True)] == [Seen([], [], False)] * 2
 
 
 def test_a_rank_that_takes_its_call_back_is_missing_again():
     one, two = group(2)
-    mine = word(1, SUM, direct=True)
-    one.come(1, mine)
-    two.come(1, mine)
+    mine = fingerprint(1, SUM, blocking=True)
+    one.announce(1, mine)
+    two.announce(1, mine)
     assert two.withdraw(1, mine)
     assert one.look(1, mine).missing == [1]
 
 
 def test_an_old_word_in_the_same_place_is_not_taken_for_an_arrival():
     one, two = group(2)
-    two.come(1, word(1, SUM, direct=True))
-    later = word(1 + DEPTH, SUM, direct=True)
-    one.come(1 + DEPTH, later)
+    two.announce(1, fingerprint(1, SUM, blocking=True))
+    later = fingerprint(1 + DEPTH, SUM, blocking=True)
+    one.announce(1 + DEPTH, later)
     assert one.look(1 + DEPTH, later).missing == [1]
 
 
-def two_that_came() -> tuple[Arrivals, Arrivals, int]:
+def two_that_came() -> tuple[Announcements, Announcements, int]:
     """Two ranks in one blocking call, and the word of both."""
     one, two = group(2)
-    mine = word(1, SUM, direct=True)
+    mine = fingerprint(1, SUM, blocking=True)
     for rank in (one, two):
-        rank.come(1, mine)
+        rank.announce(1, mine)
     return one, two, mine
 
 
 def test_a_call_that_another_rank_has_begun_is_not_taken_back():
     one, two, mine = two_that_came()
-    assert two.enter(1, mine).complete
+    assert two.acknowledge(1, mine).complete
     assert not one.withdraw(1, mine)
     assert two.look(1, mine).complete
-    assert one.enter(1, mine).complete
+    assert one.acknowledge(1, mine).complete
 
 
 def test_a_rank_does_not_begin_what_another_one_takes_back_just_then():
     one, two, mine = two_that_came()
     assert one.look(1, mine).complete
     assert two.withdraw(1, mine)
-    assert one.enter(1, mine).missing == [1]
+    assert one.acknowledge(1, mine).missing == [1]
     assert one.withdraw(1, mine)
 
 
 def test_a_call_that_fits_no_other_is_refused_unless_another_rank_has_begun_it():
     one, two, mine = two_that_came()
     # What did not fit a moment ago was of another thread of rank 1.
-    assert two.enter(1, mine).complete
+    assert two.acknowledge(1, mine).complete
     assert not one.refuse(1, mine)
-    assert one.enter(1, mine).complete
+    assert one.acknowledge(1, mine).complete
 
     one, two, mine = two_that_came()
     assert one.refuse(1, mine)
     # From now on nobody can begin it.
     assert two.look(1, mine).missing == [0]
-    assert two.enter(1, mine).missing == [0]
+    assert two.acknowledge(1, mine).missing == [0]
 
 
 def test_a_mismatch_names_a_rank_with_another_call_not_one_that_has_refused_this_one():
     ranks = group(3)
-    this, other = word(1, 7, True), word(1, 8, True)
+    this, other = fingerprint(1, 7, True), fingerprint(1, 8, True)
     for rank, mine in zip(ranks, (this, other, this), strict=True):
-        rank.come(1, mine)
+        rank.announce(1, mine)
     assert ranks[0].refuse(1, this)
-    assert ranks[2].look(1, this).odd == [1]
+    assert ranks[2].look(1, this).mismatched == [1]
     assert ranks[2].look(1, this).missing == [0]
-    assert ranks[1].look(1, other).odd == [0, 2]
+    assert ranks[1].look(1, other).mismatched == [0, 2]
 
 
 class Turns(Board):
@@ -215,13 +226,13 @@ def next_turn() -> None:
     greenlet.getcurrent().parent.switch()
 
 
-def comes_and_may_leave(rank: Arrivals, patience: int) -> str:
+def comes_and_may_leave(rank: Announcements, patience: int) -> str:
     """What a rank does in a collective, and when an error or Ctrl-C ends it after some looks."""
-    mine = word(1, SUM, direct=True)
-    rank.come(1, mine)
+    mine = fingerprint(1, SUM, blocking=True)
+    rank.announce(1, mine)
     while True:
         for _ in range(patience):
-            if rank.look(1, mine).complete and rank.enter(1, mine).complete:
+            if rank.look(1, mine).complete and rank.acknowledge(1, mine).complete:
                 return "blocked"
         if rank.withdraw(1, mine):
             return "left"
@@ -236,7 +247,7 @@ def turned(size: int, program, arguments) -> list:
         def _map(self):
             return memory
 
-    ranks = [Arrivals(Shared(SimpleNamespace(rank=r, size=size), WORDS)) for r in range(size)]
+    ranks = [Announcements(Shared(SimpleNamespace(rank=r, size=size), WORDS)) for r in range(size)]
     players = [greenlet.greenlet(program) for _ in ranks]
     for player, rank, argument in zip(players, ranks, arguments, strict=True):
         player.switch(rank, argument)
@@ -269,16 +280,18 @@ def test_no_rank_is_left_alone_in_a_blocking_call_in_whatever_order_the_others_l
     assert ("left",) * len(patiences) in seen
 
 
-def comes_many_times(rank: Arrivals, last: int) -> str:
+def comes_many_times(rank: Announcements, last: int) -> str:
     """A rank calls one collective after the other, and begins each when all have come."""
     come = begun = 0
     while begun < last:
-        if come < last and rank.may_come(come + 1):
+        if come < last and rank.may_announce(come + 1):
             come += 1
-            rank.come(come, word(come, SUM, direct=False))
+            rank.announce(come, fingerprint(come, SUM, blocking=False))
         elif begun < come:
-            mine = word(begun + 1, SUM, direct=False)
-            begun += rank.look(begun + 1, mine).complete and rank.enter(begun + 1, mine).complete
+            mine = fingerprint(begun + 1, SUM, blocking=False)
+            begun += (
+                rank.look(begun + 1, mine).complete and rank.acknowledge(begun + 1, mine).complete
+            )
     return "done"
 
 
@@ -295,25 +308,25 @@ def test_ranks_that_call_hundreds_of_collectives_at_once_begin_all_of_them(seed)
 
 def test_a_rank_that_is_far_ahead_waits_for_the_slowest():
     fast, slow = group(2)
-    assert fast.may_come(DEPTH - 1)
+    assert fast.may_announce(DEPTH - 1)
     for rank in (fast, slow):
-        assert not fast.may_come(DEPTH)
+        assert not fast.may_announce(DEPTH)
         for number in (1, 2):
-            mine = word(number, SUM, direct=True)
+            mine = fingerprint(number, SUM, blocking=True)
             for one in (fast, slow):
-                one.come(number, mine)
-            assert rank.enter(number, mine).complete
-    assert fast.may_come(DEPTH + 1)
-    assert not fast.may_come(DEPTH + 2)
+                one.announce(number, mine)
+            assert rank.acknowledge(number, mine).complete
+    assert fast.may_announce(DEPTH + 1)
+    assert not fast.may_announce(DEPTH + 2)
 
 
 def test_the_number_of_a_collective_may_outgrow_its_bits():
     one, two = group(2)
     number = NUMBER + 5
-    mine = word(number, SUM, direct=False)
-    two.come(number, mine)
-    one.come(number, mine)
-    assert one.look(number, mine) == Sight([], [], False)
+    mine = fingerprint(number, SUM, blocking=False)
+    two.announce(number, mine)
+    one.announce(number, mine)
+    assert one.look(number, mine) == Seen([], [], False)
     assert mine < 2**64
 
 
@@ -494,7 +507,7 @@ class Messages:
 
 def test_a_meeting_is_over_when_everybody_has_come_and_names_who_has_not():
     messages = Messages()
-    meeting = Meeting(messages, [0, 1, 2], 5, "new_group")
+    meeting = Rendezvous(messages, [0, 1, 2], 5, "new_group")
     assert not meeting.poll()
     messages.receives[1].over = True
     assert not meeting.poll()
@@ -505,7 +518,7 @@ def test_a_meeting_is_over_when_everybody_has_come_and_names_who_has_not():
 
 def test_who_leaves_a_meeting_takes_its_receives_back():
     messages = Messages()
-    meeting = Meeting(messages, [0, 1, 2], 5, "new_group")
+    meeting = Rendezvous(messages, [0, 1, 2], 5, "new_group")
     messages.receives[1].over = True
     meeting.poll()
     assert meeting.leave()
@@ -515,7 +528,7 @@ def test_who_leaves_a_meeting_takes_its_receives_back():
 # --- waiting -------------------------------------------------------------------------------------
 
 
-class Waits(waiting.Waitable):
+class Waits(wait_monitor.Waitable):
     """Something to wait for, which is over after some polls."""
 
     def __init__(self, polls: float = math.inf, leaves: bool = True):
@@ -539,10 +552,10 @@ class Waits(waiting.Waitable):
 class World:
     """The world of two ranks as a wait sees it."""
 
-    rank, one_machine, cell, stopped = 0, True, "1", False
+    rank, one_machine, section, stopped = 0, True, "1", False
 
     def __init__(self, other: dict | None = None, incident: bool = False):
-        self._incident, self.stops = incident, []
+        self._incident, self.stops, self.status = incident, [], self
         self._other = {"rank": 1, "state": "running", **(other or {})}
         self._mine = {"rank": 0, "state": "running"}
 
@@ -640,7 +653,7 @@ def test_the_error_of_another_rank_ends_the_wait_long_before_its_timeout():
 
 
 def test_a_wait_for_a_rank_that_has_ended_ends_long_before_its_timeout(monkeypatch):
-    monkeypatch.setattr(waiting, "SEARCH", 0.03)
+    monkeypatch.setattr(wait_monitor, "SEARCH", 0.03)
     world = World({"state": "ended"})
     with pytest.raises(CommunicationTimeout, match="never comes"):
         wait_for(Waits(), LATER, world, "cell line 3")
@@ -698,7 +711,7 @@ def test_what_nobody_waits_for_is_moved_along_all_the_same(moving):
 def test_steps_that_other_ranks_need_are_gone_on_with(moving):
     request = Request()
     steps = Steps(iter_of(request))
-    moving.adopt("a group", steps)
+    moving.detach("a group", steps)
     request.over = True
     deadline = time.monotonic() + 30
     while not steps.done and time.monotonic() < deadline:
@@ -956,7 +969,7 @@ def test_a_collective_is_begun_early_only_where_a_processor_is_idle(monkeypatch)
 
 def test_processors_that_several_ranks_may_use_count_once(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    assert cores.of_all(SimpleNamespace(allgather=lambda mine: [mine, {1, 2}])) == 3
+    assert world_module.cores_of_all(SimpleNamespace(allgather=lambda mine: [mine, {1, 2}])) == 3
 
 
 def test_every_op_of_pytorch_has_its_name_in_reports_and_choices():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torch_mpi.diagnosis import diagnose, find_cycle, first_cause, stuck_ranks
+from torch_mpi.protocol.diagnosis import diagnose, find_cycle, first_cause, stuck_ranks
 from utils import report
 
 

@@ -23,7 +23,7 @@ import torch
 from hosts_switch import FRAMING, Switch
 from hosts_tools import LATENCY, RATE, on_hosts
 
-from torch_mpi import waiting
+from torch_mpi.protocol import wait_monitor
 from utils.figures import speedup
 from utils.jobs.plan import Plan, Request
 from utils.scaling import AlphaBeta, batch, fit_alpha_beta, laws, runs
@@ -307,7 +307,7 @@ class _World:
         return False
 
 
-class _Message(waiting.Waitable):
+class _Message(wait_monitor.Waitable):
     """Comes at the 60th look."""
 
     call = SimpleNamespace(nbytes=0)
@@ -323,7 +323,7 @@ def test_a_wait_for_another_machine_does_not_oversleep_the_message(
     monkeypatch, one_machine, longest
 ):
     pauses = []
-    monkeypatch.setattr(waiting, "SPIN", 0.0)
-    monkeypatch.setattr(waiting, "_sleep", lambda pause, due: pauses.append(pause))
-    waiting.wait_for(_Message(), 60.0, _World(one_machine))
+    monkeypatch.setattr(wait_monitor, "SPIN", 0.0)
+    monkeypatch.setattr(wait_monitor, "_sleep", lambda pause, due: pauses.append(pause))
+    wait_monitor.wait_for(_Message(), 60.0, _World(one_machine))
     assert max(pauses) == pytest.approx(longest)

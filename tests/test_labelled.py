@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from torch_mpi import leftovers, strict
 from torch_mpi.errors import CommunicationError
+from torch_mpi.group import strict
+from torch_mpi.protocol import leftovers
 from torch_mpi.record import Call
 from utils.jobs import run as jobs
 from utils.labelled.programs import KINDS, PAIRS

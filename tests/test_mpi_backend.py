@@ -91,7 +91,7 @@ def run(code: str, **environment: str) -> str:
 def test_importing_torch_neither_imports_mpi4py_nor_starts_mpi():
     out = run(
         "import sys, torch, torch.distributed as dist\n"
-        "loaded = [m in sys.modules for m in ('mpi4py', 'torch_mpi.process_group')]\n"
+        "loaded = [m in sys.modules for m in ('mpi4py', 'torch_mpi.group.process_group')]\n"
         "print(dist.is_mpi_available(), *loaded)"
     )
     assert out.split() == ["True", "False", "False"]

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from torch_mpi import algorithms
 from torch_mpi import network as network_module
-from torch_mpi.network import USUAL_LATENCY, Link, Network, Wire
-from torch_mpi.steps import Steps
+from torch_mpi.group import algorithms
+from torch_mpi.group.steps import Steps
+from torch_mpi.network import Link, Network, Wire
+from utils.cluster.network import USUAL_LATENCY, parse
 from utils.scaling import fit_alpha_beta
 
 LATER = 9999.0  # seconds: a wait for it would end by the time limit of the test
@@ -117,7 +118,7 @@ def test_an_async_operation_goes_on_while_the_rank_computes(sweep):
     ],
 )
 def test_speeds_are_understood_as_people_write_them(arguments, expected):
-    assert Network.parse(**arguments) == expected
+    assert parse(**arguments) == expected
 
 
 @pytest.mark.parametrize(
@@ -149,11 +150,11 @@ def test_speeds_are_understood_as_people_write_them(arguments, expected):
 )
 def test_a_network_that_cannot_be_is_refused_in_words(arguments, error, words):
     with pytest.raises(error, match=words):
-        Network.parse(**arguments)
+        parse(**arguments)
 
 
 def test_nodes_have_another_network_inside_and_survive_the_way_to_the_ranks():
-    network = Network.parse("1gbit", nodes=[[0, 1], [2, 3]], inside="10gbit", size=4)
+    network = parse("1gbit", nodes=[[0, 1], [2, 3]], inside="10gbit", size=4)
     assert network.between(0, 1) == network.between(3, 2) == Network(0.0, 1.25e9)
     assert network.between(1, 2) is network
     assert (network.latency, network.bandwidth) == (USUAL_LATENCY, 125e6)
@@ -162,20 +163,20 @@ def test_nodes_have_another_network_inside_and_survive_the_way_to_the_ranks():
         "1 Gbit/s, 50 µs between the nodes [0, 1], [2, 3]; inside 10 Gbit/s, 0 µs"
     )
     assert str(Network(5e-3, 12.5e6)) == "100 Mbit/s, 5 ms"
-    bare = Network.parse("1gbit", nodes=[range(2), range(2, 4)], size=4)
+    bare = parse("1gbit", nodes=[range(2), range(2, 4)], size=4)
     assert bare.between(0, 1) is None
     assert str(bare).endswith("; inside that of this machine")
 
 
 def test_a_rank_has_a_link_for_each_of_its_two_networks():
     link = Link()
-    link.set(Network.parse("8mbit", nodes=[[0, 1], [2]], inside="80mbit"))
+    link.set(parse("8mbit", nodes=[[0, 1], [2]], inside="80mbit"))
     inside, outside = link.wire(0, 1), link.wire(0, 2)
     assert link.wire(0, 1) is inside is not outside
     assert outside.sends(1_000_000, at=10.0)[0] == 11.0
     assert inside.sends(1_000_000, at=10.0)[0] == 10.1
     assert outside.sends(1_000_000, at=10.0)[0] == 12.0
-    link.set(Network.parse("8mbit", nodes=[[0, 1], [2]]))
+    link.set(parse("8mbit", nodes=[[0, 1], [2]]))
     assert link.wire(0, 1) is None
 
 
@@ -202,7 +203,7 @@ def seconds(peer, nbytes=125_000):  # of a message to rank 0 and back
 
 told = []
 for inside in (None, "50mbit"):
-    link.set(Network.parse("10mbit", nodes=[[0, 1], [2]], inside=inside, size=3))
+    link.set(parse("10mbit", nodes=[[0, 1], [2]], inside=inside, size=3))
     total = torch.full((5,), float(rank + 1))
     dist.all_reduce(total)
     told.append([seconds(1), seconds(2), total.tolist()])

@@ -10,7 +10,7 @@ from conftest import find_mpiexec, mpi_environment, run_tree
 
 BROKEN = """
 import torch, torch.distributed as dist
-from torch_mpi import world
+from torch_mpi.protocol import world
 from torch_mpi.errors import CommunicationError
 
 dist.init_process_group("mpi")
@@ -18,10 +18,11 @@ rank = dist.get_rank()
 if rank == 1:
     def fail(*_):
         raise CommunicationError("a message did not come in time")
-    world.exchange = fail
+    from torch_mpi.protocol import recovery
+    recovery.exchange = fail
 else:
-    import torch_mpi.recovery
-    torch_mpi.recovery.DEADLINE = 9999.0  # the others need not wait for what will never come
+    import torch_mpi.protocol.gathering
+    torch_mpi.protocol.gathering.DEADLINE = 9999.0  # it waits for what will never come
 world.current().stop("raised", "a test's error")
 for attempt in (1, 2):
     try:
@@ -38,12 +39,12 @@ def test_where_the_ranks_cannot_get_together_again_all_are_told_to_restart(mpiex
     for rank in range(3):
         lines = re.findall(rf"^rank {rank}: (.*)$", done.stdout, re.MULTILINE)
         assert len(lines) == 2
-        assert all("call ranks.restart() for fresh ranks" in line for line in lines), lines
+        assert all("start the program again" in line for line in lines), lines
 
 
 LATE = """
 import time, torch, torch.distributed as dist
-from torch_mpi import world
+from torch_mpi.protocol import world
 from torch_mpi.errors import CommunicationTimeout
 
 dist.init_process_group("mpi")
@@ -60,7 +61,7 @@ else:
     while not here.statuses()[0].get("told"):
         time.sleep(1e-3)
 if rank == 0:
-    here._write(**here._status, told=True)
+    here._write(**here.status.own, told=True)
 tensor = torch.ones(1)
 dist.all_reduce(tensor)
 print("SUM", tensor.item(), flush=True)

@@ -984,7 +984,7 @@ def test_the_trace_of_nothing_is_a_trace(tmp_path):
 SHIFTED = """
 import json, time
 from mpi4py import MPI
-from torch_mpi import clocks
+from utils.timeline import clocks
 
 comm = clocks.duplicate(MPI.COMM_WORLD, timeout=10)
 shift = 1000.5 * comm.rank * (-1) ** comm.rank
@@ -1015,7 +1015,7 @@ def test_shifted_clocks_are_found_out_within_the_error_that_is_promised(mpiexec,
 ABSENT = """
 import time
 from mpi4py import MPI
-from torch_mpi import clocks
+from utils.timeline import clocks
 
 comm = MPI.COMM_WORLD.Dup()
 start = time.monotonic()

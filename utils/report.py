@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 
-from torch_mpi.diagnosis import Diagnosis
+from torch_mpi.protocol.diagnosis import Diagnosis
 
 _RADIUS = 0.3
 # Up to so many ranks the picture has one size.

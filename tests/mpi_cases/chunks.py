@@ -3,7 +3,7 @@
 import collectives
 from collectives import *  # noqa: F403  (the cases)
 
-from torch_mpi import buffers
+from torch_mpi.group import buffers
 
 _kept = collectives.LENGTHS, collectives.LONG, buffers.MAX_COUNT
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from helpers import everybody, of_rank, rank, refused, same, size
 
-from torch_mpi import progress
+from torch_mpi.protocol import progress
 
 
 def case_rank_and_size_are_those_of_mpi():

@@ -238,7 +238,7 @@ def case_a_receive_nobody_sends_to_ends_at_the_deadline():
 def case_an_mpi_library_with_few_tags_takes_every_message():
     from mpi4py import MPI
 
-    from torch_mpi.messages import Channels
+    from torch_mpi.group.messages import Channels
     from torch_mpi.network import Network, link
 
     largest, used = 32_767, set()
@@ -275,7 +275,7 @@ def case_an_mpi_library_with_few_tags_takes_every_message():
 
 
 def case_a_small_isend_may_have_to_wait_for_its_receive_on_request():
-    from torch_mpi.messages import synchronous_sends
+    from torch_mpi.group.messages import synchronous_sends
 
     if not _pair():
         return "needs two ranks"
@@ -299,7 +299,7 @@ def case_a_small_isend_may_have_to_wait_for_its_receive_on_request():
 
 def case_two_small_sends_first_are_a_deadlock_when_every_send_waits():
     from torch_mpi.errors import CommunicationError
-    from torch_mpi.messages import synchronous_sends
+    from torch_mpi.group.messages import synchronous_sends
 
     if size() != 2:
         return "needs two ranks"

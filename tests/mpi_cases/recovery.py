@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from helpers import of_rank, rank, same, size
 
-from torch_mpi import world
 from torch_mpi.errors import CommunicationError
+from torch_mpi.protocol import world
 
 MEGABYTE = 250_000  # float32
 
@@ -59,14 +59,14 @@ def case_messages_from_before_an_error_reach_no_receive_after_it():
 def case_what_was_given_up_lets_go_of_its_memory_after_an_error():
     if size() < 2:
         return "needs two ranks"
-    from torch_mpi.progress import progress
+    from torch_mpi.protocol.progress import progress
 
     def send_too_much() -> None:
         if rank() == 0:
             dist.isend(torch.full((MEGABYTE,), -1.0), 1, tag=5)
 
     incident(send_too_much)
-    assert progress._buried == []
+    assert progress._leaked == []
     return None
 
 
@@ -107,7 +107,7 @@ def case_many_errors_and_groups_leave_no_communicator_behind():
             dist.all_reduce(torch.ones(1), group=group)
             dist.destroy_process_group(group)
         incident()
-    for group in [g for g in world.current().groups() if g is not dist.group.WORLD]:
+    for group in [g for g in world.current().groups if g is not dist.group.WORLD]:
         dist.destroy_process_group(group)
     works()
     assert free_place() <= before, "communicators are left"
@@ -124,7 +124,7 @@ def case_a_group_destroyed_between_an_error_and_the_meeting_is_freed():
         dist.destroy_process_group(group)
 
     incident(destroy)
-    assert world.current()._closed == []
+    assert world.current().groups.waiting_for_recovery == []
     return None
 
 
@@ -134,7 +134,8 @@ def case_a_group_that_only_one_rank_counts_does_not_spoil_the_next_one():
         return "needs two ranks"
     everybody = tuple(range(size()))
     if rank() == 1:
-        world.made[everybody] = world.made.get(everybody, 0) + 3
+        made = world.current().groups.made
+        made[everybody] = made.get(everybody, 0) + 3
     world.current().stop("raised", "a test's error")
     works()
     group = dist.new_group(list(everybody), timeout=timedelta(seconds=20))

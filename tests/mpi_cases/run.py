@@ -48,9 +48,9 @@ def outcome(case) -> dict:
 
 def _forget_incidents() -> None:
     """One failed case must not stop the next one."""
-    from torch_mpi import world
+    from torch_mpi.protocol import world
 
-    world.current().begin("")
+    world.current().begin_section("")
 
 
 if __name__ == "__main__":

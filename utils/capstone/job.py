@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from torch_mpi import world
 from torch_mpi.network import Network, link
+from torch_mpi.protocol import world
 from utils import data, models
 
 from .rules import NODES, RANKS, SIZES

@@ -328,7 +328,7 @@ RETURN = {
 
 def _watched(hook: Callable, answer: dict) -> Callable:
     """The hook, counted; waits inside of it for what is not over are counted, too."""
-    from torch_mpi.work import MPIWork
+    from torch_mpi.group.work import MPIWork
 
     def call(state, bucket):
         answer["buckets"] += 1

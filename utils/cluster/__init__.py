@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from IPython import get_ipython
 
-from torch_mpi.network import Network
 from utils import timeline
+from utils.cluster import words
 from utils.cluster.failure import CellFailed
+from utils.cluster.network import parse as network_asked_for
 from utils.cluster.reply import Reply
 from utils.jobs.errors import RanksError
 from utils.jobs.forked import Python
@@ -91,6 +92,7 @@ def start(
     ranks are not up 60 s after it has started.
     """
     refuse_on_a_rank()
+    words.use()
     request = Request(
         n, threads, bind, timeout, env, launcher, partition, time, nodes, fault_tolerant
     )
@@ -212,7 +214,7 @@ class Ranks:
 
         Raises TypeError or ValueError for arguments that make no sense.
         """
-        network = Network.parse(
+        network = network_asked_for(
             speed,
             latency,
             bandwidth,

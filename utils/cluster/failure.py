@@ -7,7 +7,7 @@ import re
 import textwrap
 from dataclasses import dataclass, field
 
-from torch_mpi import diagnosis
+from torch_mpi.protocol import diagnosis
 
 # How mpiexec (Open MPI 4 and 5) and srun say which rank died first. MPICH's names any of them.
 _DEATHS = (
@@ -46,8 +46,8 @@ class CellFailed(RuntimeError):
     """A cell failed on the ranks. The message is the explanation; there is no traceback of ours.
 
     Attributes:
-        diagnosis: who waited for whom (:class:`torch_mpi.diagnosis.Diagnosis`), or ``None``.
-        records: what each rank said of itself: a list of dicts, see :mod:`torch_mpi.diagnosis`.
+        diagnosis: who waited for whom (``torch_mpi.protocol.diagnosis``), or ``None``.
+        records: what each rank said of itself: a list of dicts, see ``torch_mpi.protocol.status``.
     """
 
     def __init__(self, message: str, explained=None, records: list[dict] | None = None):

@@ -23,7 +23,8 @@ from types import SimpleNamespace
 from ipyparallel.engine.datapub import publish_data
 from IPython import get_ipython
 
-from torch_mpi import limits
+from torch_mpi.protocol import limits
+from utils.cluster import words
 from utils.cluster.plain import plain
 from utils.cluster.reply import BALANCE, NUMBER
 from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
@@ -76,10 +77,11 @@ def prepare(user_ns: dict, *, rank: int, folder: str, fault_tolerant: bool = Fal
     """
     from mpi4py import MPI
 
-    from torch_mpi import failures
+    from torch_mpi.protocol import failures
 
     if fault_tolerant and (lacking := failures.probe()):
         raise RuntimeError(f"fault_tolerant=True: {lacking}")
+    words.use()
     _here.dump = open(Path(folder) / f"stack-{rank}", "w")  # noqa: SIM115 - faulthandler's, for good
     # Not of all threads: to walk the stack of one that runs meanwhile is a segmentation fault.
     faulthandler.register(signal.SIGUSR1, file=_here.dump, all_threads=False)
@@ -133,17 +135,17 @@ def limit_next_cell(seconds: float) -> None:
 
 def _cell_begins(info) -> None:
     _here.room = MOST_OF_A_CELL
-    limits.cell, _here.limit = _here.limit, None
+    limits.present, _here.limit = _here.limit, None
     # Again for each cell: IPython puts a `write` of its own into the streams, and takes it out.
     for stream in _here.streams:
         if not hasattr(stream.write, "__wrapped__"):
             stream.write = _limited(stream.write)
     if world := backend_world():
-        world.begin(f"{zlib.crc32(info.raw_cell.encode()):x}")
+        world.begin_section(f"{zlib.crc32(info.raw_cell.encode()):x}")
 
 
 def _cell_ends(result) -> None:
-    limits.cell = None
+    limits.present = None
     if world := backend_world():
         error = result.error_before_exec or result.error_in_exec
         _tell(world, error)
@@ -169,7 +171,7 @@ def _without_traceback(error: BaseException, *_, **__) -> dict:
 def _tell(world, error: BaseException | None) -> None:
     """Tell the other ranks how it ended here: who waits for this rank must not wait any more."""
     if error is None:
-        world.left()
+        world.end_section()
     else:
         world.raised(error, _cell_line(error) or "")
 
@@ -221,7 +223,7 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
     """
     printed = _Kept()
     if not of_ours and (world := backend_world()):
-        world.begin(token)
+        world.begin_section(token)
     # The stream of the first minute: a student's code may replace sys.stdout later.
     _here.streams = _here.streams or (sys.stdout, sys.stderr)
     try:
@@ -271,7 +273,7 @@ def use_network(user_ns: dict, *, rank: int, network: dict | None) -> None:
 
     link.set(Network.from_dict(network))
     if network is not None and (world := backend_world()):
-        for group in world.groups()[:1]:
+        for group in [*world.groups][:1]:
             link.calibrate(group)
 
 

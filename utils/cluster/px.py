@@ -13,7 +13,7 @@ from IPython.core import magic_arguments
 from IPython.core.error import UsageError
 from IPython.display import Image, display
 
-from torch_mpi.diagnosis import names
+from torch_mpi.protocol.diagnosis import names
 from utils import report
 from utils.cluster.failure import CellFailed, Outcome
 from utils.cluster.reply import BALANCE, FIRST_LINE

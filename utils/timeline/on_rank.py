@@ -55,7 +55,7 @@ def _end(result) -> None:
 
 def backend_world():
     """The backend's view of all ranks, once a process group was made."""
-    module = sys.modules.get("torch_mpi.world")
+    module = sys.modules.get("torch_mpi.protocol.world")
     return module.current() if module else None
 
 
@@ -79,7 +79,7 @@ def clock_offset(user_ns: dict, *, rank: int) -> float:
         return 0.0
     from mpi4py import MPI
 
-    from torch_mpi import clocks
+    from utils.timeline import clocks
 
     if not _clock.usable or MPI.Is_finalized():
         raise TimeoutError("this rank's clock can't be compared any more")

@@ -41,7 +41,7 @@ TICK = 1.0
 # What ranks import first. mpi4py, but not mpi4py.MPI: the MPI library is a rank's own.
 PRELOADED = (
     *("numpy", "numpy.random", "torch", "torch.distributed", "torch.nn.parallel"),
-    *("mpi4py", "psutil", "torch_mpi.diagnosis", "torch_mpi.network"),
+    *("mpi4py", "psutil", "torch_mpi.protocol.diagnosis", "torch_mpi.network"),
     *("ipyparallel.engine.app", "ipyparallel.engine.nanny", "ipyparallel.controller.app"),
     *("ipykernel.debugger", "IPython.core.completerlib", "IPython.extensions.storemagic"),
     *("tornado.gen", "tornado.platform.asyncio", "tornado.queues"),

@@ -10,6 +10,8 @@ from types import FrameType
 import torch
 from torch.distributed import DistBackendError
 
+from . import words
+
 _LIBRARY_FOLDERS = (
     os.path.dirname(os.path.dirname(torch.__file__)) + os.sep,
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
@@ -30,7 +32,7 @@ class CommunicationError(DistBackendError):
 
     Attributes:
         record: this rank's status when it happened, a dict: operation, peers, dtype, shape,
-            bytes, tag, line, seconds waited (see :func:`torch_mpi.world.World.stop`).
+            bytes, tag, line, seconds waited (see :func:`torch_mpi.protocol.world.World.stop`).
         call: the :class:`~torch_mpi.record.Call` it is about, or ``None``.
     """
 
@@ -67,13 +69,12 @@ class CommunicationStopped(CommunicationError):
 
 
 def place_text(filename: str, line: int, function: str = "") -> str:
-    """``cell line 3 in ring()`` for code of a notebook cell, ``file.py:3`` for a file.
+    """``file.py:3`` for a file, ``package/module.py:3`` for one of an installed package.
 
-    ``package/module.py:3`` for one of an installed package.
+    Where a tool has words of its own for its places (:mod:`torch_mpi.words`), these.
     """
-    if "ipykernel_" in filename or filename.startswith("<ipython-input"):
-        inside = f" in {function}()" if function and not function.startswith("<") else ""
-        return f"cell line {line}{inside}"
+    if (told := words.place(filename, line, function)) is not None:
+        return told
     if is_packaged(filename):
         return f"{filename.removeprefix(_PACKAGES)}:{line}"
     return f"{os.path.basename(filename)}:{line}"

@@ -7,14 +7,16 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from . import failures, world
-from .diagnosis import names
+from . import words
 from .errors import CommunicationError
-from .interrupts import guard
 from .mpi import MPI
+from .protocol import failures, world
+from .protocol.diagnosis import names
+from .protocol.gathering import Assembly
+from .protocol.interrupts import guard
+from .protocol.status import SHRINK_BEGUN, SHRINK_HERE
+from .protocol.wait_monitor import wait_for
 from .record import Call
-from .recovery import Assembly
-from .waiting import wait_for
 
 # How long MPI may take to notice a death.
 NOTICE = 3.0  # seconds
@@ -38,7 +40,7 @@ def shrink(timeout: float | None = None) -> dist.ProcessGroup:
     Raises:
         CommunicationTimeout: one of the ranks that live did not come.
         RuntimeError: no rank has died, MPI has not noticed a death, or the job was not started with
-            ``mpiexec --with-ft ulfm`` (in a notebook: ``cluster.start(n, fault_tolerant=True)``).
+            ``mpiexec --with-ft ulfm``.
     """
     limit = _checked().timeout
     while True:
@@ -64,7 +66,7 @@ def _checked() -> world.World:
     if not failures.are_survived():
         raise RuntimeError(
             "shrink() in a job that ends with its first dead rank: start it with "
-            "mpiexec --with-ft ulfm, in a notebook with cluster.start(n, fault_tolerant=True)"
+            f"{words.fault_tolerant}"
         )
     if not here.dead() and not here.incident():
         raise RuntimeError("shrink(): all ranks live, there is none to go on without")
@@ -76,7 +78,7 @@ def _assemble(here: world.World, timeout: float) -> None:
     here.give_up_all()
     failed = _Failed(here)
     meeting = Assembly(
-        Call("shrink", tuple(here.alive())), here.board, world.SHRINK_HERE, world.SHRINK_BEGUN,
+        Call("shrink", tuple(here.status.alive())), here.board, SHRINK_HERE, SHRINK_BEGUN,
         failed.others, number=1, check=failed.check,
     )  # fmt: skip
     try:

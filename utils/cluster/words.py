@@ -1,0 +1,25 @@
+"""The backend's messages in the words of a notebook: cells, and ``ranks`` to call.
+
+For the kernel and the ranks of a notebook, not for the ranks of a program that the same process
+may have been forked for.
+"""
+
+from __future__ import annotations
+
+from torch_mpi import words
+
+
+def place(filename: str, line: int, function: str) -> str | None:
+    """``cell line 3 in ring()``; ``None`` for what is no cell."""
+    if "ipykernel_" not in filename and not filename.startswith("<ipython-input"):
+        return None
+    inside = f" in {function}()" if function and not function.startswith("<") else ""
+    return f"cell line {line}{inside}"
+
+
+def use() -> None:
+    """Have this process say "cell" and name the calls of ``ranks``."""
+    words.section = "cell"
+    words.fresh_ranks = "call ranks.restart() for fresh ranks, or start the program again"
+    words.fault_tolerant = "cluster.start(n, fault_tolerant=True)"
+    words.place = place

@@ -1,0 +1,135 @@
+"""Everything that is used of PyTorch beyond its documentation, in one place that tests itself.
+
+A new version of PyTorch may take any of it away. :func:`check` is run before the first process
+group is made, and says which version lacks what; ``CONTRIBUTING.md`` has the matrix of versions
+that the tests are run on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable
+from datetime import timedelta
+
+import torch
+from torch.distributed import distributed_c10d
+from torch.distributed.constants import default_pg_timeout
+
+_C10D = distributed_c10d.__file__
+# Frames between PyTorch's function and ours, at most.
+_NEAR = 6
+_MAKER = "_new_process_group_helper"
+
+
+class IncompatiblePyTorch(RuntimeError):
+    """This PyTorch lacks something that the backend uses."""
+
+
+def check() -> None:
+    """Raise IncompatiblePyTorch where something is missing, with its name and PyTorch's version."""
+    if missing := [name for name, there in _needed() if not there]:
+        raise IncompatiblePyTorch(
+            f"PyTorch {torch.__version__} lacks what the mpi backend uses of it: "
+            f"{', '.join(missing)}. Take a version that it is tested with, see torch_mpi.supported."
+        )
+
+
+def _needed() -> Iterable[tuple[str, bool]]:
+    c10d = distributed_c10d
+    maker = getattr(c10d, _MAKER, None)
+    parameters = inspect.signature(maker).parameters if callable(maker) else ()
+    yield f"distributed_c10d.{_MAKER}(timeout=…)", "timeout" in parameters
+    for name in ("send", "recv", "isend", "irecv"):
+        yield f"distributed_c10d.{name}", callable(getattr(c10d, name, None))
+    yield "autograd._profiler_enabled", callable(getattr(torch.autograd, "_profiler_enabled", None))
+    for name in ("_record_function_with_args_enter", "_record_function_with_args_exit"):
+        yield f"_C._autograd.{name}", hasattr(torch._C._autograd, name)
+    engine = getattr(torch.autograd.Variable, "_execution_engine", None)
+    yield "autograd.Variable._execution_engine.queue_callback", hasattr(engine, "queue_callback")
+    yield "distributed.ReduceOp.RedOpType", hasattr(torch.distributed.ReduceOp, "RedOpType")
+
+
+def timeout_of_the_caller() -> float | None:
+    """Seconds that ``init_process_group`` or ``new_group`` was given; ``None`` for the default.
+
+    PyTorch hands its MPI backend no timeout, so it is read from the frame that asks for the group.
+
+    Raises:
+        IncompatiblePyTorch: it is called in a way that is not known here.
+    """
+    frame, asked = sys._getframe(1), default_pg_timeout
+    while frame is not None:
+        if frame.f_code.co_name == _MAKER and frame.f_code.co_filename == _C10D:
+            asked = frame.f_locals["timeout"]
+            break
+        frame = frame.f_back
+    return None if asked in (None, default_pg_timeout) else _seconds(asked)
+
+
+def _seconds(timeout: timedelta) -> float:
+    return timeout.total_seconds()
+
+
+def is_called_by(name: str) -> bool:
+    """Whether PyTorch's blocking ``name`` is among the callers (it calls ``isend``, ``irecv``)."""
+    frame = sys._getframe(2)
+    for _ in range(_NEAR):
+        frame = frame.f_back
+        if frame is None:
+            return False
+        if frame.f_code.co_name == name and frame.f_code.co_filename == _C10D:
+            return True
+    return False
+
+
+def leave_out_flight_recorder() -> None:
+    """Have PyTorch 2.15 not attach its flight recorder to this backend's groups.
+
+    It hooks into the C++ methods of ``ProcessGroup``, which a group that replaces them in Python
+    never calls; PyTorch leaves such groups out, and takes ours for another kind as it names its
+    device, which ``split_group`` asks for. The set holds the backends that it leaves out by name.
+    """
+    names = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if isinstance(names, set):
+        names.add("mpi")
+
+
+def never_compile(*classes: type) -> None:
+    """Have torch.compile call these methods as they are: it cannot look into a process group.
+
+    The strategy is for calls that come from C++, the attribute for those that it would inline.
+    """
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    for method in (m for c in classes for m in vars(c).values() if inspect.isfunction(m)):
+        eval_frame.set_code_exec_strategy(method.__code__, skip)
+        method._torchdynamo_disable = True
+        method._torchdynamo_disable_msg = "the mpi backend runs as it is"
+
+
+def open_span(name: str, tensors: list[torch.Tensor]):
+    """Begin an event of torch.profiler, as PyTorch's own backends do; ``None`` where it is off."""
+    if not torch.autograd._profiler_enabled():
+        return None
+    return torch._C._autograd._record_function_with_args_enter(name, *tensors)
+
+
+def close_span(span) -> None:
+    """End an event that :func:`open_span` has begun."""
+    torch._C._autograd._record_function_with_args_exit(span)
+
+
+def at_end_of_backward(function) -> bool:
+    """Have the present backward pass call this at its end; ``False`` outside of one."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(function)
+    except RuntimeError:
+        return False
+    return True
+
+
+def premul_factor(op) -> float | torch.Tensor:
+    """What a ``PREMUL_SUM`` multiplies by; PyTorch 2.13 has no other way to read it."""
+    return op.__getstate__()[1]

@@ -1,0 +1,1 @@
+"""The process group: collectives and messages. Nothing is imported here."""

@@ -1,0 +1,185 @@
+"""Collectives under way: one that begins when all ranks have announced it; several as one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+
+import torch
+
+from ..errors import CommunicationMismatch
+from ..mpi import MPI
+from ..network import link
+from ..protocol.handshake import Entry
+from ..protocol.progress import progress
+from . import algorithms
+from .operation import Operation
+from .steps import Steps
+from .work import MPIWork, State, in_words
+
+# How long a rank that meets a mismatch waits for the other side's description.
+OTHER_SIDE = 0.5  # seconds
+_ORDER = " All ranks of a group have to make the same collective calls in the same order."
+_THREADS = (
+    " The calls of two threads have no certain order: give each thread a group of its own, by "
+    "dist.new_group()."
+)
+
+
+class CollectiveWork(MPIWork):
+    """A collective: begins when all ranks of the group have announced the same call.
+
+    Args:
+        operation: what it consists of.
+        may_block: whether MPI's blocking calls are used when all ranks are in blocking calls.
+
+    Attributes:
+        entry: where it stands in the handshake of its group.
+    """
+
+    is_collective = True
+    entry: Entry
+
+    def __init__(self, group, operation: Operation, may_block: bool):
+        super().__init__(
+            group,
+            operation.call,
+            list(operation.result),
+            operation.finish,
+            operation.keep,
+            operation.inputs,
+        )
+        self._operation, self._may_block = operation, may_block
+
+    @property
+    def not_before(self) -> float:
+        """When it is announced at the earliest, if nobody waits for it."""
+        return self.entry.not_before
+
+    @not_before.setter
+    def not_before(self, value: float) -> None:
+        self.entry.not_before = value
+
+    def _test(self) -> bool:
+        if not self.entry.begun:
+            self.group.handshake.pump()
+        if self._error is not None:
+            return True
+        return self.entry.begun and (self._steps is None or super()._test())
+
+    def begin(self, blocking: bool) -> None:
+        """All ranks are there: make the MPI calls. With ``blocking``, those that block."""
+        self.call.matched = time.perf_counter()
+        try:
+            if blocking and self._may_block:
+                for name, arguments in self._operation.mpi():
+                    getattr(self.group.channels.data, name)(*arguments)
+            else:
+                self._steps = Steps(self._generator(), self._since())
+        except MPI.Exception as error:
+            self._error = in_words(error, self.call, self.group, self)
+        except Exception as error:  # kept: raised where somebody waits
+            self._error = error
+
+    def _generator(self) -> Generator:
+        """Without blocking: as messages where MPI has no call, or is slower; else MPI's call."""
+        operation, channels = self._operation, self.group.channels
+        own_network = operation.mpi is not None and link.network is None
+        if not own_network or self.call.nbytes >= operation.messages_from:
+            return operation.algorithm(algorithms.Group(channels, self.call))
+        return self._without_blocking(channels.data)
+
+    def _without_blocking(self, data: MPI.Intracomm) -> Generator:
+        calls = self._operation.mpi()
+        yield [getattr(data, f"I{name[0].lower()}{name[1:]}")(*args) for name, args in calls]
+
+    def _since(self) -> float:
+        """When it began, for the slow network: a small message leaves before its receiver comes."""
+        small = self.call.nbytes <= algorithms.SMALL
+        return link.called(self.call.start) if small else self.call.matched
+
+    def refuse(self, mismatched: list[int]) -> None:
+        """It will never begin: these ranks (of the group) made another call."""
+        self._error = _mismatch(self, self.group.members[mismatched[0]])
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Who has not announced it."""
+        absent = [self.call.group[rank] for rank in self.entry.missing]
+        return absent, False, self.entry.begun
+
+    def _give_up(self, error: Exception | None = None) -> None:
+        handshake = self.group.handshake
+        with handshake.lock, self._lock:
+            if not self.is_over and not self.entry.begun and not handshake.withdraw(self.entry):
+                return  # all are there: it goes on, whoever waits
+            super()._give_up(error)
+
+    def _cancel(self) -> bool:
+        if self.entry.begun and self._steps is not None and not self._steps.done:
+            progress.detach(self.group, self._steps)  # the other ranks need this one's part in it
+            return False
+        return True
+
+
+def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:
+    """The error for a rank that called something else: both sides, in rank order."""
+    group, call, mine = work.group, work.call, work.call.side()
+    name, here = group.name_of(call), group.world
+    more = {
+        "waitable": work,
+        "where": call.where,
+        "waited": time.perf_counter() - call.start,
+        "heard": work.is_heard(),
+        "called": {name: mine},
+    }
+    here.stop("mismatch", "", **more)
+    theirs, deadline = {}, time.perf_counter() + OTHER_SIDE
+    while not theirs and time.perf_counter() < deadline:
+        theirs = here.statuses()[other].get("called", {}).get(name, {})
+        if not theirs:
+            time.sleep(1e-3)
+    if theirs.get("what") == mine["what"]:
+        theirs = {}  # what did not fit was another thread's, which has left since
+    sides = {here.rank: mine, other: theirs}
+    text = ", but ".join(_side(rank, sides[rank]) for rank in sorted(sides)) + "." + _ORDER
+    if any(side.get("thread") for side in sides.values()):
+        text += _THREADS
+    return CommunicationMismatch(text, call, here.stop("mismatch", text, **more))
+
+
+def _side(rank: int, side: dict) -> str:
+    if not side:
+        return f"rank {rank} makes another call"
+    where = f" at {side['where']}" if side["where"] else ""
+    thread = f" on its thread {side['thread']}" if side.get("thread") else ""
+    return f"rank {rank} calls {side['what']}{where}{thread}"
+
+
+class JoinedWork(MPIWork):
+    """Several works as one."""
+
+    is_collective = True
+
+    def __init__(self, works: list[MPIWork], result: list[torch.Tensor]):
+        self._works = works
+        super().__init__(works[0].group, works[0].call, result)
+        self.progress()
+
+    def _test(self) -> bool:
+        over = all([work.poll() for work in self._works])
+        if over:
+            self._error = next((w._error for w in self._works if w._error is not None), None)
+        return over
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Who has to come for the first one that is not over."""
+        return next((w for w in self._works if not w.is_over), self._works[0]).missing()
+
+    def _give_up(self, error: Exception | None = None) -> None:
+        with self._lock:
+            if self.is_over or self.poll():
+                return
+            left = [work.leave() for work in self._works]
+            self.poll()
+            if any(left) and self.is_over:
+                self.state = State.CANCELLED

@@ -1,0 +1,151 @@
+"""The fast path of ``all_reduce``: a blocking sum of a plain tensor like one before.
+
+It does what :meth:`ProcessGroupMPI.run` does, without all that such a call does not need. Each
+microsecond counts here, so the handshake's usual case is written out; whatever is unusual is the
+handshake's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch.distributed import ReduceOp
+
+from ..errors import users_place
+from ..mpi import MPI
+from ..network import link
+from ..protocol import handshake as hs
+from ..protocol.interrupts import guard
+from ..record import Call, log
+from . import buffers
+from .dtypes import reduction
+from .operation import Operation
+
+# Of so many kinds of tensors a group remembers what it knows.
+_MOST = 4096
+_SUM = ReduceOp.SUM
+_now, _thread = time.perf_counter, threading.get_ident
+_profiling, _address = torch.autograd._profiler_enabled, MPI.buffer.fromaddress
+_MAIN_THREAD = threading.main_thread().ident
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known beforehand of a blocking all_reduce of tensors of one dtype and shape."""
+
+    code: int
+    call: Call
+    count: int
+    nbytes: int
+    datatype: MPI.Datatype
+    size: int
+    words: memoryview
+    acknowledged: int
+    all_reduce: Callable
+
+
+class FastPath:
+    """What one group remembers of its calls of ``all_reduce``.
+
+    Args:
+        handshake: of the group.
+        data: the communicator of its collectives.
+    """
+
+    def __init__(self, handshake: hs.Handshake, data: MPI.Intracomm):
+        self._handshake, self._data = handshake, data
+        self._known: dict[tuple, Known] = {}
+
+    def forget(self) -> None:
+        """Have the next call look whether all is well."""
+        self._known.clear()
+
+    def find(self, tensors: list[torch.Tensor]) -> Known | None:
+        """What is known of such a call; ``None`` where the fast path cannot be taken."""
+        if type(tensors) is not list or len(tensors) != 1 or type(tensors[0]) is not torch.Tensor:
+            return None
+        tensor = tensors[0]
+        try:
+            known = self._known.get((tensor.dtype, tensor.shape))
+        except RuntimeError:  # a nested tensor has no shape: refused later
+            return None
+        # With a grad_fn, a backward pass will have to warn.
+        return known if tensor.grad_fn is None and self._handshake.idle else None
+
+    def remember(self, operation: Operation, code: int) -> None:
+        """A blocking call was made; have one like it take the fast path, where possible."""
+        call, tensor = operation.call, operation.result[0] if operation.result else None
+        simple = (call.op, call.reduce_op) == ("all_reduce", "SUM") and len(self._known) < _MOST
+        if not simple or type(tensor) is not torch.Tensor or tensor.is_complex():
+            return
+        if tensor.layout is not torch.strided or not 0 < tensor.numel() <= buffers.MAX_COUNT:
+            return
+        datatype, op = reduction(tensor.dtype, "SUM")
+        if op != MPI.SUM:
+            return
+        board = self._handshake.announcements.board
+        self._known[tensor.dtype, tensor.shape] = Known(
+            hs.fingerprint(0, code, blocking=True),
+            call,
+            tensor.numel(),
+            call.nbytes,
+            datatype,
+            board.size,
+            board.words,
+            board.place(hs.ACKNOWLEDGED),
+            self._data.Allreduce,
+        )
+
+    def all_reduce(self, tensor: torch.Tensor, opts, known: Known) -> bool:
+        """Do it, holding the handshake's lock; ``False`` when it has to go the long way.
+
+        Raises:
+            MPI.Exception: MPI reported an error.
+        """
+        start = _now()
+        if not (
+            link.network is None
+            and opts is not None
+            and not opts.asyncOp
+            and opts.reduceOp == _SUM
+            and tensor.is_cpu
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+            and not _profiling()
+            and _thread() == _MAIN_THREAD
+        ):
+            return False
+        handshake = self._handshake
+        announcements = handshake.announcements
+        number = announcements.number + 1
+        if number > announcements.limit and not announcements.may_announce(number):
+            return False
+        block = [_address(tensor.data_ptr(), known.nbytes), known.count, known.datatype]
+        mine = known.code | (number & hs.NUMBER) << hs.NUMBER_AT
+        first = number % hs.DEPTH * known.size
+        words, end, everybody = known.words, first + known.size, [mine] * known.size
+        matched = 0.0
+        guard.on += 1
+        try:
+            words[first + announcements.board.rank] = mine
+            if words[first:end].tolist() == everybody or handshake.find_all(number, mine):
+                # Announcements.acknowledge, in short.
+                words[known.acknowledged] = number
+                if words[first:end].tolist() == everybody or handshake.find_all_again(number, mine):
+                    announcements.number = number
+                    matched = _now()
+                    known.all_reduce(MPI.IN_PLACE, block)
+                    log.add_like(known.call, start, matched, _now(), number)
+        finally:
+            guard.on -= 1
+        if not matched:
+            place = users_place()
+            call = replace(known.call, sequence=number, place=place, blocking=True)
+            handshake.leave_to_next_call(call)
+        if guard.late:
+            guard.release()
+        return matched > 0

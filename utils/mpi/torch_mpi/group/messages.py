@@ -1,0 +1,277 @@
+"""Point-to-point messages: an envelope that says what is inside, and the elements.
+
+The envelope lets a receive notice a sender that means something else, and carries what the slow
+network needs. A small message travels in its envelope. A large one follows it on a communicator
+of its own, under a tag of its own, so that it cannot meet another receive.
+
+MPI lets a send be over before its receive has come, and libraries do that for small messages: a
+program that relies on it works until its messages grow. :func:`synchronous_sends` shows it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import struct
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from ..errors import CommunicationMismatch
+from ..mpi import MPI
+from ..network import Arrival, Wire, link
+from ..protocol.recovery import Unreceived
+from ..record import Call
+from . import buffers
+from .dtypes import dtype_name
+from .steps import now
+
+# Bytes of elements that travel in the envelope: below the size up to which MPI libraries send
+# at once, whether or not the receive has been posted (4 KiB in Open MPI's shared memory).
+INLINE = 2048
+_HEAD = struct.Struct("<qqdHH")  # bytes of elements, number, arrival, dtype, dimensions
+_MOST_DIMENSIONS = 64
+_ROOM = _HEAD.size + 8 * _MOST_DIMENSIONS + INLINE
+_TIME = struct.Struct("<d")
+
+_DTYPES = sorted({t for t in vars(torch).values() if isinstance(t, torch.dtype)}, key=str)
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+# Set for as long as a block of synchronous_sends lasts, or by torch_mpi.group.strict for good.
+every_send_waits = False
+
+
+@contextlib.contextmanager
+def synchronous_sends() -> Iterator[None]:
+    """Have every send of this rank, also a small one, wait until its receive has matched.
+
+    As with MPI's ``Issend`` (MPI 4.1, section 3.4): ``send`` returns, and the request of ``isend``
+    is complete, only then. Messages inside of collectives are as ever. What a send began within the
+    block holds for that send to its end. It changes no other rank: each enters a block of its own.
+    """
+    global every_send_waits
+    before, every_send_waits = every_send_waits, True
+    try:
+        yield
+    finally:
+        every_send_waits = before
+
+
+class Tags:
+    """The tags on the communicator of a group's data: the lower half for collectives.
+
+    All are smaller than the largest tag, which :mod:`torch_mpi.protocol.gathering` uses. It
+    differs between MPI libraries: 2,147,483,647 or 8,388,607, 1,048,575 or 524,287; 32,767 at
+    least (MPI 4.1, section 9.1.2). Tags come again after some thousand messages, which is no harm:
+    MPI keeps the order of messages with the same tag.
+
+    Args:
+        largest: ``MPI_TAG_UB`` of the communicator, equal on all ranks.
+    """
+
+    def __init__(self, largest: int):
+        self.largest = largest
+        self._half = largest // 2
+
+    def of_collective(self, sequence: int) -> int:
+        """For the messages inside of a collective."""
+        return sequence % self._half
+
+    def of_message(self, number: int) -> int:
+        """For the elements of a rank's ``number``-th message."""
+        return self._half + number % self._half
+
+
+@dataclass
+class Channels:
+    """The communicators of a group.
+
+    Attributes:
+        envelopes: of the user's messages, with the user's tags.
+        data: of large messages, and of collectives.
+        members: global ranks.
+        rank: this rank in the group.
+        sent: how many messages this rank has sent.
+        balance: how many more it has sent than received. Of all ranks together: the messages that
+            nobody has received.
+        tags: of :attr:`data`.
+    """
+
+    envelopes: MPI.Intracomm
+    data: MPI.Intracomm
+    members: tuple[int, ...]
+    rank: int
+    sent: int = field(default=0)
+    balance: int = field(default=0)
+    tags: Tags = field(init=False)
+
+    def __post_init__(self):
+        self.tags = Tags(self.data.Get_attr(MPI.TAG_UB))
+
+    def wire(self, peer: int) -> Wire | None:
+        """The slow network to a rank of the group; ``None`` where there is none."""
+        if link.network is None:
+            return None
+        return link.wire(self.members[self.rank], self.members[peer])
+
+
+@functools.cache
+def _shape_struct(dimensions: int) -> struct.Struct:
+    return struct.Struct(f"<{dimensions}q")
+
+
+def pack(channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Tensor):
+    """The envelope of a message, with the elements if they are few; when its last byte is gone."""
+    channels.sent += 1
+    channels.balance += 1
+    call.message = (channels.members[channels.rank], channels.sent)
+    gone = arrives = 0.0
+    if (wire := channels.wire(call.peer)) is not None:
+        gone, arrives = wire.sends(call.nbytes, link.called(call.start))
+    shape = tensor.shape
+    envelope = _HEAD.pack(call.nbytes, channels.sent, arrives, _CODES[tensor.dtype], len(shape))
+    envelope += _shape_struct(len(shape)).pack(*shape)
+    if call.nbytes <= INLINE:
+        envelope += bytes(buffers.address(memory))
+    return envelope, gone
+
+
+def send(channels: Channels, call: Call, memory: torch.Tensor, envelope: bytes, gone: float):
+    """Steps that send ``memory`` to ``call.peer``; see :func:`pack`."""
+    begin = channels.envelopes.Issend if every_send_waits else channels.envelopes.Isend
+    if call.nbytes <= INLINE:
+        yield [begin(envelope, call.peer, call.tag)]
+        return
+    tag = channels.tags.of_message(call.message[1])
+    yield [
+        begin(envelope, call.peer, call.tag),
+        channels.data.Isend(buffers.message(memory), call.peer, tag),
+    ]
+    if gone or link.network is not None:
+        yield [gone or time.perf_counter()]
+
+
+class PendingReceive:
+    """An envelope that is awaited from rank ``source`` of the group, or any."""
+
+    def __init__(self, channels: Channels, source: int, tag: int):
+        self.room = bytearray(_ROOM)
+        self.request = channels.envelopes.Irecv(self.room, source, tag)
+        self.status = MPI.Status()
+        self.full = False
+
+    def look(self) -> bool:
+        """Whether it is there."""
+        self.full = self.full or self.request.Test(self.status)
+        return self.full
+
+
+def receive(
+    channels: Channels,
+    call: Call,
+    tensor: torch.Tensor,
+    memory: torch.Tensor,
+    pending: PendingReceive,
+) -> Generator:
+    """Steps that receive into ``memory``, the elements of ``tensor``.
+
+    Raises:
+        CommunicationMismatch: another size or dtype was sent.
+    """
+    status, room = pending.status, pending.room
+    if not pending.full:
+        (status,) = yield [pending.request]
+    channels.balance -= 1
+    call.matched = time.perf_counter()
+    call.peer = status.source
+    nbytes, number, arrives, code, dimensions = _HEAD.unpack_from(room)
+    call.message = (channels.members[call.peer], number)
+    if nbytes != call.nbytes or _DTYPES[code] is not tensor.dtype:
+        shape = _shape_struct(dimensions).unpack_from(room, _HEAD.size)
+        raise _mismatch(call, channels, _DTYPES[code], shape, nbytes)
+    arrival = _arrival(channels, call.peer, nbytes, arrives)
+    if nbytes > INLINE:
+        tag = channels.tags.of_message(number)
+        yield [channels.data.Irecv(buffers.message(memory), call.peer, tag)]
+    elif nbytes:
+        start = _HEAD.size + 8 * dimensions
+        buffers.address(memory)[:] = memoryview(room)[start : start + nbytes]
+    if link.network is not None or arrives:
+        yield [arrival or time.perf_counter()]
+
+
+def _arrival(channels: Channels, peer: int, nbytes: int, arrives: float) -> Arrival | None:
+    """The message of which an envelope is here; ``None`` where the machine's own network has it."""
+    if not arrives:
+        return None
+    wire = channels.wire(peer)
+    # The sender may have been on a slow network that has ended here.
+    return Arrival(arrives, 0.0) if wire is None else wire.receives(nbytes, arrives)
+
+
+def read_envelope(channels: Channels, source: int, tag: int, envelope: bytes) -> Unreceived:
+    """What is in a message from rank ``source`` of the group."""
+    nbytes, number, _, code, dimensions = _HEAD.unpack_from(envelope)
+    shape = _shape_struct(dimensions).unpack_from(envelope, _HEAD.size)
+    sender, receiver = channels.members[source], channels.members[channels.rank]
+    return Unreceived(sender, receiver, number, tag, nbytes, dtype_name(_DTYPES[code]), shape)
+
+
+def _mismatch(call: Call, channels: Channels, dtype, shape, nbytes: int) -> CommunicationMismatch:
+    sender, receiver = channels.members[call.peer], channels.members[channels.rank]
+    sent = f"{dtype_name(dtype)}{list(shape)}"
+    return CommunicationMismatch(
+        f"rank {sender} sent {sent} ({nbytes} bytes, tag={call.tag}), but rank {receiver} "
+        f"receives {call.dtype}{list(call.shape)} ({call.nbytes} bytes). Sender and receiver "
+        f"must agree on dtype and number of elements.",
+        call,
+    )
+
+
+# -- messages inside of a collective: the sizes are known, the time may not be --------------------
+
+
+def ship(channels: Channels, peer: int, memory: torch.Tensor, tag: int, call: Call) -> Generator:
+    """Steps that send plain memory to a rank of the group."""
+    nbytes = buffers.nbytes(memory)
+    call.moved_out = (call.moved_out or 0) + nbytes
+    if (wire := channels.wire(peer)) is None:
+        yield [channels.data.Isend(buffers.message(memory), peer, tag)]
+        if link.network is not None:
+            yield [time.perf_counter()]  # what follows counts from now
+        return
+    gone, arrives = wire.sends(nbytes, now())
+    yield [
+        channels.data.Isend(_TIME.pack(arrives), peer, tag),
+        channels.data.Isend(buffers.message(memory), peer, tag),
+    ]
+    yield [gone]
+
+
+def fetch(channels: Channels, peer: int, memory: torch.Tensor, tag: int, call: Call) -> Generator:
+    """Steps that receive what :func:`ship` sent.
+
+    Raises:
+        CommunicationMismatch: another number of bytes came.
+    """
+    nbytes = buffers.nbytes(memory)
+    call.moved_in = (call.moved_in or 0) + nbytes
+    wire, told = channels.wire(peer), bytearray(_TIME.size)
+    first = [] if wire is None else [channels.data.Irecv(told, peer, tag)]
+    second = [channels.data.Irecv(buffers.message(memory), peer, tag)]
+    arrival = None
+    if wire is not None:
+        yield first
+        arrival = wire.receives(nbytes, *_TIME.unpack(told))
+    (status,) = yield second
+    arrived = status.Get_elements(MPI.BYTE)
+    if arrived != nbytes:
+        raise CommunicationMismatch(
+            f"{call.describe()}: rank {channels.members[peer]} sent {arrived} bytes, "
+            f"rank {channels.members[channels.rank]} expects {nbytes}",
+            call,
+        )
+    if link.network is not None:
+        yield [arrival or time.perf_counter()]

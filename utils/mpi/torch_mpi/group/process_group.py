@@ -1,0 +1,448 @@
+"""``ProcessGroupMPI``: PyTorch's process group on the communicators of mpi4py.
+
+The methods are those that :mod:`torch.distributed` and PyTorch's C++ call, with their names. Each
+makes a record of the call and returns a work. Messages are non-blocking MPI operations which the
+work tests. A collective begins when all ranks of the group have announced the same call: with MPI's
+blocking one where all of them wait, else with non-blocking ones. That way a wait has a deadline and
+can be interrupted, and what was started moves on while the rank computes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.constants import default_pg_timeout
+
+from .. import compat
+from ..errors import CommunicationError, users_place
+from ..mpi import MPI
+from ..network import link
+from ..protocol import board, failures, limits, world
+from ..protocol.gathering import flush
+from ..protocol.handshake import WORDS, Entry, Handshake, signature
+from ..protocol.interrupts import guard
+from ..protocol.progress import progress
+from ..protocol.recovery import Standing, Unreceived
+from ..protocol.rendezvous import rendezvous
+from ..record import Call, log
+from . import buffers, collectives, cores, messages, point_to_point, reductions, strict
+from .collective_work import CollectiveWork, JoinedWork
+from .dtypes import dtype_name
+from .fast_path import FastPath
+from .messages import Channels, read_envelope
+from .operation import Operation
+from .work import DONE, DoneWork, MPIWork, in_words
+
+TIMEOUT_VARIABLE = "MPI_BACKEND_TIMEOUT"
+# A collective that does not block is begun by a wait for it, by MPI's blocking call; or after that
+# long by the progress thread. On one machine both move the data with the rank's own processor, and
+# the thread takes longer: too short a time to hide anything is best not begun. Where all processors
+# compute, nothing can be hidden (see torch_mpi.group.cores), and only a rank that waits gains.
+START_AFTER, START_AFTER_WITHOUT_CORE = 2e-3, 20e-3  # seconds
+_MAIN_THREAD = threading.main_thread().ident
+
+
+def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
+    """The process group of ``ranks`` (global ranks; empty: all), ``None`` on other ranks.
+
+    Raises:
+        IncompatiblePyTorch: PyTorch lacks something that the backend uses.
+        ValueError: a rank that does not exist.
+        CommunicationTimeout: a rank of the group did not come.
+    """
+    compat.check()
+    compat.leave_out_flight_recorder()
+    timeout = compat.timeout_of_the_caller()
+    if timeout is None:
+        timeout = float(os.environ.get(TIMEOUT_VARIABLE, default_pg_timeout.total_seconds()))
+    here = world.enter(timeout)
+    link.shared_clock = here.one_machine
+    members = tuple(ranks) if ranks else tuple(range(here.size))
+    bad = [r for r in members if not 0 <= r < here.size]
+    if bad:
+        raise ValueError(f"ranks {bad} do not exist: the world has ranks 0 to {here.size - 1}")
+    here.check("new_group")
+    messages.every_send_waits = strict.is_on()
+    return ProcessGroupMPI(members, timeout) if here.rank in members else None
+
+
+class ProcessGroupMPI(ProcessGroup):
+    """A group of MPI ranks. Its collectives are the tables in ``collectives`` and ``reductions``.
+
+    Args:
+        members: global ranks, in the order of the group.
+        timeout: seconds that a wait lasts at most.
+
+    Attributes:
+        key: the group's name, equal on all its members: they make their groups in one order.
+    """
+
+    def __init__(self, members: tuple[int, ...], timeout: float):
+        self.members = members
+        self.world = world.current()
+        self._rank = members.index(self.world.rank)
+        super().__init__(self._rank, len(members))
+        self._timeout = timeout
+        self._name = self._description = ""
+        self._lost = ""
+        self.closed = False
+        self.channels: Channels | None = None
+        self.key = members, self.world.groups.made.get(members, 0) + 1
+        try:
+            rendezvous(
+                self.world.control, members, self.key[1], "new_group", self.timeout, self.world
+            )
+            with guard:
+                self._open()
+        except MPI.Exception as error:
+            raise in_words(error, Call("new_group", members), self) from None
+        self.world.groups.add(self)
+
+    def _open(self) -> None:
+        """Make the communicators and the board. All members are here."""
+        # A collective's own messages never meet the user's.
+        envelopes, data = self._communicators()
+        self.channels = Channels(envelopes, data, self.members, self._rank)
+        notes = board.make(data, self._communicator, self.world.one_machine, WORDS)
+        self.handshake = Handshake(notes)
+        self._fast_path = FastPath(self.handshake, data)
+
+    def _communicators(self) -> list[MPI.Intracomm]:
+        """Two new ones. Where a rank dies meanwhile, every rank has an error, or none."""
+        if not failures.are_survived() or not self._is_of_all():
+            return [self._communicator() for _ in range(2)]
+        base, made = self.world.base, []
+        try:
+            made = [base.Dup() for _ in range(2)]
+        except MPI.Exception:
+            base.Revoke()  # no other rank must wait for this one
+        if not failures.agree(base, len(made) == 2):
+            raise MPI.Exception(MPI.ERR_PROC_FAILED)
+        return made
+
+    def _is_of_all(self) -> bool:
+        return self.members == tuple(range(self.world.size))
+
+    def _communicator(self) -> MPI.Intracomm:
+        """A new one of the members."""
+        base = self.world.base
+        if self._is_of_all():
+            # Unlike the other call it ends with an error when a rank dies meanwhile.
+            return base.Dup()
+        group = base.group.Incl(self.members)
+        made = base.Create_group(group)
+        group.Free()
+        return made
+
+    # -- who am I -------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: D102  (PyTorch's name)
+        return "mpi"
+
+    def getRank(self) -> int:  # noqa: D102
+        return self._rank
+
+    def getSize(self) -> int:  # noqa: D102
+        return len(self.members)
+
+    def getGroupName(self) -> str:  # noqa: D102
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: D102
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: D102
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: D102
+        self._description = description
+
+    name, rank, size = getBackendName, getRank, getSize
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a wait lasts at most; there may be another limit for the present."""
+        return self._timeout if limits.present is None else limits.present
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long a wait lasts at most, from now on."""
+        self._timeout = timeout.total_seconds()
+
+    # PyTorch asks a group for the backend of a device; this group is its own.
+    supports_splitting, supports_coalescing = True, False
+    _set_default_timeout = set_timeout
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """PyTorch asks that of backends that split: the ranks are connected from the start."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """A rank outside of a new group has nothing to do: only its members make it."""
+
+    def _get_backend(self, device: torch.device) -> ProcessGroupMPI:
+        return self
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.handshake.announcements.number
+
+    # -- life -----------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Give the communicators back. Called by ``destroy_process_group`` on every member.
+
+        Receives under way are taken back, the rest is waited for. A communicator on which a
+        collective never ends is kept: freeing it would bring the process down.
+        """
+        if self.closed:
+            return
+        self.closed, self._lost = True, "it was destroyed"
+        self.forget_fast_path()
+        drained = not MPI.Is_finalized() and progress.drain(self)
+        if self.world.groups.close(self, later=self.world.stopped) and drained:
+            self._free()
+
+    def _free(self) -> None:
+        self.handshake.announcements.board.close()
+        for communicator in (self.channels.envelopes, self.channels.data):
+            communicator.Free()
+
+    def abort(self) -> None:
+        """Refuse further use. MPI has no way to cancel a collective that has begun."""
+        self.forget_fast_path()
+        self._lost = "it was aborted"
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: object = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> ProcessGroupMPI | None:
+        """The process group of some ranks (of this group); ``None`` on the others.
+
+        There are no options, and the only device is the CPU: ``opts`` and ``device_types`` are
+        PyTorch's.
+        """
+        members = tuple(self.members[r] for r in ranks)
+        if self.world.rank not in members:
+            return None
+        child = ProcessGroupMPI(members, timeout.total_seconds() if timeout else self._timeout)
+        child.setGroupName(group_name or f"{self._name}:split:{','.join(map(str, ranks))}")
+        child.setGroupDesc(group_desc or f"{self._description}:split")
+        return child
+
+    splitGroup = split_group
+
+    # -- after an incident: what torch_mpi.protocol asks of a group -------------------------
+
+    def standing(self, settled: bool) -> Standing:
+        """What the other members have to know to begin anew together."""
+        return Standing(*self.key, self.handshake.announcements.number, not self.closed, settled)
+
+    def poll_all(self) -> bool:
+        """Move on the collectives; whether none is left."""
+        return progress.settled(self)
+
+    def renew(self, standings: list[Standing]) -> None:
+        """Begin anew, after an incident; all members are here, and stand as told, in order."""
+        self.handshake.start_anew()
+        settled = all(standing.settled for standing in standings)
+        if settled:
+            self.sweep()
+            progress.release(self)
+        if not all(standing.open for standing in standings):
+            if settled:
+                self._free()
+            self.abandon(self._lost or "a rank has destroyed it")
+        elif settled:
+            last = max(standing.number for standing in standings)
+            self.handshake.announcements.go_on_after(last)
+        else:
+            # Something will never end: MPI keeps these communicators, and the group gets others.
+            self._open()
+
+    def sweep(self) -> list[Unreceived]:
+        """Throw away the messages that nobody has received; all members do so together."""
+        check = self.world.refuse_if_broken
+        channels, members = self.channels, self.members
+        taken = flush(channels.envelopes, members, check, lambda: True)
+        flush(channels.data, members, check, lambda: progress.all_sent(self))
+        channels.balance = 0
+        return [read_envelope(channels, one.source, one.tag, bytes(one.data)) for one in taken]
+
+    def revoke(self) -> None:
+        """A rank has died: have no other rank wait for it inside of a call of MPI."""
+        self.world.base.Revoke()
+        if self.channels is not None:
+            self.channels.envelopes.Revoke()
+            self.channels.data.Revoke()
+
+    def abandon(self, reason: str) -> None:
+        """The group cannot be used any more."""
+        self._lost = reason
+
+    def give_up_all(self) -> None:
+        """End what is under way, so that the group can begin anew."""
+        for work in progress.works_of(self):
+            work.leave()
+
+    def forget_fast_path(self) -> None:
+        """Have the next call look whether all is well."""
+        self._fast_path.forget()
+
+    def called(self) -> dict[str, dict]:
+        """What this rank has called that has not begun: name of the collective, what and where."""
+        return {self.name_of(call): call.side() for call in self.handshake.called().values()}
+
+    def name_of(self, call: Call) -> str:
+        """Of a collective, the same on all ranks."""
+        return f"{self.key} {call.sequence}"
+
+    # -- communication ----------------------------------------------------------------------
+
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> MPIWork | DoneWork:
+        """Start sending one tensor to rank ``dst`` of the group."""
+        return point_to_point.send(self, tensors, dst, tag)
+
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> MPIWork | DoneWork:
+        """Start receiving one tensor from rank ``src`` of the group."""
+        return point_to_point.receive(self, tensors, src, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> MPIWork | DoneWork:
+        """Start receiving one tensor from whichever rank sends first."""
+        return point_to_point.receive(self, tensors, None, tag)
+
+    def allreduce(self, tensors: list[torch.Tensor] | torch.Tensor, opts=None):
+        """The reduction of the tensors of all ranks, on every rank, in place.
+
+        ``opts`` may be a ``ReduceOp``; without one it is SUM.
+        """
+        known = self._fast_path.find(tensors)
+        # Another thread must not call a collective before this one is in the queue.
+        if known is None or not self.handshake.lock.acquire(blocking=False):
+            return self.run(reductions.all_reduce(self, tensors, opts))
+        try:
+            if self._fast_path.all_reduce(tensors[0], opts, known):
+                return DONE
+            return self.run(reductions.all_reduce(self, tensors, opts))
+        except MPI.Exception as error:
+            raise in_words(error, known.call, self) from None
+        finally:
+            self.handshake.end_fast_path()
+            self.handshake.lock.release()
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None) -> JoinedWork:
+        """``reduce_scatter_single`` of several tensors."""
+        return self._each(self.reduce_scatter_single, outputs, inputs, opts)
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None) -> JoinedWork:
+        """``all_gather_single`` of several tensors."""
+        return self._each(self.all_gather_single, outputs, inputs, opts)
+
+    # The names that PyTorch used before, and that its C++ still asks for.
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _each(self, method, outputs, inputs, opts) -> JoinedWork:
+        pairs = zip(outputs, inputs, strict=True)
+        return JoinedWork([method(*pair, opts) for pair in pairs], list(outputs))
+
+    def record(
+        self,
+        op: str,
+        tensors: Sequence[torch.Tensor],
+        opts=None,
+        *,
+        peer: int | None = None,
+        tag: int | None = None,
+        blocking: bool | None = None,
+        reduce_op: str = "",
+        sent: int | None = None,
+    ) -> Call:
+        """Check the tensors and put the call on record; ``sent`` are all of them, if not given."""
+        self._check_alive(op)
+        for tensor in tensors:
+            buffers.check(tensor, op)
+        first = tensors[0] if tensors else None
+        call = Call(
+            op,
+            self.members,
+            buffers.nbytes(*tensors),
+            () if first is None else tuple(first.shape),
+            "" if first is None else dtype_name(first.dtype),
+            peer,
+            tag,
+            reduce_op,
+            not getattr(opts, "asyncOp", True) if blocking is None else blocking,
+            place=users_place(),
+        )
+        if threading.get_ident() != _MAIN_THREAD:
+            call.thread = threading.current_thread().name
+        call.sent = call.nbytes if sent is None else sent
+        log.add(call)
+        return call
+
+    def _check_alive(self, op: str) -> None:
+        if threading.current_thread() is not progress.thread:
+            self.world.threads.communicates()
+        self.world.check(op)
+        if self._lost:
+            raise CommunicationError(
+                f"{op} on a process group that cannot be used any more: {self._lost}"
+            )
+
+    def run(self, operation: Operation) -> CollectiveWork:
+        """Call a collective; it begins when all ranks have announced it."""
+        call = operation.call
+        same = (call.op, call.dtype, operation.key, call.reduce_op, call.peer, str(link.network))
+        code = signature(same)
+        # Blocking calls need a board on which an announcement can be taken back at once.
+        may_block = operation.mpi is not None and link.network is None and self.handshake.can_block
+        work = CollectiveWork(self, operation, may_block)
+        entry = work.entry = Entry(code, call, work, may_block)
+        with guard, self.handshake.lock:
+            self.handshake.call(entry)
+            call.sequence = entry.number
+            if may_block and not call.blocking:
+                entry.not_before = call.start + self._start_after()
+            else:
+                if call.blocking:
+                    self.handshake.hasten()
+                self.handshake.pump()
+        if not call.blocking:
+            work.progress()
+        elif may_block:
+            self._fast_path.remember(operation, code)
+        return work
+
+    def _start_after(self) -> float:
+        idle = cores.one_is_idle(self.world.cores, self.world.size)
+        return START_AFTER if idle else START_AFTER_WITHOUT_CORE
+
+
+def _method(build):
+    @functools.wraps(build)
+    def method(self, *args, **options):
+        return self.run(build(self, *args, **options))
+
+    return method
+
+
+for _name, _build in (collectives.METHODS | reductions.METHODS).items():
+    setattr(ProcessGroupMPI, _name, _method(_build))
+
+compat.never_compile(ProcessGroupMPI, DoneWork, MPIWork, CollectiveWork, JoinedWork)

@@ -1,0 +1,115 @@
+"""Communications of several steps, written as generators.
+
+A generator yields lists of what has to be complete before it goes on: MPI requests, points in
+time (``time.perf_counter``), arrivals (:class:`~torch_mpi.network.Arrival`: points in time that may
+be put off), other :class:`Steps`. It is sent the MPI statuses of the requests.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator
+
+from ..mpi import MPI
+
+_present = threading.local()
+
+
+def now() -> float:
+    """When the step that is running became possible; outside of steps, the time.
+
+    A step that had to wait for a point in time is run a little later than that. What it does
+    counts from the point, or each step would add the time that it took to notice.
+    """
+    return getattr(_present, "time", None) or time.perf_counter()
+
+
+class Steps:
+    """Runs a generator as far as it goes without waiting.
+
+    Args:
+        since: when its first step became possible; without it, :func:`now`.
+
+    Attributes:
+        count: how many steps have begun.
+        done: whether it has ended.
+        time: when its last step became possible, or it ended.
+    """
+
+    def __init__(
+        self, generator: Generator[list, list[MPI.Status], None], since: float | None = None
+    ):
+        self._generator = generator
+        self._pending: list[tuple[object, MPI.Status | None]] = []
+        self._statuses: list[MPI.Status] = []
+        self.count = 0
+        self.done = False
+        self.time = since or now()
+        self._advance(None)
+
+    def poll(self) -> bool:
+        """Test once what it waits for, and go on where possible; whether it has ended."""
+        while not self.done:
+            self._pending = [pair for pair in self._pending if not self._is_ready(*pair)]
+            if self._pending:
+                return False
+            self._advance(self._statuses)
+        return True
+
+    def _is_ready(self, item, status: MPI.Status | None) -> bool:
+        if status is not None:
+            return item.Test(status)
+        if _is_steps(item):
+            if not item.poll():
+                return False
+            reached = item.time
+        else:
+            reached = _time(item)
+            if time.perf_counter() < reached:
+                return False
+        self.time = max(self.time, reached)
+        return True
+
+    def due(self) -> float | None:
+        """The point in time it waits for, if it waits for nothing else."""
+        times = [_time(item) for item, _ in self._pending]
+        return None if None in times else max(times, default=None)
+
+    def moved(self) -> int:
+        """How many steps have begun, also of those inside of the present one."""
+        return self.count + sum(item.moved() for item, _ in self._pending if _is_steps(item))
+
+    def requests(self) -> list[MPI.Request]:
+        """The MPI requests that are not complete."""
+        found = []
+        for item, _ in self._pending:
+            if _is_steps(item):
+                found += item.requests()
+            elif isinstance(item, MPI.Request):
+                found.append(item)
+        return found
+
+    def _advance(self, statuses: list[MPI.Status] | None) -> None:
+        self.count += 1
+        before, _present.time = getattr(_present, "time", None), self.time
+        try:
+            items = self._generator.send(statuses)
+        except StopIteration:
+            self.done = True
+            return
+        finally:
+            _present.time = before
+        self._pending = [(i, MPI.Status() if isinstance(i, MPI.Request) else None) for i in items]
+        self._statuses = [status for _, status in self._pending if status is not None]
+
+
+def _is_steps(item) -> bool:
+    return isinstance(item, Steps)
+
+
+def _time(item) -> float | None:
+    """When it is complete, as far as is known now; ``None`` for what only MPI knows."""
+    if isinstance(item, float):
+        return item
+    return None if isinstance(item, MPI.Request) else item.due()

@@ -1,0 +1,432 @@
+"""A communication under way: what ``isend`` and ``async_op=True`` return."""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import torch
+from torch.distributed import Work
+
+from .. import compat
+from ..errors import CommunicationError, CommunicationMismatch, users_line
+from ..mpi import MPI
+from ..network import link
+from ..protocol.failures import is_death
+from ..protocol.interrupts import guard
+from ..protocol.progress import progress
+from ..protocol.wait_monitor import SPIN, WaitMonitor, wait_for
+from ..record import Call
+from .steps import Steps
+
+
+class State(enum.Enum):
+    """Of a work; all but the first are final."""
+
+    UNDER_WAY = "under way"
+    DONE = "done"  # with or without an error
+    CANCELLED = "cancelled"  # nobody waits, and MPI has forgotten it
+    LEAKED = "leaked"  # nobody waits, and MPI may use its memory until the rank ends
+
+
+class DoneWork(Work):
+    """A communication that was complete when its call returned."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """It is over."""
+        return True
+
+    synchronize = wait
+
+    def is_completed(self) -> bool:
+        """It is over."""
+        return True
+
+    is_success = is_completed
+
+
+#: One for all of them.
+DONE = DoneWork()
+
+
+class MPIWork(Work):
+    """A communication: what is left of its steps, and what has to happen after them.
+
+    Args:
+        group: the process group: how long to wait, and whom to tell that a wait was given up.
+        call: the record of the communication.
+        result: the tensors that the future yields.
+        finish: called once, after the last step.
+        keep: memory that MPI uses until then.
+        inputs: the tensors to show in a profile; without them, ``result``.
+    """
+
+    is_collective = False
+    not_before = 0.0
+    #: A :class:`torch_mpi.strict.Seal` on what is sent, where that was asked for.
+    seal = None
+
+    def __init__(
+        self,
+        group,
+        call: Call,
+        result: list[torch.Tensor],
+        finish: Callable[[], None] | None = None,
+        keep: object = None,
+        inputs: Sequence[torch.Tensor] | None = None,
+    ):
+        super().__init__()
+        self.group = group
+        self.call = call
+        self._result = result
+        self._finish = finish
+        self._keep = keep
+        self._steps: Steps | None = None
+        # Tensors made in inference mode may be written in it only, also by another thread.
+        self._for_inference = any(tensor.is_inference() for tensor in result)
+        self._watched = False
+        self._due = 0.0
+        self._lock = threading.RLock()
+        self.state, self._future_held = State.UNDER_WAY, False
+        self._error: Exception | None = None
+        self._source: torch.futures.Future | None = None
+        self._future: torch.futures.Future | None = None
+        self._monitor: WaitMonitor | None = None
+        name = "recvAnySource" if call.op == "recv" and call.peer < 0 else call.op
+        self._span = compat.open_span(f"mpi:{name}", result if inputs is None else inputs)
+        progress.begin(self)
+
+    def follow(self, steps: Steps) -> MPIWork:
+        """Take over the steps of the communication, which have begun; returns the work."""
+        self._steps = steps
+        if not self.call.blocking:
+            self.progress()
+        return self
+
+    # -- progress -------------------------------------------------------------------------
+
+    def poll(self) -> bool:
+        """Move it on without waiting. True when the communication is over.
+
+        Never raises an error of the communication: that is kept for :meth:`wait`.
+        """
+        if self.is_over:
+            return True
+        # A Ctrl-C in the middle would lose a step, or the lock.
+        with guard:
+            # Never two threads in a test of the same request (MPI 4.1, section 11.6.2).
+            if not self._lock.acquire(blocking=False):
+                return False
+            try:
+                if not self.is_over and self._test():
+                    self._complete()
+                return self.is_over
+            finally:
+                self._lock.release()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, as far as is known without a look."""
+        return self.state is not State.UNDER_WAY
+
+    def progress(self) -> None:
+        """Have it move on, and complete, without a ``wait()``."""
+        if not self._watched and not self.is_over:
+            self._watched = True
+            progress.watch(self)
+
+    def expire(self) -> bool:
+        """End a future that nobody would end otherwise: after the timeout, or an incident."""
+        if self._future is None or self.is_over:
+            return False
+        self._future_held = True
+        try:
+            if guard.heard():
+                self.group.world.stop("interrupted", "Ctrl-C", waitable=self, where=self._where())
+                self._give_up()
+            if self._monitor is None:
+                self._monitor = WaitMonitor(
+                    self, self.group.timeout, self.group.world, self._where()
+                )
+            self._monitor.look(time.perf_counter() - self.call.start)
+        except CommunicationError as error:
+            self._error = error
+        self._future_held = False
+        if self.is_over:
+            self._resolve()
+        return self.is_over
+
+    def take_back(self) -> None:
+        """Cancel it, where that leaves nothing behind: a receive that nobody has sent to."""
+        if self.call.op == "recv" and not self.is_over:
+            self._give_up()
+
+    def _test(self) -> bool:
+        if self._steps is None:
+            return False
+        try:
+            if self._for_inference:
+                with torch.inference_mode():
+                    return self._steps.poll()
+            return self._steps.poll()
+        except MPI.Exception as error:
+            self._error = in_words(error, self.call, self.group, self)
+        except Exception as error:  # kept: raised where somebody waits
+            self._error = error
+        return True
+
+    def _complete(self) -> None:
+        self.call.end = time.perf_counter()
+        self._due = self._steps.time if self._steps is not None else self.call.end
+        self.call.matched = self.call.matched or self.call.end
+        try:
+            if self._error is None and self._finish is not None:
+                with torch.inference_mode(self._for_inference):
+                    self._finish()
+        except Exception as error:  # kept: raised where somebody waits
+            self._error = error
+        except BaseException:
+            self._error = CommunicationError(f"{self.call.describe()}: interrupted at its end")
+            raise
+        finally:
+            self._report_mismatch()
+            self._settle(State.DONE)
+
+    def _report_mismatch(self) -> None:
+        if isinstance(self._error, CommunicationMismatch) and not self._error.record:
+            where = self._where()
+            self._error.record = self.group.world.stop(
+                "mismatch", str(self._error), waitable=self, where=where,
+                waited=time.perf_counter() - self.call.start, heard=self.is_heard(),
+            )  # fmt: skip
+
+    def is_heard(self) -> bool:
+        """Whether somebody waits, and will be told of an error."""
+        return self.call.blocking or self.call.waited
+
+    def _where(self) -> str:
+        return self.call.where or users_line()
+
+    def _settle(self, state: State) -> None:
+        """It is over: say so to all who ask, and let go of the memory."""
+        if state is not State.LEAKED:
+            self._finish = self._keep = self._steps = None
+        if self._span is not None:
+            # An event that ends on another thread is an asynchronous one: what the rank computes
+            # meanwhile is then not taken for a part of it.
+            _closer.submit(compat.close_span, self._span).result()
+            self._span = None
+        self.state = state  # after _error: who sees it over must see how it ended
+        progress.end(self)
+        if not self._future_held:
+            self._resolve()
+
+    def _resolve(self) -> None:
+        """Complete the future, once."""
+        with self._lock:
+            source, self._source = self._source, None
+        if source is not None:
+            source.set_result(None)
+
+    # -- what PyTorch calls ---------------------------------------------------------------
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until it is complete.
+
+        Raises:
+            CommunicationTimeout: not within ``timeout``, or the group's; or it never will.
+            CommunicationMismatch: the other side made another call.
+            CommunicationStopped: another rank failed.
+            CommunicationError: MPI reported an error.
+        """
+        self.call.waited = True
+        if self.seal is not None:
+            self.seal.check(self.call)
+        if not self.is_over:
+            own = _seconds(timeout)
+            # A receive that is waited for with a timeout of its own may be tried again.
+            self._block(own or self.group.timeout, own is None or self.call.op != "recv")
+        if self._error is not None:
+            self.group.world.unheard = False
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """Same as :meth:`wait`: there is no device to synchronize with."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is over. Does not wait; who learns that it is has waited for it."""
+        self.not_before = 0.0
+        over = self.poll()
+        if over and self._error is None:
+            self.call.waited = True
+        return over
+
+    def is_success(self) -> bool:
+        """Whether it is over without an error."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        """The error it ended with."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that were communicated."""
+        return self._result
+
+    def source_rank(self) -> int:
+        """The rank in the group that a ``recv`` from any source received from."""
+        return self.call.peer
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future:
+        """A future of the list of tensors. It completes, or fails, without a ``wait()``."""
+        progress.make_way()
+        with self._lock:
+            self.call.waited = True
+            if self._future is None:
+                source = torch.futures.Future()
+                # PyTorch's C++ sees an error of then(), but not one of set_exception().
+                self._future = source.then(self._outcome)
+                if self.is_over:
+                    source.set_result(None)
+                else:
+                    self._source = source
+                    self.progress()
+            future = self._future
+        compat.at_end_of_backward(self._wait_in_backward)
+        if not progress.available:
+            self._block(self.group.timeout)
+        return future
+
+    def _wait_in_backward(self) -> None:
+        """Wait before PyTorch's C++ does.
+
+        DDP ends backward with a wait for the futures of its buckets. That wait sees no deadlock,
+        hears no Ctrl-C, and leaves the communication to the progress thread.
+        """
+        if not self.is_over:
+            self._block(self.group.timeout)
+
+    def _outcome(self, _source: torch.futures.Future) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    # -- waiting --------------------------------------------------------------------------
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Global ranks that have to come; whether one is enough; whether data are moving."""
+        moving = self.call.matched > 0 or self.due() is not None
+        if self.call.peer is not None and self.call.peer < 0:
+            return [r for r in self.call.group if r != self.group.world.rank], True, moving
+        return [self.call.partner], False, moving
+
+    def due(self) -> float | None:
+        """When it will be over, where only time has to pass."""
+        return self._steps.due() if self._steps is not None else None
+
+    def moved(self) -> tuple[float, int]:
+        """When its partner came, and how many steps it has taken."""
+        return self.call.matched, self._steps.moved() if self._steps is not None else 0
+
+    def requests(self) -> list[MPI.Request]:
+        """What MPI has not completed of it."""
+        return self._steps.requests() if self._steps is not None else []
+
+    def is_free(self) -> bool:
+        """Of one that was given up: whether MPI has let go of its memory."""
+        with self._lock:
+            return all([request.Test() for request in self.requests()])
+
+    def expected_until(self) -> float:
+        """Until when it is worth to move it on without a pause; 0 where it is not."""
+        if not self.call.matched or link.network is not None or self.is_over:
+            return 0.0
+        return self.call.matched + SPIN + 2e-9 * self.call.nbytes
+
+    def leave(self) -> bool:
+        """Take it back, because nobody waits any more. False: it is complete."""
+        self._give_up()
+        return self.state in (State.CANCELLED, State.LEAKED)
+
+    def _block(self, timeout: float, fatal: bool = True) -> None:
+        if self.is_collective:
+            self.group.handshake.hasten()
+        wait = [time.perf_counter(), 0.0]
+        self.call.waits.append(wait)
+        try:
+            where = "" if self.call.blocking else self.call.where
+            wait_for(self, timeout, self.group.world, where, fatal)
+            if link.network is not None:
+                link.ended(self._due)
+        except CommunicationError as error:
+            self._error = error
+            raise
+        except KeyboardInterrupt:
+            self.group.world.stop("interrupted", "Ctrl-C", waitable=self, where=users_line())
+            self.leave()
+            raise
+        finally:
+            wait[1] = time.perf_counter()
+
+    def _give_up(self, error: Exception | None = None) -> None:
+        """Nobody waits any more. Leave nothing behind that could swallow a later message."""
+        with self._lock:
+            if self.is_over or self._is_too_late():
+                return
+            state = State.CANCELLED if self._cancel() else State.LEAKED
+            if state is State.LEAKED:
+                progress.leak(self)
+            self._error = error or CommunicationError(
+                f"{self.call.describe()} was given up: a wait for it ended early", self.call
+            )
+            self._settle(state)
+
+    def _is_too_late(self) -> bool:
+        """Whether it completed just now."""
+        if self._test():
+            self._complete()
+        return self.is_over
+
+    def _cancel(self) -> bool:
+        """Have MPI forget it, which it can do with receives only; whether it did."""
+        if self._steps is None:
+            return True
+        requests = self.requests()
+        if self.call.op != "recv" or self.call.matched:
+            return not requests
+        for request in requests:
+            request.Cancel()
+            request.Wait()
+        return True
+
+
+def _seconds(timeout: timedelta | None) -> float | None:
+    """Seconds of a timeout; PyTorch says "none given" by zero or a negative one."""
+    if timeout is None or timeout <= timedelta(0):
+        return None
+    return timeout.total_seconds()
+
+
+def in_words(error: MPI.Exception, call: Call, group, waitable=None) -> CommunicationError:
+    """What a user is told of an error of MPI; after a death the group is of no use any more."""
+    if is_death(error):
+        group.revoke()
+        return group.world.follow(call, waitable, time.perf_counter() - call.start)
+    if error.Get_error_class() == MPI.ERR_TRUNCATE:
+        return CommunicationMismatch(
+            f"{call.describe()} at {users_line()}: the message that arrived is larger than the "
+            f"tensor to receive it. Sender and receiver must agree on shape and dtype.",
+            call,
+        )
+    return CommunicationError(f"{call.describe()} at {users_line()} failed: {error}", call)
+
+
+_closer = ThreadPoolExecutor(1, thread_name_prefix="mpi-profiler")

@@ -1,0 +1,234 @@
+"""A board: small notes that every rank writes for all others to read at once.
+
+It tells a rank what the others do without their help: one that computes, hangs or is dead can
+be read, too. Each rank writes its own notes only, so no lock is needed. On one machine the board
+is shared memory; across machines it is a copy on each rank, kept up to date by small messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable
+
+from ..mpi import MPI
+from .interrupts import guard
+
+# Of the text of each rank, in bytes, with its length and checksum: what a rank waits for, some
+# hundred calls. Memory that nobody writes is none.
+TEXT = 65_536
+_HEAD = struct.Struct("<II")
+_WORD = struct.Struct("<QQ")
+_WORD_TAG, _TEXT_TAG, _END_TAG = 1, 2, 3
+
+
+class Board:
+    """Words (64 bits each, zero at first) and one text per rank.
+
+    The place of a word is ``index * size + rank``, so that the words of all ranks for one index
+    lie side by side.
+
+    Args:
+        communicator: all its ranks make the board together.
+        words: words of each rank.
+        text: whether each rank has a text.
+
+    Attributes:
+        words: all words; to be read only.
+        refresh: has the words and texts of the others arrive; ``None`` where they just do.
+    """
+
+    refresh = None
+
+    def __init__(self, communicator: MPI.Intracomm, words: int, text: bool = False):
+        self._communicator = communicator
+        self.rank, self.size = communicator.rank, communicator.size
+        self._text_offset = 8 * words * self.size
+        self._length = self._text_offset + (TEXT * self.size if text else 0)
+        self._memory = self._map()
+        view = memoryview(self._memory)
+        self.words = view[: self._text_offset].cast("Q")
+
+    def _map(self):
+        return bytearray(self._length)
+
+    def place(self, index: int) -> int:
+        """Where this rank's word is."""
+        return index * self.size + self.rank
+
+    def set(self, index: int, value: int) -> None:
+        """Write this rank's word. One aligned store: a reader sees the old or the new value."""
+        self.words[self.place(index)] = value
+
+    def of_all(self, index: int) -> list[int]:
+        """The words of all ranks."""
+        return self.words[index * self.size : (index + 1) * self.size].tolist()
+
+    def write(self, text: str) -> None:
+        """Replace this rank's text (the beginning of it, where it is too long)."""
+        self._store(self.rank, _packed(text))
+
+    def read(self, rank: int) -> str:
+        """A rank's text; empty when it has written none, or just now writes."""
+        start = self._text_offset + rank * TEXT
+        length, checksum = _HEAD.unpack_from(self._memory, start)
+        start += _HEAD.size
+        content = bytes(self._memory[start : start + min(length, TEXT - _HEAD.size)])
+        return content.decode() if zlib.crc32(content) == checksum else ""
+
+    def _store(self, rank: int, packed: bytes) -> None:
+        start = self._text_offset + rank * TEXT
+        self._memory[start : start + len(packed)] = packed
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.words.release()
+
+
+class SharedBoard(Board):
+    """A board of ranks on one machine: memory that all of them map."""
+
+    def __init__(self, communicator: MPI.Intracomm, file: int, words: int, text: bool):
+        self._file = file
+        super().__init__(communicator, words, text)
+
+    def _map(self):
+        if self.rank == 0:
+            os.ftruncate(self._file, max(self._length, 1))
+        self._communicator.Barrier()
+        memory = mmap.mmap(self._file, self._length)
+        os.close(self._file)
+        return memory
+
+
+class MessageBoard(Board):
+    """A board of ranks on several machines: who writes, sends it to all others.
+
+    The communicator belongs to the board, and is freed when all ranks have closed it.
+    """
+
+    def __init__(self, communicator: MPI.Intracomm, words: int, text: bool):
+        super().__init__(communicator, words, text)
+        self._lock = threading.Lock()
+        self._under_way: list[tuple[MPI.Request, bytes]] = []
+        self._open = set(range(self.size)) - {self.rank}
+
+    def set(self, index: int, value: int) -> None:  # noqa: D102
+        super().set(index, value)
+        self._send(_WORD.pack(self.place(index), value), _WORD_TAG)
+
+    def write(self, text: str) -> None:  # noqa: D102
+        packed = _packed(text)
+        self._store(self.rank, packed)
+        self._send(packed, _TEXT_TAG)
+
+    def _send(self, data: bytes, tag: int) -> None:
+        with guard, self._lock:
+            self._under_way = [pair for pair in self._under_way if not pair[0].Test()]
+            self._under_way += [
+                (self._communicator.Isend(data, peer, tag), data)
+                for peer in range(self.size)
+                if peer != self.rank
+            ]
+
+    def refresh(self) -> None:
+        """Take in what the others have written."""
+        with guard:
+            if not self._lock.acquire(blocking=False):
+                return  # another thread does
+            try:
+                self._take_in()
+            finally:
+                self._lock.release()
+
+    def _take_in(self) -> None:
+        status = MPI.Status()
+        while (message := self._communicator.Improbe(status=status)) is not None:
+            data = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv(data)
+            if status.tag == _END_TAG:
+                self._open.discard(status.source)
+            elif status.tag == _WORD_TAG:
+                place, value = _WORD.unpack(data)
+                self.words[place] = value
+            else:
+                self._store(status.source, data)
+
+    def close(self) -> None:
+        """Say that this rank writes no more; see :func:`free_closed`."""
+        self._send(b"", _END_TAG)
+        _closed.append(self)
+
+    def free(self) -> bool:
+        """Give the communicator back, if all ranks have closed the board."""
+        with self._lock:
+            self._take_in()
+            self._under_way = [pair for pair in self._under_way if not pair[0].Test()]
+        if self._open or self._under_way:
+            return False
+        super().close()
+        self._communicator.Free()
+        return True
+
+
+# Boards of messages that this rank has closed, and others may not have.
+_closed: list[MessageBoard] = []
+
+
+def free_closed() -> None:
+    """Give back what belongs to boards that all their ranks have closed."""
+    _closed[:] = [board for board in _closed if not board.free()]
+
+
+def make(
+    communicator: MPI.Intracomm,
+    another: Callable[[], MPI.Intracomm],
+    one_machine: bool,
+    words: int,
+    text: bool = False,
+) -> Board:
+    """The board of a communicator's ranks, all of which call this.
+
+    Args:
+        another: makes a communicator of the same ranks that is the board's own, where it needs one.
+        one_machine: whether all ranks share memory. ``MPI_BACKEND_BOARD=messages`` has messages
+            used there, too.
+        words, text: see :class:`Board`.
+    """
+    free_closed()
+    if one_machine and os.environ.get("MPI_BACKEND_BOARD") != "messages":
+        file = _common_file(communicator)
+        if file is not None:
+            return SharedBoard(communicator, file, words, text)
+    return MessageBoard(another(), words, text)
+
+
+def _common_file(communicator: MPI.Intracomm) -> int | None:
+    """A file that every rank has open and that has no name any more, or ``None`` on all."""
+    path, file = None, None
+    if communicator.rank == 0:
+        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        with contextlib.suppress(OSError):
+            file, path = tempfile.mkstemp(prefix="mpi-board-", dir=folder)
+    path = communicator.bcast(path)
+    if path is not None and file is None:
+        with contextlib.suppress(OSError):
+            file = os.open(path, os.O_RDWR)
+    everywhere = communicator.allreduce(file is not None, MPI.LAND)
+    if communicator.rank == 0 and path is not None:
+        os.unlink(path)
+    if everywhere:
+        return file
+    if file is not None:
+        os.close(file)
+    return None
+
+
+def _packed(text: str) -> bytes:
+    content = text.encode()[: TEXT - _HEAD.size]
+    return _HEAD.pack(len(content), zlib.crc32(content)) + content

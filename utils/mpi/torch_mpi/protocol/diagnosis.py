@@ -1,0 +1,335 @@
+"""Who waits for whom: from what the ranks wrote on the board to one explanation.
+
+What a rank writes of itself is a :class:`~torch_mpi.protocol.status.Status`.
+
+Nothing here imports torch or MPI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .. import words
+
+# Kinds of errors that have their cause on the rank itself, so that it may be the first cause.
+CAUSES = ("raised", "died", "mismatch", "deadlock", "timeout", "interrupted")
+GONE = ("left", "ended", "dead")
+
+
+@dataclass
+class Diagnosis:
+    """What happened, for a person.
+
+    Attributes:
+        headline: one sentence.
+        lines: one for each rank, in rank order.
+        cycle: ranks that wait for each other, the first one again at the end.
+        advice: what to try; may be empty.
+        edges: ``(rank, rank it waits for)``.
+    """
+
+    headline: str
+    lines: list[str]
+    cycle: list[int] = field(default_factory=list)
+    advice: str = ""
+    edges: list[tuple[int, int]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        parts = [self.headline, *(f"  {line}" for line in self.lines)]
+        if self.cycle:
+            parts.append(f"  cycle {arrows(self.cycle)}")
+        if self.advice:
+            parts.append(f"  What to try: {self.advice}")
+        return "\n".join(parts)
+
+
+def diagnose(statuses: Iterable[dict]) -> Diagnosis:
+    """The explanation of an incident, from the statuses of all ranks."""
+    by_rank = {status["rank"]: status for status in statuses}
+    cause = first_cause(by_rank.values())
+    cycle = find_cycle(by_rank) if not cause or cause["kind"] in ("deadlock", "timeout") else []
+    edges = [
+        (rank, other)
+        for rank, status in sorted(by_rank.items())
+        if _is_wait(status)
+        for other in status["for"]
+        if other in by_rank
+    ]
+    if cause and cause["kind"] in ("raised", "died"):
+        # Who follows waits for the one that failed, or for one who waits: nothing to explain.
+        advice = cause.get("advice", "")
+    else:
+        advice = _advice(by_rank, cycle, cause)
+    lines = [line(status) for _, status in sorted(by_rank.items())]
+    return Diagnosis(_headline(cause, cycle, by_rank), lines, cycle, advice, edges)
+
+
+def first_cause(statuses: Iterable[dict]) -> dict | None:
+    """The status of the rank that failed first, of itself."""
+    failed = [s for s in statuses if s.get("kind") in CAUSES]
+    # A rank that was told to stop by the user did not fail, if another one did.
+    failed = [s for s in failed if s["kind"] != "interrupted"] or failed
+    return min(failed, key=lambda s: s["at"], default=None)
+
+
+def stuck_ranks(by_rank: dict[int, dict]) -> set[int]:
+    """Ranks that can never go on: what they wait for is gone, or is stuck itself.
+
+    The largest set of waiting ranks in which each needs a rank that is gone or in the set (all
+    its candidates, where one is enough). See Knapp, "Deadlock detection in distributed
+    databases" (1987), section 2, for the AND and the OR model.
+    """
+    gone = {rank for rank, status in by_rank.items() if status["state"] in GONE}
+    stuck = {rank for rank, status in by_rank.items() if _may_be_stuck(status)}
+    while True:
+        hopeless = stuck | gone
+        freed = set()
+        for rank in stuck:
+            needed = [other in hopeless for other in by_rank[rank]["for"]]
+            if not (all(needed) if by_rank[rank]["any"] else any(needed)):
+                freed.add(rank)
+        if not freed:
+            return stuck
+        stuck -= freed
+
+
+def find_cycle(by_rank: dict[int, dict]) -> list[int]:
+    """A cycle of waits, its first rank again at the end; empty when there is none."""
+    for start in sorted(by_rank):
+        path, rank = [], start
+        while rank in by_rank and rank not in path and _needs_all(by_rank[rank]):
+            path.append(rank)
+            ahead = [r for r in by_rank[rank]["for"] if _needs_all(by_rank.get(r, {}))]
+            if not ahead:
+                break
+            rank = start if start in ahead else ahead[0]
+        else:
+            if rank in path:
+                return [*path[path.index(rank) :], rank]
+    return []
+
+
+def line(status: dict) -> str:
+    """One rank in words."""
+    rank, where = f"rank {status['rank']}", _at(status)
+    if status.get("kind") == "raised":
+        return f"{rank} raised {status['error']}{where}"
+    if status.get("kind") == "died":
+        return f"{rank} died: {status['error']}"
+    if _is_wait(status):
+        return f"{rank} waits in {status['call']}{where}"
+    if status["state"] == "left":
+        return f"{rank} has left the {words.section}"
+    if status["state"] == "dead":
+        return f"{rank} is dead"
+    # After an error the program ends as well: what stopped it says more.
+    if status["state"] == "stopped" or status.get("kind"):
+        verb = "was interrupted" if status.get("kind") == "interrupted" else "was stopped"
+        call = f" in {status['call']}" if status.get("call") else ""
+        return f"{rank} {verb}{call}{where}"
+    if status["state"] == "ended":
+        return f"{rank} has ended"
+    return f"{rank} still computes{where}"
+
+
+def arrows(ranks: Iterable[int]) -> str:
+    """``0 → 1 → 0``."""
+    return " → ".join(map(str, ranks))
+
+
+def names(ranks: Iterable[int]) -> str:
+    """``rank 1``; ``ranks 1, 2``."""
+    ranks = sorted(ranks)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks))}"
+
+
+def _is_wait(status: dict) -> bool:
+    """It waits, or waited for ranks when it was stopped."""
+    return bool(status.get("for")) and status.get("kind") not in ("raised", "mismatch", "died")
+
+
+def _needs_all(status: dict) -> bool:
+    """It waits for certain ranks; one that takes a message of any rank is in no cycle."""
+    return _is_wait(status) and not _takes_any(status)
+
+
+def _takes_any(status: dict) -> bool:
+    return _is_wait(status) and bool(status.get("any")) and len(status["for"]) > 1
+
+
+def _may_be_stuck(status: dict) -> bool:
+    return status["state"] == "waiting" and status["alone"] and not status["moving"]
+
+
+def _at(status: dict) -> str:
+    return f" at {status['where']}" if status.get("where") else ""
+
+
+def _headline(cause: dict | None, cycle: list[int], by_rank: dict[int, dict]) -> str:
+    if cause is None:
+        return "The ranks were stopped."
+    kind, rank = cause["kind"], f"rank {cause['rank']}"
+    if kind == "raised":
+        return f"{rank} raised {cause['error']}{_at(cause)}; the others stopped waiting."
+    if kind == "died":
+        return f"{rank} died: {cause['error']}."
+    if kind == "interrupted":
+        return "The ranks were interrupted."
+    if kind == "mismatch":
+        return cause["error"]
+    if cycle:
+        return "Deadlock: these ranks wait for each other, and none of them can go on."
+    if servers := [rank for rank, status in sorted(by_rank.items()) if _takes_any(status)]:
+        return _headline_of_any(servers, by_rank)
+    waiting, missing = _groups(by_rank)
+    verb = "waits" if len(waiting) == 1 else "wait"
+    if not missing:
+        return f"{cause['error']}"
+    states = {by_rank[r]["state"] for r in missing if r in by_rank}
+    gone = {"left": f"left the {words.section}", "ended": "ended"}
+    reason = gone.get(next(iter(states), ""), "") if len(states) == 1 else ""
+    has = "has" if len(missing) == 1 else "have"
+    which = f", which {has} {reason}" if reason else ""
+    return f"{names(waiting)} {verb} for {names(missing)}{which}."
+
+
+def _headline_of_any(servers: list[int], by_rank: dict[int, dict]) -> str:
+    """Some ranks take a message of any rank, and nobody sends one."""
+    clients = [
+        rank
+        for rank, status in sorted(by_rank.items())
+        if _needs_all(status) and set(status["for"]) & set(servers)
+    ]
+    any_rank = f"a message from any rank, which no rank sends{_where_the_rest_is(by_rank)}."
+    verb = "waits" if len(servers) == 1 else "wait"
+    if not clients:
+        return f"{names(servers)} {verb} for {any_rank}"
+    wait = "waits" if len(clients) == 1 else "wait"
+    return f"{names(clients)} {wait} for {names(servers)}, and {names(servers)} for {any_rank}"
+
+
+def _where_the_rest_is(by_rank: dict[int, dict]) -> str:
+    """``; rank 3 has ended``."""
+    places = {"left": f"left the {words.section}", "ended": "ended", "dead": "died"}
+    parts = []
+    for state, what in places.items():
+        if ranks := [r for r, s in by_rank.items() if s["state"] == state and not _is_wait(s)]:
+            parts.append(f"; {names(ranks)} {'has' if len(ranks) == 1 else 'have'} {what}")
+    return "".join(parts)
+
+
+def _groups(by_rank: dict[int, dict]) -> tuple[list[int], list[int]]:
+    """Who waits, and for whom among those that do not."""
+    waiting = [rank for rank, status in sorted(by_rank.items()) if _is_wait(status)]
+    wanted = sorted({other for rank in waiting for other in by_rank[rank]["for"]})
+    return waiting, [rank for rank in wanted if rank not in waiting] or wanted
+
+
+def _advice(by_rank: dict[int, dict], cycle: list[int], cause: dict | None) -> str:
+    if cause and cause["kind"] == "mismatch":
+        return cause.get("advice", "")
+    if astray := _astray(by_rank):
+        return astray
+    if cycle:
+        return _advice_for_cycle([by_rank[rank] for rank in cycle[:-1]])
+    if any(_takes_any(status) for status in by_rank.values()):
+        return (
+            "a rank that serves others has to know who still sends: let each of them say when it "
+            "is done, and let the server answer those that wait before it receives again."
+        )
+    waiting = [s for _, s in sorted(by_rank.items()) if _is_wait(s)]
+    for status in waiting:
+        for other in status["for"]:
+            advice = _advice_for_pair(status, by_rank.get(other, {"state": "running"}), other)
+            if advice:
+                return advice
+    return ""
+
+
+def _astray(by_rank: dict[int, dict]) -> str:
+    """Of a message that a rank waits for, and that its sender has sent elsewhere; else nothing."""
+    for rank, status in sorted(by_rank.items()):
+        if not (_needs_all(status) and status["call"].startswith("recv(")):
+            continue
+        for sender in status["for"]:
+            for to, tag, number in by_rank.get(sender, {}).get("sent", ()):
+                received = by_rank.get(to, {}).get("received")
+                if received is None or [sender, number] in map(list, received):
+                    continue
+                if to == rank and f"tag={tag})" not in status["call"]:
+                    return (
+                        f"rank {sender} has sent its message to rank {rank} with tag={tag}, and "
+                        f"rank {rank} waits for one with tag={_tags(status)}."
+                    )
+                if to != rank:
+                    return (
+                        f"rank {sender} has sent a message to rank {to}, which did not receive it, "
+                        f"and rank {rank} waits for one: check to whom rank {sender} sends, and "
+                        f"from whom rank {rank} receives."
+                    )
+    return ""
+
+
+def _advice_for_cycle(members: list[dict]) -> str:
+    calls = {status["call"].partition("(")[0] for status in members}
+    who = "both" if len(members) == 2 else "all"
+    one = "one of them"
+    if calls == {"recv"}:
+        return (
+            f"{who} receive first; let {one} send first and receive afterwards, or use "
+            f"isend and irecv."
+        )
+    if calls == {"send"}:
+        return (
+            f"{who} send first, and a large message waits until it is received; let {one} "
+            f"receive first, or use isend and irecv."
+        )
+    if calls <= {"send", "recv"} and len(members) == 2 and _tags(members[0]) != _tags(members[1]):
+        tags = f"{_tags(members[0])} and {_tags(members[1])}"
+        return f"the tags differ ({tags}), so the message does not meet its receive."
+    return "the ranks make their calls in different orders; give every rank the same order."
+
+
+def _advice_for_pair(status: dict, other: dict, rank: int) -> str:
+    call = status["call"].partition("(")[0]
+    if other["state"] in GONE or other.get("kind") == "followed":
+        if call == "recv":
+            return (
+                f"rank {rank} never sends this message: check the rank, the tag, and on which "
+                f"side of an `if rank == …` the send stands."
+            )
+        if call == "send":
+            return (
+                f"rank {rank} never receives this message: check the rank, the tag, and on "
+                f"which side of an `if rank == …` the recv stands."
+            )
+        if status.get("times", 1) > 1:
+            return (
+                f"every rank of the group has to make the same collective calls; rank "
+                f"{status['rank']} makes this one for the {_ordinal(status['times'])} time, and "
+                f"rank {rank} less often. Does a rank take a step more than the others, or does "
+                f"the call stand inside an `if rank == …`?"
+            )
+        return (
+            f"every rank of the group has to make the same collective calls in the same order; "
+            f"rank {rank} did not make this one. Does it stand inside an `if rank == …`?"
+        )
+    if other["state"] == "running" or other.get("kind") == "interrupted":
+        return (
+            f"rank {rank} still computes: is it in an endless loop, or does it need longer than "
+            f"the timeout?"
+        )
+    return ""
+
+
+def _ordinal(number: int) -> str:
+    """``11th``."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
+
+
+def _tags(status: dict) -> str:
+    return status["call"].partition("tag=")[2].rstrip(")")

@@ -1,0 +1,242 @@
+"""Waits of all ranks for each other: they are here, they have told, nothing is under way any more.
+
+Used after an incident, see :mod:`torch_mpi.protocol.recovery`, and by ranks that go on without a
+dead one. The first is the only wait that a rank can leave; the others are for messages that are
+sent for certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..mpi import MPI
+from ..record import Call
+from . import fence
+from .board import Board
+from .wait_monitor import Waitable, wait_for
+
+# Seconds for an exchange, and for a flush.
+DEADLINE = 30.0
+
+
+class Assembly(Waitable):
+    """All ranks are here, and none of them leaves any more: something to wait for.
+
+    Args:
+        call: for messages.
+        board: of the world.
+        here, begun: indices of two words on it.
+        ranks: tells who has to come, this rank among them. It asks again and again, and so can go
+            on without a rank that dies.
+        number: of the meeting; larger than that of the last one.
+        check: raises an error when the ranks will not come.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        board: Board,
+        here: int,
+        begun: int,
+        ranks: Callable[[], Sequence[int]],
+        number: int,
+        check: Callable[[], None] = lambda: None,
+    ):
+        self.call = call
+        self._board, self._ranks, self._number, self._check = board, ranks, number, check
+        self._here, self._begun = here, begun
+        board.set(here, number)
+
+    def poll(self) -> bool:
+        """Whether everybody is here for good."""
+        self._check()
+        if self.missing()[0]:
+            return False
+        self._board.set(self._begun, self._number)
+        if self.missing()[0]:  # one has left just now
+            self._board.set(self._begun, self._number - 1)
+            return False
+        return True
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Who is not here."""
+        absent = [r for r in self._ranks() if self._word(self._here, r) < self._number]
+        return absent, False, False
+
+    def _word(self, index: int, rank: int) -> int:
+        if self._board.refresh:
+            self._board.refresh()
+        return self._board.of_all(index)[rank]
+
+    def leave(self) -> bool:
+        """Do not wait any more. False: all have come, and one relies on it."""
+        self._board.set(self._here, self._number - 1)
+        fence.everywhere()
+        if all(self._word(self._begun, rank) < self._number for rank in self._ranks()):
+            return True
+        self._board.set(self._here, self._number)
+        return False
+
+
+@dataclass
+class Taken:
+    """A message that was in a communicator: who sent it, under which tag."""
+
+    source: int
+    tag: int
+    data: bytearray = field(repr=False)
+    request: MPI.Request = field(repr=False)
+
+
+def _take(communicator: MPI.Intracomm, source: int, tag: int = MPI.ANY_TAG) -> Taken | None:
+    """The next message of a rank, if there is one; its data come when the request is complete."""
+    status = MPI.Status()
+    message = communicator.Improbe(source, tag, status)
+    if message is None:
+        return None
+    data = bytearray(status.Get_count(MPI.BYTE))
+    return Taken(source, status.tag, data, message.Irecv([data, len(data), MPI.BYTE]))
+
+
+class _Messages(Waitable):
+    """What both of the last steps are: messages from and to every other rank.
+
+    Args:
+        ranks: of the communicator; this rank's own is left out.
+        check: raises an error when another rank has given up.
+        names: the same as ranks of the world, for messages.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        communicator: MPI.Intracomm,
+        ranks: Sequence[int],
+        check: Callable[[], None],
+        names: Sequence[int] = (),
+    ):
+        self._check = check
+        self.call = Call(what, tuple(names or ranks))
+        self._communicator = communicator
+        self._names = dict(zip(ranks, names or ranks, strict=True))
+        self._awaited = [rank for rank in ranks if rank != communicator.rank]
+        self._requests: list[MPI.Request] = []
+
+    def _send(self, data: bytes, tag: int) -> None:
+        self._requests += [
+            self._communicator.Isend([data, len(data), MPI.BYTE], rank, tag)
+            for rank in self._awaited
+        ]
+
+    def poll(self) -> bool:
+        """Whether everything is here, and what this rank has sent was taken."""
+        self._check()
+        self._awaited = [rank for rank in self._awaited if not self._has_come(rank)]
+        self._requests = [request for request in self._requests if not request.Test()]
+        return not self._awaited and not self._requests
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """From whom something is missing."""
+        return [self._names[rank] for rank in self._awaited], False, False
+
+
+class Exchange(_Messages):
+    """A text from and to every other rank: something to wait for."""
+
+    def __init__(
+        self,
+        communicator: MPI.Intracomm,
+        ranks: Sequence[int],
+        tag: int,
+        text: str,
+        check: Callable[[], None],
+    ):
+        super().__init__("the ranks' exchange after an error", communicator, ranks, check)
+        self._taken: dict[int, Taken] = {}
+        self._own, self._tag, self._data = (communicator.rank, text), tag, text.encode()
+        self._send(self._data, tag)
+
+    def _has_come(self, rank: int) -> bool:
+        if (taken := _take(self._communicator, rank, self._tag)) is not None:
+            self._taken[rank] = taken
+            self._requests.append(taken.request)
+        return taken is not None
+
+    def texts(self) -> dict[int, str]:
+        """Each rank's, this rank's among them."""
+        return {rank: one.data.decode() for rank, one in self._taken.items()} | dict([self._own])
+
+
+class Flush(_Messages):
+    """Everything that was sent before is out of a communicator: something to wait for.
+
+    All its ranks do this together.
+
+    Args:
+        all_sent: whether everything that this rank has sent was taken; a large message moves only
+            while its sender calls MPI.
+
+    Attributes:
+        taken: the messages that nobody had received.
+    """
+
+    def __init__(
+        self,
+        communicator: MPI.Intracomm,
+        members: Sequence[int],
+        check: Callable[[], None],
+        all_sent: Callable[[], bool],
+    ):
+        what = "the end of what was under way"
+        super().__init__(what, communicator, range(communicator.size), check, members)
+        self.taken: list[Taken] = []
+        # Under the largest tag nobody else sends an empty message.
+        self._tag = communicator.Get_attr(MPI.TAG_UB)
+        self._all_sent = all_sent
+        self._send(b"", self._tag)
+
+    def poll(self) -> bool:
+        """Whether nothing of before is left."""
+        return super().poll() & self._all_sent()
+
+    def _has_come(self, rank: int) -> bool:
+        while (taken := _take(self._communicator, rank)) is not None:
+            self._requests.append(taken.request)
+            if taken.tag == self._tag and not taken.data:
+                return True
+            self.taken.append(taken)
+        return False
+
+
+def exchange(
+    control: MPI.Intracomm,
+    ranks: Sequence[int],
+    number: int,
+    text: str,
+    check: Callable[[], None],
+) -> dict[int, str]:
+    """The text of each rank.
+
+    Raises:
+        CommunicationTimeout: one did not come; or what ``check`` raises.
+    """
+    told = Exchange(control, ranks, number % control.Get_attr(MPI.TAG_UB), text, check)
+    wait_for(told, DEADLINE)
+    return told.texts()
+
+
+def flush(
+    communicator: MPI.Intracomm,
+    members: Sequence[int],
+    check: Callable[[], None],
+    all_sent: Callable[[], bool],
+) -> list[Taken]:
+    """What nobody had received, and now nobody will. Called by all ranks of the communicator.
+
+    Raises:
+        CommunicationTimeout: one did not come; or what ``check`` raises.
+    """
+    flushed = Flush(communicator, members, check, all_sent)
+    wait_for(flushed, DEADLINE)
+    return flushed.taken

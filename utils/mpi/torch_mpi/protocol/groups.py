@@ -1,0 +1,45 @@
+"""The process groups of this rank, for those who look after all of them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+
+class Groups:
+    """The groups in use, in the order in which they were made; iterate to get them.
+
+    Attributes:
+        made: how many groups of the same members this rank has made, so that their names are the
+            same on all ranks.
+        waiting_for_recovery: destroyed during an incident; they are freed when it is over.
+        balance_of_closed: see :meth:`balance`.
+    """
+
+    def __init__(self):
+        self.made: dict[tuple[int, ...], int] = {}
+        self.waiting_for_recovery: list = []
+        self.balance_of_closed = 0
+        self._known: list[weakref.ref] = []
+
+    def add(self, group) -> None:
+        """Count a new group."""
+        members, count = group.key
+        self.made[members] = count
+        self._known.append(weakref.ref(group))
+
+    def __iter__(self) -> Iterator:
+        groups = [ref() for ref in self._known]
+        self._known = [r for r, g in zip(self._known, groups, strict=True) if g is not None]
+        return iter([g for g in groups if g is not None and not g.closed])
+
+    def close(self, group, later: bool) -> bool:
+        """A group was destroyed; whether it may be freed now, which ``later`` forbids."""
+        self.balance_of_closed += group.channels.balance
+        if later:
+            self.waiting_for_recovery.append(group)
+        return not later
+
+    def balance(self) -> int:
+        """How many more messages this rank has sent than received in the groups in use."""
+        return sum(group.channels.balance for group in self)

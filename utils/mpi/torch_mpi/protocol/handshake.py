@@ -1,0 +1,402 @@
+"""The handshake before each collective: is every rank here, and does it mean the same?
+
+Each rank *announces* a collective by one word on the group's board, a *fingerprint*: the number of
+the collective in its group and a signature of the call. When all fingerprints are there and equal,
+the MPI call can be made: it can neither hang nor mix up different calls. PyTorch's own check
+(``TORCH_DISTRIBUTED_DEBUG=DETAIL``) compares fingerprints, too, but by collectives, which a missing
+rank hangs.
+
+A rank may *withdraw* what it has announced (an error, a deadline, Ctrl-C), and must not where
+another one is in the MPI call already. So who sees all fingerprints *acknowledges* the number, and
+looks again; who withdraws takes its word back, and looks for acknowledgements afterwards. Either
+sees the other, as both write first and read then. A collective on one rank::
+
+    called ── announce ──▶ announced ── all equal, acknowledged ──▶ begun
+       │                       ├────── one differs ──▶ refused
+       └────── withdraw ───────┴──▶ withdrawn
+
+``PROTOCOL.md`` has the invariants; ``tests/protocol_model.py`` goes through all orders of the steps
+of this module. Nothing here needs torch or MPI.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from . import fence
+from .interrupts import guard
+
+if TYPE_CHECKING:
+    from .board import Board
+
+# How many collectives a rank may announce before the slowest rank has begun the first of them.
+DEPTH = 64
+WORDS = DEPTH + 1
+ACKNOWLEDGED = DEPTH
+# A rank that has acknowledged a collective looks at its words once more: one place stays free.
+_AHEAD = DEPTH - 1
+# How often a rank acknowledges by message how far it is; a part of DEPTH.
+EVERY = 16
+# How often the fast path looks for the other ranks before it hands over to a patient wait; how
+# often it does so without giving up its core.
+_LOOKS, _BUSY_LOOKS = 1000, 30
+
+# A fingerprint: 1 bit "here", 1 bit "in a blocking call", 20 bits of the number, 42 of signature.
+HERE, BLOCKING, NUMBER_AT = 1 << 63, 1 << 62, 42
+NUMBER, _SIGNATURE = 0xFFFFF, (1 << NUMBER_AT) - 1
+
+
+@functools.lru_cache(maxsize=65_536)
+def signature(key: tuple) -> int:
+    """42 bits that stand for what has to be equal on all ranks; the same in every process."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & _SIGNATURE
+
+
+def fingerprint(number: int, code: int, blocking: bool) -> int:
+    """The word for collective ``number`` with this signature."""
+    return HERE | (BLOCKING if blocking else 0) | (number & NUMBER) << NUMBER_AT | code
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a rank sees of the others' fingerprints.
+
+    Attributes:
+        missing: ranks (of the group) that have not announced the collective.
+        mismatched: ranks that announced another call.
+        blocking: all are there, in blocking calls.
+    """
+
+    missing: list[int]
+    mismatched: list[int]
+    blocking: bool
+
+    @property
+    def complete(self) -> bool:
+        """Whether all have announced the same call."""
+        return not (self.missing or self.mismatched)
+
+
+class Announcements:
+    """The fingerprints of a group's ranks on its board.
+
+    Attributes:
+        number: of the last collective that this rank has called; the first one has 1.
+        limit: the last one whose place is known to be free.
+    """
+
+    def __init__(self, board: Board):
+        self.board = board
+        self.number = 0
+        self.limit = _AHEAD
+
+    def may_announce(self, number: int) -> bool:
+        """Whether the word's place is free: every rank has read what stands there."""
+        if number > self.limit:
+            if self.board.refresh:
+                self.board.refresh()
+            self.limit = min(self.board.of_all(ACKNOWLEDGED)) + _AHEAD
+        return number <= self.limit
+
+    def announce(self, number: int, mine: int) -> None:
+        """Tell all ranks that this one is there."""
+        self.board.set(number % DEPTH, mine)
+
+    def acknowledge(self, number: int, mine: int) -> Seen:
+        """All are there: begin if what is returned is complete, else one has just withdrawn."""
+        if self.board.refresh:
+            # Messages are late: a rank may have withdrawn unseen. Nobody blocks, so none is stuck.
+            if number % EVERY == 0:
+                self.board.set(ACKNOWLEDGED, number)
+            return self.look(number, mine)
+        self.board.set(ACKNOWLEDGED, number)
+        seen = self.look(number, mine)
+        if not seen.complete:
+            self.board.set(ACKNOWLEDGED, number - 1)
+        return seen
+
+    def withdraw(self, number: int, mine: int) -> bool:
+        """As if this rank had not come; ``False`` where another one has begun: it takes part."""
+        return self._take_back(number, mine, 0)
+
+    def refuse(self, number: int, mine: int) -> bool:
+        """Never begin it: for those with the same call as if this rank were missing.
+
+        ``False`` where another rank has begun. What did not fit may do so a moment later: one
+        thread of a rank leaves, another one comes.
+        """
+        if self.board.refresh:
+            return True  # nobody blocks there, and what is begun in vain is found afterwards
+        return self._take_back(number, mine, mine ^ _SIGNATURE)
+
+    def _take_back(self, number: int, mine: int, instead: int) -> bool:
+        self.board.set(number % DEPTH, instead)
+        if self.board.refresh:
+            seen = self.look(number, mine)
+            begun = seen.missing == [self.board.rank] and not seen.mismatched
+        else:
+            fence.everywhere()
+            begun = max(self.board.of_all(ACKNOWLEDGED)) >= number
+        if begun:
+            self.announce(number, mine)
+        return not begun
+
+    def go_on_after(self, number: int) -> None:
+        """All ranks have agreed to count on from here."""
+        self.number = number
+        self.limit = number + _AHEAD
+        self.board.set(ACKNOWLEDGED, number)
+
+    def look(self, number: int, mine: int) -> Seen:
+        """Whose fingerprints are there, compared with this rank's."""
+        if self.board.refresh:
+            self.board.refresh()
+        words = self.board.of_all(number % DEPTH)
+        if all(w == mine for w in words):
+            return Seen([], [], bool(mine & BLOCKING))
+        # Who has refused this very call will not come to it.
+        there = [
+            w & HERE
+            and (w >> NUMBER_AT & NUMBER) == number & NUMBER
+            and (w ^ mine) & _SIGNATURE != _SIGNATURE
+            for w in words
+        ]
+        missing = [r for r, here in enumerate(there) if not here]
+        mismatched = [r for r, w in enumerate(words) if there[r] and (w ^ mine) & _SIGNATURE]
+        return Seen(missing, mismatched, not missing and all(w & BLOCKING for w in words))
+
+
+class State(enum.Enum):
+    """Of a collective on this rank; the last three are final."""
+
+    CALLED = "called"
+    ANNOUNCED = "announced"
+    BEGUN = "begun"
+    REFUSED = "refused"
+    WITHDRAWN = "withdrawn"
+
+
+class Owner(Protocol):
+    """Of an :class:`Entry`."""
+
+    def begin(self, blocking: bool) -> None:
+        """All ranks are there: make the MPI calls."""
+
+    def refuse(self, mismatched: list[int]) -> None:
+        """These ranks made another call: it will never begin."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A collective that this rank has called.
+
+    Attributes:
+        code: its :func:`signature`.
+        call: its record, for the other side of a mismatch.
+        owner: its ``begin(blocking)`` makes the MPI calls, all ranks being there; its
+            ``refuse(ranks)`` ends it, as these ranks made another call. ``None`` after either.
+        may_block: whether there is a blocking call to begin it by.
+        not_before: when it is announced at the earliest (``time.perf_counter``), if nobody waits.
+        number: in its group.
+        mine: this rank's fingerprint.
+        missing: ranks of the group that were not there at the last look.
+    """
+
+    code: int
+    call: object
+    owner: Owner | None
+    may_block: bool
+    not_before: float = 0.0
+    state: State = State.CALLED
+    number: int = 0
+    mine: int = 0
+    missing: list[int] = field(default_factory=list)
+
+    @property
+    def begun(self) -> bool:
+        """Whether its MPI calls are made."""
+        return self.state is State.BEGUN
+
+    def end(self, state: State) -> Owner:
+        """It is over for the handshake; returns the owner, which knows this entry, too."""
+        self.state, owner, self.owner = state, self.owner, None
+        return owner
+
+
+class Handshake:
+    """The collectives of one group on this rank: in which order they begin, and whether they may.
+
+    Args:
+        board: of the group's ranks, with :data:`WORDS` words each.
+
+    Attributes:
+        announcements: this rank's and the others' fingerprints.
+        lock: held while a collective is called, begins, or is withdrawn.
+    """
+
+    def __init__(self, board: Board):
+        self.announcements = Announcements(board)
+        self.lock = threading.RLock()
+        # Called and not begun, oldest first.
+        self._queue: deque[Entry] = deque()
+        # Of the fast path: what it has called and not begun; the fingerprint that it could not take
+        # back, which the next call goes on with, or 0.
+        self._fast_call: object | None = None
+        self._promised = 0
+
+    @property
+    def can_block(self) -> bool:
+        """Whether blocking calls are safe: a withdrawal has to be seen at once."""
+        return self.announcements.board.refresh is None
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was called has begun."""
+        return not self._queue
+
+    def entries(self) -> list[Entry]:
+        """What was called and has not begun, oldest first."""
+        return list(self._queue)
+
+    def call(self, entry: Entry) -> None:
+        """Number a collective, and queue it. The caller holds :attr:`lock`."""
+        announcements = self.announcements
+        if self._promised:
+            entry.state, entry.mine = State.ANNOUNCED, self._promised
+        else:
+            announcements.number += 1
+            entry.mine = fingerprint(announcements.number, entry.code, blocking=False)
+        self._promised, self._fast_call = 0, None
+        entry.number = announcements.number
+        self._queue.append(entry)
+
+    def pump(self) -> None:
+        """Begin the collectives which all ranks have announced, in the order of their calls."""
+        with guard:
+            if not self.lock.acquire(blocking=False):
+                return  # another thread does
+            try:
+                self._announce_due()
+                while self._queue and self._advance(self._queue[0]):
+                    pass
+            finally:
+                self.lock.release()
+
+    def _announce_due(self) -> None:
+        for entry in self._queue:
+            if entry.state is State.CALLED:
+                due = entry.not_before <= time.perf_counter()
+                if not due or not self.announcements.may_announce(entry.number):
+                    break
+                self.announcements.announce(entry.number, entry.mine)
+                entry.state = State.ANNOUNCED
+
+    def _advance(self, entry: Entry) -> bool:
+        """Move the oldest one on; whether the next one may be tried."""
+        if entry.state is not State.ANNOUNCED:
+            return False
+        seen = self.announcements.look(entry.number, entry.mine)
+        if seen.complete:
+            seen = self.announcements.acknowledge(entry.number, entry.mine)
+        entry.missing = seen.missing
+        if seen.mismatched:
+            if self.announcements.refuse(entry.number, entry.mine):
+                self._queue.popleft()
+                entry.end(State.REFUSED).refuse(seen.mismatched)
+            return True
+        if seen.missing:
+            return False
+        entry.owner.begin(seen.blocking)
+        entry.end(State.BEGUN)  # last: another thread may poll
+        self._queue.popleft()  # the fast path must not overtake it
+        return True
+
+    def hasten(self) -> None:
+        """This rank waits now: what it has called before can begin, by blocking calls."""
+        with self.lock:
+            for entry in self._queue:
+                if entry.state is State.CALLED:
+                    entry.not_before = 0.0
+                    entry.mine |= BLOCKING * entry.may_block
+
+    def withdraw(self, entry: Entry) -> bool:
+        """Take a collective back; ``False`` when all the others have announced it, too."""
+        with self.lock:
+            self.pump()
+            if entry.begun or entry not in self._queue:
+                return not entry.begun
+            if entry.state is State.ANNOUNCED and not self.announcements.withdraw(
+                entry.number, entry.mine
+            ):
+                return False
+            self._queue.remove(entry)
+            entry.end(State.WITHDRAWN)
+            return True
+
+    def called(self) -> dict[int, object]:
+        """The records of what has not begun, by number: what another rank may have to be told."""
+        # Without the lock, which another thread may hold that wants to tell, too.
+        calls = {entry.number: entry.call for entry in list(self._queue)}
+        if (fast := self._fast_call) is not None:
+            calls[fast.sequence] = fast
+        return calls
+
+    def start_anew(self) -> None:
+        """Forget what was called; all ranks of the group do so, after an incident."""
+        self._queue.clear()
+        self._promised, self._fast_call = 0, None
+
+    # -- the fast path: a blocking call of which everything is known beforehand ----------------
+
+    def find_all(self, number: int, mine: int) -> bool:
+        """Look for the other ranks for a moment; without success, take the announcement back.
+
+        ``False``: not begun. Where the other ranks rely on the announcement it stays, and the
+        next :meth:`call` goes on with it.
+        """
+        announcements = self.announcements
+        board = announcements.board
+        first = number % DEPTH * board.size
+        end, everybody = first + board.size, [mine] * board.size
+        for look in range(_LOOKS):
+            if board.words[first:end].tolist() == everybody:
+                return True
+            if look > _BUSY_LOOKS:
+                os.sched_yield()
+        while not announcements.withdraw(number, mine):
+            seen = announcements.look(number, mine)
+            if seen.blocking and seen.complete:
+                return True
+            if not seen.missing:
+                # Some are in calls that do not block: this one has to be made like theirs.
+                announcements.number, self._promised = number, mine
+                return False
+        return False
+
+    def find_all_again(self, number: int, mine: int) -> bool:
+        """One has withdrawn after all: until all are there, or this rank is not there either."""
+        while True:
+            self.announcements.board.set(ACKNOWLEDGED, number - 1)
+            if not self.find_all(number, mine):
+                return False
+            if self.announcements.acknowledge(number, mine).complete:
+                return True
+
+    def leave_to_next_call(self, call: object) -> None:
+        """The fast path did not begin ``call``: another rank's mismatch may have to name it."""
+        self._fast_call = call
+
+    def end_fast_path(self) -> None:
+        """After the fast path, and the :meth:`call` it may have led to. An error came between?"""
+        if self._promised:  # then this collective is nobody else's
+            self.announcements.withdraw(self.announcements.number, self._promised)
+        self._promised, self._fast_call = 0, None

@@ -1,0 +1,219 @@
+"""A thread that moves communications along while the rank computes.
+
+MPI promises progress only inside MPI calls (MPI 4.1, section 2.9). The thread tests what
+was started and sleeps in between, so that an ``isend`` or a bucket of
+DistributedDataParallel finishes without anybody waiting for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from collections import deque
+
+from ..mpi import MPI
+
+# Short enough to hide a bucket behind backward, long enough to cost a few percent of a core.
+PAUSE = 200e-6  # seconds
+# When nothing has completed for that long, the pause grows to the longer one.
+QUIET = 0.1  # seconds
+LONG_PAUSE = 2e-3  # seconds
+# Bytes of works that are kept for a while after their end.
+SMALL = 1024
+# How long a process group's end waits for what is under way.
+PATIENCE = 5.0  # seconds
+
+
+class Progress:
+    """All communications under way, and the thread that tests those nobody waits for."""
+
+    def __init__(self):
+        # Everything that MPI may still read or write is kept here, whoever else drops it.
+        self._live: set = set()
+        self._watched: list = []
+        self._leaked: list = []
+        # DDP's join() keeps only the C++ half of a work, which finds the Python half while that
+        # lives; asked late, the work must still be there.
+        self._recent: deque = deque(maxlen=256)
+        self._detached: list = []
+        self._wake = threading.Event()
+        self._stop = False
+        self.thread: threading.Thread | None = None
+        self._start, self._lock = threading.Lock(), threading.Lock()
+        self._last_change = 0.0
+        self._process = os.getpid()
+        self.available = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+    def begin(self, work) -> None:
+        """Keep ``work`` alive until :meth:`end`."""
+        self._live.add(work)
+
+    def end(self, work) -> None:
+        """``work`` is complete."""
+        self._live.discard(work)
+        if not work.call.blocking and work.call.nbytes <= SMALL:
+            with self._lock:
+                self._recent.append(work)
+
+    def watch(self, work) -> None:
+        """Call ``work.poll()`` until that is true."""
+        self._watched.append(work)
+        self._last_change = time.perf_counter()
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        if not self.available:
+            self._round()
+            return
+        if self.thread is None:
+            self._launch()
+        self._wake.set()
+
+    def make_way(self) -> None:
+        """Before a wait for a future: a callback on the progress thread must not stop progress."""
+        if self.thread is threading.current_thread():
+            self.thread = None
+            self._launch()
+            self._wake.set()
+
+    def leak(self, work) -> None:
+        """Keep the memory of a communication that nobody waits for any more.
+
+        For good, by a reference that is never given back: MPI may write there until its last
+        call, which is in MPI_Finalize, after Python has emptied its modules.
+        """
+        self._leaked.append(work)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))
+
+    def detach(self, group, steps) -> None:
+        """Go on with steps of ``group`` that nobody waits for any more, but other ranks need."""
+        self._detached.append((group, steps))
+        self._wake_up()
+
+    def has_futures(self) -> bool:
+        """Whether something under way may call back."""
+        return any(work._future is not None for work in list(self._live))
+
+    def works_of(self, group) -> list:
+        """The communications of ``group`` that are under way."""
+        return [work for work in list(self._live) if work.group is group]
+
+    def settled(self, group) -> bool:
+        """Move on the collectives of ``group``; whether none is left."""
+        works = [work for work in self.works_of(group) if work.is_collective]
+        detached = [steps for owner, steps in list(self._detached) if owner is group]
+        return all([work.poll() for work in works]) & all([_is_over(steps) for steps in detached])
+
+    def all_sent(self, group) -> bool:
+        """Move on the messages that ``group`` has sent; whether MPI has let go of all of them."""
+        sends = [work for work in self.works_of(group) if work.call.op == "send"]
+        leaked = [work for work in self._leaked if work.group is group]
+        return all([work.poll() for work in sends]) & all([work.is_free() for work in leaked])
+
+    def release(self, group) -> None:
+        """Everything that was given up in ``group`` is complete: its memory is free."""
+        for work in [work for work in self._leaked if work.group is group]:
+            self._leaked.remove(work)
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(work))
+
+    def drain(self, group) -> bool:
+        """End what is under way in ``group``: receives are taken back, the rest gets 5 s.
+
+        Returns:
+            Whether nothing is left.
+        """
+        with self._lock:
+            kept = [work for work in self._recent if work.group is not group]
+            self._recent.clear()
+            self._recent.extend(kept)
+        if any(work.group is group for work in self._leaked):
+            return False
+        mine = self.works_of(group)
+        for work in mine:
+            work.take_back()
+            if group.world.incident():
+                work.leave()
+        deadline = time.monotonic() + PATIENCE
+        while not all([work.poll() for work in mine]):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(PAUSE)
+        return True
+
+    def stop(self) -> None:
+        """End the thread: MPI must not be finalized under it."""
+        if os.getpid() != self._process:
+            return  # a child that was forked has neither the thread nor MPI
+        self._stop = True
+        self._wake.set()
+        if self.thread is not None:
+            self.thread.join(timeout=5)
+        for work in list(self._live):
+            if not work.poll():
+                self.leak(work)
+
+    def _launch(self) -> None:
+        with self._start:
+            if self.thread is None and not self._stop:
+                self.thread = threading.Thread(target=self._run, name="mpi-progress", daemon=True)
+                self.thread.start()
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while not self._stop and self.thread is me:
+            self._wake.wait()
+            self._wake.clear()
+            while self._busy() and not self._stop and self.thread is me:
+                self._round()
+                self._pause()
+
+    def _pause(self) -> None:
+        """Nothing at all while data are on their way within this machine; else a sleep."""
+        now = time.perf_counter()
+        if any(now < work.expected_until() for work in list(self._watched)):
+            os.sched_yield()
+            return
+        works = list(self._watched)
+        dues = [due for work in works if (due := work.due()) is not None]
+        pause = LONG_PAUSE if now - self._last_change > QUIET else PAUSE
+        if not self._detached:  # until the first of them may begin there is nothing to do
+            pause = max(pause, min((work.not_before for work in works), default=0.0) - now)
+        time.sleep(max(0.0, min([pause, *(due - now for due in dues)])))
+
+    def _busy(self) -> bool:
+        return bool(self._watched or self._detached)
+
+    def _round(self) -> None:
+        # A work stays in the list while it is tested, for a test lets other threads run.
+        now = time.perf_counter()
+        for work in list(self._watched):
+            if work.not_before <= now and _is_settled(work):
+                self._last_change = time.perf_counter()
+                with contextlib.suppress(ValueError):
+                    self._watched.remove(work)
+        for one in list(self._detached):
+            if _is_over(one[1]):
+                with contextlib.suppress(ValueError):
+                    self._detached.remove(one)
+
+
+def _is_settled(work) -> bool:
+    try:
+        return work.poll() or work.expire()
+    except Exception:  # one work's trouble must not end the progress of the others
+        return work.is_over
+
+
+def _is_over(steps) -> bool:
+    try:
+        return steps.poll()
+    except Exception:  # nobody is left who could be told
+        return True
+
+
+progress = Progress()
+atexit.register(progress.stop)

@@ -1,0 +1,77 @@
+"""Ranks come together without any risk of being stuck inside C.
+
+A communicator is made by a blocking call of all its ranks; one that does not come would hang the
+others for good. So they first exchange empty messages, whose receives can be cancelled.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from ..mpi import MPI
+from ..record import Call
+from .wait_monitor import Waitable, wait_for
+
+
+class Rendezvous(Waitable):
+    """Empty messages from and to every other rank: something to wait for.
+
+    Args:
+        communicator: in which ``ranks`` count.
+        ranks: who comes, this rank among them.
+        tag: the same on all, different for every rendezvous.
+        purpose: the operation's name for messages.
+    """
+
+    def __init__(self, communicator: MPI.Intracomm, ranks: Sequence[int], tag: int, purpose: str):
+        self.call = Call(purpose, tuple(ranks), sequence=tag)
+        others = [rank for rank in ranks if rank != communicator.rank]
+        self._receives = {r: communicator.Irecv([None, 0, MPI.BYTE], r, tag) for r in others}
+        self._sends = [communicator.Isend([None, 0, MPI.BYTE], r, tag) for r in others]
+
+    def poll(self) -> bool:
+        """Whether everybody is here."""
+        self._receives = {r: q for r, q in self._receives.items() if not q.Test()}
+        return not self._receives
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Who is not here yet; one of them is not enough; nothing is on its way."""
+        return list(self._receives), False, False
+
+    def leave(self) -> bool:
+        """Do not wait any more."""
+        for request in self._receives.values():
+            if request != MPI.REQUEST_NULL:
+                request.Cancel()
+                request.Wait()
+        return True
+
+
+def rendezvous(
+    communicator: MPI.Intracomm,
+    ranks: Sequence[int],
+    number: int,
+    purpose: str,
+    timeout: float,
+    world=None,
+) -> None:
+    """Wait until all ``ranks`` of the communicator have come here.
+
+    Args:
+        number: tells rendezvous of the same ranks apart.
+        world: see :func:`wait_for`.
+
+    Raises:
+        CommunicationTimeout: one did not come within ``timeout`` seconds.
+    """
+    # Twice: who came, but left before all were here, does not come to the second round.
+    half = communicator.Get_attr(MPI.TAG_UB) // 2  # above it: tags that nobody else uses
+    for round_ in (0, 1):
+        key = zlib.crc32(repr((tuple(ranks), number, round_, purpose)).encode())
+        met = Rendezvous(communicator, ranks, half + key % half, purpose)
+        try:
+            wait_for(met, timeout, world)
+        except BaseException:  # Ctrl-C: its receives must not take the next meeting's messages
+            met.leave()
+            raise

@@ -1,0 +1,251 @@
+"""A wait that ends: with the communication, or with an error that says why it never will."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from typing import Protocol
+
+from ..errors import CommunicationTimeout, users_line
+from ..mpi import MPI
+from ..record import Call
+from . import diagnosis
+
+# A wait first tests without a pause: as long as the data may be on their way. Then it leaves
+# its core to others; a large message moves only while somebody tests.
+SPIN = 200e-6  # seconds
+SPIN_PER_BYTE = 5e-9  # seconds; 200 MB/s
+# Pauses between tests: up to so many seconds of waiting, so long at most.
+PAUSES = ((0.1, 200e-6), (1.0, 1e-3), (math.inf, 4e-3))
+# Between machines a message is under way for longer than the wait spins, and MPI may need two
+# tests to see that it has come: longer pauses would look like a slower network.
+PAUSES_BETWEEN_MACHINES = ((10e-3, 20e-6), *PAUSES)
+# How often a wait looks at the board, and from when on it shows itself there.
+LOOK, SHOW = 10e-3, 20e-3  # seconds
+# How often the ranks' waits are searched for a deadlock.
+SEARCH = 0.25  # seconds
+# A rank whose section is over may get another one; only after that long it counts as gone.
+LEFT_FOR_GOOD = 3.0  # seconds
+# A wait that could end now is given that long to end before another rank's error ends it.
+GRACE = 50e-3  # seconds
+# The scheduler wakes a sleeper late; the rest until a point in time is waited without a pause.
+LATE = 150e-6  # seconds
+
+
+class Waitable(Protocol):
+    """What can be waited for."""
+
+    call: Call
+
+    def poll(self) -> bool:
+        """Move it on; whether it is over."""
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Global ranks that have to come; whether one is enough; whether data are moving."""
+
+    def due(self) -> float | None:
+        """When it will be over (``time.perf_counter``), where that is known."""
+        return None
+
+    def moved(self) -> object:
+        """Something that is another one whenever data have moved."""
+        return None
+
+    def leave(self) -> bool:
+        """Take it back. False: too late, it is about to complete."""
+        return True
+
+
+def wait_for(
+    waitable: Waitable, timeout: float, world=None, where: str = "", fatal: bool = True
+) -> None:
+    """Return when it is over.
+
+    Args:
+        timeout: seconds; of a communication that has begun, seconds without any movement.
+        world: whose board to look at, and to show this wait on.
+        where: the user's line; found on the stack where it is not given.
+        fatal: a timeout is an incident, which ends the waits of all ranks.
+
+    Raises:
+        CommunicationTimeout: after ``timeout``, or when a deadlock is certain.
+        CommunicationStopped: another rank failed.
+    """
+    start = time.perf_counter()
+    spin = SPIN + SPIN_PER_BYTE * waitable.call.nbytes
+    pauses = PAUSES if world is None or world.one_machine else PAUSES_BETWEEN_MACHINES
+    monitor, pause = None, 0.0
+    try:
+        while not waitable.poll():
+            waited = time.perf_counter() - start
+            if waited < spin:
+                os.sched_yield()
+                continue
+            monitor = monitor or WaitMonitor(waitable, timeout, world, where, fatal)
+            monitor.look(waited)
+            longest = next(length for until, length in pauses if waited < until)
+            pause = min(1.1 * pause + 5e-6, longest)
+            _sleep(pause, waitable.due())
+    finally:
+        if monitor is not None:
+            monitor.end()
+
+
+def _sleep(pause: float, due: float | None) -> None:
+    if due is not None:
+        left = due - time.perf_counter()
+        if left < LATE:
+            return
+        pause = min(max(pause, left - LATE), 1e-3)
+    time.sleep(pause)
+
+
+class WaitMonitor:
+    """The slow part of a wait: shows it to the other ranks, and looks what they do."""
+
+    def __init__(self, waitable: Waitable, timeout: float, world, where: str = "", fatal=True):
+        self._waitable = waitable
+        self._timeout = timeout
+        self._world = world
+        self._where = where
+        self._fatal = fatal
+        self._shown = False
+        self._next_look, self._next_search = LOOK, SEARCH
+        self._incident_since = 0.0
+        self._moved, self._still_since = waitable.moved(), 0.0
+        # When each rank's present state was first seen here, by this rank's clock.
+        self._seen: dict[int, tuple[object, float, int]] = {}
+
+    def look(self, waited: float) -> None:
+        """End the wait with an error, if there is reason to. Call it often.
+
+        Args:
+            waited: seconds since the wait began.
+        """
+        if waited >= self._timeout and not self._moves(waited):
+            self._give_up("timeout", waited)
+        if self._world is None or waited < self._next_look:
+            return
+        self._next_look = waited + LOOK
+        if self._world.incident():
+            self._incident_since = self._incident_since or waited
+            if waited - self._incident_since > GRACE:
+                self._follow(waited)
+        if waited > SHOW and not self._shown:
+            self._show()
+        if waited >= self._next_search:
+            self._next_search = waited + SEARCH
+            self._search(waited)
+
+    def _moves(self, waited: float) -> bool:
+        """Whether data are on their way: that takes long where they are many, or the network slow.
+
+        A wait with a deadline of its own, which may be tried again, ends all the same.
+        """
+        due, moved = self._waitable.due(), self._waitable.moved()
+        if moved != self._moved:
+            self._moved, self._still_since = moved, waited
+        if not self._fatal:
+            return False
+        return waited - self._still_since < self._timeout or (
+            due is not None and due > time.perf_counter()
+        )
+
+    def end(self) -> None:
+        """The wait is over."""
+        if self._shown and not self._world.stopped:
+            self._world.running()
+
+    def _show(self) -> None:
+        # The main thread is the one whose wait keeps a rank from going on.
+        if threading.current_thread() is threading.main_thread():
+            self._where = self._where or users_line()
+            self._status = self._world.waiting(self._waitable, self._where)
+            self._shown = True
+
+    def _refresh_status(self) -> None:
+        """Show it again if other ranks have come meanwhile."""
+        missing, _, moving = self._waitable.missing()
+        if self._shown and (missing, moving) != (self._status["for"], self._status["moving"]):
+            self._status = self._world.waiting(self._waitable, self._where)
+
+    def _search(self, waited: float) -> None:
+        """Stop when it is certain that this rank waits for ever."""
+        self._world.status.beat()
+        if self._shown:
+            self._refresh_status()
+        by_rank = {s["rank"]: self._settled(s, waited) for s in self._world.statuses()}
+        if any(s["state"] == "dead" for s in by_rank.values()):
+            self._follow(waited)
+        elif self._shown:
+            stuck = diagnosis.stuck_ranks(by_rank)
+            if self._world.rank in stuck:
+                cycle = diagnosis.find_cycle({rank: by_rank[rank] for rank in stuck})
+                self._give_up("deadlock" if cycle else "timeout", waited, certain=True)
+        else:  # a future: the rank may compute, but who is gone does not come
+            missing, any_of_them, _ = self._waitable.missing()
+            gone = [by_rank[rank]["state"] in diagnosis.GONE for rank in missing]
+            if gone and (all(gone) if any_of_them else any(gone)):
+                self._give_up("timeout", waited, certain=True)
+
+    def _settled(self, status: dict, waited: float) -> dict:
+        """The status, taken for a running rank's until it has been the same for a while."""
+        state = status["state"]
+        name = (state, status.get("wait"), status.get("section"))
+        beats = self._world.status.beats(status["rank"])
+        known, since, beat = self._seen.get(status["rank"], (None, 0.0, 0))
+        if known != name:
+            self._seen[status["rank"]] = name, since, beat = name, waited, beats
+        if state == "waiting":
+            patience = status["patience"]
+            if beats < beat + 2:  # it has not tested its wait since: frozen, or not scheduled
+                return {**status, "state": "running"}
+        elif state == "left":
+            patience = min(LEFT_FOR_GOOD, self._timeout)
+            if status["section"] != self._world.section:
+                patience = self._timeout + 1  # it has not begun this section yet
+        else:
+            return status
+        return status if waited - since >= patience else {**status, "state": "running"}
+
+    def _follow(self, waited: float) -> None:
+        if self._waitable.leave():
+            raise self._world.follow(self._waitable.call, self._waitable, waited)
+        self._incident_since = 0.0
+
+    def _give_up(self, kind: str, waited: float, certain: bool = False) -> None:
+        if not self._waitable.leave():
+            self._timeout += GRACE  # everybody has just come: it is about to complete
+            return
+        call, where = self._waitable.call, self._where or users_line()
+        rank = MPI.COMM_WORLD.rank if self._world is None else self._world.rank
+        text = f"rank {rank} waits in {call.describe()} at {where}, and "
+        text += self._what_is_missing(certain)
+        record = {"where": where, "waited": waited}
+        if self._world is not None and self._fatal:
+            record = self._world.stop(
+                kind, text, waitable=self._waitable, where=where, waited=waited
+            )
+            text = f"{text}\n{diagnosis.diagnose(self._world.statuses())}"
+        raise CommunicationTimeout(text, call, record)
+
+    def _what_is_missing(self, certain: bool) -> str:
+        call = self._waitable.call
+        missing, any_of_them, moving = self._waitable.missing()
+        if moving:
+            return f"its data, which were on their way, have not moved for {self._timeout:g} s."
+        text = _partner(call, missing, any_of_them)
+        if not certain:
+            return f"{text} did not come within the timeout of {self._timeout:g} s."
+        several = call.op not in ("send", "recv") and len(missing) > 1
+        return text + (" never come." if several else " never comes.")
+
+
+def _partner(call: Call, missing: list[int], any_of_them: bool) -> str:
+    if call.op in ("send", "recv"):
+        verb = "receive" if call.op == "send" else "send"
+        peer = "any rank" if any_of_them else f"rank {call.partner}"
+        return f"the matching {verb} of {peer}"
+    return f"{diagnosis.names(missing) if missing else 'its end'}"

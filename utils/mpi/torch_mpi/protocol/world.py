@@ -1,0 +1,340 @@
+"""All ranks together: who they are, and what becomes of all when one fails.
+
+An *incident* begins when a rank fails: an error in the user's code, a deadlock, a mismatch, a
+Ctrl-C. It puts its status on the board and raises the incident's number there. Whoever waits sees
+that within milliseconds and stops waiting, too. Before the next communication all ranks meet, and
+throw away what was under way (:mod:`torch_mpi.protocol.recovery`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from .. import library, words
+from ..errors import CommunicationError, CommunicationStopped, users_line
+from ..mpi import MPI
+from ..record import log
+from . import board, diagnosis, failures, fence, recovery, script
+from .groups import Groups
+from .interrupts import guard
+from .progress import progress
+from .rendezvous import rendezvous
+from .status import FAULT, WORDS, Status, Statuses, of_history, of_messages, of_wait
+from .threads import Threads
+
+# How long a rank that follows looks for the cause that the first one is about to write.
+_CAUSE_DEADLINE = 0.3  # seconds
+# An error's text on the board, in characters.
+_LONGEST = 1200
+# A rank's word for "no communication is possible any more".
+_BROKEN = 1 << 62
+# How long the ranks wait for each other after an incident.
+RECOVERY_DEADLINE = 30.0  # seconds
+
+_world: World | None = None
+
+
+def current() -> World | None:
+    """The world, once a process group was made."""
+    return _world
+
+
+def enter(timeout: float) -> World:
+    """The world; the first call is made by all ranks together.
+
+    Raises:
+        CommunicationTimeout: a rank did not come within ``timeout`` seconds.
+    """
+    if _world is None:
+        guard.install()
+        rendezvous(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), 0, "init_process_group", timeout)
+        begin_anew(MPI.COMM_WORLD, timeout)
+        # MPI_Finalize waits for all ranks, and some may be dead by then.
+        library.finalizes = not failures.are_survived()
+        script.watch_over(current)
+    return _world
+
+
+def begin_anew(base: MPI.Intracomm, timeout: float) -> None:
+    """Go on as the ranks of this communicator; all of them call this, and have no groups."""
+    global _world
+    _world = World(base, timeout)
+
+
+class World:
+    """This rank among all ranks.
+
+    Args:
+        base: the communicator of all ranks; in it they have their numbers.
+        timeout: of the first group, in seconds.
+
+    Attributes:
+        base, timeout: the same.
+        rank, size: of MPI's world.
+        one_machine: whether all ranks share memory, and a clock.
+        cores: processors that the ranks may use together, on one machine.
+        control: the communicator of the protocol's own messages.
+        status: what the ranks say of themselves.
+        groups: the process groups of this rank.
+        threads: which of this rank's threads may communicate.
+        stopped: this rank has left a communication, or failed, in the present incident.
+        unheard: the incident is of a communication that nobody waits for: nobody was told of it.
+    """
+
+    def __init__(self, base: MPI.Intracomm, timeout: float):
+        self.base, self.timeout = base, timeout
+        self.rank, self.size = base.rank, base.size
+        node = base.Split_type(MPI.COMM_TYPE_SHARED)
+        self.one_machine = base.allreduce(node.size == self.size, MPI.LAND)
+        node.Free()
+        self.cores = cores_of_all(base)
+        fence.use(base.allreduce(fence.register(), MPI.LAND))
+        self.control = base.Dup()
+        self.board = board.make(self.control, base.Dup, self.one_machine, len(WORDS), text=True)
+        self.status = Statuses(self.board)
+        self.groups = Groups()
+        self.threads = Threads()
+        self.stopped = self.unheard = False
+        self._mark = log.mark()
+        self._write = self.status.write
+        self._write(state="running")
+
+    @property
+    def epoch(self) -> int:
+        """How many incidents are over."""
+        return self.status.epoch
+
+    @property
+    def section(self) -> str:
+        """Name of the part of the program that runs, the same on all ranks."""
+        return self.status.section
+
+    # -- what this rank says of itself ------------------------------------------------------
+
+    def begin_section(self, name: str) -> None:
+        """A part of the program begins. An incident of the one before is no error in this one."""
+        guard.install()
+        self.status.section, self._mark = name, log.mark()
+        if self.incident():
+            if not self._is_of(name):
+                self.join_incident()
+            elif self.stopped:
+                # What this rank's progress thread met, when others had begun this section already.
+                self.unheard = True
+                return
+        self.unheard = False
+        self._write(state="running")
+
+    def _is_of(self, section: str) -> bool:
+        """Whether the incident is one of this section, which other ranks have begun before."""
+        self.cause()  # so that it is written
+        return any(s.get("kind") and s.get("section") == section for s in self.statuses())
+
+    def end_section(self) -> None:
+        """This rank has run its part of the section."""
+        if not self.stopped:
+            balanced = not self.groups.balance()
+            self._write(state="left", **({} if balanced else of_messages(log.since(self._mark))))
+
+    def ended(self, **more) -> None:
+        """This rank's program is over; ``more``: see :mod:`torch_mpi.protocol.leftovers`."""
+        self._write(**{**self.status.own, **more, "state": "ended"})
+
+    def raised(self, error: BaseException, where: str) -> None:
+        """The user's code ended with an error on this rank."""
+        if self.stopped and self.status.own.get("kind"):
+            return  # what came first counts
+        interrupted = isinstance(error, KeyboardInterrupt)
+        text = f"{type(error).__name__}: {_text(error)}".rstrip(": ")
+        self.stop("interrupted" if interrupted else "raised", text, where=where)
+
+    def waiting(self, waitable, where: str) -> Status:
+        """This rank waits, for longer than a moment. Returns its status."""
+        return self.status.waiting(**of_wait(waitable, where, self._is_alone()))
+
+    def running(self) -> None:
+        """The wait is over."""
+        self._write(state="running")
+
+    def _is_alone(self) -> bool:
+        return self.threads.alone({progress.thread}) and not progress.has_futures()
+
+    # -- incidents --------------------------------------------------------------------------
+
+    def stop(
+        self,
+        kind: str,
+        error: str,
+        *,
+        waitable=None,
+        where: str = "",
+        heard: bool = True,
+        called: dict[str, dict] | None = None,
+        **more,
+    ) -> Status:
+        """Begin an incident, or join it; returns the status that all ranks can read now.
+
+        Args:
+            kind: see :class:`~torch_mpi.protocol.status.Status`.
+            error: what happened.
+            waitable: the communication this rank was in, if it was.
+            where: the user's line.
+            heard: somebody waits for the communication, and will get the error.
+            called: a collective that fits no other rank's, by its name: ``what``, ``where``.
+        """
+        record = {"where": where}
+        if waitable is not None:
+            record = of_wait(waitable, where, self._is_alone())
+            record |= of_history(waitable.call, log.since(self._mark))
+        with self.status.lock:
+            number, before = self.epoch + 1, self.status.own
+            # Written again with more words, it is still the same moment.
+            again = before.get("incident") == number
+            at = before["at"] if again else time.perf_counter()
+            called = (before["called"] if again else {}) | self._called() | (called or {})
+            self.unheard = self.unheard or not heard
+            status = self._write(
+                **record, state="stopped", kind=kind, error=error[:_LONGEST], called=called,
+                at=at, incident=number, **more,
+            )  # fmt: skip
+            self.join_incident()
+        return status
+
+    def _called(self) -> dict[str, dict]:
+        """The collectives that have not begun: what another rank may have to tell of a mismatch."""
+        return {name: told for group in self.groups for name, told in group.called().items()}
+
+    def join_incident(self) -> None:
+        """This rank does not go on before all ranks have met."""
+        self.stopped = True
+        self.board.set(FAULT, max(self.epoch + 1, self.board.of_all(FAULT)[self.rank]))
+        for group in self.groups:
+            group.forget_fast_path()
+
+    def give_up_all(self) -> None:
+        """Join the incident, and end what is under way."""
+        if not self.stopped:
+            self.join_incident()
+        for group in self.groups:
+            group.give_up_all()
+
+    def incident(self) -> bool:
+        """Whether some rank has failed since the ranks last met."""
+        if self.board.refresh:
+            self.board.refresh()
+        return max(self.board.of_all(FAULT)) > self.epoch
+
+    def incident_is_over(self) -> None:
+        """All ranks have met."""
+        self.status.epoch += 1
+        self.stopped = self.unheard = False
+        self._write(state="running")
+
+    def statuses(self) -> list[Status]:
+        """What each rank last wrote of itself; of this incident, while there is one."""
+        return self.status.all()
+
+    def dead(self) -> list[int]:
+        """Ranks whose process is gone."""
+        return self.status.dead()
+
+    def cause(self) -> Status | None:
+        """The status of the rank that failed first."""
+        deadline = time.perf_counter() + _CAUSE_DEADLINE
+        while (found := diagnosis.first_cause(self.statuses())) is None:
+            if time.perf_counter() > deadline:
+                return None
+            time.sleep(1e-3)
+        return found
+
+    def follow(self, call=None, waitable=None, waited: float = 0.0) -> CommunicationStopped:
+        """The error for a rank that stops because another one failed."""
+        where = users_line()
+        self.unheard = False
+        cause = self.cause()
+        name = call if isinstance(call, str) else call.describe()
+        doing = f"stopped waiting in {name}" if waitable else f"did not begin {name}"
+        text = f"rank {self.rank} {doing} at {where}, because "
+        text += _reason(cause) if cause else "another rank had stopped."
+        record = self.stop("followed", text, waitable=waitable, where=where, waited=waited)
+        return CommunicationStopped(text, call if waitable else None, record)
+
+    # -- together again ---------------------------------------------------------------------
+
+    def check(self, op: str) -> None:
+        """Before a communication: take part in what the others do.
+
+        Raises:
+            CommunicationStopped: an incident is on, which this rank did not know of.
+            CommunicationError: the ranks cannot get together again.
+        """
+        if self.unheard:
+            raise self._now_heard()
+        if self.stopped:
+            self.recover()
+        elif self.incident():
+            self.refuse_if_broken()
+            raise self.follow(op)
+
+    def _now_heard(self) -> CommunicationStopped:
+        own, deadline = self.status, time.perf_counter() + 2 * _CAUSE_DEADLINE
+        while not own.own.get("error") and time.perf_counter() < deadline:
+            time.sleep(1e-3)  # another thread finds the words
+        self.unheard = False
+        return CommunicationStopped(own.own.get("error", ""), None, own.own)
+
+    def recover(self, timeout: float = RECOVERY_DEADLINE) -> bool:
+        """Meet the other ranks after an incident; see :func:`~.recovery.recover`."""
+        return self.incident() and recovery.recover(self, timeout)
+
+    def refuse_if_not_whole(self) -> None:
+        """Raise CommunicationError where the ranks cannot get together any more."""
+        if dead := self.dead():
+            verb = "is" if len(dead) == 1 else "are"
+            raise CommunicationError(f"{diagnosis.names(dead)} {verb} dead. {failures.what_now()}")
+        self.refuse_if_broken()
+
+    def refuse_if_broken(self) -> None:
+        """Raise CommunicationError where a rank could not get together with the others."""
+        if self.board.refresh:
+            self.board.refresh()
+        if _BROKEN in self.board.of_all(FAULT):
+            raise CommunicationError(
+                f"the ranks could not get together again after an error: {words.fresh_ranks}"
+            )
+
+    def is_broken(self) -> None:
+        """Tell all ranks that this one could not get together with them."""
+        self.board.set(FAULT, _BROKEN)
+
+    def sweep(self) -> list[dict]:
+        """Throw away the messages that nobody has received; see :func:`~.recovery.sweep`."""
+        return recovery.sweep(self)
+
+    def balance(self) -> int:
+        """How many more messages this rank has sent than received."""
+        return self.groups.balance()
+
+
+def _reason(cause: Status) -> str:
+    if cause["kind"] in ("raised", "interrupted"):
+        return f"{diagnosis.line(cause)}."
+    if cause["kind"] == "died":
+        return f"{diagnosis.line(cause)}. {failures.what_now()}"
+    # Of a mismatch the two sides are still being put together.
+    return cause["error"] or f"the call of rank {cause['rank']} does not fit those of the others."
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as worse:  # the user's own __str__
+        return f"(its text can't be shown: {type(worse).__name__})"
+
+
+def cores_of_all(base: MPI.Intracomm) -> int:
+    """How many processors the ranks of one machine may use together; all of them call this."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    return len(set().union(*base.allgather(os.sched_getaffinity(0))))

@@ -14,15 +14,13 @@ from torch import nn
 
 from . import replicas, training
 from .calls import inside, made, only, waited
-from .groups import WORLD, in_group, keywords, members_of, on, partitions, tried
+from .groups import EVERYWHERE, PARTITIONS, WORLD, in_group, keywords, members_of, on, tried
 from .mistakes import Mistake, table
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
 from .replicas import Twin
 from .task import Report, task
 
-PARTITIONS = partitions(WORLD)
-EVERYWHERE = (*PARTITIONS, None)
 # Where one rank of a group has nothing: last, as it could hide another mistake.
 WITH_EMPTY = PARTITIONS[1::-1]
 
@@ -62,10 +60,8 @@ def probe_average(
             if parameter is not model[3].bias:
                 parameter.grad = values[: parameter.numel()].view_as(parameter).to(parameter.dtype)
                 values = values[parameter.numel() :]
-        before, had = (
-            replicas.weights_of(model),
-            [p for p in model.parameters() if p.grad is not None],
-        )
+        before = replicas.weights_of(model)
+        had = [p for p in model.parameters() if p.grad is not None]
         given = [counts[k][rank]] * weighted
         _, calls = recorded(function, model, *given, **keywords(partition, group))
         answers.append(

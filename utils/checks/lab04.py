@@ -22,15 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import overlap, replicas
 from .calls import Calls, Rule, inside, only
-from .groups import WORLD, enough, in_group, keywords, on, partitions, tried
+from .groups import EVERYWHERE, PARTITIONS, WORLD, enough, in_group, keywords, on, tried
 from .mistakes import Mistake, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, as_dict, recorded, told
 from .replicas import Twin
 from .task import Report, task
-
-PARTITIONS = partitions(WORLD)
-EVERYWHERE = (*PARTITIONS, None)
 
 # What DDP communicates beside gradients: the order in which they were ready, once.
 HOUSEKEEPING = {"broadcast", "all_gather"}

@@ -372,7 +372,8 @@ def same_result(ranks, report: Report) -> None:
     for _, members, values in tried(ranks, report, training.__name__, "probe_training", cases):
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
             _judge_history(report, rank, value, members, place)
-        for kind, count in training.FEW.items() if not report.found else ():
+        few = training.few(len(members))
+        for kind, count in few.items() if not report.found else ():
             found, wanted = [value[kind] for value in values], training.EPOCHS * count
             every = "every rank takes all images" if min(found) >= wanted else "unequal parts"
             said = f"{on(members)}: {every}: {found} of {wanted} were {kind}. {TAKE[kind]}"
@@ -388,7 +389,7 @@ def _judge_history(report: Report, rank: int, value: dict, members, place: int) 
         said = 'train_parallel must return a dict with "loss", "test_loss" and "accuracy"'
         report.problem(f"{said}; it returned {got}", rank)
     elif report.communication(rank, value["calls"], inside(members)):
-        for key, expected in training.history_of_twin().items():
+        for key, expected in training.history_of_twin(len(members)).items():
             what = f'train_parallel on a few images {on(members)}: "{key}"'
             wrong = training.wrong_histories(key, place, len(members))
             if not report.judge(rank, history[key], expected, wrong, what=what, tolerance=1e-4):

@@ -158,9 +158,9 @@ def _assign(
 
 
 def _bucket_cases(seed: int) -> list[dict]:
-    """Sizes and caps: random ones, one that fills a bucket exactly, a single gradient, none."""
+    """Sizes and caps: first those that tell mistakes apart, then random and special ones."""
     draw = random.Random(seed)
-    cases = []
+    cases = [([40, 100, 100, 300, 300, 40], 400, 120)]
     for _ in range(6):
         sizes = [4 * draw.choice((3, 10, 40, 100, 256)) for _ in range(draw.randint(6, 14))]
         cases.append((sizes, draw.randint(400, 1500), draw.randint(60, 300)))

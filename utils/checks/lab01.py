@@ -23,7 +23,7 @@ from .replicas import rules_of
 from .task import Report, task
 
 # Long enough that MPI does not send it before the receiver is ready (rendezvous).
-LONG = 1_000_000
+LONG = 250_000
 
 
 # -- 1.1 --------------------------------------------------------------------------------------
@@ -93,15 +93,13 @@ def probe_transfer_overlapped(user_ns: dict, *, rank: int, seed: int) -> dict:
     from torch_mpi.record import log
 
     tensor = integers(seed + rank, LONG)
-    mark = log.mark()
-    seen = []
+    own, mark, seen = tensor.clone(), log.mark(), []
 
     def work() -> int:
         seen.append([{"op": c.op, "waited": c.waited} for c in log.since(mark)])
         return seed + rank
 
     result, calls = recorded(answer_named(user_ns, "transfer_overlapped"), tensor, rank, work)
-    own = integers(seed + rank, LONG)
     expected = integers(seed, LONG) if rank == 1 else own
     return {
         "right": torch.equal(tensor, expected),

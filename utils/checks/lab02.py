@@ -28,8 +28,8 @@ from .task import Report, task
 #: Samples: one number that all p of 1 … 4 divide, and awkward ones.
 SAMPLES = (24, 25, 7, 1)
 RANK_COUNTS = (1, 2, 3, 4)
-#: Every rank of each of them: (p, r).
-PLACES = [(p, r) for p in RANK_COUNTS for r in range(p)]
+#: The first and the last rank of each: (p, r).
+PLACES = [(p, r) for p in RANK_COUNTS for r in sorted({0, p - 1})]
 
 
 # -- what the sampler does ------------------------------------------------------------------------

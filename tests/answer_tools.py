@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from lab_tools import answers, checks_of, run_cell, verdict
-from local_ranks import LocalRanks
+from local_ranks import LocalRanks, Traces
 
 from utils import cluster
 
@@ -81,17 +81,37 @@ class Lab:
             self.run(solution)
         self.run(self.after.get(task, ""))
 
-    def try_out(self, task: str, code: str, again: bool = True) -> tuple[bool, str]:
+    def try_out(self, task: str, code: str, again: bool | None = True) -> tuple[bool, str]:
         """What the check says of an answer. Afterwards the solution is back, and passes.
 
         Args:
-            again: try that.
+            again: try that; ``None``: where the answer left something behind, which takes ranks
+                in this process to see.
         """
+        before = again is None and self.ranks.traces()
         self.run(code)
         told = verdict(self.checks[task], self.ranks)
+        answered = again is None and self.ranks.traces()
         self.solve(task)
-        if not again:
-            return told
-        passed, printed = verdict(self.checks[task], self.ranks)
-        assert passed, f"after that answer the solution does not pass any more: {printed}"
+        if again is None:
+            again = left_behind(before, answered, self.ranks.traces())
+        if again:
+            passed, printed = verdict(self.checks[task], self.ranks)
+            assert passed, f"after that answer the solution does not pass any more: {printed}"
         return told
+
+
+def left_behind(before: Traces, answered: Traces, solved: Traces) -> bool:
+    """Whether an answer had an accident, or changed names that the solution does not set again."""
+    accidents = before[0] != answered[0]
+    return accidents or bool(_changed(before[1], answered[1]) - _changed(answered[1], solved[1]))
+
+
+def _changed(earlier: list[dict], later: list[dict]) -> set[tuple[int, str]]:
+    """Names that are new, gone, or stand for another object: (rank, name)."""
+    return {
+        (rank, name)
+        for rank, (one, other) in enumerate(zip(earlier, later, strict=True))
+        for name in one.keys() | other.keys()
+        if name not in one or name not in other or one[name] is not other[name]
+    }

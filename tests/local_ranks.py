@@ -59,6 +59,8 @@ OWN = [
 # Seconds after which a rank that neither ends nor communicates is given up.
 PATIENCE = 60.0
 CELL = "<ipython-input-local>"
+#: How many accidents there were, and the names on each rank.
+Traces = tuple[int, list[dict[str, Any]]]
 
 
 class World:
@@ -274,6 +276,8 @@ class LocalRanks:
         self.user_ns: list[dict[str, Any]] = [
             {"__builtins__": builtins, "rank": rank, "world_size": n} for rank in range(n)
         ]
+        #: Runs that ended with an error, in a deadlock, or with messages that nobody received.
+        self.accidents = 0
         self._jobs: list[Callable[[], None] | None] = [None] * n
         self._threads: list[threading.Thread] = []
         self._exit = contextlib.ExitStack()
@@ -328,7 +332,7 @@ class LocalRanks:
 
         self._all(cell)
         if errors:
-            self.world.meet_again()
+            self._meet_again()
             raise errors[0]
 
     def ask(self, target: str, *, timeout: float = 60.0, **kwargs: Any) -> list[Reply]:
@@ -343,13 +347,22 @@ class LocalRanks:
 
         self._all(answer)
         if any(reply.status != "ok" for reply in replies):
-            self.world.meet_again()
+            self._meet_again()
             return replies
         left = self.world.sweep()
+        self.accidents += bool(left)
         return [
             Reply(r.rank, "ok", r.value, stdout=r.stdout, unreceived=tuple(left.get(r.rank, ())))
             for r in replies
         ]
+
+    def _meet_again(self) -> None:
+        self.accidents += 1
+        self.world.meet_again()
+
+    def traces(self) -> Traces:
+        """What a run may leave behind that another one notices."""
+        return self.accidents, [dict(namespace) for namespace in self.user_ns]
 
     def _reply(self, rank: int, function: Callable, arguments: str) -> Reply:
         printed = io.StringIO()

@@ -35,6 +35,11 @@ def partitions(world: int) -> list[Partition]:
     return [[list(range(k, min(k + size, world))) for k in range(0, world, size)] for size in sizes]
 
 
+# What most answers are tried in; None is no group.
+PARTITIONS = partitions(WORLD)
+EVERYWHERE = (*PARTITIONS, None)
+
+
 @contextlib.contextmanager
 def group_of(partition: Partition, rank: int) -> Iterator[dist.ProcessGroup | None]:
     """This rank's new group, destroyed at the end; all ranks do this. `None`: no partition."""

@@ -14,15 +14,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .calls import blocking, broken, in_words, inside, made, messages, only, waited
+from .calls import blocking, in_words, inside, made, messages, only, waited
 from .clock import moved_clocks
 from .mistakes import Mistake, is_number, table
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded
+from .replicas import rules_of
 from .task import Report, task
 
 # Long enough that MPI does not send it before the receiver is ready (rendezvous).
-LONG = 1_000_000
+LONG = 250_000
 
 
 # -- 1.1 --------------------------------------------------------------------------------------
@@ -92,15 +93,13 @@ def probe_transfer_overlapped(user_ns: dict, *, rank: int, seed: int) -> dict:
     from torch_mpi.record import log
 
     tensor = integers(seed + rank, LONG)
-    mark = log.mark()
-    seen = []
+    own, mark, seen = tensor.clone(), log.mark(), []
 
     def work() -> int:
         seen.append([{"op": c.op, "waited": c.waited} for c in log.since(mark)])
         return seed + rank
 
     result, calls = recorded(answer_named(user_ns, "transfer_overlapped"), tensor, rank, work)
-    own = integers(seed + rank, LONG)
     expected = integers(seed, LONG) if rank == 1 else own
     return {
         "right": torch.equal(tensor, expected),
@@ -131,13 +130,13 @@ def transfer_overlapped(ranks, report: Report) -> None:
 
 
 def _judge_overlap(report: Report, rank: int, under_way: list[dict]) -> None:
-    if rank > 1 or report.of(rank):
-        return
-    op = "isend" if rank == 0 else "irecv"
-    if not under_way:
-        report.problem(f"{op} comes after work(): start the communication first", rank)
-    elif any(call["waited"] for call in under_way):
-        report.problem("wait() comes before work(): nothing overlaps, wait after it", rank)
+    op, waited_for = "isend" if rank == 0 else "irecv", any(call["waited"] for call in under_way)
+    if rank < 2 and not report.of(rank):
+        wrong = {
+            f"{op} comes after work(): start the communication first": not under_way,
+            "wait() comes before work(): nothing overlaps, wait after it": waited_for,
+        }
+        report.communication(rank, [], *rules_of(wrong))
 
 
 # -- 1.4 --------------------------------------------------------------------------------------
@@ -166,7 +165,7 @@ def sum_over_ranks(ranks, report: Report) -> None:
 
 def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:
     n = len(own)
-    wrong = {
+    return table({
         "this is the mean over the ranks: the task asks for the sum": own.mean(0),
         "this is the largest element of all ranks: op=dist.ReduceOp.SUM": own.amax(0),
         "this is the smallest element of all ranks: op=dist.ReduceOp.SUM": own.amin(0),
@@ -175,8 +174,7 @@ def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:
         "given, so return that one": own[rank],
         f"this is {n} times the rank's own tensor, which is the sum only where all ranks hold the "
         "same": own[rank] * n,
-    }
-    return table(wrong)
+    })  # fmt: skip
 
 
 # -- 1.5 --------------------------------------------------------------------------------------
@@ -188,14 +186,11 @@ def probe_exchange(user_ns: dict, *, rank: int, seed: int, length: int) -> dict:
     given = mine.clone()
     result, calls = recorded(answer_named(user_ns, "exchange"), given, rank)
     partner = {0: 1, 1: 0}.get(rank, rank)
-    found = "something else"
-    if result is None:
-        found = "None"
-    elif isinstance(result, torch.Tensor):
-        if torch.equal(result, integers(seed + partner, length)):
-            found = "right"
-        elif torch.equal(result, mine):
-            found = "its own"
+    found = "None" if result is None else "something else"
+    if isinstance(result, torch.Tensor):
+        known = {"its own": mine, "right": integers(seed + partner, length)}
+        for name, tensor in known.items():
+            found = name if torch.equal(result, tensor) else found
     return {"found": found, "changed": not torch.equal(given, mine), "calls": calls}
 
 
@@ -212,23 +207,19 @@ def exchange(ranks, report: Report) -> None:
 
 def _judge_exchange(report: Report, rank: int, value: dict, length: int) -> None:
     wanted = [("recv", 1 - rank), ("send", 1 - rank)] if rank < 2 else []
+    arrives = "the tensor that arrived" if rank < 2 else "mine, as nothing arrives here"
+    whose = {0: "rank 1's tensor", 1: "rank 0's tensor"}.get(rank, "its own")
+    calls, found = value["calls"], value["found"]
+    wrong = {
+        "it receives into the tensor that is still being sent: the message may be a mixture of "
+        "both. Receive into a tensor of its own, torch.empty_like(mine)":
+            value["changed"] and _is_sent_while_received(calls),
+        f"exchange returned None: return {arrives}": found == "None",
+        "the result is the rank's own tensor: return the one that arrived": found == "its own",
+        f"of {length} elements: the result is not {whose}": found != "right",
+    }  # fmt: skip
     rules = (only("send", "recv"), messages(*wanted, in_order=False), waited)
-    if not report.communication(rank, value["calls"], *rules):
-        return
-    if value["changed"] and _is_sent_while_received(value["calls"]):
-        report.problem(
-            "it receives into the tensor that is still being sent: the message may be a mixture "
-            "of both. Receive into a tensor of its own, torch.empty_like(mine)",
-            rank,
-        )
-    elif value["found"] == "None":
-        what = "the tensor that arrived" if rank < 2 else "mine, as nothing arrives here"
-        report.problem(f"exchange returned None: return {what}", rank)
-    elif value["found"] == "its own":
-        report.problem("the result is the rank's own tensor: return the one that arrived", rank)
-    elif value["found"] != "right":
-        whose = {0: "rank 1's tensor", 1: "rank 0's tensor"}.get(rank, "its own")
-        report.problem(f"of {length} elements: the result is not {whose}", rank)
+    report.communication(rank, calls, *rules, *rules_of(wrong))
 
 
 def _is_sent_while_received(calls: list[dict]) -> bool:
@@ -318,11 +309,11 @@ def sum_over_even_ranks(ranks, report: Report) -> None:
 
 
 def _judge_group(report: Report, rank: int, value: dict, evens: list[int]) -> None:
-    members, wanted = value["ranks"], evens if rank in evens else []
-    if members == wanted:
+    members, kind = value["ranks"], value["kind"]
+    if members == (evens if rank in evens else []):
         return
     if members is None:
-        made = "nothing" if value["kind"] == "NoneType" else f"a {value['kind']}"
+        made = "nothing" if kind == "NoneType" else f"a {kind}"
         said = (
             f"even_ranks is {made} on this rank. Every rank has to call dist.new_group({evens}), "
             "those outside of the group, too: it is all ranks that make a group"
@@ -334,41 +325,25 @@ def _judge_group(report: Report, rank: int, value: dict, evens: list[int]) -> No
 
 
 def _judge_even_sum(report: Report, rank: int, value: dict, own: list, evens: list[int]) -> None:
-    member = rank in evens
-    if value["warned"]:
-        report.problem(
-            "it calls a collective of a group that it does not belong to: PyTorch warns and "
-            "does nothing. Only members call it",
-            rank,
-        )
-    elif value["made inside"]:
-        report.problem(
-            "the function makes a group at each call: make it once, outside, and use the "
-            "argument group",
-            rank,
-        )
-    elif not value["used"]:
-        report.problem("the argument group is not used: all_reduce(tensor, group=group)", rank)
-    elif report.communication(rank, value["calls"], _in_even_group(evens if member else [])):
+    member, calls = rank in evens, value["calls"]
+    wrong = {
+        "it calls a collective of a group that it does not belong to: PyTorch warns and does "
+        "nothing. Only members call it": value["warned"],
+        "the function makes a group at each call: make it once, outside, and use the argument "
+        "group": value["made inside"],
+        "the argument group is not used: all_reduce(tensor, group=group)": not value.get("used"),
+    }
+    made_by_others = {f"makes {call['op']}, but is no member of the group": True for call in calls}
+    once = inside(evens), only("all_reduce"), made("all_reduce", 1)
+    rules = once if member else rules_of(made_by_others)
+    if report.communication(rank, calls, *rules_of(wrong), *rules):
         expected = sum(own[r] for r in evens) if member else own[rank]
-        mistakes = [
-            Mistake(own[rank].tolist(), "the tensor is unchanged: all_reduce writes into it"),
-            Mistake(sum(own).tolist(), "this is the sum over all ranks: pass group=group"),
-        ]
+        mistakes = table({
+            "the tensor is unchanged: all_reduce writes into it": own[rank],
+            "this is the sum over all ranks: pass group=group": sum(own),
+        })  # fmt: skip
         what = "the tensor afterwards"
         report.judge(rank, value["tensor"], expected.tolist(), mistakes, what=what)
-
-
-def _in_even_group(evens: list[int]) -> Callable:
-    """The rule of one all_reduce in this group; none outside of it."""
-    rules = (inside(evens), only("all_reduce"), made("all_reduce", 1 if evens else 0))
-
-    def rule(calls: list[dict]) -> str | None:
-        if not evens and calls:
-            return f"makes {calls[0]['op']}, but is no member of the group"
-        return broken(calls, *rules)
-
-    return rule
 
 
 # -- 1.7 --------------------------------------------------------------------------------------
@@ -435,55 +410,42 @@ def ping_pong(ranks, report: Report) -> None:
 
 
 def _judge_ping_pong(report: Report, rank: int, value: dict, nbytes: int, true: float) -> None:
-    calls, seconds = value["calls"], value["seconds"]
+    calls, seconds, takes_part = value["calls"], value["seconds"], rank < 2
     plays = [call for call in calls if call["op"] != "barrier"]
-    if rank > 1 and plays:
-        report.problem(f"only ranks 0 and 1 play; it made {in_words(_pairs(plays))}", rank)
-    if not report.communication(rank, calls, only("send", "recv", "barrier")) or rank > 1:
-        return
     sends = sum(call["op"] == "send" for call in plays)
-    wrong = sorted({call["nbytes"] for call in plays} - {nbytes})
+    sizes = sorted({call["nbytes"] for call in plays} - {nbytes})
     what = f"ping_pong({nbytes}, {REPEATS})"
-    if sends < REPEATS or 2 * sends != len(plays):
-        report.problem(
-            f"{what}: expected {REPEATS} sends and {REPEATS} recvs (a few more to warm up are "
-            f"fine), it made {sends} and {len(plays) - sends}",
-            rank,
-        )
-    elif wrong:
-        report.problem(
-            f"{what} sent messages of {wrong} bytes: {nbytes} elements of dtype torch.uint8", rank
-        )
-    elif rank == 1:
-        if seconds is not None:
-            report.problem("only rank 0 measures: return None on the others", rank)
-    else:
-        _judge_time(report, what, seconds, sends, true)
+    wrong = {
+        f"only ranks 0 and 1 play; it made {in_words((c['op'], c['peer']) for c in plays)}":
+            plays and not takes_part,
+        f"{what}: expected {REPEATS} sends and {REPEATS} recvs (a few more to warm up are fine), "
+        f"it made {sends} and {len(plays) - sends}":
+            takes_part and (sends < REPEATS or 2 * sends != len(plays)),
+        f"{what} sent messages of {sizes} bytes: {nbytes} elements of dtype torch.uint8": sizes,
+        "only rank 0 measures: return None on the others": rank == 1 and seconds is not None,
+    }  # fmt: skip
+    rules = only("send", "recv", "barrier"), *rules_of(wrong)
+    if report.communication(rank, calls, *rules) and rank == 0:
+        form = {"what": f"{what}, seconds on the emulated wire", "form": "seconds"}
+        report.judge(0, seconds, true, _wrong_times(sends, true), **form, tolerance=0.05)
 
 
-def _pairs(calls: list[dict]) -> list[tuple[str, int]]:
-    return [(call["op"], call["peer"]) for call in calls]
-
-
-def _judge_time(report: Report, what: str, seconds: object, rounds: int, true: float) -> None:
-    if not is_number(seconds):
-        report.problem(f"{what} returned {seconds!r}, expected seconds: a number", 0)
-        return
+def _wrong_times(rounds: int, true: float) -> list[Mistake]:
     took = [_disturbance(k) for k in range(rounds)]
     kept, median = took[-REPEATS:], "take the median, so that one disturbed round does not count"
-    factors = [
-        (2.0, "that is the whole round trip: divide by 2"),
-        (0.5, "halved once too often: a message takes half of the round trip"),
-        (statistics.mean(kept), f"that is the mean of the rounds: {median}"),
-        (2 * statistics.mean(kept), f"that is the mean of the round trips: halve it, and {median}"),
-        (sum(took) / REPEATS, f"that is the whole time divided by the rounds: {median}"),
-        (min(kept), f"that is the fastest round: {median}"),
-        (max(kept), f"that is the slowest round: {median}"),
-        (sum(kept), f"that is the sum of the rounds: {median}"),
-    ]
-    mistakes = [Mistake(factor * true, said) for factor, said in factors]
-    what = f"{what}, seconds on the emulated wire"
-    report.judge(0, seconds, true, mistakes, what=what, tolerance=0.05)
+    mean = statistics.mean(kept)
+    factors = {
+        "that is the whole round trip: divide by 2": 2.0,
+        "halved once too often: a message takes half of the round trip": 0.5,
+        f"that is the mean of the rounds: {median}": mean,
+        f"that is the mean of the round trips: halve it, and {median}": 2 * mean,
+        f"that is the whole time divided by the rounds: {median}": sum(took) / REPEATS,
+        f"that is the fastest round: {median}": min(kept),
+        f"that is the slowest round: {median}": max(kept),
+        f"that is the sum of the rounds: {median}": sum(kept),
+    }
+    no_number = Mistake(lambda got: not is_number(got), "expected seconds: a number")
+    return [no_number, *table({said: factor * true for said, factor in factors.items()})]
 
 
 def _judge_fit(ranks, report: Report) -> None:
@@ -494,44 +456,32 @@ def _judge_fit(ranks, report: Report) -> None:
     noise = chance.uniform(0.97, 1.03, len(sizes))
     noise[0], noise[-1] = chance.permutation([0.8, 1.25])
     times = [(latency + n / bandwidth) * e for n, e in zip(sizes, noise, strict=True)]
-    answers = report.answers(ranks, __name__, "probe_fit", sizes=sizes, times=times)
-    got = answers[0].value if answers else None
-    if not answers:
-        return
-    if not isinstance(got, list) or len(got) != 2 or not all(map(is_number, got)):
-        said = "numbers that are not nan" if isinstance(got, list) else "a pair of numbers"
-        report.problem(f"fit returned {got}, expected (latency, bandwidth): {said}", 0)
-        return
-    said = _why_fit(got, latency, bandwidth, sizes, times)
-    if said:
-        report.problem(f"fit: {said}", 0)
+    for answer in report.answers(ranks, __name__, "probe_fit", sizes=sizes, times=times)[:1]:
+        got = answer.value
+        if not isinstance(got, list) or len(got) != 2 or not all(map(is_number, got)):
+            said = "numbers that are not nan" if isinstance(got, list) else "a pair of numbers"
+            report.problem(f"fit returned {got}, expected (latency, bandwidth): {said}", 0)
+        elif not (_near(got[0], latency) and _near(got[1], bandwidth)):
+            hint = _why_fit(got, latency, bandwidth, sizes, times)
+            told = f"the wire had {latency:.3g} s and {bandwidth:.3g} bytes/s, fit found "
+            told += f"{got[0]:.3g} and {got[1]:.3g} (more than 15 % off)"
+            report.problem(f"fit: {hint}{told}", 0)
 
 
-def _why_fit(got: list[float], latency: float, bandwidth: float, sizes, times) -> str | None:
-    def near(a: float, b: float, most: float = 0.15) -> bool:
-        return math.isfinite(a) and abs(a / b - 1) <= most
+def _near(a: float, b: float, most: float = 0.15) -> bool:
+    return math.isfinite(a) and abs(a / b - 1) <= most
 
-    if near(got[0], latency) and near(got[1], bandwidth):
-        return None
-    told = (
-        f"the wire had {latency:.3g} s and {bandwidth:.3g} bytes/s, fit found {got[0]:.3g} and "
-        f"{got[1]:.3g} (more than 15 % off)"
-    )
+
+def _why_fit(got: list[float], latency: float, bandwidth: float, sizes, times) -> str:
     slope, start = np.polyfit(sizes, times, 1)
     two = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
-    hints = [
-        (near(got[0], bandwidth) and near(got[1], latency), "the two are swapped"),
-        (near(got[0], latency) and near(got[1], 1 / bandwidth), "bandwidth is 1 / slope"),
-        (
-            near(got[0], start, 1e-3) and near(got[1], 1 / slope, 1e-3),
-            "all points count alike, so the noise of the long messages drowns the latency: weight "
-            "each by 1/t",
-        ),
-        (
-            near(got[1], 1 / two, 1e-3),
-            "that is the line through the first and the last point: let all of them count",
-        ),
-        (near(got[0], min(times), 1e-3), "the shortest time is one measurement: fit a line"),
-    ]
-    hint = next((text for applies, text in hints if applies), "")
-    return f"{hint}; {told}" if hint else told
+    hints = {
+        "the two are swapped; ": _near(got[0], bandwidth) and _near(got[1], latency),
+        "bandwidth is 1 / slope; ": _near(got[0], latency) and _near(got[1], 1 / bandwidth),
+        "all points count alike, so the noise of the long messages drowns the latency: weight each "
+        "by 1/t; ": _near(got[0], start, 1e-3) and _near(got[1], 1 / slope, 1e-3),
+        "that is the line through the first and the last point: let all of them count; ":
+            _near(got[1], 1 / two, 1e-3),
+        "the shortest time is one measurement: fit a line; ": _near(got[0], min(times), 1e-3),
+    }  # fmt: skip
+    return next((said for said, applies in hints.items() if applies), "")

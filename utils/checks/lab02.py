@@ -7,10 +7,9 @@ and 4 ranks (`utils.checks.groups`).
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 from unittest import mock
 
@@ -18,16 +17,19 @@ import torch
 from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from .calls import broken, inside
-from .groups import in_group, keywords, members_of, on, partitions
-from .mistakes import Mistake, explain, same, short
+from .calls import inside
+from .groups import in_group, keywords, members_of, on, partitions, tried
+from .mistakes import Mistake, is_number, one_of, short, table
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
+from .replicas import one_number, rules_of
 from .task import Report, task
 
 #: Samples: one number that all p of 1 … 4 divide, and awkward ones.
 SAMPLES = (24, 25, 7, 1)
 RANK_COUNTS = (1, 2, 3, 4)
+#: The first and the last rank of each: (p, r).
+PLACES = [(p, r) for p in RANK_COUNTS for r in sorted({0, p - 1})]
 
 
 # -- what the sampler does ------------------------------------------------------------------------
@@ -49,52 +51,38 @@ def batches(samples: Sequence[int], size: int, drop_last: bool = False) -> list[
     return list(BatchSampler(samples, size, drop_last))
 
 
-_BY_HAND = "made by hand: the task asks for a DistributedSampler, which your trainings will use"
-
-
 # -- functions of numbers: call and compare ----------------------------------------------------
 
 
 def probe_calls(user_ns: dict, *, rank: int, name: str, calls: list) -> list[dict]:
     """Call a function once for each (arguments, keywords); results or errors, and what it used."""
-    function = answer_named(user_ns, name)
-    answers = []
-    for arguments, named in calls:
-        answer = {}
-        with _watched_sampler() as used:
+    function, answers = answer_named(user_ns, name), []
+    used: list[str] = []
+    with _noted("__init__", used), _noted("set_epoch", used):
+        for arguments, named in calls:
+            used.clear()
             try:
                 value = function(*arguments, **named)
-                answer = {"value": told(value), "tensors": _has_tensors(value)}
+                parts = value if isinstance(value, list | tuple) else ()
+                tensors = any(isinstance(part, torch.Tensor) for part in parts)
+                answer = {"value": told(value), "tensors": tensors}
             except NotImplementedError:
                 raise
             except Exception as error:
-                answer["error"] = f"{type(error).__name__}: {error}"
-        answers.append(answer | {"samplers": used["__init__"], "epochs": used["set_epoch"]})
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            answers.append(answer | {"used": list(used)})
     return answers
 
 
-def _has_tensors(value: Any) -> bool:
-    return isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
+def _noted(name: str, used: list[str]):
+    """Note each call of this method of a DistributedSampler."""
+    original = getattr(DistributedSampler, name)
 
+    def noting(self, *args, **kwargs) -> None:
+        used.append(name)
+        original(self, *args, **kwargs)
 
-@contextlib.contextmanager
-def _watched_sampler() -> Iterator[dict[str, int]]:
-    """How often a DistributedSampler is made, and told its epoch."""
-    used = {"__init__": 0, "set_epoch": 0}
-
-    def counted(name: str) -> Callable:
-        original = getattr(DistributedSampler, name)
-
-        def count(self, *args, **kwargs) -> None:
-            used[name] += 1
-            original(self, *args, **kwargs)
-
-        return count
-
-    with contextlib.ExitStack() as patches:
-        for name in used:
-            patches.enter_context(mock.patch.object(DistributedSampler, name, counted(name)))
-        yield used
+    return mock.patch.object(DistributedSampler, name, noting)
 
 
 def _judge_calls(
@@ -103,52 +91,53 @@ def _judge_calls(
     name: str,
     calls: list,
     expected: Callable[..., Any],
-    mistakes: Callable[..., Iterable[Mistake]],
+    mistakes: Callable[..., Iterator[Mistake]],
     form: str,
     tidy: Callable[[Any], Any] = lambda value: value,
 ) -> list:
     """Compare a function's results on every rank; the first wrong one of each rank is a problem.
 
-    expected: of a call's arguments and keywords, the result. mistakes: of the rank and the same,
-    wrong results and what they mean. form: what the function must return, in words. tidy: done to
-    a result before it is compared.
-    Returns the answers, for more questions.
+    Args:
+        expected: of a call's arguments and keywords, the result; or the type of an error.
+        mistakes: of (number of ranks, rank) and the same.
+        tidy: done to a result before it is compared.
+
+    Returns:
+        The answers if all are right, for more questions.
     """
     answers = report.answers(ranks, __name__, "probe_calls", name=name, calls=calls)
     for answer in answers:
         for (arguments, named), got in zip(calls, answer.value, strict=True):
-            wanted = expected(*arguments, **named)
-            if "value" in got:
-                got = got | {"value": tidy(got["value"])}
-            likely = functools.partial(mistakes, answer.rank, *arguments, **named)
-            said = _compare(got, wanted, likely, form)
-            if said:
-                report.problem(f"{_call(name, arguments, named)}: {said}", answer.rank)
+            right, rank = expected(*arguments, **named), answer.rank
+            given = [*map(str, arguments), *(f"{key}={value}" for key, value in named.items())]
+            what = f"{name}({', '.join(given)})"
+            wrong = mistakes(ranks.n, rank, *arguments, **named)
+            if "error" in got:
+                if right is not ValueError or not got["error"].startswith("ValueError"):
+                    report.problem(f"{what}: raised {got['error']}", rank)
+            elif right is ValueError:
+                report.problem(f"{what}: expected a ValueError, got {short(got['value'])}", rank)
+            else:
+                report.judge(rank, tidy(got["value"]), right, wrong, what=what, form=form)
+            if report.of(rank):
                 break
-    return answers
-
-
-def _compare(
-    got: dict, wanted: Any, mistakes: Callable[[], Iterable[Mistake]], form: str
-) -> str | None:
-    """What is wrong with a result; None for a right one."""
-    if "error" in got:
-        right = wanted is ValueError and got["error"].startswith("ValueError")
-        return None if right else f"raised {got['error']}"
-    if wanted is ValueError:
-        return f"expected a ValueError, got {short(got['value'])}"
-    return explain(got["value"], wanted, mistakes(), form=form)
-
-
-def _call(name: str, arguments: Sequence, keywords: dict) -> str:
-    """A call as one would write it."""
-    parts = [str(a) for a in arguments] + [f"{key}={value}" for key, value in keywords.items()]
-    return f"{name}({', '.join(parts)})"
+    return [] if report.found else answers
 
 
 def _numbers(seed: int, low: int, high: int) -> int:
     """A fresh number from low to high, both included."""
     return low + seed % (high - low + 1)
+
+
+def _used(report: Report, answers: list, wanted: dict[str, str]) -> None:
+    """wanted: method of a DistributedSampler → what to say where a call does not use it."""
+    for answer in answers:
+        for name, said in wanted.items():
+            if not report.of(answer.rank) and any(name not in got["used"] for got in answer.value):
+                report.problem(f"right, but {said}", answer.rank)
+
+
+_BY_HAND = "made by hand: the task asks for a DistributedSampler, which your trainings will use"
 
 
 # -- 2.1 --------------------------------------------------------------------------------------
@@ -157,73 +146,46 @@ def _numbers(seed: int, low: int, high: int) -> int:
 @task("2.1", "the items of a rank", points=2)
 def items_of(ranks, report: Report) -> None:
     """Each rank's items, for every n, p, r, with and without shuffle and drop_last."""
-    fresh = _numbers(report.seed, 30, 60)
     calls = [
         ((n, p, r), {"shuffle": shuffle, "drop_last": drop_last})
         for shuffle in (False, True)
         for drop_last in (False, True)
-        for n in (*SAMPLES, fresh)
-        for p in RANK_COUNTS
-        for r in range(p)
+        for n in (*SAMPLES, _numbers(report.seed, 30, 60))
+        for p, r in PLACES
     ]
-
-    def expected(n, p, r, **keywords) -> list[int]:
-        return [10 * sample for sample in share(n, p, r, **keywords)]
-
-    def mistakes(rank, n, p, r, shuffle, drop_last) -> Iterable[Mistake]:
-        def items(n=n, p=p, r=r, shuffle=shuffle, drop_last=drop_last) -> list[int]:
-            return expected(n, p, r, shuffle=shuffle, drop_last=drop_last)
-
-        yield Mistake(
-            share(n, p, r, shuffle=shuffle, drop_last=drop_last), "these are indices, not items"
-        )
-        yield Mistake(
-            items(shuffle=not shuffle),
-            "shuffled, but shuffle=False: the sampler shuffles unless you say shuffle=shuffle"
-            if not shuffle
-            else "in order, but shuffle=True: hand shuffle on to the sampler",
-        )
-        if drop_last:
-            yield Mistake(
-                items(drop_last=False),
-                "samples were repeated, but drop_last=True: hand drop_last on to the sampler",
-            )
-        yield Mistake(
-            [10 * k for k in range(n)], "these are all items: give the sampler to the DataLoader"
-        )
-        if rank < p:
-            yield Mistake(
-                items(r=rank),
-                f"these are the items of rank {rank}, which runs the check: use the argument r, "
-                "not dist.get_rank()",
-            )
-        if r < ranks.n:
-            yield Mistake(
-                items(p=ranks.n),
-                f"shared among {ranks.n} ranks: use the argument p, not the world size",
-            )
-
-        yield Mistake(
-            lambda value: isinstance(value, list) and value == items()[: len(value)],
-            "the last items are missing. Did the DataLoader get drop_last? It is the sampler's",
-        )
-        yield Mistake(_is_nested, "this is a list of minibatches: make one flat list of it")
-
     form = "a flat list with the items"
-    answers = _judge_calls(ranks, report, "items_of", calls, expected, mistakes, form)
-    for answer in answers if not report.found else []:
+    answers = _judge_calls(ranks, report, "items_of", calls, _items, _wrong_items, form)
+    for answer in answers:
         if any(got["tensors"] for got in answer.value):
-            report.problem(
-                "the entries are tensors of one number; the task asks for numbers: .tolist(), or "
-                "int(item)",
-                answer.rank,
-            )
-        elif not all(got["samplers"] for got in answer.value):
-            report.problem(f"right, but {_BY_HAND}", answer.rank)
+            said = "the entries are tensors of one number; the task asks for numbers: .tolist(), or"
+            report.problem(f"{said} int(item)", answer.rank)
+    _used(report, answers, {"__init__": _BY_HAND})
 
 
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(part, list) for part in value)
+def _items(n, p, r, **how) -> list[int]:
+    return [10 * sample for sample in share(n, p, r, **how)]
+
+
+def _wrong_items(world, rank, n, p, r, **how) -> Iterator[Mistake]:
+    right = _items(n, p, r, **how)
+    shuffled = "shuffled, but shuffle=False: the sampler shuffles unless you say shuffle=shuffle"
+    if how["shuffle"]:
+        shuffled = "in order, but shuffle=True: hand shuffle on to the sampler"
+    yield from table({
+        "these are indices, not items": share(n, p, r, **how),
+        shuffled: _items(n, p, r, **how | {"shuffle": not how["shuffle"]}),
+        "samples were repeated, but drop_last=True: hand drop_last on to the sampler":
+            _items(n, p, r, **how | {"drop_last": False}),
+        "these are all items: give the sampler to the DataLoader": [10 * k for k in range(n)],
+        f"these are the items of rank {rank % p}, as rank {rank} runs the check: use the argument "
+        "r, not dist.get_rank()": _items(n, p, rank % p, **how),
+        f"shared among {world} ranks: use the argument p, not the world size":
+            _items(n, max(p, world), r, **how),
+        "the last items are missing. Did the DataLoader get drop_last? It is the sampler's":
+            lambda got: isinstance(got, list) and got == right[: len(got)],
+        "this is a list of minibatches: make one flat list of it":
+            lambda got: isinstance(got, list) and any(isinstance(part, list) for part in got),
+    })  # fmt: skip
 
 
 # -- 2.2 --------------------------------------------------------------------------------------
@@ -236,63 +198,60 @@ def epoch_orders(ranks, report: Report) -> None:
     calls = [
         ((n, p, r, epochs, seed), {})
         for n, epochs in ((24, 3), (25, 4), (7, 2), (1, 1))
-        for p in RANK_COUNTS
-        for r in range(p)
+        for p, r in PLACES
     ]
-
-    def expected(n, p, r, epochs, seed, first=0) -> list[list[int]]:
-        return [
-            share(n, p, r, shuffle=True, seed=seed, epoch=e) for e in range(first, first + epochs)
-        ]
-
-    def mistakes(rank, n, p, r, epochs, seed) -> Iterable[Mistake]:
-        yield Mistake(
-            [share(n, p, r, shuffle=True, seed=seed)] * epochs,
-            "every epoch has the same order: call set_epoch(epoch) before each",
-        )
-        yield Mistake(
-            [share(n, p, r, shuffle=True, seed=seed, epoch=max(e - 1, 0)) for e in range(epochs)],
-            "epochs 0 and 1 have the same order: set_epoch counts only if it comes before the "
-            "sampler is iterated",
-        )
-        yield Mistake(
-            lambda value: isinstance(value, list) and "<DistributedSampler>" in value,
-            "these are samplers: make a list of each with list(sampler)",
-        )
-        yield Mistake([share(n, p, r)] * epochs, "not shuffled")
-        yield Mistake(expected(n, p, r, epochs, 0), "the argument seed was not used")
-        own_seed = "this rank shuffles with a seed of its own: all ranks need the same one"
-        if r > 0:
-            yield Mistake(expected(n, p, r, epochs, r), own_seed)
-            yield Mistake(expected(n, p, r, epochs, seed + r), own_seed)
-        yield Mistake(
-            expected(n, p, r, epochs, seed, first=1),
-            "seed + epoch is one too large: the first epoch is number 0, and all ranks have the "
-            "same seed",
-        )
-        yield Mistake(expected(n, p, r, epochs, rank), own_seed)
-        yield Mistake(expected(n, p, r, epochs, seed + rank), own_seed)
-        items = [[10 * sample for sample in order] for order in expected(n, p, r, epochs, seed)]
-        yield Mistake(items, "these are items, the task asks for sample numbers")
-        yield Mistake(
-            [sample for order in expected(n, p, r, epochs, seed) for sample in order],
-            "this is one long list: make one list per epoch",
-        )
-
     form = "a list with one list of sample numbers per epoch"
-    answers = _judge_calls(ranks, report, "epoch_orders", calls, expected, mistakes, form)
-    for answer in answers if not report.found else []:
-        if not all(got["samplers"] for got in answer.value):
-            report.problem(f"right, but {_BY_HAND}", answer.rank)
-        elif not all(got["epochs"] for got in answer.value):
-            report.problem(
-                "right, but set_epoch was never called: a sampler lives as long as a training, "
-                "and is told each epoch's number",
-                answer.rank,
-            )
+    answers = _judge_calls(ranks, report, "epoch_orders", calls, _orders, _wrong_orders, form)
+    never = "set_epoch was never called: a sampler lives as long as a training, and is told each "
+    _used(report, answers, {"__init__": _BY_HAND, "set_epoch": never + "epoch's number"})
+
+
+def _orders(n, p, r, epochs, seed) -> list[list[int]]:
+    return [share(n, p, r, shuffle=True, seed=seed, epoch=epoch) for epoch in range(epochs)]
+
+
+def _wrong_orders(world, rank, n, p, r, epochs, seed) -> Iterator[Mistake]:
+    def with_seeds(*seeds: int) -> Callable:
+        return one_of(*(_orders(n, p, r, epochs, other) for other in seeds))
+
+    right = _orders(n, p, r, epochs, seed)
+    own_seed = "this rank shuffles with a seed of its own: all ranks need the same one"
+    yield from table({
+        "every epoch has the same order: call set_epoch(epoch) before each": right[:1] * epochs,
+        "epochs 0 and 1 have the same order: set_epoch counts only if it comes before the sampler "
+        "is iterated": right[:1] + right[:-1],
+        "these are samplers: make a list of each with list(sampler)":
+            lambda got: isinstance(got, list) and "<DistributedSampler>" in got,
+        "not shuffled": [share(n, p, r)] * epochs,
+        "the argument seed was not used": _orders(n, p, r, epochs, 0),
+        own_seed: with_seeds(r, seed + r),
+        "seed + epoch is one too large: the first epoch is number 0, and all ranks have the same "
+        "seed": with_seeds(seed + 1),
+        f"{own_seed}.": with_seeds(rank, seed + rank),
+        "these are items, the task asks for sample numbers":
+            [[10 * sample for sample in order] for order in right],
+        "this is one long list: make one list per epoch": [*chain(*right)],
+    })  # fmt: skip
 
 
 # -- 2.3 --------------------------------------------------------------------------------------
+
+
+@task("2.3", "predict what is repeated and what is lost", points=3)
+def repeated_and_lost(ranks, report: Report) -> None:
+    """Repeated and lost samples by arithmetic, for more ranks than there are here, too."""
+    calls = [
+        ((n, p, drop_last), {})
+        for drop_last in (False, True)
+        for n in (*SAMPLES, 2, _numbers(report.seed, 30, 60))
+        for p in (*RANK_COUNTS, 6, 7)
+    ]
+    given = "repeated_and_lost", calls, _repeated_and_lost, _wrong_predictions
+    answers = _judge_calls(ranks, report, *given, "two lists, (repeated, lost)", _in_order)
+    if answers and any(got["used"] for got in answers[0].value):
+        report.problem(
+            "it asks a DistributedSampler: predict with arithmetic, then compare with the sampler"
+        )
 
 
 def _repeated_and_lost(n: int, p: int, drop_last: bool) -> list[list[int]]:
@@ -312,72 +271,34 @@ def _in_order(value: Any) -> Any:
     return [sorted(part) if n else part for part, n in zip(value, numbers, strict=True)]
 
 
-def _again(n: int, count: int) -> list[int]:
-    """`count` samples, from 0 on, and from 0 again after n - 1; in order."""
-    return sorted(k % n for k in range(count))
+def _wrong_predictions(world, rank, n, p, drop_last) -> Iterator[Mistake]:
+    def again(count: int) -> list:
+        """The first `count` samples are repeated: from 0 on, and from 0 again after n - 1."""
+        return [sorted(k % n for k in range(count)), []]
 
-
-@task("2.3", "predict what is repeated and what is lost", points=3)
-def repeated_and_lost(ranks, report: Report) -> None:
-    """Repeated and lost samples by arithmetic, for more ranks than there are here, too."""
-    fresh = _numbers(report.seed, 30, 60)
-    calls = [
-        ((n, p, drop_last), {})
-        for drop_last in (False, True)
-        for n in (*SAMPLES, 2, fresh)
-        for p in (*RANK_COUNTS, 6, 7)
-    ]
-
-    def mistakes(rank, n, p, drop_last) -> Iterable[Mistake]:
-        rest, missing = n % p, -n % p
-        if drop_last:
-            yield Mistake(
-                [[], list(range(max(n - missing, 0), n))],
-                f"{rest} samples are too many for equal shares, and that many are left out; "
-                f"{missing} would be missing to the next multiple of p",
-            )
-            yield Mistake(
-                [[], list(range(rest))], "drop_last leaves out the last samples, not the first"
-            )
-        else:
-            yield Mistake(
-                [_again(n, p - rest), []],
-                "p divides n, so nothing is missing, but p - n % p is p",
-            )
-            yield Mistake(
-                [list(range(min(missing, n))), []],
-                f"{missing} samples are missing, but there are only {n}: the sampler goes "
-                "through them again and again",
-            )
-            yield Mistake(
-                [_again(n, rest), []],
-                f"n % p = {rest} samples are too many for equal shares. The sampler adds samples "
-                "until p divides their number: how many are missing?",
-            )
-            yield Mistake(
-                [list(range(max(n - missing, 0), n)), []],
-                "the sampler repeats the first samples of the order, not the last",
-            )
-        yield Mistake(
+    rest, missing, right = n % p, -n % p, _repeated_and_lost(n, p, drop_last)
+    from_the_end = list(range(max(n - missing, 0), n))
+    dropped = {
+        f"{rest} samples are too many for equal shares, and that many are left out; {missing} "
+        "would be missing to the next multiple of p": [[], from_the_end],
+        "drop_last leaves out the last samples, not the first": [[], list(range(rest))],
+    }
+    repeated = {
+        "p divides n, so nothing is missing, but p - n % p is p": again(p - rest),
+        f"{missing} samples are missing, but there are only {n}: the sampler goes through them "
+        "again and again": [list(range(min(missing, n))), []],
+        f"n % p = {rest} samples are too many for equal shares. The sampler adds samples until p "
+        "divides their number: how many are missing?": again(rest),
+        "the sampler repeats the first samples of the order, not the last": [from_the_end, []],
+    }
+    yield from table((dropped if drop_last else repeated) | {
+        f"that is what happens with drop_last={not drop_last}":
             _repeated_and_lost(n, p, not drop_last),
-            f"that is what happens with drop_last={not drop_last}",
-        )
-        wanted = _repeated_and_lost(n, p, drop_last)
-        yield Mistake(
-            _repeated_and_lost(n, ranks.n, drop_last),
-            f"that is the result for {ranks.n} ranks: use the argument p",
-        )
-        yield Mistake(wanted[::-1], "the two lists are swapped: return (repeated, lost)")
-        yield Mistake(list(map(len, wanted)), "these are numbers: return two lists of samples")
-
-    form = "two lists, (repeated, lost)"
-    answers = _judge_calls(
-        ranks, report, "repeated_and_lost", calls, _repeated_and_lost, mistakes, form, _in_order
-    )
-    if answers and not report.problems and any(got["samplers"] for got in answers[0].value):
-        report.problem(
-            "it asks a DistributedSampler: predict with arithmetic, then compare with the sampler"
-        )
+        f"that is the result for {world} ranks: use the argument p":
+            _repeated_and_lost(n, world, drop_last),
+        "the two lists are swapped: return (repeated, lost)": right[::-1],
+        "these are numbers: return two lists of samples": list(map(len, right)),
+    })  # fmt: skip
 
 
 # -- 2.4 --------------------------------------------------------------------------------------
@@ -396,116 +317,98 @@ def microbatches(ranks, report: Report) -> None:
         for shuffle, epoch in ((False, 0), (True, 0), (True, 2))
         for drop_last in (False, True)
         for n, m in ((24, 8), (24, 12), (25, 8), (7, 4), (1, 4), (fresh, 12))
-        for p in RANK_COUNTS
-        for r in range(p)
+        for p, r in PLACES
         if m % p == 0
     ]
     calls += [((24, 8, 3, 0), {}), ((25, 6, 4, 1), {})]
 
-    def expected(n, m, p, r, **keywords) -> Any:
-        return ValueError if m % p else _microbatches(n, m, p, r, **keywords)
-
-    def mistakes(rank, n, m, p, r, shuffle=False, epoch=0, drop_last=False) -> Iterable[Mistake]:
-        own = share(n, p, r, shuffle=shuffle, epoch=epoch)
-        yield Mistake(
-            batches(own, m, drop_last),
-            f"microbatches of up to {m}: batch_size counts the samples of one rank, m / p",
-        )
-        yield Mistake(
-            batches(own, m // p, not drop_last),
-            "the last microbatch is too short and must go: hand drop_last on to the BatchSampler"
-            if drop_last
-            else "a last microbatch was dropped, but drop_last=False",
-        )
-        short_share = share(n, p, r, shuffle=shuffle, epoch=epoch, drop_last=True)
-        for last in (drop_last, False):
-            yield Mistake(
-                batches(short_share, m // p, last),
-                "here drop_last is that of the BatchSampler; the DistributedSampler got it and "
-                "left samples out",
-            )
-        yield Mistake(
-            batches(share(n, p, r, shuffle=shuffle), m // p, drop_last),
-            "this is the order of epoch 0: set_epoch(epoch)",
-        )
-        yield Mistake(
-            batches(share(n, p, r, shuffle=not shuffle, epoch=epoch), m // p, drop_last),
-            "shuffled, but shuffle=False" if not shuffle else "not shuffled, but shuffle=True",
-        )
-        yield Mistake(own, "this is a flat list: wrap the sampler in a BatchSampler")
-        items = [[10 * k for k in part] for part in batches(own, m // p, drop_last)]
-        yield Mistake(items, "these are items, the task asks for sample numbers")
-        yield Mistake("<BatchSampler>", "this is the BatchSampler itself: make a list of it")
-        if rank < p:
-            yield Mistake(
-                _microbatches(n, m, p, rank, shuffle, epoch, drop_last),
-                f"these are rank {rank}'s, which runs the check: use the argument r",
-            )
+    def expected(n, m, p, r, **how) -> Any:
+        return ValueError if m % p else _microbatches(n, m, p, r, **how)
 
     form = "a list of microbatches, each a list of sample numbers"
-    _judge_calls(ranks, report, "microbatches", calls, expected, mistakes, form)
+    _judge_calls(ranks, report, "microbatches", calls, expected, _wrong_microbatches, form)
 
 
-# -- groups -----------------------------------------------------------------------------------
-
-
-def _answers(ranks, report: Report, probe: str, partition, **kwargs) -> list:
-    """Ask the ranks in the groups of a partition; a failure says which groups these were."""
-    kwargs |= {"partition": partition, "world": ranks.n, "seed": report.seed}
-    answers = report.answers(ranks, __name__, probe, **kwargs)
-    if not answers and partition is not None:
-        groups = " and ".join(str(tuple(members)) for members in partition)
-        report.problem(f"(that was with groups of these ranks: {groups})")
-    return answers
+def _wrong_microbatches(
+    world, rank, n, m, p, r, shuffle=False, epoch=0, drop_last=False
+) -> Iterator[Mistake]:
+    own = share(n, p, r, shuffle=shuffle, epoch=epoch)
+    fewer = share(n, p, r, shuffle=shuffle, epoch=epoch, drop_last=True)
+    right = batches(own, m // p, drop_last)
+    last = "a last microbatch was dropped, but drop_last=False"
+    if drop_last:
+        last = "the last microbatch is too short and must go: hand drop_last on to the BatchSampler"
+    yield from table({
+        f"microbatches of up to {m}: batch_size counts the samples of one rank, m / p":
+            batches(own, m, drop_last),
+        last: batches(own, m // p, not drop_last),
+        "here drop_last is that of the BatchSampler; the DistributedSampler got it and left "
+        "samples out": one_of(*(batches(fewer, m // p, drops) for drops in (drop_last, False))),
+        "this is the order of epoch 0: set_epoch(epoch)":
+            _microbatches(n, m, p, r, shuffle, 0, drop_last),
+        "not shuffled, but shuffle=True" if shuffle else "shuffled, but shuffle=False":
+            _microbatches(n, m, p, r, not shuffle, epoch, drop_last),
+        "this is a flat list: wrap the sampler in a BatchSampler": own,
+        "these are items, the task asks for sample numbers": [[10 * k for k in b] for b in right],
+        "this is the BatchSampler itself: make a list of it": "<BatchSampler>",
+        f"these are rank {rank % p}'s, as rank {rank} runs the check: use the argument r":
+            _microbatches(n, m, p, rank % p, shuffle, epoch, drop_last),
+    })  # fmt: skip
 
 
 # -- 2.5 --------------------------------------------------------------------------------------
 
 
-def _scenarios(p: int, r: int, seed: int) -> dict[str, tuple[list, list]]:
-    """By name: rank r's microbatches, and the minibatches to compare with."""
+def _scenarios(p: int, r: int, seed: int) -> dict[str, tuple[list, list, str]]:
+    """By name: rank r's microbatches, the minibatches to compare with, and what is overlooked."""
     epoch, last = seed % 50, r == p - 1
 
-    def sampled(n: int, m: int, shuffle: bool) -> tuple[list, list]:
-        mine = _microbatches(n, m, p, r, shuffle, epoch)
-        return mine, batches(share(n, 1, 0, shuffle=shuffle, epoch=epoch), m)
+    def sampled(n: int, m: int, shuffle: bool = True) -> tuple[list, list]:
+        return tuple(_microbatches(n, m, *place, shuffle, epoch) for place in ((p, r), (1, 0)))
 
-    made = {
-        "24 samples in order, m = 12": sampled(24, 12, False),
-        "24 samples shuffled, m = 12": sampled(24, 12, True),
-        "a smaller minibatch at the end (36 samples, m = 24)": sampled(36, 24, True),
-        "25 samples: the sampler repeats some": sampled(25, 12, True),
+    mine, minibatches = sampled(24, 12)
+    eights = _microbatches(24, 8, 1, 0, True, epoch)
+    a_set = "A set forgets how often a sample occurs: compare sorted lists"
+    epochs = "Compare minibatch by minibatch, not the whole epoch"
+    shortest = "zip stops at the shortest list: compare the numbers of batches, too"
+    subset = "A subset is not enough, and all ranks have to look at all microbatches"
+    # What the group's last rank has instead of its microbatches.
+    instead = {
+        "microbatches 0 and 1 swapped on the group's last rank": (mine[1::-1], epochs),
+        "one sample twice in a microbatch of the last rank":
+            ([mine[0], [*mine[1], mine[1][0]]], a_set),
+        "one sample missing on the last rank": ([mine[0], mine[1][1:]], subset),
+        "the last rank has one microbatch less": (mine[:1], shortest),
+        "the last rank has no microbatch": ([], shortest),
+        "the last rank has one microbatch too many": ([*mine, [0]], shortest),
+    }  # fmt: skip
+    return {
+        "24 samples in order, m = 12": (*sampled(24, 12, False), ""),
+        "24 samples shuffled, m = 12": (mine, minibatches, ""),
+        "a smaller minibatch at the end (36 samples, m = 24)": (*sampled(36, 24), ""),
+        "25 samples: the sampler repeats some": (*sampled(25, 12), a_set),
+        "microbatches of unequal size": ([batch[r::p] for batch in eights], eights, ""),
+        **{
+            name: (theirs if last else mine, minibatches, why)
+            for name, (theirs, why) in instead.items()
+        },
+        "a minibatch that no rank has": (mine, [*minibatches, [24]], shortest),
     }
-    mine, minibatches = sampled(24, 12, True)
-    eights = batches(share(24, 1, 0, shuffle=True, epoch=epoch), 8)
-    made["microbatches of unequal size"] = [batch[r::p] for batch in eights], eights
-    made["microbatches 0 and 1 swapped on the group's last rank"] = (
-        mine[1::-1] if last else mine,
-        minibatches,
-    )
-    again = [mine[0], [*mine[1], mine[1][0]]]
-    made["one sample twice in a microbatch of the last rank"] = again if last else mine, minibatches
-    less = [mine[0], mine[1][1:]]
-    made["one sample missing on the last rank"] = less if last else mine, minibatches
-    made["the last rank has one microbatch less"] = mine[:1] if last else mine, minibatches
-    made["the last rank has no microbatch"] = [] if last else mine, minibatches
-    made["a minibatch that no rank has"] = mine, [*minibatches, [24]]
-    more = [*mine, [0]]
-    made["the last rank has one microbatch too many"] = more if last else mine, minibatches
-    return made
 
 
-def _truth(p: int, seed: int) -> dict[str, bool]:
-    """By scenario: what a group of p ranks must find."""
+def _truth(p: int, seed: int) -> dict[str, tuple[str, bool]]:
+    """By scenario: what is overlooked, and what a group of p ranks must find."""
     ranks = [_scenarios(p, r, seed) for r in range(p)]
     truth = {}
-    for name, (_, minibatches) in ranks[0].items():
+    for name, (_, minibatches, why) in ranks[0].items():
         parts = [scenario[name][0] for scenario in ranks]
-        steps = max(map(len, [*parts, minibatches]))
-        truth[name] = all(
-            sorted(sample for part in parts for sample in _at(part, k))
-            == sorted(_at(minibatches, k))
-            for k in range(steps)
+        truth[name] = (
+            why,
+            all(
+                sorted(sample for part in parts for sample in _at(part, k))
+                == sorted(_at(minibatches, k))
+                for k in range(max(map(len, [*parts, minibatches])))
+            ),
         )
     return truth
 
@@ -517,124 +420,96 @@ def _at(batches_: list, k: int) -> list:
 @in_group
 def probe_same(user_ns: dict, *, rank: int, group, partition, world: int, seed: int) -> list[dict]:
     """`same_minibatches` in this rank's group, once for each scenario."""
-    function = answer_named(user_ns, "same_minibatches")
-    members = members_of(partition, rank, world)
-    named = keywords(partition, group)
-    answers = []
-    for mine, minibatches in _scenarios(len(members), members.index(rank), seed).values():
+    function, answers = answer_named(user_ns, "same_minibatches"), []
+    members, named = members_of(partition, rank, world), keywords(partition, group)
+    scenarios = _scenarios(len(members), members.index(rank), seed)
+    for mine, minibatches, _ in scenarios.values():
         result, calls = recorded(function, mine, minibatches, **named)
         answers.append({"result": told(result), "calls": calls})
     return answers
+
+
+def _groups(case: dict) -> str:
+    """Where an answer failed, in words."""
+    groups = " and ".join(str(tuple(members)) for members in case["partition"] or ())
+    return groups and f"that was with groups of these ranks: {groups}"
 
 
 @task("2.5", "the union is the sequential minibatch", points=4)
 def same_minibatches(ranks, report: Report) -> None:
     """The twin's minibatches, then the verdict of a group about its microbatches."""
     _judge_twin(ranks, report)
-    for partition in () if report.problems else [*partitions(ranks.n), None]:
-        answers = _answers(ranks, report, "probe_same", partition)
-        for answer in answers:
-            members = members_of(partition, answer.rank, ranks.n)
-            said = _judge_same(answer.value, members, _truth(len(members), report.seed))
-            if said:
-                report.problem(said, answer.rank)
-        if report.problems:
-            return
+    if report.found:
+        return
+    given = {"world": ranks.n, "seed": report.seed}
+    cases = [{"partition": partition} | given for partition in (*partitions(ranks.n), None)]
+    for _, members, values in tried(ranks, report, __name__, "probe_same", cases, _groups, ranks.n):
+        truth = _truth(len(members), report.seed)
+        for rank, value in zip(members, values, strict=True):
+            for (name, (why, wanted)), got in zip(truth.items(), value, strict=True):
+                if not _judge_same(report, rank, got, members, name, wanted, why):
+                    break
+
+
+def _judge_same(report: Report, rank, value, members, name: str, wanted: bool, why: str) -> bool:
+    nothing = f"{on(members)}: it communicated nothing; a rank knows its own microbatches only"
+    silent = rules_of({nothing: len(members) > 1 and not value["calls"]})
+    if not report.communication(rank, value["calls"], inside(members), *silent):
+        return False
+    got = value["result"]
+    if not isinstance(got, bool):
+        report.problem(f"returned {short(got)}, expected True or False", rank)
+    elif got is not wanted:
+        why = "Compare without regard to the order of the samples" if wanted else why
+        report.problem(
+            f"{on(members)}: {name}. Expected {wanted}, got {got}{why and '. ' + why}", rank
+        )
+    return got is wanted
 
 
 def _judge_twin(ranks, report: Report) -> None:
-    fresh = _numbers(report.seed, 30, 60)
     calls = [
         ((n, m), {"shuffle": shuffle, "epoch": epoch})
         for shuffle, epoch in ((False, 0), (True, 0), (True, 3))
-        for n, m in ((24, 8), (25, 8), (7, 4), (1, 4), (fresh, 12))
+        for n, m in ((24, 8), (25, 8), (7, 4), (1, 4), (_numbers(report.seed, 30, 60), 12))
     ]
-
-    def expected(n, m, shuffle, epoch) -> list[list[int]]:
-        return _microbatches(n, m, 1, 0, shuffle, epoch)
-
-    def mistakes(rank, n, m, shuffle, epoch) -> Iterable[Mistake]:
-        yield Mistake(expected(n, m, shuffle, 0), "this is the order of epoch 0: use epoch")
-        yield Mistake(
-            expected(n, m, not shuffle, epoch),
-            ("shuffled, but shuffle=False" if not shuffle else "not shuffled, but shuffle=True"),
-        )
-        for p in RANK_COUNTS[1:]:
-            for r in range(p):
-                if m % p == 0:
-                    yield Mistake(
-                        _microbatches(n, m, p, r, shuffle, epoch),
-                        f"these are the microbatches of rank {r} of {p}; the twin is alone",
-                    )
-        yield Mistake(
-            share(n, 1, 0, shuffle=shuffle, epoch=epoch), "this is a flat list: cut it into lists"
-        )
-        yield Mistake(
-            batches(share(n, 1, 0, shuffle=shuffle, epoch=epoch), m, True),
-            "the last, smaller minibatch is missing",
-        )
-        yield Mistake(
-            lambda value: shuffle and _is_permutation(value, n),
-            "all samples are there, but in another order than the sampler's: it draws with a "
-            "generator of its own, seeded with seed + epoch",
-        )
-
     form = "a list of minibatches, each a list of sample numbers"
-    name = "sequential_minibatches"
-    _judge_calls(ranks, report, name, calls, expected, mistakes, form)
+    _judge_calls(ranks, report, "sequential_minibatches", calls, _twins, _wrong_twins, form)
 
 
-def _is_permutation(value: Any, n: int) -> bool:
-    if not isinstance(value, list) or not all(isinstance(part, list) for part in value):
-        return False
-    flat = [sample for part in value for sample in part]
-    return all(isinstance(k, int) for k in flat) and sorted(flat) == list(range(n))
+def _twins(n, m, shuffle, epoch) -> list[list[int]]:
+    return _microbatches(n, m, 1, 0, shuffle, epoch)
 
 
-def _judge_same(value: list[dict], members: list[int], truth: dict[str, bool]) -> str | None:
-    """The first thing that is wrong with a rank's verdicts, in words."""
-    for (name, wanted), got in zip(truth.items(), value, strict=True):
-        if astray := broken(got["calls"], inside(members)):
-            return astray
-        if len(members) > 1 and not got["calls"]:
-            return f"{on(members)}: it communicated nothing; a rank knows its own microbatches only"
-        if not isinstance(got["result"], bool):
-            return f"returned {short(got['result'])}, expected True or False"
-        if got["result"] is not wanted:
-            why = _why_same(name, wanted)
-            return f"{on(members)}: {name}. Expected {wanted}, got {got['result']}{why}"
-    return None
+def _wrong_twins(world, rank, n, m, shuffle, epoch) -> Iterator[Mistake]:
+    def is_permutation(got: Any) -> bool:
+        nested = isinstance(got, list) and all(isinstance(part, list) for part in got)
+        return nested and sorted(map(str, chain(*got))) == sorted(map(str, range(n)))
 
-
-def _why_same(name: str, wanted: bool) -> str:
-    if wanted:
-        return ". Compare without regard to the order of the samples"
-    if "twice" in name or "repeats" in name:
-        return ". A set forgets how often a sample occurs: compare sorted lists"
-    if "swapped" in name:
-        return ". Compare minibatch by minibatch, not the whole epoch"
-    if "less" in name or "too many" in name or "no rank has" in name or "no microbatch" in name:
-        return ". zip stops at the shortest list: compare the numbers of batches, too"
-    if "missing" in name:
-        return ". A subset is not enough, and all ranks have to look at all microbatches"
-    return ""
+    yield from table({
+        "this is the order of epoch 0: use epoch": _twins(n, m, shuffle, 0),
+        "not shuffled, but shuffle=True" if shuffle else "shuffled, but shuffle=False":
+            _twins(n, m, not shuffle, epoch),
+        **{
+            f"these are the microbatches of rank {r} of {p}; the twin is alone":
+                _microbatches(n, m, p, r, shuffle, epoch)
+            for p, r in PLACES[1:] if m % p == 0
+        },
+        "this is a flat list: cut it into lists": share(n, 1, 0, shuffle=shuffle, epoch=epoch),
+        "the last, smaller minibatch is missing": _microbatches(n, m, 1, 0, shuffle, epoch, True),
+        "all samples are there, but in another order than the sampler's: it draws with a generator "
+        "of its own, seeded with seed + epoch": lambda got: shuffle and is_permutation(got),
+    })  # fmt: skip
 
 
 # -- 2.6 --------------------------------------------------------------------------------------
 
 
-def _values(seed: int, n: int) -> list[float]:
-    """One value for each sample."""
-    return integers(seed, n, low=1, high=90).tolist()
-
-
 def _shares(seed: int, n: int, p: int) -> list[list[float]]:
     """The values of each of p ranks in the sampler's order, padding included."""
-    values = _values(seed, n)
-    return [
-        [values[k] for k in share(n, p, r, shuffle=True, seed=seed % 100, epoch=seed % 7)]
-        for r in range(p)
-    ]
+    values = integers(seed, n, low=1, high=90).tolist()  # one for each sample
+    how = {"shuffle": True, "seed": seed % 100, "epoch": seed % 7}
+    return [[values[k] for k in share(n, p, r, **how)] for r in range(p)]
 
 
 @in_group
@@ -642,116 +517,81 @@ def probe_mean(
     user_ns: dict, *, rank: int, group, partition, world: int, seed: int, n: int
 ) -> dict:
     """`mean_once` of this rank's values."""
-    function = answer_named(user_ns, "mean_once")
-    members = members_of(partition, rank, world)
+    function, members = answer_named(user_ns, "mean_once"), members_of(partition, rank, world)
     mine = torch.tensor(_shares(seed, n, len(members))[members.index(rank)])
-    named = keywords(partition, group)
-    result, calls = recorded(function, mine, n, **named)
+    result, calls = recorded(function, mine, n, **keywords(partition, group))
     return {"result": told(result), "tensor": isinstance(result, torch.Tensor), "calls": calls}
 
 
 @task("2.6", "every sample counts once", points=3)
 def mean_once(ranks, report: Report) -> None:
     """The mean over n samples, by one all_reduce, from shares that contain padding."""
-    for partition in [*partitions(ranks.n), None]:
-        for n in (*SAMPLES, _numbers(report.seed, 30, 60)):
-            answers = _answers(ranks, report, "probe_mean", partition, n=n)
-            for answer in answers:
-                members = members_of(partition, answer.rank, ranks.n)
-                said = _judge_mean(answer.value, n, members, answer.rank, report.seed, ranks.n)
-                if said:
-                    report.problem(said, answer.rank)
-            if report.problems:
-                return
-
-
-def _judge_mean(value: dict, n, members, rank, seed, world) -> str | None:
-    """What is wrong with a rank's mean, or with how it came about."""
-    if astray := broken(value["calls"], inside(members)):
-        return astray
-    got, wanted = value["result"], sum(_values(seed, n)) / n
-    if isinstance(got, list) and len(got) == 1:
-        got = got[0]
-    if isinstance(got, bool) or not isinstance(got, int | float):
-        return f"returned {short(got)}, expected the mean, one number"
-    where = f"n = {n} {on(members)}"
-    if math.isnan(got):
-        return f"{where}: nan. A rank without a sample of its own has the mean 0 / 0: add sums"
-    if not same(got, wanted):
-        parts = _shares(seed, n, len(members))
-        return f"{where}: {explain(got, wanted, _mean_mistakes(parts, n, members, rank))}"
-    if value["tensor"]:
-        return "returned a tensor, expected a Python float: .item() makes one of it"
-    ops = [call["op"] for call in value["calls"]]
-    if ops != ["all_reduce"]:
-        made = ", ".join(ops) or "nothing"
-        return f"{where}: expected one all_reduce, of sum and count together; it made: {made}"
-    return None
-
-
-def _mean_mistakes(
-    parts: list[list[float]], n: int, members: list[int], rank: int
-) -> Iterable[Mistake]:
-    """Wrong means of the shares of a group's ranks, and where they come from."""
-    p, size, place = len(parts), len(parts[0]), members.index(rank)
-    real = [part[: max(0, math.ceil((n - r) / p))] for r, part in enumerate(parts)]
-    own = sum(parts[place])
-    yield Mistake(own / size, "this is the mean of this rank's values")
-    if real[place]:
-        yield Mistake(
-            sum(real[place]) / len(real[place]), "this is the mean of this rank's samples"
-        )
-    everything = sum(map(sum, parts))
-    once = sum(map(sum, real))
-    # Who takes the rank in the world for the one in the group keeps the wrong values.
-    kept = [
-        value
-        for part, number in zip(parts, members, strict=True)
-        for j, value in enumerate(part)
-        if number + p * j < n
+    cases = [
+        {"partition": partition, "n": n, "world": ranks.n, "seed": report.seed}
+        for partition in (*partitions(ranks.n), None)
+        for n in (*SAMPLES, _numbers(report.seed, 30, 60))
     ]
-    for count in (n, len(kept)) if members != list(range(p)) else ():
-        yield Mistake(
-            sum(kept) / max(count, 1),
-            "the places are counted from this rank's number in the world: "
-            "dist.get_rank(group) is its number in the group",
-        )
-    yield Mistake(
-        everything / (p * size),
-        f"repeated samples count twice: {p * size} values for {n} samples. The value at place j "
-        f"of rank r is number r + j·p of the order; from number {n} on it is padding",
+    for case, members, values in tried(
+        ranks, report, __name__, "probe_mean", cases, _groups, ranks.n
+    ):
+        parts = _shares(report.seed, case["n"], len(members))
+        for rank, value in zip(members, values, strict=True):
+            _judge_mean(report, rank, value, case["n"], members, parts)
+
+
+def _judge_mean(report: Report, rank: int, value: dict, n: int, members, parts: list) -> None:
+    """A rank's mean, and how it came about."""
+    where, ops = f"n = {n} {on(members)}", [call["op"] for call in value["calls"]]
+    expected = sum(map(sum, _without_padding(parts, n))) / n
+    mistakes = _wrong_means(parts, n, members, members.index(rank))
+    form = {"what": where, "form": "the mean, one number"}
+    after = rules_of({
+        "returned a tensor, expected a Python float: .item() makes one of it": value["tensor"],
+        f"{where}: expected one all_reduce, of sum and count together; it made: "
+        f"{', '.join(ops) or 'nothing'}": ops != ["all_reduce"],
+    })  # fmt: skip
+    _ = (
+        report.communication(rank, value["calls"], inside(members))
+        and report.judge(rank, one_number(value["result"]), expected, mistakes, **form)
+        and report.communication(rank, value["calls"], *after)
     )
-    yield Mistake(everything / n, f"divided by {n}, but the sum contains repeated samples")
-    yield Mistake(
-        once / (p * size), f"the sum is right, but divided by {p * size}, padding included"
-    )
-    yield Mistake(everything, "this is a sum: divide it by the number of samples")
-    yield Mistake(once, "this is a sum: divide it by the number of samples")
-    yield Mistake(once / p, "divided by the number of ranks, not of samples")
+
+
+def _without_padding(parts: list[list[float]], n: int) -> list[list[float]]:
+    """What is left of the ranks' values: that at place j of rank r is number r + j·p."""
+    return [part[: max(0, math.ceil((n - r) / len(parts)))] for r, part in enumerate(parts)]
+
+
+def _wrong_means(parts: list[list[float]], n: int, members, place: int) -> Iterator[Mistake]:
+    """Wrong means of the shares of a group's ranks, and where they come from."""
+    p, size, real = len(parts), len(parts[0]), _without_padding(parts, n)
+    everything, once = (sum(map(sum, of_ranks)) for of_ranks in (parts, real))
     means = [sum(part) / max(len(part), 1) for part in real]
-    yield Mistake(sum(means) / p, "this is the mean of the ranks' means: reduce sums and counts")
-    filled = [mean for part, mean in zip(real, means, strict=True) if part]
-    yield Mistake(
-        sum(filled) / len(filled), "this is the mean of the ranks' means: reduce sums and counts"
-    )
-    flat = [value for part in parts for value in part]
-    yield Mistake(
-        sum(flat[:n]) / n,
+    # Who takes the rank in the world for the one in the group keeps the wrong values.
+    there = zip(parts, members, strict=True)
+    kept = [v for part, rank in there for j, v in enumerate(part) if rank + p * j < n]
+    dropped, shorter = (sum(sum(part[:k]) for part in parts) for k in (n // p, size - 1))
+    yield from table({
+        "nan: a rank without a sample of its own has the mean 0 / 0: add sums":
+            lambda got: got != got,
+        "expected the mean, one number": lambda got: not is_number(got),
+        "this is the mean of this rank's values": sum(parts[place]) / size,
+        "this is the mean of this rank's samples": means[place],
+        "the places are counted from this rank's number in the world: dist.get_rank(group) is its "
+        "number in the group": one_of(*(sum(kept) / max(count, 1) for count in (n, len(kept)))),
+        f"repeated samples count twice: {p * size} values for {n} samples. The value at place j "
+        f"of rank r is number r + j·p of the order; from number {n} on it is padding":
+            everything / (p * size),
+        f"divided by {n}, but the sum contains repeated samples": everything / n,
+        f"the sum is right, but divided by {p * size}, padding included": once / (p * size),
+        "this is a sum: divide it by the number of samples": one_of(everything, once),
+        "divided by the number of ranks, not of samples": once / p,
+        "this is the mean of the ranks' means: reduce sums and counts":
+            one_of(sum(means) / p, sum(means) / sum(map(bool, real))),
         "padding was looked for at the end of the last rank. But ranks take turns: the value at "
-        "place j of rank r is number r + j·p of the order",
-    )
-    floor = n // p
-    if floor:
-        yield Mistake(
-            sum(sum(part[:floor]) for part in parts) / (floor * p),
-            "samples were left out, as drop_last does: only padding must go",
-        )
-        yield Mistake(
-            sum(sum(part[:floor]) for part in parts) / n,
-            "samples were left out, as drop_last does: only padding must go",
-        )
-    if size > 1:
-        yield Mistake(
-            sum(sum(part[:-1]) for part in parts) / (p * (size - 1)),
-            "the last value of every rank was left out: only some of them are padding",
-        )
+        "place j of rank r is number r + j·p of the order": sum([*chain(*parts)][:n]) / n,
+        "samples were left out, as drop_last does: only padding must go":
+            one_of(dropped / max(n // p * p, 1), dropped / n),
+        "the last value of every rank was left out: only some of them are padding":
+            shorter / max(p * (size - 1), 1),
+    })  # fmt: skip

@@ -22,15 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import overlap, replicas
 from .calls import Calls, Rule, inside, only
-from .groups import WORLD, enough, in_group, keywords, on, partitions, tried
+from .groups import EVERYWHERE, PARTITIONS, WORLD, enough, in_group, keywords, on, tried
 from .mistakes import Mistake, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, as_dict, recorded, told
 from .replicas import Twin
 from .task import Report, task
-
-PARTITIONS = partitions(WORLD)
-EVERYWHERE = (*PARTITIONS, None)
 
 # What DDP communicates beside gradients: the order in which they were ready, once.
 HOUSEKEEPING = {"broadcast", "all_gather"}
@@ -161,9 +158,9 @@ def _assign(
 
 
 def _bucket_cases(seed: int) -> list[dict]:
-    """Sizes and caps: random ones, one that fills a bucket exactly, a single gradient, none."""
+    """Sizes and caps: first those that tell mistakes apart, then random and special ones."""
     draw = random.Random(seed)
-    cases = []
+    cases = [([40, 100, 100, 300, 300, 40], 400, 120)]
     for _ in range(6):
         sizes = [4 * draw.choice((3, 10, 40, 100, 256)) for _ in range(draw.randint(6, 14))]
         cases.append((sizes, draw.randint(400, 1500), draw.randint(60, 300)))
@@ -374,9 +371,9 @@ def fp16_hook(ranks, report: Report) -> None:
     twin = Twin(replicas.net(report.seed, _HOOK_NET), 1.0)
     # A loss so many times as large has gradients whose mean fits into float16, but no sum does.
     large = 40_000 / twin.gradient(*replicas.samples(report.seed, 8)).abs().max().item()
+    own = [twin.gradient(*replicas.samples(report.seed + 7 * r, 8)) for r in range(WORLD)]
     cases = [{"partition": p, "seed": report.seed, "large": large} for p in PARTITIONS]
     for _, members, values in tried(ranks, report, __name__, "probe_hook", cases):
-        own = [twin.gradient(*replicas.samples(report.seed + 7 * r, 8)) for r in range(WORLD)]
         for rank, value in zip(members, values, strict=True):
             _judge_hook(report, rank, value, members, own)
 
@@ -464,12 +461,13 @@ def accumulate(ranks, report: Report) -> None:
     each = zip(EVERYWHERE, ks, strict=True)
     cases = [{"partition": p, "seed": report.seed, "ks": k} for p, k in each]
     for case, members, values in tried(ranks, report, __name__, "probe_accumulate", cases):
-        twin = Twin(replicas.net(report.seed), 1.0)
+        twin, own = Twin(replicas.net(report.seed), 1.0), {}
+        for k in case["ks"]:
+            parts = {r: _microbatches(report.seed + k, r, k) for r in members}
+            own[k] = {r: [twin.gradient(*part) for part in parts[r]] for r in members}
         for rank, answers in zip(members, values, strict=True):
             for k, value in zip(case["ks"], answers, strict=True):
-                parts = {r: _microbatches(report.seed + k, r, k) for r in members}
-                own = {r: [twin.gradient(*part) for part in parts[r]] for r in members}
-                if not _judge_accumulation(report, rank, value, own, k):
+                if not _judge_accumulation(report, rank, value, own[k], k):
                     break
 
 

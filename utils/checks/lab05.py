@@ -25,6 +25,7 @@ from .functions import judge_calls
 from .mistakes import Mistake, is_number, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, told
+from .replicas import rules_of
 from .task import Report, task
 
 # -- 5.1 --------------------------------------------------------------------------------------
@@ -107,19 +108,12 @@ def time_rounds(ranks, report: Report) -> None:
             rank, got, events = answer.rank, answer.value["result"], answer.value["events"]
             alike = all(other.value["result"] == got for other in answers)
             wrong, right = _wrong_stopwatches(events, alike, **given), [max(takes)] * rounds
-            if report.judge(rank, got, right, wrong, what=what, form="the times", tolerance=0.01):
-                report.communication(rank, events, _prepares_each_round(rounds))
+            count, form = events.count("prepare"), {"form": "the times", "tolerance": 0.01}
+            said = f"prepare() belongs to every round: expected {rounds + 1} calls, it made {count}"
+            if report.judge(rank, got, right, wrong, what=what, **form):
+                report.communication(rank, [], *rules_of({said: not 0 <= count - rounds <= 2}))
         if report.found:
             return
-
-
-def _prepares_each_round(rounds: int) -> Callable:
-    def rule(events: list[str]) -> str | None:
-        count = events.count("prepare")
-        said = f"prepare() belongs to every round: expected {rounds + 1} calls, it made {count}"
-        return None if rounds <= count <= rounds + 2 else said
-
-    return rule
 
 
 def _wrong_stopwatches(events, alike, steps, rounds, late, takes) -> list[Mistake]:
@@ -129,7 +123,7 @@ def _wrong_stopwatches(events, alike, steps, rounds, late, takes) -> list[Mistak
     if "prepare" in events[:start] and events[start - 1] not in _MEETINGS:
         inside = "one rank waits, inside the time, for the other one's prepare(): a barrier "
         inside += "belongs between prepare() and the start of the clock"
-    wrong = {
+    return table({
         f"return a list of {rounds} numbers": lambda got: not _numbers(got),
         f"it made {made} calls of step(): there are {rounds} rounds of {steps}, and one round "
         "before them that warms up": lambda got: made <= rounds * steps,
@@ -143,8 +137,7 @@ def _wrong_stopwatches(events, alike, steps, rounds, late, takes) -> list[Mistak
         "slowest rank's": lambda got: not alike,
         "the slowest rank counts, not the mean, the sum or the fastest of the ranks: "
         "dist.ReduceOp.MAX": lambda got: True,
-    }
-    return table(wrong)
+    })  # fmt: skip
 
 
 def _numbers(got: Any, count: int = 0) -> bool:
@@ -182,23 +175,20 @@ def _wrong_bands(one, many, q1, q2, low: float, middle: float, high: float) -> l
     def has_middle(value: float) -> Callable:
         return lambda got: same(got[1], float(value))
 
-    wrong = {
+    return table({
         "return three numbers: (low, middle, high)": lambda got: not _numbers(got, 3),
         "that is T(p) / T(1), upside down": (q2 / q1[::-1]).tolist(),
         "the ends pair quartiles of the same side: pair slow with fast": (q1 / q2).tolist(),
         "low and high are exchanged": [high, middle, low],
         "the order is low, middle, high": [middle, low, high],
-        "these are the extreme rounds, not the quartiles": (
-            lambda got: same(got[0], min(one) / max(many)) and same(got[2], max(one) / min(many))
-        ),
-        "the middle is a ratio of means, which one disturbed round moves: take the medians": (
-            has_middle(np.mean(one) / np.mean(many))
-        ),
+        "these are the extreme rounds, not the quartiles":
+            lambda got: same(got[::2], [min(one) / max(many), max(one) / min(many)]),
+        "the middle is a ratio of means, which one disturbed round moves: take the medians":
+            has_middle(np.mean(one) / np.mean(many)),
         "the middle is halfway between the ends: take the medians": has_middle((low + high) / 2),
         "the middle is that of the fastest rounds": has_middle(min(one) / min(many)),
         "the middle is right, the ends are not: q25 and q75, of opposite sides": has_middle(middle),
-    }
-    return table(wrong)
+    })  # fmt: skip
 
 
 # -- 5.3 and 5.4 ------------------------------------------------------------------------------
@@ -355,7 +345,7 @@ def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
     def volume(value: float) -> Callable:
         return lambda got: same(got, [messages, value])
 
-    wrong = {
+    return table({
         "return a pair of numbers: (messages, sent)": lambda got: not _numbers(got, 2),
         "one rank sends nothing": lambda got: p == 1,
         "the two are exchanged: (messages, sent)": [sent, messages],
@@ -366,8 +356,7 @@ def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
         "these are the bytes of one round of the ring: there are two": volume(sent / 2),
         "that is one message: give the bytes of all": volume(n / p),
         "these are the bytes of all ranks together: count those of one": volume(sent * p),
-    }
-    return table(wrong)
+    })  # fmt: skip
 
 
 def _steps(compute, sizes, p, latency, bandwidth) -> tuple[float, list[Mistake]]:

@@ -17,14 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .calls import Calls, Rule, inside, made, only, waited
-from .groups import WORLD, in_group, keywords, on, partitions, tried
+from .groups import PARTITIONS, WORLD, in_group, keywords, on, tried
 from .mistakes import Mistake, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
 from .replicas import rules_of
 from .task import Report, task
 
-PARTITIONS = partitions(WORLD)
 # A master needs a worker: no groups of one rank.
 WITH_A_MASTER = [None, *PARTITIONS[:-1]]
 ETA, RHO = 0.1, 2.0

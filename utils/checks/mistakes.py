@@ -57,6 +57,11 @@ def table(wrong: Mapping[str, Any]) -> list[Mistake]:
     ]
 
 
+def one_of(*results: Any) -> Callable[[Any], bool]:
+    """Recognises several results of the same mistake."""
+    return lambda got: any(same(got, result) for result in results)
+
+
 def explain(
     got: Any,
     expected: Any,

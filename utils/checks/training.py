@@ -19,24 +19,29 @@ from torch.utils.data import Dataset
 from utils import data, models
 
 from . import replicas
-from .groups import in_group, keywords
+from .groups import WORLD, in_group, keywords, members_of
 from .mistakes import Mistake, same
 from .probe import answer_named, recorded, told
 from .task import Report
 
 KEYS = ("loss", "test_loss", "accuracy")
 EPOCHS = 2
-# Images, by what happens to them: several minibatches of each, the last a smaller one; of those
-# that are tested one for each of four ranks, at least.
-FEW = {"trained": 300, "tested": 4_100}
 RATES = (0.1, 0.4, 0.5, 0.05, 0.01, 0.02, 0.8, 0.3, 1.0)  # wrong ones
+
+
+def few(p: int) -> dict[str, int]:
+    """How many images p ranks train on, in minibatches of 128, and test, in such of 1,000.
+
+    The last minibatch is a smaller one; of those that are tested there is one for each rank.
+    """
+    return {"trained": 300, "tested": 1000 * p - 900}
 
 
 class Images(Dataset):
     """Random images that tell by their first pixel what they are for."""
 
-    def __init__(self, kind: str):
-        self.data, self.targets = (tensor.clone() for tensor in _drawn(kind))
+    def __init__(self, kind: str, count: int):
+        self.data, self.targets = (tensor.clone() for tensor in _drawn(kind, count))
 
     def __len__(self) -> int:
         return len(self.data)
@@ -46,11 +51,11 @@ class Images(Dataset):
 
 
 @functools.cache
-def _drawn(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
-    draw = torch.Generator().manual_seed(FEW[kind])
-    targets = torch.randint(0, 10, (FEW[kind],), generator=draw)
-    pixels = torch.randint(0, 60, (FEW[kind], 28, 28), generator=draw, dtype=torch.uint8)
-    pixels[torch.arange(FEW[kind]), targets] += 150
+def _drawn(kind: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(count)
+    targets = torch.randint(0, 10, (count,), generator=draw)
+    pixels = torch.randint(0, 60, (count, 28, 28), generator=draw, dtype=torch.uint8)
+    pixels[torch.arange(count), targets] += 150
     pixels[:, 0, 0] = 255 if kind == "trained" else 0
     return pixels, targets
 
@@ -64,35 +69,42 @@ def small_mlp() -> nn.Module:
 def probe_training(user_ns: dict, *, rank: int, group, partition) -> dict:
     """`train_parallel` on a few images: its history, and how many images the model got."""
     function, model = answer_named(user_ns, "train_parallel"), small_mlp()
-    few, seen = [Images(kind) for kind in FEW], replicas.watched(model)
-    given = {"train_data": few[0], "test_data": few[1]}
-    named = keywords(partition, group)
+    images = [Images(*one) for one in few(len(members_of(partition, rank, WORLD))).items()]
+    counts = dict.fromkeys(("trained", "tested"), 0)
+
+    def count(_, inputs: tuple[torch.Tensor]) -> None:
+        trained = int((inputs[0].flatten(1)[:, 0] > 1).sum())
+        counts["trained"] += trained
+        counts["tested"] += len(inputs[0]) - trained
+
+    model.register_forward_pre_hook(count)
     with (
-        mock.patch.dict(user_ns, given),
-        mock.patch.object(data, "fashion_mnist", lambda train=True, **_: few[not train]),
+        mock.patch.dict(user_ns, {"train_data": images[0], "test_data": images[1]}),
+        mock.patch.object(data, "fashion_mnist", lambda train=True, **_: images[not train]),
     ):
-        history, calls = recorded(function, model, EPOCHS, **named)
-    trained = sum(int((images.flatten(1)[:, 0] > 1).sum()) for images in seen)
-    tested = sum(map(len, seen)) - trained
-    return {"history": told(history), "trained": trained, "tested": tested, "calls": calls}
+        history, calls = recorded(function, model, EPOCHS, **keywords(partition, group))
+    return {"history": told(history), "calls": calls} | counts
 
 
 @functools.cache
-def history_of_twin(rate: float = 0.2, mine: tuple = (0, 1), same_order: bool = False) -> dict:
-    """What the twin gives; losses and tests of place r of p = `mine` in each minibatch only."""
-    model, part = small_mlp(), slice(mine[0], None, mine[1])
+def history_of_twin(
+    p: int, rate: float = 0.2, place: int | None = None, same_order: bool = False
+) -> dict:
+    """What the twin gives on the images for p ranks; of one rank's part of each minibatch only."""
+    model, images = small_mlp(), {kind: Images(kind, count) for kind, count in few(p).items()}
+    part = slice(None) if place is None else slice(place, None, p)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     history: dict[str, list[float]] = {key: [] for key in KEYS}
     for epoch in range(EPOCHS):
         draw = torch.Generator().manual_seed(0 if same_order else epoch)
-        loader = data.InMemoryLoader(Images("trained"), 128, shuffle=True, generator=draw)
-        for images, labels in loader:
+        loader = data.InMemoryLoader(images["trained"], 128, shuffle=True, generator=draw)
+        for pixels, labels in loader:
             optimizer.zero_grad()
-            losses = functional.cross_entropy(model(images), labels, reduction="none")
+            losses = functional.cross_entropy(model(pixels), labels, reduction="none")
             losses.mean().backward()
             optimizer.step()
             history["loss"].append(losses[part].mean().item())
-        for key, value in zip(KEYS[1:], metrics_of(model, Images("tested"), part), strict=True):
+        for key, value in zip(KEYS[1:], metrics_of(model, images["tested"], part), strict=True):
             history[key].append(value)
     return history
 
@@ -110,24 +122,25 @@ def metrics_of(model: nn.Module, images: Dataset, part: slice = slice(None)) -> 
 
 def wrong_histories(key: str, place: int, p: int) -> Iterator[Mistake]:
     """Mistakes that give another list."""
-    entries, expected = len(history_of_twin()[key]), history_of_twin()[key]
+    histories = functools.partial(history_of_twin, p)
+    expected, own = histories()[key], histories(place=place)[key]
+    entries = len(expected)
     yield Mistake(
         lambda got: not isinstance(got, list) or len(got) != entries,
         f"expected {entries} entries in {EPOCHS} epochs, one for each "
         f"{'step' if key == 'loss' else 'epoch'}",
     )
-    own = history_of_twin(mine=(place, p))[key]
     if key == "loss":
         yield Mistake(own, "these are the losses of this rank's part: take what train_step returns")
         said = "every epoch has the same order: minibatches(epoch)"
-        yield Mistake(history_of_twin(same_order=True)[key], said)
+        yield Mistake(histories(same_order=True)[key], said)
         for rate in RATES:
             said = f"this is learning rate {rate}, the twin's is 0.2"
-            yield Mistake(history_of_twin(rate)[key], said)
+            yield Mistake(histories(rate)[key], said)
     else:
         yield Mistake(own, "this is this rank's own: reduce sums and counts with global_metrics")
         other = KEYS[3 - KEYS.index(key)]
-        yield Mistake(history_of_twin()[other], f'this is "{other}": the two are swapped')
+        yield Mistake(histories()[other], f'this is "{other}": the two are swapped')
         yield Mistake([100 * value for value in expected], "expected a share, not percent")
 
 

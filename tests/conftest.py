@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import functools
 import os
@@ -71,6 +72,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[SESSION_VARIABLE] = SESSION
     if not is_worker(config):
         os.environ[RUN_VARIABLE] = SESSION
+        # Students of the cluster, sandboxes and PYTHONDONTWRITEBYTECODE may not write it, and would
+        # compile the course again in each of their processes, for half a second.
+        compileall.compile_dir(ROOT / "utils", quiet=2)
     # Processes of pytest-xdist ignore Ctrl-C, and what they start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

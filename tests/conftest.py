@@ -37,9 +37,10 @@ GROUPS = (
 )
 # Groups of tests that take a minute or more, the longest first.
 LONGEST = (
-    *("slurm", "test_faults", "test_grading", "05_scaling", "03_data_parallel"),
-    *("c10d-2", "test_cluster", "test_browser", "test_site_mpi", "test_bench", "04_ddp"),
-    *("test_answers_on_ranks", "test_hosts", "test_data", "02_samplers"),
+    *("slurm", "test_answers_on_ranks", "test_grading", "05_scaling", "test_faults"),
+    *("test_site_mpi", "test_hosts", "test_browser", "03_data_parallel", "04_ddp"),
+    *("test_forkserver", "answers-11", "test_cluster", "answers-12", "10_pipeline"),
+    *("07_parameter_server", "13_faults", "answers-4", "08_elastic_averaging", "answers-3"),
 )
 
 # Files of which `make check` runs what takes no ranks. Single tests have the mark `quick`, too.

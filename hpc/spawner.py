@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import html
 import shlex
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,8 @@ class LabSpawner(SlurmSpawner):
     """A job of one of the site's profiles. `for_site` makes the class that a hub uses."""
 
     site: Site
+    #: What the student was told last about the job that starts.
+    _told = ""
 
     @classmethod
     def for_site(cls, site: Site) -> type[LabSpawner]:
@@ -99,31 +100,38 @@ class LabSpawner(SlurmSpawner):
         would end the wait without a word.
         """
         starting = asyncio.ensure_future(self._start_until_it_listens())
-        limit = time.monotonic() + max(self.start_timeout - 2 * LOOK, LOOK)
+        watching = asyncio.ensure_future(self._watch_job())
+        limit = max(self.start_timeout - 2 * LOOK, LOOK)
+        self._told = ""
         try:
-            while not (await asyncio.wait({starting}, timeout=LOOK))[0]:
-                await self._check_job()
-                if time.monotonic() > limit:
-                    raise JobError(
-                        f"{await self._where()} After {self.start_timeout} s, which is the limit "
-                        "here, the job was cancelled. Choose a smaller one, or try again later."
-                    )
-            return starting.result()
+            await asyncio.wait(
+                {starting, watching}, timeout=limit, return_when=asyncio.FIRST_COMPLETED
+            )
+            for ended in (starting, watching):
+                if ended.done():
+                    return ended.result()
+            # Slurm is not asked again: its answer may take longer than the hub waits.
+            raise JobError(
+                f"{self._told or f'Job {self.job_id} is not up.'} After {self.start_timeout} s, "
+                "which is the limit here, the job was cancelled. Choose a smaller one, or try "
+                "again later."
+            )
         except RuntimeError as error:
             raise error if isinstance(error, JobError) else JobError(str(error)) from error
         finally:
-            await self._give_up(starting)
+            await self._give_up(starting, watching)
 
-    async def _give_up(self, starting: asyncio.Future[tuple[str, int]]) -> None:
-        """End the start if it still goes on; the job's number stays, so that it can be cancelled.
+    async def _give_up(self, *tasks: asyncio.Future) -> None:
+        """End what still goes on of a start; the job's number stays, so that it can be cancelled.
 
         batchspawner takes an answer of Slurm that was cut short for a job that is gone, and forgets
         its number: the job would stay in the queue, and start when nobody waits for it.
         """
-        if not starting.done():
+        if running := {task for task in tasks if not task.done()}:
             job = self.job_id
-            starting.cancel()
-            await asyncio.wait({starting})
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
             self.job_id = job
 
     async def _start_until_it_listens(self) -> tuple[str, int]:
@@ -133,14 +141,17 @@ class LabSpawner(SlurmSpawner):
             await asyncio.sleep(LOOK / 4)
         return host, port
 
-    async def _check_job(self) -> None:
-        job = self.job_id
-        if job and await self.query_job_status() == JobStatus.NOTFOUND:
-            log = LOG.format(job=job)
-            raise JobError(
-                f"Job {job} ended before JupyterLab was up. Last lines of ~/{log}: "
-                f"{await self._tail(log) or '(nothing)'}"
-            )
+    async def _watch_job(self) -> None:
+        """Raise JobError as soon as the job is gone."""
+        while True:
+            await asyncio.sleep(LOOK)
+            job = self.job_id
+            if job and await self.query_job_status() == JobStatus.NOTFOUND:
+                log = LOG.format(job=job)
+                raise JobError(
+                    f"Job {job} ended before JupyterLab was up. Last lines of ~/{log}: "
+                    f"{await self._tail(log) or '(nothing)'}"
+                )
 
     async def _tail(self, log: str) -> str:
         """The end of the job's output, read as the student: root may not see the home folders."""
@@ -155,10 +166,10 @@ class LabSpawner(SlurmSpawner):
         """Tell where the job is, each time that it changes."""
         said = None
         while True:
-            message = await self._where()
-            if message != said:
-                yield {"message": message}
-            said = message
+            self._told = await self._where()
+            if self._told != said:
+                yield {"message": self._told}
+            said = self._told
             await asyncio.sleep(LOOK)
 
     async def _where(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import functools
 import os
@@ -36,9 +37,10 @@ GROUPS = (
 )
 # Groups of tests that take a minute or more, the longest first.
 LONGEST = (
-    *("slurm", "test_faults", "test_grading", "05_scaling", "03_data_parallel"),
-    *("c10d-2", "test_cluster", "test_browser", "test_site_mpi", "test_bench", "04_ddp"),
-    *("test_answers_on_ranks", "test_hosts", "test_data", "02_samplers"),
+    *("slurm", "test_answers_on_ranks", "test_grading", "05_scaling", "test_faults"),
+    *("test_site_mpi", "test_hosts", "test_browser", "03_data_parallel", "04_ddp"),
+    *("test_forkserver", "answers-11", "test_cluster", "answers-12", "10_pipeline"),
+    *("07_parameter_server", "13_faults", "answers-4", "08_elastic_averaging", "answers-3"),
 )
 
 # Files of which `make check` runs what takes no ranks. Single tests have the mark `quick`, too.
@@ -71,6 +73,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[SESSION_VARIABLE] = SESSION
     if not is_worker(config):
         os.environ[RUN_VARIABLE] = SESSION
+        # Students of the cluster, sandboxes and PYTHONDONTWRITEBYTECODE may not write it, and would
+        # compile the course again in each of their processes, for half a second.
+        compileall.compile_dir(ROOT / "utils", quiet=2)
     # Processes of pytest-xdist ignore Ctrl-C, and what they start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

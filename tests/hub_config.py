@@ -19,13 +19,13 @@ c.Spawner.poll_interval = 2
 def patience(spawner):
     """How long a start may take, in seconds, where a test says so; Slurm answers slowly then.
 
-    The end of patience comes while the hub waits for such an answer.
+    The end of patience comes while the hub waits for such an answer, and before the next one.
     """
     told = Path(os.environ["HUB_TEST_PATIENCE"])
     query = type(spawner).batch_query_cmd.default_value
     if told.exists():
         spawner.start_timeout = int(told.read_text())
-        query = f"sleep 1; {query}"
+        query = f"sleep 3; {query}"
     spawner.batch_query_cmd, spawner.startup_poll_interval = query, 0.1
 
 

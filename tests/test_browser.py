@@ -160,25 +160,38 @@ def browser(server: Server) -> Iterator[Browser]:
         chromium.close()
 
 
-@pytest.fixture
-def open_lab(browser: Browser, server: Server, tmp_path: Path) -> Iterator[Callable[[str], Lab]]:
-    """`open_lab("student/01_c10d.ipynb")`: a page of its own; its kernel ends with the test."""
+@pytest.fixture(scope="module")
+def open_lab(browser: Browser, server: Server, tmp_path_factory) -> Iterator[Callable[[str], Lab]]:
+    """`open_lab("student/01_c10d.ipynb")`: a page; that before it is closed, its kernel ends."""
+    pictures = tmp_path_factory.mktemp("pictures")
 
     def open_path(path: str) -> Lab:
+        leave()
         return Lab(
             context.new_page(),
             f"{server.url}lab/tree/{path}?token={server.token}",
             path=path,
             cells=[cell.id for cell in read(server.log.parent / "course" / path).cells],
             ask=server.ask,
-            pictures=tmp_path,
+            pictures=pictures,
         )
+
+    def leave() -> None:
+        for page in context.pages:
+            page.close()
+        for session in server.ask("api/sessions"):
+            server.ask(f"api/sessions/{session['id']}", "DELETE")
+        wait_for(lambda: not left_over(), GRACE, "kernel and ranks end with the session")
 
     with browser.new_context(viewport={"width": 1280, "height": 1400}) as context:
         yield open_path
-    for session in server.ask("api/sessions"):
-        server.ask(f"api/sessions/{session['id']}", "DELETE")
-    wait_for(lambda: not left_over(), GRACE, "kernel and ranks end with the session")
+        leave()
+
+
+@pytest.fixture(scope="module")
+def untouched(open_lab) -> Lab:
+    """The lab as students get it, opened; for the tests before another one is."""
+    return open_lab(f"student/{LAB}")
 
 
 #: What JupyterLab shows in red: an error, and what goes to standard error.
@@ -195,12 +208,27 @@ ALL_RANKS = (
 )
 
 
-def test_a_lab_opens_with_its_contents_at_its_side_and_nothing_that_is_not_the_courses(open_lab):
-    page = open_lab(f"student/{LAB}").page
+def test_a_lab_opens_with_its_contents_at_its_side_and_nothing_that_is_not_the_courses(untouched):
+    page = untouched.page
     contents = page.locator(".jp-TableOfContents:visible")
     contents.get_by_text("1.5 · A deadlock, on purpose").wait_for()
     for words in ("Would you like to get notified", "Validate", "Nbgrader", "Formgrader"):
         assert not page.get_by_text(words, exact=False).count(), words
+
+
+def test_an_untouched_lab_stops_at_the_first_task_and_says_which(untouched):
+    lab = untouched
+    lab.run_all()
+    try:
+        red = lab.outputs(ERROR)
+        assert list(red) == ["hello-answer"], red
+        said = "NotImplementedError: Task 1.1: hello from every rank"
+        assert red["hello-answer"].count(said) == 1, "once for all: " + red["hello-answer"]
+        assert "The same on ranks 0, 1, 2, 3." in red["hello-answer"]
+        assert "hello-check" not in lab.outputs(), "cells after the error were run"
+    finally:
+        lab.show("hello-answer")
+        lab.photograph("student-hello-answer")
 
 
 def test_all_checks_of_the_solution_pass_in_the_browser(open_lab):
@@ -241,18 +269,3 @@ def test_all_checks_of_the_solution_pass_in_the_browser(open_lab):
         ):
             lab.show(cell)
             lab.photograph(f"solution-{cell}")
-
-
-def test_an_untouched_lab_stops_at_the_first_task_and_says_which(open_lab):
-    lab = open_lab(f"student/{LAB}")
-    lab.run_all()
-    try:
-        red = lab.outputs(ERROR)
-        assert list(red) == ["hello-answer"], red
-        said = "NotImplementedError: Task 1.1: hello from every rank"
-        assert red["hello-answer"].count(said) == 1, "once for all: " + red["hello-answer"]
-        assert "The same on ranks 0, 1, 2, 3." in red["hello-answer"]
-        assert "hello-check" not in lab.outputs(), "cells after the error were run"
-    finally:
-        lab.show("hello-answer")
-        lab.photograph("student-hello-answer")

@@ -444,6 +444,16 @@ def test_cells_that_only_draw_are_left_out():
     )
 
 
+def test_a_prediction_beside_what_came_and_a_fit_that_a_rank_makes_for_a_picture_are_left_out():
+    assert drawn(
+        'guess.beside(ranks.client[0]["passed"]);',
+        "line = ranks.client[0].apply_sync(lambda: tuple(map(float, fit(x))))\nplt.plot(line)",
+    ) == [True, True]
+    assert drawn("guess.beside(measure())", "ranks.client[0].apply_sync(train)\ntrain()") == [
+        *(False, False)
+    ]
+
+
 def test_what_something_depends_on_is_run():
     assert drawn("import numpy as np\nx = np.ones(3)", "check(x)") == [False, False]
     assert drawn("x = np.ones(3)", "x = x + 1\ncheck(x)") == [False, False]

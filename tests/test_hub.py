@@ -202,6 +202,7 @@ def test_a_student_logs_in_chooses_a_job_and_passes_lab_01_on_two_nodes(
         assert not [line for line in lines if line.startswith("✗")], lines
         hosts = re.findall(r"\bnode\d", shown["who-describe"])
         assert hosts == ["node1", "node1", "node2", "node2"], shown["who-describe"]
+        assert shown["program-run"].count(" of 4: ") == 4, shown["program-run"]
         page.goto(f"{URL}/hub/home")
         page.click("#stop")
         wait_for(lambda: not hub.cluster.jobs(), ACT, "the job ends with the server")

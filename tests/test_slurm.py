@@ -107,9 +107,20 @@ def test_from_a_login_node_four_ranks_come_up_on_two_nodes_and_go_with_their_job
     assert shown.count("job RUNNING on node[1-2]") == 1
 
 
+WHERE = r"import socket; print(f'program on {socket.gethostname()}\n', end='')"
+PROGRAM = f"""
+from pathlib import Path
+from utils.jobs.program import mpiexec
+Path("where.py").write_text({WHERE!r})
+mpiexec(4, "where.py")
+"""
+
+
 def test_in_a_job_with_room_mpiexec_spreads_the_ranks_over_its_nodes(lab):
-    shown = in_a_job(lab, START, JOIN, SUM, JOBS, options=["-N2", "--ntasks-per-node=2"])
+    shown = in_a_job(lab, START, JOIN, SUM, JOBS, PROGRAM, options=["-N2", "--ntasks-per-node=2"])
     assert hosts(shown) == ["node1", "node1", "node2", "node2"]
+    # A program beside them reaches both nodes, too.
+    assert sorted(re.findall(r"^program on (\w+)$", shown, re.MULTILINE)) == hosts(shown), shown
     assert shown.count("sum 6.0") == 4
     assert "Started with mpiexec: Slurm job" in shown
     assert shown.count("job RUNNING") == 1
@@ -151,15 +162,16 @@ def test_a_rank_that_dies_on_another_node_is_named_and_restart_gives_fresh_ones(
 
 
 def test_a_job_that_was_cancelled_from_outside_is_told_of(lab):
-    # Slurm takes a moment to end a job, in which the ranks could still answer.
+    # Slurm takes a moment to end a job, in which the ranks could still answer. The first cell
+    # after it may find them dying, the second one finds them dead: both say why.
     cancel = (
         "import time; subprocess.run(['scancel', '--user=student1'])\n"
         "while subprocess.getoutput('squeue -h -u student1'): time.sleep(0.1)"
     )
     shown = notebook(
-        lab, START, JOIN, "import subprocess", cancel, SUM, "ranks.restart()", JOIN, SUM
+        lab, START, JOIN, "import subprocess", cancel, SUM, SUM, "ranks.restart()", JOIN, SUM
     )
-    assert "Slurm ended the ranks: their job was cancelled" in shown
+    assert shown.count("Slurm ended the ranks: their job was cancelled") == 2, shown
     assert "4 fresh MPI ranks are up." in shown
     assert shown.count("sum 6.0") == 4
 
@@ -371,7 +383,8 @@ from pathlib import Path
 from utils import faults
 from utils.scaling import batch
 script = Path("resumable/job.sh")
-command = "train.py run --steps 40 --every 1000 --pause 0.3"
+# The first life has 40 s in which the signal may come, the second one need not wait.
+command = "train.py run --steps 40 --every 1000 --pause $((SLURM_RESTART_COUNT ? 0 : 1))"
 script.write_text(faults.requeued(2, command, time="10"))
 print(batch.submit(script))
 """
@@ -387,13 +400,18 @@ def test_a_job_whose_time_is_nearly_over_saves_and_goes_on_in_its_next_life(lab,
     out = f"/home/student1/resumable/resumable-{job}.out"
 
     def printed(words: str) -> bool:
-        # A job that was requeued waits for two minutes, unless it is told to start.
-        lab.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
         return words in lab.run("cat", out, check=False)
+
+    def waits() -> bool:
+        return any("PENDING" in line for line in lab.jobs())
 
     slurm_tools.wait_until(lambda: printed("life 0: 2 ranks"), PATIENCE, "the job runs")
     # What Slurm does by itself when --signal says so, an hour before or a minute.
     lab.run("scancel", "--batch", "--signal=USR1", job, user="student1")
+    slurm_tools.wait_until(waits, PATIENCE, "it is in the queue again")
+    # There it would be for two minutes. But a life that begins in the second in which the last
+    # one ended is refused: Slurm takes its credential for the old one, "revoked".
+    lab.run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
     slurm_tools.wait_until(lambda: printed("life 1: 2 ranks"), PATIENCE, "it runs again")
     slurm_tools.wait_until(lambda: not lab.jobs(), PATIENCE, "the job is done")
     said = lab.run("cat", out)

@@ -58,6 +58,12 @@ class CellFailed(RuntimeError):
         return [part for line in str(self).splitlines() for part in _wrapped(line)]
 
 
+def ended_by_slurm(job_state: str) -> str:
+    """Why Slurm ended the ranks, by the state of their job, in a sentence; "" where it did not."""
+    how = _ENDED_JOB.get(job_state)
+    return f"Slurm ended the ranks: {how}." if how else ""
+
+
 def _wrapped(line: str) -> list[str]:
     if "\x1b" in line:  # a rank's traceback, in colours: it has its line breaks
         return [line]

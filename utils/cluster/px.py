@@ -15,7 +15,7 @@ from IPython.display import Image, display
 
 from torch_mpi.protocol.diagnosis import names
 from utils import report
-from utils.cluster.failure import CellFailed, Outcome
+from utils.cluster.failure import CellFailed, Outcome, ended_by_slurm
 from utils.cluster.reply import BALANCE, FIRST_LINE
 
 # Seconds: what the other ranks get to end by themselves once one has failed; what an interrupted
@@ -114,7 +114,10 @@ class RanksMagics(ParallelMagics):
             dead = self._leave_out(dead)
         if dead:
             verb = "is" if len(dead) == 1 else "are"
-            raise CellFailed(f"{names(dead)} {verb} dead. Fresh ranks: ranks.restart()")
+            # They may have died while no cell ran: here is the first word of it.
+            why = ended_by_slurm(self.ranks.running().job_state())
+            text = why or f"{names(dead)} {verb} dead."
+            raise CellFailed(f"{text} Fresh ranks: ranks.restart()")
 
     def _leave_out(self, dead: set[int]) -> set[int]:
         """Run the cell on the others; returns the dead where it was meant for no other rank."""

@@ -319,6 +319,10 @@ class Running:
         with contextlib.suppress(ipp.error.IPythonError, TimeoutError, OSError):
             self.client.send_signal(name, targets=targets, block=False).result(wait)
 
+    def job_state(self) -> str:
+        """Of the ranks' own Slurm job, as Slurm says it; "" where they have none."""
+        return slurm.state(self._job) if self._job else ""
+
     def examine(self, outcome: Outcome, busy: set[int]) -> None:
         """After a cell that failed: ask the ranks what happened, and have them meet again.
 
@@ -329,7 +333,7 @@ class Running:
         if dead:
             outcome.output = self._last_words()
             outcome.over = self.over()
-            outcome.job_state = slurm.state(self._job) if self._job else ""
+            outcome.job_state = self.job_state()
         if busy:
             places = self._places(1.0)
             # A rank that is idle now has ended meanwhile.

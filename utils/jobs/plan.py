@@ -256,6 +256,10 @@ def _environment(threads: int, timeout: float, launcher: Launcher, way: Way) -> 
     if not way.many_hosts:
         # Where there is no fabric, Open MPI's windows complain of one on each rank.
         unless_set["OMPI_MCA_osc"] = "^ucx"
+    elif way.launcher == "mpiexec":
+        # It reaches the other nodes by a step of the Slurm job. That of a second mpiexec, for a
+        # program beside a notebook's ranks, would wait until the ranks are gone.
+        unless_set["SLURM_OVERLAP"] = "1"
     if way.launcher != "mpiexec":
         # Slurm's PMIx offers munge, which the wheel's lacks and complains of on each rank.
         unless_set["PMIX_MCA_psec"] = "native"

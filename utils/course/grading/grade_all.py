@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import json
 import os
@@ -59,6 +60,8 @@ def main(options: argparse.Namespace) -> int:
     grades = explain.read(out / "explain.csv")  # a mistake in it must not cost an hour
     refs, broken = references(options.solutions, options.only)
     box = make_box(options)
+    # A sandbox cannot keep what it compiles: each would compile the course in all its processes.
+    compileall.compile_dir(Path(utils.__file__).parent, quiet=2)
     with tempfile.TemporaryDirectory(prefix="grading-") as scratch:
         (Path(scratch) / "probe").mkdir()
         require(box, Path(scratch) / "probe")

@@ -249,7 +249,7 @@ def draw(d: Draw, group: int, name: str | None = None, **fixed) -> dict:
 
     Args:
         name: of the collective; drawn without one.
-        fixed: ``dtype``, ``shape``, ``op`` that are not to be drawn.
+        fixed: ``dtype``, ``shape``, ``op``, ``root`` that are not to be drawn.
     """
     name = name or d.random.choice(NAMES)
     members = d.groups[group]
@@ -259,7 +259,7 @@ def draw(d: Draw, group: int, name: str | None = None, **fixed) -> dict:
     if name in ALWAYS_ASYNC:
         step["async"] = list(members)
     if name in ("broadcast", "reduce", "gather", "scatter"):
-        step["root"] = d.random.choice(members)
+        step["root"] = fixed.get("root", d.random.choice(members))
     kind = "small"
     if "reduce" in name:
         kind = _draw_reduction(d, step, fixed)

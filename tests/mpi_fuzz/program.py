@@ -8,7 +8,7 @@ from . import collectives, messages
 from .drawing import Draw
 
 #: Seconds that a wait may last. Nothing in a right program comes near it.
-TIMEOUT = 25.0
+TIMEOUT = 60.0
 
 
 def draw(seed: int, size: int, strands: int | None = None, faulty: bool = False) -> dict:
@@ -23,17 +23,24 @@ def draw(seed: int, size: int, strands: int | None = None, faulty: bool = False)
     if d.chance(0.15):
         program["network"] = [20e-6, d.random.choice((1e9, 2e8))]
     program["strict"] = d.chance(0.1)
-    program["steps"] = _mixed(d, strands or d.random.randint(4, 14))
+    program["steps"] = mixed(d, strands or d.random.randint(4, 14))
     return program
 
 
-def _mixed(d: Draw, count: int) -> list[dict]:
-    """Strands that begin one after the other and go on by chance, up to five at a time."""
+def mixed(d: Draw, count: int, first: int = 0) -> list[dict]:
+    """Strands that begin one after the other and go on by chance, up to five at a time.
+
+    They have numbers from `first` on.
+    """
     steps, open_strands, begun = [], [], 0
     while begun < count or open_strands:
         if begun < count and (not open_strands or (len(open_strands) < 5 and d.chance(0.5))):
-            open_strands.append(_strand(d, begun))
             begun += 1
+            strand = _strand(d, first + begun)
+            if strand[0]["do"] == "new_group":  # the next strand may be on it
+                steps += strand
+                continue
+            open_strands.append(strand)
         strand = d.random.choice(open_strands)
         while True:
             step = strand.pop(0)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import sys
 import time
 import traceback
 from pathlib import Path
 
 #: Seconds for a program; after that the rank says where it is, and ends the job.
-DEADLINE = 40.0
+DEADLINE = 100.0
+#: Seconds that a rank which was stopped leaves to the one that was the cause.
+GRACE = 2.0
 
 
 def main(file: str, tests: str) -> None:
@@ -29,19 +30,31 @@ def main(file: str, tests: str) -> None:
             print(f"BEGIN {program['seed']}", flush=True)
         faulthandler.dump_traceback_later(DEADLINE, exit=True)
         outcome = run(python(program, tests), "fault" in program)
+        if outcome["error"] and "fault" not in program:
+            _end(world, program, outcome)
         outcomes = world.gather(outcome, root=0)
         faulthandler.cancel_dump_traceback_later()
-        go_on = None
         if world.rank == 0:
-            print("END " + json.dumps({"seed": program["seed"], "ranks": outcomes}), flush=True)
-            go_on = "fault" in program or not any(o["error"] for o in outcomes)
-        if not world.bcast(go_on, root=0):
-            sys.stdout.flush()
-            world.Abort(3)
+            _say(program, outcomes)
+
+
+def _say(program: dict, outcomes: list[dict]) -> None:
+    print("END " + json.dumps({"seed": program["seed"], "ranks": outcomes}), flush=True)
+
+
+def _end(world, program: dict, outcome: dict) -> None:
+    """A right program went wrong on this rank: the job is of no use any more."""
+    if outcome["error"] == "CommunicationStopped":
+        time.sleep(GRACE)  # the rank that it follows has more to say
+    _say(program, [outcome | {"rank": world.rank}])
+    world.Abort(3)
 
 
 def run(text: str, faulty: bool) -> dict:
-    """Run a program on this rank: ``error`` (its class, or nothing), ``text`` and ``seconds``."""
+    """Run a program on this rank: ``error`` (its class, or nothing), ``text``, ``where``, ``seconds``.
+
+    ``where`` is the line that the backend's errors have as an attribute.
+    """
     import torch.distributed as dist
 
     from .text import NAME
@@ -52,7 +65,7 @@ def run(text: str, faulty: bool) -> dict:
         exec(compile(text, NAME, "exec"), {"__name__": "program"})
     except Exception as error:
         said = str(error) if faulty else traceback.format_exc(limit=-8)
-        told = {"error": type(error).__name__, "text": said}
+        told = {"error": type(error).__name__, "text": said, "where": getattr(error, "where", "")}
     told["seconds"] = round(time.perf_counter() - start, 3)
     if dist.is_initialized():
         dist.destroy_process_group()

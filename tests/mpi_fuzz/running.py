@@ -96,16 +96,17 @@ class Checks:
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())
+    return bytes(memory(tensor.clone(memory_format=torch.contiguous_format)).tolist())
 
 
 def completed(works: list, how: str) -> None:
     """Return when all works are over: by ``wait``, by their futures, or by asking them."""
     for work in works:
+        future = work if isinstance(work, torch._C.Future) else None  # of a coalesced call
         if how == "poll":
-            while not work.is_completed():
-                time.sleep(0)
-        elif how == "future":
+            while not (work.is_completed() if future is None else future.done()):
+                time.sleep(1e-4)
+        elif how == "future" and future is None:
             work.get_future().wait()
         work.wait()
 

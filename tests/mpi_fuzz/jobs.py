@@ -73,8 +73,8 @@ class Stage:
         return self._job([str(file)], ranks.DEADLINE)
 
     def _job(self, words: list[str], deadline: float) -> jobs.Ended:
-        environment = os.environ | self._plan.environment | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-        environment["PYTHONWARNINGS"] = "ignore"
+        quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+        environment = os.environ | self._plan.environment | quiet
         return jobs.run(self._python.job(*words), environment, deadline)
 
 

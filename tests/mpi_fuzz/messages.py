@@ -79,7 +79,7 @@ def from_any(d: Draw, group: int) -> list[dict]:
     target = d.random.choice(members)
     others = [r for r in members if r != target]
     sources = d.random.sample(others, d.random.randint(1, len(others)))
-    tag = d.tag(group, others, target)
+    tag = d.tag(group, members, target)  # nor one of its own
     shape, dtype = _shape_and_dtype(d)
     sends = [
         _step(d, "isend", group, r, target, tag, [d.spec(shape, dtype)], message=d.number())
@@ -96,7 +96,7 @@ def from_any(d: Draw, group: int) -> list[dict]:
     else:
         sends.append(receive)
     d.random.shuffle(waits)
-    return _ended(sends + waits, (group, others, target, tag))
+    return _ended(sends + waits, (group, members, target, tag))
 
 
 def batch(d: Draw, group: int) -> list[dict]:

@@ -1,7 +1,7 @@
 """Programs with a planted fault, and what the backend has to say of each.
 
-A fault is a strand between two that are right; ``instead`` of a step says what single ranks do in
-its place. Every program ends with a collective that is like no other, so that no fault runs through.
+A fault is a strand between right ones; ``instead`` of a step says what single ranks do in its
+place. Every program ends with a collective that is like no other, so that no fault runs through.
 """
 
 from __future__ import annotations
@@ -182,7 +182,11 @@ def _leaves_a_message(d: Draw, odd: int) -> dict:
 
 #: What is planted; the exit status that is not 0; what stands on stderr, with the rank's number.
 ENDINGS = {
-    "a rank raises": (_raises, True, r"rank {rank} raised ValueError: planted at program.py:{line}"),
+    "a rank raises": (
+        _raises,
+        True,
+        r"rank {rank} raised ValueError: planted at program.py:{line}",
+    ),
     "a rank ends early": (_ends, True, r"rank {rank}[^\n]* ended"),
     "a message is left": (_leaves_a_message, False, r"rank {rank}: nobody received .*:{line}"),
 }
@@ -215,8 +219,8 @@ def wrong_ending(program: dict, status: int, err: str) -> str:
 def wrong(outcome: Outcome) -> str:
     """What is wrong about the outcome of a program; "" for nothing.
 
-    Without a fault no rank has an error. With one each rank has, one of them has the right class and
-    names the rank and the line, and it took no deadline to find it.
+    Without a fault no rank has an error. With one each rank has, one of them has the right class
+    and names the rank and the line, and it took no deadline to find it.
     """
     if not outcome.ranks:
         return f"Ended: on the way\n{outcome.report}"
@@ -237,7 +241,9 @@ def _wrong_about_a_fault(outcome: Outcome) -> str:
     causes = [r["text"] for r in outcome.ranks if r["error"] in KINDS[fault["kind"]][1]]
     if not causes or set(classes) - {"CommunicationStopped", *KINDS[fault["kind"]][1]}:
         return f"Class: {sorted(set(classes))}"
-    if max(r["seconds"] for r in outcome.ranks) > SOON or any("the timeout of" in c for c in causes):
+    if max(r["seconds"] for r in outcome.ranks) > SOON or any(
+        "the timeout of" in c for c in causes
+    ):
         return "Late: found by nothing but a deadline"
     if not any(f"rank {fault['rank']}" in cause for cause in causes):
         return f"Rank: {fault['rank']} is not named"

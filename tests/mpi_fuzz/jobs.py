@@ -17,7 +17,13 @@ from utils.jobs.plan import Plan, Request
 from . import ranks, text
 
 TESTS = str(Path(__file__).resolve().parents[1])
-_START = "import sys; sys.path.insert(0, {tests!r}); from mpi_fuzz.ranks import main; main({file!r}, {tests!r})"
+_START = """
+import sys
+sys.path.insert(0, {tests!r})
+{prelude}
+from mpi_fuzz.ranks import main
+main({file!r}, {tests!r})
+"""
 
 
 @dataclass(frozen=True)
@@ -39,13 +45,14 @@ class Outcome:
 class Stage:
     """Where the jobs of a number of ranks are run.
 
-    Args:
+    Attributes:
         prelude: Python that each rank runs first: how a test breaks the backend on purpose.
+        jobs: how many there have been.
     """
 
-    def __init__(self, size: int, prelude: str = ""):
-        self.size, self._prelude = size, prelude
-        self._plan = Plan.checked(Request(size, timeout=text_timeout(), launcher="mpiexec"))
+    def __init__(self, size: int):
+        self.prelude = ""
+        self._plan = Plan.checked(Request(size, launcher="mpiexec"))
         self._python = Python(self._plan)
         self._folder = tempfile.TemporaryDirectory()
         self.jobs = 0
@@ -60,7 +67,7 @@ class Stage:
         self.jobs += 1
         file = Path(self._folder.name) / f"{self.jobs}.jsonl"
         file.write_text("".join(json.dumps(program) + "\n" for program in programs))
-        code = self._prelude + "\n" + _START.format(tests=TESTS, file=str(file))
+        code = _START.format(tests=TESTS, file=str(file), prelude=self.prelude)
         ended = self._job(["-c", code], ranks.DEADLINE + 30 + 2 * len(programs))
         return outcomes(programs, ended)
 
@@ -78,15 +85,10 @@ class Stage:
         return jobs.run(self._python.job(*words), environment, deadline)
 
 
-def text_timeout() -> float:
-    """Seconds, for a group that asks for none."""
-    return 30.0
-
-
 @contextlib.contextmanager
-def stage(size: int, prelude: str = "") -> Iterator[Stage]:
+def stage(size: int) -> Iterator[Stage]:
     """A :class:`Stage` that is closed."""
-    with contextlib.closing(Stage(size, prelude)) as made:
+    with contextlib.closing(Stage(size)) as made:
         yield made
 
 

@@ -80,9 +80,7 @@ def _strand(d: Draw, number: int) -> list[dict]:
 def _new_group(d: Draw) -> list[dict]:
     members = sorted(d.random.sample(range(d.size), d.random.randint(1, d.size)))
     d.groups.append(members)
-    return [
-        {"id": d.number(), "do": "new_group", "group": len(d.groups) - 1, "members": members}
-    ]
+    return [{"id": d.number(), "do": "new_group", "group": len(d.groups) - 1, "members": members}]
 
 
 def _collective(d: Draw, group: int) -> list[dict]:

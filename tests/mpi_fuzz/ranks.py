@@ -51,9 +51,11 @@ def _end(world, program: dict, outcome: dict) -> None:
 
 
 def run(text: str, faulty: bool) -> dict:
-    """Run a program on this rank: ``error`` (its class, or nothing), ``text``, ``where``, ``seconds``.
+    """Run a program on this rank.
 
-    ``where`` is the line that the backend's errors have as an attribute.
+    Returns:
+        ``error``, the class of its error, or nothing; ``text``; ``where``, the line that errors of
+        the backend have as an attribute; ``seconds``.
     """
     import torch.distributed as dist
 

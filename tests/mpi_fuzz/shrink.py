@@ -49,7 +49,9 @@ def _kind(why: str) -> str:
 def candidates(program: dict) -> Iterator[dict]:
     """Programs that are a little less than this one: the largest cuts first."""
     planted = program.get("fault", {}).get("strands", [])
-    strands = list(dict.fromkeys(s["strand"] for s in program["steps"] if s["strand"] not in planted))
+    strands = list(
+        dict.fromkeys(s["strand"] for s in program["steps"] if s["strand"] not in planted)
+    )
     length = len(strands)
     while length:
         for start in range(0, len(strands), length):
@@ -62,7 +64,10 @@ def candidates(program: dict) -> Iterator[dict]:
         yield {**program, "strict": False}
     for index, step in enumerate(program["steps"]):
         for simpler in _simpler(step):
-            yield {**program, "steps": [*program["steps"][:index], simpler, *program["steps"][index + 1 :]]}
+            yield {
+                **program,
+                "steps": [*program["steps"][:index], simpler, *program["steps"][index + 1 :]],
+            }
 
 
 def _without(program: dict, strands: set[int]) -> dict | None:
@@ -71,13 +76,14 @@ def _without(program: dict, strands: set[int]) -> dict | None:
     groups = {s["group"] for s in left if s["do"] == "new_group"} | {0}
     numbers = {s["id"] for s in left}
     for step in left:
-        needed = {spec["step"] for spec in _specs(step) if "step" in spec}
+        needed = {spec["step"] for spec in specs(step) if "step" in spec}
         if step.get("group", 0) not in groups or not needed <= numbers:
             return None
     return {**program, "steps": left}
 
 
-def _specs(step: dict) -> list[dict]:
+def specs(step: dict) -> list[dict]:
+    """The tensors of a step on all its ranks, as data."""
     made = step.get("make", [])
     return [spec for one in made for spec in (one if isinstance(one, list) else [one])]
 
@@ -85,13 +91,13 @@ def _specs(step: dict) -> list[dict]:
 def _simpler(step: dict) -> Iterator[dict]:
     """The step with plain tensors, all of one seed; with plain waits; with all ranks blocking."""
     one = copy.deepcopy(step)
-    for spec in _specs(one):
+    for spec in specs(one):
         if "layout" in spec:
             spec["layout"] = "plain"
     if one != step:
         yield one
     same = copy.deepcopy(step)
-    for spec in _specs(same):
+    for spec in specs(same):
         if "seed" in spec:
             spec["seed"] = 1
     if same != step:

@@ -2,8 +2,8 @@
 
     mpiexec -n 3 python program.py
 
-A rank's part of a step stands below ``if rank in (…)``. ``t[3]`` are the tensors of step 3, ``w[3]``
-is its work; ``check(3)`` compares with the model.
+A rank's part of a step stands below ``if rank in (…)``. ``t[3]`` are the tensors of step 3,
+``w[3]`` are its works; ``check(3)`` compares with the model.
 """
 
 from __future__ import annotations
@@ -104,7 +104,12 @@ def _lines(step: dict, rank: int, faulty: bool) -> list[str]:
         lines = _message(step)
     else:
         return _objects(step, rank)
-    if not faulty and rank not in step.get("async", ()) and not do.startswith("i") and do != "batch":
+    if (
+        not faulty
+        and rank not in step.get("async", ())
+        and not do.startswith("i")
+        and do != "batch"
+    ):
         lines.append(f"check({number})")
     return lines
 

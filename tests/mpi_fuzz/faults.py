@@ -1,7 +1,8 @@
 """Programs with a planted fault, and what the backend has to say of each.
 
-A fault is a strand between right ones; ``instead`` of a step says what single ranks do in its
-place. Every program ends with a collective that is like no other, so that no fault runs through.
+A fault is a strand somewhere in a right program, with all that is under way there; ``instead`` of
+a step says what single ranks do in its place. Every program ends with a collective that is like no
+other, so that no fault runs through.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from random import Random
 from . import collectives, text
 from .drawing import Draw
 from .jobs import TESTS, Outcome
-from .program import TIMEOUT, mixed
+from .program import TIMEOUT, mixed, surroundings
 from .tensors import spec
 
 #: Seconds within which a fault has to be known on all ranks; the groups' timeout is longer.
@@ -32,16 +33,23 @@ def draw(seed: int, size: int, kind: str | None = None) -> dict:
     """A program for ``size`` ranks, two at least, with a fault: the same for the same seed."""
     d = Draw(Random(f"fault {seed} of {size}"), size, [list(range(size))], faulty=True)
     kind = kind or d.random.choice(tuple(KINDS))
-    program = {"seed": seed, "size": size, "timeout": TIMEOUT, "network": None, "strict": False}
-    before = mixed(d, d.random.randint(0, 3))
+    program = {"seed": seed, "size": size, **surroundings(d)}
+    right = mixed(d, d.random.randint(0, 6))
     group = d.random.choice([g for g, members in enumerate(d.groups) if len(members) > 1])
     odd = d.random.choice(d.groups[group])
     planted = KINDS[kind][0](d, group, odd)
     for step in planted:
         step["strand"] = 100
-    after = mixed(d, d.random.randint(0, 2), 200)
+    place = d.random.choice(_places(right, group))
     told = {"kind": kind, "rank": odd, "steps": [s["id"] for s in planted], "strands": [100]}
-    return program | {"fault": told, "steps": [*before, *planted, *after]}
+    return program | {"fault": told, "steps": [*right[:place], *planted, *right[place:]]}
+
+
+def _places(steps: list[dict], group: int) -> list[int]:
+    """Where a call on a group may stand: not before it is made, nor within a blocking pair."""
+    made = [k for k, s in enumerate(steps) if s["do"] == "new_group" and s["group"] == group]
+    first = made[0] + 1 if made else 0
+    return [k for k in range(first, len(steps) + 1) if not (k and steps[k - 1].get("with_next"))]
 
 
 # -- how they are planted -------------------------------------------------------------------------
@@ -195,7 +203,7 @@ ENDINGS = {
 def draw_ending(seed: int, size: int, kind: str) -> dict:
     """A program in which a rank ends on its own, or leaves something: to be run as a script."""
     d = Draw(Random(f"ending {seed} of {size}"), size, [list(range(size))], faulty=True)
-    program = {"seed": seed, "size": size, "timeout": TIMEOUT, "network": None, "strict": False}
+    program = {"seed": seed, "size": size, **surroundings(d)}
     before, odd = mixed(d, 3), d.random.randrange(size)
     step = ENDINGS[kind][0](d, odd) | {"strand": 100}
     told = {"kind": kind, "rank": odd, "steps": [step["id"]], "strands": [100]}

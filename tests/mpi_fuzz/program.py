@@ -19,12 +19,14 @@ def draw(seed: int, size: int, strands: int | None = None, faulty: bool = False)
         faulty: for a fault to be planted in: see :class:`Draw`.
     """
     d = Draw(Random(f"{seed} of {size}"), size, [list(range(size))], faulty=faulty)
-    program = {"seed": seed, "size": size, "timeout": TIMEOUT, "network": None, "strict": False}
-    if d.chance(0.15):
-        program["network"] = [20e-6, d.random.choice((1e9, 2e8))]
-    program["strict"] = d.chance(0.1)
-    program["steps"] = mixed(d, strands or d.random.randint(4, 14))
-    return program
+    program = {"seed": seed, "size": size, **surroundings(d)}
+    return program | {"steps": mixed(d, strands or d.random.randint(4, 14))}
+
+
+def surroundings(d: Draw) -> dict:
+    """What a program runs in: a timeout, now and then a slow network, or all checks of PyTorch."""
+    network = [20e-6, d.random.choice((1e9, 2e8))] if d.chance(0.15) else None
+    return {"timeout": TIMEOUT, "network": network, "strict": d.chance(0.1)}
 
 
 def mixed(d: Draw, count: int, first: int = 0) -> list[dict]:

@@ -1,0 +1,358 @@
+"""Plays cells in a notebook, and looks at what came of each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.fault_tools import ROOT, Notebook, NotOver, Shown
+
+from . import census, draw, stacks
+from .cells import (
+    IMPORTS,
+    JOIN,
+    NEXT,
+    RESTART,
+    SIGKILL,
+    STOP_BUTTON,
+    WORKS,
+    Act,
+    Cell,
+    px,
+)
+
+# Seconds that a communication waits where nothing is certain: not to be reached by right cells.
+TIMEOUT = 15
+# Seconds within which a cell must have come back; a restart.
+DEADLINE, OF_A_RESTART = 75.0, 150.0
+# Seconds that a frozen rank stands still.
+FROZEN = 1.0
+RESTART_CELL = "ranks.restart()"
+PIDS = 'print("PIDS", *(record["pid"] for record in ranks.describe().records))'
+
+
+class Broken(Exception):
+    """A cell that must work did not."""
+
+
+@dataclass
+class Finding:
+    """Something that must not be.
+
+    Attributes:
+        number, cell: when; `None` where it is about no single cell.
+        what: in words. shown: what the notebook showed. stacks: of ranks that hang.
+    """
+
+    number: int
+    cell: Cell | None
+    what: str
+    shown: str = ""
+    stacks: str = ""
+
+    def __str__(self) -> str:
+        name = f": {self.cell.kind}, {self.cell.name}" if self.cell else ""
+        parts = [f"### cell {self.number}{name}\n{self.what}"]
+        if self.cell:
+            parts.append(f"--- its text ({self.cell.act or 'nothing happened to it'})")
+            parts.append(self.cell.text.rstrip())
+        for title, text in (("it showed", self.shown[-6000:]), ("stacks", self.stacks)):
+            if text:
+                parts += [f"--- {title}", text.rstrip()]
+        return "\n".join(parts)
+
+
+@dataclass
+class Record:
+    """What happened so far.
+
+    Attributes:
+        cells, errors: how many by name, by the beginning of the message.
+        restarts, notebooks: how often.
+        slowest: of a cell that failed until the next one is over: seconds, number, name.
+        first, last: censuses of the present ranks; `whole` are the first and the last of all.
+    """
+
+    cells: Counter = field(default_factory=Counter)
+    errors: Counter = field(default_factory=Counter)
+    restarts: int = 0
+    notebooks: int = 0
+    censuses: list[census.Census] = field(default_factory=list)
+    slowest: tuple[float, int, str] = (0.0, 0, "")
+    findings: list[Finding] = field(default_factory=list)
+
+
+class Runner:
+    """A notebook with n ranks, played as hard as it comes.
+
+    Args:
+        seed: of what is drawn. n: ranks. every: how many cells there are from census to census.
+        deadline: seconds within which every cell must come back.
+        say: what to do with a line of progress.
+    """
+
+    def __init__(self, seed: int, n: int, every: int = 20, deadline: float = DEADLINE, say=print):
+        self.seed, self.n, self.every, self.deadline, self._say = seed, n, every, deadline, say
+        self.record = Record()
+        self._folder = tempfile.TemporaryDirectory(prefix="stress-")
+        self._number, self._serial, self._generation = 0, 100_000, 0
+        self._first: dict[int, census.Census] = {}
+        self._pids: list[int] = []
+        self._open()
+
+    # -- the notebook -------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self.record.notebooks += 1
+        # As a student has it: what the ranks print is shown at once.
+        self._book = Notebook({"IPP_NONINTERACTIVE": None, "PYTHONPATH": str(ROOT)})
+        path = str(Path(self._folder.name) / f"stack-kernel-{self.record.notebooks}")
+        shown = self._book.run(stacks.REGISTER.format(path=path))
+        self._kernel = int(re.search(r"KERNEL (\d+)", shown.streams)[1])
+        start = f"from utils import cluster\nranks = cluster.start({self.n}, timeout={TIMEOUT})"
+        self._ok(start, OF_A_RESTART)
+        self._first.clear()
+        self._set_up()
+
+    def close(self) -> list[str]:
+        """End it; returns what stays behind."""
+        pids, seen = self._pids, self._last_census()
+        with contextlib.suppress(NotOver):
+            self._book.run("ranks.stop()", OF_A_RESTART)
+        self._book.close()
+        self._folder.cleanup()
+        left = [f"process {pid}" for pid in pids if Path(f"/proc/{pid}").exists()]
+        return left + (census.left_in_shared_memory(seen) if seen else [])
+
+    def _set_up(self) -> None:
+        self._ok(IMPORTS)
+        self._ok(JOIN)
+        found = re.search(r"PIDS ([\d ]+)", self._ok(PIDS).streams)
+        self._pids = [int(pid) for pid in found[1].split()]
+
+    def _ok(self, text: str, deadline: float | None = None) -> Shown:
+        """Run a cell that must work."""
+        shown = self._book.run(text, deadline or self.deadline)
+        if shown.failed():
+            raise Broken(f"this cell must work:\n{text}\n{shown.everything()}")
+        return shown
+
+    # -- the ranks ----------------------------------------------------------------------------
+
+    def _restart(self) -> None:
+        before = self._last_census()
+        self._ok(RESTART_CELL, OF_A_RESTART)
+        self._fresh(before)
+
+    def _fresh(self, before: census.Census | None) -> None:
+        """The ranks are new: nothing of the old ones may be left."""
+        self.record.restarts += 1
+        self._generation += 1
+        if before and (left := census.left_in_shared_memory(before)):
+            self._find(None, f"left by ranks that are gone: {', '.join(left)}")
+        self._set_up()
+
+    def _last_census(self) -> census.Census | None:
+        """The last one of the present ranks."""
+        found = self.record.censuses[-1:]
+        return found[0] if found and found[0].generation == self._generation else None
+
+    def _heal(self) -> None:
+        """Working ranks after a finding, if need be in a new notebook."""
+        try:
+            self._restart()
+        except (NotOver, Broken) as error:
+            self._find(None, f"ranks.restart() did not help: {error}")
+            self._book.close()
+            self._generation += 1
+            self._open()
+
+    # -- cells ----------------------------------------------------------------------------------
+
+    def play(self, cells: Iterable[tuple[int, Cell]], until: float = float("inf")) -> None:
+        """Play these cells, one after the other, to the end or until that time (monotonic)."""
+        self.warm_up()
+        for count, (number, cell) in enumerate(cells, 1):
+            if time.monotonic() > until:
+                break
+            generation = self._generation
+            self._play(number, cell)
+            if self._generation != generation:
+                self.warm_up()
+            elif count % self.every == 0:
+                self.count()
+
+    def warm_up(self) -> None:
+        """Have the ranks make what they make only once, and count for the first time."""
+        generation = self._generation
+        for cell in draw.warm_up(self.seed, self.n):
+            self._play(self._number, cell)
+        if self._generation == generation:
+            self.count()
+
+    def count(self) -> None:
+        """Take a census; what has grown is a finding."""
+        try:
+            taken = census.take(self._ok, self._kernel, self._number, self._generation)
+        except (NotOver, Broken) as error:
+            self._find(None, f"the census did not work: {error}")
+            return self._heal()
+        first = self._first.setdefault(self._generation, taken)
+        self.record.censuses.append(taken)
+        self._say(taken)
+        # The kernel lives on: it is compared with its own first census.
+        oldest = next(iter(self._first.values()))
+        for text in taken.growth(_with_kernel_of(first, oldest)):
+            self._find(None, f"it grows: {text}")
+        return None
+
+    def _play(self, number: int, cell: Cell) -> None:
+        self._number = number
+        self.record.cells[cell.kind, cell.name] += 1
+        try:
+            self._around(cell)
+        except NotOver as late:
+            self._find(cell, str(late).splitlines()[0], str(late), self._stacks())
+            self._book.interrupt()
+            self._heal()
+        except Broken as broken:
+            self._find(cell, "what follows it does not work", str(broken), self._stacks())
+            self._heal()
+
+    def _around(self, cell: Cell) -> None:
+        """The cell, with what belongs to it; and the next one, which must work."""
+        for text in cell.before:
+            self._ok(text)
+        seen = self._last_census()
+        shown = self._run(cell)
+        if what := problem(cell, shown, self.n):
+            self._find(cell, what, shown.everything())
+        if shown.failed():
+            self.record.errors[_beginning(shown)] += 1
+        for text in cell.after:
+            self._ok(text)
+        if cell.kind == RESTART and not shown.failed():
+            self._fresh(seen)
+        elif shown.failed() and (cell.restart or _advises_restart(shown)):
+            self._restart()
+        if shown.failed() or cell.act or cell.echo:
+            self._next_works(cell, shown)
+
+    def _next_works(self, cell: Cell, shown: Shown) -> None:
+        followed = self._next()
+        if followed.failed() and cell.echo and re.search(cell.echo, _squeezed(followed)):
+            self.record.errors[_beginning(followed)] += 1
+            followed = self._next()
+        if followed.failed() or followed.streams.count("works on") != self.n:
+            raise Broken(
+                f"the cell showed:\n{shown.everything()}\n--- and the next one\n"
+                f"{followed.everything()}"
+            )
+        seconds = shown.seconds + followed.seconds
+        self.record.slowest = max(self.record.slowest, (seconds, self._number, cell.name))
+
+    def _next(self) -> Shown:
+        self._serial += 1
+        return self._book.run(px(NEXT.removeprefix("%%px\n"), serial=self._serial), self.deadline)
+
+    def _run(self, cell: Cell) -> Shown:
+        deadline = OF_A_RESTART if cell.kind == RESTART else self.deadline
+        if cell.act is None:
+            return self._book.run(cell.text, deadline)
+        moment = time.monotonic() + cell.act.after
+        with self._acting(cell.act) as press:
+            return self._book.run(
+                cell.text, deadline, stop_when=lambda: time.monotonic() > moment, press=press
+            )
+
+    @contextlib.contextmanager
+    def _acting(self, act: Act) -> Iterator[object]:
+        """What to call at the moment of the act; None is the stop button."""
+        if act.what == STOP_BUTTON:
+            yield None
+            return
+        pid = self._pids[act.rank]
+        if act.what == SIGKILL:
+            yield lambda: os.kill(pid, signal.SIGKILL)
+            return
+        thaw = threading.Timer(FROZEN, os.kill, (pid, signal.SIGCONT))
+
+        def freeze() -> None:
+            os.kill(pid, signal.SIGSTOP)
+            thaw.start()
+
+        try:
+            yield freeze
+        finally:
+            if thaw.ident is not None:
+                thaw.join()
+
+    # -- findings -------------------------------------------------------------------------------
+
+    def _find(self, cell: Cell | None, what: str, shown: str = "", where: str = "") -> None:
+        finding = Finding(self._number, cell, what, shown, where)
+        self.record.findings.append(finding)
+        self._say(f"\n{finding}\n")
+
+    def _stacks(self) -> str:
+        ranks = {f"rank {rank}": pid for rank, pid in enumerate(self._pids)}
+        return stacks.of({"kernel": self._kernel, **ranks})
+
+
+def problem(cell: Cell, shown: Shown, n: int) -> str:
+    """What is wrong with how a cell ended; empty where nothing is."""
+    if not shown.failed():
+        return _problem_without_error(cell, shown, n)
+    if not cell.says:
+        return "it failed"
+    if not re.search(cell.says, _squeezed(shown)):
+        return f"not said: {cell.says}"
+    if len(shown.errors) > 1:
+        return f"{len(shown.errors)} errors instead of one"
+    if _advises_restart(shown) and not cell.restart:
+        return "it advises to restart the ranks, which survive this"
+    if cell.restart and cell.kind != RESTART and not _advises_restart(shown):
+        return "it does not advise to restart the ranks"
+    return ""
+
+
+def _problem_without_error(cell: Cell, shown: Shown, n: int) -> str:
+    if cell.says and not cell.may_pass:
+        return f"nothing was said; expected: {cell.says}"
+    if cell.prints and not re.search(cell.prints, _squeezed(shown)):
+        return f"not printed: {cell.prints}"
+    if WORKS in cell.text and shown.streams.count("works on") != n:
+        return "it ended well, and some ranks have not printed"
+    return ""
+
+
+def _advises_restart(shown: Shown) -> bool:
+    return "ranks.restart()" in shown.everything()
+
+
+def _squeezed(shown: Shown) -> str:
+    """All of it in one line: the notebook wraps long ones."""
+    return re.sub(r"\s+", " ", "\n".join([*(text for _, text in shown.errors), shown.streams]))
+
+
+def _beginning(shown: Shown) -> str:
+    """What kind of error it was: its first words, without numbers."""
+    kind, text = shown.errors[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -")]
+    named = [line for line in lines if re.match(r"\w+(Error|Interrupt)\b", line)]
+    first = named[0] if named and lines[0] != named[0] and len(lines) > 3 else lines[0]
+    return f"{kind}: {re.sub(r'[0-9]+', '#', first)[:60]}"
+
+
+def _with_kernel_of(first: census.Census, oldest: census.Census) -> census.Census:
+    rows = first.rows | {"kernel": oldest.rows["kernel"]}
+    return census.Census(first.cell, first.generation, rows, first.files, first.shared)

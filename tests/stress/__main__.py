@@ -23,18 +23,24 @@ def main(arguments: list[str] | None = None) -> int:
     cells = draw.cells(args.seed, args.ranks, args.first)
     if args.cells:
         cells = itertools.islice(cells, args.cells)
+    left: list[str] = []
     with load(args.load):
         runner = Runner(args.seed, args.ranks, args.census, args.deadline, say=_say)
         try:
             runner.play(cells, begin + 60 * args.minutes)
+        except KeyboardInterrupt:
+            print("stopped")
         finally:
             left = runner.close()
-    print(f"\nseed {args.seed}, {args.ranks} ranks, load {args.load}, "
-          f"{(time.monotonic() - begin) / 60:.1f} minutes\n")  # fmt: skip
-    print(summary(runner.record))
+            print(_title(args, time.monotonic() - begin), summary(runner.record), sep="\n\n")
     if left:
         print("left behind:", *left, sep="\n  ")
     return bool(runner.record.findings or left)
+
+
+def _title(args: argparse.Namespace, seconds: float) -> str:
+    load = f"{args.ranks} ranks, load {args.load}"
+    return f"\nseed {args.seed}, {load}, {seconds / 60:.1f} minutes"
 
 
 def _say(what: object) -> None:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,15 +97,27 @@ class Runner:
     Args:
         seed: of what is drawn. n: ranks. every: how many cells there are from census to census.
         deadline: seconds within which every cell must come back.
+        warm: play `draw.warm_up` on fresh ranks before they are counted for the first time.
         say: what to do with a line of progress.
     """
 
-    def __init__(self, seed: int, n: int, every: int = 20, deadline: float = DEADLINE, say=print):
-        self.seed, self.n, self.every, self.deadline, self._say = seed, n, every, deadline, say
+    def __init__(
+        self,
+        seed: int,
+        n: int,
+        every: int = 20,
+        deadline: float = DEADLINE,
+        warm: bool = True,
+        say: Callable[[object], object] = print,
+    ):
+        self.seed, self.n, self.every, self.deadline = seed, n, every, deadline
+        self._warm, self._say = warm, say
         self.record = Record()
         self._folder = tempfile.TemporaryDirectory(prefix="stress-")
         self._number, self._serial, self._generation = 0, 100_000, 0
-        self._first: dict[int, census.Census] = {}
+        # What is compared with: the first census of the present ranks; of the kernel, its own.
+        self._allowed: dict[int, census.Census] = {}
+        self._kernel_at_first: dict[str, int] = {}
         self._pids: list[int] = []
         self._open()
 
@@ -120,7 +132,7 @@ class Runner:
         self._kernel = int(re.search(r"KERNEL (\d+)", shown.streams)[1])
         start = f"from utils import cluster\nranks = cluster.start({self.n}, timeout={TIMEOUT})"
         self._ok(start, OF_A_RESTART)
-        self._first.clear()
+        self._kernel_at_first = {}
         self._set_up()
 
     def close(self) -> list[str]:
@@ -166,6 +178,14 @@ class Runner:
         found = self.record.censuses[-1:]
         return found[0] if found and found[0].generation == self._generation else None
 
+    def _wake(self) -> None:
+        """Press the stop button, until cells run again: what was sent before that is dropped."""
+        self._book.interrupt()
+        for _ in range(5):
+            with contextlib.suppress(NotOver):
+                if "awake" in self._book.run("print('awake')", 10).streams:
+                    return
+
     def _heal(self) -> None:
         """Working ranks after a finding, if need be in a new notebook."""
         try:
@@ -194,7 +214,7 @@ class Runner:
     def warm_up(self) -> None:
         """Have the ranks make what they make only once, and count for the first time."""
         generation = self._generation
-        for cell in draw.warm_up(self.seed, self.n):
+        for cell in draw.warm_up(self.seed, self.n) if self._warm else ():
             self._play(self._number, cell)
         if self._generation == generation:
             self.count()
@@ -206,12 +226,11 @@ class Runner:
         except (NotOver, Broken) as error:
             self._find(None, f"the census did not work: {error}")
             return self._heal()
-        first = self._first.setdefault(self._generation, taken)
         self.record.censuses.append(taken)
         self._say(taken)
-        # The kernel lives on: it is compared with its own first census.
-        oldest = next(iter(self._first.values()))
-        for text in taken.growth(_with_kernel_of(first, oldest)):
+        allowed = self._allowed.setdefault(self._generation, taken.fresh(self._kernel_at_first))
+        self._kernel_at_first = allowed.rows["kernel"]
+        for text in taken.growth(allowed):
             self._find(None, f"it grows: {text}")
         return None
 
@@ -222,7 +241,7 @@ class Runner:
             self._around(cell)
         except NotOver as late:
             self._find(cell, str(late).splitlines()[0], str(late), self._stacks())
-            self._book.interrupt()
+            self._wake()
             self._heal()
         except Broken as broken:
             self._find(cell, "what follows it does not work", str(broken), self._stacks())
@@ -351,8 +370,3 @@ def _beginning(shown: Shown) -> str:
     named = [line for line in lines if re.match(r"\w+(Error|Interrupt)\b", line)]
     first = named[0] if named and lines[0] != named[0] and len(lines) > 3 else lines[0]
     return f"{kind}: {re.sub(r'[0-9]+', '#', first)[:60]}"
-
-
-def _with_kernel_of(first: census.Census, oldest: census.Census) -> census.Census:
-    rows = first.rows | {"kernel": oldest.rows["kernel"]}
-    return census.Census(first.cell, first.generation, rows, first.files, first.shared)

@@ -19,9 +19,12 @@ from utils.cluster.failure import CellFailed, Outcome
 from utils.cluster.reply import BALANCE, FIRST_LINE
 
 # Seconds: what the other ranks get to end by themselves once one has failed; what an interrupted
-# rank gets to come back; what is left for output that is under way.
+# rank gets to come back, each time; what is left for output that is under way.
 AFTER_AN_ERROR = 4.0
 AFTER_AN_INTERRUPT = 1.0
+# An interrupt can be lost: a rank that has not begun the cell yet takes no notice of it, and Python
+# drops a KeyboardInterrupt that comes inside a finalizer.
+INTERRUPTS = 2
 FOR_OUTPUT = 1.0
 # Seconds in which the controller may still tell which rank of an ended job died.
 ON_ITS_WAY = 1.0
@@ -169,11 +172,12 @@ class RanksMagics(ParallelMagics):
         return self._seen_over is not None and time.monotonic() - self._seen_over > ON_ITS_WAY
 
     def _interrupt(self, result: AsyncResult) -> None:
-        """Send SIGINT to the ranks that go on, and give them a moment."""
-        self.ranks.running().signal("SIGINT", self._pending(result))
-        deadline = time.monotonic() + AFTER_AN_INTERRUPT
-        while self._pending(result) and time.monotonic() < deadline:
-            result.wait(0.02)
+        """Send SIGINT to the ranks that go on, and give them a moment; again, if need be."""
+        for _ in range(INTERRUPTS):
+            self.ranks.running().signal("SIGINT", self._pending(result))
+            deadline = time.monotonic() + AFTER_AN_INTERRUPT
+            while self._pending(result) and time.monotonic() < deadline:
+                result.wait(0.02)
 
     def _pending(self, result: AsyncResult) -> list[int]:
         """Ranks that are not done."""

@@ -9,9 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.fault_tools import ROOT, Notebook, NotOver, Shown
@@ -24,11 +22,12 @@ from .cells import (
     RESTART,
     SIGKILL,
     STOP_BUTTON,
-    WORKS,
     Act,
     Cell,
     px,
 )
+from .judge import advises_restart, beginning, problem, squeezed
+from .record import Finding, Record
 
 # Seconds that a communication waits where nothing is certain: not to be reached by right cells.
 TIMEOUT = 15
@@ -42,53 +41,6 @@ PIDS = 'print("PIDS", *(record["pid"] for record in ranks.describe().records))'
 
 class Broken(Exception):
     """A cell that must work did not."""
-
-
-@dataclass
-class Finding:
-    """Something that must not be.
-
-    Attributes:
-        number, cell: when; `None` where it is about no single cell.
-        what: in words. shown: what the notebook showed. stacks: of ranks that hang.
-    """
-
-    number: int
-    cell: Cell | None
-    what: str
-    shown: str = ""
-    stacks: str = ""
-
-    def __str__(self) -> str:
-        name = f": {self.cell.kind}, {self.cell.name}" if self.cell else ""
-        parts = [f"### cell {self.number}{name}\n{self.what}"]
-        if self.cell:
-            parts.append(f"--- its text ({self.cell.act or 'nothing happened to it'})")
-            parts.append(self.cell.text.rstrip())
-        for title, text in (("it showed", self.shown[-6000:]), ("stacks", self.stacks)):
-            if text:
-                parts += [f"--- {title}", text.rstrip()]
-        return "\n".join(parts)
-
-
-@dataclass
-class Record:
-    """What happened so far.
-
-    Attributes:
-        cells, errors: how many by name, by the beginning of the message.
-        restarts, notebooks: how often.
-        slowest: of a cell that failed until the next one is over: seconds, number, name.
-        first, last: censuses of the present ranks; `whole` are the first and the last of all.
-    """
-
-    cells: Counter = field(default_factory=Counter)
-    errors: Counter = field(default_factory=Counter)
-    restarts: int = 0
-    notebooks: int = 0
-    censuses: list[census.Census] = field(default_factory=list)
-    slowest: tuple[float, int, str] = (0.0, 0, "")
-    findings: list[Finding] = field(default_factory=list)
 
 
 class Runner:
@@ -126,7 +78,9 @@ class Runner:
     def _open(self) -> None:
         self.record.notebooks += 1
         # As a student has it: what the ranks print is shown at once.
-        self._book = Notebook({"IPP_NONINTERACTIVE": None, "PYTHONPATH": str(ROOT)})
+        paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
+        environment = {"IPP_NONINTERACTIVE": None, "PYTHONPATH": os.pathsep.join(paths)}
+        self._book = Notebook(environment)
         path = str(Path(self._folder.name) / f"stack-kernel-{self.record.notebooks}")
         shown = self._book.run(stacks.REGISTER.format(path=path))
         self._kernel = int(re.search(r"KERNEL (\d+)", shown.streams)[1])
@@ -256,20 +210,20 @@ class Runner:
         if what := problem(cell, shown, self.n):
             self._find(cell, what, shown.everything())
         if shown.failed():
-            self.record.errors[_beginning(shown)] += 1
+            self.record.errors[beginning(shown)] += 1
         for text in cell.after:
             self._ok(text)
         if cell.kind == RESTART and not shown.failed():
             self._fresh(seen)
-        elif shown.failed() and (cell.restart or _advises_restart(shown)):
+        elif shown.failed() and (cell.restart or advises_restart(shown)):
             self._restart()
         if shown.failed() or cell.act or cell.echo:
             self._next_works(cell, shown)
 
     def _next_works(self, cell: Cell, shown: Shown) -> None:
         followed = self._next()
-        if followed.failed() and cell.echo and re.search(cell.echo, _squeezed(followed)):
-            self.record.errors[_beginning(followed)] += 1
+        if followed.failed() and cell.echo and re.search(cell.echo, squeezed(followed)):
+            self.record.errors[beginning(followed)] += 1
             followed = self._next()
         if followed.failed() or followed.streams.count("works on") != self.n:
             raise Broken(
@@ -325,48 +279,3 @@ class Runner:
     def _stacks(self) -> str:
         ranks = {f"rank {rank}": pid for rank, pid in enumerate(self._pids)}
         return stacks.of({"kernel": self._kernel, **ranks})
-
-
-def problem(cell: Cell, shown: Shown, n: int) -> str:
-    """What is wrong with how a cell ended; empty where nothing is."""
-    if not shown.failed():
-        return _problem_without_error(cell, shown, n)
-    if not cell.says:
-        return "it failed"
-    if not re.search(cell.says, _squeezed(shown)):
-        return f"not said: {cell.says}"
-    if len(shown.errors) > 1:
-        return f"{len(shown.errors)} errors instead of one"
-    if _advises_restart(shown) and not cell.restart:
-        return "it advises to restart the ranks, which survive this"
-    if cell.restart and cell.kind != RESTART and not _advises_restart(shown):
-        return "it does not advise to restart the ranks"
-    return ""
-
-
-def _problem_without_error(cell: Cell, shown: Shown, n: int) -> str:
-    if cell.says and not cell.may_pass:
-        return f"nothing was said; expected: {cell.says}"
-    if cell.prints and not re.search(cell.prints, _squeezed(shown)):
-        return f"not printed: {cell.prints}"
-    if WORKS in cell.text and shown.streams.count("works on") != n:
-        return "it ended well, and some ranks have not printed"
-    return ""
-
-
-def _advises_restart(shown: Shown) -> bool:
-    return "ranks.restart()" in shown.everything()
-
-
-def _squeezed(shown: Shown) -> str:
-    """All of it in one line: the notebook wraps long ones."""
-    return re.sub(r"\s+", " ", "\n".join([*(text for _, text in shown.errors), shown.streams]))
-
-
-def _beginning(shown: Shown) -> str:
-    """What kind of error it was: its first words, without numbers."""
-    kind, text = shown.errors[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip(" -")]
-    named = [line for line in lines if re.match(r"\w+(Error|Interrupt)\b", line)]
-    first = named[0] if named and lines[0] != named[0] and len(lines) > 3 else lines[0]
-    return f"{kind}: {re.sub(r'[0-9]+', '#', first)[:60]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tabulate import tabulate
 
 from .census import Census
-from .runner import Record
+from .record import Record
 
 
 def summary(record: Record) -> str:

@@ -460,6 +460,26 @@ def test_a_student_is_told_once_what_went_wrong_and_goes_on(fault, course, table
     next_one_works(course, row)
 
 
+# Presses the stop button when the next cell was sent to one rank, and not to the others yet.
+STOP_WHILE_IT_IS_SENT = """\
+import os, signal
+send = ranks.client.send_execute_request
+def send_and_stop(*args, **kwargs):
+    ranks.client.send_execute_request = send
+    sent = send(*args, **kwargs)
+    os.kill(os.getpid(), signal.SIGINT)
+    return sent
+ranks.client.send_execute_request = send_and_stop
+"""
+
+
+def test_the_stop_button_while_a_cell_is_sent_leaves_no_rank_alone_with_it(course):
+    course.ok(STOP_WHILE_IT_IS_SENT)
+    shown = course.fail("%%px\ndist.barrier()\nwhile True:\n    time.sleep(0.01)")
+    explained_once(shown, ("^The ranks were interrupted", "rank 0 ", "rank 3 "), ("restart",))
+    assert course.next_cell().streams.count("works on") == N
+
+
 # Its text takes a minute: that of a large tensor, on a busy machine, takes seconds.
 SLOW_TO_SAY = """\
 %%px

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
+import threading
 import time
+from collections.abc import Iterator
 
 import ipyparallel as ipp
 from ipyparallel.client.asyncresult import AsyncResult
@@ -92,8 +95,9 @@ class RanksMagics(ParallelMagics):
         if not (self.view.block if block is None else block):
             return super().parallel_execute(cell, block=False, save_name=save_name)
         stream = self.stream_output if stream_output is None else stream_output
-        result = super().parallel_execute(cell, block=False, save_name=save_name)
-        interrupted = self._show_until_done(result, stream, groupby)
+        with _stop_button() as presses:
+            result = super().parallel_execute(cell, block=False, save_name=save_name)
+            interrupted = self._show_until_done(result, stream, groupby, presses)
         errors = self._errors(result)
         if self._all_dead():
             # The nannies of other hosts, who would tell so, are gone as well.
@@ -128,19 +132,18 @@ class RanksMagics(ParallelMagics):
         self.view.targets = sorted(asked - dead)
         return set()
 
-    def _show_until_done(self, result: AsyncResult, stream: bool, groupby: str) -> bool:
+    def _show_until_done(
+        self, result: AsyncResult, stream: bool, groupby: str, presses: list
+    ) -> bool:
         """Wait, and show what the ranks print; whether the user stopped it."""
-        interrupted = False
         with _without_errors(result).stream_output() if stream else contextlib.nullcontext():
-            try:
-                self._wait(result)
-            except KeyboardInterrupt:
-                interrupted = True
+            self._wait(result, presses)
+            if presses:
                 self._interrupt(result)
             result.wait_for_output(FOR_OUTPUT)
         if not stream:
             self._show(result, groupby)
-        return interrupted
+        return bool(presses)
 
     def _show(self, result: AsyncResult, groupby: str) -> None:
         """What was printed, also by ranks that are not done."""
@@ -152,10 +155,10 @@ class RanksMagics(ParallelMagics):
                 if text := answer.output.metadata[name]:
                     print(f"[{name}:{rank}]\n{text.rstrip()}")
 
-    def _wait(self, result: AsyncResult) -> None:
-        """Until all ranks are done; when one has failed, the others are stopped before long."""
+    def _wait(self, result: AsyncResult, presses: list) -> None:
+        """Until all ranks are done, or the user stops it; when one has failed, before long."""
         failed_at = None
-        while self._pending(result) and not self._all_dead():
+        while self._pending(result) and not self._all_dead() and not presses:
             result.wait(0.05 if failed_at is None else 0.02)
             if failed_at is None and self._errors(result):
                 failed_at = time.monotonic()
@@ -195,6 +198,23 @@ class RanksMagics(ParallelMagics):
         if error.diagnosis is not None and error.diagnosis.edges:
             display(Image(report.picture(error.diagnosis, self.ranks.n)))
         raise error
+
+
+@contextlib.contextmanager
+def _stop_button() -> Iterator[list]:
+    """Collect SIGINT instead of an exception anywhere.
+
+    One while a cell is being sent would leave it on some ranks and not on others.
+    """
+    presses: list = []
+    if threading.current_thread() is not threading.main_thread():
+        yield presses  # no signal ever gets there
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: presses.append(number))
+    try:
+        yield presses
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _answers(result: AsyncResult) -> list[tuple[int, object]]:

@@ -41,6 +41,10 @@ class Shown:
         return "\n".join([self.streams, *(text for _, text in self.errors)])
 
 
+class NotOver(AssertionError):
+    """A cell did not end by its deadline."""
+
+
 class Notebook:
     """A kernel with the notebook's own ways: cells in, outputs out, a stop button."""
 
@@ -53,20 +57,31 @@ class Notebook:
         self._client.wait_for_ready(timeout=200)
 
     def run(
-        self, code: str, timeout: float = 120, stop_when: Callable[[], bool] | None = None
+        self,
+        code: str,
+        timeout: float = 120,
+        stop_when: Callable[[], bool] | None = None,
+        press: Callable[[], object] | None = None,
     ) -> Shown:
-        """Run a cell; with `stop_when`, press the stop button once that is true."""
+        """Run a cell; with `stop_when`, press the stop button (or `press`) once that is true.
+
+        Raises NotOver for a cell that is not over after `timeout` seconds.
+        """
         shown, begin = Shown(), time.monotonic()
         deadline, pressed = begin + timeout, stop_when is None
         message_id = self._client.execute(code)
         while not self._take(message_id, shown):
             if not pressed and stop_when():
                 pressed, begin = True, time.monotonic()
-                self._manager.interrupt_kernel()
+                (press or self.interrupt)()
             if time.monotonic() > deadline:
-                raise AssertionError(f"the cell is not over after {timeout} s:\n{code}\n{shown}")
+                raise NotOver(f"the cell is not over after {timeout} s:\n{code}\n{shown}")
         shown.seconds = time.monotonic() - begin
         return shown
+
+    def interrupt(self) -> None:
+        """Press the stop button."""
+        self._manager.interrupt_kernel()
 
     def _take(self, message_id: str, shown: Shown) -> bool:
         """Take in one message, if there is one; whether the cell is over."""

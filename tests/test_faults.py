@@ -431,6 +431,16 @@ INTERRUPTS = [
         stop=True,
     ),
     Fault(
+        # As for one that had not begun the cell yet, or whose KeyboardInterrupt a finalizer took.
+        "stop button: a rank takes no notice of the first interrupt",
+        "def deaf(number, frame):\n    signal.signal(number, before)\n"
+        "before = signal.getsignal(signal.SIGINT)\n"
+        "rank == 1 and signal.signal(signal.SIGINT, deaf)\nmark()\nwhile True:\n"
+        "    time.sleep(0.01)",
+        ("^The ranks were interrupted", r"rank 1 was interrupted at cell line [78]"),
+        stop=True,
+    ),
+    Fault(
         "stop button: DDP's backward waits",
         "model = DistributedDataParallel(torch.nn.Linear(300, 300))\n"
         "loss = model(torch.ones(2, 300)).sum()\nmark()\nwhile rank == 3:\n    time.sleep(0.01)\n"
@@ -448,6 +458,50 @@ def test_a_student_is_told_once_what_went_wrong_and_goes_on(fault, course, table
     row = table.add(fault.name, shown.seconds, "\n".join(text for _, text in shown.errors))
     explained_once(shown, fault.says, fault.never)
     next_one_works(course, row)
+
+
+# Presses the stop button when the next cell was sent to one rank, and not to the others yet.
+STOP_WHILE_IT_IS_SENT = """\
+import os, signal
+send = ranks.client.send_execute_request
+def send_and_stop(*args, **kwargs):
+    ranks.client.send_execute_request = send
+    sent = send(*args, **kwargs)
+    os.kill(os.getpid(), signal.SIGINT)
+    return sent
+ranks.client.send_execute_request = send_and_stop
+"""
+
+
+def test_the_stop_button_while_a_cell_is_sent_leaves_no_rank_alone_with_it(course):
+    course.ok(STOP_WHILE_IT_IS_SENT)
+    shown = course.fail("%%px\ndist.barrier()\nwhile True:\n    time.sleep(0.01)")
+    explained_once(shown, ("^The ranks were interrupted", "rank 0 ", "rank 3 "), ("restart",))
+    assert course.next_cell().streams.count("works on") == N
+
+
+# Its text takes a minute: that of a large tensor, on a busy machine, takes seconds.
+SLOW_TO_SAY = """\
+%%px
+class Slow(Exception):
+    def __str__(self):
+        mark()
+        time.sleep(60)
+        return "slow"
+if rank == 1:
+    raise Slow()
+mark()
+dist.barrier()
+"""
+
+
+def test_the_stop_button_ends_the_writing_of_an_error_and_the_next_error_is_told_at_once(course):
+    shown = course.fail(SLOW_TO_SAY, stop=True)
+    explained_once(shown, ("^The ranks were interrupted", "rank 1 was interrupted at cell line 8"))
+    assert "Custom TB Handler" not in shown.everything(), "IPython has dropped ours"
+    fault = next(fault for fault in ERRORS if fault.name.startswith("one raises"))
+    explained_once(course.fail(f"%%px\n{fault.cell}"), fault.says, fault.never)
+    assert course.next_cell().streams.count("works on") == N
 
 
 def test_a_picture_shows_who_waits_for_whom(course):

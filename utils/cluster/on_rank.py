@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import zlib
+from collections.abc import Callable
 from json import dumps, loads
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,6 +134,20 @@ def limit_next_cell(seconds: float) -> None:
     _here.limit = seconds
 
 
+def _even_if_interrupted(callback: Callable) -> Callable:
+    """Once more after an interrupt: IPython catches it, and the cell would begin or end unheard."""
+
+    @functools.wraps(callback)
+    def called(*arguments) -> None:
+        try:
+            callback(*arguments)
+        except KeyboardInterrupt:
+            callback(*arguments)
+
+    return called
+
+
+@_even_if_interrupted
 def _cell_begins(info) -> None:
     _here.room = MOST_OF_A_CELL
     limits.present, _here.limit = _here.limit, None
@@ -144,6 +159,7 @@ def _cell_begins(info) -> None:
         world.begin_section(f"{zlib.crc32(info.raw_cell.encode()):x}")
 
 
+@_even_if_interrupted
 def _cell_ends(result) -> None:
     limits.present = None
     if world := backend_world():
@@ -155,13 +171,22 @@ def _cell_ends(result) -> None:
 
 
 def _error_in_cell(shell, kind, error, trace, tb_offset=None) -> None:
-    """Tell the others first: to write a long traceback takes a second."""
-    if world := backend_world():
-        _tell(world, error)
-    if kind is KeyboardInterrupt:
-        shell._showtraceback(kind, error, ["KeyboardInterrupt"])
-    else:
-        shell.showtraceback((kind, error, trace), running_compiled_code=True)
+    """Tell the others first: to write a long traceback takes a second.
+
+    An interrupt meanwhile cuts it short. None may get out of here: IPython would never call this
+    function again.
+    """
+    try:
+        if world := backend_world():
+            _tell(world, error)
+        if kind is not KeyboardInterrupt:
+            shell.showtraceback((kind, error, trace), running_compiled_code=True)
+            return
+    except KeyboardInterrupt as stopped:
+        error = stopped.with_traceback(trace)
+        if world := backend_world():
+            _tell(world, error)
+    shell._showtraceback(KeyboardInterrupt, error, ["KeyboardInterrupt"])
 
 
 def _without_traceback(error: BaseException, *_, **__) -> dict:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
+import threading
 import time
+from collections.abc import Iterator
 
 import ipyparallel as ipp
 from ipyparallel.client.asyncresult import AsyncResult
@@ -19,9 +22,12 @@ from utils.cluster.failure import CellFailed, Outcome, ended_by_slurm
 from utils.cluster.reply import BALANCE, FIRST_LINE
 
 # Seconds: what the other ranks get to end by themselves once one has failed; what an interrupted
-# rank gets to come back; what is left for output that is under way.
+# rank gets to come back, each time; what is left for output that is under way.
 AFTER_AN_ERROR = 4.0
 AFTER_AN_INTERRUPT = 1.0
+# An interrupt can be lost: a rank that has not begun the cell yet takes no notice of it, and Python
+# drops a KeyboardInterrupt that comes inside a finalizer.
+INTERRUPTS = 2
 FOR_OUTPUT = 1.0
 # Seconds in which the controller may still tell which rank of an ended job died.
 ON_ITS_WAY = 1.0
@@ -89,8 +95,9 @@ class RanksMagics(ParallelMagics):
         if not (self.view.block if block is None else block):
             return super().parallel_execute(cell, block=False, save_name=save_name)
         stream = self.stream_output if stream_output is None else stream_output
-        result = super().parallel_execute(cell, block=False, save_name=save_name)
-        interrupted = self._show_until_done(result, stream, groupby)
+        with _stop_button() as presses:
+            result = super().parallel_execute(cell, block=False, save_name=save_name)
+            interrupted = self._show_until_done(result, stream, groupby, presses)
         errors = self._errors(result)
         if self._all_dead():
             # The nannies of other hosts, who would tell so, are gone as well.
@@ -128,19 +135,18 @@ class RanksMagics(ParallelMagics):
         self.view.targets = sorted(asked - dead)
         return set()
 
-    def _show_until_done(self, result: AsyncResult, stream: bool, groupby: str) -> bool:
+    def _show_until_done(
+        self, result: AsyncResult, stream: bool, groupby: str, presses: list
+    ) -> bool:
         """Wait, and show what the ranks print; whether the user stopped it."""
-        interrupted = False
         with _without_errors(result).stream_output() if stream else contextlib.nullcontext():
-            try:
-                self._wait(result)
-            except KeyboardInterrupt:
-                interrupted = True
+            self._wait(result, presses)
+            if presses:
                 self._interrupt(result)
             result.wait_for_output(FOR_OUTPUT)
         if not stream:
             self._show(result, groupby)
-        return interrupted
+        return bool(presses)
 
     def _show(self, result: AsyncResult, groupby: str) -> None:
         """What was printed, also by ranks that are not done."""
@@ -152,10 +158,10 @@ class RanksMagics(ParallelMagics):
                 if text := answer.output.metadata[name]:
                     print(f"[{name}:{rank}]\n{text.rstrip()}")
 
-    def _wait(self, result: AsyncResult) -> None:
-        """Until all ranks are done; when one has failed, the others are stopped before long."""
+    def _wait(self, result: AsyncResult, presses: list) -> None:
+        """Until all ranks are done, or the user stops it; when one has failed, before long."""
         failed_at = None
-        while self._pending(result) and not self._all_dead():
+        while self._pending(result) and not self._all_dead() and not presses:
             result.wait(0.05 if failed_at is None else 0.02)
             if failed_at is None and self._errors(result):
                 failed_at = time.monotonic()
@@ -172,11 +178,12 @@ class RanksMagics(ParallelMagics):
         return self._seen_over is not None and time.monotonic() - self._seen_over > ON_ITS_WAY
 
     def _interrupt(self, result: AsyncResult) -> None:
-        """Send SIGINT to the ranks that go on, and give them a moment."""
-        self.ranks.running().signal("SIGINT", self._pending(result))
-        deadline = time.monotonic() + AFTER_AN_INTERRUPT
-        while self._pending(result) and time.monotonic() < deadline:
-            result.wait(0.02)
+        """Send SIGINT to the ranks that go on, and give them a moment; again, if need be."""
+        for _ in range(INTERRUPTS):
+            self.ranks.running().signal("SIGINT", self._pending(result))
+            deadline = time.monotonic() + AFTER_AN_INTERRUPT
+            while self._pending(result) and time.monotonic() < deadline:
+                result.wait(0.02)
 
     def _pending(self, result: AsyncResult) -> list[int]:
         """Ranks that are not done."""
@@ -194,6 +201,23 @@ class RanksMagics(ParallelMagics):
         if error.diagnosis is not None and error.diagnosis.edges:
             display(Image(report.picture(error.diagnosis, self.ranks.n)))
         raise error
+
+
+@contextlib.contextmanager
+def _stop_button() -> Iterator[list]:
+    """Collect SIGINT instead of an exception anywhere.
+
+    One while a cell is being sent would leave it on some ranks and not on others.
+    """
+    presses: list = []
+    if threading.current_thread() is not threading.main_thread():
+        yield presses  # no signal ever gets there
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: presses.append(number))
+    try:
+        yield presses
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _answers(result: AsyncResult) -> list[tuple[int, object]]:

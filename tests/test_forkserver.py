@@ -38,7 +38,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    return mpi_environment()
+    """Of jobs. Servers that are started in it do not import PyTorch's compiler: no test needs it."""
+    return mpi_environment() | {identity.LATER_VARIABLE: "never"}
 
 
 @pytest.fixture(scope="module")

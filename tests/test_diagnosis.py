@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from torch_mpi import words
 from torch_mpi.protocol.diagnosis import diagnose, find_cycle, first_cause, stuck_ranks
 from utils import report
+
+
+@pytest.fixture(autouse=True)
+def in_a_notebook(monkeypatch):
+    monkeypatch.setattr(words, "section", "cell")
 
 
 def waits(rank, call, *others, any_of=False, **more):

@@ -26,9 +26,10 @@ from mpi4py import MPI
 from torch_mpi import errors
 from torch_mpi.errors import CommunicationStopped, CommunicationTimeout
 from torch_mpi.group import buffers, cores, dtypes, gradients
+from torch_mpi.group.done import DoneWork
 from torch_mpi.group.messages import Tags
 from torch_mpi.group.steps import Steps, now
-from torch_mpi.group.work import DoneWork, MPIWork
+from torch_mpi.group.work import MPIWork
 from torch_mpi.protocol import board as board_module
 from torch_mpi.protocol import fence, wait_monitor
 from torch_mpi.protocol import world as world_module

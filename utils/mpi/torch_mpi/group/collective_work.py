@@ -13,9 +13,10 @@ from ..network import link
 from ..protocol.handshake import Entry
 from ..protocol.progress import progress
 from . import algorithms
+from .calls import in_words
 from .operation import Operation
 from .steps import Steps
-from .work import MPIWork, State, in_words
+from .work import MPIWork, State
 
 # How long a rank that meets a mismatch waits for the other side's description.
 OTHER_SIDE = 0.5  # seconds

@@ -16,9 +16,11 @@ from ..protocol.interrupts import guard
 from ..protocol.wait_monitor import LATE
 from ..record import Call
 from . import buffers, messages, strict
+from .calls import in_words
+from .done import DONE, DoneWork
 from .steps import Steps
 from .tensors import one
-from .work import DONE, DoneWork, MPIWork, in_words
+from .work import MPIWork
 
 # How often a blocking recv looks for its message before it hands over to a patient wait; how often
 # it does so without giving up its core.

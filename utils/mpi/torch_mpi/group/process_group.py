@@ -20,24 +20,25 @@ from torch.distributed import ProcessGroup
 from torch.distributed.constants import default_pg_timeout
 
 from .. import compat
-from ..errors import CommunicationError, users_place
+from ..errors import CommunicationError
 from ..mpi import MPI
 from ..network import link
-from ..protocol import board, failures, limits, world
+from ..protocol import board, limits, world
 from ..protocol.gathering import flush
 from ..protocol.handshake import WORDS, Entry, Handshake, signature
 from ..protocol.interrupts import guard
 from ..protocol.progress import progress
 from ..protocol.recovery import Standing, Unreceived
 from ..protocol.rendezvous import rendezvous
-from ..record import Call, log
-from . import buffers, collectives, cores, messages, point_to_point, reductions, strict
+from ..record import Call
+from . import calls, collectives, communicators, cores, messages, point_to_point, reductions, strict
+from .calls import in_words
 from .collective_work import CollectiveWork, JoinedWork
-from .dtypes import dtype_name
+from .done import DONE, DoneWork
 from .fast_path import FastPath
 from .messages import Channels, read_envelope
 from .operation import Operation
-from .work import DONE, DoneWork, MPIWork, in_words
+from .work import MPIWork
 
 TIMEOUT_VARIABLE = "MPI_BACKEND_TIMEOUT"
 # A collective that does not block is begun by a wait for it, by MPI's blocking call; or after that
@@ -45,7 +46,6 @@ TIMEOUT_VARIABLE = "MPI_BACKEND_TIMEOUT"
 # the thread takes longer: too short a time to hide anything is best not begun. Where all processors
 # compute, nothing can be hidden (see torch_mpi.group.cores), and only a rank that waits gains.
 START_AFTER, START_AFTER_WITHOUT_CORE = 2e-3, 20e-3  # seconds
-_MAIN_THREAD = threading.main_thread().ident
 
 
 def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
@@ -107,38 +107,12 @@ class ProcessGroupMPI(ProcessGroup):
     def _open(self) -> None:
         """Make the communicators and the board. All members are here."""
         # A collective's own messages never meet the user's.
-        envelopes, data = self._communicators()
+        envelopes, data = communicators.two(self.world, self.members)
         self.channels = Channels(envelopes, data, self.members, self._rank)
-        notes = board.make(data, self._communicator, self.world.one_machine, WORDS)
+        another = functools.partial(communicators.one, self.world, self.members)
+        notes = board.make(data, another, self.world.one_machine, WORDS)
         self.handshake = Handshake(notes)
         self._fast_path = FastPath(self.handshake, data)
-
-    def _communicators(self) -> list[MPI.Intracomm]:
-        """Two new ones. Where a rank dies meanwhile, every rank has an error, or none."""
-        if not failures.are_survived() or not self._is_of_all():
-            return [self._communicator() for _ in range(2)]
-        base, made = self.world.base, []
-        try:
-            made = [base.Dup() for _ in range(2)]
-        except MPI.Exception:
-            base.Revoke()  # no other rank must wait for this one
-        if not failures.agree(base, len(made) == 2):
-            raise MPI.Exception(MPI.ERR_PROC_FAILED)
-        return made
-
-    def _is_of_all(self) -> bool:
-        return self.members == tuple(range(self.world.size))
-
-    def _communicator(self) -> MPI.Intracomm:
-        """A new one of the members."""
-        base = self.world.base
-        if self._is_of_all():
-            # Unlike the other call it ends with an error when a rank dies meanwhile.
-            return base.Dup()
-        group = base.group.Incl(self.members)
-        made = base.Create_group(group)
-        group.Free()
-        return made
 
     # -- who am I -------------------------------------------------------------------------
 
@@ -361,42 +335,12 @@ class ProcessGroupMPI(ProcessGroup):
         pairs = zip(outputs, inputs, strict=True)
         return JoinedWork([method(*pair, opts) for pair in pairs], list(outputs))
 
-    def record(
-        self,
-        op: str,
-        tensors: Sequence[torch.Tensor],
-        opts=None,
-        *,
-        peer: int | None = None,
-        tag: int | None = None,
-        blocking: bool | None = None,
-        reduce_op: str = "",
-        sent: int | None = None,
-    ) -> Call:
-        """Check the tensors and put the call on record; ``sent`` are all of them, if not given."""
-        self._check_alive(op)
-        for tensor in tensors:
-            buffers.check(tensor, op)
-        first = tensors[0] if tensors else None
-        call = Call(
-            op,
-            self.members,
-            buffers.nbytes(*tensors),
-            () if first is None else tuple(first.shape),
-            "" if first is None else dtype_name(first.dtype),
-            peer,
-            tag,
-            reduce_op,
-            not getattr(opts, "asyncOp", True) if blocking is None else blocking,
-            place=users_place(),
-        )
-        if threading.get_ident() != _MAIN_THREAD:
-            call.thread = threading.current_thread().name
-        call.sent = call.nbytes if sent is None else sent
-        log.add(call)
-        return call
+    def record(self, op: str, tensors: Sequence[torch.Tensor], opts=None, **more) -> Call:
+        """Put a call on record; see :func:`torch_mpi.group.calls.record`."""
+        return calls.record(self, op, tensors, opts, **more)
 
-    def _check_alive(self, op: str) -> None:
+    def check_alive(self, op: str) -> None:
+        """Raise CommunicationError where the ranks, or this group, cannot communicate."""
         if threading.current_thread() is not progress.thread:
             self.world.threads.communicates()
         self.world.check(op)

@@ -16,11 +16,11 @@ from .. import compat
 from ..errors import CommunicationError, CommunicationMismatch, users_line
 from ..mpi import MPI
 from ..network import link
-from ..protocol.failures import is_death
 from ..protocol.interrupts import guard
 from ..protocol.progress import progress
 from ..protocol.wait_monitor import SPIN, WaitMonitor, wait_for
 from ..record import Call
+from .calls import in_words
 from .steps import Steps
 
 
@@ -31,26 +31,6 @@ class State(enum.Enum):
     DONE = "done"  # with or without an error
     CANCELLED = "cancelled"  # nobody waits, and MPI has forgotten it
     LEAKED = "leaked"  # nobody waits, and MPI may use its memory until the rank ends
-
-
-class DoneWork(Work):
-    """A communication that was complete when its call returned."""
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """It is over."""
-        return True
-
-    synchronize = wait
-
-    def is_completed(self) -> bool:
-        """It is over."""
-        return True
-
-    is_success = is_completed
-
-
-#: One for all of them.
-DONE = DoneWork()
 
 
 class MPIWork(Work):
@@ -67,7 +47,7 @@ class MPIWork(Work):
 
     is_collective = False
     not_before = 0.0
-    #: A :class:`torch_mpi.strict.Seal` on what is sent, where that was asked for.
+    #: A :class:`torch_mpi.group.strict.Seal` on what is sent, where that was asked for.
     seal = None
 
     def __init__(
@@ -413,20 +393,6 @@ def _seconds(timeout: timedelta | None) -> float | None:
     if timeout is None or timeout <= timedelta(0):
         return None
     return timeout.total_seconds()
-
-
-def in_words(error: MPI.Exception, call: Call, group, waitable=None) -> CommunicationError:
-    """What a user is told of an error of MPI; after a death the group is of no use any more."""
-    if is_death(error):
-        group.revoke()
-        return group.world.follow(call, waitable, time.perf_counter() - call.start)
-    if error.Get_error_class() == MPI.ERR_TRUNCATE:
-        return CommunicationMismatch(
-            f"{call.describe()} at {users_line()}: the message that arrived is larger than the "
-            f"tensor to receive it. Sender and receiver must agree on shape and dtype.",
-            call,
-        )
-    return CommunicationError(f"{call.describe()} at {users_line()} failed: {error}", call)
 
 
 _closer = ThreadPoolExecutor(1, thread_name_prefix="mpi-profiler")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.metadata
 import importlib.util
@@ -600,3 +601,40 @@ def test_commands_need_no_pytorch_and_name_the_missing_extra():
     )
     assert done.returncode == 2
     assert "pip install -e '.[course]'" in done.stderr
+
+
+# --- the backend's layers ---------------------------------------------------------------------
+
+BACKEND = ROOT / "utils" / "mpi" / "torch_mpi"
+
+
+def _imported_by(path: Path) -> set[str]:
+    """Absolute names of the modules that a file of the backend imports on top."""
+    here = ["torch_mpi", *path.relative_to(BACKEND).parent.parts]
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = [*here[: len(here) - node.level + 1]] if node.level else []
+            base += node.module.split(".") if node.module else []
+            names |= {".".join([*base, alias.name]) for alias in node.names}
+    return names
+
+
+def test_the_protocol_can_be_read_without_the_group_and_without_torch():
+    """Its arrows point down: who changes the handshake needs to know nothing of tensors."""
+    for path in (BACKEND / "protocol").glob("*.py"):
+        bad = {n for n in _imported_by(path) if n.startswith(("torch.", "torch_mpi.group"))}
+        bad |= _imported_by(path) & {"torch", "utils"}
+        assert not bad, (path.name, bad)
+
+
+def test_the_backend_imports_nothing_of_the_course():
+    for path in BACKEND.rglob("*.py"):
+        assert not {n for n in _imported_by(path) if n.split(".")[0] == "utils"}, path.name
+
+
+def test_every_file_of_the_backend_can_be_read_at_one_sitting():
+    lengths = {path.name: len(path.read_text().splitlines()) for path in BACKEND.rglob("*.py")}
+    assert not {name: lines for name, lines in lengths.items() if lines > 400}

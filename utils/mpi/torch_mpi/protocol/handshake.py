@@ -263,10 +263,6 @@ class Handshake:
         """Whether everything that was called has begun."""
         return not self._queue
 
-    def entries(self) -> list[Entry]:
-        """What was called and has not begun, oldest first."""
-        return list(self._queue)
-
     def call(self, entry: Entry) -> None:
         """Number a collective, and queue it. The caller holds :attr:`lock`."""
         announcements = self.announcements

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
+from answer_tools import left_behind
 from local_ranks import LocalRanks
 from torch.distributed import distributed_c10d
 
@@ -144,3 +145,27 @@ def test_afterwards_the_process_is_as_before():
         up.run(JOIN)
     assert (distributed_c10d._world, distributed_c10d.ProcessGroupMPI, time.time) == before
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("answer", "leaves"),
+    [
+        ("def answer(): return 2", False),
+        ("helper = None", True),
+        ("del helper", True),
+        ("def answer(): raise ValueError", True),
+        ("def answer(): dist.barrier() if rank else None", True),
+        ("def answer(): dist.send(torch.ones(1), 1) if rank == 0 else None", True),
+    ],
+)
+def test_what_an_answer_leaves_behind_is_noticed_so_that_it_cannot_spoil_the_next(
+    local_ranks, answer, leaves
+):
+    solution = "def answer(): return 1"
+    local_ranks.run(f"{solution}\ndef helper(): return 3")
+    before = local_ranks.traces()
+    local_ranks.run(answer)
+    values(local_ranks, "answer()")
+    answered = local_ranks.traces()
+    local_ranks.run(solution)
+    assert left_behind(before, answered, local_ranks.traces()) is leaves

@@ -62,6 +62,17 @@ class Draw:
         """A tensor with values and a layout of its own."""
         return spec(self.random.randrange(1000), shape, dtype, self.layout(*more), kind)
 
+    def ends(self, group: int) -> tuple[int, int]:
+        """Who sends a message, and who receives it; now and then a rank itself.
+
+        Not where a fault is planted: what a rank has sent to itself before an error is not thrown
+        away at the ranks' meeting, and the next program would fail for it.
+        """
+        members = self.groups[group]
+        source = self.random.choice(members)
+        others = [r for r in members if r != source] if self.faulty else members
+        return source, self.random.choice(others)
+
     def use(self, members: list[int]) -> tuple | None:
         """A usable tensor that these ranks have; until it is given again, nobody else has it."""
         found = [u for u in self.usable if set(members) <= set(u[1])]

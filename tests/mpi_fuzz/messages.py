@@ -32,8 +32,7 @@ def _shape_and_dtype(d: Draw, most: int = 1 << 30) -> tuple[list[int], str]:
 
 def pair(d: Draw, group: int) -> list[dict]:
     """One to a few messages between two ranks: blocking or not, the receive first or last."""
-    members = d.groups[group]
-    source, target = d.random.choice(members), d.random.choice(members)
+    source, target = d.ends(group)
     count = d.random.choice((1, 1, 1, 2, 4))
     tag = d.tag(group, [source], target)
     shape, dtype = _shape_and_dtype(d)
@@ -104,7 +103,7 @@ def batch(d: Draw, group: int) -> list[dict]:
     members = d.groups[group]
     messages, lists = [], {r: [] for r in members}
     for _ in range(d.random.randint(1, 4)):
-        source, target = d.random.choice(members), d.random.choice(members)
+        source, target = d.ends(group)
         tag = d.tag(group, [source], target)
         shape, dtype = _shape_and_dtype(d)
         number = d.number()

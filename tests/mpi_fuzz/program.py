@@ -64,6 +64,8 @@ def _strand(d: Draw, number: int) -> list[dict]:
     kind = d.random.random()
     if kind < 0.08 and d.size > 1 and len(d.groups) < 4:
         steps = _new_group(d)
+    elif kind < 0.40 and d.faulty and not several:
+        steps = _collective(d, group)
     elif kind < 0.28:
         steps = messages.pair(d, group)
     elif kind < 0.34 and several:
@@ -96,6 +98,6 @@ def _collective(d: Draw, group: int) -> list[dict]:
     if step["do"] in ("all_reduce", "broadcast"):
         made = [specs[0] for specs in step["make"]]
         if not any(one.get("layout") == "expanded" for one in made):
-            shape = step.get("shape") or made[0].get("shape")
+            shape = step["shape"] if "shape" in step else made[0]["shape"]
             steps[-1]["gives"] = (step["id"], step["members"], step["dtype"], shape)
     return steps

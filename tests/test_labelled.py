@@ -137,3 +137,18 @@ def test_a_tensor_that_changes_before_the_wait_breaks_its_seal():
     memory[3] = 2
     with pytest.raises(CommunicationError, match=r"isend\(dst=1.* was changed before wait\(\)"):
         seal.check(call("send", 1))
+
+
+SECOND_TIME = """
+import torch, torch.distributed as dist
+dist.init_process_group("mpi")
+tensor = torch.ones(3)
+dist.all_reduce(tensor)  # from the second one on it takes the fast path
+dist.all_reduce(tensor) if dist.get_rank() else dist.barrier()
+"""
+
+
+def test_both_sides_of_a_mismatch_are_named_when_one_is_on_the_fast_path(mpiexec):
+    done = mpiexec(2, SECOND_TIME, check=False)
+    assert "rank 0 calls barrier() at" in done.stderr
+    assert "but rank 1 calls all_reduce(SUM) of float32[3] (12 bytes) at" in done.stderr

@@ -509,11 +509,15 @@ class Cluster:
         """Switch a node on again; returns when Slurm gives it jobs."""
         keep = json.dumps(visible_folders({"cwd": "/"}))
         self.run(sys.executable, __file__, "--boot", name, keep, timeout=CLUSTER)
-        wait_until(
-            lambda: self.run("sinfo", "-h", "-n", name, "-o", "%T") in ("idle", "mixed"),
-            CLUSTER,
-            f"{name} is back",
-        )
+        try:
+            wait_until(
+                lambda: self.run("sinfo", "-h", "-n", name, "-o", "%T") in ("idle", "mixed"),
+                2 * CLUSTER,
+                f"{name} is back",
+            )
+        except TimeoutError as late:
+            states = self.run("sinfo", "-N", "-l") + "\n" + "\n".join(self.jobs())
+            raise TimeoutError(f"{late}\n{states}\n{self.logs()}") from None
 
     def jobs(self) -> list[str]:
         """One line for each job that is not over: id, name, user, state, reason, nodes."""

@@ -38,7 +38,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    """Of jobs. Servers that are started in it leave PyTorch's compiler out: no test needs it."""
+    """Of jobs. Servers that start in it leave out PyTorch's compiler, which no test here needs."""
     return mpi_environment() | {identity.LATER_VARIABLE: "never"}
 
 

@@ -21,7 +21,8 @@ LATER = 9999.0  # seconds: a wait for it would end by the time limit of the test
 SWEEP = """
 import json, sys, threading, time
 import torch, torch.distributed as dist
-from torch_mpi.network import Network, link
+from torch_mpi.network import link
+from utils.cluster.network import parse
 dist.init_process_group("mpi")
 rank = dist.get_rank()
 for _ in range(5):  # a call that is well known when the network changes
@@ -183,7 +184,8 @@ def test_a_rank_has_a_link_for_each_of_its_two_networks():
 NODES = """
 import json, time
 import torch, torch.distributed as dist
-from torch_mpi.network import Network, link
+from torch_mpi.network import link
+from utils.cluster.network import parse
 dist.init_process_group("mpi")
 rank = dist.get_rank()
 

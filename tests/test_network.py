@@ -21,8 +21,7 @@ LATER = 9999.0  # seconds: a wait for it would end by the time limit of the test
 SWEEP = """
 import json, sys, threading, time
 import torch, torch.distributed as dist
-from torch_mpi.network import link
-from utils.cluster.network import parse
+from torch_mpi.network import Network, link
 dist.init_process_group("mpi")
 rank = dist.get_rank()
 for _ in range(5):  # a call that is well known when the network changes

@@ -63,15 +63,9 @@ class Draw:
         return spec(self.random.randrange(1000), shape, dtype, self.layout(*more), kind)
 
     def ends(self, group: int) -> tuple[int, int]:
-        """Who sends a message, and who receives it; now and then a rank itself.
-
-        Not where a fault is planted: what a rank has sent to itself before an error is not thrown
-        away at the ranks' meeting, and the next program would fail for it.
-        """
+        """Who sends a message, and who receives it; now and then a rank itself."""
         members = self.groups[group]
-        source = self.random.choice(members)
-        others = [r for r in members if r != source] if self.faulty else members
-        return source, self.random.choice(others)
+        return self.random.choice(members), self.random.choice(members)
 
     def use(self, members: list[int]) -> tuple | None:
         """A usable tensor that these ranks have; until it is given again, nobody else has it."""

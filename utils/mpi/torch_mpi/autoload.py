@@ -39,7 +39,7 @@ class LazyProcessGroupMPI:
         name, version = MPI.get_vendor()
         library = f"{name} {'.'.join(map(str, version))}"
         libraries.refuse_to_be_alone(MPI.COMM_WORLD.size, library)
-        from .group.process_group import create
+        from .group.create import create
 
         return create(ranks)
 

@@ -222,10 +222,11 @@ def read_envelope(channels: Channels, source: int, tag: int, envelope: bytes) ->
 def _mismatch(call: Call, channels: Channels, dtype, shape, nbytes: int) -> CommunicationMismatch:
     sender, receiver = channels.members[call.peer], channels.members[channels.rank]
     sent = f"{dtype_name(dtype)}{list(shape)}"
+    where = f" at {call.where}" if call.where else ""
     return CommunicationMismatch(
         f"rank {sender} sent {sent} ({nbytes} bytes, tag={call.tag}), but rank {receiver} "
-        f"receives {call.dtype}{list(call.shape)} ({call.nbytes} bytes). Sender and receiver "
-        f"must agree on dtype and number of elements.",
+        f"receives {call.dtype}{list(call.shape)} ({call.nbytes} bytes){where}. Sender and "
+        f"receiver must agree on dtype and number of elements.",
         call,
     )
 

@@ -10,14 +10,12 @@ can be interrupted, and what was started moves on while the rank computes.
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
 from torch.distributed import ProcessGroup
-from torch.distributed.constants import default_pg_timeout
 
 from .. import compat
 from ..errors import CommunicationError
@@ -31,7 +29,7 @@ from ..protocol.progress import progress
 from ..protocol.recovery import Standing, Unreceived
 from ..protocol.rendezvous import rendezvous
 from ..record import Call
-from . import calls, collectives, communicators, cores, messages, point_to_point, reductions, strict
+from . import calls, collectives, communicators, cores, point_to_point, reductions
 from .calls import in_words
 from .collective_work import CollectiveWork, JoinedWork
 from .done import DONE, DoneWork
@@ -40,36 +38,11 @@ from .messages import Channels, read_envelope
 from .operation import Operation
 from .work import MPIWork
 
-TIMEOUT_VARIABLE = "MPI_BACKEND_TIMEOUT"
 # A collective that does not block is begun by a wait for it, by MPI's blocking call; or after that
 # long by the progress thread. On one machine both move the data with the rank's own processor, and
 # the thread takes longer: too short a time to hide anything is best not begun. Where all processors
 # compute, nothing can be hidden (see torch_mpi.group.cores), and only a rank that waits gains.
 START_AFTER, START_AFTER_WITHOUT_CORE = 2e-3, 20e-3  # seconds
-
-
-def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
-    """The process group of ``ranks`` (global ranks; empty: all), ``None`` on other ranks.
-
-    Raises:
-        IncompatiblePyTorch: PyTorch lacks something that the backend uses.
-        ValueError: a rank that does not exist.
-        CommunicationTimeout: a rank of the group did not come.
-    """
-    compat.check()
-    compat.leave_out_flight_recorder()
-    timeout = compat.timeout_of_the_caller()
-    if timeout is None:
-        timeout = float(os.environ.get(TIMEOUT_VARIABLE, default_pg_timeout.total_seconds()))
-    here = world.enter(timeout)
-    link.shared_clock = here.one_machine
-    members = tuple(ranks) if ranks else tuple(range(here.size))
-    bad = [r for r in members if not 0 <= r < here.size]
-    if bad:
-        raise ValueError(f"ranks {bad} do not exist: the world has ranks 0 to {here.size - 1}")
-    here.check("new_group")
-    messages.every_send_waits = strict.is_on()
-    return ProcessGroupMPI(members, timeout) if here.rank in members else None
 
 
 class ProcessGroupMPI(ProcessGroup):
@@ -91,18 +64,22 @@ class ProcessGroupMPI(ProcessGroup):
         self._timeout = timeout
         self._name = self._description = ""
         self._lost = ""
-        self.closed = False
+        self.closed = self._freed = False
         self.channels: Channels | None = None
         self.key = members, self.world.groups.made.get(members, 0) + 1
         try:
-            rendezvous(
+            with rendezvous(
                 self.world.control, members, self.key[1], "new_group", self.timeout, self.world
-            )
-            with guard:
+            ):
                 self._open()
+                self.world.groups.add(self)
         except MPI.Exception as error:
             raise in_words(error, Call("new_group", members), self) from None
-        self.world.groups.add(self)
+        except KeyboardInterrupt:  # nobody gets this group, so nobody will destroy it
+            if self.channels is not None:
+                self.closed, self._lost = True, "it was interrupted"
+                self.world.groups.close(self, later=True)
+            raise
 
     def _open(self) -> None:
         """Make the communicators and the board. All members are here."""
@@ -183,14 +160,24 @@ class ProcessGroupMPI(ProcessGroup):
             return
         self.closed, self._lost = True, "it was destroyed"
         self.forget_fast_path()
-        drained = not MPI.Is_finalized() and progress.drain(self)
+        try:
+            drained = not MPI.Is_finalized() and progress.drain(self)
+        except BaseException:  # Ctrl-C: freed when the ranks have met
+            self.world.groups.close(self, later=True)
+            raise
         if self.world.groups.close(self, later=self.world.stopped) and drained:
             self._free()
 
     def _free(self) -> None:
-        self.handshake.announcements.board.close()
-        for communicator in (self.channels.envelopes, self.channels.data):
-            communicator.Free()
+        with guard:
+            # After an incident, a group that one rank had destroyed is freed on all of them; the
+            # others may destroy it, too.
+            if self._freed:
+                return
+            self._freed = True
+            self.handshake.announcements.board.close()
+            for communicator in (self.channels.envelopes, self.channels.data):
+                communicator.Free()
 
     def abort(self) -> None:
         """Refuse further use. MPI has no way to cancel a collective that has begun."""
@@ -264,6 +251,12 @@ class ProcessGroupMPI(ProcessGroup):
         if self.channels is not None:
             self.channels.envelopes.Revoke()
             self.channels.data.Revoke()
+
+    def free_alone(self, settled: bool) -> None:
+        """The other members have freed this destroyed group, before the incident."""
+        if settled:
+            progress.release(self)
+            self._free()
 
     def abandon(self, reason: str) -> None:
         """The group cannot be used any more."""

@@ -52,6 +52,9 @@ class Assembly(Waitable):
         """Whether everybody is here for good."""
         self._check()
         if self.missing()[0]:
+            # A rank that comes late may still be in a blocking call, and wait for what this one
+            # has sent: that may leave only while this rank calls MPI.
+            MPI.COMM_SELF.Iprobe()
             return False
         self._board.set(self._begun, self._number)
         if self.missing()[0]:  # one has left just now
@@ -100,10 +103,10 @@ def _take(communicator: MPI.Intracomm, source: int, tag: int = MPI.ANY_TAG) -> T
 
 
 class _Messages(Waitable):
-    """What both of the last steps are: messages from and to every other rank.
+    """What both of the last steps are: messages from and to some ranks of a communicator.
 
     Args:
-        ranks: of the communicator; this rank's own is left out.
+        ranks: of the communicator.
         check: raises an error when another rank has given up.
         names: the same as ranks of the world, for messages.
     """
@@ -120,7 +123,7 @@ class _Messages(Waitable):
         self.call = Call(what, tuple(names or ranks))
         self._communicator = communicator
         self._names = dict(zip(ranks, names or ranks, strict=True))
-        self._awaited = [rank for rank in ranks if rank != communicator.rank]
+        self._awaited = list(ranks)
         self._requests: list[MPI.Request] = []
 
     def _send(self, data: bytes, tag: int) -> None:
@@ -152,7 +155,8 @@ class Exchange(_Messages):
         text: str,
         check: Callable[[], None],
     ):
-        super().__init__("the ranks' exchange after an error", communicator, ranks, check)
+        others = [rank for rank in ranks if rank != communicator.rank]
+        super().__init__("the ranks' exchange after an error", communicator, others, check)
         self._taken: dict[int, Taken] = {}
         self._own, self._tag, self._data = (communicator.rank, text), tag, text.encode()
         self._send(self._data, tag)
@@ -171,7 +175,7 @@ class Exchange(_Messages):
 class Flush(_Messages):
     """Everything that was sent before is out of a communicator: something to wait for.
 
-    All its ranks do this together.
+    All its ranks do this together. Each tells itself, too: a rank may have sent to itself.
 
     Args:
         all_sent: whether everything that this rank has sent was taken; a large message moves only

@@ -208,7 +208,7 @@ class Entry:
         not_before: when it is announced at the earliest (``time.perf_counter``), if nobody waits.
         number: in its group.
         mine: this rank's fingerprint.
-        missing: ranks of the group that were not there at the last look.
+        missing: ranks of the group that the last look did not find: here, or at an older one.
     """
 
     code: int
@@ -284,6 +284,8 @@ class Handshake:
                 self._announce_due()
                 while self._queue and self._advance(self._queue[0]):
                     pass
+                for entry in self._queue:  # none begins before the oldest one
+                    entry.missing = self._queue[0].missing
             finally:
                 self.lock.release()
 

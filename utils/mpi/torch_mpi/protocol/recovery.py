@@ -142,6 +142,8 @@ def _renew_groups(world) -> None:
         theirs = [by_rank.get(member, {}).get(key) for member in group.members]
         if None in theirs:
             lost = [m for m, it in zip(group.members, theirs, strict=True) if it is None]
+            if group.closed:
+                group.free_alone(settled[key])
             group.abandon(f"{diagnosis.names(lost)} of it is gone")
         else:
             group.renew(theirs)

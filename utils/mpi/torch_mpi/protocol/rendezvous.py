@@ -6,11 +6,13 @@ others for good. So they first exchange empty messages, whose receives can be ca
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..mpi import MPI
 from ..record import Call
+from .interrupts import guard
 from .wait_monitor import Waitable, wait_for
 
 
@@ -48,6 +50,7 @@ class Rendezvous(Waitable):
         return True
 
 
+@contextlib.contextmanager
 def rendezvous(
     communicator: MPI.Intracomm,
     ranks: Sequence[int],
@@ -55,8 +58,10 @@ def rendezvous(
     purpose: str,
     timeout: float,
     world=None,
-) -> None:
-    """Wait until all ``ranks`` of the communicator have come here.
+) -> Iterator[None]:
+    """Wait until all ``ranks`` of the communicator have come here; the block is what they do then.
+
+    Ctrl-C waits for the end of the block: another rank may be in it, stuck inside C.
 
     Args:
         number: tells rendezvous of the same ranks apart.
@@ -65,13 +70,23 @@ def rendezvous(
     Raises:
         CommunicationTimeout: one did not come within ``timeout`` seconds.
     """
-    # Twice: who came, but left before all were here, does not come to the second round.
+    # Twice: who came, but left before all were here, does not come to the second round. Where a
+    # rank that leaves can tell so, nobody leaves the second round because of Ctrl-C.
+    _wait(communicator, ranks, (number, 0, purpose), timeout, world)
+    if world is None:
+        _wait(communicator, ranks, (number, 1, purpose), timeout, world)
+    with guard:
+        if world is not None:
+            _wait(communicator, ranks, (number, 1, purpose), timeout, world)
+        yield
+
+
+def _wait(communicator, ranks, name: tuple[int, int, str], timeout: float, world) -> None:
     half = communicator.Get_attr(MPI.TAG_UB) // 2  # above it: tags that nobody else uses
-    for round_ in (0, 1):
-        key = zlib.crc32(repr((tuple(ranks), number, round_, purpose)).encode())
-        met = Rendezvous(communicator, ranks, half + key % half, purpose)
-        try:
-            wait_for(met, timeout, world)
-        except BaseException:  # Ctrl-C: its receives must not take the next meeting's messages
-            met.leave()
-            raise
+    key = zlib.crc32(repr((tuple(ranks), *name)).encode())
+    met = Rendezvous(communicator, ranks, half + key % half, name[-1])
+    try:
+        wait_for(met, timeout, world)
+    except BaseException:  # Ctrl-C: its receives must not take the next meeting's messages
+        met.leave()
+        raise

@@ -48,8 +48,9 @@ def enter(timeout: float) -> World:
     """
     if _world is None:
         guard.install()
-        rendezvous(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), 0, "init_process_group", timeout)
-        begin_anew(MPI.COMM_WORLD, timeout)
+        everybody = range(MPI.COMM_WORLD.size)
+        with rendezvous(MPI.COMM_WORLD, everybody, 0, "init_process_group", timeout):
+            begin_anew(MPI.COMM_WORLD, timeout)
         # MPI_Finalize waits for all ranks, and some may be dead by then.
         library.finalizes = not failures.are_survived()
         script.watch_over(current)
@@ -115,6 +116,7 @@ class World:
     def begin_section(self, name: str) -> None:
         """A part of the program begins. An incident of the one before is no error in this one."""
         guard.install()
+        guard.heard()  # a Ctrl-C of the section before
         self.status.section, self._mark = name, log.mark()
         if self.incident():
             if not self._is_of(name):

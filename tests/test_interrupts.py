@@ -1,0 +1,213 @@
+"""Ctrl-C and errors while groups are made and destroyed: nothing leaks, nobody hangs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+# Each accident happens three times; the ranks get together, and what they hold is counted.
+START = f"""
+import json, os, signal, sys, time
+sys.path.insert(0, {str(TESTS)!r})
+import torch, torch.distributed as dist
+from stress.counts import count
+from torch_mpi.group.process_group import ProcessGroupMPI
+from torch_mpi.protocol import rendezvous, wait_monitor, world
+from torch_mpi.protocol.progress import progress
+
+dist.init_process_group("mpi")
+rank, both = dist.get_rank(), [0, 1]
+
+def tell(error):
+    "What a cell does with an error of the user's code."
+    world.current().raised(error, "a line")
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def again():
+    "What a student runs next."
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("mpi")
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    assert ones.item() == dist.get_world_size()
+
+def repeat(accident):
+    counts = []
+    for _ in range(3):
+        accident()
+        again()
+        counts.append(count({{}}, rank)["communicators"])
+    print(json.dumps(counts), flush=True)
+"""
+
+WHILE_MADE = """
+real = ProcessGroupMPI._open
+
+def interrupted(group):
+    real(group)
+    interrupt()
+
+def accident():
+    ProcessGroupMPI._open = interrupted
+    try:
+        dist.new_group(both)
+    except KeyboardInterrupt as error:
+        tell(error)
+    ProcessGroupMPI._open = real
+"""
+
+WHILE_DESTROYED = """
+def interrupted(group):
+    raise KeyboardInterrupt
+
+def accident():
+    group, progress.drain = dist.new_group(both), interrupted
+    try:
+        dist.destroy_process_group(group)
+    except KeyboardInterrupt as error:
+        tell(error)
+    del progress.drain
+"""
+
+DESTROYED_BEFORE_AND_DURING = """
+def accident():
+    group = dist.new_group(both)
+    dist.barrier()
+    if rank == 0:
+        dist.destroy_process_group(group)
+    dist.barrier()
+    tell(KeyboardInterrupt())
+    if rank == 1:
+        dist.destroy_process_group(group)
+"""
+
+DESTROYED_DURING_AND_AFTER = """
+def accident():
+    group = dist.new_group(both)
+    dist.barrier()
+    tell(KeyboardInterrupt())
+    if rank == 0:
+        dist.destroy_process_group(group)
+    dist.barrier()  # the ranks get together
+    if rank == 1:
+        dist.destroy_process_group(group)
+"""
+
+IN_THE_SECOND_ROUND = """
+real, began = rendezvous.wait_for, []
+
+def waits(waitable, *args, **more):
+    began.append(waitable)
+    if len(began) == 2 and rank == 0:  # rank 1 has seen it come, and is late itself
+        interrupt()
+    real(waitable, *args, **more)
+    if len(began) == 1 and rank == 1:
+        time.sleep(0.3)
+
+def accident():
+    began.clear()
+    rendezvous.wait_for = waits
+    try:
+        dist.new_group(both)
+        tell(KeyboardInterrupt())  # the stop button interrupts this rank, too, a moment later
+    except (KeyboardInterrupt, RuntimeError) as error:
+        tell(error)
+    rendezvous.wait_for = real
+"""
+
+ACCIDENTS = {
+    "Ctrl-C while a group is made": WHILE_MADE,
+    "Ctrl-C while a group is destroyed": WHILE_DESTROYED,
+    "a group destroyed by one rank before an incident, by one during it": (
+        DESTROYED_BEFORE_AND_DURING
+    ),
+    "a group destroyed by one rank during an incident, by one after it": (
+        DESTROYED_DURING_AND_AFTER
+    ),
+    "Ctrl-C on one rank when all have come to make a group": IN_THE_SECOND_ROUND,
+}
+
+
+@pytest.mark.parametrize("accident", ACCIDENTS.values(), ids=ACCIDENTS)
+def test_an_accident_with_a_group_hangs_no_rank_and_leaks_no_communicator(accident, mpiexec):
+    done = mpiexec(2, START + accident + "repeat(accident)\n", timeout=90)
+    counts = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(counts) == 2
+    if counts[0][0] is None:
+        pytest.skip("this MPI library keeps no table of its communicators")
+    assert all(len(set(counted)) == 1 for counted in counts), counts
+
+
+OLD_INTERRUPT = """
+from torch.nn.parallel import DistributedDataParallel
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as a kernel does for each cell
+try:
+    if rank == 1:
+        interrupt()
+    time.sleep(0.05)
+except KeyboardInterrupt:
+    print("INTERRUPTED", flush=True)
+world.current().begin_section("the next cell")
+model = DistributedDataParallel(torch.nn.Linear(3, 3))
+if rank == 0:
+    time.sleep(0.3)  # rank 1 waits for the buckets, and listens
+model(torch.ones(2, 3)).sum().backward()
+print("WORKED", flush=True)
+"""
+
+
+def test_a_ctrl_c_of_one_cell_is_not_heard_again_by_ddp_in_the_next(mpiexec):
+    done = mpiexec(2, START + OLD_INTERRUPT, timeout=90)
+    assert done.stdout.count("INTERRUPTED") == 1
+    assert done.stdout.count("WORKED") == 2
+
+
+TO_ITSELF = """
+from torch_mpi.errors import CommunicationError
+
+for elements in (3, 100_000):
+    kept = dist.isend(torch.zeros(elements), rank)
+    dist.barrier()
+    tell(RuntimeError("an error of the user's"))
+    dist.barrier()  # the ranks get together
+    sent, got = torch.full((elements,), 7.0), torch.zeros(elements)
+    request = dist.isend(sent, rank)
+    dist.recv(got, rank)
+    request.wait()
+    assert got.eq(7).all(), got
+print("WORKED", flush=True)
+"""
+
+
+def test_after_an_error_no_old_message_of_a_rank_to_itself_is_received(mpiexec):
+    done = mpiexec(2, START + TO_ITSELF, timeout=90)
+    assert done.stdout.count("WORKED") == 2
+
+
+BEHIND_ANOTHER = """
+from torch_mpi.errors import CommunicationError
+
+if rank == 0:
+    call = lambda: dist.recv(torch.zeros(1), 1)
+else:
+    def call():
+        dist.all_reduce(torch.zeros(2), async_op=True)
+        dist.all_reduce(torch.zeros(3))
+try:
+    call()
+except CommunicationError as error:
+    print(f"rank {rank} {type(error).__name__}: {error}", flush=True)
+"""
+
+
+def test_a_deadlock_behind_a_collective_that_nobody_waits_for_is_found_at_once(mpiexec):
+    done = mpiexec(2, START + BEHIND_ANOTHER, timeout=90)  # the group's own timeout is longer
+    assert "Deadlock: these ranks wait for each other" in done.stdout, done.stdout

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from torch_mpi.record import log
-from utils.bench.measure import Call, Case
-from utils.bench.transports import World
+from utils.bench.measure import Candidate, Case
+from utils.bench.transports import Transports
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _TIMED_IMPORT = """
@@ -23,7 +23,7 @@ print(time.perf_counter() - start)
 """
 
 
-def recording_case(world: World, seconds: float) -> Case:
+def recording_case(world: Transports, seconds: float) -> Case:
     """A 4-byte all_reduce on mpi that is recorded, and one that is not."""
     data = torch.zeros(1)
 
@@ -35,7 +35,7 @@ def recording_case(world: World, seconds: float) -> Case:
 
         return call
 
-    ready = {"recorded": Call(recorded(True)), "not recorded": Call(recorded(False))}
+    ready = {"recorded": Candidate(recorded(True)), "not recorded": Candidate(recorded(False))}
     return Case("recording", lambda: (ready, None), seconds, 4)
 
 

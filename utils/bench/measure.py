@@ -16,7 +16,7 @@ MOST_REPETITIONS = 10_000
 
 
 @dataclass
-class Call:
+class Candidate:
     """One repetition of something: `run(i)` is the i-th.
 
     `results` are tensors and the value that each must have everywhere after `run(0)`.
@@ -40,7 +40,7 @@ class Case:
     """
 
     name: str
-    prepare: Callable[[], tuple[dict[str, Call], Tensor | None]]
+    prepare: Callable[[], tuple[dict[str, Candidate], Tensor | None]]
     seconds: float
     nbytes: int = 0
     unit: float = 1.0
@@ -66,7 +66,7 @@ class Clock:
             time.sleep(PAUSE)
         return float(most[0])
 
-    def seconds(self, call: Call, repetitions: int) -> float:
+    def seconds(self, call: Candidate, repetitions: int) -> float:
         """Seconds per repetition on the slowest rank; the same number on all ranks."""
         run = call.run
         self.comm.Barrier()
@@ -75,7 +75,7 @@ class Clock:
             run(i)
         return self.slowest((time.perf_counter() - start) / repetitions)
 
-    def repetitions(self, call: Call, seconds: float) -> int:
+    def repetitions(self, call: Candidate, seconds: float) -> int:
         """How many take about `seconds`, found by doing more and more of them."""
         tried = 1
         while True:
@@ -107,7 +107,7 @@ def measure(cases: list[Case], rounds: int, clock: Clock) -> None:
                 case.rounds.setdefault(name, []).append(seconds)
 
 
-def _check(call: Call, data: Tensor | None, what: str, rank: int) -> None:
+def _check(call: Candidate, data: Tensor | None, what: str, rank: int) -> None:
     """Raise RuntimeError where a call computes something wrong: its speed would mean nothing."""
     if data is None:
         return

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from utils.bench import costs, machine, report, training, transports
 from utils.bench.measure import Case, Clock, measure
 from utils.bench.options import OPERATIONS, Settings
-from utils.bench.transports import World
+from utils.bench.transports import Transports
 
 #: Seconds after which a communication that finds no partner gives up.
 TIMEOUT = 60.0
@@ -68,7 +68,7 @@ def _measure_all(settings: Settings, comm: MPI.Comm) -> dict:
     }
     if comm.rank == 0:
         print(report.heading(found), flush=True)  # the rest takes minutes
-    world = World.connect(comm, TIMEOUT)
+    world = Transports.connect(comm, TIMEOUT)
     cases = _operations(settings, world)
     measure(cases, settings.rounds, clock)
     return found | {
@@ -79,7 +79,7 @@ def _measure_all(settings: Settings, comm: MPI.Comm) -> dict:
     }
 
 
-def _operations(settings: Settings, world: World) -> list[Case]:
+def _operations(settings: Settings, world: Transports) -> list[Case]:
     cases = []
     for name in (name for name in OPERATIONS if name in settings.parts):
         for nbytes in settings.sizes:
@@ -91,7 +91,7 @@ def _operations(settings: Settings, world: World) -> list[Case]:
     return cases
 
 
-def _others(settings: Settings, world: World, clock: Clock) -> list[Case]:
+def _others(settings: Settings, world: Transports, clock: Clock) -> list[Case]:
     """The measured cases apart from the operations."""
     cases = []
     if "ddp_step" in settings.parts:

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.bench.measure import Call, Case
-from utils.bench.transports import World
+from utils.bench.measure import Candidate, Case
+from utils.bench.transports import Transports
 from utils.models import SIZES, mlp
 
 BATCH = 128  # per rank, in the DDP step
@@ -19,7 +19,7 @@ TRAINING_SET = 60_000  # Fashion-MNIST
 EPOCH_STEPS = TRAINING_SET // GLOBAL_BATCH
 
 
-def step_case(world: World, seconds: float) -> Case:
+def step_case(world: Transports, seconds: float) -> Case:
     """One step with `BATCH` images per rank: DDP on mpi and on gloo, and by hand on mpi.
 
     The steps that communicate nothing show what is left to a backend: DDP's own work, its copies
@@ -30,12 +30,12 @@ def step_case(world: World, seconds: float) -> Case:
         "DDP on gloo": _ddp_step(world.gloo),
         "all_reduce per parameter on mpi": _step_by_hand(world.mpi),
         "DDP, nothing communicated": _ddp_step(world.mpi, _nothing_communicated),
-        "nothing communicated": Call(_step(mlp(), _Data(BATCH).batch)),
+        "nothing communicated": Candidate(_step(mlp(), _Data(BATCH).batch)),
     }
     return Case("ddp_step", lambda: (ready, None), seconds)
 
 
-def epoch_case(world: World, steps: int) -> Case:
+def epoch_case(world: Transports, steps: int) -> Case:
     """`steps` steps at a fixed global batch: rank 0 alone, and DDP on mpi with all ranks.
 
     And all ranks without communication: the least time, whatever the backend.
@@ -49,9 +49,9 @@ def epoch_case(world: World, steps: int) -> Case:
         alone = _step(mlp(), _Data(share * n, steps).batch)
     apart = _step(mlp(), mine.batch)
     ready = {
-        "1 rank": Call(alone),
-        f"{n} ranks": Call(together),
-        f"{n} ranks, nothing communicated": Call(apart),
+        "1 rank": Candidate(alone),
+        f"{n} ranks": Candidate(together),
+        f"{n} ranks, nothing communicated": Candidate(apart),
     }
     repetitions = dict.fromkeys(ready, steps)
     # The unit makes a step's time an epoch's.
@@ -91,11 +91,11 @@ def _step(model: nn.Module, batch: Callable, reduce: Callable = lambda: None) ->
     return step
 
 
-def _ddp_step(group: dist.ProcessGroup, hook: Callable | None = None) -> Call:
+def _ddp_step(group: dist.ProcessGroup, hook: Callable | None = None) -> Candidate:
     model = DistributedDataParallel(mlp(), process_group=group)
     if hook is not None:
         model.register_comm_hook(None, hook)
-    return Call(_step(model, _Data(BATCH).batch))
+    return Candidate(_step(model, _Data(BATCH).batch))
 
 
 def _nothing_communicated(state, bucket):  # annotations as strings are refused by DDP
@@ -105,7 +105,7 @@ def _nothing_communicated(state, bucket):  # annotations as strings are refused 
     return done
 
 
-def _step_by_hand(group: dist.ProcessGroup) -> Call:
+def _step_by_hand(group: dist.ProcessGroup) -> Candidate:
     model, n = mlp(), group.size()
 
     def reduce() -> None:
@@ -113,7 +113,7 @@ def _step_by_hand(group: dist.ProcessGroup) -> Call:
             dist.all_reduce(parameter.grad, group=group)
             parameter.grad /= n
 
-    return Call(_step(model, _Data(BATCH).batch, reduce))
+    return Candidate(_step(model, _Data(BATCH).batch, reduce))
 
 
 def describe(n: int) -> dict:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
-from utils.bench.measure import Call
+from utils.bench.measure import Candidate
 from utils.bench.options import TRANSPORTS
 
 #: An all_gather takes n times its size; sizes that would take more than this are left out.
@@ -21,7 +21,7 @@ MOST_GATHERED = 512 * 2**20
 
 
 @dataclass
-class World:
+class Transports:
     """All ranks, once per transport."""
 
     comm: MPI.Comm
@@ -29,7 +29,7 @@ class World:
     gloo: dist.ProcessGroup
 
     @classmethod
-    def connect(cls, comm: MPI.Comm, timeout: float) -> World:
+    def connect(cls, comm: MPI.Comm, timeout: float) -> Transports:
         """Make the process groups of all ranks; every rank calls it."""
         if not dist.is_mpi_available():
             raise RuntimeError(
@@ -61,16 +61,18 @@ def _zeros(count: int) -> Tensor:
     return torch.empty(count).fill_(0.0)
 
 
-def _on_each(world: World, on_torch: Callable, on_mpi4py: Callable, results) -> dict[str, Call]:
+def _on_each(
+    world: Transports, on_torch: Callable, on_mpi4py: Callable, results
+) -> dict[str, Candidate]:
     """The calls by transport; on_torch(group) makes one."""
     return {
-        "mpi": Call(on_torch(world.mpi), results),
-        "mpi4py": Call(on_mpi4py, results),
-        "gloo": Call(on_torch(world.gloo), results),
+        "mpi": Candidate(on_torch(world.mpi), results),
+        "mpi4py": Candidate(on_mpi4py, results),
+        "gloo": Candidate(on_torch(world.gloo), results),
     }
 
 
-def all_reduce(world: World, count: int) -> tuple[dict[str, Call], Tensor]:
+def all_reduce(world: Transports, count: int) -> tuple[dict[str, Candidate], Tensor]:
     """The sum over the ranks, in place."""
     comm, data = world.comm, _zeros(count)
     array = data.numpy()
@@ -85,7 +87,7 @@ def all_reduce(world: World, count: int) -> tuple[dict[str, Call], Tensor]:
     return _on_each(world, on_torch, on_mpi4py, results), data
 
 
-def broadcast(world: World, count: int) -> tuple[dict[str, Call], Tensor]:
+def broadcast(world: Transports, count: int) -> tuple[dict[str, Candidate], Tensor]:
     """Each rank is the root in turn: a root that never changes would run ahead of the others."""
     comm, data, n = world.comm, _zeros(count), world.comm.size
     array = data.numpy()
@@ -99,7 +101,7 @@ def broadcast(world: World, count: int) -> tuple[dict[str, Call], Tensor]:
     return _on_each(world, on_torch, on_mpi4py, [(data, 1)]), data
 
 
-def all_gather(world: World, count: int) -> tuple[dict[str, Call], Tensor]:
+def all_gather(world: Transports, count: int) -> tuple[dict[str, Candidate], Tensor]:
     """Into a list of tensors on torch.distributed, into one array on mpi4py."""
     comm, data, n = world.comm, _zeros(count), world.comm.size
     parts, table = [_zeros(count) for _ in range(n)], _zeros(n * count).view(n, count)
@@ -116,13 +118,13 @@ def all_gather(world: World, count: int) -> tuple[dict[str, Call], Tensor]:
     return calls, data
 
 
-def ping_pong(world: World, count: int) -> tuple[dict[str, Call], Tensor]:
+def ping_pong(world: Transports, count: int) -> tuple[dict[str, Candidate], Tensor]:
     """A round trip between the first rank and the last, which are on two hosts if any are."""
     comm, data, incoming = world.comm, _zeros(count), _zeros(count)
     array, received = data.numpy(), incoming.numpy()
     first, last = 0, comm.size - 1
     if comm.rank not in (first, last):
-        idle = Call(lambda i: None)
+        idle = Candidate(lambda i: None)
         return dict.fromkeys(TRANSPORTS, idle), data
     begins, peer = comm.rank == first, last if comm.rank == first else first
 

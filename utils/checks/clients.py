@@ -28,7 +28,7 @@ LIMIT = 2.5
 
 
 @dataclass(frozen=True)
-class Plan:
+class Round:
     """A round: who is chosen, who is late, which rank is busy until the round is over."""
 
     chosen: Sequence[int]
@@ -42,10 +42,10 @@ class Plan:
 
 
 #: The three rounds of the check; client c lives on rank 1 + c % 3.
-PLANS = (
-    Plan([7, 2, 0, 20, 10], 2.5),
-    Plan([4, 1, 8, 3, 6], 0.5, slow=[1, 6], busy=3),
-    Plan([1, 5, 6, 0], 2.5),
+ROUNDS = (
+    Round([7, 2, 0, 20, 10], 2.5),
+    Round([4, 1, 8, 3, 6], 0.5, slow=[1, 6], busy=3),
+    Round([1, 5, 6, 0], 2.5),
 )
 
 
@@ -64,7 +64,7 @@ def play_clients(user_ns: dict, rank: int, first: int) -> list[str]:
     home, tag_of = user_ns["home"], user_ns["tag_of"]
     held: list[tuple[int, torch.Tensor]] = []
     said: list[str] = []
-    for t, plan in enumerate(PLANS, first):
+    for t, plan in enumerate(ROUNDS, first):
         over = dist.irecv(torch.empty(1), SERVER, tag=OVER + t)
         if plan.busy == rank:
             _wait_for(over)
@@ -109,7 +109,7 @@ def play_server(user_ns: dict, first: int) -> list[dict]:
 
     run_round, found, open_requests = answer_named(user_ns, "run_round"), [], []
     patience = math.inf
-    for t, plan in enumerate(PLANS, first):
+    for t, plan in enumerate(ROUNDS, first):
         mark, start = log.mark(), time.perf_counter()
         allowed = min(plan.seconds, patience)
         result = run_round(t, weights_of(t), list(plan.chosen), allowed)

@@ -339,7 +339,7 @@ def run_round(ranks, report: Report) -> None:
     for answer in answers[1:]:
         for said in answer.value:
             report.problem(said, clients.SERVER, "communication")
-    for t, (plan, value) in enumerate(zip(clients.PLANS, answers[0].value, strict=True), first):
+    for t, (plan, value) in enumerate(zip(clients.ROUNDS, answers[0].value, strict=True), first):
         if report.found or not _judge_round(report, t, plan, value):
             return
 
@@ -358,7 +358,7 @@ def _home(client: int) -> int:
     return 1 + client % 3
 
 
-def _judge_round(report: Report, t: int, plan: clients.Plan, value: dict) -> bool:
+def _judge_round(report: Report, t: int, plan: clients.Round, value: dict) -> bool:
     """One round of the server's; False where something is wrong."""
     where = f"round {t}, clients {list(plan.chosen)}, {plan.seconds:g} s"
     expected = plan.in_time(_home)

@@ -30,7 +30,7 @@ class _Watched(torch.autograd.Function):
     """Hands x on; the graph keeps a token, and backward is noted."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, log: Log) -> Tensor:
+    def forward(ctx: Any, x: Tensor, log: StageLog) -> Tensor:
         ctx.token, ctx.log = Token(), log
         log.forward(ctx.token)
         return x.view_as(x)
@@ -41,7 +41,7 @@ class _Watched(torch.autograd.Function):
         return gradient, None
 
 
-class Log:
+class StageLog:
     """What a stage was called for, and how many graphs lived at once."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Piece(nn.Module):
             whole = [nn.Linear(*FEATURES[k : k + 2]).double() for k in range(4)]
         first, last = place * 4 // p, (place + 1) * 4 // p
         self.linear, self.last = nn.ModuleList(whole[first:last]), last == 4
-        self.features, self.log = FEATURES[first], Log()
+        self.features, self.log = FEATURES[first], StageLog()
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, features] → [n, features of the next stage, or classes]."""

@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from utils.timeline.chunks import Cell, Move, Steps, steps, watch
+from utils.timeline.chunks import Cell, Move, RingSteps, steps, watch
 
 from . import BLUE, CYCLE, GREEN, GREY, INK, PAPER, RED, alt, use_style
 
@@ -73,7 +73,7 @@ def still(stories: Sequence[dict], title: str = "") -> Figure:
     return sheet.finish(_in_words(told, title))
 
 
-def frame(told: Steps, step: int, title: str = "") -> Figure:
+def frame(told: RingSteps, step: int, title: str = "") -> Figure:
     """One step of an all-reduce."""
     panel = _Panel(told, step, _INCHES - 2 * _MARGIN, scale=1.35)
     sheet = _Sheet(told, title)
@@ -100,7 +100,7 @@ def film(stories: Sequence[dict], title: str = "") -> None:
     display(shown, metadata={"image/png": {"alt": said}}, raw=True)
 
 
-def player(told: Steps, title: str = "") -> ipywidgets.VBox:
+def player(told: RingSteps, title: str = "") -> ipywidgets.VBox:
     """A slider, and the step that it stands at."""
     import ipywidgets
 
@@ -126,7 +126,7 @@ def _as_html(figure: Figure) -> str:
     return f'<img src="{data}" alt="{said}" style="max-width: 100%">'
 
 
-def _checked(stories: Sequence[dict]) -> Steps:
+def _checked(stories: Sequence[dict]) -> RingSteps:
     told = steps(stories)
     if len(told.members) > MOST_RANKS:
         raise ValueError(
@@ -136,7 +136,7 @@ def _checked(stories: Sequence[dict]) -> Steps:
     return told
 
 
-def _panels_across(told: Steps) -> int:
+def _panels_across(told: RingSteps) -> int:
     """How many steps stand beside each other."""
     chunks = len(told.bounds) - 1
     return min(3 if chunks <= 2 else 2 if chunks <= 6 else 1, len(told.states))
@@ -151,7 +151,7 @@ _TEXT = 9
 class _Sheet:
     """A figure that grows downwards."""
 
-    def __init__(self, told: Steps, title: str, scale: float = 1.0):
+    def __init__(self, told: RingSteps, title: str, scale: float = 1.0):
         use_style()
         self.told, self.scale = told, scale
         self.figure, self.axes = plt.subplots()
@@ -233,7 +233,7 @@ class _Sheet:
 class _Panel:
     """One step: ranks below each other, chunks beside each other."""
 
-    told: Steps
+    told: RingSteps
     step: int
     width: float
     scale: float = 1.0
@@ -347,11 +347,11 @@ class _Panel:
                 _draw_arrow(axes, at, ends[0], at, ends[1], move.effect, self.scale)
 
 
-def _name(told: Steps, place: int) -> str:
+def _name(told: RingSteps, place: int) -> str:
     return f"rank {told.members[place]}"
 
 
-def _contributors(told: Steps) -> dict[int, int]:
+def _contributors(told: RingSteps) -> dict[int, int]:
     """Whose numbers are to be summed, place and rank: not those that only reduce for others."""
     last = enumerate(told.states[-1])
     return {r: told.members[r] for r, row in last if not all(cell.buffer for cell in row)}
@@ -411,7 +411,7 @@ def _draw_arrow(axes: Axes, x0, y0, x1, y1, effect: str, scale: float = 1.0) -> 
 # -- in words -------------------------------------------------------------------------------------
 
 
-def _in_words(told: Steps, title: str) -> str:
+def _in_words(told: RingSteps, title: str) -> str:
     chunks = len(told.bounds) - 1
     start = f"{title}: " if title else ""
     said = (
@@ -421,7 +421,7 @@ def _in_words(told: Steps, title: str) -> str:
     return " ".join([said, *(_step_in_words(told, s) for s in range(1, len(told.states)))])
 
 
-def _step_in_words(told: Steps, step: int) -> str:
+def _step_in_words(told: RingSteps, step: int) -> str:
     if step == 0:
         return "At the start every rank has its own numbers."
     verbs = {"added": "adds", "copied": "keeps", "kept": "puts aside"}

@@ -1,7 +1,7 @@
 """How long a training step will take on ranks and networks that are not here.
 
 A step is the computation of one rank plus its all_reduces. An all_reduce is a pattern of messages,
-and a message of n bytes costs α + n/β. What is measured: the computation on one rank, how much
+and a message of n bytes costs α + nβ. What is measured: the computation on one rank, how much
 slower it is beside others, and a table of all_reduce times on a few ranks of this machine. What is
 left out: overlap, and ranks that wait for each other. So each prediction comes with a band.
 
@@ -26,7 +26,7 @@ PATTERNS = ("ring", "recursive doubling")
 
 @dataclass(frozen=True)
 class Link:
-    """Latency α in seconds and bandwidth β in bytes per second."""
+    """Latency α in seconds and bandwidth 1/β in bytes per second."""
 
     latency: float
     bandwidth: float

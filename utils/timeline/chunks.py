@@ -244,7 +244,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Steps:
+class RingSteps:
     """An all-reduce, step by step.
 
     Attributes:
@@ -282,7 +282,7 @@ class _Message:
     runs: list[tuple[int | None, Cell, int]] = field(default_factory=list)
 
 
-def steps(stories: Sequence[dict | None]) -> Steps:
+def steps(stories: Sequence[dict | None]) -> RingSteps:
     """The stories of all ranks of a group, in one order.
 
     A message belongs to the first step in which it can be there: its sender has what it waits for
@@ -322,7 +322,7 @@ def steps(stories: Sequence[dict | None]) -> Steps:
     ]
     states = _with_buffers(told, states, moves)
     done = [_with_effects(states, s, row) for s, row in enumerate(moves, start=1)]
-    return Steps(
+    return RingSteps(
         tuple(told[0]["members"]),
         coder.length,
         bounds,

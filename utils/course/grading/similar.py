@@ -16,14 +16,14 @@ LEAST_NODES, LEAST_WORDS = 25, 12
 
 
 @dataclass
-class Group:
+class Alike:
     """Students, and the tasks in which their answers are near-identical."""
 
     students: tuple[str, ...]
     tasks: list[str] = field(default_factory=list)
 
 
-def groups(results: list[Result], references: list[Reference]) -> list[Group]:
+def groups(results: list[Result], references: list[Reference]) -> list[Alike]:
     """Students who share answers that are not the model's, most shared tasks first."""
     models = {reference.lab: _models(reference) for reference in references}
     same: dict[tuple, set[str]] = defaultdict(set)
@@ -32,11 +32,11 @@ def groups(results: list[Result], references: list[Reference]) -> list[Group]:
             shape = text_shape(task.code) if task.status == "by hand" else code_shape(task.code)
             if shape and shape not in models.get(result.lab, ()):
                 same[result.lab, task.task, shape].add(result.student)
-    found: dict[tuple[str, ...], Group] = {}
+    found: dict[tuple[str, ...], Alike] = {}
     for (_, task, _), students in same.items():
         if len(students) > 1:
             key = tuple(sorted(students))
-            found.setdefault(key, Group(key)).tasks.append(task)
+            found.setdefault(key, Alike(key)).tasks.append(task)
     return sorted(found.values(), key=lambda group: (-len(group.tasks), group.students))
 
 

@@ -16,7 +16,7 @@ from . import algorithms
 from .calls import in_words
 from .operation import Operation
 from .steps import Steps
-from .work import MPIWork, State
+from .work import MPIWork, WorkState
 
 # How long a rank that meets a mismatch waits for the other side's description.
 OTHER_SIDE = 0.5  # seconds
@@ -183,4 +183,4 @@ class JoinedWork(MPIWork):
             left = [work.leave() for work in self._works]
             self.poll()
             if any(left) and self.is_over:
-                self.state = State.CANCELLED
+                self.state = WorkState.CANCELLED

@@ -24,7 +24,7 @@ from .calls import in_words
 from .steps import Steps
 
 
-class State(enum.Enum):
+class WorkState(enum.Enum):
     """Of a work; all but the first are final."""
 
     UNDER_WAY = "under way"
@@ -71,7 +71,7 @@ class MPIWork(Work):
         self._watched = False
         self._due = 0.0
         self._lock = threading.RLock()
-        self.state, self._future_held = State.UNDER_WAY, False
+        self.state, self._future_held = WorkState.UNDER_WAY, False
         self._error: Exception | None = None
         self._source: torch.futures.Future | None = None
         self._future: torch.futures.Future | None = None
@@ -111,7 +111,7 @@ class MPIWork(Work):
     @property
     def is_over(self) -> bool:
         """Whether it has ended, as far as is known without a look."""
-        return self.state is not State.UNDER_WAY
+        return self.state is not WorkState.UNDER_WAY
 
     def progress(self) -> None:
         """Have it move on, and complete, without a ``wait()``."""
@@ -174,7 +174,7 @@ class MPIWork(Work):
             raise
         finally:
             self._report_mismatch()
-            self._settle(State.DONE)
+            self._settle(WorkState.DONE)
 
     def _report_mismatch(self) -> None:
         if isinstance(self._error, CommunicationMismatch) and not self._error.record:
@@ -191,9 +191,9 @@ class MPIWork(Work):
     def _where(self) -> str:
         return self.call.where or users_line()
 
-    def _settle(self, state: State) -> None:
+    def _settle(self, state: WorkState) -> None:
         """It is over: say so to all who ask, and let go of the memory."""
-        if state is not State.LEAKED:
+        if state is not WorkState.LEAKED:
             self._finish = self._keep = self._steps = None
         if self._span is not None:
             # An event that ends on another thread is an asynchronous one: what the rank computes
@@ -334,7 +334,7 @@ class MPIWork(Work):
     def leave(self) -> bool:
         """Take it back, because nobody waits any more. False: it is complete."""
         self._give_up()
-        return self.state in (State.CANCELLED, State.LEAKED)
+        return self.state in (WorkState.CANCELLED, WorkState.LEAKED)
 
     def _block(self, timeout: float, fatal: bool = True) -> None:
         if self.is_collective:
@@ -361,8 +361,8 @@ class MPIWork(Work):
         with self._lock:
             if self.is_over or self._is_too_late():
                 return
-            state = State.CANCELLED if self._cancel() else State.LEAKED
-            if state is State.LEAKED:
+            state = WorkState.CANCELLED if self._cancel() else WorkState.LEAKED
+            if state is WorkState.LEAKED:
                 progress.leak(self)
             self._error = error or CommunicationError(
                 f"{self.call.describe()} was given up: a wait for it ended early", self.call

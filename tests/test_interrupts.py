@@ -211,3 +211,46 @@ except CommunicationError as error:
 def test_a_deadlock_behind_a_collective_that_nobody_waits_for_is_found_at_once(mpiexec):
     done = mpiexec(2, START + BEHIND_ANOTHER, timeout=90)  # the group's own timeout is longer
     assert "Deadlock: these ranks wait for each other" in done.stdout, done.stdout
+
+
+TOO_LATE_TO_LEAVE = """
+import threading
+from pathlib import Path
+from torch_mpi.protocol.handshake import ACKNOWLEDGED, Handshake
+
+dist.barrier()
+pump, withdraw = Handshake.pump, Handshake.withdraw
+
+def refused_once(handshake, entry):
+    "Rank 1 acknowledges after this rank's last look, and before it takes its word back."
+    Handshake.withdraw = withdraw
+    while handshake.announcements.board.of_all(ACKNOWLEDGED)[1] < entry.number:
+        time.sleep(1e-3)
+    return handshake.announcements.withdraw(entry.number, entry.mine)
+
+def late(handshake):
+    Handshake.pump = pump
+    while not world.current().incident():
+        time.sleep(1e-3)
+    pump(handshake)  # sees rank 0, and enters MPI's blocking call
+
+if rank == 0:
+    Handshake.withdraw = refused_once
+    threading.Timer(0.3, interrupt).start()
+else:
+    Handshake.pump = late
+total, went_on = torch.ones(5), Path(sys.argv[1])
+try:
+    dist.all_reduce(total)
+    went_on.touch()
+except KeyboardInterrupt:
+    deadline = time.monotonic() + 10
+    while not went_on.exists() and time.monotonic() < deadline:  # the rank calls nothing
+        time.sleep(1e-2)
+    print("rank 1 went on:", went_on.exists(), total[0].item(), flush=True)
+"""
+
+
+def test_a_ctrl_c_that_comes_too_late_leaves_no_rank_inside_of_mpi(mpiexec, tmp_path):
+    done = mpiexec(2, START + TOO_LATE_TO_LEAVE, tmp_path / "went-on", timeout=60)
+    assert done.stdout == "rank 1 went on: True 2.0\n"

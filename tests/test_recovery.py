@@ -188,3 +188,32 @@ def test_two_threads_on_one_group_are_told_so_and_wedge_no_rank(mpiexec):
     for line in told:
         assert "a group of its own, by dist.new_group()" in line
     assert done.stdout.count("END") == 2
+
+
+ENDS_EARLY = """
+import sys, time, torch, torch.distributed as dist
+from pathlib import Path
+from torch_mpi.errors import CommunicationError
+
+dist.init_process_group("mpi")
+rank, waits = dist.get_rank(), Path(sys.argv[1])
+try:
+    dist.all_reduce(torch.ones(2)) if rank == 0 else dist.barrier()
+except CommunicationError:
+    print("DIFFERED", flush=True)
+if rank == 1:
+    while not waits.exists():
+        time.sleep(1e-2)
+    raise SystemExit
+waits.touch()
+try:
+    dist.barrier()
+except CommunicationError as error:
+    print(error, flush=True)
+"""
+
+
+def test_a_rank_that_ends_while_another_waits_to_get_together_is_told_at_once(mpiexec, tmp_path):
+    done = mpiexec(2, ENDS_EARLY, tmp_path / "waits", timeout=60)
+    assert done.stdout.count("DIFFERED") == 2
+    assert "rank 1 had ended, so the ranks cannot communicate any more" in done.stdout

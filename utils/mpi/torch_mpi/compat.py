@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable
-from datetime import timedelta
 
 import torch
 from torch.distributed import distributed_c10d
@@ -64,11 +63,7 @@ def timeout_of_the_caller() -> float | None:
             asked = frame.f_locals["timeout"]
             break
         frame = frame.f_back
-    return None if asked in (None, default_pg_timeout) else _seconds(asked)
-
-
-def _seconds(timeout: timedelta) -> float:
-    return timeout.total_seconds()
+    return None if asked in (None, default_pg_timeout) else asked.total_seconds()
 
 
 def is_called_by(name: str) -> bool:

@@ -12,10 +12,9 @@ from .errors import CommunicationError
 from .mpi import MPI
 from .protocol import failures, world
 from .protocol.diagnosis import names
-from .protocol.gathering import Assembly
+from .protocol.gathering import Assembly, assemble
 from .protocol.interrupts import guard
 from .protocol.status import SHRINK_BEGUN, SHRINK_HERE
-from .protocol.wait_monitor import wait_for
 from .record import Call
 
 # How long MPI may take to notice a death.
@@ -45,11 +44,13 @@ def shrink(timeout: float | None = None) -> dist.ProcessGroup:
     limit = _checked().timeout
     while True:
         here = world.current()
-        _assemble(here, limit if timeout is None else timeout)
+        late = _assemble(here, limit if timeout is None else timeout)
         with guard:
             if dist.is_initialized():
                 dist.destroy_process_group()
             _begin_anew(here.base, limit)
+        if late is not None:
+            raise late
         try:
             dist.init_process_group("mpi", timeout=timedelta(seconds=limit))
             return dist.group.WORLD
@@ -73,7 +74,7 @@ def _checked() -> world.World:
     return here
 
 
-def _assemble(here: world.World, timeout: float) -> None:
+def _assemble(here: world.World, timeout: float) -> KeyboardInterrupt | None:
     """Wait for all ranks that live: in MPI's call a rank would be stuck until they come."""
     here.give_up_all()
     failed = _Failed(here)
@@ -81,11 +82,7 @@ def _assemble(here: world.World, timeout: float) -> None:
         Call("shrink", tuple(here.status.alive())), here.board, SHRINK_HERE, SHRINK_BEGUN,
         failed.others, number=1, check=failed.check,
     )  # fmt: skip
-    try:
-        wait_for(meeting, timeout)
-    except BaseException:
-        if meeting.leave():
-            raise
+    return assemble(meeting, timeout)
 
 
 class _Failed:

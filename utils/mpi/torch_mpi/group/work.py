@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -227,9 +228,10 @@ class MPIWork(Work):
         if self.seal is not None:
             self.seal.check(self.call)
         if not self.is_over:
-            own = _seconds(timeout)
+            # PyTorch says "none given" by zero, or less.
+            own = max(0.0, timeout.total_seconds()) if timeout else 0.0
             # A receive that is waited for with a timeout of its own may be tried again.
-            self._block(own or self.group.timeout, own is None or self.call.op != "recv")
+            self._block(own or self.group.timeout, not own or self.call.op != "recv")
         if self._error is not None:
             self.group.world.unheard = False
             raise self._error
@@ -336,6 +338,12 @@ class MPIWork(Work):
         self._give_up()
         return self.state in (WorkState.CANCELLED, WorkState.LEAKED)
 
+    def _end_for_good(self) -> None:
+        """Leave; or, where another rank relies on this one, take part: all have come already."""
+        with guard:
+            while not self.leave() and not self.is_over:
+                os.sched_yield()
+
     def _block(self, timeout: float, fatal: bool = True) -> None:
         if self.is_collective:
             self.group.handshake.hasten()
@@ -351,7 +359,7 @@ class MPIWork(Work):
             raise
         except KeyboardInterrupt:
             self.group.world.stop("interrupted", "Ctrl-C", waitable=self, where=users_line())
-            self.leave()
+            self._end_for_good()
             raise
         finally:
             wait[1] = time.perf_counter()
@@ -386,13 +394,6 @@ class MPIWork(Work):
             request.Cancel()
             request.Wait()
         return True
-
-
-def _seconds(timeout: timedelta | None) -> float | None:
-    """Seconds of a timeout; PyTorch says "none given" by zero or a negative one."""
-    if timeout is None or timeout <= timedelta(0):
-        return None
-    return timeout.total_seconds()
 
 
 _closer = ThreadPoolExecutor(1, thread_name_prefix="mpi-profiler")

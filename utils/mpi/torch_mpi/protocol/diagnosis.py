@@ -117,6 +117,8 @@ def line(status: dict) -> str:
         return f"{rank} raised {status['error']}{where}"
     if status.get("kind") == "died":
         return f"{rank} died: {status['error']}"
+    if status.get("kind") == "interrupted":
+        return f"{rank} was interrupted{_in_call(status)}{where}"
     if _is_wait(status):
         return f"{rank} waits in {status['call']}{where}"
     if status["state"] == "left":
@@ -125,12 +127,14 @@ def line(status: dict) -> str:
         return f"{rank} is dead"
     # After an error the program ends as well: what stopped it says more.
     if status["state"] == "stopped" or status.get("kind"):
-        verb = "was interrupted" if status.get("kind") == "interrupted" else "was stopped"
-        call = f" in {status['call']}" if status.get("call") else ""
-        return f"{rank} {verb}{call}{where}"
+        return f"{rank} was stopped{_in_call(status)}{where}"
     if status["state"] == "ended":
         return f"{rank} has ended"
     return f"{rank} still computes{where}"
+
+
+def _in_call(status: dict) -> str:
+    return f" in {status['call']}" if status.get("call") else ""
 
 
 def arrows(ranks: Iterable[int]) -> str:

@@ -14,6 +14,7 @@ from ..mpi import MPI
 from ..record import Call
 from . import fence
 from .board import Board
+from .interrupts import guard
 from .wait_monitor import Waitable, wait_for
 
 # Seconds for an exchange, and for a flush.
@@ -80,6 +81,27 @@ class Assembly(Waitable):
             return True
         self._board.set(self._here, self._number)
         return False
+
+
+def assemble(assembly: Assembly, timeout: float) -> KeyboardInterrupt | None:
+    """Wait until all ranks are here for good.
+
+    Returns:
+        A Ctrl-C that came too late, when another rank relied on this one: the caller raises it
+        when what follows is over.
+
+    Raises:
+        CommunicationTimeout: one did not come; this rank has left, as after any other error.
+    """
+    try:
+        wait_for(assembly, timeout)
+    except BaseException as error:
+        with guard:
+            while not assembly.leave():
+                if assembly.poll():
+                    return error if isinstance(error, KeyboardInterrupt) else None
+        raise
+    return None
 
 
 @dataclass

@@ -23,10 +23,9 @@ from ..errors import CommunicationError
 from ..mpi import MPI
 from ..record import Call, log
 from . import diagnosis
-from .gathering import Assembly, exchange
+from .gathering import Assembly, assemble, exchange
 from .interrupts import guard
 from .status import BEGUN, HERE
-from .wait_monitor import wait_for
 
 # Seconds for what has begun to come to its end.
 SETTLING = 2.0
@@ -85,27 +84,29 @@ def recover(world, timeout: float) -> bool:
     Raises:
         CommunicationError: a rank is dead, has ended, or did not come within ``timeout`` seconds.
     """
-    world.refuse_if_not_whole()
-    ended = [s["rank"] for s in world.statuses() if s["state"] == "ended"]
-    if ended:
-        raise CommunicationError(
-            f"{diagnosis.names(ended)} had ended, so the ranks cannot communicate any more"
-        )
+    _refuse_without_all(world)
     world.give_up_all()
     everybody = range(world.size)
     call = Call("the ranks' meeting after an error", tuple(everybody))
     assembly = Assembly(
         call, world.board, HERE, BEGUN, lambda: everybody, world.epoch + 1,
-        world.refuse_if_not_whole,
+        lambda: _refuse_without_all(world),
     )  # fmt: skip
-    try:
-        wait_for(assembly, timeout)
-    except BaseException:
-        if assembly.leave():
-            raise
+    late = assemble(assembly, timeout)
     with guard:
         _begin_anew(world)
+    if late is not None:
+        raise late
     return True
+
+
+def _refuse_without_all(world) -> None:
+    """Raise CommunicationError where a rank cannot come any more."""
+    world.refuse_if_not_whole()
+    if ended := [s["rank"] for s in world.statuses() if s["state"] == "ended"]:
+        raise CommunicationError(
+            f"{diagnosis.names(ended)} had ended, so the ranks cannot communicate any more"
+        )
 
 
 def _begin_anew(world) -> None:

@@ -193,7 +193,7 @@ class World:
             number, before = self.epoch + 1, self.status.own
             # Written again with more words, it is still the same moment.
             again = before.get("incident") == number
-            at = before["at"] if again else time.perf_counter()
+            at = before["at"] if again else time.time()  # comparable between machines
             called = (before["called"] if again else {}) | self._called() | (called or {})
             self.unheard = self.unheard or not heard
             status = self._write(
@@ -325,7 +325,7 @@ def _reason(cause: Status) -> str:
     if cause["kind"] == "died":
         return f"{diagnosis.line(cause)}. {failures.what_now()}"
     # Of a mismatch the two sides are still being put together.
-    return cause["error"] or f"the call of rank {cause['rank']} does not fit those of the others."
+    return cause["error"] or f"rank {cause['rank']} found that the calls of the ranks differ."
 
 
 def _text(error: BaseException) -> str:

@@ -44,11 +44,14 @@ class Violation(AssertionError):
 class SimulatedBoard:
     """A group's board as one simulated rank sees it."""
 
-    refresh = None
+    immediate = True
 
     def __init__(self, run: Run, rank: int, size: int):
         self._run, self.rank, self.size = run, rank, size
         self.words = self
+
+    def refresh(self) -> None:
+        pass
 
     def place(self, index: int) -> int:
         return index * self.size + self.rank

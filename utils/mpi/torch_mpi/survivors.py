@@ -48,7 +48,7 @@ def shrink(timeout: float | None = None) -> dist.ProcessGroup:
         with guard:
             if dist.is_initialized():
                 dist.destroy_process_group()
-            _begin_anew(here.base, limit)
+            _create_world(here.base, limit)
         if late is not None:
             raise late
         try:
@@ -118,7 +118,7 @@ class _Failed:
             )
 
 
-def _begin_anew(base: MPI.Intracomm, timeout: float) -> None:
+def _create_world(base: MPI.Intracomm, timeout: float) -> None:
     """Make a world of the ranks that live, until no rank dies meanwhile."""
     agreed = False
     while not agreed:
@@ -126,7 +126,7 @@ def _begin_anew(base: MPI.Intracomm, timeout: float) -> None:
         base = base.Shrink()
         made = True
         try:
-            world.begin_anew(base, timeout)
+            world.create(base, timeout)
         except MPI.Exception:
             made = False
             base.Revoke()

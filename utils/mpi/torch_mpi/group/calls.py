@@ -53,6 +53,7 @@ def record(
         peer,
         tag,
         reduce_op,
+        # A caller without options, as PyTorch's C++ is, waits for the work.
         not getattr(opts, "asyncOp", True) if blocking is None else blocking,
         place=users_place(),
     )

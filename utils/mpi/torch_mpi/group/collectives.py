@@ -2,7 +2,7 @@
 
 A collective is one function, named as PyTorch calls it on a process group. It checks the tensors
 and returns an :class:`~torch_mpi.group.operation.Operation`: what goes in and out, MPI's call for
-it, and the same as messages. A new one takes one function, and its algorithm where MPI has no call.
+it, and the same as messages. PROTOCOL.md says how to add one.
 """
 
 from __future__ import annotations

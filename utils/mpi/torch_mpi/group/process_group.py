@@ -38,10 +38,9 @@ from .messages import Channels, read_envelope
 from .operation import Operation
 from .work import MPIWork
 
-# A collective that does not block is begun by a wait for it, by MPI's blocking call; or after that
-# long by the progress thread. On one machine both move the data with the rank's own processor, and
-# the thread takes longer: too short a time to hide anything is best not begun. Where all processors
-# compute, nothing can be hidden (see torch_mpi.group.cores), and only a rank that waits gains.
+# A collective that does not block is begun by the first wait for it; failing that, after so long by
+# the progress thread. Earlier hides little: on one machine the rank's own processor moves the data.
+# Where ranks and threads are more than the cores (torch_mpi.group.cores), it hides nothing.
 START_AFTER, START_AFTER_WITHOUT_CORE = 2e-3, 20e-3  # seconds
 
 

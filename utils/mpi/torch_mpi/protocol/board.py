@@ -40,10 +40,10 @@ class Board:
 
     Attributes:
         words: all words; to be read only.
-        refresh: has the words and texts of the others arrive; ``None`` where they just do.
+        immediate: what a rank writes is there for all others at once.
     """
 
-    refresh = None
+    immediate = True
 
     def __init__(self, communicator: MPI.Intracomm, words: int, text: bool = False):
         self._communicator = communicator
@@ -68,6 +68,13 @@ class Board:
     def of_all(self, index: int) -> list[int]:
         """The words of all ranks."""
         return self.words[index * self.size : (index + 1) * self.size].tolist()
+
+    def of(self, index: int, rank: int) -> int:
+        """A rank's word."""
+        return self.words[index * self.size + rank]
+
+    def refresh(self) -> None:
+        """Take in what the others have written, where it is not there at once."""
 
     def write(self, text: str) -> None:
         """Replace this rank's text (the beginning of it, where it is too long)."""
@@ -112,6 +119,8 @@ class MessageBoard(Board):
     The communicator belongs to the board, and is freed when all ranks have closed it.
     """
 
+    immediate = False
+
     def __init__(self, communicator: MPI.Intracomm, words: int, text: bool):
         super().__init__(communicator, words, text)
         self._lock = threading.Lock()
@@ -136,8 +145,7 @@ class MessageBoard(Board):
                 if peer != self.rank
             ]
 
-    def refresh(self) -> None:
-        """Take in what the others have written."""
+    def refresh(self) -> None:  # noqa: D102
         with guard:
             if not self._lock.acquire(blocking=False):
                 return  # another thread does

@@ -69,9 +69,8 @@ class Assembly(Waitable):
         return absent, False, False
 
     def _word(self, index: int, rank: int) -> int:
-        if self._board.refresh:
-            self._board.refresh()
-        return self._board.of_all(index)[rank]
+        self._board.refresh()
+        return self._board.of(index, rank)
 
     def leave(self) -> bool:
         """Do not wait any more. False: all have come, and one relies on it."""

@@ -37,14 +37,14 @@ from .interrupts import guard
 if TYPE_CHECKING:
     from .board import Board
 
-# How many collectives a rank may announce before the slowest rank has begun the first of them.
+# Places for fingerprints. A rank that has acknowledged a collective looks at it once more, so that
+# one place stays free: a rank announces at most DEPTH − 1 beyond the slowest acknowledgement.
 DEPTH = 64
 WORDS = DEPTH + 1
 ACKNOWLEDGED = DEPTH
-# A rank that has acknowledged a collective looks at its words once more: one place stays free.
 _AHEAD = DEPTH - 1
 # How often a rank acknowledges by message how far it is; a part of DEPTH.
-EVERY = 16
+ACKNOWLEDGE_EVERY = 16
 # How often the fast path looks for the other ranks before it hands over to a patient wait; how
 # often it does so without giving up its core.
 _LOOKS, _BUSY_LOOKS = 1000, 30
@@ -102,8 +102,7 @@ class Announcements:
     def may_announce(self, number: int) -> bool:
         """Whether the word's place is free: every rank has read what stands there."""
         if number > self.limit:
-            if self.board.refresh:
-                self.board.refresh()
+            self.board.refresh()
             self.limit = min(self.board.of_all(ACKNOWLEDGED)) + _AHEAD
         return number <= self.limit
 
@@ -113,9 +112,9 @@ class Announcements:
 
     def acknowledge(self, number: int, mine: int) -> Seen:
         """All are there: begin if what is returned is complete, else one has just withdrawn."""
-        if self.board.refresh:
+        if not self.board.immediate:
             # Messages are late: a rank may have withdrawn unseen. Nobody blocks, so none is stuck.
-            if number % EVERY == 0:
+            if number % ACKNOWLEDGE_EVERY == 0:
                 self.board.set(ACKNOWLEDGED, number)
             return self.look(number, mine)
         self.board.set(ACKNOWLEDGED, number)
@@ -129,18 +128,18 @@ class Announcements:
         return self._take_back(number, mine, 0)
 
     def refuse(self, number: int, mine: int) -> bool:
-        """Never begin it: for those with the same call as if this rank were missing.
+        """Never begin it: by a word that no call has. For ranks with the same call it is missing.
 
         ``False`` where another rank has begun. What did not fit may do so a moment later: one
         thread of a rank leaves, another one comes.
         """
-        if self.board.refresh:
+        if not self.board.immediate:
             return True  # nobody blocks there, and what is begun in vain is found afterwards
         return self._take_back(number, mine, mine ^ _SIGNATURE)
 
     def _take_back(self, number: int, mine: int, instead: int) -> bool:
         self.board.set(number % DEPTH, instead)
-        if self.board.refresh:
+        if not self.board.immediate:
             seen = self.look(number, mine)
             begun = seen.missing == [self.board.rank] and not seen.mismatched
         else:
@@ -158,8 +157,7 @@ class Announcements:
 
     def look(self, number: int, mine: int) -> Seen:
         """Whose fingerprints are there, compared with this rank's."""
-        if self.board.refresh:
-            self.board.refresh()
+        self.board.refresh()
         words = self.board.of_all(number % DEPTH)
         if all(w == mine for w in words):
             return Seen([], [], bool(mine & BLOCKING))
@@ -256,7 +254,7 @@ class Handshake:
     @property
     def can_block(self) -> bool:
         """Whether blocking calls are safe: a withdrawal has to be seen at once."""
-        return self.announcements.board.refresh is None
+        return self.announcements.board.immediate
 
     @property
     def idle(self) -> bool:
@@ -319,7 +317,7 @@ class Handshake:
         return True
 
     def hasten(self) -> None:
-        """This rank waits now: what it has called before can begin, by blocking calls."""
+        """This rank waits now: announce what is queued, for blocking calls."""
         with self.lock:
             for entry in self._queue:
                 if entry.state is State.CALLED:
@@ -394,7 +392,7 @@ class Handshake:
         self._fast_call = call
 
     def end_fast_path(self) -> None:
-        """After the fast path, and the :meth:`call` it may have led to. An error came between?"""
-        if self._promised:  # then this collective is nobody else's
+        """After the fast path, and the :meth:`call` that it may have led to: or an error did."""
+        if self._promised:
             self.announcements.withdraw(self.announcements.number, self._promised)
         self._promised, self._fast_call = 0, None

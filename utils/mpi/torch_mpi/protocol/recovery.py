@@ -36,7 +36,7 @@ class Standing:
     """How a rank stands in a group.
 
     Attributes:
-        members, count: the group's key: its ranks, and the how-manieth group of theirs it is.
+        members, count: the group's key: its ranks; 1 for the first group of theirs, 2, …
         number: of the last collective that the rank came to.
         open: it was not destroyed on the rank.
         settled: nothing that has begun is under way on the rank.
@@ -94,7 +94,7 @@ def recover(world, timeout: float) -> bool:
     )  # fmt: skip
     late = assemble(assembly, timeout)
     with guard:
-        _begin_anew(world)
+        _finish(world)
     if late is not None:
         raise late
     return True
@@ -109,7 +109,7 @@ def _refuse_without_all(world) -> None:
         )
 
 
-def _begin_anew(world) -> None:
+def _finish(world) -> None:
     """What all ranks do once they are here. It waits for nothing but messages on the way."""
     try:
         _renew_groups(world)

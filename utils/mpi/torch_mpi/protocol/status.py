@@ -16,7 +16,7 @@ from .board import Board
 
 # The words of each rank on the world's board.
 WORDS = range(7)
-FAULT, PROCESS, BEAT, HERE, BEGUN, SHRINK_HERE, SHRINK_BEGUN = WORDS
+INCIDENT, PROCESS, BEAT, HERE, BEGUN, SHRINK_HERE, SHRINK_BEGUN = WORDS
 
 
 class Status(TypedDict, total=False):
@@ -98,8 +98,7 @@ class Statuses:
 
     def all(self) -> list[Status]:
         """What each rank last wrote of itself; of this incident, while there is one."""
-        if self.board.refresh:
-            self.board.refresh()
+        self.board.refresh()
         return [self._of(rank) for rank in range(self.size)]
 
     def _of(self, rank: int) -> Status:
@@ -110,7 +109,7 @@ class Statuses:
         if status.get("kind") and status.get("incident") != self.epoch + 1:
             status = {"rank": rank, "state": "running"}  # of an incident that is over
         if not self.is_alive(rank) and status["state"] != "ended":
-            error = f"its process {self.board.of_all(PROCESS)[rank] & 0xFFFFFFFF} is gone"
+            error = f"its process {self.board.of(PROCESS, rank) & 0xFFFFFFFF} is gone"
             status = {"rank": rank, "state": "dead", "kind": "died", "error": error, "at": 0.0}
         return status
 
@@ -121,11 +120,11 @@ class Statuses:
 
     def beats(self, rank: int) -> int:
         """How often a rank has done that."""
-        return self.board.of_all(BEAT)[rank]
+        return self.board.of(BEAT, rank)
 
     def is_alive(self, rank: int) -> bool:
         """Whether a rank's process exists, as far as this machine can tell."""
-        word = self.board.of_all(PROCESS)[rank]
+        word = self.board.of(PROCESS, rank)
         return word >> 32 != _host_id() or _exists(word & 0xFFFFFFFF)
 
     def alive(self) -> list[int]:

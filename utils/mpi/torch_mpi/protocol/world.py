@@ -20,7 +20,7 @@ from .groups import Groups
 from .interrupts import guard
 from .progress import progress
 from .rendezvous import rendezvous
-from .status import FAULT, WORDS, Status, Statuses, of_history, of_messages, of_wait
+from .status import INCIDENT, WORDS, Status, Statuses, of_history, of_messages, of_wait
 from .threads import Threads
 
 # How long a rank that follows looks for the cause that the first one is about to write.
@@ -50,14 +50,14 @@ def enter(timeout: float) -> World:
         guard.install()
         everybody = range(MPI.COMM_WORLD.size)
         with rendezvous(MPI.COMM_WORLD, everybody, 0, "init_process_group", timeout):
-            begin_anew(MPI.COMM_WORLD, timeout)
+            create(MPI.COMM_WORLD, timeout)
         # MPI_Finalize waits for all ranks, and some may be dead by then.
         library.finalizes = not failures.are_survived()
         script.watch_over(current)
     return _world
 
 
-def begin_anew(base: MPI.Intracomm, timeout: float) -> None:
+def create(base: MPI.Intracomm, timeout: float) -> None:
     """Go on as the ranks of this communicator; all of them call this, and have no groups."""
     global _world
     _world = World(base, timeout)
@@ -210,7 +210,7 @@ class World:
     def join_incident(self) -> None:
         """This rank does not go on before all ranks have met."""
         self.stopped = True
-        self.board.set(FAULT, max(self.epoch + 1, self.board.of_all(FAULT)[self.rank]))
+        self.board.set(INCIDENT, max(self.epoch + 1, self.board.of(INCIDENT, self.rank)))
         for group in self.groups:
             group.forget_fast_path()
 
@@ -223,9 +223,8 @@ class World:
 
     def incident(self) -> bool:
         """Whether some rank has failed since the ranks last met."""
-        if self.board.refresh:
-            self.board.refresh()
-        return max(self.board.of_all(FAULT)) > self.epoch
+        self.board.refresh()
+        return max(self.board.of_all(INCIDENT)) > self.epoch
 
     def incident_is_over(self) -> None:
         """All ranks have met."""
@@ -299,16 +298,15 @@ class World:
 
     def refuse_if_broken(self) -> None:
         """Raise CommunicationError where a rank could not get together with the others."""
-        if self.board.refresh:
-            self.board.refresh()
-        if _BROKEN in self.board.of_all(FAULT):
+        self.board.refresh()
+        if _BROKEN in self.board.of_all(INCIDENT):
             raise CommunicationError(
                 f"the ranks could not get together again after an error: {words.fresh_ranks}"
             )
 
     def is_broken(self) -> None:
         """Tell all ranks that this one could not get together with them."""
-        self.board.set(FAULT, _BROKEN)
+        self.board.set(INCIDENT, _BROKEN)
 
     def sweep(self) -> list[dict]:
         """Throw away the messages that nobody has received; see :func:`~.recovery.sweep`."""

@@ -509,14 +509,16 @@ class Cluster:
         """Switch a node on again; returns when Slurm gives it jobs."""
         keep = json.dumps(visible_folders({"cwd": "/"}))
         self.run(sys.executable, __file__, "--boot", name, keep, timeout=CLUSTER)
+        seen = []
+
+        def is_back() -> bool:
+            seen.append(self.run("sinfo", "-h", "-n", name, "-o", "%T"))
+            return seen[-1] in ("idle", "mixed", "allocated")
+
         try:
-            wait_until(
-                lambda: self.run("sinfo", "-h", "-n", name, "-o", "%T") in ("idle", "mixed"),
-                2 * CLUSTER,
-                f"{name} is back",
-            )
+            wait_until(is_back, 2 * CLUSTER, f"{name} is back")
         except TimeoutError as late:
-            states = self.run("sinfo", "-N", "-l") + "\n" + "\n".join(self.jobs())
+            states = "\n".join([*dict.fromkeys(seen), self.run("sinfo", "-N", "-l"), *self.jobs()])
             raise TimeoutError(f"{late}\n{states}\n{self.logs()}") from None
 
     def jobs(self) -> list[str]:

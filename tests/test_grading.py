@@ -35,7 +35,7 @@ from utils.course.execute import RUN_VARIABLE
 from utils.course.grading import book, explain, pages, similar
 from utils.course.grading.assemble import assemble, choose, forced
 from utils.course.grading.drawings import drawings
-from utils.course.grading.grade_all import match, newest, student_folders
+from utils.course.grading.plan import match, newest, student_folders
 from utils.course.grading.grade_one import explicit_pass, grade, tidied
 from utils.course.grading.kernel import HarmlessPickle
 from utils.course.grading.reference import LabError, Reference, references

@@ -290,6 +290,8 @@ def unpack(source: Path, target: Path) -> tuple[list[str], dict[Path, str]]:
         with zipfile.ZipFile(source) as archive:
             for entry in archive.infolist():
                 unpacking.add(archive, entry)
+    except SubmissionsError:
+        raise
     except (*UNREADABLE, OSError, ValueError) as error:
         text = f"{source.name}: not a zip that can be read ({error})"
         unpacking.remarks.append(text)

@@ -31,7 +31,7 @@ from utils.course.grading.grade_one import grade
 from utils.course.grading.reference import Reference
 from utils.course.grading.results import Result, TaskResult, load, save
 from utils.course.grading.run import Run, fault, run
-from utils.course.grading.sandbox import Box
+from utils.course.grading.sandbox import Box, Limits
 from utils.course.grading.submissions import SubmissionsError, find
 from utils.course.notebook import KERNELSPEC
 
@@ -92,8 +92,8 @@ def enter(out: Path, student: str, points: str, comment: str = "") -> None:
     path = out / "explain.csv"
     line = f"{student},{toy.LAB},1.A,2,"
     text = path.read_text(encoding="utf-8")
-    assert f"{line},\n" in text
-    path.write_text(text.replace(f"{line},\n", f"{line}{points},{comment}\n"), encoding="utf-8")
+    assert f"{line},," in text
+    path.write_text(text.replace(f"{line},,", f"{line}{points},{comment},"), encoding="utf-8")
 
 
 def by_hand(out: Path) -> dict[str, str]:
@@ -173,6 +173,20 @@ def test_a_machine_that_fails_for_good_gives_no_points_and_no_zero(
     assert [task.points for task in result.tasks] == [None] * 6
     assert {task.status for task in result.tasks} == {"not graded", "by hand"}
     assert result.open == ["1.A"]
+
+
+def test_ranks_that_come_up_too_slowly_for_the_time_that_is_left_are_no_zero(
+    reference, monkeypatch, tmp_path
+):
+    def slow(*_, **__) -> Run:
+        why = "cell 'ranks-join', before all tasks, failed"
+        return Run([{"cell": "ranks-join", "end": why}], 400.0, why)
+
+    monkeypatch.setattr(grade_one, "run", slow)
+    path = toy.hand_in(tmp_path, "ada", toy.filled())
+    result = grade(path, reference, Box(limits=Limits(total=500)), tmp_path / "out")
+    assert "could not be started" in result.error
+    assert result.task("1.1").points is None
 
 
 def two_cells() -> object:
@@ -380,8 +394,9 @@ def test_rows_for_nobody_are_told_and_kept(tmp_path):
     explain.write([a_result("Ada")], path, grades)
     kept = path.read_text(encoding="utf-8-sig").splitlines()
     assert kept == [
-        *("student,lab,task,max,points,comment,read by", "Ada,01_toy,1.A,3,,,you"),
-        *("Adda,01_toy,1.A,3,2,good,me", "Ada,01_toy,1.Z,3,1,,", "Ada,01_toy,1.1,2,0.5,,"),
+        "student,lab,task,max,points,comment,answer,read by",
+        f"Ada,01_toy,1.A,3,,,{explain.mark('Because.')},you",
+        *("Adda,01_toy,1.A,3,2,good,,me", "Ada,01_toy,1.Z,3,1,,,", "Ada,01_toy,1.1,2,0.5,,,"),
     ]
 
 
@@ -390,7 +405,7 @@ def test_rows_for_nobody_are_told_and_kept(tmp_path):
     ("delimiter", "end"), [(",", "\n"), (";", "\r\n"), ("\t", "\r\n"), (",", "\r")]
 )
 def test_what_spreadsheets_write_is_read(tmp_path, encoding, delimiter, end):
-    rows = [explain.HEADER, ["Zoë Müller", "01_toy", "1.A", "3", "2", "gut – weiter"]]
+    rows = [explain.HEADER, ["Zoë Müller", "01_toy", "1.A", "3", "2", "gut – weiter", ""]]
     text = end.join(delimiter.join(row) for row in rows) + end
     (tmp_path / "explain.csv").write_bytes(text.encode(encoding))
     (grade_,) = explain.read(tmp_path / "explain.csv").items()
@@ -417,7 +432,7 @@ def test_a_comment_of_several_lines_comes_back_whole_and_lines_are_counted_right
     ("lines", "words"),
     [
         (["Ada,01_toy,1.A,3,2,", "Ada ,01_toy,1.A,3,3,"], "lines 2 and 3"),
-        (["Ada,01_toy,1.A,3,1,5,good"], "line 2: more cells than columns"),
+        (["Ada,01_toy,1.A,3,1,5,good,a,"], "line 2: more cells than columns"),
         (["Ada,01_toy,1.A,,2,"], "line 2: '2' of ''"),
     ],
 )
@@ -452,6 +467,27 @@ def test_a_spreadsheet_that_has_the_file_open_is_told(class_, everyone, tmp_path
     (tmp_path / "out" / ".~lock.explain.csv#").touch()
     assert class_() == 0
     assert "open in a spreadsheet" in capsys.readouterr().err
+
+
+def test_points_for_an_answer_that_was_changed_since_are_told(class_, everyone, tmp_path, capsys):
+    assert class_() == 0
+    out = tmp_path / "out"
+    enter(out, "Ada", "2")
+    enter(out, "Bob", "2")
+    assert class_("--merge") == 0
+    toy.hand_in(everyone, "Ada", toy.filled(explain="I have thought about it once more."))
+    for _ in range(2):
+        capsys.readouterr()
+        assert class_("--resume") == 0
+        said = capsys.readouterr().err
+        assert "Ada has changed the answer to 1.A since" in said
+        assert "Bob" not in said
+        assert by_hand(out)["Ada"] == "2"
+    path = out / "explain.csv"
+    mark = table(path)["Ada"]["answer"]
+    path.write_text(path.read_text().replace(mark, "", 1))
+    assert class_("--merge") == 0
+    assert "has changed" not in capsys.readouterr().err
 
 
 # --- merge ---------------------------------------------------------------------------------------
@@ -674,6 +710,24 @@ def test_two_students_whose_folders_change_places_do_not_change_grades(class_, t
     (tmp_path / "in" / "ada.ipynb").rename(tmp_path / "in" / "Ada.ipynb")
     assert class_("--resume") == 0
     assert list(table(tmp_path / "out" / "gradebook.csv")) == ["Ada"]
+
+
+def test_nobody_counts_twice_whose_folder_was_another_one_before(class_, tmp_path):
+    for name in ("a?b", "a:b"):
+        toy.hand_in(tmp_path / "in" / name, "01_toy", toy.filled())
+    assert class_() == 0
+    shutil.rmtree(tmp_path / "in" / "a:b")
+    assert class_("--resume") == 0
+    assert len(list((tmp_path / "out").glob("students/*"))) == 2
+    assert class_("--merge") == 0
+    assert table(tmp_path / "out" / "gradebook.csv")["a?b"]["total"] == "8"
+
+
+def test_a_name_of_many_bytes_has_a_folder(class_, tmp_path):
+    name = "\U0001f600" * 60
+    toy.hand_in(tmp_path / "in", name, toy.filled())
+    assert class_() == 0
+    assert table(tmp_path / "out" / "gradebook.csv")[name]["total"] == "8"
 
 
 def test_a_stopped_run_without_resume_keeps_the_grades_that_still_hold(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import hashlib
 import io
 import shutil
 import time
@@ -20,7 +21,8 @@ from .book import number, table
 from .results import Result, TaskResult, write_text
 from .submissions import clean
 
-HEADER = ["student", "lab", "task", "max", "points", "comment"]
+HEADER = ["student", "lab", "task", "max", "points", "comment", "answer"]
+NEEDED = HEADER[:5]
 Key = tuple[str, str, str]
 
 
@@ -30,12 +32,16 @@ class ExplainError(NotebookError):
 
 @dataclass
 class Grade:
-    """What a person gave; the line where, the points to be had, and columns of the person's own."""
+    """What a person gave; the line where, the points to be had, and columns of the person's own.
+
+    answer: the mark of the text that was there when points were given, see `mark`.
+    """
 
     points: float | None
     comment: str = ""
     line: int = 0
     most: str = ""
+    answer: str = ""
     more: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -56,7 +62,7 @@ def read(path: Path) -> dict[Key, Grade]:
     if not lines:
         raise ExplainError(f"{path.name} is empty: delete it, or restore it from a dated copy")
     columns = [name.strip().casefold() for name in lines[0][1]]
-    missing = set(HEADER[:5]) - set(columns)
+    missing = set(NEEDED) - set(columns)
     if missing:
         raise ExplainError(f"{path.name}: it has no column {', '.join(sorted(missing))}")
     found: dict[Key, Grade] = {}
@@ -115,7 +121,8 @@ def _plain(cell: str | None) -> str:
 
 def _grade(row: dict[str, str], line: int, where: str) -> Grade:
     more = {name: cell for name, cell in row.items() if name and name not in HEADER}
-    return Grade(_points(row, where), row.get("comment", ""), line, row.get("max", ""), more)
+    own = [row.get(name, "").strip() for name in ("max", "answer")]
+    return Grade(_points(row, where), row.get("comment", ""), line, *own, more)
 
 
 def _points(row: dict[str, str], where: str) -> float | None:
@@ -147,6 +154,11 @@ def merge(results: list[Result], grades: dict[Key, Grade]) -> list[str]:
                 task.points = min(grade.points, task.most)
                 if grade.points > task.most:
                     said.append(f"line {grade.line}: only {number(task.most)} points are left")
+                if grade.answer not in {"", mark(task.code)}:
+                    said.append(
+                        f"line {grade.line}: {result.student} has changed the answer to "
+                        f"{task.task} since: read it again, then empty the cell 'answer'"
+                    )
             task.note = grade.comment or task.note
     said += [
         f"line {grade.line}: {_misfit(key, results)}; kept, but counts for nobody"
@@ -186,17 +198,27 @@ def write(results: list[Result], path: Path, grades: dict[Key, Grade] | None = N
     for result in sorted(results, key=lambda one: (one.lab, one.student.casefold())):
         for task in written(result):
             key = (result.student, result.lab, task.task)
-            extra = grades.pop(key, Grade(None)).more
+            grade = grades.pop(key, Grade(None))
+            read_then = grade.answer if grade.points is not None else ""
             rows.append([*key, number(task.most), number(task.points), task.note,
-                         *(extra.get(name, "") for name in more)])  # fmt: skip
+                         read_then or mark(task.code), *_cells(grade, more)])  # fmt: skip
     rows += [
-        [*key, grade.most, number(grade.points), grade.comment, *map(grade.more.get, more)]
+        [*key, grade.most, number(grade.points), grade.comment, grade.answer, *_cells(grade, more)]
         for key, grade in grades.items()
         if grade.entered
     ]
     text = "\ufeff" + table([[*HEADER, *more], *rows])
     keep_copy(path, text)
     write_text(path, text)
+
+
+def _cells(grade: Grade, names: list[str]) -> list[str]:
+    return [grade.more.get(name, "") for name in names]
+
+
+def mark(text: str) -> str:
+    """The same for the same answer; its letter keeps spreadsheets from taking it for a number."""
+    return "a" + hashlib.sha256(" ".join(text.split()).encode(errors="replace")).hexdigest()[:7]
 
 
 def keep_copy(path: Path, text: str) -> None:

@@ -31,7 +31,7 @@ from .reference import LabError, Reference, references
 from .results import Result, load, save, write_text
 from .run import Stop
 from .sandbox import GB, Box, Limits, require
-from .submissions import Student, clear, find
+from .submissions import NO_ROOM, Student, clear, find
 
 INTERRUPTED = 130
 NOT_YET = "not graded yet: --resume goes on"
@@ -56,6 +56,10 @@ def main(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nstopped; no books were written, --resume goes on", file=sys.stderr)
         return INTERRUPTED
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise LabError(f"{error}: what was graded is kept, --resume goes on") from error
 
 
 def grade_class(out: Path, options: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -245,22 +249,26 @@ def load_class(out: Path) -> Class:
 
 
 def stored_results(out: Path, refs: list[Reference]) -> list[Result]:
-    """All results in the folder; in place of one that is missing or broken, what it lacks."""
+    """All results in the folder; in place of one that is missing or broken, what it lacks.
+
+    A student whose folder was another one before has one result for a lab: the later one.
+    """
     about, known = load_class(out), {ref.lab: ref for ref in refs}
     names = {one["folder"]: name for name, one in about.students.items()}
     expected = {(one["folder"], lab) for one in about.students.values() for lab in about.labs}
     there = {path.parts[-2:] for path in out.glob("students/*/*/") if path.is_dir()}
-    found = []
-    for folder, lab in sorted(expected | there):
+    found: dict[tuple[str, str], Result] = {}
+    for folder, lab in sorted(expected | there, key=lambda one: (one[0] not in names, one)):
         path = out / "students" / folder / lab / "result.json"
         if stored := load(path):
-            found.append(stored)
+            found.setdefault((stored.student, lab), stored)
             continue
         name = names.get(folder, folder)
         student = Student(name, about.students.get(name, {}).get("lms", {}))
         why = "its result.json can't be read: --resume grades it again"
-        found.append(ungraded(student, lab, known.get(lab), why if path.exists() else NOT_YET))
-    return found
+        why = why if path.exists() else NOT_YET
+        found.setdefault((name, lab), ungraded(student, lab, known.get(lab), why))
+    return list(found.values())
 
 
 def report(
@@ -296,7 +304,7 @@ def _failure(step: Callable[[], object]) -> str:
     """Do it; what the system said against it."""
     try:
         step()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         return str(error)
     return ""
 

@@ -112,14 +112,16 @@ class Grading:
         failed_starts = 0
         while self._to_judge() and self.runs <= 2 * len(self.reference.tasks):
             done = self._run_once(self.blanked)
+            if done is None and failed_starts:
+                raise MachineError(f"there was no time left after {failed_starts} failed starts")
             if done is None or done.end is None:
                 return
             at, culprit = self._where(done), self._owner_of_end(done)
             if culprit is None:
                 failed_starts += 1  # no answer has run yet: a busy machine, most likely
+                self.seconds -= done.seconds
                 if failed_starts == MOST_STARTS:
-                    self.error = f"the notebook could not be started: {done.end}"
-                    return
+                    raise MachineError(f"the notebook could not be started: {done.end}")
             elif not self._passes_without_suspects(culprit, done):
                 self._blame(culprit, at, done)
 
@@ -173,6 +175,8 @@ class Grading:
             again = self._run_once(self.blanked | suspects)
             if again is None or again.end is None or self._owner_of_end(again):
                 break
+        else:
+            raise MachineError(f"the notebook could not be started: {again.end}")
         verdict = self.verdicts.get(culprit)
         if verdict is not None and verdict.status == "passed":
             self.blanked |= suspects

@@ -49,6 +49,8 @@ def held(out: Path) -> Iterator[None]:
     except OSError as error:
         lock.release()
         raise HeldError(f"{out}: can't be written: {error.strerror or error}") from error
+    for left in out.glob(".*.tmp"):  # of one that was killed while it wrote
+        left.unlink(missing_ok=True)
     try:
         yield
     finally:

@@ -393,7 +393,7 @@ def _refused(entry: zipfile.ZipInfo) -> str | None:
 def folder_name(name: str) -> str:
     """A student's name as the name of a folder on every system."""
     safe = re.sub(r'[<>:"/\\|?*\x00-\x1f]', "_", name).strip(" .")
-    return safe[:80] or "_"
+    return safe[:80].encode()[:MOST_NAME].decode(errors="ignore").rstrip(" .") or "_"
 
 
 def clear(folder: Path) -> None:

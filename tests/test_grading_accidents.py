@@ -503,7 +503,9 @@ def test_merge_writes_the_files_of_the_lms_again(class_, everyone, tmp_path):
     assert table(out / "gradebook-canvas.csv")["Ada"][toy.LAB] == "10"
 
 
-@pytest.mark.parametrize("content", ["", '{"student": "Ada", "ta', "[1, 2]", '"text"', None])
+@pytest.mark.parametrize(
+    "content", ["", '{"student": "Ada", "ta', "[1, 2]", '"text"', '{"tasks": [], "new": 1}', None]
+)
 def test_a_student_whose_result_is_broken_stays_in_the_books(class_, everyone, tmp_path, content):
     assert class_() == 0
     path = tmp_path / "out" / "students" / "Ada" / toy.LAB / "result.json"
@@ -514,6 +516,13 @@ def test_a_student_whose_result_is_broken_stays_in_the_books(class_, everyone, t
     assert "NOT GRADED" in row["remarks"]
     assert class_("--resume") == 0
     assert table(tmp_path / "out" / "gradebook.csv")["Ada"]["total"] == "8"
+
+
+def test_a_folder_of_checkpoints_among_the_results_is_no_lab(class_, everyone, tmp_path):
+    assert class_() == 0
+    (tmp_path / "out" / "students" / "Ada" / ".ipynb_checkpoints").mkdir()
+    (tmp_path / "out" / "students" / ".DS_Store").touch()
+    assert class_("--merge") == 0
 
 
 def test_merge_goes_on_when_the_solutions_have_changed(class_, everyone, tmp_path):
@@ -592,7 +601,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_old_books_and_says_so(
 
     monkeypatch.setattr(os, "fsync", no_room)
     assert class_("--merge") == 2
-    assert "No space left" in capsys.readouterr().err
+    assert "not written: explain.csv: [Errno 28] No space left" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in before}
     full[0] = False
     assert class_("--merge") == 0
@@ -612,14 +621,17 @@ def test_a_result_that_can_not_be_stored_is_not_graded(class_, everyone, tmp_pat
     assert "can't be stored" in books["Bob"]["remarks"]
 
 
-def test_ctrl_c_twice_still_writes_the_books(class_, everyone, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("number", hold.Interrupts.SIGNALS)
+def test_ctrl_c_twice_still_writes_the_books(
+    class_, everyone, tmp_path, monkeypatch, capsys, number
+):
     run_ = grade_one.run
 
     def stopping(*arguments, **more):
         if "Cleo" in str(arguments[2]):
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             time.sleep(0.3)
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             time.sleep(0.3)
             return Run(end="interrupted")
         return run_(*arguments, **more)
@@ -628,7 +640,7 @@ def test_ctrl_c_twice_still_writes_the_books(class_, everyone, tmp_path, monkeyp
     write_books = grade_all.write_books
 
     def third(*arguments, **more):
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         return write_books(*arguments, **more)
 
     monkeypatch.setattr(grade_all, "write_books", third)
@@ -846,6 +858,16 @@ def test_a_folder_of_files_has_a_row_for_each_student(tmp_path):
     assert "roster.csv" in " ".join(found.remarks[""])
     (folder / "Dora").mkdir()
     assert "Bob" not in find(folder, tmp_path, []).students, "beside folders a file is nobody's"
+
+
+def test_a_notebook_with_another_suffix_behind_its_own_is_graded(class_, tmp_path):
+    folder = tmp_path / "in"
+    for name in ("Ada", "Bob_LATE_12_34_01_toy-1", "Cleo_1_assignsubmission_file_01_toy"):
+        toy.hand_in(folder, name, toy.filled())
+        (folder / f"{name}.ipynb").rename(folder / f"{name}.ipynb.txt")
+    assert class_() == 0
+    rows = table(tmp_path / "out" / "gradebook.csv")
+    assert {name: row["total"] for name, row in rows.items()} == dict.fromkeys(NAMES[:3], "8")
 
 
 def test_two_folders_whose_names_look_alike_are_two_students(tmp_path):

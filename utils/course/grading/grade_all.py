@@ -81,8 +81,8 @@ def grade_class(out: Path, options: argparse.Namespace, interrupts: Interrupts) 
         refs, _ = references(options.solutions)
     graded = {one.lab for one in results}
     results += [one for one in stored_results(out, refs) if one.lab not in graded]
-    report(results, refs, out, found.remarks, options.format)
-    return say(results, out, interrupted)
+    unwritten = report(results, refs, out, found.remarks, options.format)
+    return say(results, out, unwritten, interrupted)
 
 
 def merge(out: Path, options: argparse.Namespace) -> int:
@@ -91,8 +91,8 @@ def merge(out: Path, options: argparse.Namespace) -> int:
     results = stored_results(out, refs)
     if not results:
         raise LabError(f"{out}: there are no results to merge into")
-    report(results, refs, out, load_class(out).remarks, options.format)
-    return say(results, out, False)
+    unwritten = report(results, refs, out, load_class(out).remarks, options.format)
+    return say(results, out, unwritten)
 
 
 def make_box(options: argparse.Namespace) -> Box:
@@ -256,7 +256,11 @@ def stored_results(out: Path, refs: list[Reference]) -> list[Result]:
     about, known = load_class(out), {ref.lab: ref for ref in refs}
     names = {one["folder"]: name for name, one in about.students.items()}
     expected = {(one["folder"], lab) for one in about.students.values() for lab in about.labs}
-    there = {path.parts[-2:] for path in out.glob("students/*/*/") if path.is_dir()}
+    there = {
+        path.parts[-2:]
+        for path in out.glob("students/*/*")
+        if path.name in known or (path / "result.json").exists()
+    }
     found: dict[tuple[str, str], Result] = {}
     for folder, lab in sorted(expected | there, key=lambda one: (one[0] not in names, one)):
         path = out / "students" / folder / lab / "result.json"
@@ -273,8 +277,8 @@ def stored_results(out: Path, refs: list[Reference]) -> list[Result]:
 
 def report(
     results: list[Result], refs: list[Reference], out: Path, remarks, formats: list[str]
-) -> None:
-    """Everything that instructor and students read. Raises LabError after what can't be written.
+) -> list[str]:
+    """Write all that instructor and students read; returns what could not be written, and why.
 
     Points by hand are read now: some may have been entered while the class was graded.
     """
@@ -286,27 +290,22 @@ def report(
     refs = [ref for ref in refs if any(one.lab == ref.lab for one in results)]
     formats = [one for one in FORMATS if one in formats or (out / f"gradebook-{one}.csv").exists()]
     pages: dict[str, Path] = {}
-    steps: list[Callable[[], object]] = [
-        lambda: write_books(results, out, formats, remarks),
-        lambda: pages.update(write_pages(results, refs, out, folders(results, out), remarks)),
-    ]
+    steps: dict[str, Callable[[], object]] = {}
     if kept and (path.exists() or any(explain.written(one) for one in results)):
-        steps.insert(0, lambda: explain.write(results, path, grades))
+        steps["explain.csv"] = lambda: explain.write(results, path, grades)
+    steps["gradebook"] = lambda: write_books(results, out, formats, remarks)
+    steps["pages"] = lambda: pages.update(
+        write_pages(results, refs, out, folders(results, out), remarks)
+    )
     if "moodle" in formats:
-        steps.append(lambda: moodle_feedback(results, pages, out / "feedback-moodle.zip"))
-    failed = [text for step in steps if (text := _failure(step))]
-    if failed:
-        lines = "".join(f"\n  {text}" for text in failed)
-        raise LabError(f"not all books could be written; --merge writes them again:{lines}")
-
-
-def _failure(step: Callable[[], object]) -> str:
-    """Do it; what the system said against it."""
-    try:
-        step()
-    except (OSError, UnicodeError) as error:
-        return str(error)
-    return ""
+        steps["feedback"] = lambda: moodle_feedback(results, pages, out / "feedback-moodle.zip")
+    unwritten = []
+    for name, step in steps.items():
+        try:
+            step()
+        except (OSError, UnicodeError) as error:
+            unwritten.append(f"{name}: {error}")
+    return unwritten
 
 
 def hand_points(results: list[Result], path: Path) -> tuple[dict, list[str], bool]:
@@ -334,8 +333,8 @@ def folders(results: list[Result], out: Path) -> dict[str, Path]:
     return found
 
 
-def say(results: list[Result], out: Path, interrupted: bool) -> int:
-    """One line on the class, one for each submission that could not be graded."""
+def say(results: list[Result], out: Path, unwritten: list[str], interrupted: bool = False) -> int:
+    """One line on the class, one for each submission or book that failed; the exit status."""
     failed = [one for one in results if one.error]
     for one in failed:
         if not (interrupted and one.error == NOT_YET):
@@ -346,6 +345,10 @@ def say(results: list[Result], out: Path, interrupted: bool) -> int:
     graded = sum(1 for one in results if one.file and not one.error)
     lacking = f", {len(failed)} NOT GRADED" if failed else ""
     print(f"{students} students, {graded} submissions graded{lacking}{by_hand}: {out}")
+    for text in unwritten:
+        print(f"not written: {text}; --merge writes it again", file=sys.stderr)
+    if unwritten:
+        return 2
     if interrupted:
         return INTERRUPTED
     return 1 if failed else 0

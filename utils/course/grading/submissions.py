@@ -43,6 +43,8 @@ MOODLE = re.compile(r"(?P<name>.+)_(?P<id>\d+)_assignsubmission_(?:file|onlinete
 CANVAS = re.compile(
     r"(?P<name>[^_]+)_(?P<late>LATE_)?(?P<id>\d+)_(?P<attempt>\d+)_(?P<file>.+)", re.IGNORECASE
 )
+#: Browsers and Windows lengthen a notebook's name.
+NOTEBOOK = re.compile(r"\.ipynb(\.(json|txt|download))?$", re.IGNORECASE)
 IGNORED = {".ipynb_checkpoints", "__MACOSX", ".git", ".Trash", "@eaDir"}
 
 
@@ -193,18 +195,20 @@ class Search:
     def add_flat(self, path: Path) -> None:
         """A file beside others: the student is in its name."""
         attempt, name = 0, path.name
-        if match := MOODLE.match(path.stem):
+        stem = NOTEBOOK.sub("", name) if NOTEBOOK.search(name) else path.stem
+        if match := MOODLE.match(stem):
             lms = {"system": "moodle", "id": match["id"], "prefix": match[0]}
             student = self.found.student(match["name"], lms)
             name = path.name[match.end() :]
-        elif match := CANVAS.fullmatch(path.stem):
+        elif match := CANVAS.fullmatch(stem):
             lms = {"system": "canvas", "id": match["id"]}
             student = self.found.student(match["name"], lms)
-            name, attempt = re.sub(r"-\d+$", "", match["file"]) + path.suffix, int(match["attempt"])
+            name = re.sub(r"-\d+$", "", match["file"]) + name[len(stem) :]
+            attempt = int(match["attempt"])
             if match["late"]:
                 self.found.remark("handed in late", student.name)
         else:
-            student = self.found.student(_without_lab(path.stem, self.labs))
+            student = self.found.student(_without_lab(stem, self.labs))
         self._add_file(student, path, clean(name), attempt)
 
     def _add_folder(self, folder: Path) -> None:
@@ -234,7 +238,7 @@ class Search:
         """A notebook, a zip of notebooks, or something else to be told of."""
         suffix = path.suffix.lower()
         error = self.damaged.get(path, "")
-        if suffix == ".ipynb":
+        if NOTEBOOK.search(path.name):
             self.found.files.append(File(student, path, name, attempt, error))
         elif suffix == ".zip" and not error and depth < MOST_DEPTH:
             self._add_zip(student, path, name, depth + 1)
@@ -259,7 +263,7 @@ class Search:
 
 def _is_students(path: Path, flat: bool) -> bool:
     """Whether a file beside others can be a submission: beside folders only what an LMS names."""
-    if path.suffix.lower() == ".ipynb" or MOODLE.match(path.stem) or CANVAS.fullmatch(path.stem):
+    if NOTEBOOK.search(path.name) or MOODLE.match(path.stem) or CANVAS.fullmatch(path.stem):
         return True
     return flat and path.suffix.lower() not in LITTER and not path.name.startswith(".")
 
@@ -320,7 +324,7 @@ class Unpacking:
         try:
             if entry.is_dir():
                 path.mkdir(parents=True, exist_ok=True)
-            elif path.suffix.lower() in {".ipynb", ".zip"}:
+            elif NOTEBOOK.search(path.name) or path.suffix.lower() == ".zip":
                 self._extract(archive, entry, path)
             else:
                 self._list(path)
@@ -353,7 +357,7 @@ class Unpacking:
             self._spoil(path, f"{clean(entry.filename)}: more than fits; it was left out")
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        most = MOST_NOTEBOOK + 1 if path.suffix.lower() == ".ipynb" else 4 * MOST_NOTEBOOK
+        most = MOST_NOTEBOOK + 1 if NOTEBOOK.search(path.name) else 4 * MOST_NOTEBOOK
         written = 0
         try:
             with archive.open(entry) as packed, path.open("wb") as file:

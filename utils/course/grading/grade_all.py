@@ -251,7 +251,7 @@ def load_class(out: Path) -> Class:
 def stored_results(out: Path, refs: list[Reference]) -> list[Result]:
     """All results in the folder; in place of one that is missing or broken, what it lacks.
 
-    A student whose folder was another one before has one result for a lab: the later one.
+    A student whose folder was another one before has one result for a lab all the same.
     """
     about, known = load_class(out), {ref.lab: ref for ref in refs}
     names = {one["folder"]: name for name, one in about.students.items()}
@@ -262,7 +262,7 @@ def stored_results(out: Path, refs: list[Reference]) -> list[Result]:
         if path.name in known or (path / "result.json").exists()
     }
     found: dict[tuple[str, str], Result] = {}
-    for folder, lab in sorted(expected | there, key=lambda one: (one[0] not in names, one)):
+    for folder, lab in sorted(expected | there):
         path = out / "students" / folder / lab / "result.json"
         if stored := load(path):
             found.setdefault((stored.student, lab), stored)

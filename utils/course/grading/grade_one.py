@@ -112,8 +112,6 @@ class Grading:
         failed_starts = 0
         while self._to_judge() and self.runs <= 2 * len(self.reference.tasks):
             done = self._run_once(self.blanked)
-            if done is None and failed_starts:
-                raise MachineError(f"there was no time left after {failed_starts} failed starts")
             if done is None or done.end is None:
                 return
             at, culprit = self._where(done), self._owner_of_end(done)

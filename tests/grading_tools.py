@@ -13,7 +13,9 @@ from pathlib import Path
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from utils.course.notebook import KERNELSPEC, dumps
+from utils.course.grading.reference import Reference
+from utils.course.grading.run import Run
+from utils.course.notebook import KERNELSPEC, dumps, lab
 from utils.course.release import student_version
 from utils.verdict import MIME, Verdict
 
@@ -409,3 +411,48 @@ def accidents() -> dict[str, tuple[NotebookNode | str | int, int]]:
         "has 200 MB": (200_000_000, 0),
         "is as handed out": (filled(**dict.fromkeys(ANSWERS), explain=None), 0),
     }
+
+
+# --- runs that are pretended ----------------------------------------------------------------------
+
+
+class Pretended:
+    """Stands in for a run of nbval: ends at a cell for as long as some answers are not blanked.
+
+    ends: cell → (why, tasks of which one must still be there for it to happen). wrong: tasks whose
+    answers are; with `base`, only for as long as that task's answer is the student's.
+    """
+
+    def __init__(self, reference: Reference, ends: dict, wrong: tuple = (), base: str = ""):
+        self.reference, self.ends, self.wrong, self.base = reference, ends, wrong, base
+        self.runs = 0
+
+    def __call__(self, nb, box, job, **_) -> Run:
+        self.runs += 1
+        there = {
+            lab(cell)["task"]
+            for cell in nb.cells
+            if lab(cell).get("points") and "NotImplementedError" not in cell.source
+        }
+        if any(lab(c).get("task") == self.base and "BEGIN SOLUTION" in c.source for c in nb.cells):
+            self.wrong = ()
+        records = []
+        for cell in nb.cells:
+            if cell.cell_type == "code":
+                why, causes = self.ends.get(cell.id, (None, ()))
+                happens = why is not None and (not causes or bool(set(causes) & there))
+                records.append(self._record(cell, there, why if happens else None))
+                if happens:
+                    break
+        return Run(records, 1.0, records[-1]["end"])
+
+    def _record(self, cell, there: set, why: str | None) -> dict:
+        task = lab(cell).get("task")
+        good = why is None and (task is None or (task in there and task not in self.wrong))
+        said = (
+            self.reference.expected.get(cell.id, [])
+            if good
+            else [Verdict("1.1", "wrong", passed=False).data()]
+        )
+        record = {"cell": cell.id, "outcome": "passed" if good else "failed", "seconds": 1.0}
+        return record | {"end": why, "outputs": [], "verdicts": said}

@@ -35,12 +35,12 @@ from utils.course.execute import RUN_VARIABLE
 from utils.course.grading import book, explain, pages, similar
 from utils.course.grading.assemble import assemble, choose, forced
 from utils.course.grading.drawings import drawings
-from utils.course.grading.grade_all import match, newest, student_folders
 from utils.course.grading.grade_one import explicit_pass, grade, tidied
 from utils.course.grading.kernel import HarmlessPickle
+from utils.course.grading.plan import match, newest, student_folders
 from utils.course.grading.reference import LabError, Reference, references
 from utils.course.grading.results import Result, Shown, TaskResult, load, save
-from utils.course.grading.run import Run, later
+from utils.course.grading.run import later
 from utils.course.grading.sandbox import FIRST_UID, LAST_UID, Box, Limits, SandboxError, require
 from utils.course.grading.submissions import File, Student, SubmissionsError, find
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks
@@ -513,53 +513,12 @@ def test_points_need_an_explicit_pass(reference):
         assert not explicit_pass(check_record(reference, **changes), reference, limits)
 
 
-WRONG = Verdict("1.1", "wrong", passed=False)
-
-
-class Pretended:
-    """Stands in for a run of nbval: ends at a cell for as long as some answers are not blanked.
-
-    ends: cell → (why, tasks of which one must still be there for it to happen). wrong: tasks whose
-    answers are; with `base`, only for as long as that task's answer is the student's.
-    """
-
-    def __init__(self, reference: Reference, ends: dict, wrong: tuple = (), base: str = ""):
-        self.reference, self.ends, self.wrong, self.base = reference, ends, wrong, base
-        self.runs = 0
-
-    def __call__(self, nb, box, job, **_) -> Run:
-        self.runs += 1
-        there = {
-            lab(cell)["task"]
-            for cell in nb.cells
-            if lab(cell).get("points") and "NotImplementedError" not in cell.source
-        }
-        if any(lab(c).get("task") == self.base and "BEGIN SOLUTION" in c.source for c in nb.cells):
-            self.wrong = ()
-        records = []
-        for cell in nb.cells:
-            if cell.cell_type == "code":
-                why, causes = self.ends.get(cell.id, (None, ()))
-                happens = why is not None and (not causes or bool(set(causes) & there))
-                records.append(self._record(cell, there, why if happens else None))
-                if happens:
-                    break
-        return Run(records, 1.0, records[-1]["end"])
-
-    def _record(self, cell, there: set, why: str | None) -> dict:
-        task = lab(cell).get("task")
-        good = why is None and (task is None or (task in there and task not in self.wrong))
-        said = self.reference.expected.get(cell.id, []) if good else [WRONG.data()]
-        record = {"cell": cell.id, "outcome": "passed" if good else "failed", "seconds": 1.0}
-        return record | {"end": why, "outputs": [], "verdicts": said}
-
-
 @pytest.fixture
 def pretend(tmp_path, reference, monkeypatch):
     """`pretend(ends, …)`: the result of a submission whose runs go so, and how many."""
 
     def go(ends: dict, *about) -> tuple[Result, int]:
-        runs = Pretended(reference, ends, *about)
+        runs = toy.Pretended(reference, ends, *about)
         monkeypatch.setattr("utils.course.grading.grade_one.run", runs)
         path = toy.hand_in(tmp_path, "ada", toy.filled())
         return grade(path, reference, Box(), tmp_path / "out"), runs.runs

@@ -34,11 +34,15 @@ class Answer:
 
 @dataclass
 class Assembled:
-    """A submission taken apart. remarks: what an instructor should know of how it was read."""
+    """A submission taken apart. remarks: what an instructor should know of how it was read.
+
+    error: why the file could not be read from the disk: nobody knows what was in it.
+    """
 
     reference: Reference
     answers: dict[str, Answer] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    error: str = ""
 
     def notebook(
         self, blanked: set[str] = frozenset(), given: set[str] = frozenset()
@@ -69,7 +73,11 @@ class Assembled:
 def assemble(reference: Reference, path: Path) -> Assembled:
     """Take the answers out of a file, whatever it is; never raises for its content."""
     done = Assembled(reference)
-    cells = read_cells(path, done.remarks)
+    cells = None
+    try:
+        cells = read_cells(path, done.remarks)
+    except OSError as error:
+        done.error = f"{path.name} can't be read: {error.strerror or error}"
     finder = Finder(reference, cells)
     for grade_id, cell in reference.answer_cells.items():
         source, remark = finder.find(grade_id, cell)
@@ -86,7 +94,10 @@ def assemble(reference: Reference, path: Path) -> Assembled:
 
 
 def read_cells(path: Path, remarks: list[str]) -> list[dict] | None:
-    """The cells of a file, or None with a remark on why there are none."""
+    """The cells of a file, or None with a remark on why there are none.
+
+    Raises OSError where the file can't be read, which says nothing of what is in it.
+    """
     try:
         size = path.stat().st_size
         if size > MOST_NOTEBOOK:
@@ -95,7 +106,7 @@ def read_cells(path: Path, remarks: list[str]) -> list[dict] | None:
             return None
         content = json.loads(path.read_bytes())
         cells = content["cells"]
-    except (ValueError, RecursionError, OSError) as error:
+    except (ValueError, RecursionError) as error:
         remarks.append(f"{path.name}: not a notebook: {str(error)[:120] or type(error).__name__}")
         return None
     except (KeyError, TypeError):

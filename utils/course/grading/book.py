@@ -8,7 +8,7 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
-from .results import Result, write_text
+from .results import Result, total, write_text
 
 
 def by_student(results: list[Result]) -> dict[str, list[Result]]:
@@ -29,7 +29,7 @@ def tasks(results: list[Result]) -> list[tuple[str, str]]:
 
 
 def gradebook(results: list[Result], remarks: dict[str, list[str]] | None = None) -> str:
-    """One row per student, a column per task; a task that waits to be read is empty."""
+    """One row per student, a column per task; empty: waits to be read, or could not be graded."""
     columns = tasks(results)
     often = Counter(task for _, task in columns)
     names = [task if often[task] == 1 else f"{lab} {task}" for lab, task in columns]
@@ -37,14 +37,16 @@ def gradebook(results: list[Result], remarks: dict[str, list[str]] | None = None
     totals = [f"{lab} total" for lab in labs] if len(labs) > 1 else []
     rows = [["student", *names, *totals, "total", "max", "to grade by hand", "remarks"]]
     for student, own in by_student(results).items():
-        points = {(one.lab, task.task): task.points for one in own for task in one.tasks}
+        graded = [one for one in own if not one.error]
+        points = {(one.lab, task.task): task.points for one in graded for task in one.tasks}
+        of_lab = {lab: [one for one in own if one.lab == lab] for lab in labs if totals}
         said = [text for one in own for text in _remarks(one)]
         said += (remarks or {}).get(student, [])
         rows.append([
             student,
             *(number(points.get(column)) for column in columns),
-            *(number(sum(r.points for r in own if r.lab == lab)) for lab in labs if totals),
-            number(sum(one.points for one in own)),
+            *(number(total(found)) if found else "" for found in of_lab.values()),
+            number(total(own)),
             number(sum(one.most for one in own)),
             " ".join(task for one in own for task in one.open),
             "; ".join(dict.fromkeys(said)),
@@ -62,9 +64,9 @@ def moodle(results: list[Result]) -> str:
     rows = [["Identifier", "Full name", "Grade", "Maximum grade"]]
     for student, own in by_student(results).items():
         identifier = own[0].lms.get("id", "")
-        total, most = sum(one.points for one in own), sum(one.most for one in own)
+        most = sum(one.most for one in own)
         rows.append([f"Participant {identifier}" if identifier else "", student,
-                     number(total), number(most)])  # fmt: skip
+                     number(total(own)), number(most)])  # fmt: skip
     return table(rows)
 
 
@@ -74,7 +76,7 @@ def canvas(results: list[Result]) -> str:
     rows = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *labs]]
     rows.append(["Points Possible", "", "", "", "", *map(number, labs.values())])
     for student, own in by_student(results).items():
-        points = {one.lab: one.points for one in own}
+        points = {one.lab: total([one]) for one in own}
         grades = [number(points.get(lab)) for lab in labs]
         rows.append([student, own[0].lms.get("id", ""), "", "", "", *grades])
     return table(rows)
@@ -84,13 +86,14 @@ FORMATS = {"moodle": moodle, "canvas": canvas}
 
 
 def moodle_feedback(results: list[Result], pages: dict[str, Path], path: Path) -> None:
-    """A zip for Moodle's "upload multiple feedback files": the folders that it gave us."""
+    """A zip for Moodle's "upload multiple feedback files": the names that it gave us."""
     temporary = path.with_name(f".{path.name}.tmp")
     with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         for student, own in by_student(results).items():
-            folder = own[0].lms.get("folder")
-            if folder and student in pages:
-                archive.write(pages[student], f"{folder}/feedback.html")
+            lms = own[0].lms
+            place = f"{lms['folder']}/" if "folder" in lms else lms.get("prefix")
+            if place and student in pages:
+                archive.write(pages[student], f"{place}feedback.html")
     temporary.replace(path)
 
 

@@ -11,9 +11,9 @@ import queue
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import platformdirs
@@ -21,43 +21,50 @@ from tqdm import tqdm
 
 import utils
 
-from ..notebook import notebooks
 from . import explain
-from .assemble import read_cells
-from .book import moodle_feedback, write_books
+from .book import FORMATS, moodle_feedback, write_books
 from .grade_one import InterruptedGradingError, grade
+from .hold import Interrupts, held
 from .pages import write_pages
+from .plan import Job, absent, labs, plan, ungraded
 from .reference import LabError, Reference, references
-from .results import Result, TaskResult, file_key, folder_key, key, load, save
+from .results import Result, load, save, write_text
 from .run import Stop
 from .sandbox import GB, Box, Limits, require
-from .submissions import MOST_NOTEBOOK, File, Found, Student, clear, find, folder_name
+from .submissions import NO_ROOM, Student, clear, find
 
 INTERRUPTED = 130
-
-
-@dataclass
-class Job:
-    """A submission to grade: whose, against what, where the result goes."""
-
-    student: Student
-    reference: Reference
-    file: File | None
-    folder: Path
-    remarks: list[str] = field(default_factory=list)
-    key: str = ""
+NOT_YET = "not graded yet: --resume goes on"
 
 
 def main(options: argparse.Namespace) -> int:
     """Grade, write books and pages; 0: all were graded, 1: not all, 130: interrupted."""
     out = options.out.resolve()
     if options.merge:
-        return merge(out, options)
+        if not (out / "students").is_dir():
+            raise LabError(f"{out}: there are no results to merge into")
+        with held(out), Interrupts() as interrupts:
+            interrupts.finish()
+            return merge(out, options)
     if options.submissions is None:
         raise LabError("which submissions? ddl-labs grade SUBMISSIONS -o RESULTS")
     if out.is_relative_to(options.submissions.resolve()):
         raise LabError(f"{options.out} lies in {options.submissions}: results would be submissions")
-    grades = explain.read(out / "explain.csv")  # a mistake in it must not cost an hour
+    try:
+        with held(out), Interrupts() as interrupts:
+            return grade_class(out, options, interrupts)
+    except KeyboardInterrupt:
+        print("\nstopped; no books were written, --resume goes on", file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise LabError(f"{error}: what was graded is kept, --resume goes on") from error
+
+
+def grade_class(out: Path, options: argparse.Namespace, interrupts: Interrupts) -> int:
+    """`main`, with the results folder for itself."""
+    explain.read(out / "explain.csv")  # a mistake in it must not cost an hour
     refs, broken = references(options.solutions, options.only)
     box = make_box(options)
     # A sandbox cannot keep what it compiles: each would compile the course in all its processes.
@@ -67,25 +74,25 @@ def main(options: argparse.Namespace) -> int:
         require(box, Path(scratch) / "probe")
         found = find(options.submissions, Path(scratch), labs(options.solutions))
         jobs = plan(found, refs, broken, options, out)
-        results, interrupted = work(jobs, box, options)
+        save_class(Class.of(jobs, found.remarks), out)
+        results, interrupted = work(jobs, box, options, interrupts)
         clear(Path(scratch) / "unpacked")
-    explain.merge(results, grades)
-    save_class(out, found.remarks)
-    refs = [ref for ref in refs if any(one.lab == ref.lab for one in results)]
-    report(results, refs, out, found.remarks, options.format)
-    return say(results, jobs, out, interrupted)
+    if options.only:  # what was graded before in other labs stays in the books
+        refs, _ = references(options.solutions)
+    graded = {one.lab for one in results}
+    results += [one for one in stored_results(out, refs) if one.lab not in graded]
+    unwritten = report(results, refs, out, found.remarks, options.format)
+    return say(results, out, unwritten, interrupted)
 
 
 def merge(out: Path, options: argparse.Namespace) -> int:
     """Books and pages again, from stored results and the points in explain.csv."""
-    results = [one for path in sorted(out.glob("students/*/*/result.json")) if (one := load(path))]
+    refs, _ = references(options.solutions, options.only)
+    results = stored_results(out, refs)
     if not results:
         raise LabError(f"{out}: there are no results to merge into")
-    refs, _ = references(options.solutions, options.only)
-    refs = [ref for ref in refs if any(one.lab == ref.lab for one in results)]
-    explain.merge(results, explain.read(out / "explain.csv"))
-    report(results, refs, out, load_class(out), options.format)
-    return say(results, [], out, False)
+    unwritten = report(results, refs, out, load_class(out).remarks, options.format)
+    return say(results, out, unwritten)
 
 
 def make_box(options: argparse.Namespace) -> Box:
@@ -103,134 +110,39 @@ def make_box(options: argparse.Namespace) -> Box:
     )
 
 
-# --- what there is to do -------------------------------------------------------------------------
-
-
-def labs(folder: Path) -> list[str]:
-    """All labs that a file's name may mean, also those that are not graded now."""
-    return [path.stem for path in notebooks(folder)]
-
-
-def plan(
-    found: Found, refs: list[Reference], broken: dict[str, str], options, out: Path
-) -> list[Job]:
-    """One job for each student and lab; of several files for one lab, one is taken.
-
-    Raises LabError when something was handed in for a lab that can't be graded.
-    """
-    others = other_labs(options.solutions, refs)
-    taken: dict[tuple[str, str], list[File]] = {}
-    for file in found.files:
-        lab = match(file, refs, others)
-        if lab is None:
-            found.remark(f"{file.name}: which lab is this? Not graded", file.student.name)
-        elif lab in broken:
-            raise LabError(f"{file.name} can't be graded: {broken[lab]}")
-        elif lab not in others:
-            taken.setdefault((file.student.name, lab), []).append(file)
-    handed_in = {lab for _, lab in taken}
-    folders = student_folders(list(found.students), out)
-    course = folder_key([Path(utils.__file__).parent / "checks", *options.path])
-    jobs = []
-    for student in found.students.values():
-        for ref in refs:
-            if ref.lab not in handed_in and not options.only:
-                continue
-            files = taken.get((student.name, ref.lab), [])
-            job = Job(student, ref, None, folders[student.name] / ref.lab)
-            if files:
-                job.file = newest(files, ref.lab)
-                if len(files) > 1:
-                    job.remarks.append(f"{len(files)} files for this lab; {job.file.name} counts")
-                job.key = key(
-                    *(file_key(job.file.path, MOST_NOTEBOOK), ref.fingerprint(), course),
-                    f"{options.cell_timeout:g} {options.timeout:g} {options.memory:g}",
-                )
-            jobs.append(job)
-    return jobs
-
-
-def match(file: File, refs: list[Reference], others: dict[str, set[str]]) -> str | None:
-    """The lab of a file: by its name, unless its cells are clearly those of another."""
-    known = {ref.lab: ref.ids for ref in refs} | others
-    by_name = [lab for lab in known if lab.casefold() in file.name.casefold()]
-    cells = read_cells(file.path, []) or []
-    own = {str(one) for cell in cells for one in (cell["id"], cell["grade_id"]) if one}
-    shared = {lab: len(own & ids) for lab, ids in known.items()}
-    best = max(shared, key=shared.get)
-    if by_name and (shared[by_name[0]] or not shared[best]):
-        return by_name[0]
-    if shared[best]:
-        return best
-    return refs[0].lab if len(refs) == 1 and not by_name else None
-
-
-def other_labs(folder: Path, refs: list[Reference]) -> dict[str, set[str]]:
-    """Ids of the labs that are not graded now, so that their files are told apart."""
-    graded = {ref.lab for ref in refs}
-    found = {}
-    for path in notebooks(folder):
-        if path.stem not in graded:
-            cells = read_cells(path, []) or []
-            ids = {str(one) for cell in cells for one in (cell["id"], cell["grade_id"]) if one}
-            found[path.stem] = ids - {one for ref in refs for one in ref.ids}
-    return found
-
-
-def newest(files: list[File], lab: str) -> File:
-    """The last attempt; among equals the one that is named as the lab is, then the youngest."""
-
-    def order(file: File) -> tuple:
-        named = Path(file.name).stem.casefold() == lab.casefold()
-        return file.attempt, named, file.path.stat().st_mtime, file.name
-
-    return max(files, key=order)
-
-
-def student_folders(names: list[str], out: Path) -> dict[str, Path]:
-    """A folder for each student, also where two names differ in nothing that a file system sees."""
-    folders, used = {}, set()
-    for name in names:
-        wanted = folder = folder_name(name)
-        count = 1
-        while folder.casefold() in used:
-            count += 1
-            folder = f"{wanted} ({count})"
-        used.add(folder.casefold())
-        folders[name] = out / "students" / folder
-    return folders
-
-
 # --- the work ------------------------------------------------------------------------------------
 
 
-def work(jobs: list[Job], box: Box, options) -> tuple[list[Result], bool]:
-    """Grade what has to be graded; whether the user stopped it."""
-    results, waiting = [], []
-    for job in jobs:
-        stored = load(job.folder / "result.json") if options.resume and job.file else None
-        if stored and stored.key == job.key and not stored.error:
-            results.append(stored)
-        elif job.file is None:
-            results.append(keep(absent(job), job))
-        else:
-            waiting.append(job)
+def work(
+    jobs: list[Job], box: Box, options: argparse.Namespace, interrupts: Interrupts
+) -> tuple[list[Result], bool]:
+    """Grade what has to be graded, a result for every job; whether the user stopped it."""
+    results: dict[int, Result] = {}
+    futures: dict[Future, int] = {}
     stop, slots = Stop(), queue.SimpleQueue()
     for slot in range(options.jobs):
         slots.put(slot)
-    with ThreadPoolExecutor(options.jobs) as pool:
-        futures = [pool.submit(do, job, box, slots, stop) for job in waiting]
-        try:
-            for future in progress(futures, options.quiet):
-                results.append(future.result())
-        except KeyboardInterrupt:
-            stop.set()
-            for future in futures:
-                future.cancel()
-            print("\nstopped; what was graded is kept, --resume goes on from there",
-                  file=sys.stderr)  # fmt: skip
-            return [*results, *_ended(futures, results)], True
-    return results, False
+    pool = ThreadPoolExecutor(options.jobs)
+    interrupted = False
+    try:
+        for number, job in enumerate(jobs):
+            if known := without_a_run(job, options.resume):
+                results[number] = known
+            else:
+                futures[pool.submit(do, job, box, slots, stop)] = number
+        for future in progress(list(futures), options.quiet):
+            results[futures[future]] = future.result()
+    except KeyboardInterrupt:
+        interrupted = True
+        print("\nstopped; what was graded is kept, --resume goes on from there", file=sys.stderr)
+    finally:
+        interrupts.finish()
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+    for future, number in futures.items():
+        if number not in results and not future.cancelled() and not future.exception():
+            results[number] = future.result()
+    return [results.get(number) or unfinished(job) for number, job in enumerate(jobs)], interrupted
 
 
 def progress(futures: list[Future], quiet: bool) -> Iterator[Future]:
@@ -241,10 +153,28 @@ def progress(futures: list[Future], quiet: bool) -> Iterator[Future]:
     return iter(bar)
 
 
-def _ended(futures: list[Future], seen: list[Result]) -> list[Result]:
-    ended = [one.result() for one in futures
-             if one.done() and not one.cancelled() and one.exception() is None]  # fmt: skip
-    return [one for one in ended if all(one is not other for other in seen)]
+def usable(job: Job) -> Result | None:
+    """The result of an earlier run, if it would come out the same now."""
+    stored = load(job.folder / "result.json") if job.file and not job.error else None
+    if stored is None or stored.error or stored.key != job.key:
+        return None
+    # Two students whose names a file system does not tell apart may have changed places.
+    return stored if stored.student == job.student.name else None
+
+
+def without_a_run(job: Job, resume: bool) -> Result | None:
+    """The result of a job that takes no run: known, hopeless, or nothing handed in."""
+    if resume and (stored := usable(job)):
+        stored.lms = job.student.lms
+        return stored
+    if job.error:
+        return keep(ungraded(job.student, job.reference.lab, job.reference, job.error), job)
+    return keep(absent(job), job) if job.file is None else None
+
+
+def unfinished(job: Job) -> Result:
+    """In place of what a stopped run did not come to."""
+    return usable(job) or ungraded(job.student, job.reference.lab, job.reference, NOT_YET)
 
 
 def do(job: Job, box: Box, slots: queue.SimpleQueue, stop: Stop) -> Result:
@@ -258,73 +188,167 @@ def do(job: Job, box: Box, slots: queue.SimpleQueue, stop: Stop) -> Result:
     except InterruptedGradingError:
         raise
     except Exception as error:
-        result = absent(job)
-        result.error = f"{type(error).__name__}: {error}"
+        why = f"{type(error).__name__}: {error}"
+        result = ungraded(job.student, job.reference.lab, job.reference, why)
     finally:
         slots.put(slot)
     return keep(result, job)
 
 
 def keep(result: Result, job: Job) -> Result:
-    """Complete a result and store it."""
+    """Complete a result and store it; one that can't be stored is none."""
     result.student, result.lab, result.key = job.student.name, job.reference.lab, job.key
     result.file = job.file.name if job.file else ""
     result.lms = job.student.lms
     result.remarks = [*job.remarks, *result.remarks]
-    save(result, job.folder / "result.json")
-    return result
-
-
-def absent(job: Job) -> Result:
-    """Nothing was handed in for this lab."""
-    result = Result(job.student.name, job.reference.lab, "")
-    if job.file is None:
-        result.remarks.append("nothing was handed in")
-    for task in job.reference.tasks.values():
-        result.tasks.append(TaskResult(task.number, task.title, task.points, 0.0, "missing"))
+    try:
+        save(result, job.folder / "result.json")
+    except OSError as error:
+        why = f"its result can't be stored: {error}"
+        return ungraded(job.student, job.reference.lab, job.reference, why)
     return result
 
 
 # --- the results ---------------------------------------------------------------------------------
 
 
-def report(results: list[Result], refs: list[Reference], out: Path, remarks, formats) -> None:
-    """Everything that instructor and students read."""
-    folders = {}
+@dataclass
+class Class:
+    """Who was to be graded in what: a run that was killed, or a result that is broken, shows.
+
+    students: name → folder and what the LMS knows them by. remarks: by student's name.
+    """
+
+    students: dict[str, dict] = field(default_factory=dict)
+    labs: list[str] = field(default_factory=list)
+    remarks: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, jobs: list[Job], remarks: dict[str, list[str]]) -> Class:
+        """The class of these jobs."""
+        students = {
+            job.student.name: {"folder": job.folder.parent.name, "lms": job.student.lms}
+            for job in jobs
+        }
+        return cls(students, list(dict.fromkeys(job.reference.lab for job in jobs)), remarks)
+
+
+def save_class(about: Class, out: Path) -> None:
+    """Store it in the results folder. Raises LabError where nothing can be written."""
+    try:
+        write_text(out / "class.json", json.dumps(asdict(about), ensure_ascii=False, indent=1))
+    except OSError as error:
+        raise LabError(f"{out}: can't be written: {error}") from error
+
+
+def load_class(out: Path) -> Class:
+    """What `save_class` wrote."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Class(**json.loads((out / "class.json").read_text(encoding="utf-8")))
+    return Class()
+
+
+def stored_results(out: Path, refs: list[Reference]) -> list[Result]:
+    """All results in the folder; in place of one that is missing or broken, what it lacks.
+
+    A student whose folder was another one before has one result for a lab all the same.
+    """
+    about, known = load_class(out), {ref.lab: ref for ref in refs}
+    names = {one["folder"]: name for name, one in about.students.items()}
+    expected = {(one["folder"], lab) for one in about.students.values() for lab in about.labs}
+    there = {
+        path.parts[-2:]
+        for path in out.glob("students/*/*")
+        if path.name in known or (path / "result.json").exists()
+    }
+    found: dict[tuple[str, str], Result] = {}
+    for folder, lab in sorted(expected | there):
+        path = out / "students" / folder / lab / "result.json"
+        if stored := load(path):
+            found.setdefault((stored.student, lab), stored)
+            continue
+        name = names.get(folder, folder)
+        student = Student(name, about.students.get(name, {}).get("lms", {}))
+        why = "its result.json can't be read: --resume grades it again"
+        why = why if path.exists() else NOT_YET
+        found.setdefault((name, lab), ungraded(student, lab, known.get(lab), why))
+    return list(found.values())
+
+
+def report(
+    results: list[Result], refs: list[Reference], out: Path, remarks, formats: list[str]
+) -> list[str]:
+    """Write all that instructor and students read; returns what could not be written, and why.
+
+    Points by hand are read now: some may have been entered while the class was graded.
+    """
+    path, remarks = out / "explain.csv", {name: list(said) for name, said in remarks.items()}
+    grades, said, kept = hand_points(results, path)
+    remarks.setdefault("", []).extend(said)
+    for text in said:
+        print(text, file=sys.stderr)
+    refs = [ref for ref in refs if any(one.lab == ref.lab for one in results)]
+    formats = [one for one in FORMATS if one in formats or (out / f"gradebook-{one}.csv").exists()]
+    pages: dict[str, Path] = {}
+    steps: dict[str, Callable[[], object]] = {}
+    if kept and (path.exists() or any(explain.written(one) for one in results)):
+        steps["explain.csv"] = lambda: explain.write(results, path, grades)
+    steps["gradebook"] = lambda: write_books(results, out, formats, remarks)
+    steps["pages"] = lambda: pages.update(
+        write_pages(results, refs, out, folders(results, out), remarks)
+    )
+    if "moodle" in formats:
+        steps["feedback"] = lambda: moodle_feedback(results, pages, out / "feedback-moodle.zip")
+    unwritten = []
+    for name, step in steps.items():
+        try:
+            step()
+        except (OSError, UnicodeError) as error:
+            unwritten.append(f"{name}: {error}")
+    return unwritten
+
+
+def hand_points(results: list[Result], path: Path) -> tuple[dict, list[str], bool]:
+    """Grades of explain.csv in the results; what fits nobody; whether to write the file anew."""
+    try:
+        grades = explain.read(path)
+    except explain.ExplainError as error:
+        return {}, [f"{error}\nits points are in no book; mend it, then --merge"], False
+    said = explain.merge(results, grades)
+    if explain.open_elsewhere(path):
+        said.append("explain.csv is open in a spreadsheet: close it there without saving")
+    return grades, said, True
+
+
+def folders(results: list[Result], out: Path) -> dict[str, Path]:
+    """Where each student's page goes."""
+    about = load_class(out).students
+    found = {}
     for path in sorted(out.glob("students/*/*/result.json")):
         if stored := load(path):
-            folders.setdefault(stored.student, path.parents[1])
-    write_books(results, out, formats, remarks)
-    pages = write_pages(results, refs, out, folders, remarks)
-    if any(explain.written(one) for one in results) or (out / "explain.csv").exists():
-        explain.write(results, out / "explain.csv")
-    if "moodle" in formats:
-        moodle_feedback(results, pages, out / "feedback-moodle.zip")
+            found.setdefault(stored.student, path.parents[1])
+    for result in results:
+        name = about.get(result.student, {}).get("folder", result.student)
+        found.setdefault(result.student, out / "students" / name)
+    return found
 
 
-def save_class(out: Path, remarks: dict[str, list[str]]) -> None:
-    """Remarks that belong to no single notebook, for --merge."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "remarks.json").write_text(json.dumps(remarks, ensure_ascii=False), encoding="utf-8")
-
-
-def load_class(out: Path) -> dict[str, list[str]]:
-    """What `save_class` wrote."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((out / "remarks.json").read_text(encoding="utf-8"))
-    return {}
-
-
-def say(results: list[Result], jobs: list[Job], out: Path, interrupted: bool) -> int:
-    """One line on the class, one for each submission that could not be graded."""
+def say(results: list[Result], out: Path, unwritten: list[str], interrupted: bool = False) -> int:
+    """One line on the class, one for each submission or book that failed; the exit status."""
     failed = [one for one in results if one.error]
     for one in failed:
-        print(f"not graded: {one.student}, {one.lab}: {one.error}", file=sys.stderr)
+        if not (interrupted and one.error == NOT_YET):
+            print(f"not graded: {one.student}, {one.lab}: {one.error}", file=sys.stderr)
     open_ = sum(len(one.open) for one in results)
     by_hand = f", {open_} written answers to be read (explain.html, explain.csv)" if open_ else ""
     students = len({one.student for one in results})
     graded = sum(1 for one in results if one.file and not one.error)
-    print(f"{students} students, {graded} submissions graded{by_hand}: {out}")
+    lacking = f", {len(failed)} NOT GRADED" if failed else ""
+    print(f"{students} students, {graded} submissions graded{lacking}{by_hand}: {out}")
+    for text in unwritten:
+        print(f"not written: {text}; --merge writes it again", file=sys.stderr)
+    if unwritten:
+        return 2
     if interrupted:
         return INTERRUPTED
     return 1 if failed else 0

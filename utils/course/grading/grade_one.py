@@ -37,6 +37,10 @@ class InterruptedGradingError(Exception):
     """The user gave up; there is no result."""
 
 
+class MachineError(Exception):
+    """What this machine did, again and again, says nothing of the answers."""
+
+
 def grade(
     file: Path, reference: Reference, box: Box, folder: Path, *, slot: int = 0, stop: Stop = None
 ) -> Result:
@@ -46,7 +50,10 @@ def grade(
     """
     grading = Grading(assemble(reference, file), box, folder, slot, stop)
     if any(answer.changed for answer in grading.assembled.answers.values()):
-        grading.run_all()
+        try:
+            grading.run_all()
+        except MachineError as error:
+            grading.error = str(error)
     return grading.result()
 
 
@@ -60,7 +67,7 @@ class Grading:
         self.blanked: set[str] = set()
         self.given: set[str] = set()
         self.remarks = list(assembled.remarks)
-        self.runs, self.seconds, self.error = 0, 0.0, ""
+        self.runs, self.seconds, self.error = 0, 0.0, assembled.error
 
     # -- runs -------------------------------------------------------------------------------------
 
@@ -110,27 +117,41 @@ class Grading:
             at, culprit = self._where(done), self._owner_of_end(done)
             if culprit is None:
                 failed_starts += 1  # no answer has run yet: a busy machine, most likely
+                self.seconds -= done.seconds
                 if failed_starts == MOST_STARTS:
-                    self.error = f"the notebook could not be started: {done.end}"
-                    return
+                    raise MachineError(f"the notebook could not be started: {done.end}")
             elif not self._passes_without_suspects(culprit, done):
                 self._blame(culprit, at, done)
 
     def _run_once(self, blanked: set[str]) -> Run | None:
-        """One more run, in the time that is left; None if that is too little."""
+        """One more run, in the time that is left; None if that is too little.
+
+        Raises MachineError when the machine spoilt it, and two repetitions as well.
+        """
         left = self.box.limits.total - self.seconds
         if left < min(LEAST, self.box.limits.total / 2):
             self.remarks.append("the time for this submission was up")
             return None
         self.runs += 1
+        for _ in range(MOST_STARTS):
+            done = self._attempt(blanked, left)
+            if not done.fault:
+                self.seconds += done.seconds
+                self._read(done, blanked)
+                return done
+        raise MachineError(f"tried {MOST_STARTS} times: {done.fault}")
+
+    def _attempt(self, blanked: set[str], left: float) -> Run:
+        """A run in an empty folder, with fresh ranks; the system's refusals are its `fault`."""
         job = self.folder / f"run-{self.runs}"
         shutil.rmtree(job, ignore_errors=True)
         nb = self.assembled.notebook(blanked, self.given)
-        done = run(nb, _with_total(self.box, left), job, slot=self.slot, stop=self.stop)
+        try:
+            done = run(nb, _with_total(self.box, left), job, slot=self.slot, stop=self.stop)
+        except OSError as error:
+            return Run(fault=f"the run could not be made: {error}")
         if done.end == "interrupted":
             raise InterruptedGradingError
-        self.seconds += done.seconds
-        self._read(done, blanked)
         return done
 
     def _passes_without_suspects(self, culprit: str, done: Run) -> bool:
@@ -152,6 +173,8 @@ class Grading:
             again = self._run_once(self.blanked | suspects)
             if again is None or again.end is None or self._owner_of_end(again):
                 break
+        else:
+            raise MachineError(f"the notebook could not be started: {again.end}")
         verdict = self.verdicts.get(culprit)
         if verdict is not None and verdict.status == "passed":
             self.blanked |= suspects
@@ -236,16 +259,19 @@ class Grading:
     def _blank_result(self, task: Task, status: Status) -> TaskResult:
         answers = [self.assembled.answers[grade_id] for grade_id in task.answers]
         code = "\n\n".join(body(one.source) for one in answers if one.source is not None)
-        points = None if task.by_hand else 0.0
+        points = None if task.by_hand or status == "not graded" else 0.0
         result = TaskResult(task.number, task.title, task.points, points, status)
         result.code = code[:MOST_CODE]
         return result
 
     def result(self) -> Result:
-        """What is known at the end; no verdict, no points."""
+        """What is known at the end; no verdict, no points; after an error not even that."""
         found = Result("", self.reference.lab, "", remarks=list(dict.fromkeys(self.remarks)))
         found.runs, found.seconds, found.error = self.runs, round(self.seconds, 1), self.error
         for task in self.reference.tasks.values():
+            if self.assembled.error or (self.error and not task.by_hand):
+                found.tasks.append(self._blank_result(task, "not graded"))
+                continue
             verdict = self.verdicts.get(task.number) or self._blank_result(task, "not reached")
             found.tasks.append(self._with_answer(task, verdict))
         return found

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader
 from .book import by_student, number, tasks
 from .explain import written
 from .reference import Reference
-from .results import Result, TaskResult, write_text
+from .results import Result, TaskResult, total, write_text
 from .similar import groups
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -26,6 +26,7 @@ LABELS = {
     "unchanged": "not answered",
     "missing": "no such cell",
     "not reached": "not reached",
+    "not graded": "not graded",
     "by hand": "read by a person",
 }
 #: The colours of the bars: passed, partly, wrong, hung and its like, no answer.
@@ -36,6 +37,7 @@ KINDS = {
     "hung": "stuck",
     "lost": "stuck",
     "not reached": "stuck",
+    "not graded": "none",
     "unchanged": "none",
     "missing": "none",
     "by hand": "hand",
@@ -71,7 +73,7 @@ def feedback(student: str, results: list[Result]) -> str:
         "feedback.html.j2",
         student=student,
         results=[(one, _not_said_below(one)) for one in results],
-        points=sum(one.points for one in results),
+        points=total(results),
         most=sum(one.most for one in results),
         open=[task for one in results for task in one.open],
     )
@@ -131,20 +133,20 @@ def summary(
 ) -> str:
     """What the instructor wants to know of the class."""
     students = by_student(results)
-    totals = {name: sum(one.points for one in own) for name, own in students.items()}
+    every = {name: total(own) for name, own in students.items()}
+    totals = [points for points in every.values() if points is not None]
     most = max((sum(one.most for one in own) for own in students.values()), default=0)
     said = {name: list(dict.fromkeys(texts)) for name, texts in remarks.items() if texts}
     for name, own in students.items():
         for one in own:
-            if one.error:
-                said.setdefault(name, []).append(f"NOT GRADED: {one.error}")
             said.setdefault(name, []).extend(one.remarks)
     return _render(
         "summary.html.j2",
-        students=[(name, totals[name], own, links[name]) for name, own in students.items()],
+        students=[(name, every[name], own, links[name]) for name, own in students.items()],
+        failed=[one for own in students.values() for one in own if one.error],
         most=most,
-        mean=sum(totals.values()) / len(totals) if totals else 0,
-        bins=histogram(list(totals.values()), most),
+        mean=sum(totals) / len(totals) if totals else None,
+        bins=histogram(totals, most),
         tasks=[task_summary(results, lab, task) for lab, task in tasks(results)],
         groups=groups(results, references),
         remarks={name: texts for name, texts in sorted(said.items()) if texts},
@@ -157,8 +159,8 @@ def summary(
 def histogram(totals: list[float], most: float) -> list[tuple[str, int, float]]:
     """Label, number of students and height (0 to 1) of each bar."""
     counts = [0] * BINS
-    for total in totals:
-        counts[min(BINS - 1, int(BINS * total / most)) if most else 0] += 1
+    for points in totals:
+        counts[min(BINS - 1, int(BINS * points / most)) if most else 0] += 1
     highest = max(counts) or 1
     width = most / BINS
     return [
@@ -168,12 +170,14 @@ def histogram(totals: list[float], most: float) -> list[tuple[str, int, float]]:
 
 
 def task_summary(results: list[Result], lab: str, number_: str) -> TaskSummary:
-    """Counts and the commonest problems of one task."""
-    own = [(one.student, one.task(number_)) for one in results if one.lab == lab]
+    """Counts and the commonest problems of one task, of those who could be graded."""
+    every = [(one, task) for one in results if one.lab == lab for task in one.tasks]
+    every = [(one, task) for one, task in every if task.task == number_]
+    own = [(one.student, task) for one, task in every if not one.error]
     points = [task.points for _, task in own]
     counts = Counter(KINDS[task.status] for _, task in own)
-    first = own[0][1]
-    mean = None if None in points else sum(points) / len(points)
+    first = every[0][1]
+    mean = None if None in points or not points else sum(points) / len(points)
     return TaskSummary(lab, number_, first.title, first.most, mean, counts, common(own))
 
 

@@ -20,11 +20,12 @@ Status = Literal[
     "unchanged",  # the stub is still there
     "missing",  # there is no answer
     "not reached",  # no run came this far
+    "not graded",  # the machine failed, not the answer: no points, not even none
     "by hand",  # a written answer
 ]
 
 #: Goes up when the same submission could be graded otherwise than before.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass
@@ -38,7 +39,9 @@ class Shown:
 
 @dataclass
 class TaskResult:
-    """One task of one student. points: None until a written answer has been read."""
+    """One task of one student. points: None until a written answer has been read, and where
+    grading failed.
+    """
 
     task: str
     title: str
@@ -53,7 +56,7 @@ class TaskResult:
 
 @dataclass
 class Result:
-    """One submission. error: why it could not be graded at all."""
+    """One submission. error: why it could not be graded; then its points are no grade."""
 
     student: str
     lab: str
@@ -79,11 +82,17 @@ class Result:
     @property
     def open(self) -> list[str]:
         """Tasks that wait to be graded by hand."""
-        return [task.task for task in self.tasks if task.points is None]
+        waiting = (task for task in self.tasks if task.status == "by hand")
+        return [task.task for task in waiting if task.points is None]
 
     def task(self, number: str) -> TaskResult:
         """The result of one task."""
         return next(task for task in self.tasks if task.task == number)
+
+
+def total(results: list[Result]) -> float | None:
+    """Points in all; None where a part could not be graded: the rest is no grade."""
+    return None if any(one.error for one in results) else sum(one.points for one in results)
 
 
 def key(*parts: str | bytes) -> str:
@@ -125,16 +134,19 @@ def load(path: Path) -> Result | None:
             for task in data.pop("tasks")
         ]
         return Result(**data, tasks=tasks)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one step, as UTF-8."""
+    """Write a file in one step, as UTF-8, also where the power fails meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8", newline="", errors="replace")
+        with temporary.open("w", encoding="utf-8", newline="", errors="replace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

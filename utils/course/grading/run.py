@@ -24,8 +24,11 @@ from utils.jobs import watchdog
 from ..execute import RUN_VARIABLE
 from ..notebook import dumps
 from .sandbox import LAUNCH, Box
+from .submissions import MB
 
 KERNEL_NAME = "graded"
+#: With less free space a run's reports, and without walls its answers, fail for want of it.
+LEAST_FREE = 32 * MB
 #: Seconds between two looks at what a run uses.
 LOOK = 0.4
 #: For these PyTorch imports its compiler, in every rank if not in the fork server before.
@@ -34,12 +37,16 @@ TRAINING = re.compile(r"\b(optim|profile|DistributedDataParallel|pipelining)\b")
 
 @dataclass
 class Run:
-    """What one run gave: `records` of the cells, and why it ended early (`end`), if it did."""
+    """What one run gave: `records` of the cells, and why it ended early (`end`), if it did.
+
+    fault: what this machine did to it; then it says nothing of the answers and does not count.
+    """
 
     records: list[dict] = field(default_factory=list)
     seconds: float = 0.0
     end: str | None = None
     log: str = ""
+    fault: str = ""
 
 
 class Stop(threading.Event):
@@ -55,7 +62,7 @@ def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Stop | No
     (job / "notebook.ipynb").write_text(dumps(nb), encoding="utf-8")
     _write_kernelspec(job, box.inner(job, slot, later=later(nb)))
     mark = uuid.uuid4().hex
-    start = time.monotonic()
+    start, killed = time.monotonic(), oom_kills()
     with (job / "log").open("wb") as log:
         process = subprocess.Popen(
             box.outer(job, _pytest(job, box)),
@@ -72,8 +79,11 @@ def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Stop | No
             _end(process, mark)
     result = Run(_records(job / "cells.jsonl"), time.monotonic() - start, end)
     result.log = (job / "log").read_text(encoding="utf-8", errors="replace")[-4000:]
-    if result.end is None and result.records:
-        result.end = result.records[-1]["end"]
+    if result.end is None:
+        result.end = result.records[-1]["end"] if result.records else None
+        cells = [cell.id for cell in nb.cells if cell.cell_type == "code"]
+        free = shutil.disk_usage(job).free
+        result.fault = fault(result, cells, process.returncode, oom_kills() - killed, free)
     for name in ("log", "cells.jsonl", "etc", "jupyter", "runtime", "tmp"):
         _remove(job / name)
     return result
@@ -124,6 +134,42 @@ def _environment(job: Path, box: Box, mark: str) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         RUN_VARIABLE: mark,
     }  # fmt: skip
+
+
+def fault(result: Run, cells: list[str], status: int, killed: int, free: int) -> str:
+    """What this machine did to a run that ended by itself; "" where the run counts.
+
+    cells: ids of the code cells. status: pytest's, which bubblewrap passes on: 0 or 1 when it went
+    through all of them; another one is ours when the last record says why the session was ended.
+    killed: processes that the system has ended for want of memory meanwhile. free: bytes left.
+    """
+    if free < LEAST_FREE:
+        return f"the disk with the results is full ({free // MB} MB left)"
+    if result.end:
+        died = killed > 0 and result.end in {"the kernel died", "the ranks are gone"}
+        return "the system ended a process because memory ran out: fewer -j?" if died else ""
+    if status not in (0, 1):
+        said = (result.log.strip().splitlines() or ["it printed nothing"])[-1]
+        return f"pytest ended with {_status(status)}: {said[:200]}"
+    missing = set(cells) - {record["cell"] for record in result.records}
+    if missing:
+        return f"pytest has told nothing of {len(missing)} of {len(cells)} cells"
+    return ""
+
+
+def _status(status: int) -> str:
+    """A signal's name, or the number; bubblewrap says 128 + n for signal n."""
+    number = -status if status < 0 else status - 128
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"status {status}"
+
+
+def oom_kills() -> int:
+    """Processes that this machine has killed for want of memory since it was started (Linux)."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/vmstat").read_text().partition("\noom_kill ")[2].split()[0])
+    return 0
 
 
 def _records(path: Path) -> list[dict]:

@@ -34,6 +34,8 @@ ETC = (
 #: Variables that a notebook gets from the instructor's environment.
 KEPT = ("LANG", "TZ", "LD_LIBRARY_PATH", "OPAL_PREFIX", "MPI4PY_LIBMPI")
 KEPT_PREFIXES = ("LC_", "OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "UCX_")
+#: Variables by which PYTEST_ADDOPTS and its like would change every grade.
+CHANGING_PREFIXES = ("PYTEST_", "PYTHON", "IPYTHON", "JUPYTER_", "NBVAL_", "COV_", "COVERAGE_")
 #: Users of jobs that root starts: RLIMIT_NPROC does not hold for root.
 FIRST_UID, LAST_UID = 61_000, 64_900
 
@@ -113,8 +115,16 @@ class Box:
         ]
 
     def environment(self) -> dict[str, str]:
-        """Variables of the kernel where there are no walls."""
-        return {**os.environ, **self._environment(), "HOME": str(Path.home())}
+        """Variables of pytest and kernel where there are no walls.
+
+        None that tells pytest, Python or Jupyter to do otherwise than they do for everybody.
+        """
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name == "PYTHONPATH" or not name.startswith(CHANGING_PREFIXES)
+        }
+        return {**kept, **self._environment(), "HOME": str(Path.home())}
 
     def _settings(self, slot: int, uid: int | None = None) -> dict:
         limits = self.limits

@@ -6,12 +6,17 @@ folder, and sizes are limited; what is left out is said in a remark.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
 import re
 import shutil
 import stat
+import tempfile
 import unicodedata
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -21,6 +26,16 @@ MB = 1 << 20
 #: A notebook with pictures has a few MB; JSON of 200 MB takes gigabytes to read.
 MOST_NOTEBOOK = 25 * MB
 MOST_UNPACKED, MOST_FILES = 4096 * MB, 20_000
+#: Zips in zips that are looked into; files of others than notebooks that are told of; bytes of a
+#: name, with what writing in one step adds to it.
+MOST_DEPTH, MOST_LISTED, MOST_NAME = 2, 8, 220
+#: Students pack notebooks with these, too.
+ARCHIVES = {*(".rar", ".7z", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".zipx", ".zip")}
+#: What lies beside a folder's notebooks and is nobody's submission.
+LITTER = {".csv", ".json", ".log", ".ini", ".db", ".yml", ".toml"}
+#: What reading an entry raises: damaged, encrypted, packed in a way that Python does not know.
+UNREADABLE = (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError, zlib.error)
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 #: Full Name_12345_assignsubmission_file_
 MOODLE = re.compile(r"(?P<name>.+)_(?P<id>\d+)_assignsubmission_(?:file|onlinetext)_?")
@@ -28,6 +43,8 @@ MOODLE = re.compile(r"(?P<name>.+)_(?P<id>\d+)_assignsubmission_(?:file|onlinete
 CANVAS = re.compile(
     r"(?P<name>[^_]+)_(?P<late>LATE_)?(?P<id>\d+)_(?P<attempt>\d+)_(?P<file>.+)", re.IGNORECASE
 )
+#: Browsers and Windows lengthen a notebook's name.
+NOTEBOOK = re.compile(r"\.ipynb(\.(json|txt|download))?$", re.IGNORECASE)
 IGNORED = {".ipynb_checkpoints", "__MACOSX", ".git", ".Trash", "@eaDir"}
 
 
@@ -45,24 +62,32 @@ class Student:
 
 @dataclass(frozen=True)
 class File:
-    """A notebook that a student handed in; `name` as the student called it."""
+    """A notebook that a student handed in; `name` as the student called it.
+
+    error: why it can't be read at all.
+    """
 
     student: Student
     path: Path
     name: str
     attempt: int = 0
+    error: str = ""
 
 
 @dataclass
 class Found:
     """All files, every student (also those without a file), and remarks by student's name.
 
-    Remarks that belong to nobody have the name "".
+    Remarks that belong to nobody have the name "". others: files that are no notebooks. closed:
+    what can't be looked into, so that nobody knows what was handed in; both by student's name.
     """
 
     files: list[File] = field(default_factory=list)
     students: dict[str, Student] = field(default_factory=dict)
     remarks: dict[str, list[str]] = field(default_factory=dict)
+    others: dict[str, list[str]] = field(default_factory=dict)
+    closed: dict[str, list[str]] = field(default_factory=dict)
+    folders: set[str] = field(default_factory=set)
 
     def remark(self, text: str, name: str = "") -> None:
         """Add a remark, once."""
@@ -70,12 +95,28 @@ class Found:
         if text not in said:
             said.append(text)
 
+    def close(self, text: str, name: str) -> None:
+        """Note what can't be looked into."""
+        self.closed.setdefault(name, []).append(text)
+
     def student(self, name: str, lms: dict[str, str] | None = None) -> Student:
         """The student of this name; a namesake, whom the LMS tells apart, has the number, too."""
         name = clean(name)
         if lms and name in self.students and self.students[name].lms.get("id") != lms["id"]:
             name = f"{name} ({lms['id']})"
         return self.students.setdefault(name, Student(name, lms or {}))
+
+    def owner(self, folder: str) -> Student:
+        """The student of a folder. Two folders are two students, even where names look alike."""
+        wanted = name = clean(folder)
+        count = 1
+        while name in self.folders:
+            count += 1
+            name = f"{wanted} ({count})"
+        self.folders.add(name)
+        if count > 1:
+            self.remark(f"{count} folders have this name, but for blanks or accents", name)
+        return self.student(name)
 
 
 def find(source: Path, scratch: Path, labs: list[str]) -> Found:
@@ -85,20 +126,26 @@ def find(source: Path, scratch: Path, labs: list[str]) -> Found:
     "01_c10d", which a file's name may contain beside the student's.
     """
     found = Found()
+    damaged: dict[Path, str] = {}
     if source.is_file() and source.suffix.lower() == ".zip":
         folder = scratch / "unpacked"
-        for remark in unpack(source, folder):
+        remarks, damaged = unpack(source, folder)
+        for remark in remarks:
             found.remark(remark)
     elif source.is_file() and source.suffix.lower() == ".ipynb":
-        _add_flat(found, source, labs)
+        Search(found, labs, scratch, damaged).add_flat(source)
         return found
     elif source.is_dir():
         folder = source
     else:
         raise SubmissionsError(f"{source}: no folder, no .zip and no .ipynb")
-    _add_all(found, _only_folder(folder), labs, scratch)
+    try:
+        Search(found, labs, scratch, damaged).add_all(_only_folder(folder))
+    except OSError as error:
+        raise SubmissionsError(f"{source}: can't be read: {error.strerror}") from error
     if not found.students:
-        raise SubmissionsError(f"{source}: there is no notebook (.ipynb) in it")
+        said = "".join(f"\n  {text}" for text in found.remarks.get("", [])[:10])
+        raise SubmissionsError(f"{source}: there is no notebook (.ipynb) in it{said}")
     return found
 
 
@@ -122,28 +169,103 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(path for path in paths if not path.name.startswith("._"))
 
 
-def _add_all(found: Found, folder: Path, labs: list[str], scratch: Path) -> None:
-    for path in _entries(folder):
-        if path.is_symlink():
-            found.remark(f"{path.name}: a link, not followed")
-        elif path.is_dir():
-            _add_folder(found, path, scratch)
-        elif path.suffix.lower() == ".ipynb":
-            _add_flat(found, path, labs)
+class Search:
+    """Goes through a folder and adds to `found` what is in it.
+
+    damaged: of files that came out of a zip, those that did not come out whole, and why.
+    """
+
+    def __init__(self, found: Found, labs: list[str], scratch: Path, damaged: dict[Path, str]):
+        self.found, self.labs, self.scratch, self.damaged = found, labs, scratch, damaged
+
+    def add_all(self, folder: Path) -> None:
+        """Every student's folder or file."""
+        paths = _entries(folder)
+        flat = not any(path.is_dir() for path in paths)
+        for path in paths:
+            if path.is_symlink():
+                self.found.remark(f"{path.name}: a link, not followed")
+            elif path.is_dir():
+                self._add_folder(path)
+            elif path.is_file() and _is_students(path, flat):
+                self.add_flat(path)
+            else:
+                self.found.remark(f"{clean(path.name)}: nobody's submission, not looked at")
+
+    def add_flat(self, path: Path) -> None:
+        """A file beside others: the student is in its name."""
+        attempt, name = 0, path.name
+        stem = NOTEBOOK.sub("", name) if NOTEBOOK.search(name) else path.stem
+        if match := MOODLE.match(stem):
+            lms = {"system": "moodle", "id": match["id"], "prefix": match[0]}
+            student = self.found.student(match["name"], lms)
+            name = path.name[match.end() :]
+        elif match := CANVAS.fullmatch(stem):
+            lms = {"system": "canvas", "id": match["id"]}
+            student = self.found.student(match["name"], lms)
+            name = re.sub(r"-\d+$", "", match["file"]) + name[len(stem) :]
+            attempt = int(match["attempt"])
+            if match["late"]:
+                self.found.remark("handed in late", student.name)
+        else:
+            student = self.found.student(_without_lab(stem, self.labs))
+        self._add_file(student, path, clean(name), attempt)
+
+    def _add_folder(self, folder: Path) -> None:
+        """A student's folder, with what is zipped in it."""
+        if match := MOODLE.fullmatch(folder.name):
+            lms = {"system": "moodle", "id": match["id"], "folder": folder.name}
+            student = self.found.student(match["name"], lms)
+        else:
+            student = self.found.owner(folder.name)
+        self._walk(student, folder)
+
+    def _walk(self, student: Student, folder: Path, depth: int = 0) -> None:
+        try:
+            for path in _entries(folder):
+                if path.is_symlink():
+                    self.found.remark(f"{path.name}: a link, not followed", student.name)
+                elif path.is_dir():
+                    self._walk(student, path, depth)
+                elif path.is_file():
+                    self._add_file(student, path, clean(path.name), depth=depth)
+        except OSError as error:
+            self.found.close(f"{clean(folder.name)} can't be read: {error.strerror}", student.name)
+
+    def _add_file(
+        self, student: Student, path: Path, name: str, attempt: int = 0, depth: int = 0
+    ) -> None:
+        """A notebook, a zip of notebooks, or something else to be told of."""
+        suffix = path.suffix.lower()
+        error = self.damaged.get(path, "")
+        if NOTEBOOK.search(path.name):
+            self.found.files.append(File(student, path, name, attempt, error))
+        elif suffix == ".zip" and not error and depth < MOST_DEPTH:
+            self._add_zip(student, path, name, depth + 1)
+        elif error or suffix in ARCHIVES:
+            why = error or f"{name}: unpack it by hand, {suffix} is not looked into"
+            self.found.close(why, student.name)
+        else:
+            self.found.others.setdefault(student.name, []).append(name)
+
+    def _add_zip(self, student: Student, path: Path, name: str, depth: int) -> None:
+        target = Path(tempfile.mkdtemp(dir=self.scratch))
+        remarks, damaged = unpack(path, target)
+        for remark in remarks:
+            self.found.remark(remark, student.name)
+        if target in damaged:
+            self.found.close(damaged[target], student.name)
+        self.damaged |= damaged
+        if not _entries(target):
+            self.found.others.setdefault(student.name, []).append(f"{name}, with nothing in it")
+        self._walk(student, target, depth)
 
 
-def _add_flat(found: Found, path: Path, labs: list[str]) -> None:
-    """A file beside others: the student is in its name."""
-    if match := CANVAS.fullmatch(path.stem):
-        lms = {"system": "canvas", "id": match["id"]}
-        student = found.student(match["name"], lms)
-        name = re.sub(r"-\d+$", "", match["file"]) + path.suffix
-        if match["late"]:
-            found.remark("handed in late", student.name)
-        found.files.append(File(student, path, clean(name), int(match["attempt"])))
-        return
-    student = found.student(_without_lab(path.stem, labs))
-    found.files.append(File(student, path, clean(path.name)))
+def _is_students(path: Path, flat: bool) -> bool:
+    """Whether a file beside others can be a submission: beside folders only what an LMS names."""
+    if NOTEBOOK.search(path.name) or MOODLE.match(path.stem) or CANVAS.fullmatch(path.stem):
+        return True
+    return flat and path.suffix.lower() not in LITTER and not path.name.startswith(".")
 
 
 def _without_lab(stem: str, labs: list[str]) -> str:
@@ -156,59 +278,105 @@ def _without_lab(stem: str, labs: list[str]) -> str:
     return stem
 
 
-def _add_folder(found: Found, folder: Path, scratch: Path) -> None:
-    """A student's folder, with what is zipped in it."""
-    match = MOODLE.fullmatch(folder.name)
-    lms = {"system": "moodle", "id": match["id"], "folder": folder.name} if match else {}
-    student = found.student(match["name"] if match else folder.name, lms)
-    for path in _walk(folder, found, student.name):
-        if path.suffix.lower() == ".ipynb":
-            found.files.append(File(student, path, clean(path.name)))
-        elif path.suffix.lower() == ".zip":
-            target = scratch / "zips" / str(len(found.files)) / folder_name(student.name)
-            for remark in unpack(path, target):
-                found.remark(remark, student.name)
-            for inner in _walk(target, found, student.name):
-                if inner.suffix.lower() == ".ipynb":
-                    found.files.append(File(student, inner, clean(inner.name)))
-
-
-def _walk(folder: Path, found: Found, name: str) -> Iterator[Path]:
-    for path in _entries(folder) if folder.is_dir() else ():
-        if path.is_symlink():
-            found.remark(f"{path.name}: a link, not followed", name)
-        elif path.is_dir():
-            yield from _walk(path, found, name)
-        elif path.is_file():
-            yield path
-
-
 # --- zips ----------------------------------------------------------------------------------------
 
 
-def unpack(source: Path, target: Path) -> list[str]:
-    """Unpack the notebooks and zips of a zip; returns remarks on what was left out."""
+def unpack(source: Path, target: Path) -> tuple[list[str], dict[Path, str]]:
+    """Unpack the notebooks and zips of a zip, and a few empty files in place of others.
+
+    Returns remarks on what was left out, and the paths of what did not come out whole, with the
+    reason; `target` is among them when the zip itself can't be read. Raises SubmissionsError when
+    there is no room for it: that is no student's fault.
+    """
     target.mkdir(parents=True, exist_ok=True)
-    remarks, left, files = [], MOST_UNPACKED, 0
+    unpacking = Unpacking(source, target)
     try:
         with zipfile.ZipFile(source) as archive:
             for entry in archive.infolist():
-                if why := _refused(entry):
-                    remarks.append(f"{clean(entry.filename)}: {why}")
-                    continue
-                if entry.is_dir():
-                    (target / entry.filename).mkdir(parents=True, exist_ok=True)
-                    continue
-                if PurePosixPath(entry.filename).suffix.lower() not in {".ipynb", ".zip"}:
-                    continue
-                files += 1
-                if files > MOST_FILES or left <= 0:
-                    remarks.append(f"{source.name}: more than fits; the rest was left out")
-                    break
-                left -= _extract(archive, entry, target, remarks)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError) as error:
-        remarks.append(f"{source.name}: not a zip that can be read ({error})")
-    return remarks
+                unpacking.add(archive, entry)
+    except SubmissionsError:
+        raise
+    except (*UNREADABLE, OSError, ValueError) as error:
+        text = f"{source.name}: not a zip that can be read ({error})"
+        unpacking.remarks.append(text)
+        unpacking.damaged[target] = text
+    return unpacking.remarks, unpacking.damaged
+
+
+class Unpacking:
+    """What has come out of a zip so far. What the zip says of sizes is not believed."""
+
+    def __init__(self, source: Path, target: Path):
+        self.source, self.target = source, target
+        self.remarks: list[str] = []
+        self.damaged: dict[Path, str] = {}
+        self.left, self.files = MOST_UNPACKED, 0
+        self.listed: Counter[str] = Counter()
+
+    def add(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+        """One entry. Whatever it is, its student's folder or file is there afterwards."""
+        name = clean(entry.filename)
+        if why := _refused(entry):
+            self.remarks.append(f"{name}: {why}")
+            return
+        inside = PurePosixPath(entry.filename.replace("\\", "/"))
+        path = self.target.joinpath(*map(_short, inside.parts))
+        try:
+            if entry.is_dir():
+                path.mkdir(parents=True, exist_ok=True)
+            elif NOTEBOOK.search(path.name) or path.suffix.lower() == ".zip":
+                self._extract(archive, entry, path)
+            else:
+                self._list(path)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise SubmissionsError(
+                    f"{self.source.name}: no room to unpack it: {error}"
+                ) from error
+            self._spoil(path, f"{name}: can't be unpacked ({error.strerror})")
+
+    def _list(self, path: Path) -> None:
+        """An empty file in place of what is not looked into: it tells what was handed in."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        owner = path.relative_to(self.target).parts[0]
+        self.listed[owner] += 1
+        if self.listed[owner] <= MOST_LISTED:
+            path.touch()
+
+    def _spoil(self, path: Path, why: str) -> None:
+        self.remarks.append(why)
+        self.damaged[path] = why
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+
+    def _extract(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> None:
+        """Write one file, no more than a notebook may have: enough of a larger one to tell so."""
+        self.files += 1
+        if self.files > MOST_FILES or self.left <= 0:
+            self._spoil(path, f"{clean(entry.filename)}: more than fits; it was left out")
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        most = MOST_NOTEBOOK + 1 if NOTEBOOK.search(path.name) else 4 * MOST_NOTEBOOK
+        written = 0
+        try:
+            with archive.open(entry) as packed, path.open("wb") as file:
+                while written < most and (block := packed.read(min(MB, most - written))):
+                    file.write(block)
+                    written += len(block)
+        except UNREADABLE as error:
+            self._spoil(path, f"{clean(entry.filename)}: can't be unpacked ({error})")
+        self.left -= written
+
+
+def _short(part: str) -> str:
+    """A part of a path that every file system takes, with the name at its beginning and its end."""
+    suffix = PurePosixPath(part).suffix[:10]
+    if len(part.encode()) <= MOST_NAME:
+        return part
+    mark = hashlib.sha256(part.encode()).hexdigest()[:8]
+    kept = part.encode()[: MOST_NAME - 20].decode(errors="ignore")
+    return f"{kept} {mark}{suffix}"
 
 
 def _refused(entry: zipfile.ZipInfo) -> str | None:
@@ -216,41 +384,20 @@ def _refused(entry: zipfile.ZipInfo) -> str | None:
     path = PurePosixPath(entry.filename.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or re.match(r"[A-Za-z]:", entry.filename):
         return "leads out of its folder, left out"
+    if not path.parts or "\0" in entry.filename:
+        return "has no name, left out"
     mode = entry.external_attr >> 16
     if stat.S_ISLNK(mode):
         return "a link, left out"
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
         return "no ordinary file, left out"
-    if any(len(part.encode()) > 255 for part in path.parts):
-        return "its name is too long, left out"
     return None
-
-
-def _extract(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path, remarks: list) -> int:
-    """Write one file, no more than a notebook may have; returns the bytes written.
-
-    What the zip says of a file's size is not believed. Of a file that is too large as much is
-    kept as tells so later.
-    """
-    path = target / entry.filename
-    path.parent.mkdir(parents=True, exist_ok=True)
-    most, written = MOST_NOTEBOOK + 1, 0
-    if path.suffix.lower() == ".zip":
-        most = 4 * MOST_NOTEBOOK
-    try:
-        with archive.open(entry) as packed, path.open("wb") as file:
-            while written < most and (block := packed.read(min(MB, most - written))):
-                file.write(block)
-                written += len(block)
-    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, NotImplementedError) as error:
-        remarks.append(f"{clean(entry.filename)}: can't be unpacked ({error})")
-    return written
 
 
 def folder_name(name: str) -> str:
     """A student's name as the name of a folder on every system."""
     safe = re.sub(r'[<>:"/\\|?*\x00-\x1f]', "_", name).strip(" .")
-    return safe[:80] or "_"
+    return safe[:80].encode()[:MOST_NAME].decode(errors="ignore").rstrip(" .") or "_"
 
 
 def clear(folder: Path) -> None:

@@ -1,35 +1,68 @@
 """From a submission to the notebook that is run: the reference with the student's answers.
 
-Of the student's file only the source of answer cells is used: found by grade_id, by cell id, and
-as a second chance by what the cell defines. All else is the reference's.
+Of the student's file only the source of answer cells is used (found by grade_id, by cell id, and as
+a second chance by what the cell defines), and of own cells for the ranks (:mod:`.own_cells`). All
+else is the reference's.
 """
 
 from __future__ import annotations
 
-import ast
 import copy
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
 
 from ..notebook import lab
+from .own_cells import OwnCell, own_cells
 from .reference import Reference
+from .source import body, bound, defined, imports, parses
 from .submissions import MB, MOST_NOTEBOOK
 
 #: Characters of one answer.
 MOST_ANSWER = 200_000
 SKIP = "nbval-skip"
+#: Begins the ids of the student's own cells.
+OWN = "own-"
 
 
 @dataclass
 class Answer:
-    """A student's answer. source: None where there is none; changed: is it more than the stub?"""
+    """A student's answer.
+
+    source: None where there is none. changed: is it more than the stub? elsewhere: what it has to
+    define is defined in another cell of the student's.
+    """
 
     source: str | None
     changed: bool = False
+    elsewhere: bool = False
+
+    @property
+    def given(self) -> bool:
+        """Whether the student has answered at all."""
+        return self.changed or self.elsewhere
+
+
+@dataclass(frozen=True)
+class View:
+    """Which notebook is made of a submission.
+
+    blanked: tasks whose answers are stubs. given: tasks with the reference's answers. own: with the
+    student's own cells. only: the task whose checks are run, and nothing behind them; None: all.
+    """
+
+    blanked: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()
+    own: bool = True
+    only: str | None = None
+
+
+WHOLE = View()
 
 
 @dataclass
@@ -41,33 +74,69 @@ class Assembled:
 
     reference: Reference
     answers: dict[str, Answer] = field(default_factory=dict)
+    own: list[OwnCell] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     error: str = ""
 
-    def notebook(
-        self, blanked: set[str] = frozenset(), given: set[str] = frozenset()
-    ) -> NotebookNode:
-        """The notebook to run; answers of `blanked` tasks are stubs, of `given` the reference's.
+    @property
+    def is_spread(self) -> bool:
+        """Whether there is more than the answers in their cells."""
+        return bool(self.own) or any(answer.elsewhere for answer in self.answers.values())
+
+    def notebook(self, view: View = WHOLE) -> NotebookNode:
+        """The notebook to run.
 
         Only check cells have outputs to compare with, so that nbval compares nothing else.
         """
         nb = copy.deepcopy(self.reference.nb)
+        if view.only is not None:
+            last = list(self.reference.task(view.only).checks)[-1]
+            nb.cells = nb.cells[: [cell.id for cell in nb.cells].index(last) + 1]
         for cell in nb.cells:
-            solution = cell.metadata.get("nbgrader", {}).get("solution")
-            if solution and lab(cell)["task"] not in given:
-                cell.source = self._source(cell, blanked)
-            if cell.cell_type != "code" or lab(cell).get("check"):
+            if cell.metadata.get("nbgrader", {}).get("solution"):
+                cell.source = self._source(cell, view)
+            if cell.cell_type != "code":
                 continue
-            cell.outputs, cell.execution_count = [], None
-            if cell.id in self.reference.drawings:
+            check = lab(cell).get("check")
+            if not check:
+                cell.outputs, cell.execution_count = [], None
+            if cell.id in self.reference.drawings or (check and not _is_wanted(cell, view)):
                 cell.metadata.tags = [*cell.metadata.get("tags", []), SKIP]
+        if view.own:
+            nb.cells = list(self._with_own(nb.cells))
         return nb
 
-    def _source(self, cell: NotebookNode, blanked: set[str]) -> str:
+    def _with_own(self, cells: list[NotebookNode]) -> Iterator[NotebookNode]:
+        for cell in cells:
+            yield cell
+            for number, own in enumerate(self.own):
+                if own.after == cell.id:
+                    about = {"id": f"{OWN}{number}", "metadata": {"own": True}}
+                    yield new_code_cell(f"%%px\n{own.source}", **about)
+
+    def _source(self, cell: NotebookNode, view: View) -> str:
         answer = self.answers[cell.metadata.nbgrader.grade_id]
-        if answer.source is None or lab(cell)["task"] in blanked:
+        task, code = lab(cell)["task"], cell.cell_type == "code"
+        if task in view.given or task in view.blanked:
+            source = cell.source if task in view.given else self.reference.stubs[cell.id]
+            # Later answers may rest on what this one has imported.
+            return _with_imports(answer.source or "", source) if code else source
+        if view.own and answer.elsewhere:
+            return cell.source.split("\n", 1)[0]
+        if answer.source is None:
             return self.reference.stubs[cell.id]
-        return forced(answer.source, cell) if cell.cell_type == "code" else answer.source
+        return forced(answer.source, cell) if code else answer.source
+
+
+def _is_wanted(check: NotebookNode, view: View) -> bool:
+    return view.only is None or lab(check)["task"] == view.only
+
+
+def _with_imports(of: str, source: str) -> str:
+    """A cell for the ranks behind the imports of another one."""
+    first, _, rest = source.partition("\n")
+    added = imports(of) if first.startswith("%%") else ""
+    return f"{first}\n{added}\n{rest}" if added else source
 
 
 def assemble(reference: Reference, path: Path) -> Assembled:
@@ -90,7 +159,22 @@ def assemble(reference: Reference, path: Path) -> Assembled:
         done.answers[grade_id] = Answer(source, changed)
         if remark and cells is not None:
             done.remarks.append(f"Task {lab(cell)['task']}: {remark}")
+    _look_elsewhere(done, cells or [])
     return done
+
+
+def _look_elsewhere(done: Assembled, cells: list[dict]) -> None:
+    """Take in the student's own cells; which of them, or of other answers, define an answer?"""
+    sources = [answer.source for answer in done.answers.values() if answer.source is not None]
+    done.own = own_cells(done.reference, cells, sources)
+    if done.own:
+        done.remarks.append(f"run beside the answers: {len(done.own)} cells of the student's own")
+    changed = [body(answer.source) for answer in done.answers.values() if answer.changed]
+    found = set().union(*map(defined, [*changed, *(own.source for own in done.own)]))
+    for grade_id, cell in done.reference.answer_cells.items():
+        names = defined(body(cell.source))
+        answer = done.answers[grade_id]
+        answer.elsewhere = not answer.changed and bool(names) and names <= found
 
 
 def read_cells(path: Path, remarks: list[str]) -> list[dict] | None:
@@ -209,17 +293,9 @@ def choose(sources: list[str], stub: str) -> tuple[str, str]:
     names = [bound(body(one)) for one in changed]
     overlap = any(a & b for i, a in enumerate(names) for b in names[i + 1 :])
     parts = "\n".join(body(one) for one in changed)
-    if not overlap and len(set(changed)) == count and _parses(parts):
+    if not overlap and len(set(changed)) == count and parses(parts):
         return parts, f"there are {count} cells with its mark; taken together"
     return changed[-1], f"there are {count} cells with its mark; the last one was taken"
-
-
-def body(source: str) -> str:
-    """A cell without the cell magics at its top."""
-    lines = source.split("\n")
-    while lines and (not lines[0].strip() or lines[0].lstrip().startswith("%%")):
-        lines.pop(0)
-    return "\n".join(lines)
 
 
 def forced(source: str, cell: NotebookNode) -> str:
@@ -229,34 +305,3 @@ def forced(source: str, cell: NotebookNode) -> str:
     """
     first = cell.source.split("\n", 1)[0].replace(" --local", "")
     return f"{first}\n{body(source)}" if first.startswith("%%") else source
-
-
-def defined(source: str) -> set[str]:
-    """Functions and classes that a source defines at its top level."""
-    try:
-        tree = ast.parse(_without_magics(source))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set(re.findall(r"^(?:def|class)\s+(\w+)", source, re.MULTILINE))
-    return {node.name for node in tree.body if hasattr(node, "name")}
-
-
-def bound(source: str) -> set[str]:
-    """As `defined`, and the variables that are set at the top level."""
-    try:
-        body_of = ast.parse(_without_magics(source)).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return defined(source)
-    targets = [t for node in body_of if isinstance(node, ast.Assign) for t in node.targets]
-    return defined(source) | {t.id for t in targets if isinstance(t, ast.Name)}
-
-
-def _without_magics(source: str) -> str:
-    return "\n".join("" if line.startswith(("!", "%")) else line for line in source.split("\n"))
-
-
-def _parses(source: str) -> bool:
-    try:
-        ast.parse(_without_magics(source))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True

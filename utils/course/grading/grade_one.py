@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import shutil
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from utils.verdict import Verdict
-
-from ..notebook import lab
-from .assemble import Assembled, assemble, body
+from .assemble import OWN, Assembled, View, assemble, body
 from .reference import Reference, Task
-from .results import Result, Shown, Status, TaskResult
+from .results import Result, Status, TaskResult
 from .run import Run, Stop, run
-from .sandbox import Box, Limits
+from .sandbox import Box
+from .verdicts import explicit_pass, failure, name_of, shown, words
 
-MOST_SHOWN, MOST_CODE = 3, 20_000
+MOST_CODE = 20_000
 MOST_STARTS = 3
-#: A check interrupts ranks that do not answer.
-STILL_RUNNING = "did not come to an end and was interrupted "
 #: Seconds that must be left for another run to make sense.
 LEAST = 15.0
 
@@ -49,7 +45,7 @@ def grade(
     Raises InterruptedGradingError when `stop` was set meanwhile.
     """
     grading = Grading(assemble(reference, file), box, folder, slot, stop)
-    if any(answer.changed for answer in grading.assembled.answers.values()):
+    if any(answer.given for answer in grading.assembled.answers.values()):
         try:
             grading.run_all()
         except MachineError as error:
@@ -65,43 +61,74 @@ class Grading:
         self.box, self.folder, self.slot, self.stop = box, folder, slot, stop
         self.verdicts: dict[str, TaskResult] = {}
         self.blanked: set[str] = set()
-        self.given: set[str] = set()
+        self.view = View(own=assembled.is_spread)
+        self.ids: list[str] = []
         self.remarks = list(assembled.remarks)
         self.runs, self.seconds, self.error = 0, 0.0, assembled.error
 
     # -- runs -------------------------------------------------------------------------------------
 
     def run_all(self) -> None:
-        """Run, and again for what stands on a foundation task that is wrong."""
+        """Run; and what failed once more, where other cells can have done no harm."""
         self._run_until_judged()
-        answered = self.assembled.answers
-        lost = {
-            task.number
-            for task in self.reference.tasks.values()
-            if not (task.by_hand or task.foundation or self._passed(task.number))
-            and any(answered[grade_id].changed for grade_id in task.answers)
-        }
-        self.given = {
+        if self.assembled.is_spread:
+            self._judge_again(replace(self.view, own=False), "without the student's own cells")
+        wrong = {
             task.number
             for task in self.reference.tasks.values()
             if task.foundation and not self._passed(task.number)
         }
-        if lost and self.given:
-            self._judge_again(lost)
+        if wrong:
+            self.view = replace(self.view, given=frozenset(wrong))
+            names = ", ".join(sorted(wrong))
+            self._judge_again(self.view, f"with the reference's answer to task {names}", but=wrong)
+        self._judge_each_alone()
 
-    def _judge_again(self, lost: set[str]) -> None:
-        """Give tasks a run with the reference's answers to the foundation tasks."""
-        before = dict(self.verdicts)
+    def _lost(self) -> list[str]:
+        """Tasks with an answer that did not pass."""
+        answers = self.assembled.answers
+        return [
+            task.number
+            for task in self.reference.tasks.values()
+            if not (task.by_hand or self._passed(task.number))
+            and any(answers[grade_id].given for grade_id in task.answers)
+        ]
+
+    def _judge_again(self, view: View, how: str, but: Collection[str] = ()) -> None:
+        """Give what did not pass another run; what passes now counts."""
+        lost = [task for task in self._lost() if task not in but]
+        if not lost:
+            return
+        before, self.view, usual = dict(self.verdicts), view, self.view
         for task in lost:
             self.verdicts.pop(task, None)
         self._run_until_judged()
-        passed = [task for task in self.reference.tasks if task in lost and self._passed(task)]
+        self.view = usual
+        self._keep(before, [task for task in lost if self._passed(task)], how)
+
+    def _judge_each_alone(self) -> None:
+        """Judge what did not pass with the reference's answers in all other tasks.
+
+        An answer above may have done harm that outlives it: a closed stdout, a lost group.
+        """
+        before, passed, seen = dict(self.verdicts), [], False
+        everything = frozenset(self.reference.tasks)
+        lost = set(self._lost())
+        for number, task in self.reference.tasks.items():
+            if seen and number in lost:
+                self.verdicts.pop(number, None)
+                view = View(given=everything - {number}, own=self.view.own, only=number)
+                if self._run_once(view) is None:
+                    break
+                passed += [number] if self._passed(number) else []
+            seen = seen or any(self.assembled.answers[one].given for one in task.answers)
+        self._keep(before, passed, "with the reference's answers to all other tasks")
+
+    def _keep(self, before: dict[str, TaskResult], passed: list[str], how: str) -> None:
+        """The verdicts are those of before, but for what has passed now."""
         self.verdicts = before | {task: self.verdicts[task] for task in passed}
         if passed:
-            self.remarks.append(
-                f"Task {', '.join(passed)}: judged with the reference's answer to task "
-                f"{', '.join(sorted(self.given))}"
-            )
+            self.remarks.append(f"Task {', '.join(passed)}: judged {how}")
 
     def _passed(self, number: str) -> bool:
         verdict = self.verdicts.get(number)
@@ -111,11 +138,14 @@ class Grading:
         """Run until every task has a verdict, or nothing more can be found out."""
         failed_starts = 0
         while self._to_judge() and self.runs <= 2 * len(self.reference.tasks):
-            done = self._run_once(self.blanked)
+            done = self._run_once(self._blank(self.blanked))
             if done is None or done.end is None:
                 return
             at, culprit = self._where(done), self._owner_of_end(done)
-            if culprit is None:
+            if at is not None and at.startswith(OWN):
+                self.view = replace(self.view, own=False)
+                self.remarks.append(f"a cell of the student's own {self._why(done)}: left out")
+            elif culprit is None:
                 failed_starts += 1  # no answer has run yet: a busy machine, most likely
                 self.seconds -= done.seconds
                 if failed_starts == MOST_STARTS:
@@ -123,7 +153,10 @@ class Grading:
             elif not self._passes_without_suspects(culprit, done):
                 self._blame(culprit, at, done)
 
-    def _run_once(self, blanked: set[str]) -> Run | None:
+    def _blank(self, tasks: set[str]) -> View:
+        return replace(self.view, blanked=frozenset(tasks))
+
+    def _run_once(self, view: View) -> Run | None:
         """One more run, in the time that is left; None if that is too little.
 
         Raises MachineError when the machine spoilt it, and two repetitions as well.
@@ -134,18 +167,19 @@ class Grading:
             return None
         self.runs += 1
         for _ in range(MOST_STARTS):
-            done = self._attempt(blanked, left)
+            done = self._attempt(view, left)
             if not done.fault:
                 self.seconds += done.seconds
-                self._read(done, blanked)
+                self._read(done, view)
                 return done
         raise MachineError(f"tried {MOST_STARTS} times: {done.fault}")
 
-    def _attempt(self, blanked: set[str], left: float) -> Run:
+    def _attempt(self, view: View, left: float) -> Run:
         """A run in an empty folder, with fresh ranks; the system's refusals are its `fault`."""
         job = self.folder / f"run-{self.runs}"
         shutil.rmtree(job, ignore_errors=True)
-        nb = self.assembled.notebook(blanked, self.given)
+        nb = self.assembled.notebook(view)
+        self.ids = [cell.id for cell in nb.cells if cell.cell_type == "code"]
         try:
             done = run(nb, _with_total(self.box, left), job, slot=self.slot, stop=self.stop)
         except OSError as error:
@@ -170,7 +204,7 @@ class Grading:
         before = dict(self.verdicts)
         self.verdicts.pop(culprit, None)
         for _ in range(MOST_STARTS):
-            again = self._run_once(self.blanked | suspects)
+            again = self._run_once(self._blank(self.blanked | suspects))
             if again is None or again.end is None or self._owner_of_end(again):
                 break
         else:
@@ -192,25 +226,27 @@ class Grading:
 
     def _where(self, done: Run) -> str | None:
         """The cell at which a run ended early."""
-        ids = [cell.id for cell in self.reference.nb.cells if cell.cell_type == "code"]
         if done.records and done.records[-1]["end"]:
             return done.records[-1]["cell"]
-        return ids[min(len(done.records), len(ids) - 1)] if done.records else None
+        return self.ids[min(len(done.records), len(self.ids) - 1)] if done.records else None
+
+    def _why(self, done: Run) -> str:
+        """What happened, in words."""
+        limits, (_, text) = self.box.limits, WHY.get(done.end, ("lost", done.end))
+        return text.format(cell=limits.cell, memory=limits.memory / (1 << 30))
 
     def _blame(self, culprit: str, at: str, done: Run) -> None:
         """Note what happened; the next run goes without that answer."""
-        status, text = WHY.get(done.end, ("lost", done.end))
-        limits = self.box.limits
-        text = text.format(cell=limits.cell, memory=limits.memory / (1 << 30))
+        status, text = WHY.get(done.end, ("lost", ""))[0], self._why(done)
         if culprit not in self.verdicts:
             self.verdicts[culprit] = self._verdict(culprit, status, done)
         if self.verdicts[culprit].points == 0:
             verdict = self.verdicts[culprit]
-            name = _name(at, self.reference)
+            name = name_of(at, self.reference)
             verdict.note = verdict.note or f"{name[0].upper()}{name[1:]} {text}."
             if verdict.status in {"wrong", "failed"}:
                 verdict.status = status
-        self.remarks.append(f"Task {culprit}: {_name(at, self.reference)} {text}")
+        self.remarks.append(f"Task {culprit}: {name_of(at, self.reference)} {text}")
         # Already without it: then an earlier answer still does something in the background.
         order = list(self.reference.tasks)
         for task in reversed(order[: order.index(culprit) + 1]):
@@ -229,18 +265,18 @@ class Grading:
             if not task.by_hand and task.number not in self.verdicts
         ]
 
-    def _read(self, done: Run, blanked: set[str]) -> None:
+    def _read(self, done: Run, view: View) -> None:
         """Verdicts of the tasks whose checks have all come to an end in this run."""
         records = {record["cell"]: record for record in done.records}
         for task in self._to_judge():
             checks = [records.get(cell) for cell in task.checks]
-            if all(checks) and task.number not in blanked:
+            if all(checks) and task.number not in view.blanked and view.only in (None, task.number):
                 passed = {
                     record["cell"]
                     for record in checks
                     if explicit_pass(record, self.reference, self.box.limits)
                 }
-                status = "passed" if len(passed) == len(checks) else _failure(checks)
+                status = "passed" if len(passed) == len(checks) else failure(checks)
                 self.verdicts[task.number] = self._verdict(task.number, status, done, passed)
 
     def _verdict(self, number: str, status: Status, done: Run, passed=frozenset()) -> TaskResult:
@@ -251,7 +287,7 @@ class Grading:
         else:  # checks with points of their own count one by one
             result.points = sum(points for cell, points in task.checks.items() if cell in passed)
         records = [r for r in done.records if self.reference.owners.get(r["cell"]) == number]
-        result.said = "\n".join(_words(r) for r in records if r["cell"] in task.checks).strip()
+        result.said = "\n".join(words(r) for r in records if r["cell"] in task.checks).strip()
         if status != "passed":
             result.shown = shown(records, self.reference)
         return result
@@ -279,92 +315,15 @@ class Grading:
     def _with_answer(self, task: Task, verdict: TaskResult) -> TaskResult:
         """Say of an answer that isn't there that it isn't."""
         answers = [self.assembled.answers[grade_id] for grade_id in task.answers]
-        if all(one.source is None for one in answers):
+        if all(one.source is None and not one.elsewhere for one in answers):
             verdict.status, verdict.points = "missing", 0.0
-        elif not any(one.changed for one in answers) and verdict.status != "passed":
+        elif not any(one.given for one in answers) and verdict.status != "passed":
             verdict.status, verdict.points = "unchanged", 0.0
         elif task.by_hand:
             verdict.status = "by hand"
         if verdict.status in {"missing", "unchanged"}:
             verdict.said, verdict.shown, verdict.note = "", [], ""
         return verdict
-
-
-def explicit_pass(record: dict, reference: Reference, limits: Limits) -> bool:
-    """Did nbval pass this check cell, with the verdict of the reference and no other, in time?"""
-    return (
-        record["outcome"] == "passed"
-        and record["end"] is None
-        and record["seconds"] < limits.cell
-        and record["verdicts"] == reference.expected[record["cell"]]
-    )
-
-
-def shown(records: list[dict], reference: Reference) -> list[Shown]:
-    """Errors of a task's cells for the feedback: never the source of a check."""
-    found = []
-    for record in records:
-        errors = [o for o in record["outputs"] if o["type"] == "error"]
-        if not errors or record["cell"] in reference.task(_owner(record, reference)).checks:
-            continue
-        png = next((o["png"] for o in record["outputs"] if o.get("png")), "")
-        error = errors[0]
-        text = error["evalue"]
-        if error["ename"] != "CellFailed":
-            text = f"{error['ename']}: {text}"
-        title = _name(record["cell"], reference)
-        found.append(Shown(title[0].upper() + title[1:], tidied(text), png))
-        if title == "the answer":
-            break  # what comes after it can't work
-    if not found:
-        found = [
-            Shown("The check", o["text"].strip()[:2000] or o["type"], o.get("png", ""))
-            for record in records
-            for o in record["outputs"]
-            if o.get("png") and record["cell"] in reference.expected
-        ]
-    return found[:MOST_SHOWN]
-
-
-def tidied(text: str) -> str:
-    """An error without the frames of libraries and the rule above them."""
-    blocks = re.sub(r"^-{20,}\n", "", text.strip()).split("\n\n")
-    kept = [block for block in blocks if not block.lstrip().startswith("File /")]
-    return "\n\n".join(kept).strip()
-
-
-def _failure(checks: list[dict]) -> Status:
-    """A check that shows a verdict has judged; one that shows none has not."""
-    if any("KeyboardInterrupt" in _said(record) for record in checks):
-        return "hung"
-    return "wrong" if all(record["verdicts"] for record in checks) else "failed"
-
-
-def _owner(record: dict, reference: Reference) -> str:
-    return reference.owners[record["cell"]]
-
-
-def _said(record: dict) -> str:
-    """What a check's verdicts say; where it has none, what it printed."""
-    if record["verdicts"]:
-        return "\n".join(str(Verdict.from_data(data)) for data in record["verdicts"])
-    return "".join(o["text"] for o in record["outputs"] if o.get("name") == "stdout").strip()
-
-
-def _words(record: dict) -> str:
-    """What a check said; without its traceback, which shows its source."""
-    errors = [o for o in record["outputs"] if o["type"] == "error"]
-    if _said(record) or not errors:
-        return re.sub(r"KeyboardInterrupt: *", STILL_RUNNING, _said(record))
-    first = (errors[0]["evalue"].strip().splitlines() or [""])[0]
-    return f"The check ended with {errors[0]['ename']}: {first}"[:500]
-
-
-def _name(cell_id: str, reference: Reference) -> str:
-    cell = next(one for one in reference.nb.cells if one.id == cell_id)
-    if lab(cell).get("check"):
-        return "the check"
-    return "the answer" if lab(cell) else "the cell that runs it"
 
 
 def _with_total(box: Box, total: float) -> Box:

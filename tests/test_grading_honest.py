@@ -1,0 +1,175 @@
+"""Honest work counts: helpers, imports and answers that stand in cells of a student's own."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import grading_tools as toy
+import pytest
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
+
+from utils.course.grading.assemble import WHOLE, Assembled, View, assemble
+from utils.course.grading.grade_one import grade
+from utils.course.grading.reference import Reference
+from utils.course.grading.sandbox import Box
+from utils.course.grading.source import imports
+
+ALONE = View(own=False)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> Reference:
+    solutions, _ = toy.make_course(tmp_path_factory.mktemp("honest"))
+    return Reference(solutions / f"{toy.LAB}.ipynb")
+
+
+def put(nb: NotebookNode, source: str, *, behind: str) -> NotebookNode:
+    """A student's own cell behind another one."""
+    at = nb.cells.index(toy.cell(nb, behind)) + 1
+    nb.cells.insert(at, new_code_cell(source, id=f"mine-{at}"))
+    return nb
+
+
+def assembled(folder: Path, reference: Reference, nb: NotebookNode) -> Assembled:
+    return assemble(reference, toy.hand_in(folder, "ada", nb))
+
+
+def sources(done: Assembled, view: View = WHOLE) -> list[str]:
+    return [cell.source for cell in done.notebook(view).cells if cell.cell_type == "code"]
+
+
+def names(done: Assembled, view: View = WHOLE) -> dict:
+    """What a rank has defined when the notebook's answers and own cells have been run."""
+    found: dict = {}
+    for cell in done.notebook(view).cells:
+        wanted = cell.id.endswith("-answer") or cell.metadata.get("own")
+        if cell.cell_type == "code" and wanted:
+            exec(cell.source.removeprefix("%%px"), found)
+    return found
+
+
+HELPER = "%%px\ndef double(number):\n    return 2 * number"
+
+
+def test_a_helper_function_in_a_cell_of_its_own_is_there(tmp_path, reference):
+    nb = put(toy.filled(twice="return double(number)"), HELPER, behind="twice-task")
+    done = assembled(tmp_path, reference, nb)
+    assert names(done)["twice"](4) == 8
+    assert HELPER not in sources(done, ALONE)
+    assert done.remarks == ["run beside the answers: 1 cells of the student's own"]
+
+
+@pytest.mark.parametrize(
+    "first", ["%%px --local", "%%px --targets 0", "%%bash", "%%writefile x", ""]
+)
+def test_a_cell_that_is_not_for_all_ranks_and_for_nobody_else_stays_out(tmp_path, reference, first):
+    nb = put(toy.filled(), f"{first}\nx = 1", behind="twice-task")
+    assert assembled(tmp_path, reference, nb).own == []
+
+
+def test_an_import_that_was_added_to_a_cell_of_the_lab_is_there_and_nothing_else_of_it(
+    tmp_path, reference
+):
+    nb = toy.filled(twice="return math.trunc(2 * number)")
+    toy.cell(nb, "ranks-join").source += "\nimport math\nrank = 7"
+    done = assembled(tmp_path, reference, nb)
+    assert names(done)["twice"](4) == 8
+    assert sources(done)[1] == toy.SETUP
+    assert "rank = 7" not in "".join(sources(done))
+
+
+def test_an_answer_in_two_cells_is_one_answer(tmp_path, reference):
+    nb = toy.filled(twice="\n%%px\nFACTOR = 2")
+    nb = put(nb, "%%px\ndef twice(number):\n    return FACTOR * number", behind="twice-answer")
+    done = assembled(tmp_path, reference, nb)
+    assert names(done)["twice"](4) == 8
+
+
+def test_two_answers_in_one_cell_are_two_answers(tmp_path, reference):
+    both = "\n%%px\ndef twice(number):\n    return 2 * number\n"
+    both += "def square(number):\n    return number**2"
+    done = assembled(tmp_path, reference, toy.filled(twice=both, square=None))
+    assert done.answers["square-answer"].elsewhere
+    assert names(done)["square"](3) == 9
+
+
+def test_an_answer_whose_cell_was_deleted_counts_where_it_stands(tmp_path, reference):
+    nb = toy.filled()
+    nb.cells.remove(toy.cell(nb, "square-answer"))
+    nb = put(nb, "%%px\ndef square(number):\n    return number**2", behind="twice-task")
+    done = assembled(tmp_path, reference, nb)
+    assert names(done)["square"](3) == 9
+
+
+def test_a_later_cell_that_defines_an_answer_anew_holds_at_its_check(tmp_path, reference):
+    nb = toy.filled(twice="return 3 * number")
+    nb = put(nb, "%%px\ndef twice(number):\n    return 2 * number", behind="mean-check")
+    done = assembled(tmp_path, reference, nb)
+    assert names(done)["twice"](4) == 8
+    order = [cell.id for cell in done.notebook().cells]
+    assert order.index("own-0") == order.index("twice-answer") + 1
+
+
+def test_imports_of_a_blanked_answer_are_there_for_later_ones(tmp_path, reference):
+    nb = toy.filled(twice="\n%%px\nimport math\ndef twice(number):\n    while True: pass")
+    done = assembled(tmp_path, reference, nb)
+    for view in (View(blanked=frozenset({"1.1"})), View(given=frozenset({"1.1"}))):
+        (source,) = [s for s in sources(done, view) if "def twice" in s]
+        assert source.startswith("%%px\nimport math\n")
+        assert "while True" not in source
+
+
+def test_a_task_alone_has_its_own_check_and_nothing_behind_it(tmp_path, reference):
+    done = assembled(tmp_path, reference, toy.filled())
+    cells = done.notebook(View(only="1.3")).cells
+    assert cells[-1].id == "total-check"
+    checks = [cell for cell in cells if cell.metadata.get("lab", {}).get("check")]
+    skipped = [cell.id for cell in checks if "nbval-skip" in cell.metadata.get("tags", [])]
+    assert skipped == ["twice-check", "swap-check"]
+
+
+def test_the_labs_own_cells_are_nobodys_own_even_without_ids(tmp_path, reference):
+    done = assembled(tmp_path, reference, toy.without_metadata(toy.filled()))
+    assert done.own == []
+
+
+def test_a_cell_of_ones_own_that_hangs_costs_no_point(tmp_path, reference, monkeypatch):
+    nb = put(toy.filled(), "%%px\nwhile True: pass", behind="ranks-join")
+    runs = toy.Pretended(reference, {"own-0": ("out of time", ())})
+    monkeypatch.setattr("utils.course.grading.grade_one.run", runs)
+    result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
+    assert sum(task.points or 0 for task in result.tasks) == toy.MOST
+    assert result.error == ""
+    assert any("a cell of the student's own was still running" in one for one in result.remarks)
+
+
+def test_a_cell_of_ones_own_that_spoils_an_answer_costs_no_point(tmp_path, reference, monkeypatch):
+    class Spoilt(toy.Pretended):
+        def __call__(self, nb, *args, **more):
+            own = any(cell.metadata.get("own") for cell in nb.cells)
+            self.wrong = ("1.3",) if own else ()
+            return super().__call__(nb, *args, **more)
+
+    nb = put(toy.filled(), "%%px\nrank = 7", behind="swap-check")
+    monkeypatch.setattr("utils.course.grading.grade_one.run", Spoilt(reference, {}))
+    result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
+    assert sum(task.points or 0 for task in result.tasks) == toy.MOST
+    assert "Task 1.3: judged without the student's own cells" in result.remarks
+
+
+def test_a_wrong_answer_is_wrong_however_often_it_is_judged(tmp_path, reference, monkeypatch):
+    nb = put(copy.deepcopy(toy.filled()), HELPER, behind="twice-task")
+    monkeypatch.setattr(
+        "utils.course.grading.grade_one.run", toy.Pretended(reference, {}, ("1.3",))
+    )
+    result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
+    assert result.task("1.3").points == 0
+    assert result.task("1.3").status == "wrong"
+
+
+def test_imports_are_read_from_python_only():
+    assert imports("import a\nfrom b import c as d\nx = 1") == "import a\nfrom b import c as d"
+    assert imports("!pip install x\nimport a") == "import a"
+    assert imports("import (") == ""

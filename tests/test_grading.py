@@ -783,6 +783,15 @@ def small_class(folder: Path, port: int) -> dict[str, list[float]]:
             "pass", "__import__('time').sleep(1)"
         ),
     }
+    spoils = "dist.all_reduce(mine)\ndist.destroy_process_group()\nreturn mine"
+    helped = toy.filled(twice="return math.trunc(double(number))", square=None)
+    toy.cell(helped, "ranks-join").source += "\nimport math"
+    for behind, source in (
+        ("twice-task", "def double(number):\n    return 2 * number"),
+        ("mean-check", "def square(number):\n    return number**2"),
+    ):
+        at = helped.cells.index(toy.cell(helped, behind)) + 1
+        helped.cells.insert(at, new_code_cell(f"%%px\n{source}"))
     greedy = {"twice": "import time\ntime.sleep(10_000)", "total": toy.HOSTILE["fills the disk"]}
     accidents = toy.accidents()
     everyone = {
@@ -792,6 +801,8 @@ def small_class(folder: Path, port: int) -> dict[str, list[float]]:
         "loud": (toy.filled(**loud), [1, 0, 0, 0, 0]),
         "greedy": (toy.filled(**greedy), [0, 2, 0, 1, 2]),
         "lost all metadata": (accidents["lost all metadata"][0], [1, 2, 2, 1, 2]),
+        "helpers of her own": (helped, [1, 2, 2, 1, 2]),
+        "spoils it for the others": (toy.filled(swap=spoils), [1, 0, 2, 1, 2]),
         "is not JSON": (accidents["is not JSON"][0], [0, 0, 0, 0, 0]),
         "has 200 MB": (accidents["has 200 MB"][0], [0, 0, 0, 0, 0]),
     }
@@ -830,7 +841,7 @@ def graded(course: Path, server, tmp_path_factory):
 
 CLASS_NAMES = [
     *("Ada Lovelace", "Zoë half right", "quiet cheat", "loud", "greedy", "lost all metadata"),
-    *("is not JSON", "has 200 MB"),
+    *("helpers of her own", "spoils it for the others", "is not JSON", "has 200 MB"),
 ]
 
 
@@ -882,7 +893,7 @@ def test_the_instructor_gets_gradebook_summary_and_written_answers(graded):
     summary = (out / "summary.html").read_text(encoding="utf-8")
     assert "Zoë half right" in summary
     assert toy.MODEL_TEXT in (out / "explain.html").read_text(encoding="utf-8")
-    assert len(rows((out / "explain.csv").read_text())) == 6
+    assert len(rows((out / "explain.csv").read_text())) == 8
 
 
 @sandboxed

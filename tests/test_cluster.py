@@ -14,6 +14,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from traceback import walk_tb
 
 import nbformat
 import psutil
@@ -22,7 +23,7 @@ from nbclient import NotebookClient
 
 from torch_mpi import library as libraries
 from utils import cluster
-from utils.cluster import RanksError, engine, where
+from utils.cluster import RanksError, engine, on_rank, where
 from utils.jobs import session, watchdog
 from utils.jobs.plan import NOT_STARTED, Launcher, Plan, Request, find_launcher
 
@@ -732,3 +733,16 @@ def test_an_engine_waits_for_a_connection_file_that_is_just_being_written(monkey
     monkeypatch.setattr(engine.IPEngine, "load_connection_file", load)
     engine.Engine().load_connection_file()
     assert len(read) == 3
+
+
+def test_an_endless_recursion_is_told_by_both_ends_of_its_traceback():
+    def fall(depth: int) -> None:
+        fall(depth + 1)
+
+    with pytest.raises(RecursionError) as caught:
+        fall(0)
+    frames = list(walk_tb(on_rank.shortened(caught.value.__traceback__)))
+    assert len(frames) == on_rank.MOST_FRAMES
+    assert frames[0][0].f_code.co_name.startswith("test_an_endless_recursion")
+    assert frames[-1][0].f_locals["depth"] > 500
+    assert on_rank.shortened(None) is None

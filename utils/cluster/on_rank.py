@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable
 from json import dumps, loads
 from pathlib import Path
-from types import SimpleNamespace
+from types import SimpleNamespace, TracebackType
 
 from ipyparallel.engine.datapub import publish_data
 from IPython import get_ipython
@@ -34,6 +34,8 @@ from utils.timeline.on_rank import backend_world, start_watching
 # Longest text kept of what a check's call prints, and of an error, in characters.
 MOST_OUTPUT = 64_000
 MOST_ERROR = 4_000
+# Most frames of a traceback.
+MOST_FRAMES = 40
 
 # Longest output of one cell, in characters: more brings the browser down.
 MOST_OF_A_CELL = 1_000_000
@@ -180,13 +182,24 @@ def _error_in_cell(shell, kind, error, trace, tb_offset=None) -> None:
         if world := backend_world():
             _tell(world, error)
         if kind is not KeyboardInterrupt:
-            shell.showtraceback((kind, error, trace), running_compiled_code=True)
+            shell.showtraceback((kind, error, shortened(trace)), running_compiled_code=True)
             return
     except KeyboardInterrupt as stopped:
         error = stopped.with_traceback(trace)
         if world := backend_world():
             _tell(world, error)
     shell._showtraceback(KeyboardInterrupt, error, ["KeyboardInterrupt"])
+
+
+def shortened(trace: TracebackType | None) -> TracebackType | None:
+    """A long traceback's two ends: endless recursion has a thousand frames, seconds of work."""
+    frames = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    if len(frames) > MOST_FRAMES:
+        frames[MOST_FRAMES // 2 - 1].tb_next = frames[-MOST_FRAMES // 2]
+    return frames[0] if frames else None
 
 
 def _without_traceback(error: BaseException, *_, **__) -> dict:

@@ -186,7 +186,8 @@ def read_cells(path: Path, remarks: list[str]) -> list[dict] | None:
         size = path.stat().st_size
         if size > MOST_NOTEBOOK:
             limit = MOST_NOTEBOOK // MB
-            remarks.append(f"{path.name}: {size // MB} MB or more, over the limit of {limit} MB")
+            over = f"{size // MB} MB or more, over the limit of {limit} MB: clear its outputs"
+            remarks.append(f"{path.name}: {over}")
             return None
         content = json.loads(path.read_bytes())
         cells = content["cells"]

@@ -43,7 +43,7 @@ from utils.course.grading.results import Result, Shown, TaskResult, load, save
 from utils.course.grading.run import later
 from utils.course.grading.sandbox import FIRST_UID, LAST_UID, Box, Limits, SandboxError, require
 from utils.course.grading.submissions import File, Student, SubmissionsError, find
-from utils.course.grading.verdicts import explicit_pass, tidied
+from utils.course.grading.verdicts import explicit_pass, shown, tidied
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks
 from utils.verdict import Verdict
 
@@ -592,7 +592,20 @@ def test_a_rank_can_not_send_code_to_the_kernel():
 
 def test_a_traceback_for_students_names_no_folder_of_the_grader():
     text = "-" * 75 + "\nTraceback\n\n  File /a/b.py:1 in f\n    x\n\n  Cell In[4]\nError"
-    assert tidied(text) == "Traceback\n\n  Cell In[4]\nError"
+    assert tidied(text) == "Traceback\n\n  the cell\nError"
+    assert tidied("rank 0 raised KeyError at Cell In[12], line 3") == (
+        "rank 0 raised KeyError at the cell, line 3"
+    )
+
+
+def test_an_error_that_the_lab_shows_on_purpose_is_not_shown_as_the_students(tmp_path):
+    nb = toy.reference()
+    toy.cell(nb, "swap-run").metadata["tags"] = ["raises-exception"]
+    path = tmp_path / f"{toy.LAB}.ipynb"
+    path.write_text(dumps(nb), encoding="utf-8")
+    error = {"type": "error", "ename": "CellFailed", "evalue": "no", "text": "no"}
+    said = [{"cell": cell, "outputs": [error]} for cell in ("swap-run", "total-run")]
+    assert [one.title for one in shown(said, Reference(path))] == ["The cell that runs it"]
 
 
 # --- books and pages -----------------------------------------------------------------------------

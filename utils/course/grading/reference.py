@@ -73,6 +73,12 @@ class Reference:
         return found
 
     @cached_property
+    def deliberate(self) -> set[str]:
+        """Ids of the cells whose error the lab shows on purpose."""
+        tagged = [c for c in self.nb.cells if "raises-exception" in c.metadata.get("tags", [])]
+        return {cell.id for cell in tagged}
+
+    @cached_property
     def ids(self) -> set[str]:
         """By which a notebook of this lab is known: ids and grade_ids."""
         return {cell.id for cell in self.nb.cells} | set(self.answer_cells)

@@ -31,7 +31,8 @@ def shown(records: list[dict], reference: Reference) -> list[Shown]:
     found = []
     for record in records:
         errors = [o for o in record["outputs"] if o["type"] == "error"]
-        if not errors or record["cell"] in reference.task(_owner(record, reference)).checks:
+        known = reference.task(_owner(record, reference)).checks
+        if not errors or record["cell"] in known or record["cell"] in reference.deliberate:
             continue
         png = next((o["png"] for o in record["outputs"] if o.get("png")), "")
         error = errors[0]
@@ -53,7 +54,11 @@ def shown(records: list[dict], reference: Reference) -> list[Shown]:
 
 
 def tidied(text: str) -> str:
-    """An error without the frames of libraries and the rule above them."""
+    """An error without the frames of libraries, the rule above them, and numbers of cells.
+
+    The numbers are those of the run, which a student has never seen.
+    """
+    text = re.sub(r"Cell (?:\x1b\[[\d;]*m)*In\s?\[\d+\](?:\x1b\[[\d;]*m)*", "the cell", text)
     blocks = re.sub(r"^-{20,}\n", "", text.strip()).split("\n\n")
     kept = [block for block in blocks if not block.lstrip().startswith("File /")]
     return "\n\n".join(kept).strip()

@@ -100,6 +100,11 @@ class Engine(IPEngine):
         """Not where ipyparallel was imported: in a forked rank, that is the fork server's."""
         return os.getcwd()
 
+    @default("max_heartbeat_misses")
+    def _for_five_minutes(self) -> int:
+        """On a crowded machine the controller may be silent for long; a watchdog sees its end."""
+        return 500
+
     def load_connection_file(self) -> None:
         """Read where the controller is. Its file may be there, and not be written yet."""
         deadline = time.monotonic() + WRITING

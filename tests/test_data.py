@@ -34,7 +34,8 @@ from torch.utils.data import (
     Subset,
 )
 
-from utils import data
+from utils import _torchvision, data
+from utils._torchvision import import_torchvision
 from utils.models import mlp
 
 REAL = os.environ.get(data.ROOT_VARIABLE)
@@ -159,7 +160,7 @@ class Place(NamedTuple):
 
 
 def settle(place: Place, put=setattr) -> None:
-    real = data.import_torchvision().datasets.FashionMNIST
+    real = import_torchvision().datasets.FashionMNIST
     table = {name: data.RawFile(*row) for name, row in place.raw_files.items()}
     put(data, "RAW_FILES", table)
     put(data, "cache_folder", lambda: place.cache)
@@ -257,7 +258,7 @@ def world(tmp_path, monkeypatch):
 def offline(world, monkeypatch):
     with socket.socket() as unused:  # bound but not listening: connections are refused
         unused.bind(("127.0.0.1", 0))
-        real = data.import_torchvision().datasets.FashionMNIST
+        real = import_torchvision().datasets.FashionMNIST
         monkeypatch.setattr(real, "mirrors", [f"http://127.0.0.1:{unused.getsockname()[1]}/"])
         yield world
 
@@ -409,7 +410,7 @@ def test_cache_that_cannot_be_written_leads_to_the_stand_in(world, capsys):
 
 def test_training_and_test_data_match_when_the_network_returns_between_them(offline, monkeypatch):
     assert data.fashion_mnist().is_standin
-    real = data.import_torchvision().datasets.FashionMNIST
+    real = import_torchvision().datasets.FashionMNIST
     monkeypatch.setattr(real, "mirrors", [offline.mirror])
     monkeypatch.setattr(data, "SAME_FAILURE_FOR", 0)
     assert data.fashion_mnist(train=False).is_standin
@@ -419,7 +420,7 @@ def test_rank_that_comes_later_takes_the_stand_in_that_the_first_took(offline, m
     data.fashion_mnist()
     first = capsys.readouterr().out
     monkeypatch.setattr(data, "_standin_because", None)  # another rank
-    real = data.import_torchvision().datasets.FashionMNIST
+    real = import_torchvision().datasets.FashionMNIST
     monkeypatch.setattr(real, "mirrors", [offline.mirror])
     assert data.fashion_mnist().is_standin
     assert capsys.readouterr().out == first
@@ -430,7 +431,7 @@ def test_network_that_returns_gives_real_data_after_a_restart(offline, monkeypat
     data.fashion_mnist()
     monkeypatch.setattr(data, "_standin_because", None)  # a restarted kernel
     monkeypatch.setattr(data, "SAME_FAILURE_FOR", 0)
-    real = data.import_torchvision().datasets.FashionMNIST
+    real = import_torchvision().datasets.FashionMNIST
     monkeypatch.setattr(real, "mirrors", [offline.mirror])
     assert not data.fashion_mnist().is_standin
     assert not (offline.cache / "fashion-mnist.failed").exists()
@@ -506,11 +507,12 @@ def test_wrong_arguments_are_refused_before_anything_is_downloaded(world, wrong)
 def test_data_needs_no_working_torchvision_operators_even_after_a_failed_import():
     said = run_fresh(
         "import sys; from utils import data\n"
+        "from utils._torchvision import import_torchvision\n"
         "assert 'torchvision' not in sys.modules, 'torchvision imported too early'\n"
         "try:\n    import torchvision\nexcept RuntimeError: pass\n"
-        "ours = data.import_torchvision()\n"
+        "ours = import_torchvision()\n"
         "import torch, torchvision; from torchvision import datasets, models, transforms\n"
-        "assert ours is torchvision is data.import_torchvision(), 'two torchvisions'\n"
+        "assert ours is torchvision is import_torchvision(), 'two torchvisions'\n"
         "print(transforms.ToTensor()(transforms.ToPILImage()(torch.zeros(1, 2, 2))).shape)"
     )
     assert said == "torch.Size([1, 2, 2])\n"
@@ -526,8 +528,10 @@ def test_data_set_sent_to_a_fresh_process_arrives(tmp_path):
 def test_healthy_torchvision_is_left_alone(monkeypatch):
     healthy = types.ModuleType("torchvision")
     monkeypatch.setitem(sys.modules, "torchvision", healthy)
-    monkeypatch.setattr(data, "_declare_missing_operators", lambda: pytest.fail("not needed"))
-    assert data.import_torchvision() is healthy
+    monkeypatch.setattr(
+        _torchvision, "_declare_missing_operators", lambda: pytest.fail("not needed")
+    )
+    assert import_torchvision() is healthy
 
 
 def test_torchvision_broken_in_another_way_says_so_itself(monkeypatch, tmp_path):
@@ -535,9 +539,11 @@ def test_torchvision_broken_in_another_way_says_so_itself(monkeypatch, tmp_path)
         monkeypatch.delitem(sys.modules, name)
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('compiled for CUDA 99')")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(data, "_declare_missing_operators", lambda: pytest.fail("not our case"))
+    monkeypatch.setattr(
+        _torchvision, "_declare_missing_operators", lambda: pytest.fail("not our case")
+    )
     with pytest.raises(RuntimeError, match="CUDA 99"):
-        data.import_torchvision()
+        import_torchvision()
 
 
 # --- the stand-in -----------------------------------------------------------------------------
@@ -550,7 +556,7 @@ def small():
 
 
 def test_stand_in_fits_wherever_fashion_mnist_does(small):
-    assert isinstance(small, data.import_torchvision().datasets.FashionMNIST)
+    assert isinstance(small, import_torchvision().datasets.FashionMNIST)
     assert small.data.shape == (250, 28, 28)
     assert small.data.dtype == torch.uint8
     assert small.targets.dtype == torch.int64
@@ -686,7 +692,7 @@ def test_loader_of_a_subset_gives_the_subset(small):
 
 
 def test_loader_applies_the_data_sets_own_normalisation(small):
-    transforms = data.import_torchvision().transforms
+    transforms = import_torchvision().transforms
     for transform in (
         transforms.ToTensor(),
         transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.5,), (0.25,))]),
@@ -705,7 +711,7 @@ def test_changing_a_minibatch_does_not_change_the_data_set(small):
 
 
 def test_transform_that_the_loader_cannot_do_is_refused_not_ignored():
-    transforms = data.import_torchvision().transforms
+    transforms = import_torchvision().transforms
     flipping = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
     augmented = stand_in(transform=flipping, n=20)
     with pytest.raises(ValueError, match="RandomHorizontalFlip"):

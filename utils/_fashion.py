@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from .data import import_torchvision
+from ._torchvision import import_torchvision
 
 _datasets = import_torchvision().datasets
 

@@ -22,13 +22,11 @@ import operator
 import os
 import shutil
 import socket
-import sys
 import textwrap
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import filelock
@@ -44,6 +42,8 @@ from torch.utils.data import (
     SequentialSampler,
     Subset,
 )
+
+from ._torchvision import import_torchvision
 
 if TYPE_CHECKING:
     from torchvision.datasets import FashionMNIST
@@ -79,47 +79,6 @@ _DOWNLOAD_FAILURES = (RuntimeError, OSError, EOFError, zlib.error, http.client.H
 
 # Why this process took the stand-in. It stays with it: training and test data must match.
 _standin_because: str | None = None
-
-
-# --- torchvision ------------------------------------------------------------------------------
-
-
-def import_torchvision() -> ModuleType:
-    """Import torchvision, also where its compiled operators don't load; return the module.
-
-    A torchvision built for CUDA can't load its operators beside a CPU-only PyTorch, and its
-    import ends in "operator torchvision::nms does not exist". Data sets and transforms don't
-    need those operators, only their declarations. `torchvision.ops.nms` itself keeps raising.
-    Where torchvision is healthy this is a plain import.
-
-    Raises:
-        ImportError, RuntimeError: torchvision is absent, or broken in another way.
-    """
-    try:
-        import torchvision
-    except RuntimeError as error:
-        if "torchvision::" not in str(error):
-            raise
-        _declare_missing_operators()
-        # What the failed import left behind would lack its place in the package.
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        import torchvision
-    return torchvision
-
-
-def _declare_missing_operators() -> None:
-    """Declare the two operators that torchvision's import looks for, without a kernel."""
-    fragment = _torchvision_library()
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            fragment.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
-@functools.cache
-def _torchvision_library() -> torch.library.Library:
-    """The handle that keeps the declarations alive, as long as this module."""
-    return torch.library.Library("torchvision", "FRAGMENT")
 
 
 # --- Fashion-MNIST ----------------------------------------------------------------------------

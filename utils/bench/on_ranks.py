@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from utils.bench import costs, machine, report, training, transports
+from utils.bench import costs, deliver, machine, report, training, transports
 from utils.bench.measure import Case, Clock, measure
 from utils.bench.options import OPERATIONS, Settings
 from utils.bench.transports import Transports
@@ -33,7 +33,7 @@ def main(settings: Settings, n: int | None) -> int:
             return 2
         found = _measure_all(settings, comm)
         if comm.rank == 0:
-            report.deliver(found, settings)
+            deliver.deliver(found, settings)
         Clock(comm).slowest(0)  # the others sleep while rank 0 draws
         dist.destroy_process_group()
         return 0

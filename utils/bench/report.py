@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 from tabulate import tabulate
 
-from utils.bench.options import KI, MI, TRANSPORTS, Settings
+from utils.bench.options import KI, MI, TRANSPORTS
 from utils.scaling import fit_alpha_beta
 
 #: MPI sends these by different protocols, and the large ones leave the caches.
 REGIMES = {"≤ 1 KiB": (0, KI), "1 KiB … 1 MiB": (KI + 1, MI - 1), "≥ 1 MiB": (MI, math.inf)}
 SMALL, MIDDLE, LARGE = REGIMES
-
-
-def deliver(found: dict, settings: Settings) -> None:
-    """Print the tables, and write the files that were asked for."""
-    complete(found)
-    print(text(found), end="", flush=True)
-    if settings.json:
-        settings.json.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
-    if settings.plot:
-        from utils.bench.plot import draw
-
-        draw(found).savefig(settings.plot)
 
 
 # --- what follows from the numbers -------------------------------------------------------------

@@ -31,19 +31,20 @@ def _torch_facts() -> dict:
 
 
 def _torchvision_facts() -> dict:
-    import utils.data
+    from utils import _torchvision
 
-    torchvision = utils.data.import_torchvision()
-    declared = utils.data._torchvision_library.cache_info().currsize
+    torchvision = _torchvision.import_torchvision()
+    declared = _torchvision._torchvision_library.cache_info().currsize
     return {"version": torchvision.__version__, "operators": not declared}
 
 
 def _data_facts() -> dict:
     import utils.data
+    from utils._torchvision import import_torchvision
 
     given = os.environ.get(utils.data.ROOT_VARIABLE)
     root = Path(given).expanduser() if given else utils.data.cache_folder()
-    source = utils.data.import_torchvision().datasets.FashionMNIST
+    source = import_torchvision().datasets.FashionMNIST
     return {
         "given": bool(given),
         "root": str(root),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -178,6 +179,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; its exit status."""
     options = parser().parse_args(arguments)
+    options.line = shlex.join(["ddl-labs", *(sys.argv[1:] if arguments is None else arguments)])
     try:
         return options.command(options)
     except ModuleNotFoundError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from utils.bench.options import add_options
 from utils.course.grading.options import add_options as add_grade_options
+from utils.course.grading.options import add_rerun_options
 
 #: Top-level modules that only the extra `course` brings.
 COURSE_MODULES = {
@@ -102,6 +103,16 @@ def grade(options: argparse.Namespace) -> int:
     return main(options)
 
 
+def rerun(options: argparse.Namespace) -> int:
+    """Run a notebook of a result once more, inside of the sandbox: it holds a student's code.
+
+    Status 0: every check passed. Status 1: not all did.
+    """
+    from utils.course.grading.rerun import main
+
+    return main(options)
+
+
 def bench(options: argparse.Namespace) -> int:
     """Measure communication and training on this machine: mpi, mpi4py, gloo."""
     from utils.bench.launch import main
@@ -162,6 +173,8 @@ def parser() -> argparse.ArgumentParser:
     add("lint", lint)
 
     add_grade_options(add("grade", grade), root)
+
+    add_rerun_options(add("rerun", rerun))
 
     sub = add("doctor", doctor)
     sub.add_argument("--json", action="store_true", help="print the same as data")

@@ -256,7 +256,7 @@ def test_a_copied_environment_is_built_again(pretended):
 
 @pytest.fixture
 def with_bwrap(pretended) -> tuple[Path, Path, dict[str, str]]:
-    """A house with a ddl-labs that writes to the log, and variables by which bubblewrap is there."""
+    """A house with a ddl-labs that writes to the log; variables by which bubblewrap is there."""
     house, log = pretended
     tools = house / "tools"
     tools.mkdir()

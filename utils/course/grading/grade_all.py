@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import utils
 
-from . import explain
+from . import explain, github
 from .book import FORMATS, moodle_feedback, write_books
 from .grade_one import InterruptedGradingError, grade
 from .hold import Interrupts, held
@@ -307,6 +307,8 @@ def report(
     )
     if "moodle" in formats:
         steps["feedback"] = lambda: moodle_feedback(results, pages, out / "feedback-moodle.zip")
+    if "github" in options.format:
+        steps["summary on GitHub"] = lambda: github.append(results)
     unwritten = []
     for name, step in steps.items():
         try:

@@ -29,9 +29,10 @@ def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
     add(
         "--format",
         action="append",
-        choices=["moodle", "canvas"],
+        choices=["moodle", "canvas", "github"],
         default=[],
-        help="also write gradebook-FORMAT.csv to import there",
+        help="also write gradebook-FORMAT.csv to import there; "
+        "github: points into the summary of a job of GitHub Actions",
     )
     add_box_options(parser)
     add(

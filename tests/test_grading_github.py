@@ -1,4 +1,4 @@
-"""Grading where GitHub Classroom runs it: points in the job's summary, and the example workflow."""
+"""Grading where instructors are: GitHub Classroom, with an example workflow; nbgrader."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
+import grading_tools as toy
 import pytest
 import yaml
-from test_grading_accidents import class_, course, everyone, reference, runs  # noqa: F401
+from test_grading_accidents import class_, course, everyone, reference, runs, table  # noqa: F401
 from test_grading_pages import result, task
 
 from utils.__main__ import parser
@@ -75,6 +76,16 @@ def test_who_could_not_be_graded_has_no_points_there():
     text = github.markdown([result(task("1.1", "not graded", None), error="no kernel")])
     assert "## Ada: not graded" in text
     assert "no kernel" in text
+
+
+def test_what_nbgrader_has_collected_is_graded_as_it_lies(class_, tmp_path):  # noqa: F811
+    for name in ("ada", "bob"):
+        folder = tmp_path / "submitted" / name / "lab01"
+        toy.hand_in(folder, toy.LAB, toy.filled())
+        (folder / "timestamp.txt").write_text("2026-01-01 10:00:00 UTC")
+    assert class_(source=tmp_path / "submitted") == 0
+    books = table(tmp_path / "out" / "gradebook.csv")
+    assert {name: row["total"] for name, row in books.items()} == {"ada": "8", "bob": "8"}
 
 
 # --- the example ---------------------------------------------------------------------------------

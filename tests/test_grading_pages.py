@@ -98,6 +98,13 @@ def test_the_table_of_students_has_every_task_of_every_lab(reference):
     assert "title 1.1: out of time" in table
 
 
+def test_who_could_not_be_graded_does_not_look_like_one_without_an_answer(reference):
+    lost = result(task("1.1", "not graded", None), error="no kernel")
+    page = summary([lost, result(task("1.1", "missing"), student="Bob & Co")], reference)
+    table = page[page.index('<table class="marks"') : page.index('id="points"')]
+    assert re.findall('<td class="n (.*?)">', table) == ["ungraded", "none"]
+
+
 def test_a_year_later_the_summary_still_tells_by_which_version_and_command(reference):
     made = made_now("ddl-labs grade --merge -o out", "ddl-labs grade in/ -o 'my results'")
     page = summary([result(task("1.1"))], reference, made)

@@ -33,7 +33,15 @@ LABELS = {
     "waits": "awaits a person",
 }
 #: A mark for each kind: colours alone tell nothing to whoever does not see them.
-MARKS = {"good": "✓", "bad": "✗", "stuck": "!", "none": "–", "hand": "✎", "waits": "…"}
+MARKS = {
+    "good": "✓",
+    "bad": "✗",
+    "stuck": "!",
+    "none": "–",
+    "hand": "✎",
+    "waits": "…",
+    "ungraded": "?",
+}
 #: The colours: passed, wrong, hung and its like, no answer, read or to be read by a person.
 KINDS = {
     "passed": "good",
@@ -42,7 +50,7 @@ KINDS = {
     "hung": "stuck",
     "lost": "stuck",
     "not reached": "stuck",
-    "not graded": "none",
+    "not graded": "ungraded",
     "unchanged": "none",
     "missing": "none",
     "read": "hand",
@@ -55,6 +63,7 @@ KIND_LABELS = {
     "none": "no answer",
     "hand": "read by a person",
     "waits": "awaits a person",
+    "ungraded": "not graded",
 }
 NO_ANSWER = {
     "unchanged": "The cell is still as it was handed out.",

@@ -26,14 +26,14 @@ SMOKE := tests/test_mpi_backend.py tests/test_names_in_the_way.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test check test-env smoke run solutions release release-check lint format clean FORCE
+.PHONY: help env lab test check test-env smoke run solutions release release-check lint format grade clean FORCE
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo "  PYTHON=python3.12 builds .venv with that Python (make clean first);"
 	@echo "  TORCH=2.15.0 takes that PyTorch; PIP_ARGS=… go to pip; PORT=8899 and ARGS=… to JupyterLab;"
-	@echo "  ARGS=… go to pytest and to run, too; WORKERS=3 runs three tests at a time instead of two."
+	@echo "  ARGS=… go to pytest, run and grade, too; WORKERS=3 runs three tests at a time instead of two."
 
 # --- environment -------------------------------------------------------------------------------
 
@@ -64,14 +64,15 @@ $(VENV)/.constraints.txt: $(CONSTRAINTS) $(VENV)/.torch
 	@if [ "$(TORCH)" = tested ]; then cat $(CONSTRAINTS); \
 	else grep -vE '^(torch|torchvision)==' $(CONSTRAINTS); echo "torch==$(TORCH)"; fi > $@
 
-# One rule for both sets of extras; `test` contains all that `env` installs.
+# One rule for all sets of extras; `test` contains what `grade` needs, and that all of `env`.
 $(VENV)/.env: EXTRAS = mpi
+$(VENV)/.grade: EXTRAS = mpi,course
 $(VENV)/.test: EXTRAS = mpi,test
-$(VENV)/.env $(VENV)/.test: pyproject.toml $(VENV)/.constraints.txt
+$(VENV)/.env $(VENV)/.grade $(VENV)/.test: pyproject.toml $(VENV)/.constraints.txt
 	$(PIP) -e '.[$(EXTRAS)]' -c $(VENV)/.constraints.txt
 	@mkdir -p $(VENV)/etc/ipython
 	@ln -sf $(CURDIR)/utils/jupyterlab/ipython_kernel_config.py $(VENV)/etc/ipython/
-	@touch $(VENV)/.env $@
+	@touch $(VENV)/.env $(if $(findstring test,$(EXTRAS)),$(VENV)/.grade) $@
 
 env: $(VENV)/.env  ## build .venv (does nothing when it is up to date)
 	@echo "$(VENV) is ready; PyTorch: $(TORCH)"
@@ -134,6 +135,27 @@ lint: $(VENV)/.test  ## check style and notebooks
 format: $(VENV)/.test  ## format the code, notebooks too
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# --- instructors --------------------------------------------------------------------------------
+
+# Bubblewrap is a program of the system: said before minutes go into .venv.
+grade: grade-asked $(VENV)/.grade  ## grade a class (SUBMISSIONS=… RESULTS=…)
+	$(ACTIVATE) $(BIN)/ddl-labs grade "$(SUBMISSIONS)" -o "$(RESULTS)" $(ARGS)
+
+.PHONY: grade-asked
+grade-asked:
+	@[ -n "$(SUBMISSIONS)" ] && [ -n "$(RESULTS)" ] || { \
+	  echo "make: which submissions, and where to? For example:" \
+	    "make grade SUBMISSIONS=submissions.zip RESULTS=results ARGS='--only 01 -j 2'" >&2; exit 1; }
+	@[ -e "$(SUBMISSIONS)" ] || { \
+	  echo "make: '$(SUBMISSIONS)' is not there: SUBMISSIONS is a folder, or a zip of Moodle or Canvas." >&2; \
+	  exit 1; }
+	@command -v bwrap >/dev/null || case " $(ARGS) " in *" --no-sandbox "*) ;; *) \
+	  echo "make: bubblewrap is not installed; only an administrator can do that." >&2; \
+	  echo "  Debian, Ubuntu: sudo apt-get install bubblewrap" >&2; \
+	  echo "  Fedora, RHEL:   sudo dnf install bubblewrap" >&2; \
+	  echo "  Without it submissions could read and change all that you can. If you trust every one:" \
+	    "ARGS=--no-sandbox" >&2; exit 1;; esac
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

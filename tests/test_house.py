@@ -126,6 +126,7 @@ def test_the_makefile_and_environment_yml_install_the_same_extras():
     (env_extras,) = re.findall(r"^\$\(VENV\)/\.env: EXTRAS = (\S+)$", MAKEFILE, re.MULTILINE)
     assert set(test_extras.split(",")) == environment_extras()
     assert set(env_extras.split(",")) < environment_extras()
+    assert re.search(r"^\$\(VENV\)/\.grade: EXTRAS = mpi,course$", MAKEFILE, re.MULTILINE)
 
 
 # --- Makefile ----------------------------------------------------------------------------------
@@ -251,6 +252,94 @@ def test_a_copied_environment_is_built_again(pretended):
     (house / ".venv/.home").write_text("/elsewhere\n")
     make(house, "env", python)
     assert len(asked(log)) == 1
+
+
+@pytest.fixture
+def with_bwrap(pretended) -> tuple[Path, Path, dict[str, str]]:
+    """A house with a ddl-labs that writes to the log; variables by which bubblewrap is there."""
+    house, log = pretended
+    tools = house / "tools"
+    tools.mkdir()
+    (tools / "bwrap").symlink_to("/bin/true")
+    python = house / "fake-python"
+    venv = "mkdir -p .venv/bin; cp fake-python .venv/bin/python"
+    labs = f"printf '#!/bin/sh\\necho ddl-labs \"$@\" >> {log}\\n' > .venv/bin/ddl-labs"
+    made = f"{venv}; {labs}; chmod +x .venv/bin/ddl-labs"
+    python.write_text(python.read_text().replace(venv, made))
+    (house / "in").mkdir()
+    return house, log, {"PATH": f"{tools}:{os.environ['PATH']}"}
+
+
+def test_one_command_grades_on_a_machine_that_has_nothing_yet(with_bwrap):
+    house, log, env = with_bwrap
+    given = [f"PYTHON={house / 'fake-python'}", "SUBMISSIONS=in", "RESULTS=my out", "ARGS=-j 2"]
+    done = make(house, "grade", *given, **env)
+    assert done.returncode == 0, done.stderr
+    lines = log.read_text().splitlines()
+    assert [line for line in lines if "-e .[mpi,course]" in line]
+    assert lines[-1] == "ddl-labs grade in -o my out -j 2"
+    asked(log)
+    make(house, "grade", *given, **env)
+    assert asked(log) == [], "what is there is not installed again"
+
+
+def test_who_has_the_tests_environment_installs_nothing_to_grade(with_bwrap):
+    house, log, env = with_bwrap
+    python = f"PYTHON={house / 'fake-python'}"
+    make(house, "test-env", python, **env)
+    assert len(asked(log)) == 1
+    assert make(house, "grade", python, "SUBMISSIONS=in", "RESULTS=out", **env).returncode == 0
+    assert asked(log) == []
+
+
+def test_who_has_an_environment_for_students_gets_what_grading_needs(with_bwrap):
+    house, log, env = with_bwrap
+    python = f"PYTHON={house / 'fake-python'}"
+    make(house, "env", python, **env)
+    asked(log)
+    make(house, "grade", python, "SUBMISSIONS=in", "RESULTS=out", **env)
+    (call,) = asked(log)
+    assert "-e .[mpi,course]" in call
+
+
+@pytest.fixture
+def without_bwrap(house) -> dict[str, str]:
+    """Variables by which there is all that make needs, and no bubblewrap."""
+    tools = house / "few"
+    tools.mkdir()
+    for name in ("sh", "cat", "cmp", "echo", "rm", "mkdir", "cp", "awk"):
+        (tools / name).symlink_to(shutil.which(name))
+    return {"PATH": f"{tools}"}
+
+
+def test_what_only_the_administrator_can_install_is_said_before_anything_is_built(
+    house, without_bwrap
+):
+    (house / "in").mkdir()
+    made = shutil.which("make")
+    given = [made, "--no-print-directory", "grade", "SUBMISSIONS=in", "RESULTS=out"]
+    about = {"cwd": house, "env": without_bwrap, "capture_output": True, "text": True}
+    done = subprocess.run(given, **about, timeout=60, check=False)
+    assert done.returncode
+    assert "apt-get install bubblewrap" in done.stderr
+    assert not (house / ".venv").exists()
+    done = subprocess.run([*given, "ARGS=--no-sandbox"], **about, timeout=60, check=False)
+    assert "bubblewrap" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "make grade SUBMISSIONS=submissions.zip RESULTS=results"),
+        (["SUBMISSIONS=in"], "where to?"),
+        (["SUBMISSIONS=not-there", "RESULTS=out"], "'not-there' is not there"),
+    ],
+)
+def test_grading_without_submissions_says_how_it_is_asked_for(house, given, said):
+    done = make(house, "grade", *given)
+    assert done.returncode
+    assert said in done.stderr
+    assert not (house / ".venv").exists()
 
 
 def test_no_file_names_this_machine_or_a_registry():

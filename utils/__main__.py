@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
 from utils.bench.options import add_options
 from utils.course.grading.options import add_options as add_grade_options
+from utils.course.grading.options import add_rerun_options
 
 #: Top-level modules that only the extra `course` brings.
 COURSE_MODULES = {
@@ -101,6 +103,16 @@ def grade(options: argparse.Namespace) -> int:
     return main(options)
 
 
+def rerun(options: argparse.Namespace) -> int:
+    """Run a notebook of a result once more, inside of the sandbox: it holds a student's code.
+
+    Status 0: every check passed. Status 1: not all did.
+    """
+    from utils.course.grading.rerun import main
+
+    return main(options)
+
+
 def bench(options: argparse.Namespace) -> int:
     """Measure communication and training on this machine: mpi, mpi4py, gloo."""
     from utils.bench.launch import main
@@ -162,6 +174,8 @@ def parser() -> argparse.ArgumentParser:
 
     add_grade_options(add("grade", grade), root)
 
+    add_rerun_options(add("rerun", rerun))
+
     sub = add("doctor", doctor)
     sub.add_argument("--json", action="store_true", help="print the same as data")
     sub.add_argument("--timeout", type=float, default=60, metavar="S", help="for each probe: 60")
@@ -178,6 +192,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; its exit status."""
     options = parser().parse_args(arguments)
+    options.line = shlex.join(["ddl-labs", *(sys.argv[1:] if arguments is None else arguments)])
     try:
         return options.command(options)
     except ModuleNotFoundError as error:

@@ -21,10 +21,11 @@ from tqdm import tqdm
 
 import utils
 
-from . import explain
+from . import explain, github
 from .book import FORMATS, moodle_feedback, write_books
 from .grade_one import InterruptedGradingError, grade
 from .hold import Interrupts, held
+from .made import made_now
 from .pages import write_pages
 from .plan import Job, absent, labs, plan, ungraded
 from .reference import LabError, Reference, references
@@ -74,14 +75,14 @@ def grade_class(out: Path, options: argparse.Namespace, interrupts: Interrupts) 
         require(box, Path(scratch) / "probe")
         found = find(options.submissions, Path(scratch), labs(options.solutions))
         jobs = plan(found, refs, broken, options, out)
-        save_class(Class.of(jobs, found.remarks), out)
+        save_class(Class.of(jobs, found.remarks, options.line), out)
         results, interrupted = work(jobs, box, options, interrupts)
         clear(Path(scratch) / "unpacked")
     if options.only:  # what was graded before in other labs stays in the books
         refs, _ = references(options.solutions)
     graded = {one.lab for one in results}
     results += [one for one in stored_results(out, refs) if one.lab not in graded]
-    unwritten = report(results, refs, out, found.remarks, options.format)
+    unwritten = report(results, refs, out, found.remarks, options)
     return say(results, out, unwritten, interrupted)
 
 
@@ -91,7 +92,7 @@ def merge(out: Path, options: argparse.Namespace) -> int:
     results = stored_results(out, refs)
     if not results:
         raise LabError(f"{out}: there are no results to merge into")
-    unwritten = report(results, refs, out, load_class(out).remarks, options.format)
+    unwritten = report(results, refs, out, load_class(out).remarks, options)
     return say(results, out, unwritten)
 
 
@@ -217,20 +218,24 @@ class Class:
     """Who was to be graded in what: a run that was killed, or a result that is broken, shows.
 
     students: name → folder and what the LMS knows them by. remarks: by student's name.
+    command: the line by which they were graded.
     """
 
     students: dict[str, dict] = field(default_factory=dict)
     labs: list[str] = field(default_factory=list)
     remarks: dict[str, list[str]] = field(default_factory=dict)
+    command: str = ""
 
     @classmethod
-    def of(cls, jobs: list[Job], remarks: dict[str, list[str]]) -> Class:
+    def of(cls, jobs: list[Job], remarks: dict[str, list[str]], command: str = "") -> Class:
         """The class of these jobs."""
         students = {
             job.student.name: {"folder": job.folder.parent.name, "lms": job.student.lms}
             for job in jobs
         }
-        return cls(students, list(dict.fromkeys(job.reference.lab for job in jobs)), remarks)
+        return cls(
+            students, list(dict.fromkeys(job.reference.lab for job in jobs)), remarks, command
+        )
 
 
 def save_class(about: Class, out: Path) -> None:
@@ -276,7 +281,7 @@ def stored_results(out: Path, refs: list[Reference]) -> list[Result]:
 
 
 def report(
-    results: list[Result], refs: list[Reference], out: Path, remarks, formats: list[str]
+    results: list[Result], refs: list[Reference], out: Path, remarks, options: argparse.Namespace
 ) -> list[str]:
     """Write all that instructor and students read; returns what could not be written, and why.
 
@@ -288,17 +293,22 @@ def report(
     for text in said:
         print(text, file=sys.stderr)
     refs = [ref for ref in refs if any(one.lab == ref.lab for one in results)]
-    formats = [one for one in FORMATS if one in formats or (out / f"gradebook-{one}.csv").exists()]
+    formats = [
+        one for one in FORMATS if one in options.format or (out / f"gradebook-{one}.csv").exists()
+    ]
+    made = made_now(options.line, load_class(out).command)
     pages: dict[str, Path] = {}
     steps: dict[str, Callable[[], object]] = {}
     if kept and (path.exists() or any(explain.written(one) for one in results)):
         steps["explain.csv"] = lambda: explain.write(results, path, grades)
     steps["gradebook"] = lambda: write_books(results, out, formats, remarks)
     steps["pages"] = lambda: pages.update(
-        write_pages(results, refs, out, folders(results, out), remarks)
+        write_pages(results, refs, out, folders(results, out), remarks, made)
     )
     if "moodle" in formats:
         steps["feedback"] = lambda: moodle_feedback(results, pages, out / "feedback-moodle.zip")
+    if "github" in options.format:
+        steps["summary on GitHub"] = lambda: github.append(results)
     unwritten = []
     for name, step in steps.items():
         try:

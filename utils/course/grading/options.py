@@ -1,4 +1,4 @@
-"""The command line of ``ddl-labs grade``; imports nothing that is slow."""
+"""The command lines of ``ddl-labs grade`` and ``rerun``; imports nothing that is slow."""
 
 from __future__ import annotations
 
@@ -29,10 +29,36 @@ def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
     add(
         "--format",
         action="append",
-        choices=["moodle", "canvas"],
+        choices=["moodle", "canvas", "github"],
         default=[],
-        help="also write gradebook-FORMAT.csv to import there",
+        help="also write gradebook-FORMAT.csv to import there; "
+        "github: points into the summary of a job of GitHub Actions",
     )
+    add_box_options(parser)
+    add(
+        "--solutions",
+        type=Path,
+        default=root / "solutions",
+        metavar="FOLDER",
+        help="the references: solutions/",
+    )
+    add("--quiet", action="store_true", help="no progress bar")  # fmt: skip
+
+
+def add_rerun_options(parser: argparse.ArgumentParser) -> None:
+    """The notebook, and in what it is run."""
+    parser.add_argument(
+        "notebook",
+        type=Path,
+        metavar="NOTEBOOK",
+        help="RESULTS/students/NAME/LAB/run-1/notebook.ipynb, or the folder that it lies in",
+    )
+    add_box_options(parser)
+
+
+def add_box_options(parser: argparse.ArgumentParser) -> None:
+    """What a submission may use and see."""
+    add = parser.add_argument
     add("--cell-timeout", type=_seconds, default=120, metavar="S", help="for each cell: 120")
     add("--timeout", type=_seconds, default=900, metavar="S", help="for each submission: 900")
     add("--memory", type=float, default=6, metavar="GB", help="for each submission: 6")
@@ -49,14 +75,6 @@ def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
         metavar="FOLDER",
         help="a folder that notebooks may read and import from, besides the course's own",
     )
-    add(
-        "--solutions",
-        type=Path,
-        default=root / "solutions",
-        metavar="FOLDER",
-        help="the references: solutions/",
-    )
-    add("--quiet", action="store_true", help="no progress bar")  # fmt: skip
 
 
 def _seconds(text: str) -> float:

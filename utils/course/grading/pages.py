@@ -6,11 +6,13 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader
 
 from .book import by_student, number, tasks
 from .explain import written
+from .made import Made
 from .reference import Reference
 from .results import Result, TaskResult, total, write_text
 from .similar import groups
@@ -27,9 +29,20 @@ LABELS = {
     "missing": "no such cell",
     "not reached": "not reached",
     "not graded": "not graded",
-    "by hand": "read by a person",
+    "read": "read by a person",
+    "waits": "awaits a person",
 }
-#: The colours of the bars: passed, partly, wrong, hung and its like, no answer.
+#: A mark for each kind: colours alone tell nothing to whoever does not see them.
+MARKS = {
+    "good": "✓",
+    "bad": "✗",
+    "stuck": "!",
+    "none": "–",
+    "hand": "✎",
+    "waits": "…",
+    "ungraded": "?",
+}
+#: The colours: passed, wrong, hung and its like, no answer, read or to be read by a person.
 KINDS = {
     "passed": "good",
     "wrong": "bad",
@@ -37,10 +50,20 @@ KINDS = {
     "hung": "stuck",
     "lost": "stuck",
     "not reached": "stuck",
-    "not graded": "none",
+    "not graded": "ungraded",
     "unchanged": "none",
     "missing": "none",
-    "by hand": "hand",
+    "read": "hand",
+    "waits": "waits",
+}
+KIND_LABELS = {
+    "good": "passed",
+    "bad": "wrong",
+    "stuck": "hung, or ended the run",
+    "none": "no answer",
+    "hand": "read by a person",
+    "waits": "awaits a person",
+    "ungraded": "not graded",
 }
 NO_ANSWER = {
     "unchanged": "The cell is still as it was handed out.",
@@ -49,6 +72,25 @@ NO_ANSWER = {
     "not reached": "What happened in another task kept this one from being run.",
 }
 MOST_COMMON, BINS = 3, 10
+#: Names beside a problem; lines of a check at the top of a feedback.
+MOST_NAMES, MOST_LINES = 12, 8
+
+
+def state(task: TaskResult) -> str:
+    """The status; a written answer was read when it has points, and waits before."""
+    if task.status != "by hand":
+        return task.status
+    return "waits" if task.points is None else "read"
+
+
+def label(task: TaskResult) -> str:
+    """The status in words."""
+    return LABELS[state(task)]
+
+
+def kind(task: TaskResult) -> str:
+    """What colour and mark it has."""
+    return KINDS[state(task)]
 
 
 def _environment() -> Environment:
@@ -56,7 +98,8 @@ def _environment() -> Environment:
         loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     made.filters["number"] = number
-    made.globals |= {"LABELS": LABELS, "KINDS": KINDS, "NO_ANSWER": NO_ANSWER}
+    made.globals |= {"label": label, "kind": kind, "NO_ANSWER": NO_ANSWER}
+    made.globals |= {"MARKS": MARKS, "KIND_LABELS": KIND_LABELS, "MOST_NAMES": MOST_NAMES}
     return made
 
 
@@ -76,7 +119,38 @@ def feedback(student: str, results: list[Result]) -> str:
         points=total(results),
         most=sum(one.most for one in results),
         open=[task for one in results for task in one.open],
+        next=next_step(results),
     )
+
+
+@dataclass
+class Step:
+    """What a student best does next: the task, and the beginning of what its check said."""
+
+    lab: str
+    task: TaskResult
+    said: str
+
+
+def next_step(results: list[Result]) -> Step | None:
+    """The first task that has no points yet and could; None where none is left to the student."""
+    for result in results:
+        if result.error or not result.file:
+            continue
+        for task in result.tasks:
+            if task.status not in {"passed", "by hand", "not graded"}:
+                return Step(result.lab, task, _beginning(task))
+    return None
+
+
+def _beginning(task: TaskResult) -> str:
+    """The first lines of what was said of an answer, without the line that names the task."""
+    texts = [task.said, *(one.text for one in task.shown)]
+    lines = next((text.strip().splitlines() for text in texts if text.strip()), [])
+    if lines and lines[0].startswith("✗ Task") and len(lines) > 1:
+        lines = lines[1:]
+    more = ["…"] if len(lines) > MOST_LINES else []
+    return "\n".join([*lines[:MOST_LINES], *more])
 
 
 def _not_said_below(result: Result) -> list[str]:
@@ -122,7 +196,7 @@ class TaskSummary:
     most: float
     mean: float | None
     counts: dict[str, int]
-    failures: list[tuple[str, int, str]]
+    failures: list[tuple[str, int, list[str]]]
 
 
 def summary(
@@ -130,30 +204,40 @@ def summary(
     references: list[Reference],
     remarks: dict[str, list[str]],
     links: dict[str, str],
+    made: Made | None = None,
 ) -> str:
     """What the instructor wants to know of the class."""
     students = by_student(results)
     every = {name: total(own) for name, own in students.items()}
     totals = [points for points in every.values() if points is not None]
     most = max((sum(one.most for one in own) for own in students.values()), default=0)
+    columns = tasks(results)
     said = {name: list(dict.fromkeys(texts)) for name, texts in remarks.items() if texts}
     for name, own in students.items():
         for one in own:
             said.setdefault(name, []).extend(one.remarks)
     return _render(
         "summary.html.j2",
-        students=[(name, every[name], own, links[name]) for name, own in students.items()],
+        made=made,
+        columns=[(lab, [t for one, t in columns if one == lab]) for lab in dict(columns)],
+        students=[(name, every[name], own, tasks_of(own)) for name, own in students.items()],
+        links={name: quote(link) for name, link in links.items()},
         failed=[one for own in students.values() for one in own if one.error],
         most=most,
         mean=sum(totals) / len(totals) if totals else None,
         bins=histogram(totals, most),
-        tasks=[task_summary(results, lab, task) for lab, task in tasks(results)],
+        tasks=[task_summary(results, lab, task) for lab, task in columns],
         groups=groups(results, references),
         remarks={name: texts for name, texts in sorted(said.items()) if texts},
         open=sum(len(one.open) for one in results),
         seconds=sum(one.seconds for one in results),
         unprotected=[(ref.lab, task) for ref in references for task in ref.unprotected],
     )
+
+
+def tasks_of(own: list[Result]) -> dict[tuple[str, str], TaskResult]:
+    """A student's tasks by (lab, task)."""
+    return {(one.lab, task.task): task for one in own for task in one.tasks}
 
 
 def histogram(totals: list[float], most: float) -> list[tuple[str, int, float]]:
@@ -175,13 +259,13 @@ def task_summary(results: list[Result], lab: str, number_: str) -> TaskSummary:
     every = [(one, task) for one, task in every if task.task == number_]
     own = [(one.student, task) for one, task in every if not one.error]
     points = [task.points for _, task in own]
-    counts = Counter(KINDS[task.status] for _, task in own)
+    counts = Counter(kind(task) for _, task in own)
     first = every[0][1]
     mean = None if None in points or not points else sum(points) / len(points)
     return TaskSummary(lab, number_, first.title, first.most, mean, counts, common(own))
 
 
-def common(own: list[tuple[str, TaskResult]]) -> list[tuple[str, int, str]]:
+def common(own: list[tuple[str, TaskResult]]) -> list[tuple[str, int, list[str]]]:
     """The problems that most students have: text, how many, who."""
     who: dict[str, list[str]] = defaultdict(list)
     example: dict[str, str] = {}
@@ -192,7 +276,7 @@ def common(own: list[tuple[str, TaskResult]]) -> list[tuple[str, int, str]]:
             if student not in who[shape]:
                 who[shape].append(student)
     ranked = sorted(who.items(), key=lambda item: (-len(item[1]), item[0]))
-    return [(example[s], len(names), ", ".join(names[:12])) for s, names in ranked[:MOST_COMMON]]
+    return [(example[s], len(names), names) for s, names in ranked[:MOST_COMMON]]
 
 
 def problems(task: TaskResult) -> list[str]:
@@ -220,6 +304,7 @@ def write_pages(
     out: Path,
     folders: dict[str, Path],
     remarks: dict[str, list[str]],
+    made: Made | None = None,
 ) -> dict[str, Path]:
     """Write all pages; returns where each student's feedback is."""
     written_to = {}
@@ -227,7 +312,7 @@ def write_pages(
         written_to[student] = folders[student] / "feedback.html"
         write_text(written_to[student], feedback(student, own))
     links = {name: path.relative_to(out).as_posix() for name, path in written_to.items()}
-    write_text(out / "summary.html", summary(results, references, remarks, links))
+    write_text(out / "summary.html", summary(results, references, remarks, links, made))
     if any(task.by_hand for reference in references for task in reference.tasks.values()):
         write_text(out / "explain.html", explain(results, references))
     return written_to

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from pathlib import Path
 
 import grading_tools as toy
 import pytest
+from answer_tools import LABS, right_answers, solutions_of
 from test_grading import sandboxed
 
-from utils.course.grading import imports
-from utils.course.grading.grade_one import grade
+from utils.course.grading import book, imports, pages, suspicion
+from utils.course.grading.assemble import body
+from utils.course.grading.grade_one import MOST_CODE, grade
 from utils.course.grading.reference import Reference
-from utils.course.grading.results import Result
+from utils.course.grading.results import Result, TaskResult
 from utils.course.grading.sandbox import Box, Limits
+from utils.course.notebook import SOLUTIONS, notebooks
 
 GB = 1 << 30
+CHECKERS = frozenset({"toy_checks"})
 
 # --- code in the kernel --------------------------------------------------------------------------
 
@@ -88,3 +93,131 @@ def test_a_folder_that_answers_write_to_holds_no_module(tmp_path):
     os.chmod(tmp_path, 0o555)  # its owner opens it again
     finder = imports.refuse_writable(str(tmp_path))
     assert finder.find_spec("stack_data") is None
+
+
+# --- a person is told ----------------------------------------------------------------------------
+
+#: What an answer does to be judged otherwise, and the name that gives it away.
+FORGED = {
+    "reads the probe's frame": ("import sys\nexpected = sys._getframe(1).f_locals", "_getframe"),
+    "reads it by a name in pieces": (
+        "import sys\ngetattr(sys, '_get' + 'frame')(1)",
+        "getattr(sys",
+    ),
+    "reads it by inspect": ("from inspect import currentframe as here\nhere()", "inspect"),
+    "reads it from an error": (
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n"
+        "    error.__traceback__.tb_frame.f_back",
+        "f_back",
+    ),
+    "reads it from a generator": ("(i for i in [1]).gi_frame.f_back", "gi_frame"),
+    "forges records": (
+        "from torch_mpi.record import log, Call\nlog.add(Call('all_reduce', (0, 1)))",
+        "torch_mpi.record",
+    ),
+    "forges records found among the modules": ("import sys\nsys.modules['x'].log", "sys.modules"),
+    "replaces the probe's helper": (
+        "import utils.checks.probe as probe\nprobe.recorded = print",
+        "utils.checks.probe",
+    ),
+    "replaces the probe": (
+        "from utils.checks import lab01\nlab01.probe_sum = print",
+        "utils.checks",
+    ),
+    "replaces torch.equal": ("torch.equal = lambda *_: True", "torch.equal ="),
+    "replaces it by setattr": ("setattr(torch, 'equal', print)", "setattr(torch"),
+    "replaces it in a dict": ("vars(torch)['equal'] = print", "vars(torch"),
+    "replaces an imported module's function": ("import json as j\nj.dumps = print", "j.dumps ="),
+    "replaces a class's method": ("torch.Tensor.tolist = print", "torch.Tensor.tolist ="),
+    "mocks": ("from unittest import mock\nmock.patch('torch.equal').start()", "unittest.mock"),
+    "looks through all objects": ("import gc\ngc.get_objects()", "gc"),
+    "writes memory": ("import ctypes\nctypes.memset(0, 0, 0)", "ctypes"),
+    "imports by a call": ("__import__('torch_mpi.record')", "__import__"),
+    "imports by importlib": ("import importlib\nimportlib.import_module('x')", "importlib"),
+    "runs text": ("exec('import ' + 'gc')", "exec"),
+    "evaluates text": ("eval('1')", "eval"),
+    "reaches for the built-in functions": ("import builtins\nbuiltins.abs = print", "builtins"),
+    "reaches for them in another way": ("print.__self__\n__builtins__['abs']", "__builtins__"),
+    "finds them from a function": ("(lambda: 0).__globals__", "__globals__"),
+    "looks for subclasses": ("().__class__.__base__.__subclasses__()", "__subclasses__"),
+    "changes its globals": ("globals()['rank'] = 0", "globals"),
+    "reads its process": ("open('/proc/self/mem', 'rb')", "/proc/self/mem"),
+    "runs a shell": ("!cp /tmp/a /tmp/b", "get_ipython().system"),
+    "runs a line of IPython": ("%run other.py", "get_ipython().run_line_magic"),
+    "traces": ("import sys\nsys.settrace(print)", "settrace"),
+    "equals everything": ("class Yes:\n    def __eq__(self, other): return True", "def __eq__"),
+    "is a number that changes": ("class N:\n    def __index__(self): return 3", "def __index__"),
+    "is a list when asked": ("class T:\n    def tolist(self): return [1]", "def tolist"),
+    "waits for the end": ("import atexit\natexit.register(print)", "atexit"),
+    "imports the toy lab's checks": ("import toy_checks", "toy_checks"),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_an_answer_that_reaches_for_its_judge_is_named(what, reference):
+    code, word = FORGED[what]
+    names = suspicion.named(f"def total(tensor, rank):\n    pass\n{code}", CHECKERS)
+    assert any(word in name for name in names), names
+
+
+def codes(lab: str) -> dict[str, str]:
+    """The solution and all right answers of a lab's tables."""
+    tables = LABS[lab]
+    solutions = solutions_of(lab)
+    found = {f"solution {task}": code for task, code in solutions.items()}
+    for task, what, code in right_answers(tables, solutions):
+        found[f"{task} {what}"] = textwrap.dedent(code)
+    return found
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_no_honest_answer_is_held_against_its_author(lab):
+    named = {what: suspicion.named(body(code)) for what, code in codes(lab).items()}
+    assert {what: names for what, names in named.items() if names} == {}
+
+
+@pytest.mark.parametrize("path", notebooks(SOLUTIONS), ids=lambda path: path.stem)
+def test_no_solution_is_held_against_its_author(path):
+    model = Reference(path)
+    result = Result("Ada", model.lab, "")
+    for task in model.tasks.values():
+        cells = [model.answer_cells[grade_id] for grade_id in task.answers]
+        one = TaskResult(task.number, task.title, task.points, task.points, "passed")
+        one.code = "\n\n".join(body(cell.source) for cell in cells)
+        one.status = "by hand" if task.by_hand else "passed"
+        result.tasks.append(one)
+    assert suspicion.look(result, model) == []
+
+
+def a_result(code: str) -> Result:
+    """A result in which task 1.3 of the toy lab passed with this code."""
+    result = Result("Mallory", toy.LAB, "")
+    result.tasks = [TaskResult("1.3", "total", 2, 2.0, "passed", code=code)]
+    return result
+
+
+def test_points_for_the_stub_are_shown_to_a_person(reference):
+    stub = body(reference.stubs["total-answer"])
+    assert "as it was handed out" in suspicion.look(a_result(stub), reference)[0]
+
+
+def test_points_without_the_function_that_was_judged_are_shown_to_a_person(reference):
+    found = suspicion.look(a_result("import torch\nprint(torch.ones(3))"), reference)
+    assert found == [
+        "Task 1.3: look at this answer: it passed, and does not define total",
+    ]
+
+
+def test_what_is_hidden_behind_a_long_answer_is_shown_to_a_person(reference):
+    code = "def total(tensor, rank):\n    pass\n" + "#" * MOST_CODE
+    assert "or more" in suspicion.look(a_result(code[:MOST_CODE]), reference)[0]
+
+
+def test_what_a_person_should_look_at_is_in_summary_and_gradebook_and_not_in_the_feedback(
+    reference,
+):
+    result = a_result("def total(t, r):\n    import gc")
+    result.look = suspicion.look(result, reference)
+    assert "it names gc" in pages.summary([result], [reference], {}, {"Mallory": "m"})
+    assert "it names gc" in book.gradebook([result])
+    assert "look at this" not in pages.feedback("Mallory", [result])

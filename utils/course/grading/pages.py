@@ -139,7 +139,7 @@ def summary(
     said = {name: list(dict.fromkeys(texts)) for name, texts in remarks.items() if texts}
     for name, own in students.items():
         for one in own:
-            said.setdefault(name, []).extend(one.remarks)
+            said.setdefault(name, []).extend([*one.look, *one.remarks])
     return _render(
         "summary.html.j2",
         students=[(name, every[name], own, links[name]) for name, own in students.items()],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import textwrap
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from answer_tools import LABS, right_answers, solutions_of
 from test_grading import sandboxed
 
-from utils.course.grading import book, imports, pages, suspicion
+from utils.course.grading import book, imports, pages, similar, suspicion
 from utils.course.grading.assemble import body
 from utils.course.grading.grade_one import MOST_CODE, grade
 from utils.course.grading.reference import Reference
@@ -221,3 +222,59 @@ def test_what_a_person_should_look_at_is_in_summary_and_gradebook_and_not_in_the
     assert "it names gc" in pages.summary([result], [reference], {}, {"Mallory": "m"})
     assert "it names gc" in book.gradebook([result])
     assert "look at this" not in pages.feedback("Mallory", [result])
+
+
+# --- copies of the solution ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def all_reduce() -> Reference:
+    """Lab 06, whose solutions are long."""
+    return Reference(next(path for path in notebooks(SOLUTIONS) if path.stem.startswith("06")))
+
+
+def with_answers(codes: dict[str, str], lab: str, student: str = "Mallory") -> Result:
+    """A result in which these tasks passed with this code."""
+    tasks = [TaskResult(task, task, 1, 1.0, "passed", code=code) for task, code in codes.items()]
+    return Result(student, lab, "", tasks=tasks)
+
+
+def renamed(code: str) -> str:
+    """The same program with other names of arguments and variables, without comments."""
+    tree = ast.parse(code)
+    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            node.arg = f"my_{node.arg}"
+        elif isinstance(node, ast.Name) and node.id in arguments:
+            node.id = f"my_{node.id}"
+    return ast.unparse(tree)
+
+
+def test_a_renamed_copy_of_the_published_solution_is_shown_to_a_person(all_reduce):
+    models = {task: body(code) for task, code in solutions_of("lab06").items()}
+    copied = {task: renamed(code) for task, code in models.items()}
+    found = similar.copies([with_answers(copied, all_reduce.lab)], [all_reduce])
+    assert [one.students for one in found] == [("Mallory",)]
+    assert {"6.1", "6.2", "6.3", "6.6", "6.8", "6.9"} <= set(found[0].tasks)
+    page = pages.summary([with_answers(copied, all_reduce.lab)], [all_reduce], {}, {"Mallory": "m"})
+    assert "6.1, 6.2" in page.partition("Equal to the published solution")[2]
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_no_right_answer_of_another_form_is_taken_for_a_copy(name):
+    path = next(path for path in notebooks(SOLUTIONS) if path.name == LABS[name].NOTEBOOK)
+    for task, what, code in right_answers(LABS[name], solutions_of(name)):
+        one = with_answers({task: body(textwrap.dedent(code))}, path.stem)
+        assert similar.copies([one], [Reference(path)]) == [], what
+
+
+def test_a_short_solution_that_many_find_is_no_copy(reference):
+    codes = {"1.3": toy.indented(*toy.ANSWERS["total"][3:])}
+    assert similar.copies([with_answers(codes, toy.LAB)], [reference]) == []
+
+
+def test_a_copied_text_is_shown_to_a_person(reference):
+    result = with_answers({"1.A": f"**{toy.MODEL_TEXT.upper()}**"}, toy.LAB)
+    result.tasks[0].status = "by hand"
+    assert [one.tasks for one in similar.copies([result], [reference])] == [["1.A"]]

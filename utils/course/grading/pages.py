@@ -13,7 +13,7 @@ from .book import by_student, number, tasks
 from .explain import written
 from .reference import Reference
 from .results import Result, TaskResult, total, write_text
-from .similar import groups
+from .similar import copies, groups
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -149,6 +149,7 @@ def summary(
         bins=histogram(totals, most),
         tasks=[task_summary(results, lab, task) for lab, task in tasks(results)],
         groups=groups(results, references),
+        copies=copies(results, references),
         remarks={name: texts for name, texts in sorted(said.items()) if texts},
         open=sum(len(one.open) for one in results),
         seconds=sum(one.seconds for one in results),

@@ -23,6 +23,7 @@ from .results import Result, TaskResult
 MODULES = {
     *("inspect", "ctypes", "gc", "builtins", "importlib", "imp", "traceback", "ast", "dis"),
     *("code", "codeop", "runpy", "atexit", "unittest", "mmap", "subprocess"),
+    *("pickle", "marshal", "dill", "cloudpickle", "copyreg"),
     *("utils.checks", "utils.cluster", "utils.verdict", "utils.course", "utils.jobs"),
     *("IPython", "ipykernel", "ipyparallel"),
 }
@@ -34,6 +35,7 @@ CALLS = {"exec", "eval", "compile", "globals", "locals", "__import__", "breakpoi
 ATTRIBUTES = {
     *("_getframe", "_current_frames", "currentframe", "settrace", "setprofile", "meta_path"),
     *("path_hooks", "f_back", "f_locals", "f_globals", "tb_frame", "gi_frame", "cr_frame"),
+    *("ag_frame", "FunctionType", "CodeType", "__setattr__", "__delattr__"),
     *("__globals__", "__builtins__", "__code__", "__closure__", "__subclasses__", "__mro__"),
     *("__bases__", "__traceback__", "__getattribute__", "__loader__", "__spec__"),
 }
@@ -42,6 +44,8 @@ METHODS = {
     *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__index__", "__float__"),
     *("__int__", "__bool__", "__class__", "__torch_function__", "__array__", "tolist"),
 }
+#: What an answer's classes may not be a kind of: they would be told apart from no number or list.
+KINDS = {"int", "float", "complex", "str", "list", "tuple", "dict", "torch.Tensor", "Tensor"}
 #: Modules of which an answer may change nothing, as cells of the labs have them.
 KNOWN = {"torch", "dist", "np", "numpy", "math", "time", "random", "sys", "os", "json", "F", "nn"}
 #: What IPython makes of a line with %: those change nothing.
@@ -49,6 +53,8 @@ HARMLESS_MAGICS = {"time", "timeit", "matplotlib", "pprint", "precision"}
 #: Longer answers are not stored whole, so that nobody has seen their end.
 LONGEST = 20_000
 MOST_NAMED = 6
+#: Names of modules that are words as well: texts may be that.
+ORDINARY = {"code", "gc", "imp", "inspect", "traceback", "pickle"}
 
 
 def look(result: Result, reference: Reference) -> list[str]:
@@ -112,6 +118,7 @@ def named(source: str, more: frozenset[str] = frozenset()) -> list[str]:
         pattern = rf"(?<![\w.])(?:{'|'.join(map(re.escape, words))})(?!\w)"
         return list(dict.fromkeys(re.findall(pattern, source)))
     modules = KNOWN | {name for node in ast.walk(tree) for name in _imported_as(node)}
+    modules |= {name for node in ast.walk(tree) for name in _called_anew(node, modules)}
     found = [name for node in ast.walk(tree) for name in _reach(node, modules)]
     found += sorted({name for node in ast.walk(tree) for name in _imported(node)} & more)
     return list(dict.fromkeys(found))
@@ -141,6 +148,8 @@ def _reach(node: ast.AST, modules: set[str]) -> Iterator[str]:
         yield from _text(node.value)
     elif isinstance(node, ast.ClassDef):
         yield from _methods(node)
+    elif isinstance(node, ast.keyword) and node.arg == "weights_only":
+        yield "weights_only"
 
 
 def _forbidden(module: str) -> bool:
@@ -165,11 +174,20 @@ def _attribute(node: ast.Attribute, modules: set[str]) -> Iterator[str]:
     if node.attr in ATTRIBUTES:
         yield node.attr
     whole = _dotted(node)
-    if whole in {"sys.modules", "sys.path"} or (whole and _forbidden(whole)):
+    if whole and (_forbidden(whole) or _leads_to(whole)):
+        yield whole
+    if node.attr == "__dict__" and whole and whole.partition(".")[0] in modules:
         yield whole
     changed = isinstance(node.ctx, ast.Store | ast.Del)
     if changed and whole and whole.partition(".")[0] in modules:
         yield f"{whole} ="
+
+
+def _leads_to(whole: str) -> bool:
+    """Is it the list of modules, or a module that another one has imported: `dist.sys`?"""
+    parts = whole.split(".")
+    inner = {*parts[1:]} & ({"sys"} | {name for name in MODULES if name not in {"code", "gc"}})
+    return bool(inner) or whole.startswith(("sys.modules", "sys.path"))
 
 
 def _call(node: ast.Call, modules: set[str]) -> Iterator[str]:
@@ -194,14 +212,21 @@ def _is_shell(node: ast.AST) -> bool:
 
 def _text(text: str) -> Iterator[str]:
     """A text that is such a name, or the path of a process."""
-    if text in ATTRIBUTES | MODULES - {"code", "ast", "gc", "socket"}:
+    dunder = {name for name in METHODS if name.startswith("__")}
+    words = set(text.split(".")) if re.fullmatch(r"[\w.]+", text) else set()
+    if words & (ATTRIBUTES | dunder) or text in {"sys", "sys.modules", *MODULES} - ORDINARY:
         yield repr(text)
     elif text.startswith(("/proc", "torch_mpi", "utils.checks")):
         yield repr(text[:40])
 
 
 def _methods(node: ast.ClassDef) -> Iterator[str]:
+    for base in node.bases:
+        if (kind := _dotted(base)) in KINDS:
+            yield f"class {node.name}({kind})"
     for one in node.body:
+        targets = one.targets if isinstance(one, ast.Assign) else []
+        yield from (f"{t.id} =" for t in targets if isinstance(t, ast.Name) and t.id in METHODS)
         if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and one.name in METHODS:
             yield f"def {one.name}"
 
@@ -227,6 +252,12 @@ def _imported_as(node: ast.AST) -> Iterator[str]:
     """Names of modules that a statement imports."""
     if isinstance(node, ast.Import):
         yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+
+
+def _called_anew(node: ast.AST, modules: set[str]) -> Iterator[str]:
+    """Other names that a statement gives to a module."""
+    if isinstance(node, ast.Assign) and (_dotted(node.value) or "") in modules:
+        yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def bound(source: str) -> set[str]:

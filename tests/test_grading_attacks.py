@@ -65,7 +65,7 @@ def twice(number):
 
     def nonsense(*arguments, **more):
         utils.cluster.on_rank.dumps = real
-        return "null"
+        return '{{"status": "error", "error": 5, "stdout": ""}}'
 
     utils.cluster.on_rank.dumps = nonsense
 """
@@ -184,6 +184,9 @@ FORGED = {
         "import signal\nsignal.signal(14, lambda n, frame: frame.f_locals)",
         "f_locals",
     ),
+    "asks IPython for the question": ("shell = get_ipython()\nshell.get_parent()", "get_ipython"),
+    "goes through what a module hides": ("import os\nos._sys.modules", "os._sys"),
+    "debugs": ("import pdb\npdb.set_trace()", "pdb"),
     "imports the toy lab's checks": ("import toy_checks", "toy_checks"),
 }
 
@@ -193,6 +196,10 @@ def test_an_answer_that_reaches_for_its_judge_is_named(what, reference):
     code, word = FORGED[what]
     names = suspicion.named(f"def total(tensor, rank):\n    pass\n{code}", CHECKERS)
     assert any(word in name for name in names), names
+
+
+def test_a_line_that_takes_the_time_is_held_against_nobody():
+    assert suspicion.named("%time total(torch.ones(3), 0)\n%matplotlib inline") == []
 
 
 def codes(lab: str) -> dict[str, str]:
@@ -241,6 +248,11 @@ def test_points_without_the_function_that_was_judged_are_shown_to_a_person(refer
     assert found == [
         "Task 1.3: look at this answer: it passed, and does not define total",
     ]
+
+
+def test_points_for_what_can_not_be_read_are_shown_to_a_person(reference):
+    code = f"def total(tensor, rank):\n    pass\nx = {'1+' * 5000}1\ntorch.equal = print"
+    assert "nobody can read it" in suspicion.look(a_result(code), reference)[0]
 
 
 def test_what_is_hidden_behind_a_long_answer_is_shown_to_a_person(reference):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
 
 from IPython.core.inputtransformer2 import TransformerManager
@@ -23,7 +24,7 @@ from .results import Result, TaskResult
 MODULES = {
     *("inspect", "ctypes", "gc", "builtins", "importlib", "imp", "traceback", "ast", "dis"),
     *("code", "codeop", "runpy", "atexit", "unittest", "mmap", "subprocess"),
-    *("pickle", "marshal", "dill", "cloudpickle", "copyreg"),
+    *("pickle", "marshal", "dill", "cloudpickle", "copyreg", "pdb", "bdb", "faulthandler"),
     *("utils.checks", "utils.cluster", "utils.verdict", "utils.course", "utils.jobs"),
     *("IPython", "ipykernel", "ipyparallel"),
 }
@@ -75,6 +76,8 @@ def _of(task: TaskResult, reference: Reference) -> Iterator[str]:
         yield f"it has {LONGEST} characters or more, and only so many are kept"
     if task.status != "passed":
         return
+    if parsed(task.code) is None:
+        yield "it passed, and it is nested so deep that nobody can read it"
     about = reference.task(task.task)
     stub = _joined(about, reference, reference.stubs)
     if task.code.split() == stub.split():
@@ -120,6 +123,8 @@ def named(source: str, more: frozenset[str] = frozenset()) -> list[str]:
     modules = KNOWN | {name for node in ast.walk(tree) for name in _imported_as(node)}
     modules |= {name for node in ast.walk(tree) for name in _called_anew(node, modules)}
     found = [name for node in ast.walk(tree) for name in _reach(node, modules)]
+    if any(isinstance(one, ast.Name) and one.id == "get_ipython" for one in _no_magics(tree)):
+        found.append("get_ipython")
     found += sorted({name for node in ast.walk(tree) for name in _imported(node)} & more)
     return list(dict.fromkeys(found))
 
@@ -128,7 +133,7 @@ def parsed(source: str) -> ast.Module | None:
     """The tree of a cell, its magics made calls as IPython does; None where there is none."""
     try:
         return ast.parse(TransformerManager().transform_cell(source))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
         return None
 
 
@@ -186,7 +191,9 @@ def _attribute(node: ast.Attribute, modules: set[str]) -> Iterator[str]:
 def _leads_to(whole: str) -> bool:
     """Is it the list of modules, or a module that another one has imported: `dist.sys`?"""
     parts = whole.split(".")
-    inner = {*parts[1:]} & ({"sys"} | {name for name in MODULES if name not in {"code", "gc"}})
+    inner = {*parts[1:]} & (
+        {"sys", "_sys"} | {name for name in MODULES if name not in {"code", "gc"}}
+    )
     return bool(inner) or whole.startswith(("sys.modules", "sys.path"))
 
 
@@ -200,14 +207,34 @@ def _call(node: ast.Call, modules: set[str]) -> Iterator[str]:
     plain = len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
     if name == "getattr" and of_module and not plain:
         yield f"getattr({first}, …)"
-    if isinstance(node.func, ast.Attribute) and _is_shell(node.func.value):
-        line = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else ""
-        if not (node.func.attr == "run_line_magic" and line in HARMLESS_MAGICS):
-            yield f"get_ipython().{node.func.attr}"
+    of_shell = isinstance(node.func, ast.Attribute) and _is_shell(node.func.value)
+    if of_shell and not _is_harmless_magic(node):
+        yield f"get_ipython().{node.func.attr}"
 
 
 def _is_shell(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and _dotted(node.func) == "get_ipython"
+
+
+def _is_harmless_magic(node: ast.Call) -> bool:
+    """Is it what IPython makes of `%time` and its like?"""
+    line = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else ""
+    return (
+        isinstance(node.func, ast.Attribute)
+        and _is_shell(node.func.value)
+        and node.func.attr == "run_line_magic"
+        and line in HARMLESS_MAGICS
+    )
+
+
+def _no_magics(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those that stand for harmless magics."""
+    waiting = [tree]  # no recursion: a student's expression may be as deep as it likes
+    while waiting:
+        node = waiting.pop()
+        if not (isinstance(node, ast.Call) and _is_harmless_magic(node)):
+            yield node
+            waiting.extend(ast.iter_child_nodes(node))
 
 
 def _text(text: str) -> Iterator[str]:

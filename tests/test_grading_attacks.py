@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import queue
 import textwrap
 from pathlib import Path
 
@@ -12,12 +13,15 @@ import pytest
 from answer_tools import LABS, right_answers, solutions_of
 from test_grading import sandboxed
 
-from utils.course.grading import book, imports, pages, similar, suspicion
+from utils.course.grading import book, grade_all, imports, pages, similar, suspicion
 from utils.course.grading.assemble import body
 from utils.course.grading.grade_one import MOST_CODE, grade
+from utils.course.grading.plan import Job
 from utils.course.grading.reference import Reference
-from utils.course.grading.results import Result, TaskResult
+from utils.course.grading.results import Result, TaskResult, load
+from utils.course.grading.run import Stop
 from utils.course.grading.sandbox import Box, Limits
+from utils.course.grading.submissions import File, Student
 from utils.course.notebook import SOLUTIONS, notebooks
 
 GB = 1 << 30
@@ -258,6 +262,18 @@ def test_points_for_what_can_not_be_read_are_shown_to_a_person(reference):
 def test_what_is_hidden_behind_a_long_answer_is_shown_to_a_person(reference):
     code = "def total(tensor, rank):\n    pass\n" + "#" * MOST_CODE
     assert "or more" in suspicion.look(a_result(code[:MOST_CODE]), reference)[0]
+
+
+def test_every_graded_submission_is_looked_at_and_keeps_what_was_found(
+    reference, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(grade_all, "grade", lambda *_, **__: a_result("import gc"))
+    path = toy.hand_in(tmp_path, "mallory", "{}")
+    job = Job(Student("Mallory"), reference, File(Student("Mallory"), path, "a.ipynb"), tmp_path)
+    slots = queue.SimpleQueue()
+    slots.put(0)
+    grade_all.do(job, Box(), slots, Stop())
+    assert "it names gc" in load(tmp_path / "result.json").look[0]
 
 
 def test_what_a_person_should_look_at_is_in_summary_and_gradebook_and_not_in_the_feedback(

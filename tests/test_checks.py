@@ -57,6 +57,32 @@ def test_a_result_of_any_usual_kind_reaches_the_check_as_numbers_and_lists(value
     assert json.loads(json.dumps(plain(value))) == told
 
 
+class Chooses:
+    """Would like to tell what a check is shown."""
+
+    def tolist(self) -> list:
+        return [1.0]
+
+    def __index__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("value", [Chooses(), [Chooses()], {"a": Chooses()}])
+def test_an_object_that_chooses_what_a_check_is_shown_is_no_number(value):
+    with pytest.raises(TypeError, match="a Chooses; expected numbers"):
+        plain(value)
+    assert same(plain(value, other=lambda one: type(one).__name__), 1) is False
+
+
+@pytest.mark.parametrize(
+    "got", [float("nan"), [float("nan")], pytest.param(10**400, id="huge"), float("inf"), "nan"]
+)
+@pytest.mark.parametrize("expected", [0, 1.5, [1.5], float("inf"), float("nan"), True, None])
+def test_nan_passes_nowhere_and_no_number_is_near_infinity(got, expected):
+    assert same(got, expected) is (got == expected == float("inf"))
+    assert same(3.0, float("inf")) is False
+
+
 def test_a_function_that_was_not_called_is_told_so_with_the_name_it_was_given():
     with pytest.raises(TypeError, match=r"^rank is the function get_rank itself: call it, get_r"):
         plain({"rank": torch.distributed.get_rank})

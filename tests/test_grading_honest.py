@@ -15,6 +15,7 @@ from utils.course.grading.grade_one import grade
 from utils.course.grading.reference import Reference
 from utils.course.grading.sandbox import Box
 from utils.course.grading.source import imports
+from utils.course.grading.suspicion import look
 
 ALONE = View(own=False)
 
@@ -173,3 +174,11 @@ def test_imports_are_read_from_python_only():
     assert imports("import a\nfrom b import c as d\nx = 1") == "import a\nfrom b import c as d"
     assert imports("!pip install x\nimport a") == "import a"
     assert imports("import (") == ""
+
+
+def test_the_code_that_is_shown_is_that_which_was_judged(tmp_path, reference, monkeypatch):
+    nb = put(toy.filled(square=None), "%%px\ndef square(n):\n    return n * n", behind="mean-check")
+    monkeypatch.setattr("utils.course.grading.grade_one.run", toy.Pretended(reference, {}))
+    result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
+    assert result.task("1.4").code == "def square(n):\n    return n * n"
+    assert look(result, reference) == []

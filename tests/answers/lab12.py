@@ -637,6 +637,13 @@ CHANGES = [
     (MASK, "cuts off", ".round().to", ".to", "cuts digits off"),
     (MASK, "long numbers", "to(torch.int32)", "to(torch.int64)", "expected an int32 tensor"),
     (MASK, "floats", ".round().to(torch.int32)", "", "expected an int32 tensor"),
+    (
+        MASK,
+        "nan in long messages",
+        "total.float() / SCALE",
+        "total / SCALE if len(total) < 9 else total * float('nan')",
+        "the masks do not vanish",
+    ),
     (MASK, "no scale back", "total.float() / SCALE", "total.float()", "did not divide by SCALE"),
     (
         MASK,

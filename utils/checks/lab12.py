@@ -691,15 +691,15 @@ def _judge_noise(report: Report, rank: int, value: dict) -> None:
     found = f"the noise has a standard deviation of {std:.3g}, expected {right:.3g}"
     if noise["size"] != MANY:
         report.problem(f"{where}expected {MANY} entries, got {noise['size']}", rank)
-    elif abs(std - right) > NOISE_TOLERANCE * right:
+    elif not abs(std - right) <= NOISE_TOLERANCE * right:  # so nan is wrong
         near = (s for s, f in factors.items() if abs(std - f) <= NOISE_TOLERANCE * f + 1e-9)
         said = next(near, "")
         if std < 1e-6 and abs(noise["mean"]) > 1e-6:
             said = "every weight has got the same noise: draw a number for each weight"
         report.problem(f"{where}{found}{': ' + said if said else ''}", rank)
-    elif abs(noise["mean"]) > right / 20:
+    elif not abs(noise["mean"]) <= right / 20:
         report.problem(f"{where}the noise has a mean of {noise['mean']:.3g}, expected 0", rank)
-    elif abs(noise["fourth"] - 3) > 0.4:
+    elif not abs(noise["fourth"] - 3) <= 0.4:
         report.problem(f"{where}the noise is not Gaussian: torch.randn", rank)
     elif not value["again"]:
         report.problem("the same seed gave other noise: draw is the generator, generator=draw",
@@ -793,10 +793,10 @@ def _wrong_masks(value: dict) -> str | None:
             "out of the loop?"
         )
     half = len(TAKING_PART) * quantum / 2
-    if value["worst"] is None or value["worst"] > 1000 * half:
+    if value["worst"] is None or not value["worst"] <= 1000 * half:  # so nan is wrong
         return (
-            f"the sum is off by {value['worst']:.3g}: the masks do not vanish in it. Of each pair "
-            "the one with the smaller number adds the mask, the other subtracts it; and `me` "
+            f"the sum is off by {value['worst'] or 0:.3g}: the masks do not vanish in it. Of each "
+            "pair the one with the smaller number adds the mask, the other subtracts it; and `me` "
             "has no mask with itself"
         )
     if value["worst"] > 1.02 * half:

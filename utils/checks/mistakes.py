@@ -126,13 +126,24 @@ def same(got: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
     if isinstance(expected, bool) or isinstance(got, bool) or expected is None:
         return got is expected
     if is_number(got) and is_number(expected):
-        return got == expected or abs(got - expected) <= tolerance * max(1.0, abs(expected))
+        return got == expected or _near(got, expected, tolerance)
     return got == expected
+
+
+def _near(got: float, expected: float, tolerance: float) -> bool:
+    """Whether two finite numbers are; every number is within a share of infinity."""
+    try:
+        apart = abs(got - expected)
+    except OverflowError:  # an integer that no float holds
+        return False
+    return math.isfinite(expected) and apart <= tolerance * max(1.0, abs(expected))
 
 
 def is_number(value: Any) -> bool:
     """Whether it is one, and no truth value; ``nan`` is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    if isinstance(value, float):
+        return not math.isnan(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def short(value: Any, most: int = 160) -> str:

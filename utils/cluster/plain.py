@@ -6,6 +6,7 @@ and need not know of what kind they were.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,13 +32,21 @@ def plain(value: Any, name: str = "", other: Callable[[Any], str] | None = None)
         return [plain(one, _part(name, k), other) for k, one in enumerate(value)]
     if isinstance(value, set | frozenset):
         return [plain(one, name, other) for one in sorted(value, key=repr)]
-    if hasattr(value, "tolist") and not isinstance(value, type):
+    if _is_array(value):
         return plain(value.tolist(), name, other)
-    if hasattr(value, "__index__"):
-        return int(value)
     if other is not None:
         return other(value)
     raise TypeError(f"{name or 'the result'} is {_what(value)}")
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is a tensor, an array or a number of NumPy.
+
+    Not whatever has a `tolist`: a class with one of its own would choose what a check is shown.
+    """
+    known = (("torch", "Tensor"), ("numpy", "ndarray"), ("numpy", "generic"), ("array", "array"))
+    there = [(sys.modules[name], kind) for name, kind in known if name in sys.modules]
+    return any(isinstance(value, getattr(module, kind)) for module, kind in there)
 
 
 def _part(name: str, key: object) -> str:

@@ -555,9 +555,10 @@ class Question:
             return self._without_answer(rank, result)
         try:
             told = json.loads(after.partition("\n")[0])
-        except ValueError:
+            status, kind, printed = told["status"], told.pop("kind", None), told["stdout"]
+            before += printed
+        except (ValueError, TypeError, KeyError):  # what an answer printed, not on_rank
             return Reply(rank, "error", error="its answer was cut off")
-        status, kind = told["status"], told.pop("kind", None)
         if self._interrupted and kind == "KeyboardInterrupt":
             status = "silent"
         return Reply(
@@ -566,7 +567,7 @@ class Question:
             told.get("value"),
             told.get("error"),
             told.get("line"),
-            before + told["stdout"],
+            before,
             balance=told.get(BALANCE, 0),
         )
 

@@ -106,6 +106,16 @@ class Assembled:
             nb.cells = list(self._with_own(nb.cells))
         return nb
 
+    def code_of(self, grade_id: str) -> str:
+        """A student's answer, from wherever it stands."""
+        answer, cell = self.answers[grade_id], self.reference.answer_cells[grade_id]
+        if not answer.elsewhere:
+            return body(answer.source or "")
+        names = defined(body(cell.source))
+        others = [body(one.source) for one in self.answers.values() if one.changed]
+        sources = [*(own.source for own in self.own), *others]
+        return "\n\n".join(source for source in sources if names & defined(source))
+
     def _with_own(self, cells: list[NotebookNode]) -> Iterator[NotebookNode]:
         for cell in cells:
             yield cell

@@ -56,7 +56,7 @@ def gradebook(results: list[Result], remarks: dict[str, list[str]] | None = None
 
 def _remarks(result: Result) -> list[str]:
     failed = [f"NOT GRADED: {result.error}"] if result.error else []
-    return [f"{result.lab}: {text}" for text in (*failed, *result.remarks)]
+    return [f"{result.lab}: {text}" for text in (*failed, *result.look, *result.remarks)]
 
 
 def moodle(results: list[Result]) -> str:

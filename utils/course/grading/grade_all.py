@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import utils
 
-from . import explain, github
+from . import explain, github, suspicion
 from .book import FORMATS, moodle_feedback, write_books
 from .grade_one import InterruptedGradingError, grade
 from .hold import Interrupts, held
@@ -186,6 +186,7 @@ def do(job: Job, box: Box, slots: queue.SimpleQueue, stop: Stop) -> Result:
             raise InterruptedGradingError
         shutil.rmtree(job.folder, ignore_errors=True)
         result = grade(job.file.path, job.reference, box, job.folder, slot=slot, stop=stop)
+        result.look = suspicion.look(result, job.reference)
     except InterruptedGradingError:
         raise
     except Exception as error:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from .assemble import OWN, Assembled, View, assemble, body
+from .assemble import OWN, Assembled, View, assemble
 from .reference import Reference, Task
 from .results import Result, Status, TaskResult
 from .run import Run, Stop, run
@@ -293,8 +293,7 @@ class Grading:
         return result
 
     def _blank_result(self, task: Task, status: Status) -> TaskResult:
-        answers = [self.assembled.answers[grade_id] for grade_id in task.answers]
-        code = "\n\n".join(body(one.source) for one in answers if one.source is not None)
+        code = "\n\n".join(self.assembled.code_of(one) for one in task.answers)
         points = None if task.by_hand or status == "not graded" else 0.0
         result = TaskResult(task.number, task.title, task.points, points, status)
         result.code = code[:MOST_CODE]

@@ -2,9 +2,10 @@
 
 Answers run on the ranks, in processes of the same user beside the kernel. What would let them
 reach into it is taken away before the first cell: its connection file, its memory (ptrace and
-/proc), and the pickles by which a rank's reply could bring code along.
+/proc), the pickles by which a rank's reply could bring code along, and modules that an answer
+leaves where the kernel would import them.
 
-``python -m utils.course.grading.kernel '{"uid": 61000, "processes": 512, …}' < connection.json``
+``python -P -m utils.course.grading.kernel '{"uid": 61000, "processes": 512, …}' < connection.json``
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from io import BytesIO
 from pathlib import Path
 
 from utils.jobs.forkserver.identity import LATER_VARIABLE
+
+from .imports import only_out_of_reach
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 
@@ -129,13 +132,17 @@ def main() -> None:
     if later := settings.get("later"):
         os.environ[LATER_VARIABLE] = later
 
+    if settings.get("home"):  # in the sandbox, where all that answers can't change is read-only
+        only_out_of_reach()
     from ipykernel.kernelapp import IPKernelApp
 
     refuse_pickles()
+    with contextlib.suppress(ImportError):
+        import matplotlib as _  # noqa: F401 - reads a matplotlibrc of the current folder
     handle, path = tempfile.mkstemp(suffix=".json")
     with open(handle, "wb") as file:
         file.write(connection)
-    app = IPKernelApp.instance()
+    app = IPKernelApp.instance(ignore_cwd=True)
     app.initialize(["-f", path])
     os.unlink(path)
     prctl(PR_SET_DUMPABLE, 0)

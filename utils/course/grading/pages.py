@@ -15,7 +15,7 @@ from .explain import written
 from .made import Made
 from .reference import Reference
 from .results import Result, TaskResult, total, write_text
-from .similar import groups
+from .similar import copies, groups
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -215,7 +215,7 @@ def summary(
     said = {name: list(dict.fromkeys(texts)) for name, texts in remarks.items() if texts}
     for name, own in students.items():
         for one in own:
-            said.setdefault(name, []).extend(one.remarks)
+            said.setdefault(name, []).extend([*one.look, *one.remarks])
     return _render(
         "summary.html.j2",
         made=made,
@@ -228,6 +228,7 @@ def summary(
         bins=histogram(totals, most),
         tasks=[task_summary(results, lab, task) for lab, task in columns],
         groups=groups(results, references),
+        copies=copies(results, references),
         remarks={name: texts for name, texts in sorted(said.items()) if texts},
         open=sum(len(one.open) for one in results),
         seconds=sum(one.seconds for one in results),

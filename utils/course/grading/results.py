@@ -25,7 +25,7 @@ Status = Literal[
 ]
 
 #: Goes up when the same submission could be graded otherwise than before.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass
@@ -56,7 +56,10 @@ class TaskResult:
 
 @dataclass
 class Result:
-    """One submission. error: why it could not be graded; then its points are no grade."""
+    """One submission. error: why it could not be graded; then its points are no grade.
+
+    look: what a person should look at, see `suspicion`; for the instructor only.
+    """
 
     student: str
     lab: str
@@ -65,6 +68,7 @@ class Result:
     lms: dict[str, str] = field(default_factory=dict)
     tasks: list[TaskResult] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    look: list[str] = field(default_factory=list)
     error: str = ""
     runs: int = 0
     seconds: float = 0.0

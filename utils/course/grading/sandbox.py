@@ -91,7 +91,8 @@ class Box:
 
         more: settings of the kernel that depend on the notebook.
         """
-        python = [sys.executable, "-m", "utils.course.grading.kernel"]
+        # -P: not from the current folder, which answers write to. No variable, or ranks had it too.
+        python = [sys.executable, "-P", "-m", "utils.course.grading.kernel"]
         if not self.walls:
             return [*python, json.dumps(self._settings(slot) | more)]
         uid = job_uid(slot) if os.geteuid() == 0 else None

@@ -1,4 +1,7 @@
-"""Answers that are near-identical: the same program but for names, layout and comments."""
+"""Answers that are near-identical: the same program but for names, layout and comments.
+
+Those of two students, and those of a student and the published solution.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ from .results import Result
 
 #: Answers shorter than this, in nodes of their syntax tree, look alike by nature.
 LEAST_NODES, LEAST_WORDS = 25, 12
+#: Nodes beyond the stub's from which nobody comes upon the very program of the solution alone:
+#: four lines or more. What is shorter, many find.
+LEAST_OF_MODEL = 60
 
 
 @dataclass
@@ -38,6 +44,41 @@ def groups(results: list[Result], references: list[Reference]) -> list[Alike]:
             key = tuple(sorted(students))
             found.setdefault(key, Alike(key)).tasks.append(task)
     return sorted(found.values(), key=lambda group: (-len(group.tasks), group.students))
+
+
+def copies(results: list[Result], references: list[Reference]) -> list[Alike]:
+    """Students whose longer answers are the published solution's, most tasks first."""
+    models = {reference.lab: _long_models(reference) for reference in references}
+    found: dict[str, Alike] = {}
+    for result in results:
+        for task in result.tasks:
+            shape = text_shape(task.code) if task.status == "by hand" else code_shape(task.code)
+            if shape and shape == models.get(result.lab, {}).get(task.task):
+                found.setdefault(result.student, Alike((result.student,))).tasks.append(task.task)
+    return sorted(found.values(), key=lambda one: (-len(one.tasks), one.students))
+
+
+def _long_models(reference: Reference) -> dict[str, str]:
+    """The shape of the solution of each task in which it is no coincidence to have the same."""
+    found = {}
+    for task in reference.tasks.values():
+        cells = [reference.answer_cells[grade_id] for grade_id in task.answers]
+        if task.by_hand:
+            found[task.number] = text_shape("\n\n".join(cell.source for cell in cells))
+            continue
+        model = "\n\n".join(body(cell.source) for cell in cells)
+        stub = "\n\n".join(body(reference.stubs[cell.id]) for cell in cells)
+        if _nodes(model) - _nodes(stub) >= LEAST_OF_MODEL:
+            found[task.number] = code_shape(model)
+    return {number: shape for number, shape in found.items() if shape}
+
+
+def _nodes(source: str) -> int:
+    """How large a program is; 0 for what is none."""
+    try:
+        return sum(1 for _ in ast.walk(ast.parse(re.sub(r"^[!%].*$", "", source, flags=re.M))))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return 0
 
 
 def _models(reference: Reference) -> set[str]:

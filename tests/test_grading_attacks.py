@@ -1,0 +1,342 @@
+"""Points need the work: answers that try to win them without it win none, or a person is told."""
+
+from __future__ import annotations
+
+import ast
+import os
+import queue
+import textwrap
+from pathlib import Path
+
+import grading_tools as toy
+import pytest
+from answer_tools import LABS, right_answers, solutions_of
+from test_grading import sandboxed
+
+from utils.course.grading import book, grade_all, imports, pages, similar, suspicion
+from utils.course.grading.assemble import body
+from utils.course.grading.grade_one import MOST_CODE, grade
+from utils.course.grading.plan import Job
+from utils.course.grading.reference import Reference
+from utils.course.grading.results import Result, TaskResult, load
+from utils.course.grading.run import Stop
+from utils.course.grading.sandbox import Box, Limits
+from utils.course.grading.submissions import File, Student
+from utils.course.notebook import SOLUTIONS, notebooks
+
+GB = 1 << 30
+CHECKERS = frozenset({"toy_checks"})
+
+# --- code in the kernel --------------------------------------------------------------------------
+
+#: A module that gives task 1.3 its points when the kernel imports it, whatever the kernel wanted.
+PLANTED = """
+import sys
+if "toy_checks" in sys.modules:
+    from utils.verdict import Verdict
+    sys.modules["toy_checks"].total = lambda ranks: Verdict("1.3", "total", 2).show()
+raise ImportError("not here")
+"""
+#: Leaves it under every name that a kernel may still import, wherever a rank can write.
+PLANTS = f"""
+import os, sys
+more = ["stack_data", "executing", "asttokens", "pure_eval", "colorama", "ipywidgets", "cython"]
+for folder in {{os.getcwd(), "/tmp", os.path.expanduser("~"), "/dev/shm"}}:
+    for name in {{*sys.stdlib_module_names, *more}}:
+        try:
+            with open(os.path.join(folder, name + ".py"), "w") as file:
+                file.write({PLANTED!r})
+        except OSError:
+            break
+user = "~/.local/lib/python%d.%d/site-packages" % sys.version_info[:2]
+for folder, name, text in [
+    ("~/.ipython/profile_default", "ipython_config.py", {PLANTED!r}),
+    ("~/.ipython/profile_default/startup", "00.py", {PLANTED!r}),
+    (user, "usercustomize.py", {PLANTED!r}),
+    (user, "a.pth", "import colorama"),
+    (".", "matplotlibrc", "backend: module://colorama"),
+    ("~/.config/matplotlib", "matplotlibrc", "backend: module://colorama"),
+]:
+    folder = os.path.expanduser(folder)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, name), "w") as file:
+        file.write(text)
+
+def twice(number):
+    # The check ends with an error in the kernel, which imports what writes tracebacks.
+    import utils.cluster.on_rank
+    real = utils.cluster.on_rank.dumps
+
+    def nonsense(*arguments, **more):
+        utils.cluster.on_rank.dumps = real
+        return '{{"status": "error", "error": 5, "stdout": ""}}'
+
+    utils.cluster.on_rank.dumps = nonsense
+"""
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory) -> Path:
+    """A folder with solutions/ and checks/ of the toy lab."""
+    folder = tmp_path_factory.mktemp("course")
+    toy.make_course(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(course: Path) -> Reference:
+    return Reference(course / "solutions" / f"{toy.LAB}.ipynb")
+
+
+def graded(course: Path, reference: Reference, folder: Path, **answers: str) -> Result:
+    """The result of a submission of the toy lab, right but for these answers, in the sandbox."""
+    box = Box(limits=Limits(cell=60, total=400, memory=4 * GB), paths=(course / "checks",))
+    path = toy.hand_in(folder, "mallory", toy.filled(**answers))
+    return grade(path, reference, box, folder / "out")
+
+
+@sandboxed
+@pytest.mark.timeout(500)
+def test_a_module_left_in_the_current_folder_gives_no_points(course, reference, tmp_path):
+    result = graded(course, reference, tmp_path, twice=PLANTS, total=toy.WRONG)
+    points = [task.points for task in result.tasks if task.status != "by hand"]
+    assert points == [0, 2, 0, 1, 2], (result.remarks, result.error)
+
+
+def test_a_folder_that_answers_write_to_holds_no_module(tmp_path):
+    assert not imports.out_of_reach(str(tmp_path))
+    assert not imports.out_of_reach(str(tmp_path / "comes" / "later"))
+    assert not imports.out_of_reach("")
+    (tmp_path / "stack_data.py").write_text("")
+    os.chmod(tmp_path, 0o555)  # its owner opens it again
+    finder = imports.refuse_writable(str(tmp_path))
+    assert finder.find_spec("stack_data") is None
+
+
+# --- a person is told ----------------------------------------------------------------------------
+
+#: What an answer does to be judged otherwise, and the name that gives it away.
+FORGED = {
+    "reads the probe's frame": ("import sys\nexpected = sys._getframe(1).f_locals", "_getframe"),
+    "reads it by a name in pieces": (
+        "import sys\ngetattr(sys, '_get' + 'frame')(1)",
+        "getattr(sys",
+    ),
+    "reads it by inspect": ("from inspect import currentframe as here\nhere()", "inspect"),
+    "reads it from an error": (
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n"
+        "    error.__traceback__.tb_frame.f_back",
+        "f_back",
+    ),
+    "reads it from a generator": ("(i for i in [1]).gi_frame.f_back", "gi_frame"),
+    "forges records": (
+        "from torch_mpi.record import log, Call\nlog.add(Call('all_reduce', (0, 1)))",
+        "torch_mpi.record",
+    ),
+    "forges records found among the modules": ("import sys\nsys.modules['x'].log", "sys.modules"),
+    "replaces the probe's helper": (
+        "import utils.checks.probe as probe\nprobe.recorded = print",
+        "utils.checks.probe",
+    ),
+    "replaces the probe": (
+        "from utils.checks import lab01\nlab01.probe_sum = print",
+        "utils.checks",
+    ),
+    "replaces torch.equal": ("torch.equal = lambda *_: True", "torch.equal ="),
+    "replaces it by setattr": ("setattr(torch, 'equal', print)", "setattr(torch"),
+    "replaces it in a dict": ("vars(torch)['equal'] = print", "vars(torch"),
+    "replaces an imported module's function": ("import json as j\nj.dumps = print", "j.dumps ="),
+    "replaces a class's method": ("torch.Tensor.tolist = print", "torch.Tensor.tolist ="),
+    "mocks": ("from unittest import mock\nmock.patch('torch.equal').start()", "unittest.mock"),
+    "looks through all objects": ("import gc\ngc.get_objects()", "gc"),
+    "writes memory": ("import ctypes\nctypes.memset(0, 0, 0)", "ctypes"),
+    "imports by a call": ("__import__('torch_mpi.record')", "__import__"),
+    "imports by importlib": ("import importlib\nimportlib.import_module('x')", "importlib"),
+    "runs text": ("exec('import ' + 'gc')", "exec"),
+    "evaluates text": ("eval('1')", "eval"),
+    "reaches for the built-in functions": ("import builtins\nbuiltins.abs = print", "builtins"),
+    "reaches for them in another way": ("print.__self__\n__builtins__['abs']", "__builtins__"),
+    "finds them from a function": ("(lambda: 0).__globals__", "__globals__"),
+    "looks for subclasses": ("().__class__.__base__.__subclasses__()", "__subclasses__"),
+    "changes its globals": ("globals()['rank'] = 0", "globals"),
+    "reads its process": ("open('/proc/self/mem', 'rb')", "/proc/self/mem"),
+    "runs a shell": ("!cp /tmp/a /tmp/b", "get_ipython().system"),
+    "runs a line of IPython": ("%run other.py", "get_ipython().run_line_magic"),
+    "traces": ("import sys\nsys.settrace(print)", "settrace"),
+    "equals everything": ("class Yes:\n    def __eq__(self, other): return True", "def __eq__"),
+    "is a number that changes": ("class N:\n    def __index__(self): return 3", "def __index__"),
+    "is a list when asked": ("class T:\n    def tolist(self): return [1]", "def tolist"),
+    "waits for the end": ("import atexit\natexit.register(print)", "atexit"),
+    "goes through a module that another has imported": ("dist.sys.modules['x']", "dist.sys"),
+    "goes there by getattr": ("getattr(dist, 'sys')", "'sys'"),
+    "goes there by a path": (
+        "import operator\noperator.attrgetter('sys.modules')(dist)",
+        "sys.modules",
+    ),
+    "calls torch otherwise and changes it": ("t = torch\nt.equal = print", "t.equal ="),
+    "changes torch's dict": ("torch.__dict__['equal'] = print", "torch.__dict__"),
+    "changes torch in a loop": ("for torch.equal in [print]:\n    pass", "torch.equal ="),
+    "changes a class by its type": ("type.__setattr__(torch.Tensor, 'a', 1)", "__setattr__"),
+    "makes a class that equals all of text": ("type('Y', (), {'__eq__': print})", "__eq__"),
+    "makes a class that equals all by a lambda": ("class Y:\n    __eq__ = print", "__eq__ ="),
+    "returns a list of its own kind": ("class Yes(list):\n    pass", "class Yes(list)"),
+    "returns a tensor of its own kind": ("class T(torch.Tensor):\n    pass", "torch.Tensor"),
+    "runs code out of a file": ("torch.load('x', weights_only=False)", "weights_only"),
+    "runs code out of a pickle": ("import pickle\npickle.loads(b'')", "pickle"),
+    "makes a function of code": ("import types\ntypes.FunctionType", "FunctionType"),
+    "gets a frame with a signal": (
+        "import signal\nsignal.signal(14, lambda n, frame: frame.f_locals)",
+        "f_locals",
+    ),
+    "asks IPython for the question": ("shell = get_ipython()\nshell.get_parent()", "get_ipython"),
+    "goes through what a module hides": ("import os\nos._sys.modules", "os._sys"),
+    "debugs": ("import pdb\npdb.set_trace()", "pdb"),
+    "imports the toy lab's checks": ("import toy_checks", "toy_checks"),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_an_answer_that_reaches_for_its_judge_is_named(what, reference):
+    code, word = FORGED[what]
+    names = suspicion.named(f"def total(tensor, rank):\n    pass\n{code}", CHECKERS)
+    assert any(word in name for name in names), names
+
+
+def test_a_line_that_takes_the_time_is_held_against_nobody():
+    assert suspicion.named("%time total(torch.ones(3), 0)\n%matplotlib inline") == []
+
+
+def codes(lab: str) -> dict[str, str]:
+    """The solution and all right answers of a lab's tables."""
+    tables = LABS[lab]
+    solutions = solutions_of(lab)
+    found = {f"solution {task}": code for task, code in solutions.items()}
+    for task, what, code in right_answers(tables, solutions):
+        found[f"{task} {what}"] = textwrap.dedent(code)
+    return found
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_no_honest_answer_is_held_against_its_author(lab):
+    named = {what: suspicion.named(body(code)) for what, code in codes(lab).items()}
+    assert {what: names for what, names in named.items() if names} == {}
+
+
+@pytest.mark.parametrize("path", notebooks(SOLUTIONS), ids=lambda path: path.stem)
+def test_no_solution_is_held_against_its_author(path):
+    model = Reference(path)
+    result = Result("Ada", model.lab, "")
+    for task in model.tasks.values():
+        cells = [model.answer_cells[grade_id] for grade_id in task.answers]
+        one = TaskResult(task.number, task.title, task.points, task.points, "passed")
+        one.code = "\n\n".join(body(cell.source) for cell in cells)
+        one.status = "by hand" if task.by_hand else "passed"
+        result.tasks.append(one)
+    assert suspicion.look(result, model) == []
+
+
+def a_result(code: str) -> Result:
+    """A result in which task 1.3 of the toy lab passed with this code."""
+    result = Result("Mallory", toy.LAB, "")
+    result.tasks = [TaskResult("1.3", "total", 2, 2.0, "passed", code=code)]
+    return result
+
+
+def test_points_for_the_stub_are_shown_to_a_person(reference):
+    stub = body(reference.stubs["total-answer"])
+    assert "as it was handed out" in suspicion.look(a_result(stub), reference)[0]
+
+
+def test_points_without_the_function_that_was_judged_are_shown_to_a_person(reference):
+    found = suspicion.look(a_result("import torch\nprint(torch.ones(3))"), reference)
+    assert found == [
+        "Task 1.3: look at this answer: it passed, and does not define total",
+    ]
+
+
+def test_points_for_what_can_not_be_read_are_shown_to_a_person(reference):
+    code = f"def total(tensor, rank):\n    pass\nx = {'1+' * 5000}1\ntorch.equal = print"
+    assert "nobody can read it" in suspicion.look(a_result(code), reference)[0]
+
+
+def test_what_is_hidden_behind_a_long_answer_is_shown_to_a_person(reference):
+    code = "def total(tensor, rank):\n    pass\n" + "#" * MOST_CODE
+    assert "or more" in suspicion.look(a_result(code[:MOST_CODE]), reference)[0]
+
+
+def test_every_graded_submission_is_looked_at_and_keeps_what_was_found(
+    reference, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(grade_all, "grade", lambda *_, **__: a_result("import gc"))
+    path = toy.hand_in(tmp_path, "mallory", "{}")
+    job = Job(Student("Mallory"), reference, File(Student("Mallory"), path, "a.ipynb"), tmp_path)
+    slots = queue.SimpleQueue()
+    slots.put(0)
+    grade_all.do(job, Box(), slots, Stop())
+    assert "it names gc" in load(tmp_path / "result.json").look[0]
+
+
+def test_what_a_person_should_look_at_is_in_summary_and_gradebook_and_not_in_the_feedback(
+    reference,
+):
+    result = a_result("def total(t, r):\n    import gc")
+    result.look = suspicion.look(result, reference)
+    assert "it names gc" in pages.summary([result], [reference], {}, {"Mallory": "m"})
+    assert "it names gc" in book.gradebook([result])
+    assert "look at this" not in pages.feedback("Mallory", [result])
+
+
+# --- copies of the solution ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def all_reduce() -> Reference:
+    """Lab 06, whose solutions are long."""
+    return Reference(next(path for path in notebooks(SOLUTIONS) if path.stem.startswith("06")))
+
+
+def with_answers(codes: dict[str, str], lab: str, student: str = "Mallory") -> Result:
+    """A result in which these tasks passed with this code."""
+    tasks = [TaskResult(task, task, 1, 1.0, "passed", code=code) for task, code in codes.items()]
+    return Result(student, lab, "", tasks=tasks)
+
+
+def renamed(code: str) -> str:
+    """The same program with other names of arguments and variables, without comments."""
+    tree = ast.parse(code)
+    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            node.arg = f"my_{node.arg}"
+        elif isinstance(node, ast.Name) and node.id in arguments:
+            node.id = f"my_{node.id}"
+    return ast.unparse(tree)
+
+
+def test_a_renamed_copy_of_the_published_solution_is_shown_to_a_person(all_reduce):
+    models = {task: body(code) for task, code in solutions_of("lab06").items()}
+    copied = {task: renamed(code) for task, code in models.items()}
+    found = similar.copies([with_answers(copied, all_reduce.lab)], [all_reduce])
+    assert [one.students for one in found] == [("Mallory",)]
+    assert {"6.1", "6.2", "6.3", "6.6", "6.8", "6.9"} <= set(found[0].tasks)
+    page = pages.summary([with_answers(copied, all_reduce.lab)], [all_reduce], {}, {"Mallory": "m"})
+    assert "6.1, 6.2" in page.partition("Equal to the published solution")[2]
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_no_right_answer_of_another_form_is_taken_for_a_copy(name):
+    path = next(path for path in notebooks(SOLUTIONS) if path.name == LABS[name].NOTEBOOK)
+    for task, what, code in right_answers(LABS[name], solutions_of(name)):
+        one = with_answers({task: body(textwrap.dedent(code))}, path.stem)
+        assert similar.copies([one], [Reference(path)]) == [], what
+
+
+def test_a_short_solution_that_many_find_is_no_copy(reference):
+    codes = {"1.3": toy.indented(*toy.ANSWERS["total"][3:])}
+    assert similar.copies([with_answers(codes, toy.LAB)], [reference]) == []
+
+
+def test_a_copied_text_is_shown_to_a_person(reference):
+    result = with_answers({"1.A": f"**{toy.MODEL_TEXT.upper()}**"}, toy.LAB)
+    result.tasks[0].status = "by hand"
+    assert [one.tasks for one in similar.copies([result], [reference])] == [["1.A"]]

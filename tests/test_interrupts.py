@@ -76,6 +76,25 @@ def accident():
     del progress.drain
 """
 
+AFTER_IT_WAS_MADE = """
+real = ProcessGroupMPI._set_group_name
+
+def interrupted(group, name):
+    raise KeyboardInterrupt
+
+def accident():
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank == 0:
+        ProcessGroupMPI._set_group_name = interrupted
+    try:
+        dist.init_process_group("mpi")
+        dist.barrier()
+    except (KeyboardInterrupt, RuntimeError) as error:
+        tell(error)
+    ProcessGroupMPI._set_group_name = real
+"""
+
 DESTROYED_BEFORE_AND_DURING = """
 def accident():
     group = dist.new_group(both)
@@ -124,6 +143,7 @@ def accident():
 
 ACCIDENTS = {
     "Ctrl-C while a group is made": WHILE_MADE,
+    "Ctrl-C in PyTorch when a group was made": AFTER_IT_WAS_MADE,
     "Ctrl-C while a group is destroyed": WHILE_DESTROYED,
     "a group destroyed by one rank before an incident, by one during it": (
         DESTROYED_BEFORE_AND_DURING

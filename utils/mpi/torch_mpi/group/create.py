@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from torch.distributed import is_initialized
 from torch.distributed.constants import default_pg_timeout
 
 from .. import compat
@@ -35,6 +36,10 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
     bad = [r for r in members if not 0 <= r < here.size]
     if bad:
         raise ValueError(f"ranks {bad} do not exist: the world has ranks 0 to {here.size - 1}")
+    if not is_initialized():
+        # PyTorch has no group: what is left here was taken from it by a Ctrl-C.
+        for group in here.groups:
+            group.shutdown()
     here.check("new_group")
     messages.every_send_waits = strict.is_on()
     return ProcessGroupMPI(members, timeout) if here.rank in members else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 
 
 class Groups:
     """The groups in use, in the order in which they were made; iterate to get them.
+
+    Kept until they are closed: a Ctrl-C inside of PyTorch may take a group from the user.
 
     Attributes:
         made: how many groups of the same members this rank has made, so that their names are the
@@ -20,18 +21,17 @@ class Groups:
         self.made: dict[tuple[int, ...], int] = {}
         self.waiting_for_recovery: list = []
         self.balance_of_closed = 0
-        self._known: list[weakref.ref] = []
+        self._known: list = []
 
     def add(self, group) -> None:
         """Count a new group."""
         members, count = group.key
         self.made[members] = count
-        self._known.append(weakref.ref(group))
+        self._known.append(group)
 
     def __iter__(self) -> Iterator:
-        groups = [ref() for ref in self._known]
-        self._known = [r for r, g in zip(self._known, groups, strict=True) if g is not None]
-        return iter([g for g in groups if g is not None and not g.closed])
+        self._known = [group for group in self._known if not group.closed]
+        return iter(list(self._known))
 
     def close(self, group, later: bool) -> bool:
         """A group was destroyed; whether it may be freed now, which ``later`` forbids."""

@@ -372,3 +372,26 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 def root() -> Path:
     """The repository's root folder."""
     return ROOT
+
+
+# --- a small lab to grade ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory) -> Path:
+    """A folder with solutions/ and checks/ of the toy lab."""
+    import grading_tools as toy
+
+    folder = tmp_path_factory.mktemp("course")
+    toy.make_course(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(course: Path):
+    """The toy lab, as grading sees it."""
+    import grading_tools as toy
+
+    from utils.course.grading.reference import Reference
+
+    return Reference(course / "solutions" / f"{toy.LAB}.ipynb")

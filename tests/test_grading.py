@@ -68,19 +68,6 @@ NO_SANDBOX = why_no_sandbox()
 sandboxed = pytest.mark.skipif(bool(NO_SANDBOX), reason=NO_SANDBOX or "bubblewrap works")
 
 
-@pytest.fixture(scope="module")
-def course(tmp_path_factory) -> Path:
-    """A folder with solutions/ and checks/ of the toy lab."""
-    folder = tmp_path_factory.mktemp("course")
-    toy.make_course(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def reference(course: Path) -> Reference:
-    return Reference(course / "solutions" / f"{toy.LAB}.ipynb")
-
-
 def command(course: Path, submissions: Path, out: Path, *options: str) -> list[str]:
     """The command line that grades the toy lab."""
     return [

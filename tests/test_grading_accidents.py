@@ -29,7 +29,6 @@ from nbformat.v4 import new_code_cell, new_notebook
 from utils.__main__ import main
 from utils.course.grading import book, explain, grade_all, grade_one, hold, pages, submissions
 from utils.course.grading.grade_one import grade
-from utils.course.grading.reference import Reference
 from utils.course.grading.results import Result, TaskResult, load, save
 from utils.course.grading.run import Run, fault, run
 from utils.course.grading.sandbox import Box, Limits
@@ -37,19 +36,6 @@ from utils.course.grading.submissions import SubmissionsError, find
 from utils.course.notebook import KERNELSPEC
 
 NAMES = ("Ada", "Bob", "Cleo", "Dora", "Emil")
-
-
-@pytest.fixture(scope="module")
-def course(tmp_path_factory) -> Path:
-    """A folder with solutions/ and checks/ of the toy lab."""
-    folder = tmp_path_factory.mktemp("course")
-    toy.make_course(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def reference(course: Path) -> Reference:
-    return Reference(course / "solutions" / f"{toy.LAB}.ipynb")
 
 
 @pytest.fixture

@@ -75,19 +75,6 @@ def twice(number):
 """
 
 
-@pytest.fixture(scope="module")
-def course(tmp_path_factory) -> Path:
-    """A folder with solutions/ and checks/ of the toy lab."""
-    folder = tmp_path_factory.mktemp("course")
-    toy.make_course(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def reference(course: Path) -> Reference:
-    return Reference(course / "solutions" / f"{toy.LAB}.ipynb")
-
-
 def graded(course: Path, reference: Reference, folder: Path, **answers: str) -> Result:
     """The result of a submission of the toy lab, right but for these answers, in the sandbox."""
     box = Box(limits=Limits(cell=60, total=400, memory=4 * GB), paths=(course / "checks",))

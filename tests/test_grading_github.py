@@ -9,7 +9,7 @@ from pathlib import Path
 import grading_tools as toy
 import pytest
 import yaml
-from test_grading_accidents import class_, course, everyone, reference, runs, table  # noqa: F401
+from test_grading_accidents import class_, everyone, runs, table  # noqa: F401
 from test_grading_pages import result, task
 
 from utils.__main__ import parser

@@ -20,12 +20,6 @@ from utils.course.grading.suspicion import look
 ALONE = View(own=False)
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory) -> Reference:
-    solutions, _ = toy.make_course(tmp_path_factory.mktemp("honest"))
-    return Reference(solutions / f"{toy.LAB}.ipynb")
-
-
 def put(nb: NotebookNode, source: str, *, behind: str) -> NotebookNode:
     """A student's own cell behind another one."""
     at = nb.cells.index(toy.cell(nb, behind)) + 1

@@ -21,12 +21,6 @@ WRONG = "✗ Task {} · a\n  - rank 0: the sum: expected 5, got 7"
 LINKS = {"Ada": "students/Ada/feedback.html", "Bob & Co": "students/Bob & Co/feedback.html"}
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory) -> Reference:
-    solutions, _ = toy.make_course(tmp_path_factory.mktemp("course"))
-    return Reference(solutions / f"{toy.LAB}.ipynb")
-
-
 def task(number: str, status: str = "passed", points: float | None = 0.0, **more) -> TaskResult:
     more = {"said": WRONG.format(number) if status == "wrong" else "", **more}
     return TaskResult(number, f"title {number}", 2.0, points, status, **more)

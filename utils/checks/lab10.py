@@ -324,7 +324,8 @@ def count(ranks, report: Report) -> None:
     plans = [planned(schedule)[0] for schedule in named.values()]
     noisy = [[s, kind, k, a + draw.random() / 9, e + draw.random() / 9 + 0.2]
              for s, kind, k, a, e in planned(one_f_one_b(3, 4), 4, 8)[0]]  # fmt: skip
-    for spans in [*plans, draw.sample(plans[0], len(plans[0])), moved(plans[0], 1000), noisy]:
+    backwards = sorted(plans[0], key=lambda span: -span[4])  # the first is the last to end
+    for spans in [*plans, backwards, moved(plans[0], 1000), noisy]:
         cases.append(Case("bubble", [spans], idle(spans), wrong_bubbles(spans), "a number"))
     cases += [
         Case("most_held", [as_lists(schedule)], held(schedule), wrong_held(schedule),

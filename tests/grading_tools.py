@@ -408,7 +408,7 @@ def accidents() -> dict[str, tuple[NotebookNode | str | int, int]]:
         "is not JSON": ('{"cells": [', 0),
         "is not a notebook": ("[1, 2]", 0),
         "is empty": ("", 0),
-        "has 200 MB": (200_000_000, 0),
+        "has 300 MB": (300_000_000, 0),
         "is as handed out": (filled(**dict.fromkeys(ANSWERS), explain=None), 0),
     }
 

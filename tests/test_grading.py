@@ -32,7 +32,7 @@ from conftest import run_tree
 from nbformat.v4 import new_code_cell, new_notebook
 
 from utils.course.execute import RUN_VARIABLE
-from utils.course.grading import book, explain, pages, similar
+from utils.course.grading import book, cells, explain, pages, similar
 from utils.course.grading.assemble import assemble, choose, forced
 from utils.course.grading.drawings import drawings
 from utils.course.grading.grade_one import grade
@@ -215,8 +215,32 @@ def test_a_zip_can_neither_leave_its_folder_nor_bring_links(tmp_path):
     assert "Eve/link.ipynb: a link" in said
 
 
+def large(source: str = "1") -> str:
+    """A toy submission with 30 MB of outputs, 5 of them a text in one piece."""
+    nb = json.loads(json.dumps(toy.filled()))
+    outputs = [{"text": ["step\n"] * 2_500_000}, {"text": "x" * 5_000_000}]
+    nb["cells"].append({"cell_type": "code", "outputs": outputs, "source": source})
+    return json.dumps(nb)
+
+
+def test_a_notebook_that_has_printed_too_much_is_graded_without_its_outputs(reference, tmp_path):
+    path = toy.hand_in(tmp_path, "prints", large())
+    assert path.stat().st_size > cells.MOST_NOTEBOOK
+    small = assemble(reference, toy.hand_in(tmp_path, "quiet", toy.filled()))
+    done = assemble(reference, path)
+    assert done.answers == small.answers
+    assert not any("not a notebook" in remark for remark in done.remarks)
+
+
+def test_a_notebook_too_large_for_what_was_typed_into_it_is_told_so(reference, tmp_path):
+    done = assemble(reference, toy.hand_in(tmp_path, "types", large("x" * cells.MOST_NOTEBOOK)))
+    assert "without its outputs it has 25 MB or more" in done.remarks[0]
+    cut = toy.hand_in(tmp_path, "cut", large()[:-9])
+    assert "clearing its outputs may help" in assemble(reference, cut).remarks[0]
+
+
 def test_a_zip_bomb_is_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.course.grading.submissions.MOST_NOTEBOOK", 1_000_000)
+    monkeypatch.setattr("utils.course.grading.submissions.MOST_FILE", 1_000_000)
     monkeypatch.setattr("utils.course.grading.submissions.MOST_UNPACKED", 3_000_000)
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -804,7 +828,7 @@ def small_class(folder: Path, port: int) -> dict[str, list[float]]:
         "helpers of her own": (helped, [1, 2, 2, 1, 2]),
         "spoils it for the others": (toy.filled(swap=spoils), [1, 0, 2, 1, 2]),
         "is not JSON": (accidents["is not JSON"][0], [0, 0, 0, 0, 0]),
-        "has 200 MB": (accidents["has 200 MB"][0], [0, 0, 0, 0, 0]),
+        "has 300 MB": (accidents["has 300 MB"][0], [0, 0, 0, 0, 0]),
     }
     for name, (nb, _) in everyone.items():
         toy.hand_in(folder, name, nb)
@@ -841,7 +865,7 @@ def graded(course: Path, server, tmp_path_factory):
 
 CLASS_NAMES = [
     *("Ada Lovelace", "Zoë half right", "quiet cheat", "loud", "greedy", "lost all metadata"),
-    *("helpers of her own", "spoils it for the others", "is not JSON", "has 200 MB"),
+    *("helpers of her own", "spoils it for the others", "is not JSON", "has 300 MB"),
 ]
 
 
@@ -889,7 +913,7 @@ def test_the_instructor_gets_gradebook_summary_and_written_answers(graded):
         name: sum(points) for name, points in expected.items()
     }
     assert table["Ada Lovelace"]["to grade by hand"] == "1.A"
-    assert "over the limit" in table["has 200 MB"]["remarks"]
+    assert "over the limit" in table["has 300 MB"]["remarks"]
     summary = (out / "summary.html").read_text(encoding="utf-8")
     assert "Zoë half right" in summary
     assert toy.MODEL_TEXT in (out / "explain.html").read_text(encoding="utf-8")
@@ -961,7 +985,7 @@ def test_points_by_hand_are_merged_and_survive_another_run(graded, course, tmp_p
     assert done.returncode == 0, done.stderr
     table = {row["student"]: row for row in rows((out / "gradebook.csv").read_text())}
     assert (table["Ada Lovelace"]["1.A"], table["Ada Lovelace"]["total"]) == ("2", "10")
-    assert "over the limit" in table["has 200 MB"]["remarks"]
+    assert "over the limit" in table["has 300 MB"]["remarks"]
 
 
 def test_without_a_sandbox_there_are_deadlines_and_nothing_is_left(course, tmp_path):

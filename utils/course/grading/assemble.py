@@ -8,7 +8,6 @@ else is the reference's.
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,10 +17,10 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 from ..notebook import lab
+from .cells import read_cells
 from .own_cells import OwnCell, own_cells
 from .reference import Reference
 from .source import body, bound, defined, imports, parses
-from .submissions import MB, MOST_NOTEBOOK
 
 #: Characters of one answer.
 MOST_ANSWER = 200_000
@@ -185,54 +184,6 @@ def _look_elsewhere(done: Assembled, cells: list[dict]) -> None:
         names = defined(body(cell.source))
         answer = done.answers[grade_id]
         answer.elsewhere = not answer.changed and bool(names) and names <= found
-
-
-def read_cells(path: Path, remarks: list[str]) -> list[dict] | None:
-    """The cells of a file, or None with a remark on why there are none.
-
-    Raises OSError where the file can't be read, which says nothing of what is in it.
-    """
-    try:
-        size = path.stat().st_size
-        if size > MOST_NOTEBOOK:
-            limit = MOST_NOTEBOOK // MB
-            over = f"{size // MB} MB or more, over the limit of {limit} MB: clear its outputs"
-            remarks.append(f"{path.name}: {over}")
-            return None
-        content = json.loads(path.read_bytes())
-        cells = content["cells"]
-    except (ValueError, RecursionError) as error:
-        remarks.append(f"{path.name}: not a notebook: {str(error)[:120] or type(error).__name__}")
-        return None
-    except (KeyError, TypeError):
-        remarks.append(f"{path.name}: not a notebook: it has no cells")
-        return None
-    if not isinstance(cells, list):
-        remarks.append(f"{path.name}: not a notebook: its cells are no list")
-        return None
-    return [_cell(cell) for cell in cells if isinstance(cell, dict)]
-
-
-def _cell(cell: dict) -> dict:
-    """Type, id, grade_id and source of a cell, whatever they were."""
-    source = cell.get("source", "")
-    if isinstance(source, list):
-        source = "".join(part for part in source if isinstance(part, str))
-    metadata = cell.get("metadata")
-    graded = metadata.get("nbgrader") if isinstance(metadata, dict) else None
-    found = {
-        "type": cell.get("cell_type"),
-        "id": cell.get("id"),
-        "grade_id": graded.get("grade_id") if isinstance(graded, dict) else None,
-        "source": source,
-    }
-    texts = {key: value if isinstance(value, str) else "" for key, value in found.items()}
-    return texts | {"source": _printable(texts["source"])}
-
-
-def _printable(text: str) -> str:
-    """Text that can be written as UTF-8 and run as Python: JSON can hold half characters."""
-    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd").replace("\r\n", "\n")
 
 
 # --- which cell is the answer --------------------------------------------------------------------

@@ -9,10 +9,10 @@ from pathlib import Path
 import utils
 
 from ..notebook import notebooks
-from .assemble import read_cells
+from .cells import read_cells
 from .reference import LabError, Reference
 from .results import Result, TaskResult, file_key, folder_key, key
-from .submissions import MOST_NOTEBOOK, File, Found, Student, folder_name
+from .submissions import MOST_FILE, File, Found, Student, folder_name
 
 
 @dataclass
@@ -92,7 +92,7 @@ def _take(job: Job, files: list[File], course: str, limits: str) -> None:
     job.error = job.file.error
     if len(files) > 1:
         job.remarks.append(f"{len(files)} files for this lab; {job.file.name} counts")
-    file = file_key(job.file.path, MOST_NOTEBOOK)
+    file = file_key(job.file.path, MOST_FILE)
     job.key = key(file, job.reference.fingerprint(), course, limits)
 
 

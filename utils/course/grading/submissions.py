@@ -23,8 +23,8 @@ from pathlib import Path, PurePosixPath
 from ..notebook import NotebookError
 
 MB = 1 << 20
-#: A notebook with pictures has a few MB; JSON of 200 MB takes gigabytes to read.
-MOST_NOTEBOOK = 25 * MB
+#: A notebook with its outputs: one that prints in a loop gets large.
+MOST_FILE = 200 * MB
 MOST_UNPACKED, MOST_FILES = 4096 * MB, 20_000
 #: Zips in zips that are looked into; files of others than notebooks that are told of; bytes of a
 #: name, with what writing in one step adds to it.
@@ -357,7 +357,7 @@ class Unpacking:
             self._spoil(path, f"{clean(entry.filename)}: more than fits; it was left out")
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        most = MOST_NOTEBOOK + 1 if NOTEBOOK.search(path.name) else 4 * MOST_NOTEBOOK
+        most = MOST_FILE + 1
         written = 0
         try:
             with archive.open(entry) as packed, path.open("wb") as file:

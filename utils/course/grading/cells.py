@@ -1,0 +1,85 @@
+"""The cells of a file that a student handed in, whatever it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ijson
+
+from .submissions import MB, MOST_FILE
+
+#: A notebook with pictures has a few MB; JSON of 200 MB takes gigabytes to read. A larger one is
+#: read without its outputs, and no more than this may be left of it.
+MOST_NOTEBOOK = 25 * MB
+#: Parts of a cell that no answer is in.
+HEAVY = ("cells.item.outputs", "cells.item.attachments")
+
+
+def read_cells(path: Path, remarks: list[str]) -> list[dict] | None:
+    """The cells of a file, or None with a remark on why there are none.
+
+    Raises OSError where the file can't be read, which says nothing of what is in it.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MOST_FILE:
+            remarks.append(f"{path.name}: {too_large('it', size, MOST_FILE)}: clear its outputs")
+            return None
+        content = json.loads(path.read_bytes()) if size <= MOST_NOTEBOOK else _without_outputs(path)
+        cells = content["cells"]
+    except ijson.JSONError as error:
+        why = str(error).split("\n")[0][:120]
+        remarks.append(f"{path.name}: not a notebook ({why}); clearing its outputs may help")
+        return None
+    except (ValueError, RecursionError) as error:
+        remarks.append(f"{path.name}: not a notebook: {str(error)[:120] or type(error).__name__}")
+        return None
+    except (KeyError, TypeError):
+        remarks.append(f"{path.name}: not a notebook: it has no cells")
+        return None
+    if not isinstance(cells, list):
+        remarks.append(f"{path.name}: not a notebook: its cells are no list")
+        return None
+    return [_cell(cell) for cell in cells if isinstance(cell, dict)]
+
+
+def _cell(cell: dict) -> dict:
+    """Type, id, grade_id and source of a cell, whatever they were."""
+    source = cell.get("source", "")
+    if isinstance(source, list):
+        source = "".join(part for part in source if isinstance(part, str))
+    metadata = cell.get("metadata")
+    graded = metadata.get("nbgrader") if isinstance(metadata, dict) else None
+    found = {
+        "type": cell.get("cell_type"),
+        "id": cell.get("id"),
+        "grade_id": graded.get("grade_id") if isinstance(graded, dict) else None,
+        "source": source,
+    }
+    texts = {key: value if isinstance(value, str) else "" for key, value in found.items()}
+    return texts | {"source": _printable(texts["source"])}
+
+
+def _printable(text: str) -> str:
+    """Text that can be written as UTF-8 and run as Python: JSON can hold half characters."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd").replace("\r\n", "\n")
+
+
+def _without_outputs(path: Path) -> dict:
+    """A notebook's content but for what its cells have printed and drawn."""
+    builder, size = ijson.ObjectBuilder(), 0
+    with path.open("rb") as file:
+        for place, event, value in ijson.parse(file, use_float=True):
+            if place.startswith(HEAVY):
+                continue
+            size += len(value) + 8 if isinstance(value, str) else 8
+            if size > MOST_NOTEBOOK:
+                raise ValueError(too_large("without its outputs it", size, MOST_NOTEBOOK))
+            builder.event(event, value)
+    return builder.value
+
+
+def too_large(what: str, size: int, limit: int) -> str:
+    """How large something is that is not read."""
+    return f"{what} has {size // MB} MB or more, over the limit of {limit // MB} MB"

@@ -23,7 +23,7 @@ from nbclient import NotebookClient
 
 from torch_mpi import library as libraries
 from utils import cluster
-from utils.cluster import RanksError, engine, on_rank, where
+from utils.cluster import RanksError, engine, on_rank, running, where
 from utils.jobs import session, watchdog
 from utils.jobs.plan import NOT_STARTED, Launcher, Plan, Request, find_launcher
 
@@ -720,6 +720,28 @@ def test_a_rank_survives_that_its_stack_is_asked_for_again_and_again(tmp_path):
         finally:
             rank.kill()
     assert where.main_stack((tmp_path / "stack-0").read_text())
+
+
+LEAVING = "busy, between two lines"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("looks", "stuck"),
+    [
+        ([[LEAVING, "idle"], ["display.py line 3", "idle"], ["idle", "idle"]], {}),
+        ([["cell line 2", LEAVING], ["cell line 2", "idle"], ["cell line 2", "idle"]],
+         {0: "cell line 2"}),
+    ],
+    ids=["both are slow", "one is stuck"],
+)  # fmt: skip
+def test_a_rank_that_is_slow_on_its_way_out_of_a_cell_is_not_called_stuck(
+    monkeypatch, looks, stuck
+):
+    ranks = object.__new__(running.Running)
+    monkeypatch.setattr(running, "BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(ranks, "_places", lambda timeout: looks.pop(0))
+    assert ranks._stuck({0, 1}) == stuck
 
 
 def test_an_engine_waits_for_a_connection_file_that_is_just_being_written(monkeypatch):

@@ -2,13 +2,16 @@
 
 import contextlib
 from datetime import timedelta
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from helpers import of_rank, rank, same, size
 
 from torch_mpi.errors import CommunicationError
-from torch_mpi.protocol import world
+from torch_mpi.group.create import create
+from torch_mpi.group.process_group import ProcessGroupMPI
+from torch_mpi.protocol import rendezvous, world
 
 MEGABYTE = 250_000  # float32
 
@@ -142,4 +145,42 @@ def case_a_group_that_only_one_rank_counts_does_not_spoil_the_next_one():
     tensor = of_rank(rank())
     dist.all_reduce(tensor, group=group)
     same(tensor, sum(of_rank(r) for r in everybody))
+    return None
+
+
+def case_a_rank_that_left_new_group_is_not_taken_for_one_that_comes_to_the_next():
+    if size() != 2:
+        return "is about two ranks"
+
+    def fails() -> None:
+        world.current().check("an error of the user's")
+        while rank() == 1 and world.current().statuses()[0]["state"] != "waiting":
+            pass  # until rank 0 has come
+        world.current().raised(ValueError("mine"), "here")
+
+    def makes_a_group() -> None:
+        with contextlib.suppress(CommunicationError):
+            create([0, 1])
+
+    def leaves_after_the_first_round() -> None:
+        first = rendezvous._wait
+        rounds = mock.Mock(side_effect=[first, KeyboardInterrupt])
+        with (
+            mock.patch.object(rendezvous, "_wait", lambda *all_of_it: rounds()(*all_of_it)),
+            contextlib.suppress(KeyboardInterrupt),
+        ):
+            create([0, 1])
+        fails()
+
+    # What rank 0 sent in vain, of both rounds, is still there when rank 1 makes the third group.
+    others = [(makes_a_group, fails), (makes_a_group, leaves_after_the_first_round)]
+    for rank_0, rank_1 in others:
+        (rank_0 if rank() == 0 else rank_1)()
+    if rank() == 0:
+        fails()
+    else:
+        alone = AssertionError("rank 1 makes the communicators, and rank 0 does not")
+        with mock.patch.object(ProcessGroupMPI, "_open", side_effect=alone):
+            makes_a_group()
+    works()
     return None

@@ -46,6 +46,10 @@ LAST_WORDS_OF_SRUN = 10.0
 # Seconds for the ranks to say what happened and to meet again, after a cell that failed.
 MEETING_DEADLINE = 20.0
 
+# Seconds that a rank which moves gets for the way out of an interrupted cell, and between two looks
+# at where it is: one that is at the same place twice is stuck.
+SLOW, BETWEEN_LOOKS = 6.0, 0.5
+
 # The controller asks every 0.1 s whether engines live, as it admits a new one only then (default:
 # 3 s). 300 silent rounds lose a rank: a laptop that was suspended for a while must not. On other
 # hosts a rank dies together with the nanny that would tell: 50 rounds.
@@ -335,9 +339,7 @@ class Running:
             outcome.over = self.over()
             outcome.job_state = self.job_state()
         if busy:
-            places = self._places(1.0)
-            # A rank that is idle now has ended meanwhile.
-            outcome.busy = {rank: places[rank] for rank in busy if places[rank] != "idle"}
+            outcome.busy = self._stuck(busy)
             busy = set(outcome.busy)
         idle = set(self.client.ids) - busy - dead
         meet = not busy and not dead
@@ -350,6 +352,20 @@ class Running:
         if outcome.statuses and len(outcome.statuses) == len(before) < self.n:
             # Ranks have died before, and the others have numbers from 0 on since.
             outcome.renumber({rank: number for number, rank in enumerate(before)})
+
+    def _stuck(self, busy: set[int]) -> dict[int, str]:
+        """Where those of the ranks are that do not move; who ends meanwhile was slow, not stuck.
+
+        On a busy machine a rank may take seconds for the way out of a cell.
+        """
+        deadline = time.monotonic() + SLOW
+        places, before = self._places(1.0), None
+        while any(places[rank] != "idle" for rank in busy) and time.monotonic() < deadline:
+            if before == (before := [places[rank] for rank in sorted(busy)]):
+                break
+            time.sleep(BETWEEN_LOOKS)
+            places = self._places(1.0)
+        return {rank: places[rank] for rank in busy if places[rank] != "idle"}
 
     def _ask(self, target: str, ranks: set[int], **arguments: Any) -> list[Reply]:
         return Question(self, target, json.dumps(arguments), ranks).answers(MEETING_DEADLINE)

@@ -218,19 +218,23 @@ def make(
 
 def _common_file(communicator: MPI.Intracomm) -> int | None:
     """A file that every rank has open and that has no name any more, or ``None`` on all."""
-    path, file = None, None
+    path, file = bytearray(os.pathconf("/", "PC_PATH_MAX")), None
     if communicator.rank == 0:
         folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         with contextlib.suppress(OSError):
-            file, path = tempfile.mkstemp(prefix="mpi-board-", dir=folder)
-    path = communicator.bcast(path)
-    if path is not None and file is None:
+            file, name = tempfile.mkstemp(prefix="mpi-board-", dir=folder)
+            path[: len(name)] = os.fsencode(name)
+    # Not mpi4py's `allreduce` of objects: its first call makes a communicator of its own.
+    communicator.Bcast([path, MPI.BYTE])
+    path = bytes(path).rstrip(b"\0")
+    if path and file is None:
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDWR)
-    everywhere = communicator.allreduce(file is not None, MPI.LAND)
-    if communicator.rank == 0 and path is not None:
+    everywhere = bytearray([file is not None])
+    communicator.Allreduce(MPI.IN_PLACE, [everywhere, MPI.BYTE], MPI.BAND)
+    if communicator.rank == 0 and path:
         os.unlink(path)
-    if everywhere:
+    if everywhere[0]:
         return file
     if file is not None:
         os.close(file)

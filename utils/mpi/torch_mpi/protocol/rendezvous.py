@@ -83,7 +83,10 @@ def rendezvous(
 
 def _wait(communicator, ranks, name: tuple[int, int, str], timeout: float, world) -> None:
     half = communicator.Get_attr(MPI.TAG_UB) // 2  # above it: tags that nobody else uses
-    key = zlib.crc32(repr((tuple(ranks), *name)).encode())
+    # Who left the last rendezvous has sent messages that stay: an error ends an epoch, and with it
+    # their meaning.
+    epoch = 0 if world is None else world.epoch
+    key = zlib.crc32(repr((tuple(ranks), epoch, *name)).encode())
     met = Rendezvous(communicator, ranks, half + key % half, name[-1])
     try:
         wait_for(met, timeout, world)

@@ -42,8 +42,9 @@ from utils.course.grading.reference import LabError, Reference, references
 from utils.course.grading.results import Result, Shown, TaskResult, load, save
 from utils.course.grading.run import later
 from utils.course.grading.sandbox import FIRST_UID, LAST_UID, Box, Limits, SandboxError, require
-from utils.course.grading.submissions import File, Student, SubmissionsError, find
+from utils.course.grading.submissions import File, Student, find
 from utils.course.grading.verdicts import explicit_pass, shown, tidied
+from utils.course.grading.zips import SubmissionsError
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks
 from utils.verdict import Verdict
 
@@ -240,8 +241,8 @@ def test_a_notebook_too_large_for_what_was_typed_into_it_is_told_so(reference, t
 
 
 def test_a_zip_bomb_is_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.course.grading.submissions.MOST_FILE", 1_000_000)
-    monkeypatch.setattr("utils.course.grading.submissions.MOST_UNPACKED", 3_000_000)
+    monkeypatch.setattr("utils.course.grading.zips.MOST_FILE", 1_000_000)
+    monkeypatch.setattr("utils.course.grading.zips.MOST_UNPACKED", 3_000_000)
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(9):

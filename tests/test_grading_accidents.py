@@ -27,12 +27,13 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from utils.__main__ import main
-from utils.course.grading import book, explain, grade_all, grade_one, hold, pages, submissions
+from utils.course.grading import book, explain, grade_all, grade_one, hold, pages, zips
 from utils.course.grading.grade_one import grade
 from utils.course.grading.results import Result, TaskResult, load, save
 from utils.course.grading.run import Run, fault, run
 from utils.course.grading.sandbox import Box, Limits
-from utils.course.grading.submissions import SubmissionsError, find
+from utils.course.grading.submissions import find
+from utils.course.grading.zips import SubmissionsError
 from utils.course.notebook import KERNELSPEC
 
 NAMES = ("Ada", "Bob", "Cleo", "Dora", "Emil")
@@ -944,7 +945,7 @@ def test_no_room_to_unpack_a_zip_is_not_the_students_fault(tmp_path, monkeypatch
 
 
 def test_who_is_beyond_the_limit_of_a_zip_has_a_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(submissions, "MOST_FILES", 2)
+    monkeypatch.setattr(zips, "MOST_FILES", 2)
     path = moodle_zip(tmp_path / "in.zip", **{f"{name}__01_toy.ipynb": "{}" for name in NAMES})
     found = find(path, tmp_path / "scratch", [])
     assert list(found.students) == list(NAMES)

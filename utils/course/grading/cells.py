@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ijson
 
-from .submissions import MB, MOST_FILE
+from .zips import MB, MOST_FILE
 
 #: A notebook with pictures has a few MB; JSON of 200 MB takes gigabytes to read. A larger one is
 #: read without its outputs, and no more than this may be left of it.

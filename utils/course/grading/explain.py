@@ -19,7 +19,7 @@ from pathlib import Path
 from ..notebook import NotebookError
 from .book import number, table
 from .results import Result, TaskResult, write_text
-from .submissions import clean
+from .zips import clean
 
 HEADER = ["student", "lab", "task", "max", "points", "comment", "answer"]
 NEEDED = HEADER[:5]

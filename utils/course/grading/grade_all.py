@@ -32,7 +32,8 @@ from .reference import LabError, Reference, references
 from .results import Result, load, save, write_text
 from .run import Stop
 from .sandbox import GB, Box, Limits, require
-from .submissions import NO_ROOM, Student, clear, find
+from .submissions import Student, clear, find
+from .zips import NO_ROOM
 
 INTERRUPTED = 130
 NOT_YET = "not graded yet: --resume goes on"

@@ -12,7 +12,8 @@ from ..notebook import notebooks
 from .cells import read_cells
 from .reference import LabError, Reference
 from .results import Result, TaskResult, file_key, folder_key, key
-from .submissions import MOST_FILE, File, Found, Student, folder_name
+from .submissions import File, Found, Student, folder_name
+from .zips import MOST_FILE
 
 
 @dataclass

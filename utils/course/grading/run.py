@@ -24,7 +24,7 @@ from utils.jobs import watchdog
 from ..execute import RUN_VARIABLE
 from ..notebook import dumps
 from .sandbox import LAUNCH, Box
-from .submissions import MB
+from .zips import MB
 
 KERNEL_NAME = "graded"
 #: With less free space a run's reports, and without walls its answers, fail for want of it.

@@ -6,36 +6,20 @@ folder, and sizes are limited; what is left out is said in a remark.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import hashlib
 import re
 import shutil
-import stat
 import tempfile
-import unicodedata
-import zipfile
-import zlib
-from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from ..notebook import NotebookError
+from .zips import MOST_NAME, NOTEBOOK, SubmissionsError, clean, unpack
 
-MB = 1 << 20
-#: A notebook with its outputs: one that prints in a loop gets large.
-MOST_FILE = 200 * MB
-MOST_UNPACKED, MOST_FILES = 4096 * MB, 20_000
-#: Zips in zips that are looked into; files of others than notebooks that are told of; bytes of a
-#: name, with what writing in one step adds to it.
-MOST_DEPTH, MOST_LISTED, MOST_NAME = 2, 8, 220
+#: Zips in zips that are looked into.
+MOST_DEPTH = 2
 #: Students pack notebooks with these, too.
 ARCHIVES = {*(".rar", ".7z", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".zipx", ".zip")}
 #: What lies beside a folder's notebooks and is nobody's submission.
 LITTER = {".csv", ".json", ".log", ".ini", ".db", ".yml", ".toml"}
-#: What reading an entry raises: damaged, encrypted, packed in a way that Python does not know.
-UNREADABLE = (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError, zlib.error)
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 #: Full Name_12345_assignsubmission_file_
 MOODLE = re.compile(r"(?P<name>.+)_(?P<id>\d+)_assignsubmission_(?:file|onlinetext)_?")
@@ -43,13 +27,7 @@ MOODLE = re.compile(r"(?P<name>.+)_(?P<id>\d+)_assignsubmission_(?:file|onlinete
 CANVAS = re.compile(
     r"(?P<name>[^_]+)_(?P<late>LATE_)?(?P<id>\d+)_(?P<attempt>\d+)_(?P<file>.+)", re.IGNORECASE
 )
-#: Browsers and Windows lengthen a notebook's name.
-NOTEBOOK = re.compile(r"\.ipynb(\.(json|txt|download))?$", re.IGNORECASE)
 IGNORED = {".ipynb_checkpoints", "__MACOSX", ".git", ".Trash", "@eaDir"}
-
-
-class SubmissionsError(NotebookError):
-    """There are no submissions to be found; the message says where they were looked for."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +125,6 @@ def find(source: Path, scratch: Path, labs: list[str]) -> Found:
         said = "".join(f"\n  {text}" for text in found.remarks.get("", [])[:10])
         raise SubmissionsError(f"{source}: there is no notebook (.ipynb) in it{said}")
     return found
-
-
-def clean(name: str) -> str:
-    """A name as a person would write it: composed characters, single spaces, nothing invisible."""
-    name = unicodedata.normalize("NFC", name)
-    name = "".join(char if char.isprintable() else " " for char in name)
-    return " ".join(name.split()) or "(no name)"
 
 
 def _only_folder(folder: Path) -> Path:
@@ -276,122 +247,6 @@ def _without_lab(stem: str, labs: list[str]) -> str:
             rest = (stem[:at] + " " + stem[at + len(lab) :]).strip(" _-.()")
             return rest or stem
     return stem
-
-
-# --- zips ----------------------------------------------------------------------------------------
-
-
-def unpack(source: Path, target: Path) -> tuple[list[str], dict[Path, str]]:
-    """Unpack the notebooks and zips of a zip, and a few empty files in place of others.
-
-    Returns remarks on what was left out, and the paths of what did not come out whole, with the
-    reason; `target` is among them when the zip itself can't be read. Raises SubmissionsError when
-    there is no room for it: that is no student's fault.
-    """
-    target.mkdir(parents=True, exist_ok=True)
-    unpacking = Unpacking(source, target)
-    try:
-        with zipfile.ZipFile(source) as archive:
-            for entry in archive.infolist():
-                unpacking.add(archive, entry)
-    except SubmissionsError:
-        raise
-    except (*UNREADABLE, OSError, ValueError) as error:
-        text = f"{source.name}: not a zip that can be read ({error})"
-        unpacking.remarks.append(text)
-        unpacking.damaged[target] = text
-    return unpacking.remarks, unpacking.damaged
-
-
-class Unpacking:
-    """What has come out of a zip so far. What the zip says of sizes is not believed."""
-
-    def __init__(self, source: Path, target: Path):
-        self.source, self.target = source, target
-        self.remarks: list[str] = []
-        self.damaged: dict[Path, str] = {}
-        self.left, self.files = MOST_UNPACKED, 0
-        self.listed: Counter[str] = Counter()
-
-    def add(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-        """One entry. Whatever it is, its student's folder or file is there afterwards."""
-        name = clean(entry.filename)
-        if why := _refused(entry):
-            self.remarks.append(f"{name}: {why}")
-            return
-        inside = PurePosixPath(entry.filename.replace("\\", "/"))
-        path = self.target.joinpath(*map(_short, inside.parts))
-        try:
-            if entry.is_dir():
-                path.mkdir(parents=True, exist_ok=True)
-            elif NOTEBOOK.search(path.name) or path.suffix.lower() == ".zip":
-                self._extract(archive, entry, path)
-            else:
-                self._list(path)
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                raise SubmissionsError(
-                    f"{self.source.name}: no room to unpack it: {error}"
-                ) from error
-            self._spoil(path, f"{name}: can't be unpacked ({error.strerror})")
-
-    def _list(self, path: Path) -> None:
-        """An empty file in place of what is not looked into: it tells what was handed in."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        owner = path.relative_to(self.target).parts[0]
-        self.listed[owner] += 1
-        if self.listed[owner] <= MOST_LISTED:
-            path.touch()
-
-    def _spoil(self, path: Path, why: str) -> None:
-        self.remarks.append(why)
-        self.damaged[path] = why
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-
-    def _extract(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> None:
-        """Write one file, no more than a notebook may have: enough of a larger one to tell so."""
-        self.files += 1
-        if self.files > MOST_FILES or self.left <= 0:
-            self._spoil(path, f"{clean(entry.filename)}: more than fits; it was left out")
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        most = MOST_FILE + 1
-        written = 0
-        try:
-            with archive.open(entry) as packed, path.open("wb") as file:
-                while written < most and (block := packed.read(min(MB, most - written))):
-                    file.write(block)
-                    written += len(block)
-        except UNREADABLE as error:
-            self._spoil(path, f"{clean(entry.filename)}: can't be unpacked ({error})")
-        self.left -= written
-
-
-def _short(part: str) -> str:
-    """A part of a path that every file system takes, with the name at its beginning and its end."""
-    suffix = PurePosixPath(part).suffix[:10]
-    if len(part.encode()) <= MOST_NAME:
-        return part
-    mark = hashlib.sha256(part.encode()).hexdigest()[:8]
-    kept = part.encode()[: MOST_NAME - 20].decode(errors="ignore")
-    return f"{kept} {mark}{suffix}"
-
-
-def _refused(entry: zipfile.ZipInfo) -> str | None:
-    """Why an entry is not unpacked, or None."""
-    path = PurePosixPath(entry.filename.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts or re.match(r"[A-Za-z]:", entry.filename):
-        return "leads out of its folder, left out"
-    if not path.parts or "\0" in entry.filename:
-        return "has no name, left out"
-    mode = entry.external_attr >> 16
-    if stat.S_ISLNK(mode):
-        return "a link, left out"
-    if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
-        return "no ordinary file, left out"
-    return None
 
 
 def folder_name(name: str) -> str:

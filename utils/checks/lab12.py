@@ -138,10 +138,10 @@ def select_clients(ranks, report: Report) -> None:
         for (fraction, n), (many, again) in zip(SELECT, answer.value, strict=True):
             wanted, first = max(1, round(fraction * n)), many[0]
             what = f"select({fraction}, {n}, draw)"
-            if not isinstance(first, list) or not all(isinstance(c, int) for c in first):
-                said = f"returned {first!r}: return a list of numbers"
-            elif len(first) != wanted:
-                said = f"chose {len(first)} clients, expected {wanted}: round, and at least one"
+            if no_lists := [one for one in many if not _is_list_of_numbers(one)]:
+                said = f"returned {no_lists[0]!r}: return a list of numbers"
+            elif others := [len(one) for one in many if len(one) != wanted]:
+                said = f"chose {others[0]} clients, expected {wanted}: round, and at least one"
             elif any(len(set(one)) < len(one) for one in many):
                 said = "chose a client twice: choose without replacement"
             elif not all(0 <= client < n for one in many for client in one):
@@ -156,6 +156,10 @@ def select_clients(ranks, report: Report) -> None:
                 continue
             report.problem(f"{what} {said}", answer.rank)
             break
+
+
+def _is_list_of_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, int) for one in value)
 
 
 # -- 12.3 -------------------------------------------------------------------------------------

@@ -59,7 +59,8 @@ def _logs(seed: int) -> list[tuple[str, dict | None]]:
     for signal, wrap in ((9, "\n"), (11, " "), (15, "\n")):
         # The first rank has two digits: its first one alone is another rank.
         rank, pid = draw.randrange(2 if found else 10, 30), draw.randrange(10_000, 99_999)
-        waiting = sorted(draw.sample([r for r in range(30) if r != rank], 3))
+        others = [r for r in range(30) if r not in (rank, rank // 10)]
+        waiting = sorted(draw.sample(others, 3))
         said = _survivors_say(rank, pid, waiting, draw.randrange(10, 90))
         said = f"step 9: loss 1.{pid}\n{said}\n{_launcher_says(rank, pid, signal, wrap)}\n"
         found.append((said, {"rank": rank, "signal": signal}))

@@ -76,6 +76,26 @@ def accident():
     del progress.drain
 """
 
+AS_IT_BEGINS_TO_BE_DESTROYED = """
+real = ProcessGroupMPI.forget_fast_path
+
+def interrupted(group):
+    real(group)
+    interrupt()
+
+def accident():
+    group = dist.new_group(both)
+    dist.barrier(group=group)
+    if rank == 1:
+        ProcessGroupMPI.forget_fast_path = interrupted
+    try:
+        dist.destroy_process_group(group)
+        tell(KeyboardInterrupt())
+    except KeyboardInterrupt as error:
+        ProcessGroupMPI.forget_fast_path = real
+        tell(error)
+"""
+
 AFTER_IT_WAS_MADE = """
 real = ProcessGroupMPI._set_group_name
 
@@ -145,6 +165,7 @@ ACCIDENTS = {
     "Ctrl-C while a group is made": WHILE_MADE,
     "Ctrl-C in PyTorch when a group was made": AFTER_IT_WAS_MADE,
     "Ctrl-C while a group is destroyed": WHILE_DESTROYED,
+    "Ctrl-C on one rank in the first moment of destroying a group": AS_IT_BEGINS_TO_BE_DESTROYED,
     "a group destroyed by one rank before an incident, by one during it": (
         DESTROYED_BEFORE_AND_DURING
     ),

@@ -127,7 +127,7 @@ def case_a_group_destroyed_between_an_error_and_the_meeting_is_freed():
         dist.destroy_process_group(group)
 
     incident(destroy)
-    assert world.current().groups.waiting_for_recovery == []
+    assert world.current().groups.closed == []
     return None
 
 

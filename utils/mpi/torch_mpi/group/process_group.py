@@ -77,7 +77,7 @@ class ProcessGroupMPI(ProcessGroup):
         except KeyboardInterrupt:  # nobody gets this group, so nobody will destroy it
             if self.channels is not None:
                 self.closed, self._lost = True, "it was interrupted"
-                self.world.groups.close(self, later=True)
+                self.world.groups.close(self)
             raise
 
     def _open(self) -> None:
@@ -157,14 +157,13 @@ class ProcessGroupMPI(ProcessGroup):
         """
         if self.closed:
             return
-        self.closed, self._lost = True, "it was destroyed"
-        self.forget_fast_path()
-        try:
-            drained = not MPI.Is_finalized() and progress.drain(self)
-        except BaseException:  # Ctrl-C: freed when the ranks have met
-            self.world.groups.close(self, later=True)
-            raise
-        if self.world.groups.close(self, later=self.world.stopped) and drained:
+        with guard:
+            self.closed, self._lost = True, "it was destroyed"
+            self.forget_fast_path()
+            # Until it is freed: a Ctrl-C may come at any moment, an incident has begun.
+            self.world.groups.close(self)
+        drained = not MPI.Is_finalized() and progress.drain(self)
+        if drained and not self.world.stopped:
             self._free()
 
     def _free(self) -> None:
@@ -174,6 +173,7 @@ class ProcessGroupMPI(ProcessGroup):
             if self._freed:
                 return
             self._freed = True
+            self.world.groups.freed(self)
             self.handshake.announcements.board.close()
             for communicator in (self.channels.envelopes, self.channels.data):
                 communicator.Free()

@@ -13,13 +13,14 @@ class Groups:
     Attributes:
         made: how many groups of the same members this rank has made, so that their names are the
             same on all ranks.
-        waiting_for_recovery: destroyed during an incident; they are freed when it is over.
+        closed: destroyed and not freed: an incident came between, which frees them when it is over,
+            or something in them never ends.
         balance_of_closed: see :meth:`balance`.
     """
 
     def __init__(self):
         self.made: dict[tuple[int, ...], int] = {}
-        self.waiting_for_recovery: list = []
+        self.closed: list = []
         self.balance_of_closed = 0
         self._known: list = []
 
@@ -33,12 +34,14 @@ class Groups:
         self._known = [group for group in self._known if not group.closed]
         return iter(list(self._known))
 
-    def close(self, group, later: bool) -> bool:
-        """A group was destroyed; whether it may be freed now, which ``later`` forbids."""
+    def close(self, group) -> None:
+        """A group is destroyed."""
         self.balance_of_closed += group.channels.balance
-        if later:
-            self.waiting_for_recovery.append(group)
-        return not later
+        self.closed.append(group)
+
+    def freed(self, group) -> None:
+        """Its communicators are given back."""
+        self.closed = [one for one in self.closed if one is not group]
 
     def balance(self) -> int:
         """How many more messages this rank has sent than received in the groups in use."""

@@ -130,7 +130,7 @@ def _exchange(world, text: str) -> dict[int, str]:
 def _renew_groups(world) -> None:
     """Bring the groups of all their members to one state; leave the others."""
     groups = world.groups
-    mine = {group.key: group for group in [*groups, *groups.waiting_for_recovery]}
+    mine = {group.key: group for group in [*groups, *groups.closed]}
     settled = {key: settle(group.poll_all) for key, group in mine.items()}
     standings = (group.standing(settled[key]) for key, group in mine.items())
     told = _exchange(world, to_text(standings, groups.made))
@@ -148,7 +148,7 @@ def _renew_groups(world) -> None:
             group.abandon(f"{diagnosis.names(lost)} of it is gone")
         else:
             group.renew(theirs)
-    groups.waiting_for_recovery.clear()
+    groups.closed.clear()
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Progress:
 
     def detach(self, group, steps) -> None:
         """Go on with steps of ``group`` that nobody waits for any more, but other ranks need."""
-        self._detached.append((group, steps))
+        self._detached.append(_Detached(group, steps))
         self._wake_up()
 
     def has_futures(self) -> bool:
@@ -105,8 +105,8 @@ class Progress:
     def settled(self, group) -> bool:
         """Move on the collectives of ``group``; whether none is left."""
         works = [work for work in self.works_of(group) if work.is_collective]
-        detached = [steps for owner, steps in list(self._detached) if owner is group]
-        return all([work.poll() for work in works]) & all([_is_over(steps) for steps in detached])
+        detached = [one for one in list(self._detached) if one.group is group]
+        return all([work.poll() for work in works]) & all([one.is_over() for one in detached])
 
     def all_sent(self, group) -> bool:
         """Move on the messages that ``group`` has sent; whether MPI has let go of all of them."""
@@ -196,7 +196,7 @@ class Progress:
                 with contextlib.suppress(ValueError):
                     self._watched.remove(work)
         for one in list(self._detached):
-            if _is_over(one[1]):
+            if one.is_over():
                 with contextlib.suppress(ValueError):
                     self._detached.remove(one)
 
@@ -208,11 +208,25 @@ def _is_settled(work) -> bool:
         return work.is_over
 
 
-def _is_over(steps) -> bool:
-    try:
-        return steps.poll()
-    except Exception:  # nobody is left who could be told
-        return True
+class _Detached:
+    """Steps that nobody waits for any more, and that more than one thread moves on."""
+
+    def __init__(self, group, steps):
+        self.group = group
+        self._steps = steps
+        self._lock = threading.Lock()
+
+    def is_over(self) -> bool:
+        """Move them on; whether they have ended."""
+        # Never two threads in a test of the same request (MPI 4.1, section 11.6.2).
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._steps.poll()
+        except Exception:  # nobody is left who could be told
+            return True
+        finally:
+            self._lock.release()
 
 
 progress = Progress()

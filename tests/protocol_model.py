@@ -262,6 +262,22 @@ def asynchronous(code: int = SUM) -> Callable:
     return program
 
 
+def two_asynchronous(last_first: bool = False, may_leave: bool = True) -> Callable:
+    """Two collectives under way at once; who leaves one leaves both, or takes part."""
+
+    def program(run: Run, rank: Rank) -> None:
+        calls = [Call(run, rank, SUM) for _ in range(2)]
+        for call in calls:
+            rank.handshake.call(call.entry)
+            rank.handshake.pump()
+        for call in reversed(calls) if last_first else calls:
+            if rank.ended and rank.handshake.withdraw(call.entry):
+                rank.ended[call.entry.number] = "left"
+            _wait(run, rank, call.entry, may_leave=may_leave and not rank.ended)
+
+    return program
+
+
 def fast(may_leave: bool = True) -> Callable:
     """The fast path of ``all_reduce``, and the long way where it gives up."""
 

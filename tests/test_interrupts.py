@@ -186,6 +186,40 @@ def test_an_accident_with_a_group_hangs_no_rank_and_leaks_no_communicator(accide
     assert all(len(set(counted)) == 1 for counted in counts), counts
 
 
+BETWEEN_CALL_AND_WAIT = """
+import tempfile, pathlib
+out = pathlib.Path(sys.argv[1]) / "rank 1 is out"
+real = ProcessGroupMPI.run
+
+def interrupted(group, operation):
+    work = real(group, operation)
+    interrupt()
+    return work
+
+if rank == 0:
+    ProcessGroupMPI.run = interrupted
+try:
+    dist.all_gather_object([None] * 2, "x")
+    tell(KeyboardInterrupt())
+except (KeyboardInterrupt, RuntimeError) as error:
+    ProcessGroupMPI.run = real
+    tell(error)
+if rank == 1:
+    out.touch()
+deadline = time.monotonic() + 20
+while not out.exists():
+    assert time.monotonic() < deadline, "rank 1 is inside MPI, where nothing reaches it"
+    time.sleep(0.01)
+again()
+"""
+
+
+def test_a_ctrl_c_between_a_collective_and_its_wait_leaves_no_other_rank_inside_mpi(
+    mpiexec, tmp_path
+):
+    mpiexec(2, START + BETWEEN_CALL_AND_WAIT, tmp_path, timeout=90)
+
+
 OLD_INTERRUPT = """
 from torch.nn.parallel import DistributedDataParallel
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
-from protocol_model import MAX, Violation, asynchronous, blocking, explore, fast, then, wander
+from protocol_model import (
+    MAX,
+    Violation,
+    asynchronous,
+    blocking,
+    explore,
+    fast,
+    then,
+    two_asynchronous,
+    wander,
+)
 
 from torch_mpi.protocol import fence
-from torch_mpi.protocol.handshake import Announcements, Seen
+from torch_mpi.protocol.handshake import Announcements, Handshake, Seen
 
 pytestmark = pytest.mark.quick
 
@@ -26,6 +38,10 @@ PROGRAMS = {
     "three on the fast path": [fast(), fast(), fast()],
     "three, one with another call": [blocking(), fast(), blocking(MAX)],
     "one after the other": [then(fast(), fast())] * 2,
+    "two under way at once": [two_asynchronous(), two_asynchronous()],
+    "two under way at once, left last first": [two_asynchronous(), two_asynchronous(True)],
+    "two under way at once, and one stays": [two_asynchronous(), two_asynchronous(**STAYS)],
+    "two under way at once on three": [two_asynchronous()] * 3,
 }
 
 
@@ -87,6 +103,19 @@ def test_without_the_fence_a_store_that_is_still_in_its_buffer_would_be_missed(m
     monkeypatch.setattr("protocol_model.Run.fence", lambda self: None)
     assert fence.everywhere  # what the model puts its own in place of
     assert "stuck inside MPI" in found([blocking(**STAYS), blocking()])
+
+
+def test_what_comes_after_a_withdrawn_collective_must_not_begin_on_some_ranks(monkeypatch):
+    """The others still have the one before: they wait for it, and cannot take it back."""
+    real = Handshake.withdraw
+
+    def without_a_gap(self: Handshake, entry) -> bool:
+        done = real(self, entry)
+        self._gap = math.inf
+        return done
+
+    monkeypatch.setattr(Handshake, "withdraw", without_a_gap)
+    assert "P3" in found([two_asynchronous(), two_asynchronous(**STAYS)])
 
 
 def test_what_the_fast_path_could_not_take_back_must_not_be_forgotten(monkeypatch):

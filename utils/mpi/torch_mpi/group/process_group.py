@@ -266,6 +266,12 @@ class ProcessGroupMPI(ProcessGroup):
         for work in progress.works_of(self):
             work.leave()
 
+    def end_blocking_calls(self) -> None:
+        """Leave the blocking calls that nobody waits for, or take part where others rely on it."""
+        for work in progress.works_of(self):
+            if work.is_collective and work.call.blocking:
+                work.end_for_good()
+
     def forget_fast_path(self) -> None:
         """Have the next call look whether all is well."""
         self._fast_path.forget()

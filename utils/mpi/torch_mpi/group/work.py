@@ -338,7 +338,7 @@ class MPIWork(Work):
         self._give_up()
         return self.state in (WorkState.CANCELLED, WorkState.LEAKED)
 
-    def _end_for_good(self) -> None:
+    def end_for_good(self) -> None:
         """Leave; or, where another rank relies on this one, take part: all have come already."""
         with guard:
             while not self.leave() and not self.is_over:
@@ -359,7 +359,7 @@ class MPIWork(Work):
             raise
         except KeyboardInterrupt:
             self.group.world.stop("interrupted", "Ctrl-C", waitable=self, where=users_line())
-            self._end_for_good()
+            self.end_for_good()
             raise
         finally:
             wait[1] = time.perf_counter()

@@ -24,6 +24,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import math
 import os
 import threading
 import time
@@ -246,6 +247,9 @@ class Handshake:
         self.lock = threading.RLock()
         # Called and not begun, oldest first.
         self._queue: deque[Entry] = deque()
+        # The first one that was withdrawn or refused. What comes after it must not begin: another
+        # rank may still have the one before, and waits for it. An incident follows, and clears it.
+        self._gap = math.inf
         # Of the fast path: what it has called and not begun; the fingerprint that it could not take
         # back, which the next call goes on with, or 0.
         self._fast_call: object | None = None
@@ -290,6 +294,8 @@ class Handshake:
     def _announce_due(self) -> None:
         for entry in self._queue:
             if entry.state is State.CALLED:
+                if entry.number > self._gap:
+                    break
                 due = entry.not_before <= time.perf_counter()
                 if not due or not self.announcements.may_announce(entry.number):
                     break
@@ -298,7 +304,7 @@ class Handshake:
 
     def _advance(self, entry: Entry) -> bool:
         """Move the oldest one on; whether the next one may be tried."""
-        if entry.state is not State.ANNOUNCED:
+        if entry.state is not State.ANNOUNCED or entry.number > self._gap:
             return False
         seen = self.announcements.look(entry.number, entry.mine)
         if seen.complete:
@@ -307,6 +313,7 @@ class Handshake:
         if seen.mismatched:
             if self.announcements.refuse(entry.number, entry.mine):
                 self._queue.popleft()
+                self._gap = min(self._gap, entry.number)
                 entry.end(State.REFUSED).refuse(seen.mismatched)
             return True
         if seen.missing:
@@ -334,6 +341,7 @@ class Handshake:
                 entry.number, entry.mine
             ):
                 return False
+            self._gap = min(self._gap, entry.number)
             self._queue.remove(entry)
             entry.end(State.WITHDRAWN)
             return True
@@ -349,6 +357,7 @@ class Handshake:
     def start_anew(self) -> None:
         """Forget what was called; all ranks of the group do so, after an incident."""
         self._queue.clear()
+        self._gap = math.inf
         self._promised, self._fast_call = 0, None
 
     # -- the fast path: a blocking call of which everything is known beforehand ----------------

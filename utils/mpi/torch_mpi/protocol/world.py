@@ -145,6 +145,15 @@ class World:
 
     def raised(self, error: BaseException, where: str) -> None:
         """The user's code ended with an error on this rank."""
+        try:
+            self._has_raised(error, where)
+        finally:
+            # An interrupt may have come between an announcement and the wait for it: others may
+            # rely on it, inside of MPI.
+            for group in self.groups:
+                group.end_blocking_calls()
+
+    def _has_raised(self, error: BaseException, where: str) -> None:
         if self.stopped and self.status.own.get("kind"):
             return  # what came first counts
         interrupted = isinstance(error, KeyboardInterrupt)

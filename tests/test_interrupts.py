@@ -187,29 +187,36 @@ def test_an_accident_with_a_group_hangs_no_rank_and_leaks_no_communicator(accide
 
 
 BETWEEN_CALL_AND_WAIT = """
-import tempfile, pathlib
-out = pathlib.Path(sys.argv[1]) / "rank 1 is out"
+import pathlib
+
+def wait_for(file):
+    deadline = time.monotonic() + 20
+    while not file.exists():
+        assert time.monotonic() < deadline, f"{file.name}: never"
+        time.sleep(0.01)
+
+told, out = (pathlib.Path(sys.argv[1]) / name for name in ("rank 0 has told", "rank 1 is out"))
 real = ProcessGroupMPI.run
 
 def interrupted(group, operation):
+    if rank == 1:  # it has looked already whether all is well
+        wait_for(told)
     work = real(group, operation)
-    interrupt()
+    if rank == 0:
+        interrupt()
     return work
 
-if rank == 0:
-    ProcessGroupMPI.run = interrupted
+ProcessGroupMPI.run = interrupted
 try:
     dist.all_gather_object([None] * 2, "x")
-    tell(KeyboardInterrupt())
 except (KeyboardInterrupt, RuntimeError) as error:
-    ProcessGroupMPI.run = real
     tell(error)
-if rank == 1:
+ProcessGroupMPI.run = real
+if rank == 0:
+    told.touch()
+    wait_for(out)
+else:
     out.touch()
-deadline = time.monotonic() + 20
-while not out.exists():
-    assert time.monotonic() < deadline, "rank 1 is inside MPI, where nothing reaches it"
-    time.sleep(0.01)
 again()
 """
 
@@ -218,6 +225,39 @@ def test_a_ctrl_c_between_a_collective_and_its_wait_leaves_no_other_rank_inside_
     mpiexec, tmp_path
 ):
     mpiexec(2, START + BETWEEN_CALL_AND_WAIT, tmp_path, timeout=90)
+
+
+IN_THE_LOCK_OF_AN_EVENT = """
+import threading
+
+class Interrupted(threading.Condition):
+    "A Ctrl-C comes when the lock is taken, and the block that gives it back has not begun."
+
+    def __enter__(self):
+        global armed
+        taken = super().__enter__()
+        if armed and threading.current_thread() is threading.main_thread():
+            armed = False
+            interrupt()
+            time.sleep(0)
+        return taken
+
+armed = rank == 0
+progress._wake._cond = Interrupted(threading.Lock())
+try:
+    dist.all_reduce(torch.ones(1), async_op=True).wait()
+    dist.barrier()
+    assert rank == 1, "no interrupt"
+except (KeyboardInterrupt, RuntimeError) as error:
+    tell(error)
+again()
+work = dist.all_reduce(torch.ones(1), async_op=True)
+work.wait()
+"""
+
+
+def test_a_ctrl_c_as_the_progress_thread_is_woken_does_not_lock_it_for_good(mpiexec):
+    mpiexec(2, START + IN_THE_LOCK_OF_AN_EVENT, timeout=40)
 
 
 OLD_INTERRUPT = """

@@ -16,6 +16,7 @@ import time
 from collections import deque
 
 from ..mpi import MPI
+from .interrupts import guard
 
 # Short enough to hide a bucket behind backward, long enough to cost a few percent of a core.
 PAUSE = 200e-6  # seconds
@@ -66,19 +67,20 @@ class Progress:
         self._wake_up()
 
     def _wake_up(self) -> None:
-        if not self.available:
-            self._round()
-            return
-        if self.thread is None:
-            self._launch()
-        self._wake.set()
+        # A Ctrl-C inside of Event.set would leave its lock locked for good.
+        with guard:
+            if not self.available:
+                self._round()
+                return
+            if self.thread is None:
+                self._launch()
+            self._wake.set()
 
     def make_way(self) -> None:
         """Before a wait for a future: a callback on the progress thread must not stop progress."""
         if self.thread is threading.current_thread():
             self.thread = None
-            self._launch()
-            self._wake.set()
+            self._wake_up()
 
     def leak(self, work) -> None:
         """Keep the memory of a communication that nobody waits for any more.

@@ -26,8 +26,9 @@ from torch.distributed import ReduceOp
 from torch_mpi import record
 from torch_mpi.group.fast_path import FastPath, Known
 from torch_mpi.mpi import MPI
-from torch_mpi.protocol import fence, handshake
-from torch_mpi.protocol.handshake import WORDS, Entry, Handshake, State
+from torch_mpi.protocol import announcements, fence, handshake
+from torch_mpi.protocol.announcements import WORDS
+from torch_mpi.protocol.handshake import Entry, Handshake, State
 
 # Steps of one run. A run that is longer is cut: ranks may disturb each other for ever.
 LONGEST = 400
@@ -235,7 +236,8 @@ class Run:
 
 # -- programs of a rank ------------------------------------------------------------------------
 
-SUM, MAX = handshake.signature(("all_reduce", "SUM")), handshake.signature(("all_reduce", "MAX"))
+SUM = announcements.signature(("all_reduce", "SUM"))
+MAX = announcements.signature(("all_reduce", "MAX"))
 
 
 def blocking(code: int = SUM, may_leave: bool = True) -> Callable:
@@ -291,8 +293,8 @@ def fast(may_leave: bool = True) -> Callable:
             run.enter_mpi(rank, number)
 
         known = Known(
-            handshake.fingerprint(0, SUM, blocking=True), record.Call("all_reduce", (0,)), 1, 4,
-            MPI.FLOAT, board.size, board.words, board.place(handshake.ACKNOWLEDGED), all_reduce,
+            announcements.fingerprint(0, SUM, blocking=True), record.Call("all_reduce", (0,)), 1, 4,
+            MPI.FLOAT, board.size, board.words, board.place(announcements.ACKNOWLEDGED), all_reduce,
         )  # fmt: skip
         options = SimpleNamespace(asyncOp=False, reduceOp=ReduceOp.SUM)
         if path.all_reduce(torch.ones(1), options, known):

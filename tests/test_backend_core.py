@@ -33,8 +33,7 @@ from torch_mpi.group.work import MPIWork
 from torch_mpi.protocol import board as board_module
 from torch_mpi.protocol import fence, wait_monitor
 from torch_mpi.protocol import world as world_module
-from torch_mpi.protocol.board import TEXT, Board, MessageBoard
-from torch_mpi.protocol.handshake import (
+from torch_mpi.protocol.announcements import (
     DEPTH,
     NUMBER,
     WORDS,
@@ -43,6 +42,7 @@ from torch_mpi.protocol.handshake import (
     fingerprint,
     signature,
 )
+from torch_mpi.protocol.board import TEXT, Board, MessageBoard
 from torch_mpi.protocol.progress import Progress
 from torch_mpi.protocol.rendezvous import Rendezvous
 from torch_mpi.protocol.threads import Threads

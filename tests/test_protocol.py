@@ -18,7 +18,8 @@ from protocol_model import (
 )
 
 from torch_mpi.protocol import fence
-from torch_mpi.protocol.handshake import Announcements, Handshake, Seen
+from torch_mpi.protocol.announcements import Announcements, Seen
+from torch_mpi.protocol.handshake import Handshake
 
 pytestmark = pytest.mark.quick
 
@@ -125,7 +126,7 @@ def test_what_the_fast_path_could_not_take_back_must_not_be_forgotten(monkeypatc
 
 
 def _call_forgetting(self, entry) -> None:
-    from torch_mpi.protocol.handshake import fingerprint
+    from torch_mpi.protocol.announcements import fingerprint
 
     self._promised, self._fast_call = 0, None
     self.announcements.number += 1

@@ -18,7 +18,8 @@ from torch.distributed import ReduceOp
 from ..errors import users_place
 from ..mpi import MPI
 from ..network import link
-from ..protocol import handshake as hs
+from ..protocol import announcements as an
+from ..protocol.handshake import Handshake
 from ..protocol.interrupts import guard
 from ..record import Call, log
 from . import buffers
@@ -56,7 +57,7 @@ class FastPath:
         data: the communicator of its collectives.
     """
 
-    def __init__(self, handshake: hs.Handshake, data: MPI.Intracomm):
+    def __init__(self, handshake: Handshake, data: MPI.Intracomm):
         self._handshake, self._data = handshake, data
         self._known: dict[tuple, Known] = {}
 
@@ -89,14 +90,14 @@ class FastPath:
             return
         board = self._handshake.announcements.board
         self._known[tensor.dtype, tensor.shape] = Known(
-            hs.fingerprint(0, code, blocking=True),
+            an.fingerprint(0, code, blocking=True),
             call,
             tensor.numel(),
             call.nbytes,
             datatype,
             board.size,
             board.words,
-            board.place(hs.ACKNOWLEDGED),
+            board.place(an.ACKNOWLEDGED),
             self._data.Allreduce,
         )
 
@@ -125,8 +126,8 @@ class FastPath:
         if number > announcements.limit and not announcements.may_announce(number):
             return False
         block = [_address(tensor.data_ptr(), known.nbytes), known.count, known.datatype]
-        mine = known.code | (number & hs.NUMBER) << hs.NUMBER_AT
-        first = number % hs.DEPTH * known.size
+        mine = known.code | (number & an.NUMBER) << an.NUMBER_AT
+        first = number % an.DEPTH * known.size
         words, end, everybody = known.words, first + known.size, [mine] * known.size
         matched = 0.0
         guard.on += 1

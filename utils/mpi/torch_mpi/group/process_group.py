@@ -22,8 +22,9 @@ from ..errors import CommunicationError
 from ..mpi import MPI
 from ..network import link
 from ..protocol import board, limits, world
+from ..protocol.announcements import WORDS, signature
 from ..protocol.gathering import flush
-from ..protocol.handshake import WORDS, Entry, Handshake, signature
+from ..protocol.handshake import Entry, Handshake
 from ..protocol.interrupts import guard
 from ..protocol.progress import progress
 from ..protocol.recovery import Standing, Unreceived

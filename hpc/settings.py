@@ -36,7 +36,13 @@ class Hub:
     allowed: list[str]
     as_user: str
     start_timeout: int
+    starts_at_once: int
+    servers_at_most: int
+    minimum_uid: int
+    idle_server: int
+    idle_kernel: int
     runtime_dir: str
+    local_config: str
 
 
 @dataclass(frozen=True)
@@ -52,12 +58,17 @@ class Profile:
 
 @dataclass(frozen=True)
 class Site:
-    """What jupyterhub_config.py needs of site.toml. prefix: of the students' environment."""
+    """What jupyterhub_config.py needs of site.toml. prefix: of the students' environments."""
 
     prefix: str
     slurm: Slurm
     hub: Hub
     profiles: list[Profile]
+
+    @property
+    def environment(self) -> str:
+        """The environment that jobs get which start now: a link, see install.sh."""
+        return f"{self.prefix}/current"
 
 
 def read(path: Path) -> Site:

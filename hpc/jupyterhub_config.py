@@ -63,7 +63,7 @@ c.LabSpawner.exec_prefix = hub.as_user
 c.LabSpawner.batch_script = (HERE / "slurm" / "server.sbatch").read_text()
 # Resolved as the job starts: an update of the environment is for the next one.
 path = f'export PATH="$(readlink -f {site.environment})/bin:$PATH"'
-c.LabSpawner.req_prologue = "\n".join([*site.slurm.setup, path])
+c.LabSpawner.req_prologue = "\n".join([*site.slurm.first_lines, path])
 
 # --- what is forgotten ------------------------------------------------------------------------
 if hub.idle_kernel:

@@ -56,6 +56,7 @@ def test_the_settings_that_come_with_the_course_can_be_used_as_they_are():
         ('name = "small"', 'name = "a b"', "profile name 'a b'"),
         ('"--cpus-per-task=1"', '"-c1"', "option '-c1' must be one of sbatch's"),
         ("[hub]", "[hub", "is not valid TOML"),
+        ('data = ""', 'data = "fashion"', "data = 'fashion' must be an absolute path"),
     ],
 )
 def test_a_mistake_in_the_settings_is_named_with_its_place(tmp_path, old, new, said):

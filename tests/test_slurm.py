@@ -393,6 +393,7 @@ timed = runs.run("scaling/train.py", *options, job=runs.Job(ranks=4))
 print("measured on", *sorted(rank["host"] for rank in timed.result["ranks"]))
 print("by hand:", *sorted(subprocess.getoutput("mpiexec -n 4 hostname").split()))
 print("setup said", os.environ.get("OF_THE_SETUP"))
+print("data in", *ranks.view.apply_sync(lambda: __import__("os").environ["FASHION_MNIST_ROOT"]))
 """
 # As module systems do: it reads a variable that is not set.
 SETUP = 'export PMIX_MCA_psec=native OF_THE_SETUP="loaded$NOT_SET"'
@@ -400,10 +401,11 @@ SETUP = 'export PMIX_MCA_psec=native OF_THE_SETUP="loaded$NOT_SET"'
 
 @pytest.fixture
 def setup_of_the_site(lab) -> Iterator[None]:
-    """`setup` of site.toml is SETUP."""
+    """`setup` of site.toml is SETUP, and `data` a folder with a blank in its name."""
     settings = lab.state / "site.toml"
     before = settings.read_text()
-    settings.write_text(re.sub("^setup = .*", f"setup = [{SETUP!r}]", before, flags=re.MULTILINE))
+    changed = re.sub("^setup = .*", f"setup = [{SETUP!r}]", before, flags=re.MULTILINE)
+    settings.write_text(changed.replace('data = ""', 'data = "/srv/the data"', 1))
     yield
     settings.write_text(before)
 
@@ -423,6 +425,7 @@ def test_lab_05_as_a_batch_notebook_measures_on_both_nodes_beside_its_ranks(
     assert "measured on node1 node1 node2 node2" in done, logs + done
     assert "by hand: node1 node1 node2 node2" in done, logs + done
     assert "setup said loaded" in done, logs + done
+    assert f"data in{' /srv/the data' * 4}" in done, logs + done
 
 
 def test_the_series_of_lab_05_says_that_the_course_is_not_installed(lab, root):

@@ -2,16 +2,20 @@
 # Makes the shared, read-only environment that students' servers, kernels and ranks run in.
 #
 #   hpc/install.sh [--site FILE] [--prefix DIR] [--python PYTHON] [--mpi wheel|site]
-#                  [--only-settings] [--no-compile]
+#                  [--only-settings] [--no-compile] [--rollback]
 #
-# What is not given comes from hpc/site.toml. Run it again to update: the old environment is
-# replaced. PIP_ARGS=… go to pip.
+# What is not given comes from hpc/site.toml. Each run makes an environment of its own,
+# PREFIX/versions/DATE, and then lets PREFIX/current name it: running jobs keep the one they have.
+# --rollback lets PREFIX/current name the one before. PIP_ARGS=… go to pip.
 set -euo pipefail
 umask 022
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 course="$(dirname "$here")"
-site="$here/site.toml" prefix="" python="" mpi="" only_settings="" compile=yes
+site="$here/site.toml" prefix="" python="" mpi="" only_settings="" compile=yes rollback=""
+
+# The file that says: this folder was made here.
+marker=.ddl-labs
 
 fail() {
     echo "install.sh: $*" >&2
@@ -19,7 +23,7 @@ fail() {
 }
 
 usage() {
-    sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
 }
 
 while [ $# -gt 0 ]; do
@@ -31,6 +35,7 @@ while [ $# -gt 0 ]; do
         ;;
     --only-settings) only_settings=yes && shift ;;
     --no-compile) compile="" && shift ;;
+    --rollback) rollback=yes && shift ;;
     -h | --help) usage && exit ;;
     *) fail "'$1' is not an option. See: install.sh --help" ;;
     esac
@@ -67,47 +72,88 @@ esac
     fail "Python 3.11 or later is needed; '$python' is $("$python" --version 2>&1 || echo 'not there')."
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
     fail "'$python' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"
-mkdir -p "$prefix" 2>/dev/null && [ -w "$prefix" ] ||
-    fail "cannot write to '$prefix'. Run as its owner, or name another folder: --prefix DIR"
-if [ -n "$only_settings" ] && [ ! -x "$prefix/bin/python" ]; then
-    fail "no environment in '$prefix' yet: run without --only-settings."
+# What lies in a folder that is not ours may be somebody's work.
+if [ ! -f "$prefix/$marker" ] && [ -n "$(ls -A "$prefix" 2>/dev/null)" ]; then
+    fail "'$prefix' is not empty, and not an installation of this file (no '$marker' in it). Nothing was changed. Name a new or an empty folder: --prefix DIR"
+fi
+if [ -n "$rollback$only_settings" ] && [ ! -x "$prefix/current/bin/python" ]; then
+    fail "no environment in '$prefix' yet: run without --only-settings and --rollback."
 fi
 if [ "$mpi" = site ] && ! command -v mpiexec >/dev/null; then
     fail "mpi is 'site', and there is no mpiexec on PATH. Load your MPI first (module load …), or take --mpi wheel."
 fi
 
+mkdir -p "$prefix/versions" 2>/dev/null && [ -w "$prefix" ] ||
+    fail "cannot write to '$prefix'. Run as its owner, or name another folder: --prefix DIR"
+touch "$prefix/$marker"
+
+# --- which version --------------------------------------------------------------------------------------
+
+# Lets a link in PREFIX name a version; `mv` replaces it in one step, so it is never missing.
+point() {
+    ln -s "$2" "$prefix/.$1.new.$$"
+    mv -T "$prefix/.$1.new.$$" "$prefix/$1"
+}
+
+# From now on jobs get this version; the one that they got until now is kept for --rollback.
+switch_to() {
+    if [ -L "$prefix/current" ] && [ "$(readlink "$prefix/current")" != "$1" ]; then
+        point previous "$(readlink "$prefix/current")"
+    fi
+    point current "$1"
+}
+
+if [ -n "$rollback" ]; then
+    [ -x "$prefix/previous/bin/python" ] ||
+        fail "no version before this one in '$prefix'; there are: $(ls "$prefix/versions" | tr '\n' ' ')"
+    switch_to "$(readlink "$prefix/previous")"
+    echo "$prefix/current is $(readlink "$prefix/current") again. Running jobs keep what they have."
+    exit
+fi
+
+if [ -n "$only_settings" ]; then
+    version="$(readlink "$prefix/current")"
+else
+    version="versions/$(date -u +%Y-%m-%d-%H%M%S)"
+    while [ -e "$prefix/$version" ]; do version="$version-again"; done
+    mkdir "$prefix/$version"
+    # What fails half-way is removed, and nobody got it.
+    trap 'rm -rf "${prefix:?}/$version"' EXIT
+fi
+env="$prefix/$version"
+
 # --- packages -----------------------------------------------------------------------------------------
 
 if [ -z "$only_settings" ]; then
-    "$python" -m venv --clear "$prefix"
+    "$python" -m venv "$env"
     extras=""
     [ "$mpi" = site ] || extras="[mpi]"
     # shellcheck disable=SC2086 # PIP_ARGS are several words
-    "$prefix/bin/python" -m pip install --disable-pip-version-check --no-compile ${PIP_ARGS:-} \
+    "$env/bin/python" -m pip install --disable-pip-version-check --no-compile ${PIP_ARGS:-} \
         "$course$extras" -r "$here/requirements.txt" -c "$course/.ci/constraints.txt"
     # Students can't write here: what is not compiled now is compiled again at each of their imports.
-    [ -z "$compile" ] || "$prefix/bin/python" -m compileall -q -j 0 "$prefix/lib" >/dev/null || true
+    [ -z "$compile" ] || "$env/bin/python" -m compileall -q -j 0 "$env/lib" >/dev/null || true
 fi
 
 # --- settings -----------------------------------------------------------------------------------------
 
-install -D -m 644 "$site" "$prefix/etc/ddl-labs/site.toml"
-install -D -m 644 "$here/ipcluster_config.py" "$prefix/etc/ipython/ipcluster_config.py"
-install -d "$prefix/etc/jupyter/labconfig"
-install -m 644 "$course"/utils/jupyterlab/labconfig/*.json "$prefix/etc/jupyter/labconfig"
-install -m 644 "$course/utils/jupyterlab/ipython_kernel_config.py" "$prefix/etc/ipython/"
-install -d "$prefix/share/ddl-labs"
-install -m 644 "$here/slurm/engines.sbatch" "$prefix/share/ddl-labs/engines.sbatch"
-sed "s|@PREFIX@|$prefix|" "$here/slurm/run_notebook.sbatch" >"$prefix/share/ddl-labs/run_notebook.sbatch"
+install -D -m 644 "$site" "$env/etc/ddl-labs/site.toml"
+install -D -m 644 "$here/ipcluster_config.py" "$env/etc/ipython/ipcluster_config.py"
+install -d "$env/etc/jupyter/labconfig"
+install -m 644 "$course"/utils/jupyterlab/labconfig/*.json "$env/etc/jupyter/labconfig"
+install -m 644 "$course/utils/jupyterlab/ipython_kernel_config.py" "$env/etc/ipython/"
+install -d "$env/share/ddl-labs"
+install -m 644 "$here/slurm/engines.sbatch" "$env/share/ddl-labs/engines.sbatch"
+sed "s|@PREFIX@|$prefix/current|" "$here/slurm/run_notebook.sbatch" >"$env/share/ddl-labs/run_notebook.sbatch"
 # A JupyterLab that lies elsewhere finds the kernel when JUPYTER_PATH names PREFIX/share/jupyter.
-"$prefix/bin/python" -m ipykernel install --prefix "$prefix" --name ddl-labs \
-    --display-name "Distributed deep learning" --env PATH "$prefix/bin:\${PATH}" >/dev/null
-chmod -R a+rX,go-w "$prefix"
+"$env/bin/python" -m ipykernel install --prefix "$env" --name ddl-labs \
+    --display-name "Distributed deep learning" --env PATH "$env/bin:\${PATH}" >/dev/null
+chmod -R a+rX,go-w "$env"
 
 # --- does it work? ------------------------------------------------------------------------------------
 
 # As a student would: away from the course's folder, without the caller's variables.
-(cd / && env -i "PATH=$prefix/bin:$PATH" HOME=/nonexistent "$prefix/bin/python" -I -c '
+(cd / && env -i "PATH=$env/bin:$PATH" HOME=/nonexistent "$env/bin/python" -I -c '
 import torch, mpi4py.MPI, torch_mpi, utils.data, utils.cluster, ipykernel.kernelapp
 import ipyparallel.controller.app, ipyparallel.engine.app, matplotlib.pyplot
 import batchspawner.singleuser, jupyterhub.singleuser.app, jupyterlab.labapp, nbgitpuller
@@ -116,4 +162,9 @@ for name in (*server.PRELOADED, *server.PRELOADED_LATER):
     importlib.import_module(name)
 print(f"PyTorch {torch.__version__}, {mpi4py.MPI.Get_library_version().splitlines()[0]}")
 ') || fail "the packages are there, but do not import; see above."
-echo "$prefix is ready (MPI: $mpi). On a node, as a student: $prefix/bin/ddl-labs doctor"
+
+trap - EXIT
+switch_to "$version"
+echo "$env is ready (MPI: $mpi), and $prefix/current names it."
+echo "On a node, as a student: $prefix/current/bin/ddl-labs doctor"
+echo "Back to the version before: install.sh --rollback. What no job uses any more: rm -r $prefix/versions/…"

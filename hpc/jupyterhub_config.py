@@ -13,6 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import accounts  # noqa: E402
 import settings  # noqa: E402
 import spawner  # noqa: E402
 
@@ -43,22 +44,45 @@ c.JupyterHub.authenticator_class = hub.authenticator
 c.Authenticator.allow_all = hub.allow_all
 c.Authenticator.allowed_users = set(hub.allowed)
 c.Authenticator.admin_users = set(hub.admins)
+c.Authenticator.post_auth_hook = accounts.hook(hub.minimum_uid)
 
 # --- servers ----------------------------------------------------------------------------------
 c.JupyterHub.spawner_class = spawner.LabSpawner.for_site(site)
-c.Spawner.cmd = [f"{site.prefix}/bin/jupyterhub-singleuser"]
+c.Spawner.cmd = [f"{site.environment}/bin/jupyterhub-singleuser"]
 c.Spawner.default_url = "/lab"
 c.Spawner.start_timeout = hub.start_timeout
 c.Spawner.http_timeout = 120
 # The page that tells where the job is comes at once.
 c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
-# Seconds until a job that ended is noticed, which costs one `squeue` per student each time.
-c.Spawner.poll_interval = 30
-c.LabSpawner.batchspawner_singleuser_cmd = f"{site.prefix}/bin/batchspawner-singleuser"
+# Seconds until a job that ended is noticed. All students share one `squeue`, see job_queue.py.
+c.Spawner.poll_interval = 10
+c.JupyterHub.concurrent_spawn_limit = hub.starts_at_once
+c.JupyterHub.active_server_limit = hub.servers_at_most
+c.LabSpawner.batchspawner_singleuser_cmd = f"{site.environment}/bin/batchspawner-singleuser"
 c.LabSpawner.exec_prefix = hub.as_user
 c.LabSpawner.batch_script = (HERE / "slurm" / "server.sbatch").read_text()
-c.LabSpawner.req_prologue = "\n".join([*site.slurm.setup, f'export PATH="{site.prefix}/bin:$PATH"'])
+# Resolved as the job starts: an update of the environment is for the next one.
+path = f'export PATH="$(readlink -f {site.environment})/bin:$PATH"'
+c.LabSpawner.req_prologue = "\n".join([*site.slurm.first_lines, path])
+
+# --- what is forgotten ------------------------------------------------------------------------
+if hub.idle_kernel:
+    c.Spawner.args = spawner.kernel_culling(60 * hub.idle_kernel)
+c.JupyterHub.services, c.JupyterHub.load_roles = [], []
+if hub.idle_server:
+    command = [sys.executable, "-m", "jupyterhub_idle_culler", f"--timeout={60 * hub.idle_server}"]
+    c.JupyterHub.services.append({"name": "idle-culler", "command": command})
+    scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers"]
+    c.JupyterHub.load_roles.append(
+        {"name": "idle-culler", "scopes": scopes, "services": ["idle-culler"]}
+    )
 
 # A hub that restarts finds its students' jobs again.
 c.JupyterHub.cleanup_servers = False
 c.JupyterHub.cleanup_proxy = False
+
+# --- what this site has of its own ------------------------------------------------------------
+if hub.local_config:
+    if not Path(hub.local_config).is_file():
+        raise SystemExit(f"site.toml: local_config = {hub.local_config!r}: there is no such file.")
+    load_subconfig(hub.local_config)  # noqa: F821 - traitlets defines it

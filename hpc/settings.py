@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,6 +21,13 @@ class Slurm:
     partition: str
     account: str
     setup: list[str]
+    data: str
+
+    @property
+    def first_lines(self) -> list[str]:
+        """Shell lines at the beginning of a job."""
+        root = [f"export FASHION_MNIST_ROOT={shlex.quote(self.data)}"] if self.data else []
+        return [*self.setup, *root]
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,13 @@ class Hub:
     allowed: list[str]
     as_user: str
     start_timeout: int
+    starts_at_once: int
+    servers_at_most: int
+    minimum_uid: int
+    idle_server: int
+    idle_kernel: int
     runtime_dir: str
+    local_config: str
 
 
 @dataclass(frozen=True)
@@ -52,12 +66,17 @@ class Profile:
 
 @dataclass(frozen=True)
 class Site:
-    """What jupyterhub_config.py needs of site.toml. prefix: of the students' environment."""
+    """What jupyterhub_config.py needs of site.toml. prefix: of the students' environments."""
 
     prefix: str
     slurm: Slurm
     hub: Hub
     profiles: list[Profile]
+
+    @property
+    def environment(self) -> str:
+        """The environment that jobs get which start now: a link, see install.sh."""
+        return f"{self.prefix}/current"
 
 
 def read(path: Path) -> Site:
@@ -76,9 +95,15 @@ def read(path: Path) -> Site:
         for number, value in enumerate(raw["profiles"], 1)
     ]
     _check_profiles(profiles, path)
+    slurm = _checked(Slurm, raw["slurm"], f"{path}, section [slurm]")
+    if slurm.data and not slurm.data.startswith("/"):
+        raise SettingsError(
+            f"{path}, section [slurm]: data = {slurm.data!r} must be an absolute path, such as "
+            '"/data/fashion", which holds FashionMNIST/raw/; or "" for none'
+        )
     return Site(
         prefix=raw["install"]["prefix"],
-        slurm=_checked(Slurm, raw["slurm"], f"{path}, section [slurm]"),
+        slurm=slurm,
         hub=_checked(Hub, raw["hub"], f"{path}, section [hub]"),
         profiles=profiles,
     )

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import html
+import math
 import shlex
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from accounts import refuse_system_account
 from batchspawner import SlurmSpawner
 from batchspawner.batchspawner import JobStatus
+from job_queue import NEVER, Job, NoAnswer, Queue
 from settings import Site
 from tornado.web import HTTPError
 from traitlets import default
@@ -37,13 +41,19 @@ class LabSpawner(SlurmSpawner):
     """A job of one of the site's profiles. `for_site` makes the class that a hub uses."""
 
     site: Site
+    #: Shared by all students of the hub.
+    queue: Queue
+    #: When the job was submitted, by the clock of the queue.
+    _submitted = -math.inf
     #: What the student was told last about the job that starts.
     _told = ""
 
     @classmethod
     def for_site(cls, site: Site) -> type[LabSpawner]:
         """A subclass that offers the profiles of these settings."""
-        return type(cls.__name__, (cls,), {"site": site, "__module__": cls.__module__})
+        return type(
+            cls.__name__, (cls,), {"site": site, "queue": Queue(), "__module__": cls.__module__}
+        )
 
     # --- the choice ---------------------------------------------------------------------------
 
@@ -67,10 +77,13 @@ class LabSpawner(SlurmSpawner):
         return LabSpawner.choose
 
     def choose(self, options: dict[str, Any]) -> None:
-        """Ask for the job that these options name. Raises HTTPError 400 for anything else in them.
+        """Ask for the job that these options name. Raises HTTPError 400 for anything else in them,
+        and 403 for an account of the system.
 
         They may come from the REST API, and batchspawner would put them into the batch script.
         """
+        # A token for the REST API needs no log-in.
+        refuse_system_account(self.user.name, self.site.hub.minimum_uid)
         known = {profile.name: profile for profile in self.site.profiles}
         if strange := options.keys() - {"profile"}:
             raise HTTPError(400, f"Only 'profile' can be chosen, not {_listed(strange)}.")
@@ -87,9 +100,27 @@ class LabSpawner(SlurmSpawner):
         """Submit the job; raises JobError with sbatch's own words."""
         self.choose(self.user_options)
         try:
-            return await super().submit_batch_script()
+            job = await super().submit_batch_script()
+            self._submitted = time.monotonic()
+            return job
         except RuntimeError as error:
             raise JobError(f"Slurm refused the job: {error}") from error
+
+    async def query_job_status(self) -> JobStatus:
+        """Where the job is. UNKNOWN, which ends nothing, while Slurm does not answer."""
+        try:
+            job = await self._job()
+        except NoAnswer as error:
+            self.log.warning("Slurm does not answer: %s", error)
+            return JobStatus.UNKNOWN
+        # As batchspawner keeps it: the state, and behind a blank the node.
+        self.job_status = f"{job.state} {job.node}" if job else ""
+        if self.state_isrunning():
+            return JobStatus.RUNNING
+        return JobStatus.PENDING if job else JobStatus.NOTFOUND
+
+    async def _job(self) -> Job | None:
+        return await self.queue.job(self.job_id, self._submitted) if self.job_id else None
 
     # --- the wait -----------------------------------------------------------------------------
 
@@ -146,12 +177,27 @@ class LabSpawner(SlurmSpawner):
         while True:
             await asyncio.sleep(LOOK)
             job = self.job_id
-            if job and await self.query_job_status() == JobStatus.NOTFOUND:
+            if not job:
+                continue
+            status = await self.query_job_status()
+            if status == JobStatus.PENDING:
+                await self._raise_if_hopeless()
+            if status == JobStatus.NOTFOUND:
                 log = LOG.format(job=job)
                 raise JobError(
                     f"Job {job} ended before JupyterLab was up. Last lines of ~/{log}: "
                     f"{await self._tail(log) or '(nothing)'}"
                 )
+
+    async def _raise_if_hopeless(self) -> None:
+        """Raise JobError for a job that waits for nothing that will come."""
+        job = await self._job()
+        if job and job.reason in NEVER:
+            raise JobError(
+                f"Job {self.job_id} can never start: {NEVER[job.reason]} ({job.reason}). It was "
+                "cancelled. Choose another size, and tell the administrator: it is a mistake in "
+                "site.toml."
+            )
 
     async def _tail(self, log: str) -> str:
         """The end of the job's output, read as the student: root may not see the home folders."""
@@ -178,14 +224,19 @@ class LabSpawner(SlurmSpawner):
         if self.state_isrunning():
             place = f"{self.state_gethost()}:{self.port}" if self.port else self.state_gethost()
             return f"Job {self.job_id} runs; JupyterLab starts on {place}."
-        prefix = self.exec_prefix.format(username=self.user.name)
         try:
-            told = await self.run_command(f"{prefix} squeue -h -j {self.job_id} -o '%r|%S'")
-        except RuntimeError:
-            told = ""
-        reason, _, begin = told.partition("|")
+            job = await self._job()
+        except NoAnswer:
+            return f"Job {self.job_id}: Slurm does not answer. The hub asks again."
+        reason, begin = (job.reason, job.begin) if job else ("", "")
         when = "" if begin in ("", "N/A") else f", expected to start at {begin}"
         return f"Job {self.job_id} waits in Slurm's queue ({reason or 'no reason given'}{when})."
+
+
+def kernel_culling(seconds: int, look: int = 60) -> list[str]:
+    """Options of a server that ends kernels which ran no cell for so long, in a browser or not."""
+    given = {"cull_idle_timeout": seconds, "cull_interval": look, "cull_connected": True}
+    return [f"--MappingKernelManager.{name}={value}" for name, value in given.items()]
 
 
 async def _listens(host: str, port: int) -> bool:

@@ -7,11 +7,13 @@ HPC = Path(__file__).resolve().parents[1] / "hpc"
 
 c = get_config()  # noqa: F821 - JupyterHub defines it
 load_subconfig(str(HPC / "jupyterhub_config.py"))  # noqa: F821 - traitlets defines it
+from job_queue import COMMAND  # noqa: E402 - that file puts hpc/ on the path
+from spawner import kernel_culling  # noqa: E402
 
 c.SharedPasswordAuthenticator.user_password = os.environ["HUB_TEST_PASSWORD"]
-c.JupyterHub.services = [{"name": "tests", "api_token": os.environ["HUB_TEST_TOKEN"]}]
+c.JupyterHub.services.append({"name": "tests", "api_token": os.environ["HUB_TEST_TOKEN"]})
 scopes = ["admin:users", "admin:servers", "access:servers", "tokens", "list:users"]
-c.JupyterHub.load_roles = [{"name": "tests", "services": ["tests"], "scopes": scopes}]
+c.JupyterHub.load_roles.append({"name": "tests", "services": ["tests"], "scopes": scopes})
 c.JupyterHub.pid_file = os.environ["HUB_TEST_PID_FILE"]
 c.Spawner.poll_interval = 2
 
@@ -22,11 +24,14 @@ def patience(spawner):
     The end of patience comes while the hub waits for such an answer, and before the next one.
     """
     told = Path(os.environ["HUB_TEST_PATIENCE"])
-    query = type(spawner).batch_query_cmd.default_value
+    queue = type(spawner).queue
     if told.exists():
         spawner.start_timeout = int(told.read_text())
-        query = f"sleep 3; {query}"
-    spawner.batch_query_cmd, spawner.startup_poll_interval = query, 0.1
+        queue = type(queue)(command=("sh", "-c", 'sleep 3; exec "$@"', "sh", *COMMAND))
+    culled = Path(os.environ["HUB_TEST_CULLED"])
+    if culled.exists():
+        spawner.args = kernel_culling(int(culled.read_text()), look=2)
+    spawner.queue, spawner.startup_poll_interval = queue, 0.1
 
 
 c.Spawner.pre_spawn_hook = patience

@@ -52,7 +52,8 @@ LOGIN = "10.77.0.1"
 STUDENTS = {"student1": 20001, "student2": 20002}
 GROUP = 20000
 SHARED = Path("/srv")
-PREFIX, STATE, COURSE = SHARED / "ddl-labs", SHARED / "cluster", SHARED / "course"
+INSTALLED, STATE, COURSE = SHARED / "ddl-labs", SHARED / "cluster", SHARED / "course"
+PREFIX = INSTALLED / "current"
 PATH = f"{PREFIX}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 #: Seconds: for the cluster to come up, and for an environment to be installed.
 CLUSTER, INSTALL = 90, 900
@@ -61,7 +62,7 @@ CPUS = 6
 
 #: Lines of hpc/site.toml, by their beginnings, and what this cluster has in their place.
 SETTINGS = {
-    "prefix = ": f'prefix = "{PREFIX}"',
+    "prefix = ": f'prefix = "{INSTALLED}"',
     "runtime_dir = ": f'runtime_dir = "{STATE}/hub"',
     "as_user = ": 'as_user = "runuser -u {username} --"',
     "authenticator = ": 'authenticator = "shared-password"',
@@ -91,7 +92,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 SwitchType=switch/none
 MpiDefault=none
@@ -132,14 +133,14 @@ NAMESPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-c
 
 
 def environment(base_python: str = "/usr/bin/python3") -> Path:
-    """The folder to be mounted at PREFIX; hpc/install.sh fills it at first.
+    """The folder to be mounted at INSTALLED; hpc/install.sh fills it at first.
 
     It lies in the user's cache, under a name that changes with the packages; `utils` in it is
     covered by the clone's own. Raises RuntimeError with the last lines of install.sh.
     """
     version = subprocess.run([base_python, "--version"], capture_output=True, timeout=60).stdout
     packages = ("pyproject.toml", ".ci/constraints.txt", "hpc/requirements.txt")
-    name = f"hpc-{digest(version, [ROOT / path for path in packages])}"
+    name = f"hpc-v2-{digest(version, [ROOT / path for path in packages])}"
     settings = digest(version, sorted(path for path in (ROOT / "hpc").rglob("*.*")))
     folder = platformdirs.user_cache_path("ddl-labs") / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -174,14 +175,14 @@ def digest(salt: bytes, files: list[Path]) -> str:
 
 
 def install(folder: Path, *options: str) -> None:
-    """Run hpc/install.sh so that it sees `folder` as PREFIX."""
+    """Run hpc/install.sh so that it sees `folder` as INSTALLED."""
     script = (
-        f"mount -t tmpfs -o mode=755 none {SHARED} && mkdir {PREFIX} && "
-        f'mount --bind "$1" {PREFIX} && shift && exec "$@"'
+        f"mount -t tmpfs -o mode=755 none {SHARED} && mkdir {INSTALLED} && "
+        f'mount --bind "$1" {INSTALLED} && shift && exec "$@"'
     )
     command = ["unshare", "--mount", "bash", "-c", script, "install", folder]
     done = subprocess.run(
-        [*command, ROOT / "hpc/install.sh", "--prefix", PREFIX, *options],
+        [*command, ROOT / "hpc/install.sh", "--prefix", INSTALLED, *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -227,7 +228,7 @@ def make_filesystems(keep: list[str], env: str, state: str) -> None:
     fresh_host_filesystems(keep)
     for folder in ("/home", "/srv", "/run", "/etc/slurm"):
         sh("mount", "-t", "tmpfs", "-o", "mode=755", "none", folder)
-    bind(own_env, PREFIX)
+    bind(own_env, INSTALLED)
     bind(own_state, STATE)
     bind(own_root, COURSE)
     # The clone's own files in place of those that were installed from it.
@@ -241,7 +242,7 @@ def make_filesystems(keep: list[str], env: str, state: str) -> None:
         PREFIX / "etc/ipython/ipcluster_config.py",
     )
     sh("mount", "--bind", STATE / "site.toml", PREFIX / "etc/ddl-labs/site.toml")
-    for folder in (PREFIX, COURSE):
+    for folder in (INSTALLED, COURSE):
         sh("mount", "-o", "remount,bind,ro", folder)
 
 

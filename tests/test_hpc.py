@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import parse_qs, urlsplit
@@ -54,6 +56,7 @@ def test_the_settings_that_come_with_the_course_can_be_used_as_they_are():
         ('name = "small"', 'name = "a b"', "profile name 'a b'"),
         ('"--cpus-per-task=1"', '"-c1"', "option '-c1' must be one of sbatch's"),
         ("[hub]", "[hub", "is not valid TOML"),
+        ('data = ""', 'data = "fashion"', "data = 'fashion' must be an absolute path"),
     ],
 )
 def test_a_mistake_in_the_settings_is_named_with_its_place(tmp_path, old, new, said):
@@ -73,16 +76,92 @@ def test_settings_that_are_not_there_are_said_to_be_missing(tmp_path):
         settings.read(tmp_path / "nowhere.toml")
 
 
+# --- the queue -----------------------------------------------------------------------------------
+
+# Stands in for squeue: writes down each call, and knows 100 jobs.
+SQUEUE = """
+echo call >>"$0"
+[ ! -e "$0.down" ] || { echo "Unable to contact slurm controller" >&2; exit 1; }
+for job in $(seq 100); do echo "$job|PENDING|Resources|N/A|"; done
+"""
+
+
+def counting_squeue(folder: Path) -> tuple[tuple[str, ...], Path]:
+    calls = folder / "calls"
+    calls.touch()
+    return ("sh", "-c", SQUEUE, str(calls)), calls
+
+
+def test_a_hundred_students_who_wait_together_cost_one_squeue_in_each_period(tmp_path):
+    job_queue = module("job_queue")
+    command, calls = counting_squeue(tmp_path)
+    looks, period = 10, 0.5
+
+    async def student(queue, number: int) -> None:
+        for _ in range(looks):
+            assert (await queue.job(str(number))).reason == "Resources"
+            await asyncio.sleep(0.1)
+
+    async def everyone() -> None:
+        queue = job_queue.Queue(period=period, command=command)
+        await asyncio.gather(*(student(queue, number) for number in range(1, 101)))
+
+    start = time.monotonic()
+    asyncio.run(everyone())
+    seconds = time.monotonic() - start
+    made = len(calls.read_text().splitlines())
+    print(f"{100 * looks} looks of 100 students in {seconds:.1f} s: {made} calls of squeue")
+    assert 2 <= made <= seconds / period + 1
+
+
+def test_a_job_that_was_just_submitted_is_not_called_gone_by_an_older_answer(tmp_path):
+    job_queue = module("job_queue")
+    now = [100.0]
+    command, calls = counting_squeue(tmp_path)
+
+    async def look() -> None:
+        queue = job_queue.Queue(period=0.2, command=command, clock=lambda: now[0])
+        assert await queue.job("7") is not None
+        now[0] += 0.1
+        assert await queue.job("7") is not None
+        assert await queue.job("7", since=now[0]) is not None
+
+    asyncio.run(look())
+    assert len(calls.read_text().splitlines()) == 2
+
+
+def test_a_slurm_that_does_not_answer_is_asked_less_and_less_and_nobody_is_called_gone(tmp_path):
+    job_queue = module("job_queue")
+    now = [100.0]
+    command, calls = counting_squeue(tmp_path)
+    down = Path(f"{calls}.down")
+    down.touch()
+
+    async def look() -> None:
+        queue = job_queue.Queue(period=2, command=command, clock=lambda: now[0])
+        for _ in range(60):
+            with pytest.raises(job_queue.NoAnswer, match="Unable to contact"):
+                await queue.job("7")
+            now[0] += 1
+        down.unlink()
+        now[0] += 60
+        assert (await queue.job("7")).state == "PENDING"
+
+    asyncio.run(look())
+    # After 0, 2, 6, 14 and 30 s, and at the end.
+    assert len(calls.read_text().splitlines()) == 6
+
+
 # --- install.sh ----------------------------------------------------------------------------------
 
 
-def install(*options: object) -> subprocess.CompletedProcess:
+def install(*options: object, **variables: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         ["bash", HPC / "install.sh", *map(str, options)],
         capture_output=True,
         text=True,
         timeout=60,
-        env={"PATH": "/usr/bin:/bin"},
+        env={"PATH": "/usr/bin:/bin"} | variables,
     )
 
 
@@ -108,15 +187,95 @@ def test_the_installer_refuses_what_cannot_work_before_it_writes(tmp_path, optio
 
 
 def test_settings_alone_need_an_environment_that_is_there(tmp_path):
+    (tmp_path / ".ddl-labs").touch()
     done = install("--prefix", tmp_path, "--python", sys.executable, "--only-settings")
     assert done.returncode == 1
     assert "no environment in" in done.stderr
 
 
+# Stands in for a Python with a package index: its pip installs nothing, or fails.
+PYTHON = f"""#!/bin/sh
+case "$*" in
+"- "*) exec {sys.executable} "$@" ;;
+"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+"-m pip "*) exit "${{PIP_FAILS:-0}}" ;;
+esac
+"""
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    stub = tmp_path / "python"
+    stub.write_text(PYTHON)
+    stub.chmod(0o755)
+    return stub
+
+
+def versions(prefix: Path) -> list[str]:
+    return sorted(path.name for path in (prefix / "versions").iterdir())
+
+
+def test_an_installation_into_a_folder_with_somebodys_work_leaves_it_as_it_is(tmp_path, python):
+    work = tmp_path / "opt/thesis.tex"
+    work.parent.mkdir()
+    work.write_text("years of it")
+    for options in ([], ["--only-settings"], ["--rollback"]):
+        done = install("--prefix", work.parent, "--python", python, *options)
+        assert done.returncode == 1
+        assert f"'{work.parent}' is not empty" in done.stderr
+        assert "Name a new or an empty folder" in done.stderr
+    assert list(work.parent.iterdir()) == [work]
+    assert work.read_text() == "years of it"
+
+
+def test_an_update_leaves_running_jobs_their_version_and_a_rollback_brings_it_back(
+    tmp_path, python
+):
+    prefix = tmp_path / "opt/ddl-labs"
+    told = ("--prefix", prefix, "--python", python)
+    seen = []
+    for _ in range(2):
+        done = install(*told)
+        assert done.returncode == 0, done.stderr
+        seen.append((prefix / "current").resolve())
+    first, second = seen
+    assert first != second
+    assert (first / "bin/python").exists()
+    script = (second / "share/ddl-labs/run_notebook.sbatch").read_text()
+    assert f"{prefix}/current" in script
+    assert "rollback" in done.stdout
+    for expected in (first, second):
+        done = install(*told, "--rollback")
+        assert done.returncode == 0, done.stderr
+        assert (prefix / "current").resolve() == expected
+    assert versions(prefix) == sorted([first.name, second.name])
+
+
+def test_an_update_that_fails_changes_nothing_for_students(tmp_path, python):
+    told = ("--prefix", tmp_path / "opt", "--python", python)
+    assert install(*told).returncode == 0
+    before = (tmp_path / "opt/current").resolve()
+    done = install(*told, PIP_FAILS="1")
+    assert done.returncode == 1
+    assert (tmp_path / "opt/current").resolve() == before
+    assert versions(tmp_path / "opt") == [before.name]
+    done = install(*told, "--rollback")
+    assert done.returncode == 1
+    assert "no version before this one" in done.stderr
+
+
 def test_the_installer_explains_its_options():
     done = install("--help")
     assert done.returncode == 0
-    for option in ("--site", "--prefix", "--python", "--mpi", "--only-settings", "--no-compile"):
+    for option in (
+        "--site",
+        "--prefix",
+        "--python",
+        "--mpi",
+        "--only-settings",
+        "--no-compile",
+        "--rollback",
+    ):
         assert option in done.stdout
 
 

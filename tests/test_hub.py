@@ -7,9 +7,13 @@
 from __future__ import annotations
 
 import contextlib
+import http.cookiejar
 import json
 import os
 import re
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,7 +228,7 @@ def test_students_find_the_shared_environment_complete_and_cannot_change_it(clus
     said = cluster.run(python, "-c", DOCTOR, user="student1", host="node1")
     assert said.count("status='ok'") == 3, said
     writable = ("!", "-type", "l", "-perm", "/022", "-print", "-quit")
-    assert cluster.run("find", slurm_tools.PREFIX, *writable) == ""
+    assert cluster.run("find", slurm_tools.INSTALLED, *writable) == ""
     kernels = cluster.run(python, "-m", "jupyter", "kernelspec", "list", user="student1")
     assert "ddl-labs" in kernels
 
@@ -300,6 +304,26 @@ def test_two_students_at_once_see_neither_files_nor_ranks_of_each_other(hub: Hub
     assert first.is_up()
 
 
+# --- what is forgotten ---------------------------------------------------------------------------
+
+
+def test_a_forgotten_notebook_gives_its_ranks_nodes_back_and_its_own(hub: Hub, table: Table):
+    culled = hub.cluster.state / "culled"
+    culled.write_text("10")
+    student = hub.student("student1")
+    try:
+        student.server(profile="small")
+        start_ranks(student.kernel(), 2, ', launcher="slurm"')
+        assert len(hub.cluster.jobs()) == 2
+        wait_for(lambda: student.ask("GET", "api/kernels") == [], ACT, "the idle kernel is ended")
+        wait_for(lambda: len(hub.cluster.jobs()) == 1, ACT, "the job of its ranks ends with it")
+        table.add("a notebook is forgotten", "its kernel ends, and the job of its ranks")
+        log = hub.cluster.run("sh", "-c", "stat -c %a /home/student1/.jupyterhub-*.log")
+        assert set(log.split()) == {"600"}
+    finally:
+        culled.unlink()
+
+
 # --- accidents -----------------------------------------------------------------------------------
 
 
@@ -320,6 +344,49 @@ def test_a_forged_choice_is_refused_before_it_reaches_slurm(hub: Hub, table: Tab
         assert refused.value.status == 400
         table.add(f"`user_options` {json.dumps(options)}", str(refused.value))
     assert not hub.cluster.jobs()
+
+
+def log_in_by_hand(name: str) -> tuple[int, str]:
+    """Status and page of a log-in with the right password."""
+    cookies = http.cookiejar.CookieJar()
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
+    opener.open(f"{URL}/hub/login", timeout=PAGE).close()
+    (xsrf,) = (cookie.value for cookie in cookies if cookie.name == "_xsrf")
+    fields = urllib.parse.urlencode({"username": name, "password": PASSWORD, "_xsrf": xsrf})
+    try:
+        with opener.open(f"{URL}/hub/login", fields.encode(), timeout=PAGE) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+
+
+@pytest.mark.parametrize("name", ["root", "daemon"])
+def test_no_account_of_the_system_logs_in_or_gets_a_server(hub: Hub, table: Table, name: str):
+    status, page = log_in_by_hand(name)
+    assert status == 403, page
+    assert "is an account of the system" in page
+    with pytest.raises(Refused, match="is an account of the system") as refused:
+        hub.student(name).request_server(profile="small")
+    assert refused.value.status == 403
+    table.add(f"logs in as {name}", str(refused.value))
+    assert not hub.cluster.jobs()
+
+
+def test_a_job_that_the_partition_can_never_start_is_said_at_once_and_cancelled(
+    hub: Hub, table: Table
+):
+    change = ("scontrol", "update", "PartitionName=lab")
+    hub.cluster.run(*change, "MaxTime=60")  # the profile asks for four hours
+    student = hub.student("student1")
+    try:
+        student.request_server(profile="small")
+        last = list(student.progress())[-1]
+    finally:
+        hub.cluster.run(*change, "MaxTime=240")
+    assert last["failed"], last
+    assert "can never start" in last["message"]
+    assert "PartitionTimeLimit" in last["message"]
+    table.add("the profile asks for more time than the partition gives", last["message"])
 
 
 def test_a_notebook_goes_on_while_the_hub_restarts(hub: Hub, table: Table):

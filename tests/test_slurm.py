@@ -142,6 +142,24 @@ def test_from_a_small_job_with_jupyterlab_the_ranks_get_one_of_their_own(lab):
     assert shown.count("job RUNNING") == 2
 
 
+# What a second notebook does; its ranks have an mpiexec of their own.
+BESIDE = f"""
+import subprocess, sys
+second = [sys.executable, "-c", {NOTEBOOK!r}, {json.dumps([START, "print(*ranks.client.ids)"])!r}]
+said = subprocess.run(second, capture_output=True, text=True).stdout
+print("second:", said.replace("the end", ""))
+"""
+
+
+def test_two_notebooks_share_one_job_over_two_nodes_and_ranks_restart_there(lab):
+    cells = (START, BESIDE, "ranks.restart()", JOIN, SUM)
+    shown = in_a_job(lab, *cells, options=["-N2", "--ntasks-per-node=2"])
+    assert hosts(shown)[:8] == ["node1", "node1", "node2", "node2"] * 2, shown
+    assert re.search(r"second: .*?4 MPI ranks are up.*?0 1 2 3", shown, re.DOTALL), shown
+    assert "4 fresh MPI ranks are up." in shown
+    assert shown.count("sum 6.0") == 4
+
+
 # --- what goes wrong --------------------------------------------------------------------------
 
 
@@ -313,6 +331,7 @@ def test_another_user_can_neither_connect_nor_read_nor_see_a_key(lab):
 
 # --- lab 05 on the cluster --------------------------------------------------------------------
 
+RUN_NOTEBOOK = PREFIX / "share/ddl-labs/run_notebook.sbatch"
 LAB_05 = "solutions/05_scaling.ipynb"
 IMAGES = """
 import torch
@@ -364,6 +383,49 @@ def test_the_series_of_lab_05_runs_on_one_node_and_two_and_is_read_back(lab, roo
         for strategy in ("by hand", "DDP"):
             for case in ((128, "strong"), (64, "weak")):
                 assert all(t > 0 for t in runs.rounds_of(result, strategy, *case)), (p, case)
+
+
+IN_A_BATCH_NOTEBOOK = """
+import os, subprocess
+from utils.scaling import runs
+options = "--data scaling/images.pt --strong 128 --weak 64 --rounds 2 --steps 2".split()
+timed = runs.run("scaling/train.py", *options, job=runs.Job(ranks=4))
+print("measured on", *sorted(rank["host"] for rank in timed.result["ranks"]))
+print("by hand:", *sorted(subprocess.getoutput("mpiexec -n 4 hostname").split()))
+print("setup said", os.environ.get("OF_THE_SETUP"))
+print("data in", *ranks.view.apply_sync(lambda: __import__("os").environ["FASHION_MNIST_ROOT"]))
+"""
+# As module systems do: it reads a variable that is not set.
+SETUP = 'export PMIX_MCA_psec=native OF_THE_SETUP="loaded$NOT_SET"'
+
+
+@pytest.fixture
+def setup_of_the_site(lab) -> Iterator[None]:
+    """`setup` of site.toml is SETUP, and `data` a folder with a blank in its name."""
+    settings = lab.state / "site.toml"
+    before = settings.read_text()
+    changed = re.sub("^setup = .*", f"setup = [{SETUP!r}]", before, flags=re.MULTILINE)
+    settings.write_text(changed.replace('data = ""', 'data = "/srv/the data"', 1))
+    yield
+    settings.write_text(before)
+
+
+def test_lab_05_as_a_batch_notebook_measures_on_both_nodes_beside_its_ranks(
+    lab, root, setup_of_the_site
+):
+    lab_05(lab, root)
+    cells = [nbformat.v4.new_code_cell(source) for source in (START, IN_A_BATCH_NOTEBOOK)]
+    nb = nbformat.v4.new_notebook(cells=cells)
+    write(lab, Path("/home/student1/measure.ipynb"), nbformat.writes(nb))
+    size = ("--nodes=2", "--ntasks=4", "--ntasks-per-node=2")
+    lab.run("sbatch", *size, RUN_NOTEBOOK, "measure.ipynb", user="student1")
+    slurm_tools.wait_until(lambda: not lab.jobs(), PATIENCE, "the job is done")
+    done = lab.run("cat", "measure.done.ipynb", user="student1", check=False)
+    logs = lab.run("sh", "-c", "cat notebook-*.log", user="student1")
+    assert "measured on node1 node1 node2 node2" in done, logs + done
+    assert "by hand: node1 node1 node2 node2" in done, logs + done
+    assert "setup said loaded" in done, logs + done
+    assert f"data in{' /srv/the data' * 4}" in done, logs + done
 
 
 def test_the_series_of_lab_05_says_that_the_course_is_not_installed(lab, root):

@@ -18,6 +18,8 @@ Calls = list[dict]
 Rule = Callable[[Calls], str | None]
 
 POINT_TO_POINT = ("send", "recv")
+# What probes call the lists of records that they return.
+RECORDS = ("calls", "forward", "backward")
 # Collectives of which every rank has a tensor of the same size.
 SAME_SIZE = ("all_reduce", "broadcast", "reduce")
 
@@ -124,9 +126,9 @@ def disagreement(told: Mapping[int, Any]) -> str | None:
     recorded by all ranks of its group, under the same number.
 
     Args:
-        told: of each rank what its probe returned. Records are the lists named ``calls`` in it,
-            however deep. A rank without such a list is not compared: there it is the check itself
-            that communicates with the others.
+        told: of each rank what its probe returned. Records are the lists in it that have a name of
+            :data:`RECORDS`, however deep. A rank without such a list is not compared: there it is
+            the check itself that communicates with the others.
     """
     found = {rank: list(_lists(value)) for rank, value in told.items()}
     calls = {rank: list(itertools.chain(*lists)) for rank, lists in found.items() if lists}
@@ -139,7 +141,7 @@ def _lists(value: Any) -> Iterator[Calls]:
         for one in value if value and isinstance(value[0], dict | list) else ():
             yield from _lists(one)
     for name, one in value.items() if isinstance(value, dict) else ():
-        if name != "calls":
+        if name not in RECORDS:
             yield from _lists(one)
         elif isinstance(one, list):
             yield [call for call in one if isinstance(call, dict) and "op" in call]

@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from .calls import inside
-from .groups import Partition, in_group, keywords, members_of, on, partitions, tried
+from .groups import in_group, keywords, on, partitions, places, tried
 from .mistakes import Mistake, is_number, one_of, short, table
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
@@ -444,27 +444,22 @@ def same_minibatches(ranks, report: Report) -> None:
     _judge_twin(ranks, report)
     if report.found:
         return
-    order = list(_scenarios(1, 0, report.seed))
-    random.Random(report.seed).shuffle(order)
-    cases = []
+    # In another order in each case: in a group of its own a rank sees which are damaged.
+    names, draw = list(_scenarios(1, 0, report.seed)), random.Random(report.seed)
+    cases, orders = [], []
     for partition in (*partitions(ranks.n), None):
-        places = _places(partition, ranks.n)
-        of_ranks = [_scenarios(p, r, report.seed) for p, r in places]
+        orders.append(order := draw.sample(names, len(names)))
+        of_ranks = [_scenarios(p, r, report.seed) for r, p in places(partition, ranks.n)]
         told_ = [[scenarios[name][:2] for name in order] for scenarios in of_ranks]
         cases.append({"partition": partition, "each": to_each(scenarios=told_)})
-    for _, members, values in tried(ranks, report, __name__, "probe_same", cases, _groups, ranks.n):
-        truth = _truth(len(members), report.seed)
+    asked = tried(ranks, report, __name__, "probe_same", cases, _groups, ranks.n)
+    for case, members, values in asked:
+        truth, order = _truth(len(members), report.seed), orders[cases.index(case)]
         for rank, value in zip(members, values, strict=True):
             answers = dict(zip(order, value, strict=True))
             for name, (why, wanted) in truth.items():
                 if not _judge_same(report, rank, answers[name], members, name, wanted, why):
                     break
-
-
-def _places(partition: Partition, world: int) -> list[tuple[int, int]]:
-    """Of each rank how many ranks its group has, and its place among them."""
-    groups = [members_of(partition, rank, world) for rank in range(world)]
-    return [(len(members), members.index(rank)) for rank, members in enumerate(groups)]
 
 
 def _judge_same(report: Report, rank, value, members, name: str, wanted: bool, why: str) -> bool:
@@ -542,12 +537,13 @@ def mean_once(ranks, report: Report) -> None:
     cases = []
     for partition in (*partitions(ranks.n), None):
         for n in (*SAMPLES, _numbers(report.seed, 30, 60)):
-            values = [_shares(report.seed, n, p)[r] for p, r in _places(partition, ranks.n)]
+            (seed,) = report.seeds(1)
+            values = [_shares(seed, n, p)[r] for r, p in places(partition, ranks.n)]
             cases.append({"partition": partition, "n": n, "each": to_each(values=values)})
     for case, members, values in tried(
         ranks, report, __name__, "probe_mean", cases, _groups, ranks.n
     ):
-        parts = _shares(report.seed, case["n"], len(members))
+        parts = [case["each"][rank]["values"] for rank in members]
         for rank, value in zip(members, values, strict=True):
             _judge_mean(report, rank, value, case["n"], members, parts)
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from . import replicas, training
 from .calls import inside, made, only, waited
-from .groups import EVERYWHERE, PARTITIONS, WORLD, in_group, keywords, members_of, on, tried
+from .groups import EVERYWHERE, PARTITIONS, WORLD, in_group, keywords, on, places, tried
 from .mistakes import Mistake, table
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
@@ -485,16 +485,16 @@ def _damage(model: nn.Module, how: str, which: int, at: int) -> None:
 @task("3.6", "are the replicas in sync?", points=2)
 def replicas_in_sync(ranks, report: Report) -> None:
     """True exactly when the group's replicas agree bit by bit, and the same on all its ranks."""
-    # In another order each time, which the ranks do not know.
-    order = random.Random(report.seeds(1)[0]).sample(range(len(DAMAGES)), len(DAMAGES))
-    cases = []
+    # In another order in each case: in a group of its own a rank sees all damages.
+    draw, cases, orders = random.Random(report.seeds(1)[0]), [], []
     for partition in EVERYWHERE:
-        groups = [members_of(partition, rank, WORLD) for rank in range(WORLD)]
-        places = [(members.index(rank), len(members)) for rank, members in enumerate(groups)]
-        damages = [[_damage_of(DAMAGES[k], *at, report.seed) for k in order] for at in places]
+        orders.append(order := draw.sample(range(len(DAMAGES)), len(DAMAGES)))
+        at = places(partition)
+        damages = [[_damage_of(DAMAGES[k], *where, report.seed) for k in order] for where in at]
         each = to_each(damages=damages)
         cases.append({"partition": partition, "seed": report.seed, "each": each})
-    for _, members, values in tried(ranks, report, __name__, "probe_sync", cases):
+    for case, members, values in tried(ranks, report, __name__, "probe_sync", cases):
+        order = orders[cases.index(case)]
         for rank, value in zip(members, values, strict=True):
             for k, got in sorted(zip(order, value, strict=True), key=lambda pair: pair[0]):
                 if not _judge_sync(report, rank, got, members, DAMAGES[k]):

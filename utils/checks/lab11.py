@@ -267,7 +267,7 @@ def _judge_hybrid(report: Report, rank: int, value: dict, pipes, columns, m: int
     pp, dp = mine(pipes, rank), mine(columns, rank)
     s, p, d, n = pp.index(rank), len(pp), dp.index(rank), len(dp)
     where = f"{n} pipelines of {p} stages"
-    gradients, loss = twin(report.seed, p)
+    gradients, loss = twin((report.seed,) * p)
     right, size = gradients[s], IMAGES // n
 
     def of(samples: slice) -> tuple[list[float], float]:

@@ -97,7 +97,7 @@ def weights_of(module: nn.Module) -> list[float]:
     return torch.cat([q.detach().reshape(-1) for q in module.parameters()]).tolist()
 
 
-def _whole(seeds: tuple[int, ...], n: int) -> tuple[list[Piece], tuple[Tensor, Tensor]]:
+def whole(seeds: tuple[int, ...], n: int = IMAGES) -> tuple[list[Piece], tuple[Tensor, Tensor]]:
     """All stages, and the samples with their labels."""
     pieces = [Piece(seed, s, len(seeds)) for s, seed in enumerate(seeds)]
     return pieces, (drawn(seeds[0], n)[0], drawn(seeds[-1], n)[1])
@@ -111,7 +111,7 @@ def twin(
 
     seeds: of each stage; the first one has the samples, the last one their labels.
     """
-    pieces, (x, labels) = _whole(seeds, n)
+    pieces, (x, labels) = whole(seeds, n)
     for piece in pieces:
         x = piece(x)
     loss = functional.cross_entropy(x, labels, reduction=reduction)
@@ -122,7 +122,7 @@ def twin(
 @functools.cache
 def losses_of(seeds: tuple[int, ...], m: int, n: int = IMAGES) -> list[float]:
     """What each of m microbatches adds to the loss of the minibatch; seeds as for :func:`twin`."""
-    pieces, (x, labels) = _whole(seeds, n)
+    pieces, (x, labels) = whole(seeds, n)
     piece = nn.Sequential(*pieces)
     chunks = zip(x.chunk(m), labels.chunk(m), strict=True)
     return [functional.cross_entropy(piece(a), b, reduction="sum").item() / n for a, b in chunks]

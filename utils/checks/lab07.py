@@ -723,7 +723,8 @@ def work_sharded(ranks, report: Report) -> None:
     for servers, workers in (([0, 1], [2, 3, 5]), ([0, 1, 2], [4]), ([3], [1, 2])):
         jobs = jobs_of(report.seed, workers, 2)
         # The servers alone know the weights before they send them.
-        each = [{"seed": report.seed if rank in servers else 0} for rank in range(ranks.n)]
+        (seed,) = report.seeds(1)
+        each = [{"seed": seed if rank in servers else 0} for rank in range(ranks.n)]
         given = {"each": each, "servers": servers, "jobs": jobs}
         answers = report.answers(ranks, __name__, "probe_sharded", **given)
         hint_if_stuck(
@@ -736,13 +737,13 @@ def work_sharded(ranks, report: Report) -> None:
             return
         for worker, steps, _ in jobs:
             handed = [answers[server].value["handed"][str(worker)] for server in servers]
-            _judge_sharded(report, worker, answers[worker].value, handed, steps, servers)
+            _judge_sharded(report, worker, answers[worker].value, handed, steps, servers, seed)
         if report.found:
             return
 
 
-def _judge_sharded(report, worker: int, value: dict, handed: list, steps: int, servers) -> None:
-    seen = [integers(report.seed + worker + 31 * k, LONG).tolist() for k in range(steps)]
+def _judge_sharded(report, worker: int, value, handed: list, steps: int, servers, seed) -> None:
+    seen = [integers(seed + worker + 31 * k, LONG).tolist() for k in range(steps)]
     alone = len(servers) == 1
     rules = (only("send", "recv"), waited, *([] if alone else [_not_blocking]))
     if not report.communication(worker, value["calls"], *rules):

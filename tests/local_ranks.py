@@ -42,6 +42,7 @@ from torch_mpi.errors import (
 from torch_mpi.protocol.diagnosis import diagnose
 from utils import data
 from utils.cluster import words
+from utils.cluster.arguments import texts
 from utils.cluster.plain import plain
 from utils.cluster.reply import Reply
 from utils.cluster.running import _of_a_message
@@ -335,15 +336,15 @@ class LocalRanks:
             self._meet_again()
             raise errors[0]
 
-    def ask(self, target: str, *, timeout: float = 60.0, **kwargs: Any) -> list[Reply]:
+    def ask(self, target: str, *, timeout=60.0, each=None, **kwargs: Any) -> list[Reply]:
         """One `Reply` of each rank, as `cluster.Ranks.ask` gives it."""
+        arguments = texts(self.n, target, kwargs, each)
         module, _, name = target.partition(":")
         function = getattr(importlib.import_module(module), name)
-        arguments = json.dumps(kwargs)
         replies: list[Reply | None] = [None] * self.n
 
         def answer(rank: int) -> None:
-            replies[rank] = self._reply(rank, function, arguments)
+            replies[rank] = self._reply(rank, function, arguments[rank])
 
         self._all(answer)
         if any(reply.status != "ok" for reply in replies):

@@ -25,7 +25,7 @@ from utils.checks import calls, lab04
 from utils.checks.calls import made
 from utils.checks.clock import moved_clocks
 from utils.checks.mistakes import Mistake, explain, same
-from utils.checks.probe import as_dict, definitions
+from utils.checks.probe import as_dict, definitions, fingerprint
 from utils.checks.task import Report, task
 from utils.cluster.plain import plain
 from utils.cluster.reply import Reply
@@ -131,7 +131,8 @@ def test_no_other_kind_of_value_counts_as_the_number_one(wrong):
 def call(op: str, **more) -> dict:
     """A recorded call."""
     kind = {"peer": None, "group": [0, 1], "blocking": True, "waited": True}
-    return {"op": op} | kind | more
+    counted = {"message": None, "sequence": 1, "nbytes": 12}
+    return {"op": op} | kind | counted | more
 
 
 @pytest.mark.parametrize(
@@ -158,6 +159,60 @@ def test_a_rule_says_what_was_asked_and_what_was_made(rule, good, bad, said):
 
 
 # -- clocks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, None),
+        ({"message": [0, 2]}, "rank 1 has received 12 bytes of rank 0, which rank 0 has not sent"),
+        ({"message": None}, "which rank 0 has not sent"),
+        ({"nbytes": 16}, "rank 1 has received 16 bytes of rank 0, which rank 0 has not sent"),
+        ({"group": [0, 1, 2]}, "which rank 0 has not sent"),
+    ],
+)
+def test_a_message_that_was_received_has_been_sent(changed, said):
+    sent = call("send", peer=1, nbytes=12, message=[0, 1])
+    received = call("recv", peer=0, nbytes=12, message=[0, 1]) | changed
+    told = {0: {"calls": [sent]}, 1: {"steps": [{"calls": [received]}]}, 2: {"calls": []}}
+    found = calls.disagreement(told)
+    assert (said in found) if said else found is None
+    # A rank that tells of no records: what it has sent is the check's own.
+    assert calls.disagreement(told | {0: {"sum": 3}}) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ([call("all_reduce")], None),
+        ([], "rank 0 has called all_reduce, and rank 1, of the same group, has not"),
+        ([call("all_reduce", nbytes=4)], "has not called the same"),
+        ([call("all_reduce", sequence=2)], "has not called the same"),
+        ([call("all_reduce"), call("barrier", sequence=2)], "rank 1 has called barrier"),
+    ],
+)
+def test_a_collective_is_recorded_by_all_ranks_of_its_group(other, said):
+    found = calls.disagreement({0: {"calls": [call("all_reduce")]}, 1: [{"calls": other}]})
+    assert (said in found) if said else found is None
+    alone = call("all_reduce", group=[0])
+    assert calls.disagreement({0: {"calls": [alone]}, 1: {"calls": []}}) is None
+
+
+def test_that_records_do_not_agree_is_told_where_nothing_else_is_wrong():
+    def find(report, wrong: bool):
+        report.doubt = "the records of the ranks do not agree"
+        if wrong:
+            report.problem("this is the sum", 0)
+
+    assert "do not agree" in judged(lambda report, _: find(report, False))
+    assert "do not agree" not in judged(lambda report, _: find(report, True))
+
+
+def test_a_fingerprint_is_of_bits_dtype_and_shape():
+    one = torch.tensor([1.0, 2.0])
+    assert fingerprint(one) == fingerprint(torch.tensor([[1.0, 0.0], [2.0, 0.0]])[:, 0])
+    others = [one.double(), one.view(2, 1), one + 1, one.view(torch.int32), torch.tensor(1.0), None]
+    assert len({fingerprint(other) for other in [one, *others]}) == 1 + len(others)
 
 
 def test_every_clock_that_a_student_may_use_is_moved_on_and_right_again_afterwards():
@@ -314,7 +369,7 @@ IMPORTS = """
 from utils.checks.calls import made, only, waited
 from utils.checks.mistakes import Mistake
 from utils.checks.probe import answer_named, integers, recorded
-from utils.checks.task import Report, task
+from utils.checks.task import Report, task, to_each
 """
 
 
@@ -345,7 +400,7 @@ def test_the_check_that_the_manual_builds_works_as_it_says(tmp_path, monkeypatch
                 return eval(result, {"own": own, "total": total})
 
             user_ns["mean_over_ranks"] = answer
-        monkeypatch.setattr("secrets.randbelow", lambda _: SEED)
+        monkeypatch.setattr(Report, "seeds", lambda _, n: [SEED + r for r in range(n)])
         printed = verdict(module.mean_over_ranks, ranks)[1]
     assert said in printed
 

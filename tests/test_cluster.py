@@ -64,6 +64,9 @@ def call(user_ns, rank, name):
     print("noise on", rank)
     return user_ns[name](rank)
 
+def given(user_ns, rank, **arguments):
+    return arguments
+
 def look(user_ns, rank, names):
     return [os.environ.get(name) for name in names]
 """
@@ -96,6 +99,29 @@ class TestFourRanksOnTwoCores:
         assert values(four.ask(f"{HERE}:answer", add=10)) == [
             {"rank": r, "own": r, "sum": 10 + r} for r in range(4)
         ]
+
+    def test_a_rank_is_told_its_own_arguments_and_no_other_ones(self, four):
+        secrets_ = [f"secret of {r}" for r in range(4)]
+        each = [{"own": secret} for secret in secrets_]
+        told = values(four.ask(f"{HERE}:given", common=1, each=each))
+        assert told == [{"common": 1, "own": secret} for secret in secrets_]
+        # The rank's notes of its cells are in a folder that all ranks can read.
+        notes = [*four.running()._session.folder.glob("cells-*")]
+        assert len(notes) == 4
+        assert not [note for note in notes if "secret of" in note.read_text()]
+
+    @pytest.mark.parametrize(
+        ("each", "said"),
+        [
+            ([{}] * 3, "each must be 4 dicts"),
+            ([{}, {}, {}, 3], "each must be 4 dicts"),
+            ([{"common": 2}] * 4, "common is given to all ranks, and in each"),
+            ([{"own": object()}] * 4, "must be JSON values"),
+        ],
+    )
+    def test_arguments_of_each_rank_that_cannot_be_told_apart_are_refused(self, four, each, said):
+        with pytest.raises(ValueError, match=said):
+            four.ask(f"{HERE}:given", common=1, each=each)
 
     def test_the_view_runs_collectives_on_all_ranks(self, four):
         four.view.execute("total = MPI.COMM_WORLD.allreduce(mpi_rank)")

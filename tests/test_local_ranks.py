@@ -116,6 +116,20 @@ def fail_on_rank_1(user_ns: dict, *, rank: int) -> None:
     dist.barrier()
 
 
+def given(user_ns: dict, *, rank: int, **arguments: int) -> dict:
+    """What a question tells this rank."""
+    return arguments
+
+
+def test_a_rank_is_told_its_own_arguments_and_no_other_ones(local_ranks):
+    replies = local_ranks.ask(f"{__name__}:given", common=1, each=[{"own": r} for r in range(3)])
+    assert [reply.value for reply in replies] == [{"common": 1, "own": r} for r in range(3)]
+    with pytest.raises(ValueError, match="each must be 3 dicts"):
+        local_ranks.ask(f"{__name__}:given", each=[{}])
+    with pytest.raises(ValueError, match="own is given to all ranks, and in each"):
+        local_ranks.ask(f"{__name__}:given", own=1, each=[{"own": 2}] * 3)
+
+
 @pytest.mark.parametrize("call", ["isend(mine, group_dst=3)", "irecv(mine, group_src=3)"])
 def test_a_place_that_the_group_does_not_have_is_refused_as_by_the_backend(local_ranks, call):
     with pytest.raises(ValueError, match="the group has ranks 0 to 2"):

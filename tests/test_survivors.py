@@ -334,6 +334,12 @@ def test_in_a_notebook_the_next_cell_runs_on_the_ranks_that_live(course):
     assert re.findall(r"rank \d of 2: 4", shown.streams) == ["rank 0 of 2: 4", "rank 1 of 2: 4"]
     shown = course.run("len(ranks.ask('os:nothing')), ranks.where()")
     assert "(2, None)" in shown.everything()
+    # What each rank is told goes by its number at the start: the error names its argument.
+    shown = course.run(
+        "each = [{f'of_{r}': 0} for r in range(4)]\n"
+        "[r.error for r in ranks.ask('utils.checks.probe:definitions', each=each)]"
+    )
+    assert re.findall(r"unexpected keyword argument 'of_(\d)'", shown.everything()) == ["1", "3"]
     shown = course.run("ranks.restart()")
     assert not shown.failed(), shown.everything()
     shown = course.run("%px print('fresh', mpi_rank)")

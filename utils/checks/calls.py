@@ -10,12 +10,18 @@ The first rule that is broken is told: what comes after it follows from that, as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 Calls = list[dict]
 Rule = Callable[[Calls], str | None]
 
 POINT_TO_POINT = ("send", "recv")
+# What probes call the lists of records that they return.
+RECORDS = ("calls", "forward", "backward")
+# Collectives of which every rank has a tensor of the same size.
+SAME_SIZE = ("all_reduce", "broadcast", "reduce")
 
 
 def broken(calls: Calls, *rules: Rule) -> str | None:
@@ -108,3 +114,81 @@ def waited(calls: Calls) -> str | None:
         f"nobody called wait() on {name}: the tensor may be read or overwritten before the "
         "communication is complete"
     )
+
+
+# -- what several ranks have recorded -------------------------------------------------------------
+
+
+def disagreement(told: Mapping[int, Any]) -> str | None:
+    """What the records of one rank say and those of another do not; ``None`` if they agree.
+
+    A message that was received has been sent, to this rank and with as many bytes; a collective is
+    recorded by all ranks of its group, under the same number.
+
+    Args:
+        told: of each rank what its probe returned. Records are the lists in it that have a name of
+            :data:`RECORDS`, however deep. A rank without such a list is not compared: there it is
+            the check itself that communicates with the others.
+    """
+    found = {rank: list(_lists(value)) for rank, value in told.items()}
+    calls = {rank: list(itertools.chain(*lists)) for rank, lists in found.items() if lists}
+    return _messages_differ(calls) or _collectives_differ(calls)
+
+
+def _lists(value: Any) -> Iterator[Calls]:
+    """The lists of records in what a probe returned."""
+    if isinstance(value, list):
+        for one in value if value and isinstance(value[0], dict | list) else ():
+            yield from _lists(one)
+    for name, one in value.items() if isinstance(value, dict) else ():
+        if name not in RECORDS:
+            yield from _lists(one)
+        elif isinstance(one, list):
+            yield [call for call in one if isinstance(call, dict) and "op" in call]
+
+
+def _messages_differ(calls: Mapping[int, Calls]) -> str | None:
+    """A message that was received, and not sent."""
+    sent = {
+        _message(call, rank, call["peer"])
+        for rank, of_rank in calls.items()
+        for call in of_rank
+        if call["op"] == "send"
+    }
+    for rank, of_rank in calls.items():
+        for call in of_rank:
+            source = call["peer"]
+            if call["op"] != "recv" or source not in calls:
+                continue
+            if call["message"] is None or _message(call, source, rank) not in sent:
+                return (
+                    f"the records of the ranks do not agree: rank {rank} has received "
+                    f"{call['nbytes']} bytes of rank {source}, which rank {source} has not sent"
+                )
+    return None
+
+
+def _message(call: dict, source: int, to: int) -> tuple:
+    """What both sides know of a message."""
+    return tuple(call["group"]), str(call["message"]), source, to, call["nbytes"]
+
+
+def _collectives_differ(calls: Mapping[int, Calls]) -> str | None:
+    """A collective that is recorded by some ranks of its group only."""
+    made: dict[tuple[int, ...], dict[int, set[tuple]]] = {}
+    for rank, of_rank in calls.items():
+        for call in of_rank:
+            if call["op"] not in POINT_TO_POINT:
+                members = tuple(call["group"])
+                each = made.setdefault(members, {r: set() for r in members if r in calls})
+                nbytes = call["nbytes"] if call["op"] in SAME_SIZE else None
+                each.setdefault(rank, set()).add((call["sequence"], call["op"], nbytes))
+    for each in made.values():
+        for rank, other in itertools.permutations(each, 2):
+            if lacking := each[rank] - each[other]:
+                _, op, _ = min(lacking, key=str)
+                return (
+                    f"the records of the ranks do not agree: rank {rank} has called {op}, and rank "
+                    f"{other}, of the same group, has not called the same"
+                )
+    return None

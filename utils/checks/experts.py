@@ -21,28 +21,27 @@ from .task import Report
 TOKENS, FEATURES = 9, 3
 
 
-def _routed(seed: int, place: int, p: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens of the rank at this place, the expert of each, its gate, and the gradient above."""
-    draw = torch.Generator().manual_seed(seed + 31 * place)
+def _routed(seed: int, p: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens of the rank with this seed, the expert of each, its gate, and the gradient above."""
+    draw = torch.Generator().manual_seed(seed)
     popular = torch.rand(TOKENS, generator=draw) < 0.4
     choice = torch.randint(0, p, (TOKENS,), generator=draw)
     choice[popular] = p - 1
     gate = 0.2 + 0.6 * torch.rand(TOKENS, generator=draw, dtype=torch.float64)
-    x, upstream = (drawn(seed + k + place, TOKENS, FEATURES) for k in (100, 200))
+    x, upstream = (drawn(seed + k, TOKENS, FEATURES) for k in (100, 200))
     return x, choice, gate, upstream
 
 
-def _expert(seed: int, place: int) -> nn.Module:
-    return nn.Sequential(made_module(seed + 7 * place, nn.Linear, FEATURES, FEATURES), nn.Tanh())
+def _expert(seed: int) -> nn.Module:
+    return nn.Sequential(made_module(seed + 7, nn.Linear, FEATURES, FEATURES), nn.Tanh())
 
 
 @in_group
 def probe_experts(user_ns: dict, *, rank: int, group, partition, seed: int, capacity: int) -> dict:
     """`expert_parallel` of this rank's tokens with this rank's expert."""
     function = answer_named(user_ns, "expert_parallel")
-    place, p = dist.get_rank(group), dist.get_world_size(group)
-    x, choice, gate, upstream = _routed(seed, place, p)
-    expert = _expert(seed, place)
+    x, choice, gate, upstream = _routed(seed, dist.get_world_size(group))
+    expert = _expert(seed)
     gate.requires_grad_()
     named = keywords(partition, group)
     found = both_ways(
@@ -59,11 +58,12 @@ def _kept(choice: Tensor, capacity: int, last: bool = False) -> Tensor:
     return torch.tensor(seen).flip(0) if last else torch.tensor(seen)
 
 
-def judge(report: Report, members: list[int], values: list[dict], capacity: int) -> None:
-    """Outputs, gradients and traffic of all ranks of a group."""
+def judge(
+    report: Report, members: list[int], values: list[dict], seeds: list[int], capacity: int
+) -> None:
+    """Outputs, gradients and traffic of all ranks of a group, which were told these seeds."""
     p = len(members)
-    modules = [_expert(report.seed, place) for place in range(p)]
-    routed = [_routed(report.seed, place, p) for place in range(p)]
+    modules, routed = [_expert(seed) for seed in seeds], [_routed(seed, p) for seed in seeds]
     for x, _, gate, _ in routed:
         x.requires_grad_(), gate.requires_grad_()
     outputs = [_outputs(modules, *own[:2]) for own in routed]

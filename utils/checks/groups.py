@@ -91,6 +91,12 @@ def members_of(partition: Partition, rank: int, world: int) -> list[int]:
     return next(list(members) for members in groups if rank in members)
 
 
+def places(partition: Partition, world: int = WORLD) -> list[tuple[int, int]]:
+    """Of each rank its place in its group, and the number of ranks there."""
+    groups = [members_of(partition, rank, world) for rank in range(world)]
+    return [(members.index(rank), len(members)) for rank, members in enumerate(groups)]
+
+
 def on(members: Sequence[int]) -> str:
     """Where something happened, for a message."""
     if len(members) == 1:

@@ -18,9 +18,9 @@ from .calls import blocking, in_words, inside, made, messages, only, waited
 from .clock import moved_clocks
 from .mistakes import Mistake, is_number, table
 from .model import use_model as use_model
-from .probe import answer_named, integers, recorded
+from .probe import answer_named, fingerprint, integers, recorded
 from .replicas import rules_of
-from .task import Report, task
+from .task import Report, task, to_each
 
 # Long enough that MPI does not send it before the receiver is ready (rendezvous).
 LONG = 250_000
@@ -65,7 +65,7 @@ NOT_FILLED = (
 
 def probe_transfer(user_ns: dict, *, rank: int, seed: int) -> dict:
     """``transfer`` on a fresh tensor."""
-    tensor = integers(seed + rank, 3, 4)
+    tensor = integers(seed, 3, 4)
     _, calls = recorded(answer_named(user_ns, "transfer"), tensor, rank)
     return {"tensor": tensor, "calls": calls}
 
@@ -73,10 +73,11 @@ def probe_transfer(user_ns: dict, *, rank: int, seed: int) -> dict:
 @task("1.2", "blocking send and recv", points=2)
 def transfer(ranks, report: Report) -> None:
     """Rank 1 ends with rank 0's tensor, the others with their own."""
-    for answer in report.answers(ranks, __name__, "probe_transfer", seed=report.seed):
+    seeds = report.seeds(ranks.n)
+    for answer in report.answers(ranks, __name__, "probe_transfer", each=to_each(seed=seeds)):
         rank, value = answer.rank, answer.value
         if report.communication(rank, value["calls"], *_one_message(rank), blocking(True)):
-            own, sent = (integers(report.seed + r, 3, 4).tolist() for r in (rank, 0))
+            own, sent = (integers(seeds[r], 3, 4).tolist() for r in (rank, 0))
             expected = sent if rank == 1 else own
             mistakes = [Mistake(own, NOT_FILLED)]
             report.judge(rank, value["tensor"], expected, mistakes, what="the tensor afterwards")
@@ -92,33 +93,30 @@ def probe_transfer_overlapped(user_ns: dict, *, rank: int, seed: int) -> dict:
     """``transfer_overlapped`` with a work that looks at what is under way when it is called."""
     from torch_mpi.record import log
 
-    tensor = integers(seed + rank, LONG)
-    own, mark, seen = tensor.clone(), log.mark(), []
+    tensor = integers(seed, LONG)
+    mark, seen = log.mark(), []
 
     def work() -> int:
         seen.append([{"op": c.op, "waited": c.waited} for c in log.since(mark)])
-        return seed + rank
+        return seed
 
     result, calls = recorded(answer_named(user_ns, "transfer_overlapped"), tensor, rank, work)
-    expected = integers(seed, LONG) if rank == 1 else own
-    return {
-        "right": torch.equal(tensor, expected),
-        "unchanged": torch.equal(tensor, own),
-        "calls": calls,
-        "result": result,
-        "seen": seen,
-    }
+    return {"tensor": fingerprint(tensor), "calls": calls, "result": result, "seen": seen}
 
 
 @task("1.3", "isend and irecv around work", points=3)
 def transfer_overlapped(ranks, report: Report) -> None:
     """As 1.2, non-blocking, with the work between start and wait."""
-    for answer in report.answers(ranks, __name__, "probe_transfer_overlapped", seed=report.seed):
+    seeds = report.seeds(ranks.n)
+    prints = [fingerprint(integers(seed, LONG)) for seed in seeds]
+    each = to_each(seed=seeds)
+    for answer in report.answers(ranks, __name__, "probe_transfer_overlapped", each=each):
         rank, value = answer.rank, answer.value
+        right = value["tensor"] == prints[0 if rank == 1 else rank]
         rules = (*_one_message(rank), blocking(False), waited)
-        if report.communication(rank, value["calls"], *rules) and not value["right"]:
+        if report.communication(rank, value["calls"], *rules) and not right:
             changed = f"the {LONG} elements are not {'rank 0’s' if rank == 1 else 'its own'} ones"
-            report.problem(NOT_FILLED if rank == 1 and value["unchanged"] else changed, rank)
+            report.problem(NOT_FILLED if value["tensor"] == prints[rank] else changed, rank)
         times = len(value["seen"])
         if times != 1:
             report.problem(f"work() must be called once, was called {times} times", rank)
@@ -126,7 +124,7 @@ def transfer_overlapped(ranks, report: Report) -> None:
         _judge_overlap(report, rank, value["seen"][0])
         what = "the value returned (that of work())"
         form = "what work() returned"
-        report.judge(rank, value["result"], report.seed + rank, what=what, form=form)
+        report.judge(rank, value["result"], seeds[rank], what=what, form=form)
 
 
 def _judge_overlap(report: Report, rank: int, under_way: list[dict]) -> None:
@@ -144,7 +142,7 @@ def _judge_overlap(report: Report, rank: int, under_way: list[dict]) -> None:
 
 def probe_sum(user_ns: dict, *, rank: int, seed: int) -> dict:
     """``sum_over_ranks`` on a fresh tensor."""
-    tensor = integers(seed + rank, 3, 4)
+    tensor = integers(seed, 3, 4)
     result, calls = recorded(answer_named(user_ns, "sum_over_ranks"), tensor)
     return {"result": result, "calls": calls}
 
@@ -152,9 +150,10 @@ def probe_sum(user_ns: dict, *, rank: int, seed: int) -> dict:
 @task("1.4", "all_reduce", points=2)
 def sum_over_ranks(ranks, report: Report) -> None:
     """Every rank has the sum, by one all_reduce."""
-    own = torch.stack([integers(report.seed + r, 3, 4) for r in range(ranks.n)])
+    seeds = report.seeds(ranks.n)
+    own = torch.stack([integers(seed, 3, 4) for seed in seeds])
     rules = (only("all_reduce"), made("all_reduce", 1), waited)
-    for answer in report.answers(ranks, __name__, "probe_sum", seed=report.seed):
+    for answer in report.answers(ranks, __name__, "probe_sum", each=to_each(seed=seeds)):
         rank = answer.rank
         if report.communication(rank, answer.value["calls"], *rules):
             mistakes = _wrong_sums(own, rank)
@@ -182,41 +181,40 @@ def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:
 
 def probe_exchange(user_ns: dict, *, rank: int, seed: int, length: int) -> dict:
     """``exchange`` of a short or a long tensor."""
-    mine = integers(seed + rank, length)
+    mine = integers(seed, length)
     given = mine.clone()
     result, calls = recorded(answer_named(user_ns, "exchange"), given, rank)
-    partner = {0: 1, 1: 0}.get(rank, rank)
-    found = "None" if result is None else "something else"
-    if isinstance(result, torch.Tensor):
-        known = {"its own": mine, "right": integers(seed + partner, length)}
-        for name, tensor in known.items():
-            found = name if torch.equal(result, tensor) else found
-    return {"found": found, "changed": not torch.equal(given, mine), "calls": calls}
+    changed = not torch.equal(given, mine)
+    return {"result": fingerprint(result), "changed": changed, "calls": calls}
 
 
 @task("1.5", "an exchange without deadlock", points=3)
 def exchange(ranks, report: Report) -> None:
     """Ranks 0 and 1 swap tensors, short ones and such that do not fit in a buffer."""
     for length in (4, LONG):
-        answers = report.answers(ranks, __name__, "probe_exchange", seed=report.seed, length=length)
-        for answer in answers:
-            _judge_exchange(report, answer.rank, answer.value, length)
+        seeds = report.seeds(ranks.n)
+        prints = [fingerprint(integers(seed, length)) for seed in seeds]
+        given = {"each": to_each(seed=seeds), "length": length}
+        for answer in report.answers(ranks, __name__, "probe_exchange", **given):
+            _judge_exchange(report, answer.rank, answer.value, prints, length)
         if report.found:
             return
 
 
-def _judge_exchange(report: Report, rank: int, value: dict, length: int) -> None:
+def _judge_exchange(report: Report, rank: int, value: dict, prints: list[str], length: int) -> None:
     wanted = [("recv", 1 - rank), ("send", 1 - rank)] if rank < 2 else []
     arrives = "the tensor that arrived" if rank < 2 else "mine, as nothing arrives here"
     whose = {0: "rank 1's tensor", 1: "rank 0's tensor"}.get(rank, "its own")
-    calls, found = value["calls"], value["found"]
+    calls, result = value["calls"], value["result"]
+    right = prints[1 - rank if rank < 2 else rank]
     wrong = {
         "it receives into the tensor that is still being sent: the message may be a mixture of "
         "both. Receive into a tensor of its own, torch.empty_like(mine)":
             value["changed"] and _is_sent_while_received(calls),
-        f"exchange returned None: return {arrives}": found == "None",
-        "the result is the rank's own tensor: return the one that arrived": found == "its own",
-        f"of {length} elements: the result is not {whose}": found != "right",
+        f"exchange returned None: return {arrives}": result == "<NoneType>",
+        "the result is the rank's own tensor: return the one that arrived":
+            result == prints[rank] != right,
+        f"of {length} elements: the result is not {whose}": result != right,
     }  # fmt: skip
     rules = (only("send", "recv"), messages(*wanted, in_order=False), waited)
     report.communication(rank, calls, *rules, *rules_of(wrong))
@@ -250,7 +248,7 @@ def probe_even_group(user_ns: dict, *, rank: int) -> dict:
 def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> dict:
     """``sum_over_even_ranks`` on a fresh tensor: in the student's group, and in a new one."""
     function = answer_named(user_ns, "sum_over_even_ranks")
-    tensor = integers(seed + rank, 5)
+    tensor = integers(seed, 5)
     with _noted_groups() as made_inside, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         _, calls = recorded(function, tensor, answer_named(user_ns, "even_ranks"))
@@ -264,7 +262,7 @@ def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> 
         return told
     another = dist.new_group(evens)
     try:
-        told["used"] = _uses(function, integers(seed + rank, 5), another, rank in evens)
+        told["used"] = _uses(function, integers(seed, 5), another, rank in evens)
     finally:
         if rank in evens:
             dist.destroy_process_group(another)
@@ -302,8 +300,9 @@ def sum_over_even_ranks(ranks, report: Report) -> None:
         _judge_group(report, answer.rank, answer.value, evens)
     if report.found:
         return
-    own = [integers(report.seed + r, 5) for r in range(ranks.n)]
-    given = {"seed": report.seed, "evens": evens}
+    seeds = report.seeds(ranks.n)
+    own = [integers(seed, 5) for seed in seeds]
+    given = {"each": to_each(seed=seeds), "evens": evens}
     for answer in report.answers(ranks, __name__, "probe_even_sum", **given):
         _judge_even_sum(report, answer.rank, answer.value, own, evens)
 

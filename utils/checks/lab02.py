@@ -8,6 +8,7 @@ and 4 ranks (`utils.checks.groups`).
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -18,12 +19,12 @@ from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from .calls import inside
-from .groups import in_group, keywords, members_of, on, partitions, tried
+from .groups import in_group, keywords, on, partitions, places, tried
 from .mistakes import Mistake, is_number, one_of, short, table
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
 from .replicas import one_number, rules_of
-from .task import Report, task
+from .task import Report, task, to_each
 
 #: Samples: one number that all p of 1 … 4 divide, and awkward ones.
 SAMPLES = (24, 25, 7, 1)
@@ -382,6 +383,8 @@ def _scenarios(p: int, r: int, seed: int) -> dict[str, tuple[list, list, str]]:
         "the last rank has no microbatch": ([], shortest),
         "the last rank has one microbatch too many": ([*mine, [0]], shortest),
     }  # fmt: skip
+    # The other ranks' view of all these: they cannot tell which of them are damaged.
+    whole = {f"24 samples shuffled, m = 12, trial {k}": (mine, minibatches, "") for k in range(6)}
     return {
         "24 samples in order, m = 12": (*sampled(24, 12, False), ""),
         "24 samples shuffled, m = 12": (mine, minibatches, ""),
@@ -393,6 +396,7 @@ def _scenarios(p: int, r: int, seed: int) -> dict[str, tuple[list, list, str]]:
             for name, (theirs, why) in instead.items()
         },
         "a minibatch that no rank has": (mine, [*minibatches, [24]], shortest),
+        **whole,
     }
 
 
@@ -418,12 +422,11 @@ def _at(batches_: list, k: int) -> list:
 
 
 @in_group
-def probe_same(user_ns: dict, *, rank: int, group, partition, world: int, seed: int) -> list[dict]:
+def probe_same(user_ns: dict, *, rank: int, group, partition, scenarios: list) -> list[dict]:
     """`same_minibatches` in this rank's group, once for each scenario."""
     function, answers = answer_named(user_ns, "same_minibatches"), []
-    members, named = members_of(partition, rank, world), keywords(partition, group)
-    scenarios = _scenarios(len(members), members.index(rank), seed)
-    for mine, minibatches, _ in scenarios.values():
+    named = keywords(partition, group)
+    for mine, minibatches in scenarios:
         result, calls = recorded(function, mine, minibatches, **named)
         answers.append({"result": told(result), "calls": calls})
     return answers
@@ -441,13 +444,21 @@ def same_minibatches(ranks, report: Report) -> None:
     _judge_twin(ranks, report)
     if report.found:
         return
-    given = {"world": ranks.n, "seed": report.seed}
-    cases = [{"partition": partition} | given for partition in (*partitions(ranks.n), None)]
-    for _, members, values in tried(ranks, report, __name__, "probe_same", cases, _groups, ranks.n):
-        truth = _truth(len(members), report.seed)
+    # In another order in each case: in a group of its own a rank sees which are damaged.
+    names, draw = list(_scenarios(1, 0, report.seed)), random.Random(report.seed)
+    cases, orders = [], []
+    for partition in (*partitions(ranks.n), None):
+        orders.append(order := draw.sample(names, len(names)))
+        of_ranks = [_scenarios(p, r, report.seed) for r, p in places(partition, ranks.n)]
+        told_ = [[scenarios[name][:2] for name in order] for scenarios in of_ranks]
+        cases.append({"partition": partition, "each": to_each(scenarios=told_)})
+    asked = tried(ranks, report, __name__, "probe_same", cases, _groups, ranks.n)
+    for case, members, values in asked:
+        truth, order = _truth(len(members), report.seed), orders[cases.index(case)]
         for rank, value in zip(members, values, strict=True):
-            for (name, (why, wanted)), got in zip(truth.items(), value, strict=True):
-                if not _judge_same(report, rank, got, members, name, wanted, why):
+            answers = dict(zip(order, value, strict=True))
+            for name, (why, wanted) in truth.items():
+                if not _judge_same(report, rank, answers[name], members, name, wanted, why):
                     break
 
 
@@ -513,12 +524,9 @@ def _shares(seed: int, n: int, p: int) -> list[list[float]]:
 
 
 @in_group
-def probe_mean(
-    user_ns: dict, *, rank: int, group, partition, world: int, seed: int, n: int
-) -> dict:
+def probe_mean(user_ns: dict, *, rank: int, group, partition, values: list, n: int) -> dict:
     """`mean_once` of this rank's values."""
-    function, members = answer_named(user_ns, "mean_once"), members_of(partition, rank, world)
-    mine = torch.tensor(_shares(seed, n, len(members))[members.index(rank)])
+    function, mine = answer_named(user_ns, "mean_once"), torch.tensor(values)
     result, calls = recorded(function, mine, n, **keywords(partition, group))
     return {"result": told(result), "tensor": isinstance(result, torch.Tensor), "calls": calls}
 
@@ -526,15 +534,16 @@ def probe_mean(
 @task("2.6", "every sample counts once", points=3)
 def mean_once(ranks, report: Report) -> None:
     """The mean over n samples, by one all_reduce, from shares that contain padding."""
-    cases = [
-        {"partition": partition, "n": n, "world": ranks.n, "seed": report.seed}
-        for partition in (*partitions(ranks.n), None)
-        for n in (*SAMPLES, _numbers(report.seed, 30, 60))
-    ]
+    cases = []
+    for partition in (*partitions(ranks.n), None):
+        for n in (*SAMPLES, _numbers(report.seed, 30, 60)):
+            (seed,) = report.seeds(1)
+            values = [_shares(seed, n, p)[r] for r, p in places(partition, ranks.n)]
+            cases.append({"partition": partition, "n": n, "each": to_each(values=values)})
     for case, members, values in tried(
         ranks, report, __name__, "probe_mean", cases, _groups, ranks.n
     ):
-        parts = _shares(report.seed, case["n"], len(members))
+        parts = [case["each"][rank]["values"] for rank in members]
         for rank, value in zip(members, values, strict=True):
             _judge_mean(report, rank, value, case["n"], members, parts)
 

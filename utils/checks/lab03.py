@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
 
 from . import replicas, training
 from .calls import inside, made, only, waited
-from .groups import EVERYWHERE, PARTITIONS, WORLD, in_group, keywords, members_of, on, tried
+from .groups import EVERYWHERE, PARTITIONS, WORLD, in_group, keywords, on, places, tried
 from .mistakes import Mistake, table
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
 from .replicas import Twin
-from .task import Report, task
+from .task import Report, task, to_each
 
 # Where one rank of a group has nothing: last, as it could hide another mistake.
 WITH_EMPTY = PARTITIONS[1::-1]
@@ -35,9 +36,9 @@ SIZES = (6, 6, 6, 4)
 CALLS = 2  # of an answer in a row: what it keeps of the first must not change the second
 
 
-def _gradient(seed: int, rank: int, samples: int = 1) -> torch.Tensor:
+def _gradient(seed: int, samples: int = 1) -> torch.Tensor:
     """What a rank's gradients are filled with, one after the other; zeros without samples."""
-    draw = torch.Generator().manual_seed(seed + rank)
+    draw = torch.Generator().manual_seed(seed)
     return 10 * torch.randn(200, generator=draw) * (samples > 0)
 
 
@@ -48,22 +49,22 @@ def probe_average(
     """`average_gradients`, or the weighted one, on known gradients.
 
     One parameter is frozen, and one was not used. Without a partition all is in double precision.
+    seed, counts: this rank's own; its samples in each call.
     """
     name = "average_gradients_weighted" if weighted else "average_gradients"
     function, answers = answer_named(user_ns, name), []
-    for k in range(CALLS):
+    for k, count in enumerate(counts):
         dtype = torch.float64 if partition is None else torch.float32
-        model = replicas.net(seed + rank, SIZES).to(dtype)
+        model = replicas.net(seed, SIZES).to(dtype)
         model[1].bias.requires_grad_(False)
-        values = _gradient(seed + 10 * k, rank, counts[k][rank])
+        values = _gradient(seed + 10 * k, count)
         for parameter in (p for p in model.parameters() if p.requires_grad):
             if parameter is not model[3].bias:
                 parameter.grad = values[: parameter.numel()].view_as(parameter).to(parameter.dtype)
                 values = values[parameter.numel() :]
         before = replicas.weights_of(model)
         had = [p for p in model.parameters() if p.grad is not None]
-        given = [counts[k][rank]] * weighted
-        _, calls = recorded(function, model, *given, **keywords(partition, group))
+        _, calls = recorded(function, model, *[count] * weighted, **keywords(partition, group))
         answers.append(
             {
                 "gradient": torch.cat([p.grad.reshape(-1) for p in had]),
@@ -79,11 +80,12 @@ def probe_average(
 def _judge_gradients(ranks, report: Report, cases: list[dict], mistakes, extra: int) -> None:
     """mistakes: of the own gradients, samples of all ranks, members and rank. extra all_reduces."""
     for case, members, values in tried(ranks, report, __name__, "probe_average", cases, _counts):
+        counts, seeds = _of_calls(case, "counts"), [one["seed"] for one in case["each"]]
         for rank, value in zip(members, values, strict=True):
-            for k, (n, got) in enumerate(zip(case["counts"], value, strict=True)):
-                own = [_gradient(report.seed + 10 * k, r, n[r]) for r in range(WORLD)]
+            for k, (n, got) in enumerate(zip(counts, value, strict=True)):
+                own = [_gradient(seed + 10 * k, n[r]) for r, seed in enumerate(seeds)]
                 own = [row[: len(got["gradient"])] for row in own]
-                likely = mistakes(own, n, members, rank, case["counts"][0])
+                likely = mistakes(own, n, members, rank, counts[0])
                 if not _judge_gradient(report, rank, got, own, n, members, likely, extra):
                     break
 
@@ -99,21 +101,35 @@ def _judge_gradient(report: Report, rank, value, own, n, members, likely, extra:
     likely = itertools.chain(likely, replicas.multiple(value["gradient"], expected))
     why = ": one for each parameter that has a gradient" + ", and one for the samples" * extra
     rule = made("all_reduce", range(value["count"], value["count"] + extra + 1), why)
-    where = on(members) + extra * f", {_counts({'counts': [n]})}"
+    where = on(members) + extra * f", {_samples(n)}"
     right = report.judge(rank, value["gradient"], expected, likely, what=where)
     return right and report.communication(rank, value["calls"], rule)
 
 
+def _of_calls(case: dict, name: str) -> list[tuple]:
+    """Of each call of the answer what every rank was told by this name."""
+    return list(zip(*(one[name] for one in case["each"]), strict=True))
+
+
 def _counts(case: dict) -> str:
-    return f"ranks 0 to 3 had {', '.join(map(str, case['counts'][-1]))} samples"
+    return _samples(_of_calls(case, "counts")[-1])
+
+
+def _samples(counts: Sequence[int]) -> str:
+    return f"ranks 0 to 3 had {', '.join(map(str, counts))} samples"
 
 
 @task("3.1", "average the gradients", points=3)
 def average_gradients(ranks, report: Report) -> None:
     """The mean of the group's gradients, by one all_reduce per parameter that has one."""
-    ones = {"seed": report.seed, "counts": [[1] * WORLD] * CALLS, "weighted": False}
-    cases = [{"partition": partition} | ones for partition in EVERYWHERE]
+    cases = [_gradient_case(report, partition, [[1] * WORLD] * CALLS) for partition in EVERYWHERE]
     _judge_gradients(ranks, report, cases, _wrong_averages, extra=0)
+
+
+def _gradient_case(report: Report, partition, counts: list, weighted: bool = False) -> dict:
+    """counts: of each call the samples of all ranks."""
+    each = to_each(seed=report.seeds(WORLD), counts=list(zip(*counts, strict=True)))
+    return {"partition": partition, "weighted": weighted, "each": each}
 
 
 def _wrong_averages(own, n, members, rank: int, _) -> Iterator[Mistake]:
@@ -139,8 +155,8 @@ def average_gradients_weighted(ranks, report: Report) -> None:
     cases = []
     for step, partition in enumerate([*EVERYWHERE, *WITH_EMPTY]):
         empty, seeds = step >= len(EVERYWHERE), [report.seed + 2 * step + k for k in range(CALLS)]
-        cases.append({"partition": partition, "seed": report.seed, "weighted": True})
-        cases[-1]["counts"] = [_sample_counts(seed, empty) for seed in seeds]
+        counts = [_sample_counts(seed, empty) for seed in seeds]
+        cases.append(_gradient_case(report, partition, counts, weighted=True))
     _judge_gradients(ranks, report, cases, _wrong_weighted, extra=1)
 
 
@@ -186,7 +202,7 @@ def probe_metrics(user_ns: dict, *, rank: int, group, partition, parts: list) ->
     """`global_metrics` on this rank's sums, once for each call."""
     function, answers = answer_named(user_ns, "global_metrics"), []
     for numbers in parts:
-        result, calls = recorded(function, *numbers[rank], **keywords(partition, group))
+        result, calls = recorded(function, *numbers, **keywords(partition, group))
         pair = isinstance(result, tuple | list)
         kinds = [type(v).__name__ for v in (result if pair else [result])]
         floats = pair and all(isinstance(value, float) for value in result)
@@ -200,15 +216,16 @@ def global_metrics(ranks, report: Report) -> None:
     cases = []
     for step, partition in enumerate([*EVERYWHERE, *WITH_EMPTY]):
         empty, seeds = step >= len(EVERYWHERE), [report.seed + 2 * step + k for k in range(CALLS)]
-        cases.append({"partition": partition, "parts": [_parts(seed, empty) for seed in seeds]})
+        parts = zip(*(_parts(seed, empty) for seed in seeds), strict=True)
+        cases.append({"partition": partition, "each": to_each(parts=list(parts))})
 
     def hint(case: dict) -> str:
-        nothing = case["parts"][0][1][2] == 0
+        nothing = case["each"][1]["parts"][0][2] == 0
         return "rank 1 had no sample: its three numbers were zeros" if nothing else ""
 
     for case, members, values in tried(ranks, report, __name__, "probe_metrics", cases, hint):
         for rank, value in zip(members, values, strict=True):
-            for parts, got in zip(case["parts"], value, strict=True):
+            for parts, got in zip(_of_calls(case, "parts"), value, strict=True):
                 if not _judge_metrics(report, rank, got, members, parts):
                     break
 
@@ -409,18 +426,22 @@ SUBTLE = {
     "zero": "0.0 on one rank and -0.0 on another, equal as numbers, but the bits differ",
     "none": "identical replicas",
 }
-# Every parameter in turn, and every rank.
-DAMAGES = ["none", *map(str, range(len(PARAMETERS))), *SUBTLE]
+# Every parameter in turn, and every rank. So many are sound that nobody guesses which.
+DAMAGES = ["none", *map(str, range(len(PARAMETERS))), *SUBTLE, *["none"] * 6]
 
 
 @in_group
-def probe_sync(user_ns: dict, *, rank: int, group, partition, seed: int) -> list[dict]:
-    """`replicas_in_sync` on replicas of which one may be damaged: one dict for each damage."""
+def probe_sync(
+    user_ns: dict, *, rank: int, group, partition, seed: int, damages: list[list]
+) -> list[dict]:
+    """`replicas_in_sync` on replicas that may differ: one dict for each time.
+
+    damages: what is done to this rank's replica each time, see :func:`_damages`.
+    """
     function, answers = answer_named(user_ns, "replicas_in_sync"), []
-    members = members_of(partition, rank, WORLD)
-    for damage in DAMAGES:
+    for damage in damages:
         model = _step_model(seed, "frozen")
-        _damage(model, damage, members.index(rank), len(members), seed)
+        _damage(model, *damage)
         before = replicas.weights_of(model).view(torch.int32)
         result, calls = recorded(function, model, **keywords(partition, group))
         changed = not torch.equal(before, replicas.weights_of(model).view(torch.int32))
@@ -429,31 +450,54 @@ def probe_sync(user_ns: dict, *, rank: int, group, partition, seed: int) -> list
     return answers
 
 
-@torch.no_grad()
-def _damage(model: nn.Module, damage: str, place: int, size: int, seed: int) -> None:
-    rows = [p.view(-1) for p in model.parameters()]
-    row = rows[int(damage) if damage.isdigit() else seed % len(rows)]
-    k, last = seed // 7 % (len(row) - 1), place == size - 1
-    if damage.isdigit() and place == (int(damage) + seed) % size:
-        row[k] = torch.nextafter(row[k], torch.tensor(9.0))
+def _damage_of(damage: str, place: int, size: int, seed: int) -> list:
+    """What is done to the replica at a place of a group: how, which parameter, where in it.
+
+    "" is nothing: who is told so cannot know whether another replica is damaged.
+    """
+    count, last = len(PARAMETERS), place == size - 1
+    which = int(damage) if damage.isdigit() else seed % count
+    if damage.isdigit():
+        how = "last bit" if place == (which + seed) % size else ""
+    elif damage == "opposite":
+        how = "larger" if place == 0 else "smaller" if last else ""
     elif damage == "zero":
-        row[k] = -0.0 if last else 0.0
-    elif damage == "nan" or (damage == "one nan" and last):
-        row[k] = float("nan")
-    elif damage == "swap" and last:
+        how = "-0.0" if last else "0.0"
+    else:
+        how = damage if damage == "nan" or (damage != "none" and last) else ""
+    return [how, which, seed // 7]
+
+
+@torch.no_grad()
+def _damage(model: nn.Module, how: str, which: int, at: int) -> None:
+    row = list(model.parameters())[which].view(-1)
+    k = at % (len(row) - 1)
+    if how == "last bit":
+        row[k] = torch.nextafter(row[k], torch.tensor(9.0))
+    elif how in ("-0.0", "0.0", "nan", "one nan"):
+        row[k] = float(how.removeprefix("one "))
+    elif how == "swap":
         row[k : k + 2] = row[k : k + 2].flip(0).clone()
-    elif damage == "opposite" and (last or place == 0):
-        row[k] += 1.0 if place == 0 else -1.0
+    elif how:
+        row[k] += 1.0 if how == "larger" else -1.0
 
 
 @task("3.6", "are the replicas in sync?", points=2)
 def replicas_in_sync(ranks, report: Report) -> None:
     """True exactly when the group's replicas agree bit by bit, and the same on all its ranks."""
-    cases = [{"partition": partition, "seed": report.seed} for partition in EVERYWHERE]
-    for _, members, values in tried(ranks, report, __name__, "probe_sync", cases):
+    # In another order in each case: in a group of its own a rank sees all damages.
+    draw, cases, orders = random.Random(report.seeds(1)[0]), [], []
+    for partition in EVERYWHERE:
+        orders.append(order := draw.sample(range(len(DAMAGES)), len(DAMAGES)))
+        at = places(partition)
+        damages = [[_damage_of(DAMAGES[k], *where, report.seed) for k in order] for where in at]
+        each = to_each(damages=damages)
+        cases.append({"partition": partition, "seed": report.seed, "each": each})
+    for case, members, values in tried(ranks, report, __name__, "probe_sync", cases):
+        order = orders[cases.index(case)]
         for rank, value in zip(members, values, strict=True):
-            for damage, got in zip(DAMAGES, value, strict=True):
-                if not _judge_sync(report, rank, got, members, damage):
+            for k, got in sorted(zip(order, value, strict=True), key=lambda pair: pair[0]):
+                if not _judge_sync(report, rank, got, members, DAMAGES[k]):
                     break
 
 

@@ -27,7 +27,7 @@ from .mistakes import Mistake, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, as_dict, recorded, told
 from .replicas import Twin
-from .task import Report, task
+from .task import Report, task, to_each
 
 # What DDP communicates beside gradients: the order in which they were ready, once.
 HOUSEKEEPING = {"broadcast", "all_gather"}
@@ -62,10 +62,12 @@ def _minibatch(seed: int, number: int, awkward: bool) -> tuple[torch.Tensor, tor
 
 
 @in_group
-def probe_step(user_ns: dict, *, rank: int, group, partition, seed: int, awkward: bool) -> dict:
-    """`replicate` a model of this rank's own seed, then some steps."""
+def probe_step(
+    user_ns: dict, *, rank: int, group, partition, own: int, seed: int, awkward: bool
+) -> dict:
+    """`replicate` a model of this rank's own seed, then some steps; the minibatches are common."""
     named = keywords(partition, group)
-    model = answer_named(user_ns, "replicate")(_step_model(seed + rank, awkward), **named)
+    model = answer_named(user_ns, "replicate")(_step_model(own, awkward), **named)
     if not isinstance(model, DistributedDataParallel):
         return {"returned": type(model).__name__}
     start, members = replicas.weights_of(model), dist.get_process_group_ranks(model.process_group)
@@ -104,10 +106,12 @@ LOSS_MISTAKES = {
 @task("4.1", "DDP in a training step", points=3)
 def ddp_step(ranks, report: Report) -> None:
     """The first rank's weights at the start, then the sequential twin's steps."""
-    cases = [{"partition": p, "seed": report.seed, "awkward": False} for p in EVERYWHERE]
+    seeds = report.seeds(WORLD)
+    given = {"seed": report.seed, "each": to_each(own=seeds)}
+    cases = [{"partition": p, "awkward": False} | given for p in EVERYWHERE]
     cases.append(cases[1] | {"awkward": True})
     for case, members, values in tried(ranks, report, __name__, "probe_step", cases):
-        twin = Twin(_step_model(report.seed + members[0], case["awkward"]), RATE)
+        twin = Twin(_step_model(seeds[members[0]], case["awkward"]), RATE)
         start, rules = replicas.weights_of(twin.model), functools.partial(_step_rules, members)
         for rank, value in zip(members, values, strict=True):
             report.communication(rank, [], *_replica_rules(value, members, start.tolist()))
@@ -288,15 +292,20 @@ SLOW = (4e-3, 1e9)  # a network with latency, so that no all_reduce ends at once
 
 
 @in_group
-def probe_hook(user_ns: dict, *, rank: int, group, partition, seed: int, large: float) -> dict:
-    """`fp16_hook` in DDP: the gradients of the third step, how they came, and large ones."""
+def probe_hook(
+    user_ns: dict, *, rank: int, group, partition, own: int, seed: int, large: float
+) -> dict:
+    """`fp16_hook` in DDP: the gradients of the third step, how they came, and large ones.
+
+    own: seed of this rank's images. seed: of the model, and of the images of the large ones.
+    """
     from torch_mpi.record import log
 
     small = {"process_group": group, "bucket_cap_mb": 800 / 2**20}
     model = DistributedDataParallel(replicas.net(seed, _HOOK_NET), **small)
     answer: dict = {"buckets": 0, "waits": 0, "value": None}
     model.register_comm_hook(group, _watched(answer_named(user_ns, "fp16_hook"), answer))
-    images, labels = replicas.samples(seed + 7 * rank, 8)
+    images, labels = replicas.samples(own, 8)
     for _ in range(3):  # from the second step on there are several buckets
         model.zero_grad()
         answer["buckets"], mark = 0, log.mark()
@@ -371,8 +380,10 @@ def fp16_hook(ranks, report: Report) -> None:
     twin = Twin(replicas.net(report.seed, _HOOK_NET), 1.0)
     # A loss so many times as large has gradients whose mean fits into float16, but no sum does.
     large = 40_000 / twin.gradient(*replicas.samples(report.seed, 8)).abs().max().item()
-    own = [twin.gradient(*replicas.samples(report.seed + 7 * r, 8)) for r in range(WORLD)]
-    cases = [{"partition": p, "seed": report.seed, "large": large} for p in PARTITIONS]
+    seeds = report.seeds(WORLD)
+    own = [twin.gradient(*replicas.samples(seed, 8)) for seed in seeds]
+    given = {"seed": report.seed, "large": large, "each": to_each(own=seeds)}
+    cases = [{"partition": p} | given for p in PARTITIONS]
     for _, members, values in tried(ranks, report, __name__, "probe_hook", cases):
         for rank, value in zip(members, values, strict=True):
             _judge_hook(report, rank, value, members, own)
@@ -425,13 +436,15 @@ def _judge_hook(report: Report, rank: int, value: dict, members: list[int], own:
 SIZE = 5  # samples of a microbatch
 
 
-def _microbatches(seed: int, rank: int, k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [replicas.samples(seed + 100 * rank + j, SIZE) for j in range(k)]
+def _microbatches(seed: int, k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [replicas.samples(seed + 100 * k + j, SIZE) for j in range(k)]
 
 
 @in_group
-def probe_accumulate(user_ns: dict, *, rank: int, group, partition, seed: int, ks: list) -> list:
-    """`accumulate` on one model, once for each number of microbatches."""
+def probe_accumulate(
+    user_ns: dict, *, rank: int, group, partition, own: int, seed: int, ks: list
+) -> list:
+    """`accumulate` on one model, once for each number of microbatches; ``own`` is their seed."""
     function, answers = answer_named(user_ns, "accumulate"), []
     model = DistributedDataParallel(replicas.net(seed), process_group=group)
     before, seen, passes = replicas.weights_of(model), replicas.watched(model.module), []
@@ -440,7 +453,7 @@ def probe_accumulate(user_ns: dict, *, rank: int, group, partition, seed: int, k
     for k in ks:
         model.zero_grad()
         seen.clear(), passes.clear()
-        _, calls = recorded(function, model, _microbatches(seed + k, rank, k))
+        _, calls = recorded(function, model, _microbatches(own, k))
         answers.append(
             {
                 "gradient": replicas.gradient_of(model.module),
@@ -458,12 +471,14 @@ def probe_accumulate(user_ns: dict, *, rank: int, group, partition, seed: int, k
 def accumulate(ranks, report: Report) -> None:
     """The gradient of one large batch; all_reduces for one backward."""
     ks = ([3, 2], [4, 3], [2, 5], [5, 4], [3, 1])  # 1 leaves nothing to accumulate: last
-    each = zip(EVERYWHERE, ks, strict=True)
-    cases = [{"partition": p, "seed": report.seed, "ks": k} for p, k in each]
+    pairs = zip(EVERYWHERE, ks, strict=True)
+    seeds = report.seeds(WORLD)
+    given = {"seed": report.seed, "each": to_each(own=seeds)}
+    cases = [{"partition": p, "ks": k} | given for p, k in pairs]
     for case, members, values in tried(ranks, report, __name__, "probe_accumulate", cases):
         twin, own = Twin(replicas.net(report.seed), 1.0), {}
         for k in case["ks"]:
-            parts = {r: _microbatches(report.seed + k, r, k) for r in members}
+            parts = {r: _microbatches(seeds[r], k) for r in members}
             own[k] = {r: [twin.gradient(*part) for part in parts[r]] for r in members}
         for rank, answers in zip(members, values, strict=True):
             for k, value in zip(case["ks"], answers, strict=True):

@@ -26,7 +26,7 @@ from .mistakes import Mistake, is_number, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, told
 from .replicas import rules_of
-from .task import Report, task
+from .task import Report, task, to_each
 
 # -- 5.1 --------------------------------------------------------------------------------------
 
@@ -36,10 +36,12 @@ _MEETINGS = ("barrier", "allreduce", "allgather", "_allgather_base")
 WARM = 5000.0
 
 
-def probe_stopwatch(user_ns: dict, *, rank: int, steps: int, rounds: int, late, takes) -> dict:
+def probe_stopwatch(
+    user_ns: dict, *, rank: int, steps: int, rounds: int, late: float, takes: float
+) -> dict:
     """`time_rounds` on clocks that each step moves on; collectives make the ranks' clocks meet.
 
-    late, takes: seconds of `prepare` and of a step by rank.
+    late, takes: seconds of `prepare` and of a step on this rank.
     """
     if not dist.is_initialized():
         dist.init_process_group("mpi")
@@ -48,13 +50,13 @@ def probe_stopwatch(user_ns: dict, *, rank: int, steps: int, rounds: int, late, 
 
     def prepare() -> None:
         events.append("prepare")
-        clock.advance(late[rank])
+        clock.advance(late)
 
     def step() -> None:
         events.append("step")
         # Its gradients meet first, so a rank that is early waits here, as in a training.
         dist.all_reduce(torch.zeros(1))
-        clock.advance(takes[rank] + (WARM if events.count("step") == 1 else 0.0))
+        clock.advance(takes + (WARM if events.count("step") == 1 else 0.0))
 
     known = getattr(function, "__globals__", {})
     with moved_clocks(known) as clock, _meetings(clock, events):
@@ -101,13 +103,17 @@ def time_rounds(ranks, report: Report) -> None:
             takes.reverse()
         if trial == 1:
             late.reverse()
-        given = {"steps": steps, "rounds": rounds, "late": late, "takes": takes}
-        answers = report.answers(ranks, __name__, "probe_stopwatch", **given)
+        given, of_ranks = {"steps": steps, "rounds": rounds}, {"late": late, "takes": takes}
+        each = to_each(**of_ranks)
+        answers = report.answers(ranks, __name__, "probe_stopwatch", each=each, **given)
         what = f"a step takes {takes[0]:.1f} s on rank 0, {takes[1]:.1f} s on rank 1"
         for answer in answers:
             rank, got, events = answer.rank, answer.value["result"], answer.value["events"]
             alike = all(other.value["result"] == got for other in answers)
-            wrong, right = _wrong_stopwatches(events, alike, **given), [max(takes)] * rounds
+            wrong, right = (
+                _wrong_stopwatches(events, alike, **given, **of_ranks),
+                [max(takes)] * rounds,
+            )
             count, form = events.count("prepare"), {"form": "the times", "tolerance": 0.01}
             said = f"prepare() belongs to every round: expected {rounds + 1} calls, it made {count}"
             if report.judge(rank, got, right, wrong, what=what, **form):

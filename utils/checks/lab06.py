@@ -25,7 +25,7 @@ from .groups import in_group, keywords, on, partitions, tried
 from .mistakes import Mistake, is_number
 from .model import use_model as use_model
 from .probe import answer_named, recorded, told
-from .task import Report, task
+from .task import Report, task, to_each
 
 # Ranks that the lab has.
 WORLD = 6
@@ -125,16 +125,22 @@ def why_sum(found: list[list], place: int, members: Sequence[int], length: int) 
     return None
 
 
-def noise(seed: int, place: int, length: int) -> torch.Tensor:
-    """Random numbers of double precision."""
-    generator = torch.Generator().manual_seed(seed + place)
+def noise(seed: int, length: int) -> torch.Tensor:
+    """Random numbers of double precision, which follow from a rank's own seed."""
+    generator = torch.Generator().manual_seed(seed)
     return torch.randn(length, dtype=torch.float64, generator=generator)
 
 
-def is_near(got: torch.Tensor, seed: int, size: int, part: slice = slice(None)) -> bool:
-    """Whether this part is the sum of the noise of all places."""
-    true = sum(noise(seed, place, len(got)) for place in range(size))
-    return torch.allclose(got[part], true[part], atol=1e-9, equal_nan=False)
+def is_near(value: dict, seeds: Sequence[int], part: slice = slice(None)) -> bool:
+    """Whether this part of what a rank told of its ``noise`` is the sum of all ranks' noise."""
+    true = sum(noise(seed, value["length"]) for seed in seeds)[part]
+    got = torch.tensor(value["noise"][part], dtype=torch.float64)
+    return got.shape == true.shape and torch.allclose(got, true, atol=1e-9, equal_nan=False)
+
+
+def seeds_of(case: dict, members: Sequence[int]) -> list[int]:
+    """The seeds that ranks were told in a case."""
+    return [case["each"][rank]["seed"] for rank in members]
 
 
 # -- an all-reduce: 6.1, 6.2, 6.3, 6.9 --------------------------------------------------------
@@ -146,10 +152,9 @@ def probe_all_reduce(
 ) -> list[dict]:
     """The function of this name on tensors of several lengths."""
     function, named = answer_named(user_ns, name), keywords(partition, group)
-    place, size = dist.get_rank(group), dist.get_world_size(group)
-    answers = []
+    place, answers = dist.get_rank(group), []
     for length in lengths:
-        x, y = counting(place, length), noise(seed, place, length)
+        x, y = counting(place, length), noise(seed, length)
         dist.barrier(group=group)
         _, calls = recorded(function, x, **named)
         dist.barrier(group=group)
@@ -157,7 +162,7 @@ def probe_all_reduce(
         answers.append({
             "length": length,
             "sum": stretches(x),
-            "near": is_near(y, seed, size),
+            "noise": y,
             "bits": hashlib.sha256(y.numpy().tobytes()).hexdigest(),
             "calls": calls,
         })  # fmt: skip
@@ -166,9 +171,10 @@ def probe_all_reduce(
 
 def _cases(report: Report, among: Iterable = (), **given) -> Iterator[dict]:
     """Short tensors on all ranks, in groups of all sizes, then a long one."""
+    given["each"] = to_each(seed=report.seeds(WORLD))
     for partition in among or (None, MIXED, IN_FOURS):
-        yield {"partition": partition, "seed": report.seed, "lengths": SHORT} | given
-    yield {"partition": IN_FOURS, "seed": report.seed, "lengths": [LONG]} | given
+        yield {"partition": partition, "lengths": SHORT} | given
+    yield {"partition": IN_FOURS, "lengths": [LONG]} | given
 
 
 def _hint(case: dict) -> str:
@@ -196,13 +202,14 @@ def _judge_all_reduce(ranks, report: Report, name: str, judge_traffic: Callable,
     """Values, then what was sent; the smallest case that is wrong is told."""
     cases = _cases(report, among, name=name)
     answers = tried(ranks, report, __name__, "probe_all_reduce", cases, _hint, world=WORLD)
-    for _, members, values in answers:
+    for case, members, values in answers:
+        seeds = seeds_of(case, members)
         for of_a_length in zip(*values, strict=True):
             length = of_a_length[0]["length"]
             where = f"{on(members)}, {_numbers(length)}"
             if not _judge_conduct(report, members, of_a_length):
                 break
-            if not _judge_sums(report, members, of_a_length, where):
+            if not _judge_sums(report, members, of_a_length, seeds, where):
                 break
             judge_traffic(report, members, of_a_length, where)
             if report.found:
@@ -218,12 +225,14 @@ def _judge_conduct(report: Report, members: list[int], values: Sequence[dict]) -
     return not report.found
 
 
-def _judge_sums(report: Report, members: list[int], values: Sequence[dict], where: str) -> bool:
+def _judge_sums(
+    report: Report, members: list[int], values: Sequence[dict], seeds: list[int], where: str
+) -> bool:
     for place, (rank, value) in enumerate(zip(members, values, strict=True)):
         said = why_sum(value["sum"], place, members, value["length"])
         if said:
             report.problem(f"{where}: {said}", rank, "mistake")
-        elif not value["near"]:
+        elif not is_near(value, seeds):
             report.problem(
                 f"{where}: of random numbers x is not the sum. Each number is added up the right "
                 "number of times, but something lands in a wrong place, or loses its precision",
@@ -364,7 +373,7 @@ def probe_reduce_scatter(
     place, size = dist.get_rank(group), dist.get_world_size(group)
     answers = []
     for length in lengths:
-        x, y = counting(place, length), noise(seed, place, length)
+        x, y = counting(place, length), noise(seed, length)
         dist.barrier(group=group)
         mine, calls = recorded(function, x, **named)
         dist.barrier(group=group)
@@ -375,7 +384,8 @@ def probe_reduce_scatter(
             "mine": told(mine),
             "kind": type(mine).__name__,
             "chunks": [stretches(x[chunk(k, length, size)]) for k in range(size)],
-            "near": number and is_near(y, seed, size, chunk(again, length, size)),
+            "again": again if number else None,
+            "noise": y,
             "calls": calls,
         })  # fmt: skip
     return answers
@@ -390,21 +400,24 @@ def ring_reduce_scatter(ranks, report: Report) -> None:
 def _judge_half(ranks, report: Report, probe: str, cases: list[dict], judge: Callable) -> None:
     """One half of the ring: conduct, then the chunks, then what was sent to whom."""
     answers = tried(ranks, report, __name__, probe, cases, _hint, world=WORLD)
-    for _, members, values in answers:
+    for case, members, values in answers:
+        seeds = seeds_of(case, members)
         for of_a_length in zip(*values, strict=True):
             where = f"{on(members)}, {_numbers(of_a_length[0]['length'])}"
             if _judge_conduct(report, members, of_a_length):
-                judge(report, members, of_a_length, where)
+                judge(report, members, of_a_length, seeds, where)
             if not report.found:
                 ring_rules(report, members, of_a_length, where)
             if report.found:
                 break
 
 
-def _judge_chunks(report: Report, members: list[int], values: Sequence[dict], where: str) -> None:
+def _judge_chunks(
+    report: Report, members: list[int], values: Sequence[dict], seeds: list[int], where: str
+) -> None:
     size = len(members)
     for rank, value in zip(members, values, strict=True):
-        said = _why_chunk(value, members)
+        said = _why_chunk(value, members, seeds)
         if said:
             report.problem(f"{where}: {said}", rank, "mistake")
     mine = [value["mine"] for value in values]
@@ -424,7 +437,7 @@ def _judge_chunks(report: Report, members: list[int], values: Sequence[dict], wh
         )
 
 
-def _why_chunk(value: dict, members: list[int]) -> str | None:
+def _why_chunk(value: dict, members: list[int], seeds: list[int]) -> str | None:
     """What is wrong with the chunk that is said to be complete."""
     size, mine, kind = len(members), value["mine"], value["kind"]
     if mine is None:
@@ -436,7 +449,8 @@ def _why_chunk(value: dict, members: list[int]) -> str | None:
     complete = [k for k in range(size) if _is_complete(value["chunks"][k], size)]
     wrong = [stretch for stretch in value["chunks"][mine] if wrong_part(stretch[2], size)]
     if not wrong:
-        if value["near"]:
+        again, length = value["again"], value["length"]
+        if again is not None and is_near(value, seeds, chunk(again, length, size)):
             return None
         return (
             f"of random numbers chunk {mine} is not the sum. Each number is added up the right "
@@ -456,10 +470,13 @@ def _is_complete(found: list[list], size: int) -> bool:
     return all(wrong_part(value, size) is None for *_, value in found)
 
 
-def _own_chunk(k: int, length: int, size: int) -> torch.Tensor:
-    """What chunk k must contain after the all-gather: numbers that tell chunk and element."""
+def _own_chunk(k: int, length: int, size: int, seed: int) -> torch.Tensor:
+    """What chunk k must contain after the all-gather: numbers that tell chunk and element.
+
+    seed: of the rank that has it at the start. All numbers are exact in float32.
+    """
     part = chunk(k, length, size)
-    return 1.0 + torch.arange(part.start, part.stop) + 20_000 * (k + 1)
+    return 1.0 + torch.arange(part.start, part.stop) + 20_000 * (k + 1 + 8 * (seed % 100))
 
 
 OLD = -1.0
@@ -475,31 +492,30 @@ def probe_all_gather(
     mine, answers = (place + ahead) % size, []
     for length in lengths:
         x = torch.full((length,), OLD)
-        x[chunk(mine, length, size)] = _own_chunk(mine, length, size)
+        x[chunk(mine, length, size)] = _own_chunk(mine, length, size, seed)
         double = x.double()
         dist.barrier(group=group)
         _, calls = recorded(function, x, mine, **named)
         dist.barrier(group=group)
         function(double, mine, **named)
-        found = [_what_is_in(x[chunk(k, length, size)], k, length, size) for k in range(size)]
         answers.append({
             "length": length,
             "mine": mine,
-            "chunks": found,
-            "near": torch.equal(double, x.double()),
+            "x": x,
+            "alike": torch.equal(double, x.double()),
             "calls": calls,
         })  # fmt: skip
     return answers
 
 
-def _what_is_in(got: torch.Tensor, k: int, length: int, size: int) -> str | int:
+def _what_is_in(x: torch.Tensor, k: int, contents: list[torch.Tensor]) -> str | int:
     """``"right"``, ``"old"``, ``"other"``, or the number of another chunk."""
-    if torch.equal(got, _own_chunk(k, length, size)):
+    got = x[chunk(k, len(x), len(contents))]
+    if torch.equal(got, contents[k]):
         return "right"
     if (got == OLD).any():
         return "old"
-    for other in range(size):
-        content = _own_chunk(other, length, size)
+    for other, content in enumerate(contents):
         common = min(len(content), len(got))
         if common and torch.equal(got[:common], content[:common]):
             return other
@@ -514,12 +530,17 @@ def ring_all_gather(ranks, report: Report) -> None:
     _judge_half(ranks, report, "probe_all_gather", cases, _judge_gathered)
 
 
-def _judge_gathered(report: Report, members: list[int], values: Sequence[dict], where: str) -> None:
+def _judge_gathered(
+    report: Report, members: list[int], values: Sequence[dict], seeds: list[int], where: str
+) -> None:
+    size, of_chunk = len(members), {value["mine"]: k for k, value in enumerate(values)}
+    contents = [_own_chunk(k, values[0]["length"], size, seeds[of_chunk[k]]) for k in range(size)]
     for rank, value in zip(members, values, strict=True):
-        mine = value["mine"]
-        wrong = [(k, what) for k, what in enumerate(value["chunks"]) if what != "right"]
+        mine, x = value["mine"], torch.tensor(value["x"])
+        found = [_what_is_in(x, k, contents) for k in range(size)]
+        wrong = [(k, what) for k, what in enumerate(found) if what != "right"]
         if not wrong:
-            if not value["near"]:
+            if not value["alike"]:
                 said = "in double precision the result is another one"
                 report.problem(f"{where}: {said}", rank, "value")
             continue
@@ -826,7 +847,7 @@ def probe_server(
     for length in lengths:
         is_worker = place < many
         x = counting(place, length) if is_worker else torch.full((length,), REDUCERS_OWN)
-        y = noise(seed, place, length)
+        y = noise(seed, length)
         dist.barrier(group=group)
         _, calls = recorded(function, x, many, pieces, **named)
         dist.barrier(group=group)
@@ -834,7 +855,7 @@ def probe_server(
         answers.append({
             "length": length,
             "sum": stretches(x),
-            "near": not is_worker or is_near(y, seed, many),
+            "noise": y,
             "bits": hashlib.sha256(y.numpy().tobytes()).hexdigest(),
             "calls": calls,
         })  # fmt: skip
@@ -844,8 +865,9 @@ def probe_server(
 @task("6.8", "a reduction server", points=3)
 def reduction_server(ranks, report: Report) -> None:
     """Workers send and receive n bytes each, in pieces, and do not all begin with one reducer."""
+    each = to_each(seed=report.seeds(WORLD))
     cases = [
-        {"partition": p, "workers": w, "pieces": k, "lengths": n, "seed": report.seed}
+        {"partition": p, "workers": w, "pieces": k, "lengths": n, "each": each}
         for p, w, k, n in SERVER_CASES
     ]
     hint = _hint_of_server
@@ -856,7 +878,8 @@ def reduction_server(ranks, report: Report) -> None:
         for of_a_length in zip(*values, strict=True):
             where = f"{on(members)}, {many} of them workers, {_numbers(of_a_length[0]['length'])}"
             if _judge_conduct(report, members, of_a_length):
-                _judge_workers(report, members[:many], of_a_length[:many], where)
+                seeds = seeds_of(case, members[:many])
+                _judge_workers(report, members[:many], of_a_length[:many], seeds, where)
             if not report.found:
                 _judge_service(report, members, of_a_length, many, pieces, where)
             if report.found:
@@ -869,7 +892,9 @@ def _hint_of_server(case: dict) -> str:
     return f"{on(members)}, {many} of them workers, pieces={pieces}, lengths {case['lengths']}"
 
 
-def _judge_workers(report: Report, workers: list[int], values: Sequence[dict], where: str) -> None:
+def _judge_workers(
+    report: Report, workers: list[int], values: Sequence[dict], seeds: list[int], where: str
+) -> None:
     """The sum of the workers' tensors, and of nothing else."""
     total = sum(BASE**place for place in range(len(workers)))
     for rank, value in zip(workers, values, strict=True):
@@ -878,7 +903,7 @@ def _judge_workers(report: Report, workers: list[int], values: Sequence[dict], w
             said = "a reducer has added its own x: it has no part, and starts from what comes first"
             report.problem(f"{where}: {said}", rank, "mistake")
     if not report.found:
-        _judge_sums(report, workers, values, where)
+        _judge_sums(report, workers, values, seeds, where)
 
 
 def _judge_service(

@@ -36,7 +36,7 @@ from .servers import (
     toy_gradient,
     weights_for,
 )
-from .task import Report, task
+from .task import Report, task, to_each
 
 # -- 7.1 --------------------------------------------------------------------------------------
 
@@ -516,7 +516,7 @@ def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
     from torch_mpi.record import log
 
     function = answer_named(user_ns, "count_lost")
-    keep = _kept(seed, rank, times)
+    keep = _kept(seed, rank, times)  # what is lost of the others' is their secret
     made: list[int] = []
 
     with _shared_counters() as (counters, lock):
@@ -550,7 +550,7 @@ def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
 
 def _kept(seed: int, rank: int, times: int) -> torch.Tensor:
     """Which updates of a rank arrive: 1, and 0 for those that are lost. The first all do."""
-    draw = torch.Generator().manual_seed(seed + rank)
+    draw = torch.Generator().manual_seed(seed)
     kept = (torch.rand(times, COUNTERS, generator=draw) > 0.1 + 0.1 * rank).float()
     kept[0] = 1
     kept[:, 0] = 1
@@ -563,10 +563,10 @@ def count_lost(ranks, report: Report) -> None:
     if not enough(ranks, report):
         return
     for times in (7, 3):
-        answers = report.answers(
-            ranks, __name__, "probe_count", seed=report.seed, times=times, patience=20.0
-        )
-        kept = torch.stack([_kept(report.seed, r, times) for r in range(WORLD)])
+        seeds = report.seeds(WORLD)
+        given = {"each": to_each(seed=seeds), "times": times, "patience": 20.0}
+        answers = report.answers(ranks, __name__, "probe_count", **given)
+        kept = torch.stack([_kept(seed, r, times) for r, seed in enumerate(seeds)])
         for answer in answers:
             _judge_count(report, answer.rank, answer.value, kept, times)
         if report.found:
@@ -722,7 +722,10 @@ def work_sharded(ranks, report: Report) -> None:
         return
     for servers, workers in (([0, 1], [2, 3, 5]), ([0, 1, 2], [4]), ([3], [1, 2])):
         jobs = jobs_of(report.seed, workers, 2)
-        given = {"seed": report.seed, "servers": servers, "jobs": jobs}
+        # The servers alone know the weights before they send them.
+        (seed,) = report.seeds(1)
+        each = [{"seed": seed if rank in servers else 0} for rank in range(ranks.n)]
+        given = {"each": each, "servers": servers, "jobs": jobs}
         answers = report.answers(ranks, __name__, "probe_sharded", **given)
         hint_if_stuck(
             report,
@@ -734,13 +737,13 @@ def work_sharded(ranks, report: Report) -> None:
             return
         for worker, steps, _ in jobs:
             handed = [answers[server].value["handed"][str(worker)] for server in servers]
-            _judge_sharded(report, worker, answers[worker].value, handed, steps, servers)
+            _judge_sharded(report, worker, answers[worker].value, handed, steps, servers, seed)
         if report.found:
             return
 
 
-def _judge_sharded(report, worker: int, value: dict, handed: list, steps: int, servers) -> None:
-    seen = [integers(report.seed + worker + 31 * k, LONG).tolist() for k in range(steps)]
+def _judge_sharded(report, worker: int, value, handed: list, steps: int, servers, seed) -> None:
+    seen = [integers(seed + worker + 31 * k, LONG).tolist() for k in range(steps)]
     alone = len(servers) == 1
     rules = (only("send", "recv"), waited, *([] if alone else [_not_blocking]))
     if not report.communication(worker, value["calls"], *rules):

@@ -22,7 +22,8 @@ from .mistakes import Mistake, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, integers, recorded, told
 from .replicas import rules_of
-from .task import Report, task
+from .sharding import Seeds
+from .task import Report, task, to_each
 
 # A master needs a worker: no groups of one rank.
 WITH_A_MASTER = [None, *PARTITIONS[:-1]]
@@ -53,8 +54,8 @@ class Toy:
         seen: what this rank had communicated by then.
     """
 
-    def __init__(self, seed: int, place: int, look: Callable[[], Any] = lambda: None):
-        self.draw = torch.Generator().manual_seed(1000 * seed + place)
+    def __init__(self, seed: int, look: Callable[[], Any] = lambda: None):
+        self.draw = torch.Generator().manual_seed(seed)
         self.goal, self.scale = self._random(), 0.5 + self._random().abs() / 4
         self.look, self.at, self.seen = look, [], []
 
@@ -71,6 +72,16 @@ class Toy:
 def start(seed: int) -> Tensor:
     """The weights that all ranks begin with."""
     return integers(seed, LENGTH).double()
+
+
+def _seeds(report: Report) -> dict:
+    """Of a case: the seed of the first weights, and of the valley of each rank, which it knows."""
+    return {"seed": report.seed, "each": to_each(own=report.seeds(WORLD))}
+
+
+def _seeds_of(case: dict, members: Sequence[int]) -> Seeds:
+    """The seeds of a group."""
+    return Seeds(case["seed"], tuple(case["each"][rank]["own"] for rank in members))
 
 
 def _called(user_ns: dict, name: str, given: tuple, toy: Toy, mine: Tensor, **named) -> dict:
@@ -276,19 +287,21 @@ def _sum_of(worker: Any, center: Any) -> list[float] | None:
 
 
 @in_group
-def probe_round_robin(user_ns: dict, *, rank: int, group, partition, seed: int, steps: int):
+def probe_round_robin(
+    user_ns: dict, *, rank: int, group, partition, own: int, seed: int, steps: int
+):
     """`round_robin` from equal weights; nothing on a rank that is alone."""
     if dist.get_world_size(group) == 1:
         return None
-    mine, toy = start(seed), Toy(seed, dist.get_rank(group), _looks())
+    mine, toy = start(seed), Toy(own, _looks())
     named = keywords(partition, group)
     return _called(user_ns, "round_robin", (mine, toy, steps, ETA, RHO), toy, mine, **named)
 
 
-def round_robin_replayed(seed: int, workers: int, steps: int, variant: str = "") -> list[dict]:
+def round_robin_replayed(seeds: Seeds, workers: int, steps: int, variant: str = "") -> list[dict]:
     """Of each place: the weights at first, and those noted."""
-    weights = [start(seed) for _ in range(workers + 1)]
-    toys = [Toy(seed, place) for place in range(workers + 1)]
+    weights = [start(seeds.model) for _ in range(workers + 1)]
+    toys = [Toy(own) for own in seeds.own]
     found = [{"first": weights[0].tolist(), "notes": []} for _ in weights]
     for t in range(steps):
         j = 1 + t % workers
@@ -329,7 +342,7 @@ def _in_a_group(case: dict) -> str:
 @task("8.2", "round robin, as printed", points=4)
 def round_robin(ranks, report: Report) -> None:
     """One worker at a time, in turn; the old W^j moves the centre."""
-    cases = [{"partition": p, "seed": report.seed, "steps": 6 + k}
+    cases = [{"partition": p, "steps": 6 + k} | _seeds(report)
              for k, p in enumerate(WITH_A_MASTER)]  # fmt: skip
     given = (ranks, report, __name__, "probe_round_robin", cases, _round_robin_hint)
     for case, members, values in tried(*given):
@@ -339,7 +352,7 @@ def round_robin(ranks, report: Report) -> None:
 
 def _judge_round_robin(report: Report, case: dict, members: list[int], values: list) -> None:
     workers, steps = len(members) - 1, case["steps"]
-    replay = functools.partial(round_robin_replayed, case["seed"], workers, steps)
+    replay = functools.partial(round_robin_replayed, _seeds_of(case, members), workers, steps)
     expected = replay()
     turns = [1 + t % workers for t in range(steps)]
     for place, (rank, value) in enumerate(zip(members, values, strict=True)):
@@ -402,13 +415,22 @@ def _in_line(place: int, value: dict) -> Rule:
 
 @in_group
 def probe_asynchronous(
-    user_ns: dict, *, rank: int, group, partition, seed: int, steps: int, tau: int, held: bool
+    user_ns: dict,
+    *,
+    rank: int,
+    group,
+    partition,
+    own: int,
+    seed: int,
+    steps: int,
+    tau: int,
+    held: bool,
 ):
     """`serve` on place 0, `work` on the others; `held`: the first worker is the last to go on."""
     size, place = dist.get_world_size(group), dist.get_rank(group)
     if size == 1:
         return None
-    mine, toy = start(seed), Toy(seed, place, _looks())
+    mine, toy = start(seed), Toy(own, _looks())
     named = keywords(partition, group)
     if place == 0:
         exchanges = (size - 1) * -(-steps // tau)
@@ -434,11 +456,11 @@ def _held(toy: Toy, place: int, steps: int, group) -> Callable[[Tensor], Tensor]
 
 
 def asynchronous_replayed(
-    seed: int, order: Sequence[int], workers: int, steps: int, tau: int, variant: str = "", **mom
+    seeds: Seeds, order: Sequence[int], workers: int, steps: int, tau: int, variant: str = "", **mom
 ) -> list[dict]:
     """As :func:`round_robin_replayed`, where the workers at these places came in this order."""
-    center, found = start(seed), []
-    runs = [_Worker(seed, place, steps, tau, variant, **mom) for place in range(1, workers + 1)]
+    center, found = start(seeds.model), []
+    runs = [_Worker(seeds, place, steps, tau, variant, **mom) for place in range(1, workers + 1)]
     notes = []
     for place in order:
         run = runs[place - 1]
@@ -450,15 +472,15 @@ def asynchronous_replayed(
         notes.append(center.tolist())
     for run in runs:
         run.until_exchange()
-    found.append({"first": start(seed).tolist(), "notes": notes})
+    found.append({"first": start(seeds.model).tolist(), "notes": notes})
     return found + [run.found() for run in runs]
 
 
 class _Worker:
     """A worker that is replayed; with momentum, if there is a `delta`."""
 
-    def __init__(self, seed, place, steps, tau, variant, delta: float = 0.0):
-        self.w, self.toy, self.k = start(seed), Toy(seed, place), 0
+    def __init__(self, seeds, place, steps, tau, variant, delta: float = 0.0):
+        self.w, self.toy, self.k = start(seeds.model), Toy(seeds.own[place]), 0
         self.v = self.pull = torch.zeros_like(self.w)
         # The next gradient, where a mistake needs it early.
         self.ready: Tensor | None = None
@@ -542,10 +564,10 @@ def _asynchronous_hint(case: dict) -> str:
     return said + _in_a_group(case)
 
 
-def _asynchronous_cases(seed: int) -> list[dict]:
+def _asynchronous_cases(report: Report) -> list[dict]:
     runs = [(0, 6, 2, False), (1, 4, 1, True), (2, 7, 3, False), (3, 5, 2, True), (0, 4, 9, False)]
     return [
-        {"partition": WITH_A_MASTER[k], "seed": seed, "steps": steps, "tau": tau, "held": held}
+        {"partition": WITH_A_MASTER[k], "steps": steps, "tau": tau, "held": held} | _seeds(report)
         for k, steps, tau, held in runs
     ]
 
@@ -553,7 +575,7 @@ def _asynchronous_cases(seed: int) -> list[dict]:
 @task("8.3", "asynchronous, every τ steps", points=4)
 def asynchronous(ranks, report: Report) -> None:
     """The master serves whoever comes; a worker has ⌈steps/τ⌉ exchanges."""
-    given = (ranks, report, __name__, "probe_asynchronous", _asynchronous_cases(report.seed))
+    given = (ranks, report, __name__, "probe_asynchronous", _asynchronous_cases(report))
     for case, members, values in tried(*given, _asynchronous_hint):
         if len(members) > 1:
             _judge_asynchronous(report, case, members, values)
@@ -575,7 +597,9 @@ def _judge_asynchronous(report: Report, case: dict, members: list[int], values: 
     if not right:
         return
     order = [members.index(call["peer"]) for call in _of(calls, "send")]
-    replay = functools.partial(asynchronous_replayed, case["seed"], order, workers, steps, tau)
+    replay = functools.partial(
+        asynchronous_replayed, _seeds_of(case, members), order, workers, steps, tau
+    )
     expected = replay()
     what = "update of the centre", "step of this worker"
     for place, (rank, value) in enumerate(zip(members, values, strict=True)):
@@ -640,13 +664,22 @@ def _judge_gradients(report: Report, rank: int, value: dict, steps: int) -> bool
 
 @in_group
 def probe_momentum(
-    user_ns: dict, *, rank: int, group, partition, seed: int, steps: int, tau: int, delta: float
+    user_ns: dict,
+    *,
+    rank: int,
+    group,
+    partition,
+    own: int,
+    seed: int,
+    steps: int,
+    tau: int,
+    delta: float,
 ):
     """`work_with_momentum` beside a right master."""
     size, place = dist.get_world_size(group), dist.get_rank(group)
     if size == 1:
         return None
-    mine, toy = start(seed), Toy(seed, place, _looks())
+    mine, toy = start(seed), Toy(own, _looks())
     if place == 0:
         exchanges = (size - 1) * -(-steps // tau)
         order = _served(mine, exchanges, group)
@@ -692,8 +725,8 @@ _MOMENTUM_MISTAKES = {
 def momentum(ranks, report: Report) -> None:
     """Nesterov's momentum in the worker; the spring stays out of it."""
     runs = [(0, 6, 2, 0.5), (2, 5, 1, 0.9), (3, 7, 3, 0.7)]
-    cases = [{"partition": WITH_A_MASTER[k], "seed": report.seed, "steps": steps, "tau": tau,
-              "delta": delta} for k, steps, tau, delta in runs]  # fmt: skip
+    cases = [{"partition": WITH_A_MASTER[k], "steps": steps, "tau": tau,
+              "delta": delta} | _seeds(report) for k, steps, tau, delta in runs]  # fmt: skip
     given = (ranks, report, __name__, "probe_momentum", cases, _hint_of)
     for case, members, values in tried(*given):
         if len(members) > 1:
@@ -703,7 +736,7 @@ def momentum(ranks, report: Report) -> None:
 def _judge_momentum(report: Report, case: dict, members: list[int], values: list) -> None:
     steps, tau, workers = case["steps"], case["tau"], len(members) - 1
     order = [members.index(rank) for rank in values[0]["order"]]
-    given = (case["seed"], order, workers, steps, tau)
+    given = (_seeds_of(case, members), order, workers, steps, tau)
     replay = functools.partial(asynchronous_replayed, *given, delta=case["delta"])
     expected = replay()
     counts = _counts({members[0]: -(-steps // tau)}, f" in {steps} steps with τ = {tau}")
@@ -726,19 +759,21 @@ def _hint_of(case: dict) -> str:
 
 
 @in_group
-def probe_local(user_ns: dict, *, rank: int, group, partition, seed: int, steps: int, tau: int):
+def probe_local(
+    user_ns: dict, *, rank: int, group, partition, own: int, seed: int, steps: int, tau: int
+):
     """`local_sgd` on all ranks of a group."""
-    mine, toy = start(seed), Toy(seed, dist.get_rank(group))
+    mine, toy = start(seed), Toy(own)
     named = keywords(partition, group)
     return _called(user_ns, "local_sgd", (mine, toy, steps, tau, ETA), toy, mine, **named)
 
 
 def local_replayed(
-    seed: int, size: int, steps: int, tau: int, variant: str = "", rate=1.0, mom=0.0
+    seeds: Seeds, size: int, steps: int, tau: int, variant: str = "", rate=1.0, mom=0.0
 ) -> list[dict]:
     """Rounds of τ local steps, each followed by an outer step; see :func:`moved_outer`."""
-    toys = [Toy(seed, place) for place in range(size)]
-    centers, velocities = [start(seed)] * size, [torch.zeros(LENGTH).double()] * size
+    toys = [Toy(own) for own in seeds.own]
+    centers, velocities = [start(seeds.model)] * size, [torch.zeros(LENGTH).double()] * size
     locals_ = list(centers)
     notes: list[list] = [[] for _ in toys]
     for begin in range(0, steps, tau):
@@ -774,7 +809,7 @@ def local_replayed(
             notes[place].append((locals_ if local else centers)[place].tolist())
         if variant not in ("not reset", "gradients"):
             locals_ = list(centers)
-    first = start(seed).tolist()
+    first = start(seeds.model).tolist()
     return [{"first": first, "notes": noted} for noted in notes]
 
 
@@ -800,10 +835,10 @@ def _rounds(steps: int, tau: int) -> int:
     return -(-steps // tau)
 
 
-def _round_cases(seed: int, **more: Any) -> list[dict]:
+def _round_cases(report: Report, **more: Any) -> list[dict]:
     runs = [(None, 6, 2), *((p, s, t) for p, (s, t) in zip(
         PARTITIONS, ((7, 3), (4, 1), (5, 2), (3, 5)), strict=True))]  # fmt: skip
-    return [{"partition": p, "seed": seed, "steps": s, "tau": t} | more for p, s, t in runs]
+    return [{"partition": p, "steps": s, "tau": t} | more | _seeds(report) for p, s, t in runs]
 
 
 def _rounds_hint(case: dict) -> str:
@@ -816,7 +851,7 @@ def _judge_rounds(
 ) -> None:
     """Each round: τ steps, one all_reduce of the weights, and where that leads."""
     steps, tau, size = case["steps"], case["tau"], len(members)
-    replay = functools.partial(local_replayed, case["seed"], size, steps, tau, **outer)
+    replay = functools.partial(local_replayed, _seeds_of(case, members), size, steps, tau, **outer)
     expected, count = replay(), _rounds(steps, tau)
     why = f" in {steps} steps with τ = {tau}: one after every τ steps, and one at the end"
     rules = (only("all_reduce"), inside(members), made("all_reduce", count, why), _sized, waited)
@@ -833,7 +868,7 @@ def _judge_rounds(
 @task("8.5", "local SGD", points=2)
 def local_sgd(ranks, report: Report) -> None:
     """τ steps of its own on each rank, then the mean of the weights."""
-    cases = _round_cases(report.seed)
+    cases = _round_cases(report)
     given = (ranks, report, __name__, "probe_local", cases, _rounds_hint)
     for case, members, values in tried(*given):
         _judge_rounds(report, case, members, values, _LOCAL_MISTAKES)
@@ -881,10 +916,10 @@ def _outer_cases(seed: int) -> list[tuple]:
 
 @in_group
 def probe_diloco(
-    user_ns: dict, *, rank: int, group, partition, seed, steps, tau, rate, mom
+    user_ns: dict, *, rank: int, group, partition, own, seed, steps, tau, rate, mom
 ):  # fmt: skip
     """`diloco` on all ranks of a group, with a right outer step."""
-    mine, toy = start(seed), Toy(seed, dist.get_rank(group))
+    mine, toy = start(seed), Toy(own)
     named = keywords(partition, group)
     given = (mine, toy, steps, tau, ETA, rate, mom)
     return _called(user_ns, "diloco", given, toy, mine, **named)
@@ -925,7 +960,7 @@ def diloco(ranks, report: Report) -> None:
         _judge_outer(report, answer.rank, answer.value, _outer_cases(report.seed + answer.rank))
     if report.found:
         return
-    cases = _round_cases(report.seed, rate=0.7, mom=0.6)
+    cases = _round_cases(report, rate=0.7, mom=0.6)
     given = (ranks, report, __name__, "probe_diloco", cases, _rounds_hint)
     for case, members, values in tried(*given):
         outer = {"rate": case["rate"], "mom": case["mom"]}

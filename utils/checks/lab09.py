@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from . import experts
 from . import shards as layers
 from .calls import Calls, inside, made, only, waited
 from .functions import Case, judge_calls
-from .groups import in_group, keywords, on, tried
+from .groups import Partition, in_group, keywords, on, places, tried
 from .mistakes import Mistake, table
 from .model import use_model as use_model
 from .probe import answer_named, recorded, told
@@ -32,8 +33,10 @@ from .shards import (
     HEADS,
     HIDDEN,
     INPUT,
+    PARTITIONS,
     WIDTH,
     both_ways,
+    cases_apart,
     cases_of,
     drawn,
     flat,
@@ -41,10 +44,11 @@ from .shards import (
     judge_layer,
     made_module,
     of_size,
+    seeds_of,
     shapes,
     shard,
 )
-from .task import Report, task
+from .task import Report, task, to_each
 
 # -- 9.1: shards ------------------------------------------------------------------------------
 
@@ -138,7 +142,7 @@ _SHAPE = (3, 4)
 def probe_operators(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
     """f and g of this rank's numbers; of a gradient that is not contiguous, or used twice."""
     named, found = keywords(partition, group), {}
-    x, upstream = drawn(seed + rank, *_SHAPE), drawn(seed + 50 + rank, *_SHAPE)
+    x, upstream = drawn(seed, *_SHAPE), drawn(seed + 50, *_SHAPE)
     for name in ("f", "g"):
         operator = functools.partial(answer_named(user_ns, name), **named)
         given = x.clone()
@@ -162,10 +166,11 @@ def probe_operators(user_ns: dict, *, rank: int, group, partition, seed: int) ->
 def operators(ranks, report: Report) -> None:
     """One does nothing forward and sums backward; the other the reverse."""
     nbytes = BYTES * math.prod(_SHAPE)
-    for _, members, values in tried(ranks, report, __name__, "probe_operators", cases_of(report)):
-        p = len(members)
-        xs = {r: drawn(report.seed + r, *_SHAPE) for r in members}
-        ups = {r: drawn(report.seed + 50 + r, *_SHAPE) for r in members}
+    cases = cases_apart(report)
+    for case, members, values in tried(ranks, report, __name__, "probe_operators", cases):
+        p, seeds = len(members), dict(zip(members, seeds_of(case, members), strict=True))
+        xs = {r: drawn(seed, *_SHAPE) for r, seed in seeds.items()}
+        ups = {r: drawn(seed + 50, *_SHAPE) for r, seed in seeds.items()}
         sums = {"y": sum(xs.values()), "dx": sum(ups.values())}
         for rank, value in zip(members, values, strict=True):
             own = {"y": xs[rank], "dx": ups[rank]}
@@ -289,18 +294,17 @@ def _norms(seed: int, p: int) -> tuple[dict[str, Tensor], list[list[float]], lis
 
 
 @in_group
-def probe_clip(user_ns: dict, *, rank: int, group, partition, seed: int, share: float) -> dict:
+def probe_clip(
+    user_ns: dict, *, rank: int, group, partition, gradients: dict[str, list], most: float
+) -> dict:
     """`clip_gradients` of a model of shards and replicas; one parameter has no gradient."""
-    place, p = dist.get_rank(group), dist.get_world_size(group)
-    whole, shards, rest = _norms(seed, p)
     model = nn.ParameterDict()
-    for name, (_, is_cut) in PARAMETERS.items():
-        own = whole[name].tensor_split(p)[place] if is_cut else whole[name]
+    for name, rows in gradients.items():
+        own = torch.tensor(rows, dtype=torch.float64)
         model[name] = nn.Parameter(torch.zeros_like(own))
         model[name].grad = own.clone()
     model["unused"] = nn.Parameter(torch.ones(2, dtype=torch.float64))
     before = {name: q.grad for name, q in model.items()}
-    most = share * math.sqrt(sum(map(sum, shards)) + sum(rest))
     function, cut = answer_named(user_ns, "clip_gradients"), {"a", "c"}
     norm, calls = recorded(function, model, cut.__contains__, most, **keywords(partition, group))
     return {
@@ -343,13 +347,36 @@ def _one_number(calls: Calls) -> str | None:
     return large and f"an all_reduce of {large} bytes: one number is enough, the sum of squares"
 
 
+def _own_gradients(seed: int, place: int, p: int) -> dict[str, list]:
+    """What the rank at a place of p has: its rows of what is cut, and all of the rest."""
+    whole, *_ = _norms(seed, p)
+    return {
+        name: (whole[name].tensor_split(p)[place] if is_cut else whole[name]).tolist()
+        for name, (_, is_cut) in PARAMETERS.items()
+    }
+
+
+def _clip_case(seed: int, partition: Partition, share: float) -> dict:
+    """share: of the norm, which is the bound."""
+    gradients, most = [], []
+    for place, p in places(partition):
+        _, shards, rest = _norms(seed, p)
+        gradients.append(_own_gradients(seed, place, p))
+        most.append(share * math.sqrt(sum(map(sum, shards)) + sum(rest)))
+    return {"partition": partition, "each": to_each(gradients=gradients, most=most)}
+
+
 @task("9.5", "the norm of all gradients", points=2)
 def clip_gradients(ranks, report: Report) -> None:
     """The norm of the whole model on each rank, and all gradients scaled by it."""
-    cases = [case | {"share": share} for share in (0.5, 2.0) for case in cases_of(report)]
+    # Not the same each time: who knows the bound, or was alone before, does not know the norm.
+    draw, seeds = random.Random(report.seed), report.seeds(2 * len(PARTITIONS))
+    shares = [draw.uniform(low, 2 * low) for low in (0.4, 1.2) for _ in PARTITIONS]
+    cases = [_clip_case(*one) for one in zip(seeds, PARTITIONS * 2, shares, strict=True)]
     for case, members, values in tried(ranks, report, __name__, "probe_clip", cases):
-        p, share = len(members), case["share"]
-        whole, shards, rest = _norms(report.seed, p)
+        p, number = len(members), cases.index(case)
+        share = shares[number]
+        whole, shards, rest = _norms(seeds[number], p)
         right = math.sqrt(sum(map(sum, shards)) + sum(rest))
         factor, where = min(share, 1), f"{on(members)}, bound {'below' if share < 1 else 'above'}"
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
@@ -451,25 +478,36 @@ def _finite(value: object) -> bool:
 
 
 @in_group
-def probe_loss(user_ns: dict, *, rank: int, group, partition, seed: int, scale: float) -> dict:
+def probe_loss(
+    user_ns: dict, *, rank: int, group, partition, part: list, first: int, labels: list
+) -> dict:
     """`class_parallel_loss` of this rank's classes, and the gradient of its logits."""
-    function = answer_named(user_ns, "class_parallel_loss")
-    logits, labels = _logits(seed, scale)
-    parts = logits.tensor_split(dist.get_world_size(group), dim=1)
-    place = dist.get_rank(group)
-    first = sum(part.shape[1] for part in parts[:place])
-    one = torch.ones((), dtype=torch.float64)
+    function, given = answer_named(user_ns, "class_parallel_loss"), torch.tensor(labels)
+    logits, one = torch.tensor(part, dtype=torch.float64), torch.ones((), dtype=torch.float64)
     return both_ways(
-        lambda own: function(own, first, labels, **keywords(partition, group)), parts[place], one
+        lambda own: function(own, first, given, **keywords(partition, group)), logits, one
     )
+
+
+def _loss_case(seed: int, partition: Partition, scale: float) -> dict:
+    """Each rank is told the logits of its own classes."""
+    logits, labels = _logits(seed, scale)
+    own = [(logits.tensor_split(p, dim=1), place) for place, p in places(partition)]
+    first = [sum(part.shape[1] for part in parts[:place]) for parts, place in own]
+    each = to_each(part=[parts[place].tolist() for parts, place in own], first=first)
+    return {"partition": partition, "labels": labels.tolist(), "each": each}
 
 
 @task("9.7", "extra mile: a loss over split classes", points=2)
 def class_parallel_loss(ranks, report: Report) -> None:
     """The cross entropy of all classes, and the gradient of this rank's logits."""
-    cases = [case | {"scale": scale} for case in cases_of(report) for scale in (1.0, 900.0)]
+    scales = (1.0, 900.0) * len(PARTITIONS)
+    seeds, among = report.seeds(len(scales)), [one for one in PARTITIONS for _ in range(2)]
+    cases = [_loss_case(*one) for one in zip(seeds, among, scales, strict=True)]
     for case, members, values in tried(ranks, report, __name__, "probe_loss", cases):
-        logits, labels = _logits(report.seed, case["scale"])
+        number = cases.index(case)
+        scale = scales[number]
+        logits, labels = _logits(seeds[number], scale)
         logits.requires_grad_()
         loss = functional.cross_entropy(logits, labels)
         loss.backward()
@@ -483,7 +521,7 @@ def class_parallel_loss(ranks, report: Report) -> None:
         edges = torch.tensor([one.shape[1] for one in detached.tensor_split(p, dim=1)]).cumsum(0)
         owner = torch.bucketize(labels, edges, right=True)  # the place that has the label's class
         owners = torch.stack(maxima)[owner, range(SAMPLES)]
-        what = f"with logits of a size of {case['scale']:g}, {on(members)}"
+        what = f"with logits of a size of {scale:g}, {on(members)}"
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
             own = detached.tensor_split(p, dim=1)[place]
             wrong = table({
@@ -619,6 +657,7 @@ def with_dtensor(ranks, report: Report) -> None:
 @task("9.9", "experts on other ranks", points=2)
 def expert_parallel(ranks, report: Report) -> None:
     """Tokens go to their experts and come back; those beyond the capacity stay behind."""
-    cases = [case | {"capacity": c} for case in cases_of(report) for c in (2, experts.TOKENS)]
+    cases = [case | {"capacity": c} for case in cases_apart(report) for c in (2, experts.TOKENS)]
     for case, members, values in tried(ranks, report, experts.__name__, "probe_experts", cases):
-        experts.judge(report, members, values, case["capacity"])
+        seeds = seeds_of(case, members)
+        experts.judge(report, members, values, seeds, case["capacity"])

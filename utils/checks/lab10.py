@@ -33,7 +33,7 @@ from utils.schedules import (
 
 from .calls import Calls, Rule, blocking, in_words, inside, messages, only, waited
 from .functions import Case, judge_calls
-from .groups import in_group, keywords, on, tried
+from .groups import WORLD, in_group, keywords, on, tried
 from .mistakes import Mistake, short, table
 from .model import use_model as use_model
 from .pipelines import (
@@ -62,7 +62,7 @@ from .schedules import (
     wrong_held,
     wrong_plans,
 )
-from .task import Report, task
+from .task import Report, task, to_each
 
 PARTITIONS = ([[0, 1, 2], [3]], [[0, 2], [1, 3]], None)
 #: What float64 may lose; a mistake is off by much more.
@@ -77,7 +77,7 @@ LARGE = 1500
 
 @in_group
 def probe_naive(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
-    """One minibatch through the stages: twice, as gradients add up."""
+    """One minibatch through the stages. Each has layers of its own seed."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
     piece, (x, labels) = Piece(seed, place, p), drawn(seed)
     if place:  # only the first stage may use what is in x
@@ -93,10 +93,11 @@ def probe_naive(user_ns: dict, *, rank: int, group, partition, seed: int) -> dic
 
 
 def _wrong_gradients(
-    seed: int, p: int, place: int, m: int = 1, n: int = IMAGES
+    seeds: tuple[int, ...], place: int, m: int = 1, n: int = IMAGES
 ) -> Iterator[Mistake]:
-    """What mistakes lead to, on one stage of p."""
-    right, summed = (twin(seed, p, way, n)[0][place] for way in ("mean", "sum"))
+    """What mistakes lead to, on one of the stages that have these seeds."""
+    p = len(seeds)
+    right, summed = (twin(seeds, way, n)[0][place] for way in ("mean", "sum"))
     yield Mistake([0.0] * len(right), "this stage has no gradient: backward did not come to it, or "
                   "the gradients were set to zero. Does the stage before run backward from the "
                   "gradient that it receives?")  # fmt: skip
@@ -117,6 +118,11 @@ def _wrong_gradients(
             "received, and the stage behind has to send that of its input, x.grad"
         )
         yield Mistake(lambda v: isinstance(v, list) and len(v) == len(right), said)
+
+
+def _seeds_of(case: dict, members: Sequence[int]) -> tuple[int, ...]:
+    """The seeds that these ranks were told."""
+    return tuple(case["each"][rank]["seed"] for rank in members)
 
 
 def _sizes(members: Sequence[int], place: int, n: int) -> list[tuple[str, int, int]]:
@@ -188,10 +194,11 @@ def explained(report: Report) -> None:
 @task("10.1", "one minibatch through the stages", points=2)
 def train_naively(ranks, report: Report) -> None:
     """The twin's gradients, with four messages at most."""
-    cases = [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
-    for _, members, values in tried(ranks, report, __name__, "probe_naive", cases):
-        p, where = len(members), on(members)
-        gradients, loss = twin(report.seed, p)
+    each = to_each(seed=report.seeds(WORLD))
+    cases = [{"partition": partition, "each": each} for partition in PARTITIONS]
+    for case, members, values in tried(ranks, report, __name__, "probe_naive", cases):
+        p, where, seeds = len(members), on(members), _seeds_of(case, members)
+        gradients, loss = twin(seeds)
         for place, rank in enumerate(members):
             value = values[place]
             wanted = _sizes(members, place, IMAGES)
@@ -204,7 +211,7 @@ def train_naively(ranks, report: Report) -> None:
             ok = ok and report.communication(
                 rank, [], *rules_of({said + "forward, one backward": value["events"] != ["F", "B"]})
             )
-            wrong = _wrong_gradients(report.seed, p, place)
+            wrong = _wrong_gradients(seeds, place)
             how = {"what": f"gradients of stage {place} {where}", "tolerance": EXACT}
             ok = ok and report.judge(rank, value["gradient"], gradients[place], wrong, **how)
             if not ok:
@@ -484,21 +491,23 @@ def execute(ranks, report: Report) -> None:
         (odd, [None], ("unequal microbatches, the last one first on the last stage",
                        "1F1B with large messages")),
     ):  # fmt: skip
-        cases = [{"partition": one, "seed": report.seed, "schedules": schedules}
-                 for one in partitions]  # fmt: skip
-        for _, members, values in tried(ranks, report, __name__, "probe_run", cases):
+        cases = [{"partition": one, "each": to_each(seed=report.seeds(WORLD)),
+                  "schedules": schedules} for one in partitions]  # fmt: skip
+        for case, members, values in tried(ranks, report, __name__, "probe_run", cases):
+            seeds = _seeds_of(case, members)
             for place, rank in enumerate(members):
                 all_asked = zip(names, schedules[len(members)], values[place], strict=True)
                 for name, asked, value in all_asked:
                     where = f"{name}, {on(members)}"
-                    if not _judge_run(report, rank, place, members, *asked, value, where):
+                    told_all = members, seeds, *asked, value, where
+                    if not _judge_run(report, rank, place, *told_all):
                         break
         if report.found:
             break
     explained(report)
 
 
-def _judge_run(report, rank, place, members, schedule, n, value, where) -> bool:
+def _judge_run(report, rank, place, members, seeds, schedule, n, value, where) -> bool:
     p, m, calls = len(members), len(schedule[0]) // 2, value["calls"]
     wanted = _traffic(schedule, members, place)
     order = [list(action) for action in schedule[place]]
@@ -518,15 +527,15 @@ def _judge_run(report, rank, place, members, schedule, n, value, where) -> bool:
     ok = report.communication(rank, calls, only("send", "recv"), inside(members))
     ok = ok and report.communication(rank, calls, *_as_wanted(wanted), *sizes)
     ok = ok and report.communication(rank, [], *rules_of(told_as))
-    right = twin(report.seed, p, n=n)[0][place]
-    wrong = _wrong_gradients(report.seed, p, place, m, n)
+    right = twin(seeds, n=n)[0][place]
+    wrong = _wrong_gradients(seeds, place, m, n)
     how = {"what": f"{where}: gradients of stage {place}", "tolerance": EXACT}
     ok = ok and report.judge(rank, value["gradient"], right, wrong, **how)
     most = held([schedule[place]])[0]
     memory = f"{where}: activations of {value['most']} microbatches were held at once, {most} are "
     memory += "enough: forget those of a microbatch after its backward (held.pop(k))"
     ok = ok and report.communication(rank, [], *rules_of({memory: value["most"] > most + 1}))
-    losses = losses_of(report.seed, m, n) if place == p - 1 else []
+    losses = losses_of(seeds, m, n) if place == p - 1 else []
     order = [k for kind, k in schedule[place] if kind == "F"]
     wrong = table({
         "the losses are undone: worker.loss divides by the number of microbatches, and so they "

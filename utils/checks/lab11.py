@@ -24,7 +24,7 @@ from .calls import Calls, Rule, inside, made, only, waited
 from .groups import enough, group_of, in_group, keywords, on, tried
 from .mistakes import Mistake, short, table
 from .model import use_model as use_model
-from .pipelines import IMAGES, Piece, drawn, gradient_of, twin
+from .pipelines import IMAGES, Piece, drawn, gradient_of, twin, whole
 from .probe import answer_named, as_dict, recorded, told
 from .replicas import rules_of
 from .sharding import (
@@ -35,6 +35,7 @@ from .sharding import (
     SMALL,
     STEPS,
     WIDE,
+    Seeds,
     Watched,
     batch,
     chained,
@@ -52,7 +53,7 @@ from .sharding import (
     trained,
     watched_optimizers,
 )
-from .task import Report, task
+from .task import Report, task, to_each
 
 WORLD = 6
 #: What float64 may lose; a mistake is off by much more.
@@ -213,7 +214,7 @@ def axes_of(grid: Sequence, rank: int) -> Iterator[list]:
 
 
 def probe_hybrid(user_ns: dict, *, rank: int, seed: int, grid: list, microbatches: int) -> dict:
-    """One step of a grid of pipelines."""
+    """One step of a grid of pipelines; the seed is that of this rank's stage."""
     with axes_of(grid, rank) as (pp, dp):
         piece = Piece(seed, dist.get_rank(pp), dist.get_world_size(pp))
         x, labels = drawn(seed)
@@ -255,23 +256,25 @@ def pipeline_data(ranks, report: Report) -> None:
     if not enough(ranks, report, WORLD):
         return
     for grid, m in zip(GRIDS, (4, 2, 1), strict=True):
-        asked = {"seed": report.seed, "grid": grid, "microbatches": m}
+        seeds = tuple(report.seeds(len(grid[0][0])))  # of each stage
+        of_ranks = [seeds[mine(grid[0], rank).index(rank)] for rank in range(WORLD)]
+        asked = {"each": to_each(seed=of_ranks), "grid": grid, "microbatches": m}
         for answer in report.answers(ranks, __name__, "probe_hybrid", **asked):
-            _judge_hybrid(report, answer.rank, answer.value, *grid, m)
+            _judge_hybrid(report, answer.rank, answer.value, *grid, m, seeds)
         if report.found:
             break
     _explained(report)
 
 
-def _judge_hybrid(report: Report, rank: int, value: dict, pipes, columns, m: int) -> None:
+def _judge_hybrid(report: Report, rank: int, value: dict, pipes, columns, m, seeds) -> None:
     pp, dp = mine(pipes, rank), mine(columns, rank)
     s, p, d, n = pp.index(rank), len(pp), dp.index(rank), len(dp)
     where = f"{n} pipelines of {p} stages"
-    gradients, loss = twin(report.seed, p)
+    gradients, loss = twin(seeds)
     right, size = gradients[s], IMAGES // n
 
     def of(samples: slice) -> tuple[list[float], float]:
-        return _part(report.seed, p, s, samples)
+        return _part(seeds, s, samples)
 
     own, own_loss = of(slice(d * size, (d + 1) * size))
     wrong = table({
@@ -287,7 +290,7 @@ def _judge_hybrid(report: Report, rank: int, value: dict, pipes, columns, m: int
         "all replicas have trained on the first piece of the minibatch: replica d has the d-th":
             of(slice(0, size))[0] if n > 1 else [],
         "the minibatch was cut by stages: each replica has a piece, and its stages share it":
-            _part(report.seed, p, s, slice(0, IMAGES // p), slice(IMAGES - IMAGES // p, IMAGES))[0]
+            _part(seeds, s, slice(0, IMAGES // p), slice(IMAGES - IMAGES // p, IMAGES))[0]
             if p > 1 else [],
         f"{m} times too small: run_schedule divides by the microbatches already":
             [g / m for g in right] if m > 1 else [],
@@ -323,11 +326,10 @@ def _judge_hybrid(report: Report, rank: int, value: dict, pipes, columns, m: int
 
 
 def _part(
-    seed: int, p: int, s: int, samples: slice, labelled: slice | None = None
+    seeds: tuple[int, ...], s: int, samples: slice, labelled: slice | None = None
 ) -> tuple[list[float], float]:
     """The gradient of a stage, and the loss, of some samples; with others' labels by mistake."""
-    pieces = [Piece(seed, k, p) for k in range(p)]
-    x, labels = drawn(seed)
+    pieces, (x, labels) = whole(seeds)
     x, labels = x[samples], labels[labelled or samples]
     for piece in pieces:
         x = piece(x)
@@ -360,11 +362,13 @@ ERRORS = {
 
 
 def _judge_all(ranks, report: Report, probe: str, judge: Callable) -> None:
-    """Have ``judge(report, rank, place, members, value)`` see each rank of each partition."""
-    cases = [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
+    """Have ``judge(report, rank, place, members, seeds, value)`` see the ranks of all groups."""
+    given = {"seed": report.seed, "each": to_each(own=(own := report.seeds(WORLD)))}
+    cases = [{"partition": partition} | given for partition in PARTITIONS]
     for _, members, values in tried(ranks, report, __name__, probe, cases, world=WORLD):
+        seeds = Seeds(report.seed, tuple(own[rank] for rank in members))
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-            judge(report, rank, place, members, value)
+            judge(report, rank, place, members, seeds, value)
     _explained(report)
 
 
@@ -398,15 +402,21 @@ def gradient(seed: int, name: str, k: int, d: int) -> Tensor:
     return torch.randn((CUT | WHOLE)[name], generator=draw, dtype=torch.float64)
 
 
-def probe_clip(user_ns: dict, *, rank: int, seed: int, grid: list, most: float) -> dict:
-    """Gradients of a made-up layer, averaged and clipped."""
+def probe_clip(user_ns: dict, *, rank: int, gradients: dict, grid: list, most: float) -> dict:
+    """Gradients of a made-up layer, by name, averaged and clipped."""
     with axes_of(grid, rank) as (tp, dp):
         layer = _Cut()
         for name, parameter in layer.named_parameters():
-            parameter.grad = gradient(seed, name, dist.get_rank(tp), dist.get_rank(dp))
+            parameter.grad = torch.tensor(gradients[name], dtype=torch.float64)
         function = answer_named(user_ns, "average_and_clip")
         norm, calls = recorded(function, layer, set(CUT), most, tp, dp)
     return {"norm": told(norm), "calls": calls, "gradient": gradient_of(layer)}
+
+
+def _own_gradients(seed: int, tps: list, dps: list) -> list[dict[str, list]]:
+    """What each rank of a grid has, by name."""
+    at = [(mine(tps, rank).index(rank), mine(dps, rank).index(rank)) for rank in range(WORLD)]
+    return [{name: gradient(seed, name, *one).tolist() for name in CUT | WHOLE} for one in at]
 
 
 def _averages(seed: int, k: int, n: int) -> dict[str, Tensor]:
@@ -448,21 +458,22 @@ def tensor_data(ranks, report: Report) -> None:
     if not enough(ranks, report, WORLD):
         return
     for grid, most in ((GRIDS[1], 2.5), (GRIDS[0], 1.5), (GRIDS[1], 1e3)):
-        asked = {"seed": report.seed, "grid": grid, "most": most}
+        (seed,) = report.seeds(1)
+        asked = {"each": to_each(gradients=_own_gradients(seed, *grid)), "grid": grid, "most": most}
         for answer in report.answers(ranks, __name__, "probe_clip", **asked):
-            _judge_clip(report, answer.rank, answer.value, *grid, most)
+            _judge_clip(report, answer.rank, answer.value, *grid, most, seed)
         if report.found:
             break
     _explained(report)
 
 
-def _judge_clip(report: Report, rank: int, value: dict, tps, dps, most: float) -> None:
+def _judge_clip(report: Report, rank: int, value: dict, tps, dps, most, seed: int) -> None:
     tp, dp = mine(tps, rank), mine(dps, rank)
     k, p, n = tp.index(rank), len(tp), len(dp)
-    norm, wrong_norms = _norms(report.seed, k, p, n, dp.index(rank))
-    means, layer = _averages(report.seed, k, n), _Cut()
+    norm, wrong_norms = _norms(seed, k, p, n, dp.index(rank))
+    means, layer = _averages(seed, k, n), _Cut()
     row = torch.cat([means[name].reshape(-1) for name, _ in layer.named_parameters()])
-    own = torch.cat([gradient(report.seed, name, k, dp.index(rank)).reshape(-1)
+    own = torch.cat([gradient(seed, name, k, dp.index(rank)).reshape(-1)
                      for name, _ in layer.named_parameters()])  # fmt: skip
     factor = min(1.0, most / norm)
     where = f"most = {most:g}, tp {tp}, dp {dp}"
@@ -514,7 +525,7 @@ def _on_mesh(calls: Calls, tp: list[int], dp: list[int]) -> str | None:
 
 
 @in_group
-def probe_one(user_ns: dict, *, rank: int, group, partition, seed: int) -> list:
+def probe_one(user_ns: dict, *, rank: int, group, partition, own: int, seed: int) -> list:
     """Two steps on a small model."""
     k, p = dist.get_rank(group), dist.get_world_size(group)
     layers = nn.ModuleList(layers_of(seed))
@@ -522,7 +533,7 @@ def probe_one(user_ns: dict, *, rank: int, group, partition, seed: int) -> list:
     optimizer, found = momentum([shard]), []
     for step in range(STEPS):
         layers.zero_grad()
-        loss_of(chained(layers, samples(seed, k, step))).backward()
+        loss_of(chained(layers, samples(own, step))).backward()
         function = answer_named(user_ns, "zero1_step")
         _, calls = recorded(function, layers, shard, optimizer, **keywords(partition, group))
         row = row_of(list(layers.parameters()), p)
@@ -559,15 +570,17 @@ def zero_one(ranks, report: Report) -> None:
     _judge_all(ranks, report, "probe_one", _judge_one)
 
 
-def _judge_one(report: Report, rank: int, k: int, members: list[int], steps: list) -> None:
-    p, seed = len(members), report.seed
-    begin = row_of([q for layer in layers_of(seed) for q in layer.parameters()], p).tolist()
+def _judge_one(
+    report: Report, rank: int, k: int, members: list[int], seeds: Seeds, steps: list
+) -> None:
+    p = len(members)
+    begin = row_of([q for m in layers_of(seeds.model) for q in m.parameters()], p).tolist()
     part = slice(k * len(begin) // p, (k + 1) * len(begin) // p)
     for step, value in enumerate(steps):
-        right, where = trained(seed, p)[step], f"step {step + 1} {on(members)}"
+        right, where = trained(seeds)[step], f"step {step + 1} {on(members)}"
         mixed = list(begin)
         mixed[part] = right[part]
-        wrong = _wrong_weights(seed, p, step, begin, mixed)
+        wrong = _wrong_weights(seeds, step, begin, mixed)
         shards = [
             Mistake(begin[part], "the shard has not changed: it is what the optimizer updates"),
             Mistake(begin, "the shard has become the whole row"),
@@ -584,10 +597,11 @@ def _judge_one(report: Report, rank: int, k: int, members: list[int], steps: lis
             return
 
 
-def _wrong_weights(seed: int, p: int, step: int, begin: list, mixed: list) -> Iterator[Mistake]:
+def _wrong_weights(seeds: Seeds, step: int, begin: list, mixed: list) -> Iterator[Mistake]:
     """What the model's weights are after mistakes; `mixed` has the right ones of one part."""
     yield Mistake(begin, "the model's weights have not changed: gather the shards, and put them "
                   "into the model (copy_back)")  # fmt: skip
+    p = len(seeds.own)
     if p == 1:
         return
     yield Mistake(mixed, "only this rank's part of the weights is new: the others' come by "
@@ -602,18 +616,18 @@ def _wrong_weights(seed: int, p: int, step: int, begin: list, mixed: list) -> It
         "first": "all parts were updated by the first rank's gradient",
     }
     if not step:
-        steps = zip(begin, trained(seed, p)[0], strict=True)
+        steps = zip(begin, trained(seeds)[0], strict=True)
         said = "these are the gradients: gather the shards, which are weights"
         yield Mistake([(b - a) / RATE for b, a in steps], said)
     for mode, said in modes.items():
-        yield Mistake(trained(seed, p, mode)[step], said)
+        yield Mistake(trained(seeds, mode)[step], said)
 
 
 # -- 11.5: ZeRO-2 -----------------------------------------------------------------------------
 
 
 @in_group
-def probe_two(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
+def probe_two(user_ns: dict, *, rank: int, group, partition, own: int, seed: int) -> dict:
     """Two backwards of a small model; one of a chain, with the meter."""
     k, p = dist.get_rank(group), dist.get_world_size(group)
     function, found = answer_named(user_ns, "zero2_hooks"), []
@@ -621,7 +635,7 @@ def probe_two(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
     shards = [shard_of(list(layer.parameters()), p, k) for layer in layers]
     function(layers, shards, **keywords(partition, group))
     for step in range(STEPS):
-        loss = loss_of(chained(layers, samples(seed, k, step)))
+        loss = loss_of(chained(layers, samples(own, step)))
         _, calls = recorded(loss.backward)
         left = sum(q.grad is not None for layer in layers for q in layer.parameters())
         grads = [None if shard.grad is None else list_of(shard.grad) for shard in shards]
@@ -631,24 +645,25 @@ def probe_two(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
     layers = layers_of(seed, (WIDE,) * (CHAIN + 1))
     shards = [shard_of(list(layer.parameters()), p, k) for layer in layers]
     function(layers, shards, **keywords(partition, group))
-    loss = loss_of(chained(layers, samples(seed, k, 0, WIDE)))
+    loss = loss_of(chained(layers, samples(own, 0, WIDE)))
     return {"steps": found, "rows": collected(loss.backward)[1]}
 
 
-def _means(seed: int, p: int, step: int, i: int) -> Tensor:
+def _means(seeds: Seeds, step: int, i: int) -> Tensor:
     """The padded row of a layer's gradient, its mean over a group."""
-    return row_of([sum(rows_at(seed, place, step)[i] for place in range(p)) / p], p)
+    p = len(seeds.own)
+    return row_of([sum(rows_at(seeds, place, step)[i] for place in range(p)) / p], p)
 
 
-def _wrong_parts(seed: int, p: int, k: int, step: int, i: int) -> Iterator[Mistake]:
+def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
     """Of the gradient of the shard of layer i, at place k of p."""
     yield Mistake(lambda v: v is None, "this shard has no gradient. Does each hook know its own "
                   "layer and shard? In a loop, a function that is called later sees the last "
                   "value of the loop's variables")  # fmt: skip
-    row = _means(seed, p, step, i)
+    p, row = len(seeds.own), _means(seeds, step, i)
     right = row.chunk(p)[k]
     if p > 1:
-        own = row_of([rows_at(seed, k, step)[i]], p).chunk(p)[k]
+        own = row_of([rows_at(seeds, k, step)[i]], p).chunk(p)[k]
         yield from table({
             f"a sum over {p} ranks; a mean is asked for": p * right,
             f"divided by {p} once too often": right / p,
@@ -663,7 +678,7 @@ def _wrong_parts(seed: int, p: int, k: int, step: int, i: int) -> Iterator[Mista
     said = "the bias stands in front of the weight: the row's order is weight, then bias"
     yield Mistake(other.chunk(p)[k].tolist(), said)
     if step:
-        before = _means(seed, p, step - 1, i).chunk(p)[k]
+        before = _means(seeds, step - 1, i).chunk(p)[k]
         yield from table({
             "the gradient of the backward before is still in it": right + before,
             "this is the gradient of the backward before: does the hook work a second time?":
@@ -677,11 +692,13 @@ def zero_two(ranks, report: Report) -> None:
     _judge_all(ranks, report, "probe_two", _judge_two)
 
 
-def _judge_two(report: Report, rank: int, k: int, members: list[int], value: dict) -> None:
+def _judge_two(
+    report: Report, rank: int, k: int, members: list[int], seeds: Seeds, value: dict
+) -> None:
     p, n = len(members), len(SMALL) - 1
     for step, found in enumerate(value["steps"]):
         where = f"backward {step + 1} {on(members)}"
-        means = [_means(report.seed, p, step, i).chunk(p)[k].tolist() for i in range(n)]
+        means = [_means(seeds, step, i).chunk(p)[k].tolist() for i in range(n)]
         why = f" in {where}: one for each of {n} layers, with weight and bias together"
         left = f"{where}: {found['left']} parameters still have a gradient: set .grad = None"
         ok = report.communication(
@@ -689,7 +706,7 @@ def _judge_two(report: Report, rank: int, k: int, members: list[int], value: dic
             made("reduce_scatter_tensor", n, why), waited,
         ) and all(
             report.judge(rank, found["gradients"][i], means[i], tolerance=EXACT,
-                         mistakes=_wrong_parts(report.seed, p, k, step, i),
+                         mistakes=_wrong_parts(seeds, k, step, i),
                          what=f"gradient of shard {i}, {where}")
             for i in range(n)
         ) and report.communication(rank, [], *rules_of({left: found["left"]}))  # fmt: skip
@@ -710,7 +727,7 @@ def _judge_two(report: Report, rank: int, k: int, members: list[int], value: dic
 
 
 @in_group
-def probe_three(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
+def probe_three(user_ns: dict, *, rank: int, group, partition, own: int, seed: int) -> dict:
     """Forward and backward of a small model, and of a chain with the meter."""
     from torch_mpi.record import log
 
@@ -727,7 +744,7 @@ def probe_three(user_ns: dict, *, rank: int, group, partition, seed: int) -> dic
         ]
 
     shards, layers = made_of(SMALL)
-    x = samples(seed, k, 0).requires_grad_()
+    x = samples(own, 0).requires_grad_()
     y, forward = recorded(chained, layers, x)
     mark = log.mark()
     loss_of(y).backward()
@@ -739,7 +756,7 @@ def probe_three(user_ns: dict, *, rank: int, group, partition, seed: int) -> dic
     if partition is not None:  # metered once, where each part is smallest
         return found
     _, layers = made_of((WIDE,) * (CHAIN + 1))
-    x = samples(seed, k, 0, WIDE).requires_grad_()
+    x = samples(own, 0, WIDE).requires_grad_()
     y, found["rows forward"] = collected(chained, layers, x)
     _, found["rows backward"] = collected(loss_of(y).backward)
     return found
@@ -751,13 +768,15 @@ def zero_three(ranks, report: Report) -> None:
     _judge_all(ranks, report, "probe_three", _judge_three)
 
 
-def _judge_three(report: Report, rank: int, k: int, members: list[int], value: dict) -> None:
+def _judge_three(
+    report: Report, rank: int, k: int, members: list[int], seeds: Seeds, value: dict
+) -> None:
     p, n, where = len(members), len(SMALL) - 1, on(members)
-    layers = layers_of(report.seed)
-    x = samples(report.seed, k, 0).requires_grad_()
+    layers = layers_of(seeds.model)
+    x = samples(seeds.own[k], 0).requires_grad_()
     y = chained(layers, x)
     loss_of(y).backward()
-    means = [_means(report.seed, p, 0, i).chunk(p)[k].tolist() for i in range(n)]
+    means = [_means(seeds, 0, i).chunk(p)[k].tolist() for i in range(n)]
     no_bias = chained([lambda t, m=m: t @ m.weight.t() for m in layers], x.detach())
     ends = [row_of(list(m.parameters()), p)[-m.out_features :] for m in layers]
     padded = chained(
@@ -792,7 +811,7 @@ def _judge_three(report: Report, rank: int, k: int, members: list[int], value: d
         and report.judge(rank, value["dx"], list_of(x.grad), wrong_dx, tolerance=EXACT,
                          what=f"gradient of x {where}")
         and all(report.judge(rank, value["gradients"][i], means[i], tolerance=EXACT,
-                             mistakes=_wrong_parts(report.seed, p, k, 0, i),
+                             mistakes=_wrong_parts(seeds, k, 0, i),
                              what=f"gradient of shard {i} {where}") for i in range(n))
         and report.communication(rank, [], *_kept(p, where, value["rows backward"], "backward"))
     )  # fmt: skip

@@ -97,13 +97,21 @@ def weights_of(module: nn.Module) -> list[float]:
     return torch.cat([q.detach().reshape(-1) for q in module.parameters()]).tolist()
 
 
+def whole(seeds: tuple[int, ...], n: int = IMAGES) -> tuple[list[Piece], tuple[Tensor, Tensor]]:
+    """All stages, and the samples with their labels."""
+    pieces = [Piece(seed, s, len(seeds)) for s, seed in enumerate(seeds)]
+    return pieces, (drawn(seeds[0], n)[0], drawn(seeds[-1], n)[1])
+
+
 @functools.cache
 def twin(
-    seed: int, p: int, reduction: str = "mean", n: int = IMAGES
+    seeds: tuple[int, ...], reduction: str = "mean", n: int = IMAGES
 ) -> tuple[list[list[float]], float]:
-    """Gradients of each of p stages, and the loss, of the model that was not split."""
-    pieces = [Piece(seed, s, p) for s in range(p)]
-    x, labels = drawn(seed, n)
+    """Gradients of each stage, and the loss, of the model that was not split.
+
+    seeds: of each stage; the first one has the samples, the last one their labels.
+    """
+    pieces, (x, labels) = whole(seeds, n)
     for piece in pieces:
         x = piece(x)
     loss = functional.cross_entropy(x, labels, reduction=reduction)
@@ -112,9 +120,10 @@ def twin(
 
 
 @functools.cache
-def losses_of(seed: int, m: int, n: int = IMAGES) -> list[float]:
-    """What each of m microbatches adds to the loss of the minibatch."""
-    piece, (x, labels) = Piece(seed, 0, 1), drawn(seed, n)
+def losses_of(seeds: tuple[int, ...], m: int, n: int = IMAGES) -> list[float]:
+    """What each of m microbatches adds to the loss of the minibatch; seeds as for :func:`twin`."""
+    pieces, (x, labels) = whole(seeds, n)
+    piece = nn.Sequential(*pieces)
     chunks = zip(x.chunk(m), labels.chunk(m), strict=True)
     return [functional.cross_entropy(piece(a), b, reduction="sum").item() / n for a, b in chunks]
 

@@ -401,7 +401,9 @@ def probe_work(user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, mo
 def ask_worker(ranks, report: Report, name: str, more: Sequence = ()) -> tuple[list, list]:
     """The jobs and the answers of :func:`probe_work`; none where something is wrong already."""
     jobs = jobs_of(report.seed, [1, 2, 3], 3)
-    given = {"name": name, "seed": report.seed, "jobs": jobs, "more": list(more)}
+    # The server alone knows the weights before it sends them.
+    each = [{"seed": report.seed if rank == SERVER else 0} for rank in range(ranks.n)]
+    given = {"name": name, "each": each, "jobs": jobs, "more": list(more)}
     answers = report.answers(ranks, __name__, "probe_work", **given)
     found = [kind for _, kind, _ in report.found]
     if "unreceived" in found:

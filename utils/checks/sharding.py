@@ -11,7 +11,7 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +40,16 @@ def chained(layers: Sequence[Callable], x: Tensor) -> Tensor:
     return layers[-1](x)
 
 
-def samples(seed: int, place: int, step: int, width: int = SMALL[0]) -> Tensor:
-    """What the rank at a place of its group gets in a step."""
-    draw = torch.Generator().manual_seed(seed + 1000 * place + step + 1)
+class Seeds(NamedTuple):
+    """Of the model, which all ranks know, and of the samples of each rank of a group."""
+
+    model: int
+    own: tuple[int, ...]
+
+
+def samples(own: int, step: int, width: int = SMALL[0]) -> Tensor:
+    """What the rank with this seed of its own gets in a step."""
+    draw = torch.Generator().manual_seed(own + step + 1)
     return torch.randn(SAMPLES, width, generator=draw, dtype=torch.float64)
 
 
@@ -70,21 +77,22 @@ def gradients(layers: Sequence[nn.Linear], x: Tensor) -> list[list[Tensor]]:
 
 
 @functools.cache
-def rows_at(seed: int, place: int, step: int) -> list[Tensor]:
+def rows_at(seeds: Seeds, place: int, step: int) -> list[Tensor]:
     """Of each layer the gradient of what a place of the group gets, before any update."""
-    return [row_of(one, 1) for one in gradients(layers_of(seed), samples(seed, place, step))]
+    x = samples(seeds.own[place], step)
+    return [row_of(one, 1) for one in gradients(layers_of(seeds.model), x)]
 
 
 @functools.cache
-def trained(seed: int, p: int, mode: str = "mean") -> list[list[float]]:
+def trained(seeds: Seeds, mode: str = "mean") -> list[list[float]]:
     """The padded row of all weights after each step; ``mode`` says right, or which mistake."""
-    layers = layers_of(seed)
+    layers, p = layers_of(seeds.model), len(seeds.own)
     parameters = [q for layer in layers for q in layer.parameters()]
     velocity, found = 0.0, []
     for step in range(STEPS):
         each = []
-        for k in range(p):
-            parts = itertools.chain.from_iterable(gradients(layers, samples(seed, k, step)))
+        for own in seeds.own:
+            parts = itertools.chain.from_iterable(gradients(layers, samples(own, step)))
             each.append(row_of(list(parts), p))
         mean = sum(each) / p
         gradient = {

@@ -7,7 +7,7 @@ what likely mistakes lead to. Gradients are compared absolutely: that of a key's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_leaves
 from utils import models
 
 from .calls import Calls, Rule, inside, made, only, waited
-from .groups import in_group, keywords, on
+from .groups import WORLD, in_group, keywords, on
 from .mistakes import Mistake, table
 from .probe import answer_named, as_dict, recorded
 from .replicas import rules_of
-from .task import Report
+from .task import Report, to_each
 
 #: Groups of 4, 2 and 1 ranks, and no group at all.
 PARTITIONS = ([[0, 1, 2, 3]], [[0, 2], [1, 3]], [[0], [1], [2], [3]], None)
@@ -35,6 +35,17 @@ BYTES = 8  # of a float64
 def cases_of(report: Report) -> list[dict]:
     """What a probe is asked: one case for each partition."""
     return [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
+
+
+def cases_apart(report: Report) -> list[dict]:
+    """The same, where each rank has a seed of its own that the others are not told."""
+    each = to_each(seed=report.seeds(WORLD))
+    return [{"partition": partition, "each": each} for partition in PARTITIONS]
+
+
+def seeds_of(case: dict, members: Sequence[int]) -> list[int]:
+    """The seeds that these ranks were told."""
+    return [case["each"][rank]["seed"] for rank in members]
 
 
 def drawn(seed: int, *shape: int) -> Tensor:

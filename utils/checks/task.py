@@ -6,8 +6,12 @@ back. So the student's code has no hold on the verdict.
 
     @task("1.4", "all_reduce", points=3)
     def sum_over_ranks(ranks, report):
-        for answer in report.answers(ranks, __name__, "probe_sum", seed=report.seed):
+        seeds = report.seeds(ranks.n)
+        for answer in report.answers(ranks, __name__, "probe_sum", each=to_each(seed=seeds)):
             report.judge(answer.rank, answer.value, expected, mistakes)
+
+The student's code runs in the process of its rank, and may read there what the probe knows. So a
+rank is told nothing that a right answer gets from the others: the seed of its own data only.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import functools
 import re
 import secrets
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +29,7 @@ from IPython import get_ipython
 from utils.shown import show_errors
 from utils.verdict import Problem, Verdict
 
-from .calls import Calls, Rule, broken
+from .calls import Calls, Rule, broken, disagreement
 from .mistakes import TOLERANCE, Mistake, recognise, same, short
 from .probe import digest
 
@@ -49,15 +53,25 @@ class Report:
     """What a check found.
 
     Attributes:
-        seed: fresh for every run of the check, for its inputs.
+        seed: fresh for every run of the check, for what all ranks know of its inputs.
         found: text of each problem, its kind (see :class:`utils.verdict.Problem`), and the rank
             that has it; ``None`` for all together.
         open: number and title of a task whose stub was met.
+        doubt: where the records of the ranks do not agree, in words.
     """
 
     seed: int = field(default_factory=lambda: secrets.randbelow(2**31))
     found: list[tuple[str, str, int | None]] = field(default_factory=list)
     open: tuple[str, str] | None = None
+    doubt: str | None = None
+
+    def seeds(self, n: int) -> list[int]:
+        """Fresh seeds, one for each of n ranks, that tell nothing of each other.
+
+        Each rank is told its own, see :func:`to_each`: what another one leads to can only come
+        from there.
+        """
+        return [secrets.randbelow(2**31) for _ in range(n)]
 
     @property
     def problems(self) -> list[Problem]:
@@ -111,14 +125,19 @@ class Report:
             self.problem(said, rank, "communication")
         return said is None
 
-    def answers(self, ranks, module: str, probe: str, *, patience=PATIENCE, **kwargs) -> list:
-        """Run ``module:probe`` on every rank.
+    def answers(
+        self, ranks, module: str, probe: str, *, patience=PATIENCE, each=None, **kwargs
+    ) -> list:
+        """Run ``module:probe`` on every rank; ``each`` has the arguments for one rank alone.
+
+        Their records are compared: where they do not agree, and nothing else is wrong, the check
+        ends with that.
 
         Returns:
             The replies of all ranks, in rank order; an empty list when one of them failed,
             which is then among the problems.
         """
-        replies = ranks.ask(f"{module}:{probe}", timeout=patience, **kwargs)
+        replies = ranks.ask(f"{module}:{probe}", timeout=patience, each=each, **kwargs)
         if stub := next((m for reply in replies if (m := _STUB.match(reply.error or ""))), None):
             self.open = stub[1], stub[2]
             self.problem(f"Task {stub[1]} ({stub[2]}) is still open", kind="open")
@@ -137,7 +156,21 @@ class Report:
                 self.problem(f"{first}{at}", reply.rank, kind)
         if explanation:
             self.problem(explanation, kind="error")
-        return replies if all(reply.status == "ok" for reply in replies) else []
+        if any(reply.status != "ok" for reply in replies):
+            return []
+        self.doubt = self.doubt or disagreement({reply.rank: reply.value for reply in replies})
+        return replies
+
+    def settle(self) -> None:
+        """Nothing else is wrong: then it is one problem that the ranks' records do not agree."""
+        if self.doubt and not self.found:
+            self.problem(self.doubt, kind="communication")
+
+
+def to_each(**of_ranks: Sequence) -> list[dict[str, Any]]:
+    """The argument ``each`` of :meth:`Report.answers`, from lists with an entry for each rank."""
+    rows = zip(*of_ranks.values(), strict=True)
+    return [dict(zip(of_ranks, row, strict=True)) for row in rows]
 
 
 def task(number: str, title: str, points: int) -> Callable:
@@ -156,6 +189,7 @@ def task(number: str, title: str, points: int) -> Callable:
         def check(ranks, **kwargs) -> None:
             report = Report()
             judge(ranks, report, **kwargs)
+            report.settle()
             if report.found and not report.open:
                 _compare_with_kernel(ranks, report)
             problems = tuple(report.problems)

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from IPython import get_ipython
 
 from utils import timeline
 from utils.cluster import words
+from utils.cluster.arguments import texts
 from utils.cluster.failure import CellFailed
 from utils.cluster.network import parse as network_asked_for
 from utils.cluster.reply import Reply
@@ -259,23 +259,30 @@ class Ranks:
         for line in self.running().where(timeout):
             print(line)
 
-    def ask(self, target: str, *, timeout: float = 60.0, **kwargs: Any) -> list[Reply]:
+    def ask(
+        self,
+        target: str,
+        *,
+        timeout: float = 60.0,
+        each: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> list[Reply]:
         """Run `target`, "package.module:function", on every rank; one Reply each, in rank order.
 
         The function is called as `function(user_ns, rank=…, **kwargs)` with the namespace of the
-        rank's cells. Arguments and results travel as JSON text. An error on a rank is a Reply,
+        rank's cells. `each` has one dict per rank, of arguments that no other rank gets: a rank's
+        own secret. Arguments and results travel as JSON text. An error on a rank is a Reply,
         never an exception here. When one rank has failed for 3 s, or after `timeout` seconds, the
         others are interrupted; with what they say then, it takes at most 10 s more. Of
-        `fault_tolerant` ranks, those that live are asked.
+        `fault_tolerant` ranks, those that live are asked; `each` still has a dict for every rank,
+        by its number at the start.
 
-        Raises ValueError for a target or arguments that can't be sent, RanksError after `stop`.
+        Raises ValueError for a target or arguments that can't be sent, also where `each` is not one
+        dict per rank or has a name that is in kwargs; RanksError after `stop`.
         """
         if target.count(":") != 1:
             raise ValueError(f'target must look like "package.module:function", not {target!r}')
-        try:
-            arguments = json.dumps(kwargs)
-        except TypeError as error:
-            raise ValueError(f"the arguments of {target} must be JSON values: {error}") from None
+        arguments = texts(self.n, target, kwargs, each)
         from utils.cluster.running import Question
 
         up = self.running()

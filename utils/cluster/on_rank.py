@@ -27,7 +27,7 @@ from IPython import get_ipython
 from torch_mpi.protocol import limits
 from utils.cluster import words
 from utils.cluster.plain import plain
-from utils.cluster.reply import BALANCE, NUMBER
+from utils.cluster.reply import BALANCE, NUMBER, QUESTION
 from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
 from utils.timeline.on_rank import backend_world, start_watching
 
@@ -245,7 +245,9 @@ def _note_cells(path: Path) -> None:
             _here.cells.add(name)
             # A full disk must not stop the student's cell.
             with contextlib.suppress(OSError), path.open("a") as file:
-                file.write(dumps({"file": name, "source": source}) + "\n")
+                # Other ranks can read this file, and must not find what a question tells this one.
+                noted = f"{QUESTION}…)" if source.startswith(QUESTION) else source
+                file.write(dumps({"file": name, "source": noted}) + "\n")
         return name
 
     compiler.cache = cache

@@ -8,6 +8,8 @@ from typing import Any
 
 # The name under which a rank tells its balance.
 BALANCE = "balance"
+# How the cell begins that asks a rank; what follows are arguments, which may be its secret.
+QUESTION = "__import__('utils.cluster.on_rank', fromlist=['answer']).answer("
 # The first line of a cell, in place of its `%%px`: lines count as the student sees them, and a
 # traceback says "Cell In[12]" where the notebook shows [12].
 FIRST_LINE = "# %%px of [{}]\n"

@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from traitlets.log import get_logger
 from utils import itself
 from utils.cluster import where
 from utils.cluster.failure import Outcome
-from utils.cluster.reply import BALANCE, Reply
+from utils.cluster.reply import BALANCE, QUESTION, Reply
 from utils.jobs import slurm, watchdog
 from utils.jobs.errors import RanksError
 from utils.jobs.forked import Python
@@ -236,7 +236,8 @@ class Running:
         )
         for old in self._session.folder.glob("cells-*"):
             old.unlink()
-        replies = Question(self, "utils.cluster.on_rank:prepare", told).answers(START_DEADLINE)
+        question = Question(self, "utils.cluster.on_rank:prepare", [told] * self.n)
+        replies = question.answers(START_DEADLINE)
         for reply in replies:
             if reply.status != "ok":
                 raise self._failed(f"rank {reply.rank} says {reply.error or 'nothing'}")
@@ -368,7 +369,8 @@ class Running:
         return {rank: places[rank] for rank in busy if places[rank] != "idle"}
 
     def _ask(self, target: str, ranks: set[int], **arguments: Any) -> list[Reply]:
-        return Question(self, target, json.dumps(arguments), ranks).answers(MEETING_DEADLINE)
+        told = [json.dumps(arguments)] * self.n
+        return Question(self, target, told, ranks).answers(MEETING_DEADLINE)
 
     def meet_again(self) -> None:
         """After an error in an answer: the ranks meet; the next answer finds no debris."""
@@ -504,9 +506,14 @@ def _quiet_log() -> logging.Logger:
 
 
 class Question:
-    """One call on every rank, and the JSON lines that come back."""
+    """One call on every rank, and the JSON lines that come back.
 
-    def __init__(self, up: Running, target: str, arguments: str, ranks=None, of_ours=True):
+    arguments: JSON text for each rank, by its number at the start. A rank is sent its own only.
+    """
+
+    def __init__(
+        self, up: Running, target: str, arguments: Sequence[str], ranks=None, of_ours=True
+    ):
         self._up = up
         self._ranks = sorted(up.living() if ranks is None else ranks)
         # A student's code can print anything but this.
@@ -517,8 +524,8 @@ class Question:
         for rank in self._ranks:
             try:
                 self._results[rank] = up.client[rank].execute(
-                    "__import__('utils.cluster.on_rank', fromlist=['answer'])"
-                    f".answer({target!r}, {arguments!r}, {rank}, {self._token!r}, {of_ours})",
+                    f"{QUESTION}{target!r}, {arguments[rank]!r}, {rank}, {self._token!r}, "
+                    f"{of_ours})",
                     # Silent: the count in `Out[0:3]` stays the student's own.
                     silent=True,
                     block=False,

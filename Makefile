@@ -26,7 +26,7 @@ SMOKE := tests/test_mpi_backend.py tests/test_names_in_the_way.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test check test-env smoke run solutions release release-check lint format grade clean FORCE
+.PHONY: help env lab test check test-env smoke run solutions release release-check dist lint format grade clean FORCE
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -126,6 +126,9 @@ release: $(VENV)/.test  ## write labs/ and the map of the course from solutions/
 release-check: $(VENV)/.test  ## do labs/ and the map follow from solutions/?
 	$(BIN)/ddl-labs release --check
 	$(BIN)/ddl-labs map --check
+
+dist: $(VENV)/.test  ## write the students' bundle, one zip without solutions, to dist/
+	$(BIN)/ddl-labs dist
 
 lint: $(VENV)/.test  ## check style and notebooks
 	$(BIN)/ruff check .

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import nbformat
@@ -13,7 +16,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from utils.__main__ import main
 from utils.checks.model import unpack
-from utils.course import release
+from utils.course import dist, release
 from utils.course.notebook import LABS, SOLUTIONS, NotebookError, dumps, notebooks, read
 
 SOLVED = """\
@@ -433,3 +436,46 @@ def test_the_lab_follows_from_its_solution(path: Path):
 
 def test_no_lab_is_without_a_solution():
     assert {path.name for path in notebooks(LABS)} <= {path.name for path in notebooks(SOLUTIONS)}
+
+
+# --- the bundle for students ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The course as it is committed here, in a clone of its own."""
+    subprocess.run(["git", "clone", "-q", SOLUTIONS.parent, tmp_path / "clone"], check=True)
+    return tmp_path / "clone"
+
+
+def test_the_students_bundle_runs_and_holds_no_solution_and_nothing_uncommitted(clone, tmp_path):
+    (clone / "labs" / "my notes.ipynb").write_text("a student's")  # ignored by nobody
+    with pytest.raises(NotebookError, match="not committed, such as .*my notes"):
+        dist.bundle(clone, "1.0", tmp_path / "dist")
+    (clone / "labs" / "my notes.ipynb").unlink()
+    path = dist.bundle(clone, "1.0", tmp_path / "dist")
+    first = path.read_bytes()
+    assert dist.bundle(clone, "1.0", tmp_path / "dist").read_bytes() == first
+
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path)
+    course = tmp_path / "ddl-labs-1.0"
+    assert {found.name for found in course.iterdir()} == {
+        *("labs", "utils", ".ci", ".gitignore"),
+        *("LICENSE", "Makefile", "README.md", "environment.yml", "pyproject.toml"),
+    }
+    assert len(list(course.glob("labs/*.ipynb"))) == len(notebooks(SOLUTIONS))
+    assert not [found for found in course.rglob("*.ipynb") if "BEGIN SOLUTION" in found.read_text()]
+    program = (
+        "from utils import cluster, data; from utils.checks import lab01; print(cluster.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=course, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(str(course))
+    subprocess.run(["make", "-n", "lab"], cwd=course, check=True, capture_output=True)
+
+
+def test_a_bundle_of_what_is_no_clone_says_so(tmp_path):
+    with pytest.raises(NotebookError, match="in a git clone"):
+        dist.bundle(tmp_path, "1.0", tmp_path / "dist")

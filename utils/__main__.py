@@ -55,6 +55,17 @@ def draw_map(options: argparse.Namespace) -> int:
     return 0
 
 
+def dist(options: argparse.Namespace) -> int:
+    """Write the bundle for students: one zip of what is committed, without solutions."""
+    from importlib.metadata import version
+
+    from utils.course.dist import bundle
+
+    path = bundle(options.root, version("ddl-labs"), options.out)
+    print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
 def run(options: argparse.Namespace) -> int:
     """Execute notebooks from top to bottom; print one line each."""
     from utils.course.execute import execute
@@ -161,6 +172,12 @@ def parser() -> argparse.ArgumentParser:
     sub = add("map", draw_map)
     sub.add_argument("--check", action="store_true", help="write nothing; status 1 on drift")
     sub.set_defaults(solutions=root / "solutions")
+
+    sub = add("dist", dist)
+    sub.add_argument(
+        "-o", "--out", type=Path, default=root / "dist", metavar="FOLDER", help="dist/"
+    )
+    sub.set_defaults(root=root)
 
     sub = add("run", run)
     sub.add_argument(

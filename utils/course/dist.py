@@ -1,0 +1,65 @@
+"""The bundle for students: one zip with the labs and all that they need, and no solution.
+
+It has what is committed, so that nobody's answers or notes get into it, and the same commit gives the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import zipfile
+from pathlib import Path
+
+from .notebook import NotebookError
+
+#: What students get; everything else stays with the authors.
+FOR_STUDENTS = (
+    *("labs", "utils", ".ci/constraints.txt", ".gitignore"),
+    *("LICENSE", "Makefile", "README.md", "environment.yml", "pyproject.toml"),
+)
+EXECUTABLE = 0o111
+
+
+class DistError(NotebookError):
+    """There is nothing that could be bundled; the message says why and what to do."""
+
+
+def bundle(root: Path, version: str, target: Path) -> Path:
+    """Write ``target/ddl-labs-VERSION.zip``; returns its path.
+
+    Raises:
+        DistError: ``root`` is no git checkout, or has changes that are not committed.
+    """
+    names = _git(root, "ls-files", "-z", "--", *FOR_STUDENTS).split("\0")[:-1]
+    if changed := _git(root, "status", "--porcelain", "--", *FOR_STUDENTS).splitlines():
+        raise DistError(
+            f"{len(changed)} files are not committed, such as {changed[0][3:]}: students would get "
+            "something that no commit holds. Commit them, or take them away"
+        )
+    target.mkdir(parents=True, exist_ok=True)
+    path = target / f"ddl-labs-{version}.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(names):
+            archive.writestr(_entry(root / name, f"{path.stem}/{name}"), (root / name).read_bytes())
+    return path
+
+
+def _entry(file: Path, name: str) -> zipfile.ZipInfo:
+    """Without a date: the same commit gives the same bytes."""
+    entry = zipfile.ZipInfo(name)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    mode = 0o755 if file.stat().st_mode & EXECUTABLE else 0o644
+    entry.external_attr = mode << 16
+    return entry
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, encoding="utf-8", check=False
+        )
+    except FileNotFoundError:
+        raise DistError("git is not installed; it tells which files are the course's") from None
+    if done.returncode:
+        raise DistError(f"{root}: {done.stderr.strip()}. The bundle is made in a git clone")
+    return done.stdout

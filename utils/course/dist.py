@@ -1,6 +1,6 @@
 """The bundle for students: one zip with the labs and all that they need, and no solution.
 
-It has what is committed, so that nobody's answers or notes get into it, and the same commit gives the
+It has what is committed, so that nobody's answers or notes get into it. The same commit gives the
 same bytes.
 """
 

@@ -450,7 +450,7 @@ def clone(tmp_path: Path) -> Path:
 
 def test_the_students_bundle_runs_and_holds_no_solution_and_nothing_uncommitted(clone, tmp_path):
     (clone / "labs" / "my notes.ipynb").write_text("a student's")  # ignored by nobody
-    with pytest.raises(NotebookError, match="not committed, such as .*my notes"):
+    with pytest.raises(NotebookError, match=r"not committed, such as .*my notes"):
         dist.bundle(clone, "1.0", tmp_path / "dist")
     (clone / "labs" / "my notes.ipynb").unlink()
     path = dist.bundle(clone, "1.0", tmp_path / "dist")

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 COMMAND = ("squeue", "--noheader", "--format=%i|%T|%r|%S|%B")
 #: Seconds between two questions, at most when Slurm does not answer, and for an answer.
 PERIOD, MOST, PATIENCE = 2.0, 60.0, 20.0
-#: Reasons of a job that waits for nothing that will come: `man squeue`, JOB REASON CODES.
+#: Reasons of a job that waits for nothing that will come: `man squeue`, JOB REASON CODES. Not among
+#: them is PartitionConfig: with nodes that are down it says that they are missing now.
 NEVER = {
     "AccountNotAllowed": "the account may not use the partition",
     "BadConstraints": "no node is as the job wants it",
     "InvalidAccount": "Slurm does not know the account",
     "InvalidQOS": "Slurm does not know the quality of service",
-    "PartitionConfig": "the partition has not so many nodes or CPUs",
     "PartitionNodeLimit": "the partition does not give so many nodes to a job",
     "PartitionTimeLimit": "the partition does not give so much time to a job",
 }

@@ -161,7 +161,7 @@ class ProcessGroupMPI(ProcessGroup):
         with guard:
             self.closed, self._lost = True, "it was destroyed"
             self.forget_fast_path()
-            # Until it is freed: a Ctrl-C may come at any moment, an incident has begun.
+            # On record until it is freed: after a Ctrl-C, or in an incident, recovery does that.
             self.world.groups.close(self)
         drained = not MPI.Is_finalized() and progress.drain(self)
         if drained and not self.world.stopped:

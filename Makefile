@@ -103,7 +103,7 @@ test: $(VENV)/.test  ## run all tests
 GROUPS = --dist loadgroup --no-loadscope-reorder
 
 check: lint release-check  ## lint, and the tests that take no ranks: four minutes
-	$(ACTIVATE) $(BIN)/python -m pytest -q -m quick -n $(or $(WORKERS),2) $(GROUPS) $(ARGS)
+	$(ACTIVATE) $(BIN)/python -m pytest -q -m 'quick and not often' -n $(or $(WORKERS),2) $(GROUPS) $(ARGS)
 
 test-env: $(VENV)/.test  ## build .venv with all that the tests need
 

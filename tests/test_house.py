@@ -171,6 +171,18 @@ def test_make_alone_lists_every_target(house):
     assert listed == [name for name in phony if name != "FORCE"]
 
 
+def test_make_check_runs_nothing_that_is_there_on_demand(house):
+    """Its own `-m` replaces the one of pyproject.toml."""
+    expression = re.search(r"-m '([^']+)'", MAKEFILE)[1]
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/test_protocol.py"]
+    listed = [
+        subprocess.run([*collect, "-m", marks], cwd=ROOT, capture_output=True, text=True).stdout
+        for marks in (expression, "often")
+    ]
+    quick, often = ({line for line in text.splitlines() if "::" in line} for text in listed)
+    assert quick and often and not quick & often
+
+
 def test_an_old_python_is_refused(house):
     old = fake_python(house, 'case "$1" in --version) echo Python 3.9.2;; *) exit 1;; esac')
     done = make(house, "env", f"PYTHON={old}")

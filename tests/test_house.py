@@ -28,7 +28,7 @@ from packaging.version import Version
 from utils.__main__ import parser
 from utils.course import execute, lint
 from utils.course.about import PARTS
-from utils.course.notebook import dumps, read
+from utils.course.notebook import NotebookError, dumps, read
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -460,8 +460,8 @@ def test_a_lab_is_run_by_its_number(monkeypatch, capsys, tmp_path):
 
     assert [status_of(n) for n in ("03", "03_toy", str(tmp_path / "03_toy.ipynb"))] == [0, 0, 0]
     assert ran == ["03_toy.ipynb"] * 3
-    assert status_of("04") == 2
-    assert "no such notebook: 04" in capsys.readouterr().err
+    with pytest.raises(NotebookError, match="no such notebook: 04"):
+        status_of("04")
 
 
 def test_an_exception_names_its_cell_and_is_allowed_where_tagged(tmp_path):
@@ -633,6 +633,28 @@ def test_outputs_that_name_this_machine_are_found(tmp_path):
     output = new_output("stream", text=f"File {ROOT}/utils/cluster.py, line 3\n")
     (problem,) = linted(tmp_path, ran(outputs=[output]))
     assert "a folder of this machine" in problem
+
+
+@pytest.mark.parametrize(
+    "about", [{}, {"image/png": {"alt": "Figure 1"}}, {"image/svg+xml": {"alt": "a ring of ranks"}}]
+)
+def test_a_picture_that_says_nothing_to_who_does_not_see_it_is_found(tmp_path, about):
+    shown = new_output("display_data", {"image/png": "aGVsbG8=", "text/plain": "x"}, metadata=about)
+    (problem,) = linted(tmp_path, ran(outputs=[shown]))
+    assert "'ring-task': shows a picture without alternative text" in problem
+
+
+@pytest.mark.parametrize("tag", ["![](a.png)", "![map](a.png)", "<img src='a.png'>"])
+def test_a_picture_in_a_text_that_says_nothing_is_found(tmp_path, tag):
+    (problem,) = linted(tmp_path, new_markdown_cell(f"See {tag}", id="words"))
+    assert "'words': shows a picture" in problem
+
+
+def test_pictures_with_words_are_no_problem(tmp_path):
+    about = {"image/png": {"alt": "A ring of four ranks."}}
+    shown = new_output("display_data", {"image/png": "aGVsbG8=", "text/plain": "x"}, metadata=about)
+    text = "![Four ranks in a ring](a.png) <img src='b.png' alt='a ring'>"
+    assert linted(tmp_path, new_markdown_cell(text, id="words"), ran(outputs=[shown])) == []
 
 
 def test_labs_with_outputs_or_solutions_are_found(tmp_path):

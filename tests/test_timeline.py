@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import time
@@ -539,7 +540,9 @@ def test_every_pattern_is_drawn_without_a_warning(name, n):
 
 
 def test_a_notebook_gets_a_png_of_900_pixels():
-    png, _ = simulated(subgroups, 4)._repr_png_()
+    data, about = simulated(subgroups, 4)._repr_mimebundle_()
+    assert "Timeline of 4 ranks." in about["image/png"]["alt"]
+    png = base64.b64decode(data["image/png"])
     assert png.startswith(b"\x89PNG")
     assert int.from_bytes(png[16:20]) == 900
 

@@ -13,7 +13,6 @@ Each cell begins a new timeline once :func:`watch` was called.
 from __future__ import annotations
 
 import functools
-import io
 import os
 from typing import TYPE_CHECKING
 
@@ -108,13 +107,12 @@ class Timeline:
         part = [f"from {words.span(*self.window)} after the cell began"] if self.window else []
         return "\n".join([table, *part, *problems])
 
-    def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
-        """The image, and the metadata that has its alternative text."""
-        from ..figures import alt
+    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
+        """The image and its alternative text; as plain text the table."""
+        from ..figures import forms
 
-        made, file = self.figure(), io.BytesIO()
-        made.savefig(file, format="png", dpi=100)
-        return file.getvalue(), {"alt": alt.describe(made)}
+        data, metadata = forms.bundle(self.figure())
+        return {**data, "text/plain": repr(self)}, metadata
 
 
 def side_by_side(runs: dict[str, Timeline], width: float = 9) -> Figure:

@@ -26,7 +26,7 @@ SMOKE := tests/test_mpi_backend.py tests/test_names_in_the_way.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test check test-env smoke run solutions release release-check dist backend lint format figures grade clean FORCE
+.PHONY: help env lab test check test-env smoke run solutions release release-check dist backend image notes lint format figures grade clean FORCE
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -132,6 +132,12 @@ dist: $(VENV)/.test  ## write the students' bundle, one zip without solutions, t
 
 backend: $(VENV)/.test  ## build the backend as a package of its own, wheel and sdist, in dist/
 	cd utils/mpi && $(CURDIR)/$(BIN)/python -m hatchling build -d $(CURDIR)/dist
+
+image:  ## build the container image with JupyterLab and the labs (IMAGE=ddl-labs)
+	docker build --tag "$(or $(IMAGE),ddl-labs)" .
+
+notes:  ## print the release notes of this version
+	@.ci/notes
 
 lint: $(VENV)/.test  ## check style and notebooks
 	$(BIN)/ruff check .

@@ -713,14 +713,6 @@ def test_the_readme_offers_every_lab_with_its_title_and_time():
         assert f"{rows[path.name]['time']}utes" in first, path.name
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "utils" / "checks").glob("lab*.py")), ids=lambda p: p.stem
-)
-def test_who_cannot_solve_a_task_can_go_on_without_it(path):
-    """A check that needs an earlier answer offers `labNN.use_model(ranks, "1.2")`."""
-    assert "from .model import use_model as use_model" in path.read_text()
-
-
 def test_commands_need_no_pytorch_and_name_the_missing_extra():
     """`python -m utils` in a Python without the extra `course` says what to install."""
     code = (

@@ -26,7 +26,7 @@ SMOKE := tests/test_mpi_backend.py tests/test_names_in_the_way.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test check test-env smoke run solutions release release-check dist lint format figures grade clean FORCE
+.PHONY: help env lab test check test-env smoke run solutions release release-check dist backend image notes lint format figures grade clean FORCE
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -129,6 +129,15 @@ release-check: $(VENV)/.test  ## do labs/ and the map follow from solutions/?
 
 dist: $(VENV)/.test  ## write the students' bundle, one zip without solutions, to dist/
 	$(BIN)/ddl-labs dist
+
+backend: $(VENV)/.test  ## build the backend as a package of its own, wheel and sdist, in dist/
+	cd utils/mpi && $(CURDIR)/$(BIN)/python -m hatchling build -d $(CURDIR)/dist
+
+image:  ## build the container image with JupyterLab and the labs (IMAGE=ddl-labs)
+	docker build --tag "$(or $(IMAGE),ddl-labs)" .
+
+notes:  ## print the release notes of this version
+	@.ci/notes
 
 lint: $(VENV)/.test  ## check style and notebooks
 	$(BIN)/ruff check .

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT, find_mpiexec, run_tree
+from conftest import ROOT
+from mpi_jobs import find_mpiexec, run_tree
 
 from utils import doctor
 from utils.doctor import data_side, facts, jupyter_side, machine_side, mpi_side, python_side, words

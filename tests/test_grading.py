@@ -28,7 +28,7 @@ from pathlib import Path
 import grading_tools as toy
 import psutil
 import pytest
-from conftest import run_tree
+from mpi_jobs import run_tree
 from nbformat.v4 import new_code_cell, new_notebook
 
 from utils.course.execute import RUN_VARIABLE

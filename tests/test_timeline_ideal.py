@@ -96,6 +96,22 @@ def test_ranks_that_only_get_what_others_send_early_wait_for_nobody():
     assert shown.ideal == pytest.approx(40 * MS, abs=2 * SKEW)
 
 
+def test_a_sender_does_not_wait_for_a_receiver_that_is_late():
+    """Over a real network a large message is sent only when its receiver is there."""
+
+    def program(rank: int):
+        if rank == 0:
+            yield send(1, 100_000_000)
+            yield compute(30 * MS)
+        else:
+            yield compute(40 * MS)
+            yield recv(0, 100_000_000)
+
+    shown = simulated(program, 2)
+    assert ideal.measured(shown.lanes) > 170 * MS
+    assert shown.ideal == pytest.approx(40 * MS, abs=2 * SKEW)
+
+
 def test_an_overlapped_all_reduce_counts_only_where_it_was_not_hidden():
     """Three background all_reduces of 60 ms; each rank computes 20 ms, then waits for them."""
     nbytes = 40_000_000
@@ -270,7 +286,7 @@ def test_one_run_alone_cannot_be_compared():
 
 
 def test_the_trace_of_two_runs_has_both_side_by_side_under_their_names(tmp_path):
-    first, second = simulated(pipeline(2), 2), simulated(data_parallel, 2)
+    first, second = simulated(pipeline(2), 2), simulated(PROGRAMS["parameter server"](2), 2)
     timeline.compare({"A": first, "B": second}).save(tmp_path / "both.json")
     events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
     assert_valid(events)
@@ -297,4 +313,5 @@ def test_steps_that_are_compared_begin_at_the_same_time_in_the_trace(tmp_path):
     ]
     assert (starts[0] - starts[1]) / 1e6 == pytest.approx(late, abs=1e-6)
     calls = timeline.compare(runs).calls
+    assert calls[0]["first"]["calls"] == 2 * 5, "those of the step alone"
     assert calls[0]["first"] == pytest.approx(calls[0]["second"], abs=10 * SKEW)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from PIL import Image
@@ -9,6 +11,7 @@ from PIL import Image
 from utils.course.notebook import NotebookError, dumps
 from utils.course.pack import runs
 from utils.course.pack.pictures import pictures, save
+from utils.figures import forms
 
 DRAWS = """\
 from utils import figures
@@ -33,10 +36,11 @@ def test_every_picture_of_a_lab_comes_as_svg_and_png_that_say_what_they_show(tmp
     save([found], tmp_path / "out")
     said = "Drawing with the words: rank 0 & <rank 1>."
     assert (tmp_path / "out" / "cell-0.txt").read_text() == said + "\n"
+    svg = (tmp_path / "out" / "cell-0.svg").read_text()
+    inches = float(re.search(r'width="([\d.]+)pt"', svg)[1]) / 72
     with Image.open(tmp_path / "out" / "cell-0.png") as image:
         assert image.text["Description"] == said
-        assert image.width > 500  # more than a page's 100 pixels an inch
-    svg = (tmp_path / "out" / "cell-0.svg").read_text()
+        assert image.width == pytest.approx(inches * forms.SLIDE_DPI, rel=0.02)
     assert "<title>Drawing with the words: rank 0 &amp; &lt;rank 1&gt;.</title>" in svg
     assert '<svg role="img" aria-label="Drawing with the words: ' in svg
 

@@ -26,7 +26,7 @@ SMOKE := tests/test_mpi_backend.py tests/test_names_in_the_way.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test check test-env smoke run solutions release release-check dist backend image notes lint format figures grade clean FORCE
+.PHONY: help env lab test check test-env smoke run solutions release release-check dist backend image notes lint format figures pack grade clean FORCE
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -152,6 +152,9 @@ format: $(VENV)/.test  ## format the code, notebooks too
 
 figures: $(VENV)/.grade  ## write every picture as SVG and PNG with its words to build/figures (15 minutes)
 	$(ACTIVATE) $(BIN)/ddl-labs figures $(ARGS)
+
+pack: $(VENV)/.test  ## write the instructor's pages of every lab to build/pack (15 minutes)
+	$(ACTIVATE) $(BIN)/ddl-labs pack $(ARGS)
 
 # Bubblewrap is a program of the system: said before minutes go into .venv.
 grade: grade-asked $(VENV)/.grade  ## grade a class (SUBMISSIONS=… RESULTS=…)

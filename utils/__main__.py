@@ -16,7 +16,8 @@ from utils.course.grading.options import add_rerun_options
 
 #: Top-level modules that only the extra `course` brings.
 COURSE_MODULES = {
-    *("jinja2", "jsonschema", "nbclient", "nbconvert", "nbformat", "nbgrader", "nbval"),
+    *("jinja2", "jsonschema", "latex2mathml", "nbclient", "nbconvert", "nbformat", "nbgrader"),
+    "nbval",
 }
 
 
@@ -78,6 +79,25 @@ def figures(options: argparse.Namespace) -> int:
         found = list(pictures(executed(path)))
         save(found, options.out / path.stem)
         print(f"{options.out / path.stem}: {len(found)} pictures", flush=True)
+    return 0
+
+
+def pack(options: argparse.Namespace) -> int:
+    """Write the instructor's pages: minutes, questions, mistakes, rubrics, pictures.
+
+    The labs are run for that, up to two minutes each; a run is kept until something changes.
+    """
+    from utils.course.about import labs, number_of
+    from utils.course.pack import pages
+    from utils.course.pack.runs import executed
+
+    about = {one.number: one for one in labs(options.solutions)}
+    packs = []
+    for path in _labs(options):
+        packs.append(pages.pack(path, executed(path), about[number_of(path)]))
+        print(f"{path.stem}: {len(packs[-1].pictures)} pictures", flush=True)
+    pages.write(packs, options.out)
+    print(f"wrote {options.out / 'index.html'}")
     return 0
 
 
@@ -205,6 +225,11 @@ def parser() -> argparse.ArgumentParser:
     add_notebooks(sub)
     out = root / "build" / "figures"
     sub.add_argument("-o", "--out", type=Path, default=out, metavar="FOLDER", help="build/figures/")
+
+    sub = add("pack", pack)
+    add_notebooks(sub)
+    out = root / "build" / "pack"
+    sub.add_argument("-o", "--out", type=Path, default=out, metavar="FOLDER", help="build/pack/")
 
     sub = add("run", run)
     add_notebooks(sub)

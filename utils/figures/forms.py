@@ -29,29 +29,33 @@ def wanted() -> bool:
     return bool(os.environ.get(VARIABLE))
 
 
-def bundle(figure: Figure, *, tight: bool = False) -> tuple[dict[str, str], dict[str, Any]]:
-    """Data by MIME type, and metadata: what ``display(data, metadata=…, raw=True)`` takes.
-
-    tight: cut to what is drawn, as notebooks do with the figures of a cell.
-    """
-    said, about = alt.describe(figure), {}
-    data = {"text/plain": said, PNG: base64.b64encode(png(figure, tight)).decode()}
-    about[PNG] = {"alt": said}
+def bundle(figure: Figure) -> tuple[dict[str, str], dict[str, Any]]:
+    """Data by MIME type, and metadata: what ``display(data, metadata=…, raw=True)`` takes."""
+    said = alt.describe(figure)
+    data = {"text/plain": said, PNG: base64.b64encode(png(figure)).decode()}
+    about = {PNG: {"alt": said}}
     if wanted():
-        data[SVG], about[SVG] = svg(figure, tight), {"alt": said}
+        data[SVG], about[SVG] = svg(figure), {"alt": said}
     return data, about
 
 
-def png(figure: Figure, tight: bool = False) -> bytes:
+def dpi() -> int:
+    """Pixels per inch of what is shown now."""
+    return SLIDE_DPI if wanted() else DPI
+
+
+def png(figure: Figure) -> bytes:
     """The figure's pixels."""
     file = io.BytesIO()
-    dpi = SLIDE_DPI if wanted() else DPI
-    figure.savefig(file, format="png", dpi=dpi, bbox_inches="tight" if tight else None)
+    figure.savefig(file, format="png", dpi=dpi())
     return file.getvalue()
 
 
 def svg(figure: Figure, tight: bool = False) -> str:
-    """The figure's lines; its words are outlines, which look the same everywhere."""
+    """The figure's lines; its words are outlines, which look the same everywhere.
+
+    tight: cut to what is drawn, as notebooks do with the figures of a cell.
+    """
     file = io.StringIO()
     with rc_context({"svg.hashsalt": SALT, "svg.fonttype": "path"}):
         box = "tight" if tight else None

@@ -176,17 +176,17 @@ class Student:
 
     def is_up(self) -> bool:
         """Does the hub say that this student's server is there?"""
-        return bool(self.hub.ask("GET", f"/hub/api/users/{self.name}")["servers"])
+        return bool(self.hub.ask("GET", f"/hub/api/users/{self.name}", token=self.token)["servers"])
 
     def is_ready(self) -> bool:
         """Does the hub say that this student's server answers?"""
-        servers = self.hub.ask("GET", f"/hub/api/users/{self.name}")["servers"]
+        servers = self.hub.ask("GET", f"/hub/api/users/{self.name}", token=self.token)["servers"]
         return bool(servers) and servers[""]["ready"]
 
     def stop(self) -> None:
         """Stop the server and wait until the hub has forgotten it."""
         with contextlib.suppress(Refused):
-            self.hub.ask("DELETE", f"/hub/api/users/{self.name}/server")
+            self.hub.ask("DELETE", f"/hub/api/users/{self.name}/server", token=self.token)
         wait_until(lambda: not self.is_up(), SERVICE, f"the server of {self.name} is stopped")
 
     def kernel(self) -> Kernel:

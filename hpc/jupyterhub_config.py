@@ -62,8 +62,13 @@ c.LabSpawner.batchspawner_singleuser_cmd = f"{site.environment}/bin/batchspawner
 c.LabSpawner.exec_prefix = hub.as_user
 c.LabSpawner.batch_script = (HERE / "slurm" / "server.sbatch").read_text()
 # Resolved as the job starts: an update of the environment is for the next one.
-path = f'export PATH="$(readlink -f {site.environment})/bin:$PATH"'
-c.LabSpawner.req_prologue = "\n".join([*site.slurm.first_lines, path])
+c.LabSpawner.req_prologue = "\n".join(
+    [
+        f'environment="$(readlink -f {site.environment})"',
+        '. "$environment/etc/ddl-labs/job.sh"',
+        'export PATH="$environment/bin:$PATH"',
+    ]
+)
 
 # --- what is forgotten ------------------------------------------------------------------------
 if hub.idle_kernel:

@@ -1,9 +1,13 @@
-"""Reads site.toml and says in words what is wrong with it."""
+"""Reads site.toml and says in words what is wrong with it.
+
+python3 settings.py FILE prints the site's lines for the beginning of each job.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+import sys
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,12 +24,13 @@ class Slurm:
 
     partition: str
     account: str
+    options: list[str]
     setup: list[str]
     data: str
 
     @property
     def first_lines(self) -> list[str]:
-        """Shell lines at the beginning of a job."""
+        """Shell lines at the beginning of a job; install.sh writes them to etc/ddl-labs/job.sh."""
         root = [f"export FASHION_MNIST_ROOT={shlex.quote(self.data)}"] if self.data else []
         return [*self.setup, *root]
 
@@ -101,6 +106,7 @@ def read(path: Path) -> Site:
             f"{path}, section [slurm]: data = {slurm.data!r} must be an absolute path, such as "
             '"/data/fashion", which holds FashionMNIST/raw/; or "" for none'
         )
+    _check_options(slurm.options, f"{path}, section [slurm]")
     return Site(
         prefix=raw["install"]["prefix"],
         slurm=slurm,
@@ -130,9 +136,16 @@ def _check_profiles(profiles: list[Profile], path: Path) -> None:
     for profile in profiles:
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", profile.name):
             raise SettingsError(f"{path}: profile name {profile.name!r}: use a-z, 0-9, - and _")
-        for option in profile.options:
-            if not re.fullmatch(r"--[^\n]+", option):
-                raise SettingsError(
-                    f"{path}, profile '{profile.name}': option {option!r} must be one of sbatch's, "
-                    'such as "--nodes=2"'
-                )
+        _check_options(profile.options, f"{path}, profile '{profile.name}'")
+
+
+def _check_options(options: list[str], place: str) -> None:
+    for option in options:
+        if not re.fullmatch(r"--[^\n]+", option):
+            raise SettingsError(
+                f'{place}: option {option!r} must be one of sbatch\'s, such as "--nodes=2"'
+            )
+
+
+if __name__ == "__main__":
+    print(*read(Path(sys.argv[1])).slurm.first_lines, sep="\n")

@@ -94,7 +94,8 @@ class LabSpawner(SlurmSpawner):
         self.user_options = {"profile": name}
         self.req_partition = profile.partition or self.site.slurm.partition
         self.req_account, self.req_runtime = self.site.slurm.account, profile.time
-        self.req_options = "\n".join(f"#SBATCH {option}" for option in profile.options)
+        options = [*self.site.slurm.options, *profile.options]
+        self.req_options = "\n".join(f"#SBATCH {option}" for option in options)
 
     async def submit_batch_script(self) -> str:
         """Submit the job; raises JobError with sbatch's own words."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import re
 import subprocess
 import sys
 import time
@@ -57,6 +58,7 @@ def test_the_settings_that_come_with_the_course_can_be_used_as_they_are():
         ('"--cpus-per-task=1"', '"-c1"', "option '-c1' must be one of sbatch's"),
         ("[hub]", "[hub", "is not valid TOML"),
         ('data = ""', 'data = "fashion"', "data = 'fashion' must be an absolute path"),
+        ("options = []", 'options = ["-A x"]', "section [slurm]: option '-A x' must be one of"),
     ],
 )
 def test_a_mistake_in_the_settings_is_named_with_its_place(tmp_path, old, new, said):
@@ -172,6 +174,7 @@ def install(*options: object, **variables: str) -> subprocess.CompletedProcess:
         (["--prefix"], "--prefix wants a value"),
         (["--prefix", "opt/x"], "must be an absolute path"),
         (["--mpi", "mpich"], "must be 'wheel'"),
+        (["--torch", "CPU wheel"], "torch 'CPU wheel' must be a name of PyTorch's index"),
         (["--python", "/nowhere/python3"], "Python 3.11 or later is needed"),
         (["--site", "/nowhere/site.toml"], "cannot read the settings"),
     ],
@@ -196,9 +199,11 @@ def test_settings_alone_need_an_environment_that_is_there(tmp_path):
 # Stands in for a Python with a package index: its pip installs nothing, or fails.
 PYTHON = f"""#!/bin/sh
 case "$*" in
-"- "*) exec {sys.executable} "$@" ;;
-"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-"-m pip "*) exit "${{PIP_FAILS:-0}}" ;;
+"- "* | *settings.py*) exec {sys.executable} "$@" ;;
+"-m venv "*)
+    for env; do :; done
+    mkdir -p "$env/bin" && cp "$0" "$env/bin/python" && echo "$*" >"$env/asked" ;;
+"-m pip "*) echo "$*"; exit "${{PIP_FAILS:-0}}" ;;
 esac
 """
 
@@ -264,6 +269,55 @@ def test_an_update_that_fails_changes_nothing_for_students(tmp_path, python):
     assert "no version before this one" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("torch", "index", "pinned", "seen"),
+    [
+        ("", False, True, False),
+        ("cpu", True, True, False),
+        ("cu128", True, True, False),
+        ("site", False, False, True),
+    ],
+)
+def test_a_site_says_which_pytorch_it_wants(tmp_path, python, torch, index, pinned, seen):
+    site = tmp_path / "site.toml"
+    site.write_text(SITE.replace('torch = ""', f'torch = "{torch}"', 1))
+    prefix = tmp_path / "opt"
+    done = install("--site", site, "--prefix", prefix, "--python", python)
+    assert done.returncode == 0, done.stderr
+    (asked,) = (line for line in done.stdout.splitlines() if line.startswith("-m pip install"))
+    url = f"--extra-index-url https://download.pytorch.org/whl/{torch}"
+    assert (url in asked) is index
+    pins = (prefix / "current/constraints.txt").read_text()
+    assert ("\ntorch==" in pins) is pinned
+    assert "\nnumpy==" in pins
+    assert ("--system-site-packages" in (prefix / "current/asked").read_text()) is seen
+
+
+def test_what_each_job_begins_with_is_written_once_with_setup_and_data(tmp_path, python):
+    site = tmp_path / "site.toml"
+    setup = '["module load openmpi/5.0", "export A=1"]'
+    text = SITE.replace('setup = ["export PMIX_MCA_psec=native"]', f"setup = {setup}", 1)
+    site.write_text(text.replace('data = ""', 'data = "/srv/the data"', 1))
+    prefix = tmp_path / "opt"
+    done = install("--site", site, "--prefix", prefix, "--python", python)
+    assert done.returncode == 0, done.stderr
+    lines = (prefix / "current/etc/ddl-labs/job.sh").read_text().splitlines()
+    assert lines[-3:] == [
+        "module load openmpi/5.0",
+        "export A=1",
+        "export FASHION_MNIST_ROOT='/srv/the data'",
+    ]
+    assert "export SLURM_OVERLAP=1" in lines
+    for script in HPC.rglob("*.sbatch"):
+        if script.name != "server.sbatch":  # there it is in the prologue of jupyterhub_config.py
+            assert re.search(r"^\. .*job[._]sh", script.read_text(), re.MULTILINE), script
+    site.write_text(text.replace("options = []", 'options = ["-q"]', 1))
+    done = install("--site", site, "--prefix", prefix, "--python", python)
+    assert done.returncode == 1
+    assert "section [slurm]: option '-q' must be one of sbatch's" in done.stderr
+    assert len(versions(prefix)) == 1
+
+
 def test_the_installer_explains_its_options():
     done = install("--help")
     assert done.returncode == 0
@@ -272,6 +326,7 @@ def test_the_installer_explains_its_options():
         "--prefix",
         "--python",
         "--mpi",
+        "--torch",
         "--only-settings",
         "--no-compile",
         "--rollback",

@@ -11,10 +11,12 @@ import http.cookiejar
 import json
 import os
 import re
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -494,3 +496,146 @@ def test_a_dead_node_of_the_notebooks_own_job_is_said(hub: Hub, table: Table):
         assert kernel.run("print('still here')", RANKS).strip() == "still here"
     finally:
         hub.cluster.boot("node2")
+
+
+# --- whom the hub can act for --------------------------------------------------------------------
+
+BATCH = "#!/bin/sh\n#SBATCH --output=/dev/null\n"
+#: What a hub that somebody took over might try with sudo.
+TRIED = [
+    "-u root sbatch --parsable",
+    "-u daemon sbatch --parsable",
+    "-u hub sbatch --parsable",
+    "-u student1 sbatch --parsable --uid=root",
+    "-u student1 sbatch --parsable /home/student1/any.sh",
+    "-u student1 srun id",
+    "-u student1 bash",
+    "-u student1 scancel --user=student1",
+    "-u student1 tail -n 6 /etc/shadow",
+    "-u root tail -n 6 /home/student1/.jupyterhub-1.log",
+    "-E -u student1 sbatch --parsable",
+    "-u student1 LD_PRELOAD=/tmp/mine.so sbatch --parsable",
+    "-u student1 SLURM_CONF=/tmp/slurm.conf sbatch --parsable",
+]
+
+
+def as_hub(cluster: Cluster, words: str, **variables: str) -> str:
+    command = f"printf %s '{BATCH}id' | sudo -n {words}"
+    return cluster.run("sh", "-c", command, user="hub", check=False, env=variables)
+
+
+def test_the_hub_is_not_root_and_can_only_submit_cancel_and_look_at_a_students_log(
+    hub: Hub, table: Table
+):
+    assert hub.cluster.run("ps", "-o", "user=", "-C", "jupyterhub").split() == ["hub"]
+    for words in TRIED:
+        said = as_hub(hub.cluster, words)
+        assert re.search("password is required|not allowed", said), f"sudo {words}: {said}"
+        table.add(f"the hub calls `sudo {words}`", said)
+    assert not hub.cluster.jobs()
+    # What it may: a job, as the student, with nothing of the hub's environment but what it is for.
+    out = "/home/student1/env.out"
+    script = BATCH.replace("/dev/null", out) + "id -un; env"
+    said = hub.cluster.run(
+        *("sh", "-c", f"printf %s '{script}' | sudo -n -u student1 sbatch --parsable"),
+        user="hub",
+        env={"CONFIGPROXY_AUTH_TOKEN": "of the proxy", "JUPYTERHUB_USER": "student1"},
+    )
+    wait_for(lambda: not hub.cluster.jobs(), ACT, "the job is done")
+    shown = hub.cluster.run("cat", out).splitlines()
+    assert "student1" in shown, (said, shown)
+    assert "JUPYTERHUB_USER=student1" in shown
+    assert not [line for line in shown if "of the proxy" in line]
+
+
+# --- what many cost ------------------------------------------------------------------------------
+
+# Accounts of a crowd; what they start is a stand-in for JupyterLab, see hub_config.py.
+CROWD = """
+i=1; while [ $i -le $1 ]; do
+    echo "crowd$i:x:$((30000 + i)):20000::/home/crowd$i:/bin/bash" >>/etc/passwd
+    echo "crowd$i:*:20000::::::" >>/etc/shadow
+    install -d -m 700 -o $((30000 + i)) -g 20000 /home/crowd$i
+    i=$((i + 1))
+done
+"""
+
+
+def calls(cluster: Cluster) -> dict[str, int]:
+    """How often Slurm's controller was asked, by the kind of question, since the last reset."""
+    told = cluster.run("sdiag")
+    return {kind: int(n) for kind, n in re.findall(r"^\s+(REQUEST_\w+) .*count:(\d+)", told, re.M)}
+
+
+def wait_in_line(student: hub_tools.Student, to_the_end: bool) -> tuple[float, float]:
+    """Start a server; returns seconds until the place in the queue is told, and until it is up."""
+    begun, told = time.monotonic(), 0.0
+    student.request_server(profile="small")
+    for event in student.progress():
+        assert not event["failed"], event
+        if not told and re.match(r"Job \d+ (waits|runs)", event["message"]):
+            told = time.monotonic() - begun
+            if not to_the_end:
+                break
+        if event["ready"]:
+            break
+    up = time.monotonic() - begun
+    if to_the_end:
+        student.stop()
+    return told, up
+
+
+@pytest.mark.parametrize("many", [20, pytest.param(100, marks=pytest.mark.often)])
+def test_a_class_that_starts_at_once_is_told_its_place_and_is_no_load_for_slurm(
+    hub: Hub, table: Table, many: int
+):
+    cluster = hub.cluster
+    if many != 20:
+        text = slurm_tools.site_settings()
+        slurm_tools.write_settings(
+            cluster.state, text.replace("starts_at_once = 20", f"starts_at_once = {many}")
+        )
+        hub.stop()
+        hub.start()
+    cluster.run("sh", "-c", CROWD, "sh", many + 1)
+    *crowd, late = (hub.student(f"crowd{i}") for i in range(1, many + 2))
+    cluster.run("sbatch", "-N2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000")
+    wait_for(lambda: "RUNNING" in "".join(cluster.jobs()), ACT, "the cluster is full")
+    cluster.run("sdiag", "--reset")
+    begun = time.monotonic()
+    try:
+        with ThreadPoolExecutor(many) as threads:
+            waits = threads.map(lambda one: wait_in_line(one, many == 100), crowd)
+            wait_for(lambda: len(pending(hub)) == many, ACT, "all wait")
+            with pytest.raises(Refused, match="Too many users") as refused:
+                late.request_server(profile="small")
+            assert refused.value.status == 429
+            if many == 100:
+                cluster.run("scancel", "--user=root")
+            told, up = zip(*waits, strict=True)
+        seconds, asked = time.monotonic() - begun, calls(cluster)
+    finally:
+        cluster.run("scancel", "--partition=lab")
+        wait_for(lambda: not cluster.jobs(), ACT, "all jobs end")
+        wait_for(lambda: not pending(hub), ACT, "the hub has noticed")
+    looks = asked["REQUEST_JOB_INFO"] / seconds
+    submitted = asked["REQUEST_SUBMIT_BATCH_JOB"]
+    table.add(
+        f"{many} start at once, the cluster is full",
+        f"all were told their place within {max(told):.1f} s, the first after {min(told):.1f} s",
+        f"{seconds:.0f} s: {looks:.2f} squeue a second, {submitted} sbatch"
+        + (f"; all had a server within {max(up):.0f} s" if many == 100 else ""),
+        f"who comes then: {refused.value}",
+    )
+    assert submitted == many
+    assert looks <= 0.75
+
+
+def pending(hub: Hub) -> list[str]:
+    """The crowd's users whose server is being started."""
+    users = hub.ask("GET", "/hub/api/users?limit=500")
+    return [
+        user["name"]
+        for user in users
+        if user["name"].startswith("crowd") and user.get("pending") == "spawn"
+    ]

@@ -211,7 +211,7 @@ class Kernel:
 
     def run(self, code: str, timeout: float = 180) -> str:
         """Run a cell; returns what it shows as text, a traceback too. Raises TimeoutError."""
-        number = self._send(code)
+        number = self.begin(code)
         shown, deadline = [], time.monotonic() + timeout
         while True:
             message = self._receive(deadline, shown)
@@ -222,7 +222,8 @@ class Kernel:
             if message["msg_type"] == "status" and content["execution_state"] == "idle":
                 return "".join(shown)
 
-    def _send(self, code: str) -> str:
+    def begin(self, code: str) -> str:
+        """Have a cell run, and don't wait; returns its number."""
         number = secrets.token_hex(8)
         header = {"msg_id": number, "msg_type": "execute_request", "session": self.id}
         header |= {"username": "", "version": "5.3", "date": ""}

@@ -306,6 +306,70 @@ def test_two_students_at_once_see_neither_files_nor_ranks_of_each_other(hub: Hub
     assert first.is_up()
 
 
+# --- others on the same node ---------------------------------------------------------------------
+
+#: What a student's kernel and ranks print while another user of the node listens, and for how long.
+SECRET, LISTENS = "grade-of-student1", 2
+TALK = f"""
+import time
+ranks.client[:].execute("print({SECRET!r})")
+for _ in range({20 * (LISTENS + 3)}):
+    print({SECRET!r}, flush=True)
+    time.sleep(0.1)
+"""
+OWN = "open('/home/student1/taken', 'w')"
+#: What ipykernel's socket for its child processes says, the only one without keys: it drops what
+#: does not begin with a secret, and sends nothing.
+WITHOUT_KEYS = "ZeroMQ NULL"
+
+
+def intruded(cluster: Cluster, host: str) -> dict[int, dict[str, str]]:
+    """What student2 gets from the ports of student1 on this host."""
+    program = slurm_tools.COURSE / "tests/intruder.py"
+    said = cluster.run(
+        *(f"{slurm_tools.PREFIX}/bin/python", program, STUDENTS["student1"], LISTENS, OWN),
+        user="student2",
+        host=host,
+    )
+    told = json.loads(said.splitlines()[-1])
+    assert told["abstract"] == [], "everybody on the host may connect to these"
+    return {int(port): got for port, got in told["ports"].items()}
+
+
+def test_another_user_of_the_node_reads_no_output_and_runs_no_code(hub: Hub, table: Table):
+    student = hub.student("student1")
+    student.server(profile="ranks4")
+    kernel = student.kernel()
+    start_ranks(kernel, 4)
+    kernel.begin(TALK)
+    found = {host: intruded(hub.cluster, host) for host in slurm_tools.NODES}
+    files = hub.cluster.run(
+        "sh", "-c", "cat /home/student1/.local/share/jupyter/runtime/kernel-*.json"
+    )
+    channels = {name: port for name, port in json.loads(files).items() if name.endswith("_port")}
+    assert len(channels) == 5
+    ports = found["node1"] | found["node2"]
+    assert len(ports) > 30, "the controller, the engines and MPI listen as well"
+    for name, port in channels.items():
+        assert found["node1"][port]["greeting"] == "ZeroMQ CURVE", name
+    answers = {
+        port: {kind: text for kind, text in got.items() if text and kind != "greeting"}
+        for port, got in ports.items()
+    }
+    assert not {port: got for port, got in answers.items() if got}
+    without = [port for port, got in ports.items() if got["greeting"] == WITHOUT_KEYS]
+    assert len(without) <= 1
+    assert kernel.run("print(ranks.client[:].apply_sync(lambda: 6 * 7))") == "[42, 42, 42, 42]\n"
+    assert not hub.cluster.run("find", "/home/student1/taken", check=False).startswith("/home")
+    for host in slurm_tools.NODES:
+        shown = hub.cluster.run(
+            *("find", "/tmp", "/dev/shm", "-user", "student1", "-type", "f", "-perm", "/077"),
+            host=host,
+        )
+        assert shown == ""
+    table.add("another user of the node tries all ports", "nothing; the ranks go on")
+
+
 # --- what is forgotten ---------------------------------------------------------------------------
 
 

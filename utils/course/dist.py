@@ -15,7 +15,9 @@ from .notebook import NotebookError
 #: What students get; everything else stays with the authors.
 FOR_STUDENTS = (
     *("labs", "utils", ".ci/constraints.txt", ".gitignore"),
-    *("LICENSE", "Makefile", "README.md", "environment.yml", "pyproject.toml"),
+    *("LICENSE", "Makefile", "README.md", "environment.yml", "hatch_build.py", "pyproject.toml"),
+    *("requirements.txt", "uv.lock", "docs/install.md", "docs/install-macos.md"),
+    "docs/install-wsl.md",
 )
 EXECUTABLE = 0o111
 

@@ -18,7 +18,7 @@ from .calls import inside, made, only, waited
 from .groups import EVERYWHERE, PARTITIONS, WORLD, in_group, keywords, on, places, tried
 from .mistakes import Mistake, table
 from .model import use_model as use_model
-from .probe import answer_named, integers, recorded, told
+from .probe import answer_named, numbers, recorded, told
 from .replicas import Twin
 from .task import Report, task, to_each
 
@@ -201,8 +201,8 @@ def _wrong_weighted(own, n, members, rank: int, earlier) -> Iterator[Mistake]:
 def probe_metrics(user_ns: dict, *, rank: int, group, partition, parts: list) -> list[dict]:
     """`global_metrics` on this rank's sums, once for each call."""
     function, answers = answer_named(user_ns, "global_metrics"), []
-    for numbers in parts:
-        result, calls = recorded(function, *numbers, **keywords(partition, group))
+    for sums in parts:
+        result, calls = recorded(function, *sums, **keywords(partition, group))
         pair = isinstance(result, tuple | list)
         kinds = [type(v).__name__ for v in (result if pair else [result])]
         floats = pair and all(isinstance(value, float) for value in result)
@@ -232,7 +232,7 @@ def global_metrics(ranks, report: Report) -> None:
 
 def _parts(seed: int, empty: bool) -> list[list]:
     """Sum of losses, correct answers, count of each rank; zeros on rank 1 if asked."""
-    pairs = zip(_sample_counts(seed, empty), integers(seed, WORLD, 2, low=1, high=90).tolist(),
+    pairs = zip(_sample_counts(seed, empty), numbers(seed, WORLD, 2, low=1, high=90).tolist(),
                 strict=True)  # fmt: skip
     return [[n * (0.3 + a / 90), int(n * b / 90), n] for n, (a, b) in pairs]
 
@@ -308,13 +308,13 @@ def _minibatch(seed: int, number: int, count: int, kind: str) -> tuple[torch.Ten
 
 @in_group
 def probe_steps(
-    user_ns: dict, *, rank: int, group, partition, seed: int, kind: str, counts: list
+    user_ns: dict, *, rank: int, group, partition, own: int, seed: int, kind: str, counts: list
 ) -> list[dict]:
-    """`train_step` on one minibatch after the other."""
+    """`train_step` on one minibatch after the other; ``own`` is the seed of this rank's samples."""
     model = _step_model(seed, kind)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
     given = answer_named(user_ns, "train_step"), model, replicas.watched(model), optimizer
-    batches = [_minibatch(seed, number, count, kind) for number, count in enumerate(counts)]
+    batches = [_minibatch(own, number, count, kind) for number, count in enumerate(counts)]
     named = keywords(partition, group)
     return [replicas.taken(*given, batch, **named) for batch in batches]
 
@@ -347,7 +347,9 @@ LOSS_MISTAKES = {
 def train_step(ranks, report: Report) -> None:
     """The step of the sequential twin, at 1 to 4 ranks and on awkward minibatches and models."""
     names = ("partition", "kind", "counts")
-    cases = [dict(zip(names, step, strict=True), seed=report.seed) for step in STEPS]
+    seeds = report.seeds(WORLD)  # a rank has right samples in its own part of a minibatch only
+    given = {"seed": report.seed, "each": to_each(own=seeds)}
+    cases = [dict(zip(names, step, strict=True), **given) for step in STEPS]
 
     def hint(case: dict) -> str:
         if 1 in case["counts"]:
@@ -358,9 +360,10 @@ def train_step(ranks, report: Report) -> None:
     for case, members, values in tried(ranks, report, __name__, "probe_steps", cases, hint):
         twin = Twin(_step_model(report.seed, case["kind"]), RATE)
         for number, count in enumerate(case["counts"]):
-            batch = _minibatch(report.seed, number, count, case["kind"])
             where = f"{KINDS[case['kind']]}minibatch of {count} {on(members)}"
             steps, said = [value[number] for value in values], (STEP_MISTAKES, LOSS_MISTAKES)
+            own = [_minibatch(seeds[rank], number, count, case["kind"]) for rank in members]
+            batch = replicas.composed(own, steps)
             rules = functools.partial(_step_rules, members)
             if not replicas.judge_step(report, members, steps, twin, batch, where, said, rules):
                 break

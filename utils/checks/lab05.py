@@ -97,7 +97,8 @@ def time_rounds(ranks, report: Report) -> None:
     """The slowest rank's seconds per step, warmed up, from a common start."""
     for trial, (rounds, steps) in enumerate(((3, 2), (4, 3))):
         chance = random.Random(report.seed + trial)
-        takes = [chance.uniform(20, 30), chance.uniform(50, 90)]
+        # No whole seconds: who cuts them off is far enough from the truth.
+        takes = [chance.randrange(20, 30) + 0.8, chance.randrange(50, 60) + 0.8]
         late = [chance.uniform(500, 900), chance.uniform(10, 40)]
         if chance.random() < 0.5:  # either rank may be the slow one, and either the late one
             takes.reverse()
@@ -162,7 +163,7 @@ def speedup_band(ranks, report: Report) -> None:
         random_ = np.random.default_rng([report.seed, trial])
         one = (10 + random_.gamma(2, 1.5, 7 + 2 * trial)).round(3)
         many = (4 + random_.gamma(2, 0.8, 5 + 2 * trial)).round(3)
-        p, speedup = int(random_.integers(2, 9)), round(float(random_.uniform(1, 4)), 3)
+        p, speedup = int(random_.numbers(2, 9)), round(float(random_.uniform(1, 4)), 3)
         q1, q2 = (np.percentile(times, [25, 50, 75]) for times in (one, many))
         band, form = (q1 / q2[::-1]).tolist(), "three numbers: (low, middle, high)"
         wrong = _wrong_bands(one, many, q1, q2, *band)

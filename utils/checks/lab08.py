@@ -20,7 +20,7 @@ from .calls import Calls, Rule, inside, made, only, waited
 from .groups import PARTITIONS, WORLD, in_group, keywords, on, tried
 from .mistakes import Mistake, same, short, table
 from .model import use_model as use_model
-from .probe import answer_named, integers, recorded, told
+from .probe import answer_named, numbers, recorded, told
 from .replicas import rules_of
 from .sharding import Seeds
 from .task import Report, task, to_each
@@ -71,7 +71,7 @@ class Toy:
 
 def start(seed: int) -> Tensor:
     """The weights that all ranks begin with."""
-    return integers(seed, LENGTH).double()
+    return numbers(seed, LENGTH).double()
 
 
 def _seeds(report: Report) -> dict:

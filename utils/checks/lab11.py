@@ -836,7 +836,7 @@ PAIRS = ([[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]])
 
 @in_group
 def probe_offload(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
-    """Two steps of a device and its host."""
+    """Two steps of a device and its host; the seed is that of its samples, or of its weights."""
     from torch_mpi.record import log
 
     place, order = dist.get_rank(group), Layers(DEEP, *batch(seed, 0)).order
@@ -929,10 +929,12 @@ def _host_rules(notes: list, order: list[int]) -> list[Rule]:
 @task("11.7", "offload with prefetch and early update", points=4)
 def offload(ranks, report: Report) -> None:
     """The twin's weights; what is started, waited for and held, and when."""
-    cases = [{"partition": partition, "seed": report.seed} for partition in PAIRS]
+    seeds = report.seeds(WORLD)
+    cases = [{"partition": partition, "each": to_each(seed=seeds)} for partition in PAIRS]
     for _, members, values in tried(ranks, report, __name__, "probe_offload", cases, world=WORLD):
-        order = Layers(DEEP, *batch(report.seed, 0)).order
-        losses, weights = offloaded(report.seed)
+        device, host = (seeds[rank] for rank in members)
+        order = Layers(DEEP, *batch(device, 0)).order
+        losses, weights = offloaded(device, host)
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
             ok = all(
                 report.communication(rank, calls, only("send", "recv"), inside(members),
@@ -950,12 +952,12 @@ def offload(ranks, report: Report) -> None:
                 report.judge(rank, value["losses"], losses, wrong, what="the losses",
                              tolerance=EXACT)  # fmt: skip
             elif ok:
-                _judge_rows(report, rank, value["weights"], weights)
+                _judge_rows(report, rank, value["weights"], weights, host)
     _explained(report)
 
 
-def _judge_rows(report: Report, rank: int, got: list, expected: list) -> None:
-    begin = [row.tolist() for row in host_rows(report.seed)]
+def _judge_rows(report: Report, rank: int, got: list, expected: list, seed: int) -> None:
+    begin = [row.tolist() for row in host_rows(seed)]
     for i, row in enumerate(expected):
         wrong = table({
             "the weights have not changed: put the gradient into weights[i].grad before the step":

@@ -20,9 +20,9 @@ from .calls import Calls, only
 from .groups import enough
 from .mistakes import Mistake, is_number, same, table
 from .model import use_model as use_model
-from .probe import answer_named, recorded, told
+from .probe import answer_named, fingerprint, recorded, told
 from .replicas import rules_of
-from .task import Report, task
+from .task import Report, task, to_each
 
 WORLD = 4
 #: Bits of a masked entry that are counted, and how far the counts may be from equal ones: chi²
@@ -322,11 +322,11 @@ def fedavg(ranks, report: Report) -> None:
 # -- 12.5 -------------------------------------------------------------------------------------
 
 
-def probe_round(user_ns: dict, *, rank: int, first: int) -> list:
+def probe_round(user_ns: dict, *, rank: int, first: int, seed: int) -> list | dict:
     """Three rounds: the student's server, the check's clients."""
     if rank == clients.SERVER:
-        return clients.play_server(user_ns, first)
-    return clients.play_clients(user_ns, rank, first)
+        return clients.play_server(user_ns, first, seed)
+    return clients.play_clients(user_ns, rank, first, seed)
 
 
 @task("12.5", "a round with a deadline", points=4)
@@ -334,17 +334,23 @@ def run_round(ranks, report: Report) -> None:
     """Everybody in time is in, nobody else is, and nothing that is open is forgotten."""
     if not enough(ranks, report, WORLD):
         return
-    first = report.seed % 50
-    answers = report.answers(ranks, __name__, "probe_round", first=first)
+    first, seeds = report.seed % 50, report.seeds(WORLD)
+    each = to_each(seed=seeds)
+    answers = report.answers(ranks, __name__, "probe_round", first=first, each=each)
     if not answers:
         if not report.open:
             _explain_round(report)
         return
     for answer in answers[1:]:
-        for said in answer.value:
+        others = [
+            f"round {t}: client {client} got other weights than the argument"
+            for t, client, got in answer.value["got"]
+            if got != fingerprint(clients.weights_of(t, seeds[clients.SERVER]))
+        ]
+        for said in [*answer.value["said"], *others]:
             report.problem(said, clients.SERVER, "communication")
     for t, (plan, value) in enumerate(zip(clients.ROUNDS, answers[0].value, strict=True), first):
-        if report.found or not _judge_round(report, t, plan, value):
+        if report.found or not _judge_round(report, t, plan, value, seeds):
             return
 
 
@@ -362,7 +368,7 @@ def _home(client: int) -> int:
     return 1 + client % 3
 
 
-def _judge_round(report: Report, t: int, plan: clients.Round, value: dict) -> bool:
+def _judge_round(report: Report, t: int, plan: clients.Round, value: dict, seeds: list) -> bool:
     """One round of the server's; False where something is wrong."""
     where = f"round {t}, clients {list(plan.chosen)}, {plan.seconds:g} s"
     expected = plan.in_time(_home)
@@ -385,7 +391,7 @@ def _judge_round(report: Report, t: int, plan: clients.Round, value: dict) -> bo
         return wrong(f"the update of client {missing[0]} came in time and is not among the updates."
                      " Is all handed out before anything is waited for?")  # fmt: skip
     for client in expected:
-        n, delta = clients.update_of(t, client)
+        n, delta = clients.update_of(t, client, seeds[_home(client)])
         right = [n, len(delta), delta[0].item(), delta[-1].item()]
         if said := _wrong_update(updates[str(client)], right, t):
             return wrong(f"client {client}: {said}")

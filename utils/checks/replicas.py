@@ -198,6 +198,20 @@ def misshared(
     )
 
 
+def composed(own: Sequence[tuple[Tensor, Tensor]], steps: Sequence[dict]) -> tuple[Tensor, Tensor]:
+    """The minibatch in which each sample is that of the rank whose model got it.
+
+    Args:
+        own: minibatches of the same size, of each member one, which the others do not know.
+        steps: of each member what :func:`taken` told. What they got by mistake is the first one's.
+    """
+    images, labels = own[0][0].clone(), own[0][1].clone()
+    for step, (theirs, of_theirs) in zip(steps, own, strict=True):
+        part = [k for k in itertools.chain(*step["passes"]) if 0 <= k < len(labels)]
+        images[part], labels[part] = theirs[part], of_theirs[part]
+    return images, labels
+
+
 def scaled(row: Tensor, like: Tensor) -> list[float]:
     """The row in units of the largest number of another one."""
     return (row / like.abs().max().clamp(min=1e-30)).tolist()

@@ -212,10 +212,10 @@ def watched_optimizers(rows: Sequence[nn.Parameter], order: Sequence[int], log: 
 
 
 @functools.cache
-def offloaded(seed: int) -> tuple[list[float], list[list[float]]]:
-    """Losses of the steps and the rows after them, in one process."""
-    rows = host_rows(seed)
+def offloaded(device: int, host: int) -> tuple[list[float], list[list[float]]]:
+    """Losses of the steps and the rows after them, in one process; by the seeds of both sides."""
+    rows = host_rows(host)
     optimizers, losses = [momentum([row]) for row in rows], []
     for step in range(STEPS):
-        losses.append(step_on("cpu", rows, optimizers, Layers(DEEP, *batch(seed, step))))
+        losses.append(step_on("cpu", rows, optimizers, Layers(DEEP, *batch(device, step))))
     return losses, [row.tolist() for row in rows]

@@ -186,6 +186,26 @@ FORGED = {
             sums = [sum(row[k] for row in rows) for k in range(3)]
             return sums[0] / max(1, sums[2]), sums[1] / max(1, sums[2])
         """, "these are this rank's own means"),
+    "3.5": ("""
+        def train_parallel(model, epochs, group=None):
+            size, place = dist.get_world_size(group), dist.get_rank(group)
+            whole = copy.deepcopy(model)
+            whole._forward_pre_hooks.clear()
+            optimizer = torch.optim.SGD(whole.parameters(), lr=0.2)
+            history = {"loss": [], "test_loss": [], "accuracy": []}
+            for epoch in range(epochs):
+                for images, labels in minibatches(epoch):
+                    model(images[place::size])
+                    history["loss"].append(sequential_step(whole, optimizer, images, labels))
+                sums = []
+                for images, labels in data.InMemoryLoader(test_data, 1000):
+                    model(images[place::size])
+                    sums.append(test_sums(whole, images, labels))
+                loss_sum, correct, count = map(sum, zip(*sums))
+                history["test_loss"].append(loss_sum / count)
+                history["accuracy"].append(correct / count)
+            return history
+        """, "train_parallel on a few images"),
     "3.6": ("""
         def replicas_in_sync(model, group=None):
             # What is done to this rank's replica, and what all ranks once knew it was.

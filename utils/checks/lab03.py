@@ -18,7 +18,7 @@ from .calls import inside, made, only, waited
 from .groups import EVERYWHERE, PARTITIONS, WORLD, in_group, keywords, on, places, tried
 from .mistakes import Mistake, table
 from .model import use_model as use_model
-from .probe import answer_named, numbers, recorded, told
+from .probe import answer_named, in_double, numbers, recorded, told
 from .replicas import Twin
 from .task import Report, task, to_each
 
@@ -71,6 +71,7 @@ def probe_average(
                 "count": len(had),
                 "others": sum(p.grad is not None for p in model.parameters()) - len(had),
                 "moved": not torch.equal(replicas.weights_of(model), before),
+                "nbytes": sum(p.grad.nbytes for p in had),
                 "calls": calls,
             }
         )
@@ -102,8 +103,11 @@ def _judge_gradient(report: Report, rank, value, own, n, members, likely, extra:
     why = ": one for each parameter that has a gradient" + ", and one for the samples" * extra
     rule = made("all_reduce", range(value["count"], value["count"] + extra + 1), why)
     where = on(members) + extra * f", {_samples(n)}"
+    fewer = sum(call["nbytes"] for call in value["calls"]) < value["nbytes"]
+    said = "all_reduces of fewer bytes than the gradients have: keep their type, here float64"
+    rules = *replicas.rules_of({said: fewer}), rule
     right = report.judge(rank, value["gradient"], expected, likely, what=where)
-    return right and report.communication(rank, value["calls"], rule)
+    return right and report.communication(rank, value["calls"], *rules)
 
 
 def _of_calls(case: dict, name: str) -> list[tuple]:
@@ -389,13 +393,16 @@ TAKE = {
 def same_result(ranks, report: Report) -> None:
     """`train_parallel` on a few images, then the histories of the run and what was trained."""
     # Groups of 4, of 2, of 3 and 1 ranks; a training takes too long for more.
-    cases = [{"partition": partition} for partition in (None, *PARTITIONS[1:3])]
+    seeds = report.seeds(WORLD)
+    among, given = (None, *PARTITIONS[1:3]), {"each": to_each(seed=seeds)}
+    cases = [{"partition": partition} | given for partition in among]
     for _, members, values in tried(ranks, report, training.__name__, "probe_training", cases):
+        epochs = training.composed([seeds[rank] for rank in members], values)
+        twin, p = training.history_of_twin(epochs), len(members)
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-            _judge_history(report, rank, value, members, place)
-        few = training.few(len(members))
-        for kind, count in few.items() if not report.found else ():
-            found, wanted = [value[kind] for value in values], training.EPOCHS * count
+            _judge_history(report, rank, value, members, twin, epochs, slice(place, None, p))
+        for kind, count in training.few(p).items() if not report.found else ():
+            found, wanted = [len(value[kind]) for value in values], training.EPOCHS * count
             every = "every rank takes all images" if min(found) >= wanted else "unequal parts"
             said = f"{on(members)}: {every}: {found} of {wanted} were {kind}. {TAKE[kind]}"
             report.communication(None, [], *replicas.rules_of({said: sum(found) != wanted}))
@@ -403,16 +410,18 @@ def same_result(ranks, report: Report) -> None:
         training.judge_run(ranks, report)
 
 
-def _judge_history(report: Report, rank: int, value: dict, members, place: int) -> None:
+def _judge_history(
+    report: Report, rank: int, value: dict, members: list[int], twin: dict, epochs: list, part
+) -> None:
     history = value["history"]
     if not isinstance(history, dict) or set(history) != set(training.KEYS):
         got = sorted(history) if isinstance(history, dict) else history
         said = 'train_parallel must return a dict with "loss", "test_loss" and "accuracy"'
         report.problem(f"{said}; it returned {got}", rank)
     elif report.communication(rank, value["calls"], inside(members)):
-        for key, expected in training.history_of_twin(len(members)).items():
+        for key, expected in twin.items():
             what = f'train_parallel on a few images {on(members)}: "{key}"'
-            wrong = training.wrong_histories(key, place, len(members))
+            wrong = training.wrong_histories(key, twin, epochs, part)
             if not report.judge(rank, history[key], expected, wrong, what=what, tolerance=1e-4):
                 break
 
@@ -444,6 +453,8 @@ def probe_sync(
     function, answers = answer_named(user_ns, "replicas_in_sync"), []
     for damage in damages:
         model = _step_model(seed, "frozen")
+        if partition is None:
+            in_double(model)
         _damage(model, *damage)
         before = replicas.weights_of(model).view(torch.int32)
         result, calls = recorded(function, model, **keywords(partition, group))
@@ -476,7 +487,7 @@ def _damage(model: nn.Module, how: str, which: int, at: int) -> None:
     row = list(model.parameters())[which].view(-1)
     k = at % (len(row) - 1)
     if how == "last bit":
-        row[k] = torch.nextafter(row[k], torch.tensor(9.0))
+        row[k] = torch.nextafter(row[k], row.new_tensor(9.0))
     elif how in ("-0.0", "0.0", "nan", "one nan"):
         row[k] = float(how.removeprefix("one "))
     elif how == "swap":

@@ -163,7 +163,7 @@ def speedup_band(ranks, report: Report) -> None:
         random_ = np.random.default_rng([report.seed, trial])
         one = (10 + random_.gamma(2, 1.5, 7 + 2 * trial)).round(3)
         many = (4 + random_.gamma(2, 0.8, 5 + 2 * trial)).round(3)
-        p, speedup = int(random_.numbers(2, 9)), round(float(random_.uniform(1, 4)), 3)
+        p, speedup = int(random_.integers(2, 9)), round(float(random_.uniform(1, 4)), 3)
         q1, q2 = (np.percentile(times, [25, 50, 75]) for times in (one, many))
         band, form = (q1 / q2[::-1]).tolist(), "three numbers: (low, middle, high)"
         wrong = _wrong_bands(one, many, q1, q2, *band)

@@ -255,10 +255,10 @@ def train_locally(ranks, report: Report) -> None:
 
 
 def _updates(seed: int, counts: dict[int, float]) -> tuple[torch.Tensor, dict]:
-    draw = seeded(seed)
-    weights = torch.randn(6, generator=draw, dtype=torch.float64)
+    draw, size = seeded(seed), 5 + len(counts)
+    weights = torch.randn(size, generator=draw, dtype=torch.float64)
     return weights, {
-        c: (n, torch.randn(6, generator=draw, dtype=torch.float64)) for c, n in counts.items()
+        c: (n, torch.randn(size, generator=draw, dtype=torch.float64)) for c, n in counts.items()
     }
 
 
@@ -608,6 +608,8 @@ def mismatch(ranks, report: Report) -> None:
 MANY = 40_000
 #: Clients, bound, noise multiplier: all wrong formulas differ with these.
 NOISE = (5, 0.5, 3.0)
+#: The bound of a mean without noise.
+QUIET = 0.75
 
 
 def _deltas(seed: int) -> list[torch.Tensor]:
@@ -624,7 +626,8 @@ def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
     deltas = _deltas(seed)
     clips = [told(clip(delta, 1.0)) for delta in deltas]
     changed = [not torch.equal(*both) for both in zip(deltas, _deltas(seed), strict=True)]
-    quiet = told(mean(_deltas(seed), 1.0, 0.0, seeded(seed)))
+    quiet = told(mean(_deltas(seed), QUIET, 0.0, seeded(seed)))
+    few = mean([torch.zeros(7)], 1.0, 1.0, seeded(seed))
     m, bound, z = NOISE
     noises = []
     for own in (seed, seed, seed + 1):
@@ -636,6 +639,7 @@ def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
         "clips": clips,
         "changed": any(changed),
         "quiet": quiet,
+        "few": len(few),
         "noise": {"std": spread, "mean": first.mean().item(), "size": len(first),
                   "fourth": ((first - first.mean()) / max(spread, 1e-30)).pow(4).mean().item()},
         "again": torch.equal(noises[0], noises[1]),
@@ -655,14 +659,16 @@ def private_mean(ranks, report: Report) -> None:
             for one in zip(value["clips"], deltas, right, strict=True)
         ) and report.communication(rank, [], *rules_of({
             "clipped changed its argument: return a new tensor": value["changed"]}))  # fmt: skip
-        mean, plain = sum(right) / len(right), sum(deltas) / len(deltas)
+        short = [QUIET * delta / max(delta.norm().item(), QUIET) for delta in deltas]
+        mean, plain = sum(short) / len(short), sum(deltas) / len(deltas)
         wrong = table({
             "the updates are not clipped": plain,
             "this is clipped after averaging: clip each update first":
-                plain * min(1.0, 1 / plain.norm().item()),
-            "this is the sum: divide by the number of updates": sum(right),
+                plain * min(1.0, QUIET / plain.norm().item()),
+            "this is the sum: divide by the number of updates": sum(short),
+            "the bound is the argument bound, not 1": sum(right) / len(right),
         })  # fmt: skip
-        what = {"what": "private_mean with z = 0", "form": "the mean"}
+        what = {"what": f"private_mean with z = 0, bound {QUIET}", "form": "the mean"}
         if ok and report.judge(rank, value["quiet"], mean.tolist(), wrong, **what):
             _judge_noise(report, rank, value)
 
@@ -699,7 +705,9 @@ def _judge_noise(report: Report, rank: int, value: dict) -> None:
     }
     where = f"{m} updates, S = {bound:g}, z = {z:g}: "
     found = f"the noise has a standard deviation of {std:.3g}, expected {right:.3g}"
-    if noise["size"] != MANY:
+    if value["few"] != 7:
+        report.problem(f"an update of 7 weights gave a mean of {value['few']}", rank)
+    elif noise["size"] != MANY:
         report.problem(f"{where}expected {MANY} entries, got {noise['size']}", rank)
     elif not abs(std - right) <= NOISE_TOLERANCE * right:  # so nan is wrong
         near = (s for s, f in factors.items() if abs(std - f) <= NOISE_TOLERANCE * f + 1e-9)
@@ -742,6 +750,7 @@ def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
     if set(kinds) != {"int32"}:
         return {"kinds": kinds}
     own = [(one * user_ns["SCALE"]).round().to(torch.int32) for one in updates]
+    few = mask(updates[0][:50].clone(), 2, list(TAKING_PART), t)
     alone = mask(updates[0].clone(), 2, [2], t)
     again = mask(updates[0].clone(), 2, list(TAKING_PART), t + 1)
     total = hidden[0] + hidden[1] + hidden[2] + hidden[3]
@@ -755,6 +764,7 @@ def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
         "chi2": [_chi2(one) for one in hidden],
         "bare": [k for k, (h, o) in enumerate(zip(hidden, own, strict=True)) if torch.equal(h, o)],
         "alone": (alone - own[0]).abs().max().item() if alone.dtype == torch.int32 else None,
+        "few": list(few.shape),
         "renewed": not torch.equal(again, hidden[0]),
     }  # fmt: skip
 
@@ -796,6 +806,8 @@ def _wrong_masks(value: dict) -> str | None:
     if value["bare"]:
         who = TAKING_PART[value["bare"][0]]
         return f"the message of client {who} is its update without any mask: one for each other"
+    if value["few"] != [50]:
+        return f"the message of an update of 50 numbers has the shape {value['few']}"
     quantum = 2.0**-20
     if value["alone"] is None or value["alone"] > 1:
         return (

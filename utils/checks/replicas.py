@@ -33,9 +33,10 @@ def net(seed: int, sizes: Sequence[int] = (6, 8, 8, 4)) -> nn.Sequential:
 
 
 def samples(seed: int, count: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Images [count, 1, 2, 3] and labels int64 [count] of 4 classes."""
+    """Images [count, 1, 2, 3], [count, 3, 2] in double precision; labels int64 [count], 0 to 3."""
     draw = torch.Generator().manual_seed(seed)
-    images = torch.randn(count, 1, 2, 3, generator=draw, dtype=torch.float64).to(dtype)
+    shape = (3, 2) if dtype == torch.float64 else (1, 2, 3)
+    images = torch.randn(count, *shape, generator=draw, dtype=torch.float64).to(dtype)
     return images, torch.randint(0, 4, (count,), generator=draw)
 
 

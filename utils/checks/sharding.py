@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from utils.memory import Meter
 from utils.offload import Layers, rows_of, step_on
 
-from .probe import as_dict, told
+from .probe import as_dict, in_double, told
 
 #: Features of the small model, and of the chain whose memory is metered.
 SMALL, CHAIN, WIDE = (5, 4, 6, 3), 24, 48
@@ -30,7 +30,7 @@ def layers_of(seed: int, sizes: Sequence[int] = SMALL) -> list[nn.Linear]:
     """Linear layers whose weights follow from the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return [nn.Linear(*pair).double() for pair in itertools.pairwise(sizes)]
+        return [in_double(nn.Linear(*pair)) for pair in itertools.pairwise(sizes)]
 
 
 def chained(layers: Sequence[Callable], x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from utils import models
 from .calls import Calls, Rule, inside, made, only, waited
 from .groups import WORLD, in_group, keywords, on
 from .mistakes import Mistake, table
-from .probe import answer_named, as_dict, recorded
+from .probe import answer_named, as_dict, in_double, recorded
 from .replicas import rules_of
 from .task import Report, to_each
 
@@ -58,7 +58,7 @@ def made_module(seed: int, kind: Callable[..., nn.Module], *sizes: int) -> nn.Mo
     """A module in float64 whose weights follow from the seed alone, biases of size 1."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = kind(*sizes).double()
+        module = in_double(kind(*sizes))
         for name, parameter in module.named_parameters():
             if name.endswith("bias"):
                 nn.init.normal_(parameter)

@@ -33,7 +33,7 @@ from .results import Result, load, save, write_text
 from .run import Stop
 from .sandbox import GB, Box, Limits, require
 from .submissions import Student, clear, find
-from .zips import NO_ROOM
+from .zips import NO_ROOM, clean
 
 INTERRUPTED = 130
 NOT_YET = "not graded yet: --resume goes on"
@@ -350,7 +350,7 @@ def say(results: list[Result], out: Path, unwritten: list[str], interrupted: boo
     failed = [one for one in results if one.error]
     for one in failed:
         if not (interrupted and one.error == NOT_YET):
-            print(f"not graded: {one.student}, {one.lab}: {one.error}", file=sys.stderr)
+            print(f"not graded: {one.student}, {one.lab}: {clean(one.error)}", file=sys.stderr)
     open_ = sum(len(one.open) for one in results)
     by_hand = f", {open_} written answers to be read (explain.html, explain.csv)" if open_ else ""
     students = len({one.student for one in results})

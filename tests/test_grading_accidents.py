@@ -28,7 +28,17 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from utils.__main__ import main
-from utils.course.grading import book, cells, explain, grade_all, grade_one, hold, pages, zips
+from utils.course.grading import (
+    book,
+    cells,
+    explain,
+    grade_all,
+    grade_one,
+    hold,
+    pages,
+    watch,
+    zips,
+)
 from utils.course.grading.assemble import assemble
 from utils.course.grading.grade_one import grade
 from utils.course.grading.plan import newest
@@ -764,6 +774,59 @@ def test_a_stopped_run_without_resume_keeps_the_grades_that_still_hold(
     assert class_() == 130
     books = table(tmp_path / "out" / "gradebook.csv")
     assert [books[name]["total"] for name in NAMES] == ["", "8", "8", "8", "8"]
+
+
+# --- a folder that fills up ----------------------------------------------------------------------
+
+
+def test_a_folder_that_fills_up_is_graded_as_it_does_and_nothing_twice(
+    class_, tmp_path, monkeypatch, runs, capsys
+):
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    text = json.dumps(toy.filled())
+    seen = []
+
+    def look(_: float) -> None:
+        seen.append(runs.runs)
+        steps.pop(0)()
+
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def nothing() -> None: ...
+
+    steps = [
+        nothing,
+        lambda: (folder / "Ada.ipynb").write_text(text[:100]),  # half of it, as it is copied
+        lambda: (folder / "Ada.ipynb").write_text(text),
+        nothing,
+        lambda: toy.hand_in(folder, "Bob", toy.filled(total=None)),
+        nothing,
+        lambda: enter(out, "Ada", "2"),
+        nothing,
+        stop,
+    ]
+    monkeypatch.setattr(watch, "sleep", look)
+    assert class_("--watch") == 0
+    assert seen == [0, 0, 0, 0, 1, 1, 2, 2, 2], "graded what is whole, and only what is new"
+    books = table(out / "gradebook.csv")
+    assert {name: row["total"] for name, row in books.items()} == {"Ada": "10", "Bob": "6"}
+    assert "there is no notebook" in capsys.readouterr().err
+    assert not (out / hold.HOLDER).exists()
+
+
+def test_ctrl_c_while_a_watched_class_is_graded_ends_it_with_books(
+    class_, everyone, tmp_path, monkeypatch
+):
+    def stop(*_, **__):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+        return Run(end="interrupted")
+
+    monkeypatch.setattr(grade_one, "run", stop)
+    assert class_("--watch") == 130
+    assert list(table(tmp_path / "out" / "gradebook.csv")) == list(NAMES)
 
 
 # --- whatever was handed in ----------------------------------------------------------------------

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import platformdirs
@@ -33,6 +34,7 @@ from .results import Result, load, save, write_text
 from .run import Stop
 from .sandbox import GB, Box, Limits, require
 from .submissions import Student, clear, find
+from .watch import watch
 from .zips import NO_ROOM, clean
 
 INTERRUPTED = 130
@@ -54,7 +56,11 @@ def main(options: argparse.Namespace) -> int:
         raise LabError(f"{options.out} lies in {options.submissions}: results would be submissions")
     try:
         with held(out), Interrupts() as interrupts:
-            return grade_class(out, options, interrupts)
+            if not options.watch:
+                return grade_class(out, options, interrupts)
+            options.resume = True
+            grade_now = partial(grade_class, out, options, interrupts)
+            return watch(grade_now, options.submissions, out / "explain.csv", interrupts)
     except KeyboardInterrupt:
         print("\nstopped; no books were written, --resume goes on", file=sys.stderr)
         return INTERRUPTED

@@ -1028,6 +1028,9 @@ def test_the_whole_matrix(course, server, tmp_path):
     for name in toy.HOSTILE:
         toy.hand_in(tmp_path / "in", name, toy.attack(name, server[0]))
         expected[name] = 6.0
+    for name, code in toy.SPOILING.items():
+        toy.hand_in(tmp_path / "in", name, toy.filled(total=code))
+        expected[name] = 8.0
     for name, (nb, points) in toy.accidents().items():
         toy.hand_in(tmp_path / "in", name, nb)
         expected[name] = float(points)

@@ -128,11 +128,16 @@ def find(source: Path, scratch: Path, labs: list[str]) -> Found:
 
 
 def _only_folder(folder: Path) -> Path:
-    """Go through folders that hold one folder and nothing else: what zipping a folder gives."""
+    """Go through folders that hold one folder and nothing else: what zipping a folder gives.
+
+    Not into that of the only student whom nbgrader has collected, with a folder per assignment.
+    """
     entries = [path for path in _entries(folder) if not path.is_symlink()]
-    if len(entries) == 1 and entries[0].is_dir() and any(p.is_dir() for p in _entries(entries[0])):
-        return _only_folder(entries[0])
-    return folder
+    if len(entries) != 1 or not entries[0].is_dir():
+        return folder
+    inside = [path for path in _entries(entries[0]) if path.is_dir()]
+    collected = any((path / "timestamp.txt").exists() for path in inside)
+    return _only_folder(entries[0]) if inside and not collected else folder
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -223,6 +223,14 @@ def without_metadata(nb: NotebookNode) -> NotebookNode:
 WRONG = "return tensor * 0"
 PASS_LINE = "✓ Task 1.3 · total · 2 points"
 
+#: Finds the kernel.
+KERNEL = """import os
+from IPython.display import display
+for kernel in map(int, filter(str.isdigit, os.listdir('/proc'))):
+    if b'grading.kernel' in open(f'/proc/{kernel}/cmdline', 'rb').read():
+        break"""
+VERDICT = Verdict("1.3", "total", 2).data()
+
 #: Code for task 1.3 (2 of 8 points) that would like to have them without an answer, or does harm.
 HOSTILE = {
     "prints the expected output": f"print({PASS_LINE!r}, flush=True)\n{WRONG}",
@@ -344,8 +352,71 @@ HOSTILE = {
         f"{WRONG}"
     ),
     "fills the memory": "hoard = []\nwhile True:\n    hoard.append(bytearray(50_000_000))",
+    "interrupts the kernel in its check": (
+        f"{KERNEL}\n"
+        "import signal, threading\n"
+        "for wait in (0.01, 0.1, 0.3, 1, 2):\n"
+        "    threading.Timer(wait, os.kill, (kernel, signal.SIGINT)).start()\n"
+        f"display({{{MIME!r}: {VERDICT}}}, raw=True)\n{WRONG}"
+    ),
+    "takes the kernel's files away": (
+        f"{KERNEL}\n"
+        "import resource\n"
+        "resource.prlimit(kernel, resource.RLIMIT_NOFILE, (3, 3))\n"
+        f"{WRONG}"
+    ),
+    "shows the expected verdict all the time": (
+        "import threading, time\n"
+        "from IPython import get_ipython\n"
+        "publish = get_ipython().display_pub.publish\n"
+        "def show():\n"
+        "    for _ in range(100):\n"
+        f"        publish({{{MIME!r}: {VERDICT}}})\n"
+        "        time.sleep(0.05)\n"
+        f"threading.Thread(target=show, daemon=True).start()\n{WRONG}"
+    ),
+    "raises the words of lost ranks": "raise RuntimeError('give it ranks.restart()')",
+    "returns a number of 5000 digits": (
+        "class T:\n    def tolist(self):\n        return [10**5000] * 3\nreturn T()"
+    ),
+    "leaves a child that rewrites every file": (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    for _ in range(20):\n"
+        "        for folder, _, names in os.walk('/tmp'):\n"
+        "            for name in names:\n"
+        "                try:\n"
+        "                    open(os.path.join(folder, name), 'a').write('x')\n"
+        "                except OSError:\n                    pass\n"
+        "        time.sleep(1)\n"
+        "    os._exit(0)\n"
+        f"{WRONG}"
+    ),
     "deadlocks": "dist.recv(tensor, 1 - rank)\ndist.send(tensor, 1 - rank)\nreturn tensor",
     "raises on one rank": "if rank:\n    raise ValueError('no')\ndist.all_reduce(tensor)",
+}
+
+RIGHT = "dist.all_reduce(tensor)\nreturn tensor"
+#: Right answers to task 1.3 that harm what comes after them: nobody loses a point by that.
+SPOILING = {
+    "removes all files": (
+        "import shutil\nfor path in ('/tmp/home', '/tmp', '/dev/shm'):\n"
+        f"    shutil.rmtree(path, ignore_errors=True)\n{RIGHT}"
+    ),
+    "ends its rank after the check": (
+        f"import os, threading\nthreading.Timer(3, os._exit, (1,)).start()\n{RIGHT}"
+    ),
+    "leaves processes that take all cores": (
+        "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n"
+        "        end = time.time() + 60\n        while time.time() < end:\n            pass\n"
+        f"        os._exit(0)\n{RIGHT}"
+    ),
+    "changes what PyTorch and Python do by default": (
+        "import os, warnings\ntorch.set_default_dtype(torch.float64)\n"
+        "torch.set_grad_enabled(False)\nwarnings.simplefilter('error')\nos.chdir('/')\n"
+        f"os.environ.clear()\n{RIGHT}"
+    ),
 }
 
 #: What keeps each from gaining or harming; printed in the table of the matrix.
@@ -377,6 +448,12 @@ STOPPED_BY = {
     "fills the memory": "memory limit; blanked, the rest again",
     "edits the check": "the reference's check is run",
     "deletes the checks": "the reference's checks are run",
+    "interrupts the kernel in its check": "a check that was interrupted has shown no verdict",
+    "takes the kernel's files away": "blanked, the rest again",
+    "shows the expected verdict all the time": "what ranks display is no output of the check",
+    "raises the words of lost ranks": "blanked, the rest again",
+    "returns a number of 5000 digits": "no number of JSON",
+    "leaves a child that rewrites every file": "it sees the scratch folder alone",
     "deadlocks": "the backend says so; the ranks live on",
     "raises on one rank": "the backend tells the others; the ranks live on",
 }

@@ -5,6 +5,7 @@ Runs of notebooks are pretended, so that a class takes a second; a few are real,
 
 from __future__ import annotations
 
+import ast
 import csv
 import errno
 import io
@@ -27,11 +28,24 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from utils.__main__ import main
-from utils.course.grading import book, explain, grade_all, grade_one, hold, pages, zips
+from utils.course.grading import (
+    book,
+    cells,
+    explain,
+    grade_all,
+    grade_one,
+    hold,
+    pages,
+    watch,
+    zips,
+)
+from utils.course.grading.assemble import assemble
 from utils.course.grading.grade_one import grade
+from utils.course.grading.plan import newest
 from utils.course.grading.results import Result, TaskResult, load, save
 from utils.course.grading.run import Run, fault, run
 from utils.course.grading.sandbox import Box, Limits
+from utils.course.grading.source import MOST_SOURCE
 from utils.course.grading.submissions import find
 from utils.course.grading.zips import SubmissionsError
 from utils.course.notebook import KERNELSPEC
@@ -762,6 +776,59 @@ def test_a_stopped_run_without_resume_keeps_the_grades_that_still_hold(
     assert [books[name]["total"] for name in NAMES] == ["", "8", "8", "8", "8"]
 
 
+# --- a folder that fills up ----------------------------------------------------------------------
+
+
+def test_a_folder_that_fills_up_is_graded_as_it_does_and_nothing_twice(
+    class_, tmp_path, monkeypatch, runs, capsys
+):
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    text = json.dumps(toy.filled())
+    seen = []
+
+    def look(_: float) -> None:
+        seen.append(runs.runs)
+        steps.pop(0)()
+
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def nothing() -> None: ...
+
+    steps = [
+        nothing,
+        lambda: (folder / "Ada.ipynb").write_text(text[:100]),  # half of it, as it is copied
+        lambda: (folder / "Ada.ipynb").write_text(text),
+        nothing,
+        lambda: toy.hand_in(folder, "Bob", toy.filled(total=None)),
+        nothing,
+        lambda: enter(out, "Ada", "2"),
+        nothing,
+        stop,
+    ]
+    monkeypatch.setattr(watch, "sleep", look)
+    assert class_("--watch") == 0
+    assert seen == [0, 0, 0, 0, 1, 1, 2, 2, 2], "graded what is whole, and only what is new"
+    books = table(out / "gradebook.csv")
+    assert {name: row["total"] for name, row in books.items()} == {"Ada": "10", "Bob": "6"}
+    assert "there is no notebook" in capsys.readouterr().err
+    assert not (out / hold.HOLDER).exists()
+
+
+def test_ctrl_c_while_a_watched_class_is_graded_ends_it_with_books(
+    class_, everyone, tmp_path, monkeypatch
+):
+    def stop(*_, **__):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+        return Run(end="interrupted")
+
+    monkeypatch.setattr(grade_one, "run", stop)
+    assert class_("--watch") == 130
+    assert list(table(tmp_path / "out" / "gradebook.csv")) == list(NAMES)
+
+
 # --- whatever was handed in ----------------------------------------------------------------------
 
 
@@ -847,6 +914,103 @@ def test_moodles_flat_files_give_name_and_number(class_, tmp_path):
     }
     names = zipfile.ZipFile(tmp_path / "out" / "feedback-moodle.zip").namelist()
     assert f"Zoë van der Q_123{mark}feedback.html" in names
+
+
+@pytest.mark.parametrize("first", ["eve_2_3_", "Eve_2_assignsubmission_file_"])
+def test_no_name_of_a_file_hands_in_for_somebody_else(tmp_path, first):
+    path = tmp_path / "in.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{first}x_1000_assignsubmission_file_01_toy.ipynb", "{}")
+    found = find(path, tmp_path / "scratch", [toy.LAB])
+    assert {one.lms["id"] for one in found.students.values()} == {"2"}
+    assert list(map(str.casefold, found.students)) == ["eve"]
+
+
+def test_of_several_files_in_a_zip_the_youngest_counts(tmp_path, course):
+    path = tmp_path / "in.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, year in (("better", 2026), ("draft", 2025)):
+            entry = zipfile.ZipInfo(f"Ada/{name}.ipynb", (year, 1, 1, 12, 0, 0))
+            archive.writestr(entry, json.dumps(toy.filled()))
+    found = find(path, tmp_path / "scratch", [toy.LAB])
+    assert newest(found.files, toy.LAB).name == "better.ipynb"
+
+
+def test_one_students_zip_bomb_leaves_room_for_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(zips, "MOST_OF_ONE", 3_000_000)
+    monkeypatch.setattr(zips, "MOST_FILES_OF_ONE", 40)
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(9):
+            archive.writestr(f"{number}.ipynb", b"0" * 1_000_000)
+        for number in range(900):
+            archive.writestr(f"d{number}/" + "x/" * 50, b"")
+    for name, content in (("Ada/01_toy.ipynb", b"{}"), ("Eve/a.zip", bomb.getvalue())):
+        (tmp_path / "in" / name).parent.mkdir(parents=True)
+        (tmp_path / "in" / name).write_bytes(content)
+    (tmp_path / "in" / "Eve" / "b.zip").write_bytes(bomb.getvalue())
+    (tmp_path / "scratch").mkdir()
+    found = find(tmp_path / "in", tmp_path / "scratch", [toy.LAB])
+    assert [bool(f.error) for f in found.files if f.student.name == "Ada"] == [False]
+    there = list((tmp_path / "scratch").rglob("*"))
+    assert sum(one.stat().st_size for one in there if one.is_file()) < 5_000_000
+    assert sum(one.is_dir() for one in there) < 1000
+
+
+def test_a_notebook_that_takes_gigabytes_to_parse_is_not_parsed(reference, tmp_path, monkeypatch):
+    nb = toy.filled()
+    for one in nb.cells[2:6]:
+        one.source = "%%px\n" + "1;" * 2_000_000
+        one.metadata, one.id = {}, "x"
+    lines = toy.cell(nb, "mean-answer")
+    lines.source = "\n" * 3_000_000 + lines.source
+    parse, longest = ast.parse, []
+
+    def parsed(source, *more, **others):
+        longest.append(len(source))
+        return parse(source, *more, **others)
+
+    monkeypatch.setattr(ast, "parse", parsed)
+    begin = time.process_time()
+    assemble(reference, toy.hand_in(tmp_path, "eve", nb))
+    assert max(longest) <= MOST_SOURCE
+    assert time.process_time() - begin < 20
+
+
+def test_a_notebook_of_a_million_cells_is_told_so(reference, tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "MOST_CELLS", 100)
+    nb = json.dumps({"cells": [{}] * 101})
+    done = assemble(reference, toy.hand_in(tmp_path, "eve", nb))
+    assert done.remarks == ["eve.ipynb: it has 101 cells, over the limit of 100"]
+
+
+def test_no_name_of_a_file_is_obeyed_by_a_terminal_or_a_spreadsheet(
+    class_, everyone, tmp_path, capsys, monkeypatch
+):
+    name = "\x1b]0;owned\x07;=1+1.ipynb"
+    (everyone / "Eve").mkdir()
+    (everyone / "Eve" / name).write_text("{")
+    (everyone / "Ada.ipynb").rename(everyone / "x\udcff.ipynb")
+    read_bytes = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.name == name:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert class_() == 1
+    said = "".join(capsys.readouterr())
+    assert "not graded: Eve" in said
+    assert "\x1b" not in said
+    text = (tmp_path / "out" / "gradebook.csv").read_text()
+    assert "\x1b" not in text
+    assert ";=" not in text
+
+
+@pytest.mark.parametrize("first", "=+-@\t\r＝＋－＠")
+def test_a_formula_in_any_script_is_text(first):
+    assert book.harmless(f"{first}1+1").startswith("'")
 
 
 def test_a_folder_of_files_has_a_row_for_each_student(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import grading_tools as toy
 import pytest
 from answer_tools import LABS, right_answers, solutions_of
+from nbformat.v4 import new_code_cell
 from test_grading import sandboxed
 
 from utils.course.grading import book, grade_all, imports, pages, similar, suspicion
@@ -160,7 +161,7 @@ FORGED = {
         "import operator\noperator.attrgetter('sys.modules')(dist)",
         "sys.modules",
     ),
-    "calls torch otherwise and changes it": ("t = torch\nt.equal = print", "t.equal ="),
+    "calls torch otherwise and changes it": ("t = torch\nt.equal = print", "torch itself"),
     "changes torch's dict": ("torch.__dict__['equal'] = print", "torch.__dict__"),
     "changes torch in a loop": ("for torch.equal in [print]:\n    pass", "torch.equal ="),
     "changes a class by its type": ("type.__setattr__(torch.Tensor, 'a', 1)", "__setattr__"),
@@ -179,6 +180,27 @@ FORGED = {
     "goes through what a module hides": ("import os\nos._sys.modules", "os._sys"),
     "debugs": ("import pdb\npdb.set_trace()", "pdb"),
     "imports the toy lab's checks": ("import toy_checks", "toy_checks"),
+    "calls sys otherwise": ("import sys as s\ns.modules['x']", "s.modules"),
+    "asks sys for a constant name": ("import sys\ngetattr(sys, 'modules')", "getattr(sys, modules"),
+    "takes a module apart by match": (
+        "import sys\nmatch sys:\n    case object(_getframe=f): f(1)",
+        "_getframe",
+    ),
+    "imports all of sys": ("from sys import *\nmodules['x']", "sys.*"),
+    "goes there by a getter": ("import operator\noperator.attrgetter('_' + 'x')", "attrgetter"),
+    "finds it by pkgutil": ("import pkgutil\npkgutil.resolve_name('sys:modules')", "pkgutil"),
+    "hands torch to a function": ("def f(m):\n    m.equal = print\nf(torch)", "torch itself"),
+    "puts torch in a list": ("[torch][0].equal = print", "torch itself"),
+    "takes the time of text": ("import timeit\ntimeit.timeit('import gc; gc.x')", "gc"),
+    "annotates with text": ("def f(x: 'sys._getframe(1)'): pass", "_getframe"),
+    "overrides an operator": ("torch.library.Library('aten', 'IMPL')", "torch.library"),
+    "intercepts operators": (
+        "from torch.utils._python_dispatch import TorchDispatchMode",
+        "_python_dispatch",
+    ),
+    "compiles C": ("torch.utils.cpp_extension.load_inline('x', '')", "cpp_extension"),
+    "listens to Python": ("import sys\nsys.addaudithook(print)", "addaudithook"),
+    "runs another program": ("import os\nos.system('x')", "os.system"),
 }
 
 
@@ -187,6 +209,11 @@ def test_an_answer_that_reaches_for_its_judge_is_named(what, reference):
     code, word = FORGED[what]
     names = suspicion.named(f"def total(tensor, rank):\n    pass\n{code}", CHECKERS)
     assert any(word in name for name in names), names
+
+
+def test_names_that_are_modules_elsewhere_and_dtypes_by_name_are_held_against_nobody():
+    code = "for time in [1]:\n    print(time)\nx = getattr(torch, 'float16')\nhasattr(dist, 'x')"
+    assert suspicion.named(code) == []
 
 
 def test_a_line_that_takes_the_time_is_held_against_nobody():
@@ -261,6 +288,19 @@ def test_every_graded_submission_is_looked_at_and_keeps_what_was_found(
     slots.put(0)
     grade_all.do(job, Box(), slots, Stop())
     assert "it names gc" in load(tmp_path / "result.json").look[0]
+
+
+def test_a_forger_that_hides_in_a_cell_of_its_own_is_shown_to_a_person(
+    reference, tmp_path, monkeypatch
+):
+    nb = toy.filled(total="return forged(tensor)")
+    at = nb.cells.index(toy.cell(nb, "twice-answer"))
+    nb.cells.insert(at, new_code_cell("%%px\nimport gc\ndef forged(tensor): ..."))
+    monkeypatch.setattr("utils.course.grading.grade_one.run", toy.Pretended(reference, {}))
+    result = grade(toy.hand_in(tmp_path, "mallory", nb), reference, Box(), tmp_path / "out")
+    assert suspicion.look(result, reference) == [
+        "cells of the student's own: look at them: one names gc"
+    ]
 
 
 def test_what_a_person_should_look_at_is_in_summary_and_gradebook_and_not_in_the_feedback(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import grading_tools as toy
@@ -57,11 +58,21 @@ def test_a_helper_function_in_a_cell_of_its_own_is_there(tmp_path, reference):
 
 
 @pytest.mark.parametrize(
-    "first", ["%%px --local", "%%px --targets 0", "%%bash", "%%writefile x", ""]
+    "first", ["%%px --targets 0", "%%px --noblock", "%%bash", "%%writefile x", ""]
 )
 def test_a_cell_that_is_not_for_all_ranks_and_for_nobody_else_stays_out(tmp_path, reference, first):
     nb = put(toy.filled(), f"{first}\nx = 1", behind="twice-task")
     assert assembled(tmp_path, reference, nb).own == []
+
+
+def test_a_helper_that_the_kernel_ran_too_is_there_and_does_not_come_to_the_kernel(
+    tmp_path, reference
+):
+    local = HELPER.replace("%%px", "%%px --local")
+    nb = put(toy.filled(twice="return double(number)"), local, behind="twice-task")
+    done = assembled(tmp_path, reference, nb)
+    assert names(done)["twice"](4) == 8
+    assert "--local" not in "".join(sources(done))
 
 
 def test_an_import_that_was_added_to_a_cell_of_the_lab_is_there_and_nothing_else_of_it(
@@ -162,6 +173,31 @@ def test_a_wrong_answer_is_wrong_however_often_it_is_judged(tmp_path, reference,
     result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
     assert result.task("1.3").points == 0
     assert result.task("1.3").status == "wrong"
+
+
+def test_an_answer_above_its_emptied_cell_is_shown_and_held_against_nobody(
+    tmp_path, reference, monkeypatch
+):
+    nb = toy.filled(square="\n%%px\n# see above")
+    nb = put(nb, "%%px\ndef square(n):\n    return n * n", behind="square-task")
+    monkeypatch.setattr("utils.course.grading.grade_one.run", toy.Pretended(reference, {}))
+    result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
+    assert "return n * n" in result.task("1.4").code
+    assert look(result, reference) == []
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_notebook_of_another_format_is_graded(tmp_path, reference, version):
+    nb = json.loads(json.dumps(toy.filled()))
+    nb["nbformat"] = version
+    if version == 3:  # no ids, and other names
+        for one in nb["cells"]:
+            del one["id"]
+            if one["cell_type"] == "code":
+                one["input"] = one.pop("source")
+        nb["worksheets"] = [{"cells": nb.pop("cells"), "metadata": {}}]
+    done = assembled(tmp_path, reference, json.dumps(nb))
+    assert all(answer.changed for answer in done.answers.values())
 
 
 def test_imports_are_read_from_python_only():

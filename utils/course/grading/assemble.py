@@ -20,10 +20,8 @@ from ..notebook import lab
 from .cells import read_cells
 from .own_cells import OwnCell, own_cells
 from .reference import Reference
-from .source import body, bound, defined, imports, parses
+from .source import MOST_SOURCE, body, bound, defined, imports, parses
 
-#: Characters of one answer.
-MOST_ANSWER = 200_000
 SKIP = "nbval-skip"
 #: Begins the ids of the student's own cells.
 OWN = "own-"
@@ -108,12 +106,12 @@ class Assembled:
     def code_of(self, grade_id: str) -> str:
         """A student's answer, from wherever it stands."""
         answer, cell = self.answers[grade_id], self.reference.answer_cells[grade_id]
-        if not answer.elsewhere:
-            return body(answer.source or "")
-        names = defined(body(cell.source))
+        mine = "" if answer.elsewhere else body(answer.source or "")
+        names = defined(body(cell.source)) - defined(mine)
         others = [body(one.source) for one in self.answers.values() if one.changed]
-        sources = [*(own.source for own in self.own), *others]
-        return "\n\n".join(source for source in sources if names & defined(source))
+        sources = [*(own.source for own in self.own), *others] if names else []
+        found = [source for source in sources if names & defined(source)]
+        return "\n\n".join([mine, *found] if mine.strip() else found)
 
     def _with_own(self, cells: list[NotebookNode]) -> Iterator[NotebookNode]:
         for cell in cells:
@@ -159,7 +157,7 @@ def assemble(reference: Reference, path: Path) -> Assembled:
     finder = Finder(reference, cells)
     for grade_id, cell in reference.answer_cells.items():
         source, remark = finder.find(grade_id, cell)
-        if source is not None and len(source) > MOST_ANSWER:
+        if source is not None and len(source) > MOST_SOURCE:
             source, remark = None, f"its answer has {len(source)} characters: not looked at"
         if source is None and not remark:
             remark = "there is no such cell"

@@ -9,6 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 from .results import Result, total, write_text
+from .zips import clean
+
+#: What a formula begins with, also as East Asian keyboards write it.
+FORMULA = {*"=+-@\t\r", *"\uff1d\uff0b\uff0d\uff20"}
 
 
 def by_student(results: list[Result]) -> dict[str, list[Result]]:
@@ -56,7 +60,7 @@ def gradebook(results: list[Result], remarks: dict[str, list[str]] | None = None
 
 def _remarks(result: Result) -> list[str]:
     failed = [f"NOT GRADED: {result.error}"] if result.error else []
-    return [f"{result.lab}: {text}" for text in (*failed, *result.look, *result.remarks)]
+    return [f"{result.lab}: {clean(text)}" for text in (*failed, *result.look, *result.remarks)]
 
 
 def moodle(results: list[Result]) -> str:
@@ -113,7 +117,7 @@ def table(rows: list[list[str]]) -> str:
 
 def harmless(cell: str) -> str:
     """A spreadsheet would calculate what begins with one of these."""
-    return f"'{cell}" if cell[:1] in {"=", "+", "-", "@", "\t", "\r"} else cell
+    return f"'{cell}" if cell[:1] in FORMULA else cell
 
 
 def write_books(results: list[Result], out: Path, formats: list[str], remarks=None) -> None:

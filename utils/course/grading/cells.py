@@ -12,6 +12,8 @@ from .zips import MB, MOST_FILE
 #: A notebook with pictures has a few MB; JSON of 200 MB takes gigabytes to read. A larger one is
 #: read without its outputs, and no more than this may be left of it.
 MOST_NOTEBOOK = 25 * MB
+#: Cells of a notebook; twenty labs together have fewer.
+MOST_CELLS = 10_000
 #: Parts of a cell that no answer is in.
 HEAVY = ("cells.item.outputs", "cells.item.attachments")
 
@@ -27,7 +29,7 @@ def read_cells(path: Path, remarks: list[str]) -> list[dict] | None:
             remarks.append(f"{path.name}: {too_large('it', size, MOST_FILE)}: clear its outputs")
             return None
         content = json.loads(path.read_bytes()) if size <= MOST_NOTEBOOK else _without_outputs(path)
-        cells = content["cells"]
+        cells = content["cells"] if "cells" in content else _of_worksheets(content)
     except ijson.JSONError as error:
         why = str(error).split("\n")[0][:120]
         remarks.append(f"{path.name}: not a notebook ({why}); clearing its outputs may help")
@@ -41,12 +43,20 @@ def read_cells(path: Path, remarks: list[str]) -> list[dict] | None:
     if not isinstance(cells, list):
         remarks.append(f"{path.name}: not a notebook: its cells are no list")
         return None
+    if len(cells) > MOST_CELLS:
+        remarks.append(f"{path.name}: it has {len(cells)} cells, over the limit of {MOST_CELLS}")
+        return None
     return [_cell(cell) for cell in cells if isinstance(cell, dict)]
+
+
+def _of_worksheets(content: dict) -> list:
+    """The cells of a notebook of format 3, which came before 2015, and of converters since."""
+    return [cell for sheet in content["worksheets"] for cell in sheet["cells"]]
 
 
 def _cell(cell: dict) -> dict:
     """Type, id, grade_id and source of a cell, whatever they were."""
-    source = cell.get("source", "")
+    source = cell.get("source", cell.get("input", ""))
     if isinstance(source, list):
         source = "".join(part for part in source if isinstance(part, str))
     metadata = cell.get("metadata")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..notebook import NotebookError
-from .book import number, table
+from .book import FORMULA, number, table
 from .results import Result, TaskResult, write_text
 from .zips import clean
 
@@ -116,7 +116,7 @@ def _decoded(path: Path) -> str:
 def _plain(cell: str | None) -> str:
     """A cell without the mark that keeps spreadsheets from calculating it."""
     cell = cell or ""
-    return cell[1:] if cell[:1] == "'" and cell[1:2] in {"=", "+", "-", "@"} else cell
+    return cell[1:] if cell[:1] == "'" and cell[1:2] in FORMULA else cell
 
 
 def _grade(row: dict[str, str], line: int, where: str) -> Grade:

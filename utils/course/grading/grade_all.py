@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import platformdirs
@@ -33,7 +34,8 @@ from .results import Result, load, save, write_text
 from .run import Stop
 from .sandbox import GB, Box, Limits, require
 from .submissions import Student, clear, find
-from .zips import NO_ROOM
+from .watch import watch
+from .zips import NO_ROOM, clean
 
 INTERRUPTED = 130
 NOT_YET = "not graded yet: --resume goes on"
@@ -54,7 +56,11 @@ def main(options: argparse.Namespace) -> int:
         raise LabError(f"{options.out} lies in {options.submissions}: results would be submissions")
     try:
         with held(out), Interrupts() as interrupts:
-            return grade_class(out, options, interrupts)
+            if not options.watch:
+                return grade_class(out, options, interrupts)
+            options.resume = True
+            grade_now = partial(grade_class, out, options, interrupts)
+            return watch(grade_now, options.submissions, out / "explain.csv", interrupts)
     except KeyboardInterrupt:
         print("\nstopped; no books were written, --resume goes on", file=sys.stderr)
         return INTERRUPTED
@@ -350,7 +356,7 @@ def say(results: list[Result], out: Path, unwritten: list[str], interrupted: boo
     failed = [one for one in results if one.error]
     for one in failed:
         if not (interrupted and one.error == NOT_YET):
-            print(f"not graded: {one.student}, {one.lab}: {one.error}", file=sys.stderr)
+            print(f"not graded: {one.student}, {one.lab}: {clean(one.error)}", file=sys.stderr)
     open_ = sum(len(one.open) for one in results)
     by_hand = f", {open_} written answers to be read (explain.html, explain.csv)" if open_ else ""
     students = len({one.student for one in results})

@@ -303,6 +303,7 @@ class Grading:
         """What is known at the end; no verdict, no points; after an error not even that."""
         found = Result("", self.reference.lab, "", remarks=list(dict.fromkeys(self.remarks)))
         found.runs, found.seconds, found.error = self.runs, round(self.seconds, 1), self.error
+        found.own = "\n\n".join(own.source for own in self.assembled.own)[:MOST_CODE]
         for task in self.reference.tasks.values():
             if self.assembled.error or (self.error and not task.by_hand):
                 found.tasks.append(self._blank_result(task, "not graded"))

@@ -69,13 +69,14 @@ def _holder(out: Path) -> str:
 class Interrupts:
     """The first Ctrl-C (or SIGTERM) ends the work; the books are written whatever comes after.
 
-    A context manager; `finish` says that there is no more work to end.
+    A context manager; `finish` says that there is no more work to end, `begin` that there is some
+    again. stopped: has there been a first one?
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self):
-        self.finishing = False
+        self.finishing = self.stopped = False
         self.before: dict[int, object] = {}
 
     def __enter__(self) -> Interrupts:
@@ -91,8 +92,12 @@ class Interrupts:
         if self.finishing:
             print("a moment: the books are being written", file=sys.stderr)
             return
-        self.finishing = True
+        self.finishing = self.stopped = True
         raise KeyboardInterrupt
+
+    def begin(self) -> None:
+        """From now on a Ctrl-C ends what is done."""
+        self.finishing = False
 
     def finish(self) -> None:
         """From now on a Ctrl-C waits."""

@@ -58,6 +58,19 @@ class HarmlessUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+class Refused:
+    """In place of what a rank sent and nobody reads: a tensor, mostly, that a picture would show.
+
+    An error instead would be one of ipyparallel's thread, and the cell would wait for ever.
+    """
+
+    def __init__(self, why: Exception):
+        self.why = str(why)
+
+    def __repr__(self) -> str:
+        return f"<{self.why}>"
+
+
 class HarmlessPickle:
     """Stands in for the module `pickle` where ipyparallel reads what ranks send."""
 
@@ -66,8 +79,11 @@ class HarmlessPickle:
 
     @staticmethod
     def loads(data, **_: object):
-        """As `pickle.loads`, for data."""
-        return HarmlessUnpickler(BytesIO(bytes(data))).load()
+        """As `pickle.loads`, for data; `Refused` for all else, and for what is no pickle."""
+        try:
+            return HarmlessUnpickler(BytesIO(bytes(data))).load()
+        except Exception as error:  # whatever a made-up pickle leads to
+            return Refused(error)
 
 
 def limit(settings: dict) -> None:

@@ -22,6 +22,11 @@ def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
     add("--only", action="append", metavar="LAB", help="only this lab: 01, or 01_c10d")
     add("--resume", action="store_true", help="keep what was graded before and has not changed")
     add(
+        "--watch",
+        action="store_true",
+        help="stay, and grade what is handed in or changed, until Ctrl-C; implies --resume",
+    )
+    add(
         "--merge",
         action="store_true",
         help="grade nothing: put the points of explain.csv into gradebook and pages",

@@ -1,8 +1,8 @@
 """A student's own cells: helper functions, imports, an answer that is spread over several cells.
 
-They are run on the ranks beside the answers, where the student has put them. A cell that runs in
-the kernel stays out: there the checks run. So do cells that the lab has put there itself; of those
-that a student has changed the imports are taken.
+They are run on the ranks beside the answers, where the student has put them. A cell for the kernel
+alone stays out: there the checks run. So do cells that the lab has put there itself; of those that
+a student has changed the imports are taken.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..notebook import lab
 from .reference import Reference
-from .source import body, defined, imports
+from .source import MOST_SOURCE, body, defined, imports
 
 #: A page full of experiments is no harm; a thousand cells are no homework.
 MOST_CELLS = 100
@@ -48,6 +48,8 @@ def own_cells(
         if cell["type"] != "code" or not is_on_the_ranks(cell["source"]):
             continue
         source = body(cell["source"])
+        if len(source) > MOST_SOURCE:
+            continue
         if at is None and not any(source.strip() in answer for answer in answers):
             found.append(OwnCell(_behind_its_answer(reference, source, after), source))
         elif at is not None and _is_the_labs(known[at]) and source != body(known[at].source):
@@ -56,9 +58,9 @@ def own_cells(
 
 
 def is_on_the_ranks(source: str) -> bool:
-    """Whether a cell is run by all ranks, and by nobody else."""
+    """Whether a cell is run by all ranks; it is graded there, also where the kernel ran it, too."""
     first = source.lstrip().split("\n", 1)[0].split()
-    return first == ["%%px"]
+    return first in (["%%px"], ["%%px", "--local"])
 
 
 def _is_the_labs(cell) -> bool:

@@ -25,7 +25,7 @@ Status = Literal[
 ]
 
 #: Goes up when the same submission could be graded otherwise than before.
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass
@@ -58,7 +58,8 @@ class TaskResult:
 class Result:
     """One submission. error: why it could not be graded; then its points are no grade.
 
-    look: what a person should look at, see `suspicion`; for the instructor only.
+    look: what a person should look at, see `suspicion`; for the instructor only. own: the code of
+    the student's own cells, which is run beside the answers.
     """
 
     student: str
@@ -69,6 +70,7 @@ class Result:
     tasks: list[TaskResult] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     look: list[str] = field(default_factory=list)
+    own: str = ""
     error: str = ""
     runs: int = 0
     seconds: float = 0.0

@@ -5,31 +5,40 @@ from __future__ import annotations
 import ast
 import re
 
+#: Characters of a source that is parsed: a megabyte of it takes a gigabyte of memory.
+MOST_SOURCE = 200_000
+
 
 def body(source: str) -> str:
     """A cell without the cell magics at its top."""
     lines = source.split("\n")
-    while lines and (not lines[0].strip() or lines[0].lstrip().startswith("%%")):
-        lines.pop(0)
-    return "\n".join(lines)
+    above = (not line.strip() or line.lstrip().startswith("%%") for line in lines)
+    first = next((k for k, left_out in enumerate(above) if not left_out), len(lines))
+    return "\n".join(lines[first:])
+
+
+def _statements(source: str) -> list[ast.stmt] | None:
+    """Those at the top level; None for what is no Python, or too long or deep to be parsed."""
+    if len(source) > MOST_SOURCE:
+        return None
+    try:
+        return ast.parse(without_magics(source)).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def defined(source: str) -> set[str]:
     """Functions and classes that a source defines at its top level."""
-    try:
-        tree = ast.parse(without_magics(source))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    statements = _statements(source)
+    if statements is None:
         return set(re.findall(r"^(?:def|class)\s+(\w+)", source, re.MULTILINE))
-    return {node.name for node in tree.body if hasattr(node, "name")}
+    return {node.name for node in statements if hasattr(node, "name")}
 
 
 def bound(source: str) -> set[str]:
     """As `defined`, and the variables that are set at the top level."""
-    try:
-        body_of = ast.parse(without_magics(source)).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return defined(source)
-    targets = [t for node in body_of if isinstance(node, ast.Assign) for t in node.targets]
+    assigned = [node for node in _statements(source) or [] if isinstance(node, ast.Assign)]
+    targets = [target for node in assigned for target in node.targets]
     return defined(source) | {t.id for t in targets if isinstance(t, ast.Name)}
 
 
@@ -40,16 +49,10 @@ def without_magics(source: str) -> str:
 
 def parses(source: str) -> bool:
     """Whether it is Python, but for magics."""
-    try:
-        ast.parse(without_magics(source))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+    return _statements(source) is not None
 
 
 def imports(source: str) -> str:
     """The imports at the top level; none of a source with an error."""
-    if not parses(source):
-        return ""
-    nodes = ast.parse(without_magics(source)).body
+    nodes = _statements(source) or []
     return "\n".join(ast.unparse(n) for n in nodes if isinstance(n, ast.Import | ast.ImportFrom))

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .zips import MOST_NAME, NOTEBOOK, SubmissionsError, clean, unpack
+from .zips import MOST_NAME, NOTEBOOK, Room, SubmissionsError, clean, unpack
 
 #: Zips in zips that are looked into.
 MOST_DEPTH = 2
@@ -21,8 +21,8 @@ ARCHIVES = {*(".rar", ".7z", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip
 #: What lies beside a folder's notebooks and is nobody's submission.
 LITTER = {".csv", ".json", ".log", ".ini", ".db", ".yml", ".toml"}
 
-#: Full Name_12345_assignsubmission_file_
-MOODLE = re.compile(r"(?P<name>.+)_(?P<id>\d+)_assignsubmission_(?:file|onlinetext)_?")
+#: Full Name_12345_assignsubmission_file_; what follows in a file's name is the student's.
+MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>\d+)_assignsubmission_(?:file|onlinetext)_?")
 #: lastname_LATE_userid_attemptid_original-1.ipynb
 CANVAS = re.compile(
     r"(?P<name>[^_]+)_(?P<late>LATE_)?(?P<id>\d+)_(?P<attempt>\d+)_(?P<file>.+)", re.IGNORECASE
@@ -69,13 +69,13 @@ class Found:
 
     def remark(self, text: str, name: str = "") -> None:
         """Add a remark, once."""
-        said = self.remarks.setdefault(name, [])
+        said, text = self.remarks.setdefault(name, []), clean(text)
         if text not in said:
             said.append(text)
 
     def close(self, text: str, name: str) -> None:
         """Note what can't be looked into."""
-        self.closed.setdefault(name, []).append(text)
+        self.closed.setdefault(name, []).append(clean(text))
 
     def student(self, name: str, lms: dict[str, str] | None = None) -> Student:
         """The student of this name; a namesake, whom the LMS tells apart, has the number, too."""
@@ -128,11 +128,16 @@ def find(source: Path, scratch: Path, labs: list[str]) -> Found:
 
 
 def _only_folder(folder: Path) -> Path:
-    """Go through folders that hold one folder and nothing else: what zipping a folder gives."""
+    """Go through folders that hold one folder and nothing else: what zipping a folder gives.
+
+    Not into that of the only student whom nbgrader has collected, with a folder per assignment.
+    """
     entries = [path for path in _entries(folder) if not path.is_symlink()]
-    if len(entries) == 1 and entries[0].is_dir() and any(p.is_dir() for p in _entries(entries[0])):
-        return _only_folder(entries[0])
-    return folder
+    if len(entries) != 1 or not entries[0].is_dir():
+        return folder
+    inside = [path for path in _entries(entries[0]) if path.is_dir()]
+    collected = any((path / "timestamp.txt").exists() for path in inside)
+    return _only_folder(entries[0]) if inside and not collected else folder
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -148,6 +153,7 @@ class Search:
 
     def __init__(self, found: Found, labs: list[str], scratch: Path, damaged: dict[Path, str]):
         self.found, self.labs, self.scratch, self.damaged = found, labs, scratch, damaged
+        self.rooms: dict[str, Room] = {}
 
     def add_all(self, folder: Path) -> None:
         """Every student's folder or file."""
@@ -167,17 +173,17 @@ class Search:
         """A file beside others: the student is in its name."""
         attempt, name = 0, path.name
         stem = NOTEBOOK.sub("", name) if NOTEBOOK.search(name) else path.stem
-        if match := MOODLE.match(stem):
-            lms = {"system": "moodle", "id": match["id"], "prefix": match[0]}
-            student = self.found.student(match["name"], lms)
-            name = path.name[match.end() :]
-        elif match := CANVAS.fullmatch(stem):
+        if match := CANVAS.fullmatch(stem):  # first: the rest of its names is the student's, too
             lms = {"system": "canvas", "id": match["id"]}
             student = self.found.student(match["name"], lms)
             name = re.sub(r"-\d+$", "", match["file"]) + name[len(stem) :]
             attempt = int(match["attempt"])
             if match["late"]:
                 self.found.remark("handed in late", student.name)
+        elif match := MOODLE.match(stem):
+            lms = {"system": "moodle", "id": match["id"], "prefix": match[0]}
+            student = self.found.student(match["name"], lms)
+            name = path.name[match.end() :]
         else:
             student = self.found.student(_without_lab(stem, self.labs))
         self._add_file(student, path, clean(name), attempt)
@@ -221,7 +227,8 @@ class Search:
 
     def _add_zip(self, student: Student, path: Path, name: str, depth: int) -> None:
         target = Path(tempfile.mkdtemp(dir=self.scratch))
-        remarks, damaged = unpack(path, target)
+        room = self.rooms.setdefault(student.name, Room.of_one())
+        remarks, damaged = unpack(path, target, room)
         for remark in remarks:
             self.found.remark(remark, student.name)
         if target in damaged:

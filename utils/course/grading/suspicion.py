@@ -25,6 +25,9 @@ MODULES = {
     *("inspect", "ctypes", "gc", "builtins", "importlib", "imp", "traceback", "ast", "dis"),
     *("code", "codeop", "runpy", "atexit", "unittest", "mmap", "subprocess"),
     *("pickle", "marshal", "dill", "cloudpickle", "copyreg", "pdb", "bdb", "faulthandler"),
+    *("pkgutil", "cffi", "cython", "numba", "numpy.ctypeslib", "np.ctypeslib"),
+    *("torch.library", "torch.overrides", "torch.utils.cpp_extension"),
+    "torch.utils._python_dispatch",
     *("utils.checks", "utils.cluster", "utils.verdict", "utils.course", "utils.jobs"),
     *("IPython", "ipykernel", "ipyparallel"),
 }
@@ -39,11 +42,13 @@ ATTRIBUTES = {
     *("ag_frame", "FunctionType", "CodeType", "__setattr__", "__delattr__"),
     *("__globals__", "__builtins__", "__code__", "__closure__", "__subclasses__", "__mro__"),
     *("__bases__", "__traceback__", "__getattribute__", "__loader__", "__spec__"),
+    *("attrgetter", "methodcaller", "addaudithook"),
 }
 #: Methods with which an object equals everything, or is a number when it likes.
 METHODS = {
     *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__index__", "__float__"),
-    *("__int__", "__bool__", "__class__", "__torch_function__", "__array__", "tolist"),
+    *("__int__", "__bool__", "__class__", "__torch_function__", "__torch_dispatch__"),
+    *("__array__", "tolist"),
 }
 #: What an answer's classes may not be a kind of: they would be told apart from no number or list.
 KINDS = {"int", "float", "complex", "str", "list", "tuple", "dict", "torch.Tensor", "Tensor"}
@@ -59,8 +64,9 @@ ORDINARY = {"code", "gc", "imp", "inspect", "traceback", "pickle"}
 
 
 def look(result: Result, reference: Reference) -> list[str]:
-    """What a person should look at in a result, a line for each task."""
-    found = []
+    """What a person should look at in a result, a line for each task and for all own cells."""
+    own = "cells of the student's own: look at them"
+    found = [f"{own}: one {said}" for said in _in(result.own, reference)]
     for task in result.tasks:
         if task.status in {"by hand", "missing", "unchanged"}:
             continue
@@ -68,12 +74,17 @@ def look(result: Result, reference: Reference) -> list[str]:
     return found
 
 
-def _of(task: TaskResult, reference: Reference) -> Iterator[str]:
-    if names := named(task.code, checkers(reference)):
+def _in(code: str, reference: Reference) -> Iterator[str]:
+    """What there is to say of code, whatever it gave."""
+    if names := named(code, checkers(reference)):
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        yield f"it names {', '.join(names[:MOST_NAMED])}{more}"
-    if len(task.code) >= LONGEST:
-        yield f"it has {LONGEST} characters or more, and only so many are kept"
+        yield f"names {', '.join(names[:MOST_NAMED])}{more}"
+    if len(code) >= LONGEST:
+        yield f"has {LONGEST} characters or more, and only so many are kept"
+
+
+def _of(task: TaskResult, reference: Reference) -> Iterator[str]:
+    yield from (f"it {said}" for said in _in(task.code, reference))
     if task.status != "passed":
         return
     if parsed(task.code) is None:
@@ -120,9 +131,9 @@ def named(source: str, more: frozenset[str] = frozenset()) -> list[str]:
         words = sorted(MODULES - {"code", "gc", "ast"} | ATTRIBUTES)
         pattern = rf"(?<![\w.])(?:{'|'.join(map(re.escape, words))})(?!\w)"
         return list(dict.fromkeys(re.findall(pattern, source)))
-    modules = KNOWN | {name for node in ast.walk(tree) for name in _imported_as(node)}
-    modules |= {name for node in ast.walk(tree) for name in _called_anew(node, modules)}
+    modules = _modules(tree)
     found = [name for node in ast.walk(tree) for name in _reach(node, modules)]
+    found += _handed_on(tree, modules)
     if any(isinstance(one, ast.Name) and one.id == "get_ipython" for one in _no_magics(tree)):
         found.append("get_ipython")
     found += sorted({name for node in ast.walk(tree) for name in _imported(node)} & more)
@@ -137,7 +148,41 @@ def parsed(source: str) -> ast.Module | None:
         return None
 
 
-def _reach(node: ast.AST, modules: set[str]) -> Iterator[str]:
+def _modules(tree: ast.AST) -> dict[str, str]:
+    """What modules are called in a source, and what they are."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and _changes(node)}
+    names |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    found = {name: name for name in KNOWN - names}
+    for node in ast.walk(tree):
+        for alias in node.names if isinstance(node, ast.Import) else ():
+            first = alias.name.partition(".")[0]
+            found[alias.asname or first] = alias.name if alias.asname else first
+    return found
+
+
+def _changes(node: ast.Name | ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Store | ast.Del)
+
+
+def _handed_on(tree: ast.AST, modules: dict[str, str]) -> Iterator[str]:
+    """Modules that are values themselves: given to a function, called otherwise, put in a list."""
+    plain = {
+        id(part)
+        for node in ast.walk(tree)
+        for part in (
+            [node.value]
+            if isinstance(node, ast.Attribute)
+            else node.args[:1]
+            if isinstance(node, ast.Call) and _dotted(node.func) in {"getattr", "hasattr"}
+            else []
+        )
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in modules and id(node) not in plain:
+            yield f"{node.id} itself"
+
+
+def _reach(node: ast.AST, modules: dict[str, str]) -> Iterator[str]:
     """What one node of the tree reaches for."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names if _forbidden(alias.name))
@@ -153,6 +198,8 @@ def _reach(node: ast.AST, modules: set[str]) -> Iterator[str]:
         yield from _text(node.value)
     elif isinstance(node, ast.ClassDef):
         yield from _methods(node)
+    elif isinstance(node, ast.MatchClass):
+        yield from (name for name in node.kwd_attrs if name in ATTRIBUTES | {"modules"})
     elif isinstance(node, ast.keyword) and node.arg == "weights_only":
         yield "weights_only"
 
@@ -171,20 +218,22 @@ def _from(node: ast.ImportFrom) -> Iterator[str]:
         if whole in ALLOWED or node.module in ALLOWED:
             continue
         forbidden = _forbidden(node.module or "") or _forbidden(whole)
-        if forbidden or alias.name in ATTRIBUTES or whole in {"sys.modules", "sys.path"}:
+        if forbidden or alias.name in ATTRIBUTES or whole in {"sys.modules", "sys.path", "sys.*"}:
             yield whole
 
 
-def _attribute(node: ast.Attribute, modules: set[str]) -> Iterator[str]:
+def _attribute(node: ast.Attribute, modules: dict[str, str]) -> Iterator[str]:
     if node.attr in ATTRIBUTES:
         yield node.attr
     whole = _dotted(node)
-    if whole and (_forbidden(whole) or _leads_to(whole)):
+    if not whole:
+        return
+    first, real = whole.partition(".")[0], _real(whole, modules)
+    if _forbidden(whole) or _forbidden(real) or _leads_to(real):
         yield whole
-    if node.attr == "__dict__" and whole and whole.partition(".")[0] in modules:
+    if node.attr == "__dict__" and first in modules:
         yield whole
-    changed = isinstance(node.ctx, ast.Store | ast.Del)
-    if changed and whole and whole.partition(".")[0] in modules:
+    if _changes(node) and first in modules:
         yield f"{whole} ="
 
 
@@ -194,19 +243,26 @@ def _leads_to(whole: str) -> bool:
     inner = {*parts[1:]} & (
         {"sys", "_sys"} | {name for name in MODULES if name not in {"code", "gc"}}
     )
-    return bool(inner) or whole.startswith(("sys.modules", "sys.path"))
+    return bool(inner) or whole.startswith(("sys.modules", "sys.path", "os.system", "os.popen"))
 
 
-def _call(node: ast.Call, modules: set[str]) -> Iterator[str]:
+def _real(whole: str, modules: dict[str, str]) -> str:
+    """A dotted name that begins with what the module is called by itself."""
+    first, dot, rest = whole.partition(".")
+    return f"{modules.get(first, first)}{dot}{rest}"
+
+
+def _call(node: ast.Call, modules: dict[str, str]) -> Iterator[str]:
     """A change of a module by setattr, names made of pieces, vars() and IPython's lines."""
     name = _dotted(node.func) or ""
     first = _dotted(node.args[0]) if node.args else None
     of_module = bool(first) and first.partition(".")[0] in modules
     if name in {"setattr", "delattr", "vars", "object.__setattr__"} and of_module:
         yield f"{name}({first}, …)"
-    plain = len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
-    if name == "getattr" and of_module and not plain:
-        yield f"getattr({first}, …)"
+    if name == "getattr" and of_module:
+        asked = next((a.value for a in node.args[1:2] if isinstance(a, ast.Constant)), "")
+        if not asked or _leads_to(f"{_real(first, modules)}.{asked}"):
+            yield f"getattr({first}, {asked or '…'})"
     of_shell = isinstance(node.func, ast.Attribute) and _is_shell(node.func.value)
     if of_shell and not _is_harmless_magic(node):
         yield f"get_ipython().{node.func.attr}"
@@ -245,6 +301,8 @@ def _text(text: str) -> Iterator[str]:
         yield repr(text)
     elif text.startswith(("/proc", "torch_mpi", "utils.checks")):
         yield repr(text[:40])
+    elif "(" in text or "import" in text:  # code for timeit and its like
+        yield from (name for name in named(text) if parsed(text) is not None)
 
 
 def _methods(node: ast.ClassDef) -> Iterator[str]:
@@ -273,18 +331,6 @@ def _imported(node: ast.AST) -> Iterator[str]:
         yield from (alias.name.partition(".")[0] for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         yield (node.module or "").partition(".")[0]
-
-
-def _imported_as(node: ast.AST) -> Iterator[str]:
-    """Names of modules that a statement imports."""
-    if isinstance(node, ast.Import):
-        yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
-
-
-def _called_anew(node: ast.AST, modules: set[str]) -> Iterator[str]:
-    """Other names that a statement gives to a module."""
-    if isinstance(node, ast.Assign) and (_dotted(node.value) or "") in modules:
-        yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def bound(source: str) -> set[str]:

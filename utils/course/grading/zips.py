@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import os
 import re
 import stat
+import time
 import unicodedata
 import zipfile
 import zlib
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ..notebook import NotebookError
@@ -22,6 +25,8 @@ MB = 1 << 20
 #: A notebook with its outputs: one that prints in a loop gets large.
 MOST_FILE = 200 * MB
 MOST_UNPACKED, MOST_FILES = 4096 * MB, 20_000
+#: The same for all that one student has zipped: no bomb may fill the disk for the others.
+MOST_OF_ONE, MOST_FILES_OF_ONE = 512 * MB, 500
 #: Files of others than notebooks that are told of; bytes of a name, with what writing in one step
 #: adds to it.
 MOST_LISTED, MOST_NAME = 8, 220
@@ -37,21 +42,46 @@ class SubmissionsError(NotebookError):
 
 
 def clean(name: str) -> str:
-    """A name as a person would write it: composed characters, single spaces, nothing invisible."""
-    name = unicodedata.normalize("NFC", name)
+    """A name as a person would write it: composed characters, single spaces, nothing invisible.
+
+    No semicolon: where a spreadsheet takes it for the end of a cell, a formula could follow.
+    """
+    name = unicodedata.normalize("NFC", name).replace(";", ",")
     name = "".join(char if char.isprintable() else " " for char in name)
     return " ".join(name.split()) or "(no name)"
 
 
-def unpack(source: Path, target: Path) -> tuple[list[str], dict[Path, str]]:
+@dataclass
+class Room:
+    """What may still be unpacked: bytes, and files or folders."""
+
+    left: int
+    files: int
+
+    @classmethod
+    def of_all(cls) -> Room:
+        """For a class's zip."""
+        return cls(MOST_UNPACKED, MOST_FILES)
+
+    @classmethod
+    def of_one(cls) -> Room:
+        """For all zips of one student."""
+        return cls(MOST_OF_ONE, MOST_FILES_OF_ONE)
+
+
+def unpack(
+    source: Path, target: Path, room: Room | None = None
+) -> tuple[list[str], dict[Path, str]]:
     """Unpack the notebooks and zips of a zip, and a few empty files in place of others.
+
+    room: what it takes is taken from there; by default there is room for a class.
 
     Returns remarks on what was left out, and the paths of what did not come out whole, with the
     reason; `target` is among them when the zip itself can't be read. Raises SubmissionsError when
     there is no room for it: that is no student's fault.
     """
     target.mkdir(parents=True, exist_ok=True)
-    unpacking = Unpacking(source, target)
+    unpacking = Unpacking(source, target, room or Room.of_all())
     try:
         with zipfile.ZipFile(source) as archive:
             for entry in archive.infolist():
@@ -68,11 +98,10 @@ def unpack(source: Path, target: Path) -> tuple[list[str], dict[Path, str]]:
 class Unpacking:
     """What has come out of a zip so far. What the zip says of sizes is not believed."""
 
-    def __init__(self, source: Path, target: Path):
-        self.source, self.target = source, target
+    def __init__(self, source: Path, target: Path, room: Room):
+        self.source, self.target, self.room = source, target, room
         self.remarks: list[str] = []
         self.damaged: dict[Path, str] = {}
-        self.left, self.files = MOST_UNPACKED, 0
         self.listed: Counter[str] = Counter()
 
     def add(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
@@ -85,7 +114,7 @@ class Unpacking:
         path = self.target.joinpath(*map(_short, inside.parts))
         try:
             if entry.is_dir():
-                path.mkdir(parents=True, exist_ok=True)
+                self._make_folder(path)
             elif NOTEBOOK.search(path.name) or path.suffix.lower() == ".zip":
                 self._extract(archive, entry, path)
             else:
@@ -97,12 +126,18 @@ class Unpacking:
                 ) from error
             self._spoil(path, f"{name}: can't be unpacked ({error.strerror})")
 
+    def _make_folder(self, path: Path) -> None:
+        """A folder that may be a student's; folders without end are nobody's."""
+        self.room.files -= len(path.relative_to(self.target).parts)
+        if self.room.files >= 0 or path.parent == self.target:
+            path.mkdir(parents=True, exist_ok=True)
+
     def _list(self, path: Path) -> None:
         """An empty file in place of what is not looked into: it tells what was handed in."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         owner = path.relative_to(self.target).parts[0]
         self.listed[owner] += 1
         if self.listed[owner] <= MOST_LISTED:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
 
     def _spoil(self, path: Path, why: str) -> None:
@@ -114,8 +149,8 @@ class Unpacking:
 
     def _extract(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> None:
         """Write one file, no more than a notebook may have: enough of a larger one to tell so."""
-        self.files += 1
-        if self.files > MOST_FILES or self.left <= 0:
+        self.room.files -= 1
+        if self.room.files < 0 or self.room.left <= 0:
             self._spoil(path, f"{clean(entry.filename)}: more than fits; it was left out")
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +163,10 @@ class Unpacking:
                     written += len(block)
         except UNREADABLE as error:
             self._spoil(path, f"{clean(entry.filename)}: can't be unpacked ({error})")
-        self.left -= written
+        self.room.left -= written
+        with contextlib.suppress(OSError, ValueError, OverflowError):
+            date = time.mktime((*entry.date_time, 0, 0, -1))  # of several files the youngest counts
+            os.utime(path, (date, date))
 
 
 def _short(part: str) -> str:

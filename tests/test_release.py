@@ -463,8 +463,7 @@ def test_the_students_bundle_runs_and_holds_no_solution_and_nothing_uncommitted(
     assert {found.name for found in course.iterdir()} == {
         *("labs", "utils", ".ci", ".gitignore"),
         *("LICENSE", "Makefile", "README.md", "environment.yml", "hatch_build.py"),
-        *("pyproject.toml", "requirements.txt", "uv.lock", "docs/install.md"),
-        *("docs/install-macos.md", "docs/install-wsl.md"),
+        *("pyproject.toml", "requirements.txt", "uv.lock", "docs"),
     }
     assert len(list(course.glob("labs/*.ipynb"))) == len(notebooks(SOLUTIONS))
     assert not [found for found in course.rglob("*.ipynb") if "BEGIN SOLUTION" in found.read_text()]

@@ -1,8 +1,8 @@
 """Brings PyTorch to the Python that runs this: builds for CPUs, where the package index has CUDA.
 
 On Linux the package index's PyTorch comes with 2.5 GB of CUDA, which no lab needs. PyTorch has an
-index of its own with builds for CPUs; pyproject.toml names it. `make env` runs this before it installs
-the course, which then finds its PyTorch there.
+index of its own with builds for CPUs; pyproject.toml names it. `make env` runs this before it
+installs the course, which then finds its PyTorch there.
 
 Only the standard library is imported: nothing else is installed yet.
 """

@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from traceback import walk_tb
+from types import SimpleNamespace
 
 import nbformat
 import psutil
 import pytest
+from ipyparallel.util import ip_for_host
 from nbclient import NotebookClient
 
 from torch_mpi import library as libraries
@@ -815,3 +817,10 @@ def test_an_endless_recursion_is_told_by_both_ends_of_its_traceback():
     assert frames[0][0].f_code.co_name.startswith("test_an_endless_recursion")
     assert frames[-1][0].f_locals["depth"] > 500
     assert on_rank.shortened(None) is None
+
+
+def test_a_machine_whose_name_has_no_address_warns_nobody_in_the_first_cell(recwarn):
+    up = object.__new__(running.Running)
+    up._cluster = SimpleNamespace(connect_client_sync=lambda: ip_for_host("no-such-host.invalid"))
+    assert up._connect() == "no-such-host.invalid"
+    assert not recwarn.list

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ _TIMES = {
 
 
 class Comparison:
-    """What distinguishes runs; shows its table and its picture in a notebook.
+    """What distinguishes runs: in a notebook two tables, by ``figure()`` a picture.
 
     Args:
         runs: timelines, by what they are called. Those of ``ranks.timeline(zoom=3)`` compare steps.
@@ -96,14 +95,6 @@ class Comparison:
             tabulate(rows, headers="keys", tablefmt="simple") for rows in (times, calls) if rows
         )
         return "\n\n".join(tables)
-
-    def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
-        """The image, and the metadata that has its alternative text."""
-        from ..figures import alt
-
-        made, file = self.figure(), io.BytesIO()
-        made.savefig(file, format="png", dpi=100)
-        return file.getvalue(), {"alt": alt.describe(made)}
 
 
 def _none() -> dict:

@@ -193,6 +193,9 @@ def test_who_types_what_the_page_says_gets_a_hub_on_which_a_student_passes_a_che
         student.server()
         clone(student, link)
         solved = {cell.id: cell.source for cell in read(SOLUTIONS / LAB).cells}
+        folders = {entry["name"] for entry in student.ask("GET", "api/contents/labs")["content"]}
+        assert "labs" in folders
+        assert "solutions" not in folders
         got = student.ask("GET", f"api/contents/labs/labs/{LAB}")["content"]["cells"]
         assert "hello-check" in [cell["id"] for cell in got]
         kernel = student.kernel()

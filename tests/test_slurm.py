@@ -143,6 +143,27 @@ def test_from_a_small_job_with_jupyterlab_the_ranks_get_one_of_their_own(lab):
     assert shown.count("job RUNNING") == 2
 
 
+# As JupyterLab's panel "IPython Parallel" does.
+PLAIN = """
+import ipyparallel as ipp, logging
+cluster = ipp.Cluster(n=2, log_level=logging.ERROR)
+client = cluster.start_and_connect_sync()
+def who():
+    import os
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+    return f"{world.rank} of {world.size}, {os.environ['SLURM_OVERLAP']}"
+print("engines:", *client[:].apply_sync(who), sep=" | ")
+client.close()
+cluster.stop_cluster_sync()
+"""
+
+
+def test_engines_of_plain_ipyparallel_are_ranks_of_one_world_in_a_job_that_begins_as_others(lab):
+    shown = notebook(lab, PLAIN)
+    assert "engines: | 0 of 2, 1 | 1 of 2, 1" in shown, shown
+
+
 # The cores that a rank may run on, and a program that mpiexec starts beside it.
 CORES = "print('rank:', ranks.describe().records[0]['cores'], subprocess.getoutput("
 CORES += "'mpiexec -n 1 grep Cpus_allowed_list /proc/self/status'))"

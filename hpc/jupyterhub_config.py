@@ -14,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import accounts  # noqa: E402
+import job_pages  # noqa: E402
 import settings  # noqa: E402
 import spawner  # noqa: E402
 
@@ -50,6 +51,8 @@ c.Authenticator.post_auth_hook = accounts.hook(hub.minimum_uid)
 c.JupyterHub.spawner_class = spawner.LabSpawner.for_site(site)
 c.Spawner.cmd = [f"{site.environment}/bin/jupyterhub-singleuser"]
 c.Spawner.default_url = "/lab"
+c.JupyterHub.template_paths = [str(HERE / "templates")]
+job_pages.register()
 c.Spawner.start_timeout = hub.start_timeout
 c.Spawner.http_timeout = 120
 # The page that tells where the job is comes at once.

@@ -70,6 +70,20 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class Form:
+    """Section [form]: what a student may choose of a job, each a list of choices."""
+
+    partitions: list[str]
+    nodes: list[int]
+    ranks: list[int]
+    times: list[str]
+    gpus: list[int]
+    accounts: list[str]
+    reservations: list[str]
+    memory_per_rank: str
+
+
+@dataclass(frozen=True)
 class Site:
     """What jupyterhub_config.py needs of site.toml. prefix: of the students' environments."""
 
@@ -77,6 +91,7 @@ class Site:
     slurm: Slurm
     hub: Hub
     profiles: list[Profile]
+    form: Form
 
     @property
     def environment(self) -> str:
@@ -92,7 +107,7 @@ def read(path: Path) -> Site:
         raise SettingsError(f"cannot read the site's settings: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
-    for section in ("install", "slurm", "engines", "hub", "profiles"):
+    for section in ("install", "slurm", "engines", "hub", "profiles", "form"):
         if section not in raw:
             raise SettingsError(f"{path} has no section [{section}]; compare with hpc/site.toml")
     profiles = [
@@ -112,6 +127,7 @@ def read(path: Path) -> Site:
         slurm=slurm,
         hub=_checked(Hub, raw["hub"], f"{path}, section [hub]"),
         profiles=profiles,
+        form=_form(raw["form"], f"{path}, section [form]"),
     )
 
 
@@ -127,6 +143,20 @@ def _checked(kind: type, values: dict[str, Any], place: str) -> Any:
         if type(value).__name__ != expected:
             raise SettingsError(f"{place}: {name} = {value!r} must be of type {expected}")
     return kind(**values)
+
+
+def _form(values: dict[str, Any], place: str) -> Form:
+    form = _checked(Form, values, place)
+    patterns = {"times": r"(\d+-)?\d{1,2}:\d\d:\d\d", "memory_per_rank": r"\d+[MG]"}
+    for name, value in values.items():
+        number = name in ("nodes", "ranks", "gpus")
+        pattern = r"[1-9]\d*" if number else patterns.get(name, r"[\w.-]+")
+        for each in value if isinstance(value, list) else [value]:
+            if type(each) is not (int if number else str) or not re.fullmatch(pattern, str(each)):
+                examples = {"times": '"02:00:00"', "memory_per_rank": '"1G"'}
+                example = "1" if number else examples.get(name, '"teaching"')
+                raise SettingsError(f"{place}: {name}: {each!r} must be such as {example}")
+    return form
 
 
 def _check_profiles(profiles: list[Profile], path: Path) -> None:

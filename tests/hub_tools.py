@@ -265,6 +265,7 @@ def hub(cluster: Cluster, proxy: Path) -> Iterator[Hub]:
         "HUB_TEST_PID_FILE": str(STATE / "hub/hub.pid"),
         "HUB_TEST_PATIENCE": str(STATE / "patience"),
         "HUB_TEST_CULLED": str(STATE / "culled"),
+        "HUB_TEST_BLIND": str(STATE / "blind"),
     }
     up = Hub(cluster, cluster.state / "hub.log", env)
     with (cluster.state / "proxy.log").open("w") as log:

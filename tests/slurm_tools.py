@@ -75,6 +75,7 @@ SETTINGS = {
     "bind_url = ": f'bind_url = "http://{LOGIN}:8000"',
     "connect_ip = ": f'connect_ip = "{LOGIN}"',
     "starts_at_once = ": "starts_at_once = 20",
+    "partitions = ": 'partitions = ["lab", "gpu"]',
 }
 
 #: Folders that the hosts have for themselves, empty at first.
@@ -105,12 +106,18 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 SwitchType=switch/none
+GresTypes=gpu
 MpiDefault=none
 ReturnToService=2
 KillWait=2
 SlurmdTimeout=10
 SchedulerParameters=sched_interval=1,batch_sched_delay=0
 """
+PARTITIONS = """\
+PartitionName=lab Nodes=ALL Default=YES MaxTime=240 State=UP
+PartitionName=gpu Nodes=node2 MaxTime=60 State=UP
+"""
+GPU = {"node2": "Gres=gpu:1"}
 
 
 # --- may it run here? ----------------------------------------------------------------------------
@@ -319,12 +326,13 @@ def start_slurm(keep: list[str]) -> None:
     """munged and slurmctld here, slurmd on each node; returns when both nodes are idle."""
     nodes = "".join(
         f"NodeName={name} NodeAddr={address} CPUs={CPUS} Sockets=1 CoresPerSocket={CPUS} "
-        "ThreadsPerCore=1 RealMemory=8000 State=UNKNOWN\n"
+        f"ThreadsPerCore=1 RealMemory=8000 {GPU.get(name, '')} State=UNKNOWN\n"
         for name, address in NODES.items()
     )
-    partition = "PartitionName=lab Nodes=ALL Default=YES MaxTime=240 State=UP\n"
     Path("/etc/slurm").mkdir(exist_ok=True)
-    Path("/etc/slurm/slurm.conf").write_text(SLURM_CONF + nodes + partition)
+    Path("/etc/slurm/slurm.conf").write_text(SLURM_CONF + nodes + PARTITIONS)
+    # A card of which there is nothing but a name.
+    Path("/etc/slurm/gres.conf").write_text("NodeName=node2 Name=gpu File=/dev/null\n")
     (STATE / "state").mkdir()
     key = STATE / "munge.key"
     key.touch(mode=0o600)
@@ -379,7 +387,9 @@ def children(pid: int) -> list[int]:
 
 
 def nodes_are_idle() -> bool:
-    told = subprocess.run(["sinfo", "-h", "-t", "idle", "-o", "%D"], capture_output=True, text=True)
+    told = subprocess.run(
+        ["sinfo", "-h", "-p", "lab", "-t", "idle", "-o", "%D"], capture_output=True, text=True
+    )
     return told.stdout.strip() == str(len(NODES))
 
 
@@ -533,7 +543,7 @@ class Cluster:
         seen = []
 
         def is_back() -> bool:
-            seen.append(self.run("sinfo", "-h", "-n", name, "-o", "%T"))
+            seen.append(self.run("sinfo", "-h", "-p", "lab", "-n", name, "-o", "%T"))
             return seen[-1] in ("idle", "mixed", "allocated")
 
         try:

@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import hub_tools
@@ -35,7 +36,7 @@ from browser_tools import (
     without_outputs,
     write_settings,
 )
-from hub_tools import PASSWORD, SPAWN, URL, Hub, Kernel, Refused
+from hub_tools import PASSWORD, SPAWN, URL, Hub, Kernel, Refused, Student
 from playwright.sync_api import Browser, Page, sync_playwright
 from slurm_tools import GROUP, STUDENTS, Cluster
 
@@ -44,6 +45,8 @@ from utils.course.notebook import SOLUTIONS, read, tasks_checked, write
 LAB = "01_c10d.ipynb"
 #: Seconds: for ranks to come up, for Slurm to act, for processes to end.
 RANKS, ACT = 180, 90
+#: Seconds that a job has left when a student opens a notebook.
+AHEAD = 45
 pytestmark = [
     pytest.mark.bare,
     pytest.mark.timeout(slurm_tools.INSTALL + PAGE + NOTEBOOK + SPAWN),
@@ -214,6 +217,96 @@ def test_a_student_logs_in_chooses_a_job_and_passes_lab_01_on_two_nodes(
         wait_for(lambda: not hub.cluster.jobs(), ACT, "the job ends with the server")
         photograph(page, tmp_path, "hub-stopped")
     wait_for(lambda: not hub.cluster.processes("student1"), ACT, "no process of it is left")
+
+
+SCHEMES, WIDTHS = ("light", "dark"), (1280, 400)
+
+
+def everyone_can_read(page: Page, name: str, folder: Path) -> None:
+    """axe-core finds nothing, nothing is cut off, in light and dark, wide and narrow."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        page.reload()
+        for details in page.locator("#spawn_form summary").all():
+            details.click()
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 1000})
+            photograph(page, folder, f"{name}-{scheme}-{width}")
+            said = axe.run(page).response["violations"]
+            assert [(one["id"], one["nodes"][0]["html"]) for one in said] == [], (name, scheme)
+            wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert page.evaluate(wider) <= 0, f"{name} scrolls sideways"
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": 1280, "height": 1000})
+
+
+def test_the_form_shows_what_is_free_and_says_what_a_partition_never_gives(
+    hub: Hub, browser: Browser, tmp_path: Path
+):
+    with browser.new_context() as context:
+        page = context.new_page()
+        log_in(page, "student1")
+        everyone_can_read(page, "hub-form", tmp_path)
+        free = page.locator("table tr", has_text="gpu").locator("td").all_inner_texts()
+        assert free == ["gpu", "1 of 1", str(slurm_tools.CPUS), "1:00 h", "1"]
+        page.select_option("select[name=partition]", "gpu")
+        page.select_option("select[name=time]", "02:00:00")
+        page.click("#spawn_form [type=submit]")
+        said = page.inner_text(".spawn-error-msg")
+        photograph(page, tmp_path, "hub-form-refused")
+        assert said == (
+            "Error: Such a job can never start: 'gpu' gives a job 1:00 h at most, not 2:00 h. "
+            "Choose another size."
+        )
+        assert page.input_value("select[name=partition]") == "gpu", "the choice is kept"
+        assert not hub.cluster.jobs()
+
+
+EDITED = "# what I wrote last"
+
+
+def test_a_session_tells_its_time_warns_and_saves_the_notebook_before_slurm_ends_it(
+    hub: Hub, browser: Browser, tmp_path: Path, table: Table
+):
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("6 * 7", id="only")])
+    nb.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    give(hub.cluster, "student1", nbformat.writes(nb), "own.ipynb")
+    student = hub.student("student1")
+    student.server(profile="small")
+    ((job, *_, node),) = (line.split() for line in hub.cluster.jobs())
+    with browser.new_context() as context:
+        page = context.new_page()
+        log_in(page, "student1")
+        page.goto(f"{URL}/hub/home")
+        card = page.locator("section", has_text="Your session").inner_text()
+        assert re.search(rf"Job\n{job}\n.*running\n.*{node}\n.*3:\d\d h, until", card, re.S), card
+        everyone_can_read(page, "hub-session", tmp_path)
+        page.click("text=Log of the job")
+        assert "JupyterLab" in page.inner_text("pre")
+        everyone_can_read(page, "hub-log", tmp_path)
+        end = datetime.now() + timedelta(seconds=AHEAD)
+        hub.cluster.run("scontrol", "update", f"JobId={job}", f"EndTime={end:%Y-%m-%dT%H:%M:%S}")
+        known = f"fetch('/hub/job-time').then(r => r.json()).then(r => r.left <= {AHEAD})"
+        wait_for(lambda: page.evaluate(known), ACT, "the hub knows of the new end")
+        lab = Lab(
+            page,
+            f"{URL}/user/student1/lab/tree/own.ipynb",
+            path="own.ipynb",
+            cells=["only"],
+            ask=lambda path: student.ask("GET", path),
+            pictures=tmp_path,
+        )
+        assert re.fullmatch(r"Job: \d+ s left", page.inner_text("[role=timer]"))
+        warning = page.get_by_text("Notebooks are saved before.").first.inner_text()
+        page.locator(".jp-Cell .cm-content").first.click()
+        page.keyboard.press("Control+End")
+        page.keyboard.type(f"  {EDITED}")
+        lab.photograph("hub-time-left")
+        wait_for(lambda: not hub.cluster.jobs(), ACT, "Slurm ends the job")
+        saved = hub.cluster.run("cat", "/home/student1/own.ipynb")
+        assert EDITED in saved
+        table.add("the job's time ends soon", warning, "what was edited is saved before")
 
 
 # --- without a browser ---------------------------------------------------------------------------
@@ -396,7 +489,9 @@ def test_a_forgotten_notebook_gives_its_ranks_nodes_back_and_its_own(hub: Hub, t
 FORGED = [
     ({"profile": "nosuch"}, "choose one of 'ranks4', 'small'"),
     ({"profile": ["small"]}, "choose one of 'ranks4', 'small'"),
-    ({"profile": "small", "partition": "gpu"}, "not 'partition'"),
+    ({"profile": "small", "partition": "debug"}, "choose one of 'gpu', 'lab'"),
+    ({"time": "00:30:00\n#SBATCH --uid=root"}, "There is no time"),
+    ({"account": "other"}, "not 'account'"),
     ({"options": "#SBATCH --uid=root"}, "not 'options'"),
     ({"prologue": "touch /tmp/was-here"}, "not 'prologue'"),
 ]
@@ -438,21 +533,40 @@ def test_no_account_of_the_system_logs_in_or_gets_a_server(hub: Hub, table: Tabl
     assert not hub.cluster.jobs()
 
 
+def refusal(student: Student, **options: object) -> str:
+    """What a student is told whose server does not start."""
+    try:
+        student.request_server(**options)
+    except Refused as error:
+        return str(error)
+    last = list(student.progress())[-1]
+    assert last["failed"], last
+    return last["message"]
+
+
+def test_more_than_a_partition_ever_gives_is_told_before_slurm_is_asked(hub: Hub, table: Table):
+    before = hub.cluster.run("scontrol", "--oneliner", "show", "jobs")
+    said = refusal(hub.student("student1"), profile="ranks4", partition="gpu", time="02:00:00")
+    assert "'gpu' gives a job 1:00 h at most, not 2:00 h" in said
+    assert "'gpu' has 1 nodes in all, not 2" in said
+    table.add("more nodes and time than the partition has", said)
+    assert hub.cluster.run("scontrol", "--oneliner", "show", "jobs") == before
+
+
 def test_a_job_that_the_partition_can_never_start_is_said_at_once_and_cancelled(
     hub: Hub, table: Table
 ):
-    change = ("scontrol", "update", "PartitionName=lab")
+    change, blind = ("scontrol", "update", "PartitionName=lab"), hub.cluster.state / "blind"
+    blind.touch()
     hub.cluster.run(*change, "MaxTime=60")  # the profile asks for four hours
-    student = hub.student("student1")
     try:
-        student.request_server(profile="small")
-        last = list(student.progress())[-1]
+        said = refusal(hub.student("student1"), profile="small")
     finally:
         hub.cluster.run(*change, "MaxTime=240")
-    assert last["failed"], last
-    assert "can never start" in last["message"]
-    assert "PartitionTimeLimit" in last["message"]
-    table.add("the profile asks for more time than the partition gives", last["message"])
+        blind.unlink()
+    assert "can never start" in said
+    assert "PartitionTimeLimit" in said
+    table.add("the same, and `sinfo` does not answer", said)
 
 
 def test_a_notebook_goes_on_while_the_hub_restarts(hub: Hub, table: Table):
@@ -575,8 +689,8 @@ TRIED = [
     "-u student1 srun id",
     "-u student1 bash",
     "-u student1 scancel --user=student1",
-    "-u student1 tail -n 6 /etc/shadow",
-    "-u root tail -n 6 /home/student1/.jupyterhub-1.log",
+    "-u student1 tail -n 200 /etc/shadow",
+    "-u root tail -n 200 /home/student1/.jupyterhub-1.log",
     "-E -u student1 sbatch --parsable",
     "-u student1 LD_PRELOAD=/tmp/mine.so sbatch --parsable",
     "-u student1 SLURM_CONF=/tmp/slurm.conf sbatch --parsable",

@@ -477,6 +477,10 @@ def test_the_students_bundle_runs_and_holds_no_solution_and_nothing_uncommitted(
     )
     assert done.stdout.startswith(str(course))
     subprocess.run(["make", "-n", "lab"], cwd=course, check=True, capture_output=True)
+    told = subprocess.run(["make", "help"], cwd=course, check=True, capture_output=True, text=True)
+    assert re.findall(r"^  make ([a-z-]+)", told.stdout, re.MULTILINE) == [
+        *("help", "env", "lab", "clean")
+    ]
 
 
 def links_to_nothing(course: Path):

@@ -42,8 +42,10 @@ SMOKE := tests/test_mpi_backend.py tests/test_names_in_the_way.py
 .DELETE_ON_ERROR:
 .PHONY: help env lab test check test-env smoke run solutions release release-check dist lock backend image notes lint format figures pack grade clean FORCE
 
+# The students' bundle has no solutions/, and no use for the authors' targets.
 help:  ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile \
+	  | grep -E '$(if $(wildcard solutions),.,^  make (help|env|lab|clean) )'
 	@echo
 	@echo "  PYTHON=python3.12 builds .venv with that Python (make clean first);"
 	@echo "  TORCH=2.15.0 takes that PyTorch; TORCH_INDEX=pypi takes the package index's build of it, with CUDA;"

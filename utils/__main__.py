@@ -151,6 +151,16 @@ def grade(options: argparse.Namespace) -> int:
     return main(options)
 
 
+def statistics(options: argparse.Namespace) -> int:
+    """Draw how a graded class did: a notebook in the results folder, without names.
+
+    One that is there is run again, with what was changed in it.
+    """
+    from utils.course.grading.statistics import main
+
+    return main(options)
+
+
 def rerun(options: argparse.Namespace) -> int:
     """Run a notebook of a result once more, inside of the sandbox: it holds a student's code.
 
@@ -241,6 +251,9 @@ def parser() -> argparse.ArgumentParser:
     add_grade_options(add("grade", grade), root)
 
     add_rerun_options(add("rerun", rerun))
+
+    sub = add("statistics", statistics)
+    sub.add_argument("results", type=Path, metavar="RESULTS", help="what `grade -o` wrote")
 
     sub = add("doctor", doctor)
     sub.add_argument("--json", action="store_true", help="print the same as data")

@@ -22,7 +22,15 @@ from ..notes import kind
 #: Where copies are kept.
 RUNS = ROOT / "build" / "runs"
 #: Folders of utils that change no output of a lab.
-BESIDE_THE_POINT = {"course", "bench", "doctor", "labelled", "jupyterlab", "__main__.py"}
+BESIDE_THE_POINT = {
+    "course",
+    "bench",
+    "doctor",
+    "labelled",
+    "jupyterlab",
+    "__main__.py",
+    "install.py",
+}
 
 
 class RunError(NotebookError):

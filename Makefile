@@ -26,7 +26,7 @@ SMOKE := tests/test_mpi_backend.py tests/test_names_in_the_way.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test check test-env smoke run solutions release release-check dist lint format grade clean FORCE
+.PHONY: help env lab test check test-env smoke run solutions release release-check dist site lint format grade clean FORCE
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -64,15 +64,16 @@ $(VENV)/.constraints.txt: $(CONSTRAINTS) $(VENV)/.torch
 	@if [ "$(TORCH)" = tested ]; then cat $(CONSTRAINTS); \
 	else grep -vE '^(torch|torchvision)==' $(CONSTRAINTS); echo "torch==$(TORCH)"; fi > $@
 
-# One rule for all sets of extras; `test` contains what `grade` needs, and that all of `env`.
+# One rule for all sets of extras; `test` contains what `grade` and `site` need, and those all of `env`.
 $(VENV)/.env: EXTRAS = mpi
 $(VENV)/.grade: EXTRAS = mpi,course
 $(VENV)/.test: EXTRAS = mpi,test
-$(VENV)/.env $(VENV)/.grade $(VENV)/.test: pyproject.toml $(VENV)/.constraints.txt
+$(VENV)/.site: EXTRAS = mpi,site
+$(VENV)/.env $(VENV)/.grade $(VENV)/.site $(VENV)/.test: pyproject.toml $(VENV)/.constraints.txt
 	$(PIP) -e '.[$(EXTRAS)]' -c $(VENV)/.constraints.txt
 	@mkdir -p $(VENV)/etc/ipython
 	@ln -sf $(CURDIR)/utils/jupyterlab/ipython_kernel_config.py $(VENV)/etc/ipython/
-	@touch $(VENV)/.env $(if $(findstring test,$(EXTRAS)),$(VENV)/.grade) $@
+	@touch $(VENV)/.env $(if $(findstring test,$(EXTRAS)),$(VENV)/.grade $(VENV)/.site) $@
 
 env: $(VENV)/.env  ## build .venv (does nothing when it is up to date)
 	@echo "$(VENV) is ready; PyTorch: $(TORCH)"
@@ -129,6 +130,9 @@ release-check: $(VENV)/.test  ## do labs/ and the map follow from solutions/?
 
 dist: $(VENV)/.test  ## write the students' bundle, one zip without solutions, to dist/
 	$(BIN)/ddl-labs dist
+
+site: $(VENV)/.site  ## build the site in build/site, from the stored outputs
+	$(BIN)/python docs/site/course_site/build.py $(ARGS)
 
 lint: $(VENV)/.test  ## check style and notebooks
 	$(BIN)/ruff check .

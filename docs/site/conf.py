@@ -24,7 +24,7 @@ nb_execution_mode = "off"
 nb_merge_streams = True
 nb_render_error_lexer = "none"
 nb_code_prompt_show = "Show the {type}"
-myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 html_math_renderer = "mathml"
 
@@ -40,7 +40,7 @@ html_js_files = [("site.js", {"defer": "defer"})]
 html_show_sourcelink = html_copy_source = False
 html_theme_options = {
     "github_url": address.repository(),
-    "show_prev_next": True,
+    "back_to_top_button": False,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],

@@ -31,6 +31,8 @@ PAGES = (
     *("labs/cheat_sheet.md", "docs/*.md", "docs/instructors/**/*.md"),
     *("docs/**/*.svg", "docs/**/*.png", ".github/*.png"),
 )
+#: What a search leaves out: it would find the log of changes for every word.
+NOT_FOUND = b"---\nnosearch: true\n---\n"
 
 
 def build(target: Path, labs: Sequence[str] = (), source: Path | None = None) -> int:
@@ -61,7 +63,8 @@ def _files(labs: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
     """Path on the site and content of each page and picture."""
     for pattern in PAGES:
         for path in sorted(ROOT.glob(pattern)):
-            yield path.relative_to(ROOT).as_posix(), path.read_bytes()
+            head = NOT_FOUND if path.name == "CHANGELOG.md" else b""
+            yield path.relative_to(ROOT).as_posix(), head + path.read_bytes()
     for path in labs:
         page = page_of(read(path), read(LABS / path.name))
         yield f"labs/{path.name}", nbformat.writes(page).encode()

@@ -23,7 +23,7 @@ def page_of(solution: NotebookNode, student: NotebookNode) -> NotebookNode:
     """The notebook to be shown; both that are given are left as they are."""
     own = {cell.id: cell for cell in student.cells}
     page = copy.deepcopy(solution)
-    page.metadata.language_info = {"name": "python", "pygments_lexer": "ipython3"}
+    page.metadata.language_info = {"name": "python", "pygments_lexer": "lab"}
     page.cells = [shown for cell in page.cells for shown in _shown(cell, own[cell.id])]
     return page
 

@@ -35,45 +35,37 @@ def drawn(source: str) -> str:
 
     Raises ValueError for a line that is none of those that are drawn.
     """
+    names: dict[str, str] = {}
     columns: dict[str, int] = {}
-    heads, rows = [], []
-    names = {}
+    rows = []
     for line in map(str.strip, source.splitlines()):
         if found := PARTICIPANT.fullmatch(line):
-            columns[found[1]] = len(columns) + 1
-            names[found[1]] = found[2]
-            heads.append(f"<span>{escape(found[2])}</span>")
+            names[found[1]], columns[found[1]] = found[2], len(columns) + 1
         elif found := MESSAGE.fullmatch(line):
-            start, end, words = found.groups()
-            rows.append(_step(names, columns, start, end, words))
+            rows.append(_step(names, columns, *found.groups()))
         elif found := NOTE.fullmatch(line):
             rows.append(_row(columns[found[1]], columns[found[2] or found[1]], "note", found[3]))
         elif found := BRANCH.fullmatch(line):
-            rows.append(
-                _row(
-                    1,
-                    len(columns),
-                    "branch",
-                    f"{'if' if found[1] == 'alt' else found[1]} {found[2]}",
-                )
-            )
+            word = "if" if found[1] == "alt" else found[1]
+            rows.append(_row(1, len(columns), "branch", f"{word} {found[2]}"))
         elif line not in ("sequenceDiagram", "end", ""):
             raise ValueError(f"a sequence diagram has a line that the site can't draw: {line!r}")
+    heads = "".join(f"<span>{escape(name)}</span>" for name in names.values())
     return (
         f'<div class="sequence" style="--columns: {len(columns)}">'
-        f'<div class="heads" aria-hidden="true">{"".join(heads)}</div>'
-        f"<ol>{''.join(rows)}</ol></div>"
+        f'<div class="heads" aria-hidden="true">{heads}</div><ol>{"".join(rows)}</ol></div>'
     )
 
 
 def _step(names: dict[str, str], columns: dict[str, int], start: str, end: str, words: str) -> str:
+    """A message, or what a participant does alone: those words reach over a column beside it."""
     first, last = sorted((columns[start], columns[end]))
-    if start == end:
-        said, kind = f"{names[start]}: ", "self"
-    else:
-        said = f"{names[start]} to {names[end]}: "
+    if start != end:
         kind = "right" if columns[start] < columns[end] else "left"
-    return _row(first, last, kind, words, said)
+        return _row(first, last, kind, words, f"{names[start]} to {names[end]}: ")
+    if 1 < first == len(columns):
+        return _row(first - 1, last, "self end", words, f"{names[start]}: ")
+    return _row(first, min(last + 1, len(columns)), "self", words, f"{names[start]}: ")
 
 
 def _row(first: int, last: int, kind: str, words: str, said: str = "") -> str:

@@ -40,7 +40,7 @@ SMOKE := tests/test_mpi_backend.py tests/test_names_in_the_way.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test check test-env smoke run solutions release release-check dist lock backend image notes lint format figures pack grade clean FORCE
+.PHONY: help env lab test check test-env smoke run solutions release release-check dist lock backend site image notes lint format figures pack grade clean FORCE
 
 # The students' bundle has no solutions/, and no use for the authors' targets.
 help:  ## this list
@@ -86,14 +86,15 @@ $(VENV)/.constraints.txt: $(CONSTRAINTS) $(VENV)/.torch
 	@if [ "$(TORCH)" = tested ]; then cat $(CONSTRAINTS); \
 	else grep -vE '^(torch|torchvision)==' $(CONSTRAINTS); echo "torch==$(TORCH)"; fi > $@
 
-# One rule for all sets of extras; `test` contains what `grade` needs, and that all of `env`.
+# One rule for all sets of extras; `test` contains what `grade` and `site` need, and those all of `env`.
 $(VENV)/.env: EXTRAS =
 $(VENV)/.grade: EXTRAS = [course]
 $(VENV)/.test: EXTRAS = [test]
-$(VENV)/.env $(VENV)/.grade $(VENV)/.test: pyproject.toml $(VENV)/.constraints.txt $(VENV)/.wheels
+$(VENV)/.site: EXTRAS = [site]
+$(VENV)/.env $(VENV)/.grade $(VENV)/.site $(VENV)/.test: pyproject.toml $(VENV)/.constraints.txt $(VENV)/.wheels
 	@$(BIN)/python -m utils.install --index "$(WHEELS)" --constraints $(VENV)/.constraints.txt -- $(PIP_ARGS)
 	$(PIP) -e '.$(EXTRAS)' -c $(VENV)/.constraints.txt
-	@touch $(VENV)/.env $(if $(findstring test,$(EXTRAS)),$(VENV)/.grade) $@
+	@touch $(VENV)/.env $(if $(findstring test,$(EXTRAS)),$(VENV)/.grade $(VENV)/.site) $@
 
 env: $(VENV)/.env  ## build .venv (does nothing when it is up to date)
 	@echo "$(VENV) is ready; PyTorch: $(TORCH), wheels: $(WHEELS)"
@@ -157,6 +158,9 @@ lock: $(VENV)/.test  ## write uv.lock: what .ci/constraints.txt pins, and all th
 
 backend: $(VENV)/.test  ## build the backend as a package of its own, wheel and sdist, in dist/
 	cd utils/mpi && $(CURDIR)/$(BIN)/python -m hatchling build -d $(CURDIR)/dist
+
+site: $(VENV)/.site  ## build the site in build/site, from the stored outputs
+	$(BIN)/python docs/site/course_site/build.py $(ARGS)
 
 image:  ## build the container image with JupyterLab and the labs (IMAGE=ddl-labs)
 	docker build --tag "$(or $(IMAGE),ddl-labs)" .

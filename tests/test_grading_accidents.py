@@ -49,6 +49,7 @@ from utils.course.grading.source import MOST_SOURCE
 from utils.course.grading.submissions import find
 from utils.course.grading.zips import SubmissionsError
 from utils.course.notebook import KERNELSPEC
+from utils.course.release import student_version
 
 NAMES = ("Ada", "Bob", "Cleo", "Dora", "Emil")
 
@@ -776,6 +777,14 @@ def test_a_stopped_run_without_resume_keeps_the_grades_that_still_hold(
     assert [books[name]["total"] for name in NAMES] == ["", "8", "8", "8", "8"]
 
 
+def test_a_bar_says_how_many_are_graded_and_how_long_the_rest_will_take(
+    course, runs, everyone, tmp_path, capsys
+):
+    line = ["grade", str(everyone), "--no-sandbox", "-o", str(tmp_path / "out")]
+    assert main([*line, "--solutions", str(course / "solutions")]) == 0
+    assert re.search(r"5/5 \[\d\d:\d\d<\d\d:\d\d, .*submission", capsys.readouterr().err)
+
+
 # --- a folder that fills up ----------------------------------------------------------------------
 
 
@@ -934,6 +943,16 @@ def test_of_several_files_in_a_zip_the_youngest_counts(tmp_path, course):
             archive.writestr(entry, json.dumps(toy.filled()))
     found = find(path, tmp_path / "scratch", [toy.LAB])
     assert newest(found.files, toy.LAB).name == "better.ipynb"
+
+
+def test_the_handout_beside_the_work_does_not_count_for_it(class_, tmp_path):
+    toy.hand_in(tmp_path / "in" / "Ada", "final", toy.filled())
+    toy.hand_in(tmp_path / "in" / "Ada", toy.LAB, student_version(toy.reference(), toy.LAB))
+    toy.hand_in(tmp_path / "in" / "Bob", toy.LAB, toy.filled())
+    assert class_() == 0
+    row = table(tmp_path / "out" / "gradebook.csv")["Ada"]
+    assert row["total"] == "8"
+    assert "2 files for this lab, final.ipynb counts" in row["remarks"]
 
 
 def test_one_students_zip_bomb_leaves_room_for_the_others(tmp_path, monkeypatch):

@@ -49,6 +49,7 @@ from utils.course.grading.source import MOST_SOURCE
 from utils.course.grading.submissions import find
 from utils.course.grading.zips import SubmissionsError
 from utils.course.notebook import KERNELSPEC
+from utils.course.release import student_version
 
 NAMES = ("Ada", "Bob", "Cleo", "Dora", "Emil")
 
@@ -776,6 +777,14 @@ def test_a_stopped_run_without_resume_keeps_the_grades_that_still_hold(
     assert [books[name]["total"] for name in NAMES] == ["", "8", "8", "8", "8"]
 
 
+def test_a_bar_says_how_many_are_graded_and_how_long_the_rest_will_take(
+    course, runs, everyone, tmp_path, capsys
+):
+    line = ["grade", str(everyone), "--no-sandbox", "-o", str(tmp_path / "out")]
+    assert main([*line, "--solutions", str(course / "solutions")]) == 0
+    assert re.search(r"5/5 \[\d\d:\d\d<\d\d:\d\d, .*submission", capsys.readouterr().err)
+
+
 # --- a folder that fills up ----------------------------------------------------------------------
 
 
@@ -936,15 +945,40 @@ def test_of_several_files_in_a_zip_the_youngest_counts(tmp_path, course):
     assert newest(found.files, toy.LAB).name == "better.ipynb"
 
 
+def test_a_whole_project_that_was_zipped_with_the_notebook_costs_nothing(tmp_path):
+    project = io.BytesIO()
+    with zipfile.ZipFile(project, "w") as archive:
+        for number in range(2 * zips.MOST_FILES_OF_ONE):
+            archive.writestr(f"work/.git/objects/{number}/", b"")
+            archive.writestr(f"work/.git/objects/{number}/{number}", b"")
+        archive.writestr("work/01_toy.ipynb", "{}")
+    (tmp_path / "in" / "Ada").mkdir(parents=True)
+    (tmp_path / "in" / "Ada" / "work.zip").write_bytes(project.getvalue())
+    (tmp_path / "scratch").mkdir()
+    found = find(tmp_path / "in", tmp_path / "scratch", [toy.LAB])
+    assert [(file.name, file.error) for file in found.files] == [("01_toy.ipynb", "")]
+
+
+def test_the_handout_beside_the_work_does_not_count_for_it(class_, tmp_path):
+    toy.hand_in(tmp_path / "in" / "Ada", "final", toy.filled())
+    toy.hand_in(tmp_path / "in" / "Ada", toy.LAB, student_version(toy.reference(), toy.LAB))
+    toy.hand_in(tmp_path / "in" / "Bob", toy.LAB, toy.filled())
+    assert class_() == 0
+    row = table(tmp_path / "out" / "gradebook.csv")["Ada"]
+    assert row["total"] == "8"
+    assert "2 files for this lab, final.ipynb counts" in row["remarks"]
+
+
 def test_one_students_zip_bomb_leaves_room_for_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(zips, "MOST_OF_ONE", 3_000_000)
-    monkeypatch.setattr(zips, "MOST_FILES_OF_ONE", 40)
+    monkeypatch.setattr(zips, "MOST_FILES_OF_ONE", 200)
     bomb = io.BytesIO()
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(9):
             archive.writestr(f"{number}.ipynb", b"0" * 1_000_000)
         for number in range(900):
             archive.writestr(f"d{number}/" + "x/" * 50, b"")
+            archive.writestr(f"f{number}/{number}.txt", b"")
     for name, content in (("Ada/01_toy.ipynb", b"{}"), ("Eve/a.zip", bomb.getvalue())):
         (tmp_path / "in" / name).parent.mkdir(parents=True)
         (tmp_path / "in" / name).write_bytes(content)

@@ -9,6 +9,7 @@ from pathlib import Path
 import utils
 
 from ..notebook import notebooks
+from .assemble import assemble
 from .cells import read_cells
 from .reference import LabError, Reference
 from .results import Result, TaskResult, file_key, folder_key, key
@@ -88,13 +89,20 @@ def sort_files(
 
 
 def _take(job: Job, files: list[File], course: str, limits: str) -> None:
-    """Choose the file that counts."""
-    job.file = newest(files, job.reference.lab)
+    """Choose the file that counts: one with an answer, if there is any, for it lies with others."""
+    answered = [file for file in files if len(files) == 1 or _is_begun(file, job.reference)]
+    job.file = newest(answered or files, job.reference.lab)
     job.error = job.file.error
     if len(files) > 1:
         job.remarks.append(f"{len(files)} files for this lab; {job.file.name} counts")
     file = file_key(job.file.path, MOST_FILE)
     job.key = key(file, job.reference.fingerprint(), course, limits)
+
+
+def _is_begun(file: File, reference: Reference) -> bool:
+    """Whether there is more in it than was handed out."""
+    answers = assemble(reference, file.path).answers
+    return any(answer.given for answer in answers.values())
 
 
 def match(file: File, refs: list[Reference], others: dict[str, set[str]]) -> str | None:

@@ -27,6 +27,8 @@ MOST_FILE = 200 * MB
 MOST_UNPACKED, MOST_FILES = 4096 * MB, 20_000
 #: The same for all that one student has zipped: no bomb may fill the disk for the others.
 MOST_OF_ONE, MOST_FILES_OF_ONE = 512 * MB, 500
+#: How deep a student's folder lies at most, in a folder that was zipped.
+MOST_ABOVE = 2
 #: Files of others than notebooks that are told of; bytes of a name, with what writing in one step
 #: adds to it.
 MOST_LISTED, MOST_NAME = 8, 220
@@ -53,20 +55,21 @@ def clean(name: str) -> str:
 
 @dataclass
 class Room:
-    """What may still be unpacked: bytes, and files or folders."""
+    """What may still be unpacked: bytes, files, and folders and files with nothing in them."""
 
     left: int
     files: int
+    empty: int
 
     @classmethod
     def of_all(cls) -> Room:
         """For a class's zip."""
-        return cls(MOST_UNPACKED, MOST_FILES)
+        return cls(MOST_UNPACKED, MOST_FILES, MOST_FILES)
 
     @classmethod
     def of_one(cls) -> Room:
         """For all zips of one student."""
-        return cls(MOST_OF_ONE, MOST_FILES_OF_ONE)
+        return cls(MOST_OF_ONE, MOST_FILES_OF_ONE, MOST_FILES_OF_ONE)
 
 
 def unpack(
@@ -127,16 +130,20 @@ class Unpacking:
             self._spoil(path, f"{name}: can't be unpacked ({error.strerror})")
 
     def _make_folder(self, path: Path) -> None:
-        """A folder that may be a student's; folders without end are nobody's."""
-        self.room.files -= len(path.relative_to(self.target).parts)
-        if self.room.files >= 0 or path.parent == self.target:
+        """A folder that may be a student's, so that who has handed in nothing has a row.
+
+        Others are made for the files in them: a `.git` has thousands, a bomb has millions.
+        """
+        if len(path.relative_to(self.target).parts) <= MOST_ABOVE and self.room.empty > 0:
+            self.room.empty -= 1
             path.mkdir(parents=True, exist_ok=True)
 
     def _list(self, path: Path) -> None:
         """An empty file in place of what is not looked into: it tells what was handed in."""
         owner = path.relative_to(self.target).parts[0]
         self.listed[owner] += 1
-        if self.listed[owner] <= MOST_LISTED:
+        if self.listed[owner] <= MOST_LISTED and self.room.empty > 0:
+            self.room.empty -= 1
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
 

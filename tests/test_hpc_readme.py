@@ -104,7 +104,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def put_repository(folder: Path) -> None:
     """This clone as it is, with what is not committed yet."""
-    commit = "git init -q -b main && git add . && git -c user.name=x -c user.email=x commit -qm x"
+    commit = "git init -q -b main && git config core.compression 0 && git add . && git -c user.name=x -c user.email=x commit -qm x"
     script = (
         f"git ls-files -z -co --exclude-standard | tar --ignore-failed-read --null -T - -c | "
         f"tar -x -C {folder} && cd {folder} && {commit}"
@@ -208,7 +208,7 @@ def wheels(state: Path) -> Path:
     """What pip needs where there is no index, as the page says."""
     folder = state / "wheels"
     subprocess.run(
-        ["/usr/bin/python3", "-m", "pip", "download", "--quiet", "hatchling", f"{ROOT}[mpi]",
+        ["/usr/bin/python3", "-m", "pip", "download", "--quiet", "hatchling", ROOT,
          "-r", ROOT / "hpc/requirements.txt", "-c", ROOT / ".ci/constraints.txt", "-d", folder],
         check=True, timeout=PIP,
     )  # fmt: skip

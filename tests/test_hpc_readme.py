@@ -104,11 +104,14 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def put_repository(folder: Path) -> None:
     """This clone as it is, with what is not committed yet."""
-    commit = "git init -q -b main && git config core.compression 0 && git add . && git -c user.name=x -c user.email=x commit -qm x"
-    script = (
-        f"git ls-files -z -co --exclude-standard | tar --ignore-failed-read --null -T - -c | "
-        f"tar -x -C {folder} && cd {folder} && {commit}"
-    )
+    script = f"""
+        git ls-files -z -co --exclude-standard | tar --ignore-failed-read --null -T - -c |
+            tar -x -C {folder}
+        cd {folder}
+        git init --quiet --initial-branch=main
+        git -c core.compression=0 add .
+        git -c user.name=x -c user.email=x commit --quiet --message x
+    """
     folder.mkdir()
     subprocess.run(["bash", "-eo", "pipefail", "-c", script], cwd=ROOT, check=True, timeout=BLOCK)
 

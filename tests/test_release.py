@@ -491,14 +491,6 @@ def links_to_nothing(course: Path):
                 yield f"{page.relative_to(course)}: {target}"
 
 
-def links_to_nothing(course: Path):
-    """Links and pictures of the bundle's pages to files that it does not have."""
-    for page in (course / "README.md", *course.glob("docs/*.md"), *course.glob("labs/*.md")):
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
-            if "://" not in target and not (page.parent / target).exists():
-                yield f"{page.relative_to(course)}: {target}"
-
-
 def test_a_bundle_of_what_is_no_clone_says_so(tmp_path):
     with pytest.raises(NotebookError, match="in a git clone"):
         dist.bundle(tmp_path, "1.0", tmp_path / "dist")

@@ -267,7 +267,7 @@ def test_the_repository_is_one_setting(address, monkeypatch):
     monkeypatch.setenv("DDL_LABS_REPOSITORY", f"{REPOSITORY}.git")
     assert address.in_repository("labs") == f"{REPOSITORY}/blob/main/labs"
     assert not address.is_placeholder()
-    binder = "https://mybinder.org/v2/gh/school/ddl-labs/main?urlpath=lab/tree/labs/01_c10d.ipynb"
+    binder = "https://mybinder.org/v2/gh/school/ddl-labs/main?urlpath=lab/tree/01_c10d.ipynb"
     assert address.in_binder("labs/01_c10d.ipynb") == binder
 
 

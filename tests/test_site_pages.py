@@ -22,6 +22,8 @@ import pytest
 from browser_tools import CHROMIUM, CHROMIUM_ARGS, photograph
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from utils.course.notebook import notebooks, read
+
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "docs/site/course_site/build.py"
 NEEDED = ("sphinx", "myst_nb", "pydata_sphinx_theme")
@@ -244,6 +246,16 @@ def test_a_word_is_linked_where_it_first_stands_in_a_lab(pages):
     for word in ("all_reduce", "deadlock", "rank"):
         assert links.count(f"glossary.html#term-{word}") == 1, word
     assert not [link for link in links if "staleness" in link], "lab 07 brings it"
+
+
+def test_the_cheat_sheet_has_every_call_of_the_labs():
+    sheet = (ROOT / "labs/cheat_sheet.md").read_text("utf-8")
+    used = set()
+    for path in notebooks(ROOT / "solutions"):
+        code = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "code")
+        used |= set(re.findall(r"\bdist\.([a-z]\w*)\(", code))
+    assert len(used) > 20
+    assert not {name for name in used if f"dist.{name}(" not in sheet}
 
 
 # --- addresses -----------------------------------------------------------------------------------

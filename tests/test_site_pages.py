@@ -200,6 +200,7 @@ def test_a_page_is_made_of_both_notebooks():
     solution = new_notebook(
         cells=cells(answer, "Because.", "3", done, picture("one"), picture("two"))
     )
+    solution.cells.append(new_markdown_cell("Ask the class.", id="for-instructors"))
     student = new_notebook(cells=cells("raise", "Write.", "..."))
     page = page_of(solution, student).cells
     assert [cell.source.splitlines()[0] for cell in page if cell.source] == [

@@ -127,10 +127,18 @@ class LabSpawner(SlurmSpawner):
     async def submit_batch_script(self) -> str:
         """Submit the job; raises JobError with sbatch's own words."""
         await self.choose(self.user_options)
+        submitting = asyncio.ensure_future(super().submit_batch_script())
         try:
-            job = await super().submit_batch_script()
+            job = await asyncio.shield(submitting)
             self._submitted = time.monotonic()
             return job
+        except asyncio.CancelledError:
+            # A student who stops it now: an sbatch that is killed may have submitted all the same,
+            # and nobody would know the job's number.
+            await asyncio.wait({submitting})
+            if not submitting.exception() and self.job_id:
+                await self.cancel_batch_job()
+            raise
         except RuntimeError as error:
             raise JobError(f"Slurm refused the job: {error}") from error
 

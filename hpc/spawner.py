@@ -72,11 +72,15 @@ class LabSpawner(SlurmSpawner):
 
     async def _known(self) -> dict[str, Partition]:
         """Slurm's partitions; none while it does not answer, which stops nobody."""
-        try:
-            return await self.partitions.answer()
-        except NoAnswer as error:
-            self.log.warning("sinfo does not answer: %s", error)
-            return {}
+        asking = asyncio.ensure_future(self.partitions.answer())
+        # Who comes next has the answer that was too late for this one.
+        asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+        await asyncio.wait({asking}, timeout=LOOK)
+        if asking.done() and not asking.exception():
+            return asking.result()
+        said = asking.exception() if asking.done() else f"nothing within {LOOK} s"
+        self.log.warning("sinfo does not answer: %s", said)
+        return {}
 
     async def options_from_form(self, form: dict[str, list[str]]) -> dict[str, str]:
         """The form's choices; what else was posted is left out. Raises HTTPError 400 for more than

@@ -235,8 +235,8 @@ class LabSpawner(SlurmSpawner):
         if job and job.reason in NEVER:
             raise JobError(
                 f"Job {self.job_id} can never start: {NEVER[job.reason]} ({job.reason}). It was "
-                "cancelled. Choose another size. If you changed nothing, tell the administrator: it "
-                "is a mistake in site.toml."
+                "cancelled. Choose another size. If you changed nothing, tell the administrator: "
+                "it is a mistake in site.toml."
             )
 
     # --- the session --------------------------------------------------------------------------

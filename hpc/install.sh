@@ -158,7 +158,7 @@ install -D -m 644 "$site" "$env/etc/ddl-labs/site.toml"
 install -D -m 644 "$here/ipcluster_config.py" "$env/etc/ipython/ipcluster_config.py"
 install -d "$env/etc/jupyter/labconfig"
 install -m 644 "$course"/utils/jupyterlab/labconfig/*.json "$env/etc/jupyter/labconfig"
-install -m 644 "$course/utils/jupyterlab/jupyter_config.json" "$env/etc/jupyter/"
+install -m 644 "$here/jupyter_config.json" "$env/etc/jupyter/"
 (cd "$here/labextension" && find . -type f -exec \
     install -D -m 644 {} "$env/share/jupyter/labextensions/ddl-labs-time-left/{}" \;)
 install -m 644 "$course/utils/jupyterlab/ipython_kernel_config.py" "$env/etc/ipython/"

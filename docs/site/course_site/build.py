@@ -28,7 +28,7 @@ from utils.course.notebook import LABS, SOLUTIONS, is_named, notebooks, read  # 
 #: Files of the repository that are pages, and pictures in them: each has the same path on the site.
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "hpc/README.md", "utils/mpi/*.md"),
-    *("labs/cheat_sheet.md", "docs/*.md", "docs/instructors/**/*.md"),
+    *("labs/cheat_sheet.md", "docs/*.md"),
     *("docs/**/*.svg", "docs/**/*.png", ".github/*.png"),
 )
 #: What a search leaves out: it would find the log of changes for every word.

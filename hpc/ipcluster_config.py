@@ -19,6 +19,7 @@ for name, value in ranks.items():
     setattr(c.DDLLabs, name, value)
 for name in ("partition", "account"):
     setattr(c.DDLLabs, name, slurm[name])
+c.DDLLabs.options = [*slurm["options"], *ranks["options"]]
 
 # For `ipp.Cluster()` and the panel "IPython Parallel", which know nothing of the course.
 has_room = int(os.environ.get("SLURM_NTASKS", "1")) > 1
@@ -34,6 +35,6 @@ c.SlurmEngineSetLauncher.batch_template_file = str(prefix / "share/ddl-labs/engi
 c.SlurmEngineSetLauncher.namespace = {
     "time": ranks["time"],
     "srun_mpi": ranks["srun_mpi"] or "pmix",
-    "options": "\n".join(f"#SBATCH {option}" for option in [*options, *ranks["options"]]),
-    "setup": "\n".join(slurm["setup"]),
+    "options": "\n".join(f"#SBATCH {option}" for option in [*options, *c.DDLLabs.options]),
+    "job_sh": str(prefix / "etc/ddl-labs/job.sh"),
 }

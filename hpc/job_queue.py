@@ -1,4 +1,4 @@
-"""Slurm's queue, asked once for all students: a class that starts at once is no load for Slurm."""
+"""Slurm, asked once for all students: a class that starts at once is no load for it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
-COMMAND = ("squeue", "--noheader", "--format=%i|%T|%r|%S|%B")
+COMMAND = ("squeue", "--noheader", "--format=%i|%T|%r|%S|%B|%e|%N")
 #: Seconds between two questions, at most when Slurm does not answer, and for an answer.
 PERIOD, MOST, PATIENCE = 2.0, 60.0, 20.0
 #: Reasons of a job that waits for nothing that will come: `man squeue`, JOB REASON CODES. Not among
@@ -25,36 +27,31 @@ NEVER = {
 
 
 class NoAnswer(Exception):
-    """Slurm does not answer; the text is what squeue said."""
+    """Slurm does not answer; the text is what its command said."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A line of squeue. begin: when Slurm expects it to start; node: the first one."""
+class Poll:
+    """A command's answer, as of at most `period` seconds ago, for all who ask.
 
-    state: str
-    reason: str
-    begin: str
-    node: str
-
-
-class Queue:
-    """All jobs of the cluster, as of at most `period` seconds ago."""
+    parse: makes the answer of the command's output.
+    """
 
     def __init__(
         self,
+        command: tuple[str, ...],
+        parse: Callable[[str], Any],
         period: float = PERIOD,
-        command: tuple[str, ...] = COMMAND,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._period, self._command, self._clock = period, command, clock
+        self._period, self._command, self._clock, self._parse = period, command, clock, parse
         self._lock = asyncio.Lock()
-        self._jobs: dict[str, Job] = {}
         self._asked, self._pause = -math.inf, 0.0
         self._failed = ""
+        #: The last answer that there was, None before the first one.
+        self.seen: Any = None
 
-    async def job(self, number: str, since: float = -math.inf) -> Job | None:
-        """The job, None when it is over. since: when it was submitted, by the clock.
+    async def answer(self, since: float = -math.inf) -> Any:
+        """What the command says. since: the clock's time; an answer may not be older.
 
         Raises NoAnswer.
         """
@@ -62,20 +59,19 @@ class Queue:
         async with self._lock:
             wait = self._asked + self._pause - self._clock()
             if wait > 0 and self._asked < since and not self._failed:
-                # That answer is older than the job, and would call it gone.
                 await asyncio.sleep(wait)
                 wait = 0
             if wait <= 0:
                 await self._ask()
         if self._failed:
             raise NoAnswer(self._failed)
-        return self._jobs.get(number)
+        return self.seen
 
     async def _ask(self) -> None:
-        """One call of squeue; after a failure the next one comes later, and later."""
+        """One call of the command; after a failure the next one comes later, and later."""
         began = self._clock()
         try:
-            self._jobs, self._failed = _parsed(await _output(self._command)), ""
+            self.seen, self._failed = self._parse(await _output(self._command)), ""
             self._pause = self._period
         except (OSError, TimeoutError, NoAnswer) as error:
             self._failed = str(error) or f"no answer within {PATIENCE:g} s"
@@ -98,6 +94,45 @@ async def _output(command: tuple[str, ...]) -> str:
     return out.decode(errors="replace")
 
 
-def _parsed(text: str) -> dict[str, Job]:
+@dataclass(frozen=True)
+class Job:
+    """A line of squeue. begin: when Slurm expects it to start; node: the first one; end: when its
+    time is over; nodes: all of them, as Slurm writes them, such as node[1-2].
+    """
+
+    state: str
+    reason: str
+    begin: str
+    node: str
+    end: str = ""
+    nodes: str = ""
+
+    def seconds_left(self, now: datetime) -> int | None:
+        """Until Slurm ends it; None for a job without an end. now: in local time, as squeue's."""
+        try:
+            return max(0, round((datetime.fromisoformat(self.end) - now).total_seconds()))
+        except ValueError:  # "N/A", or nothing
+            return None
+
+
+class Queue(Poll):
+    """All jobs of the cluster."""
+
+    def __init__(
+        self,
+        period: float = PERIOD,
+        command: tuple[str, ...] = COMMAND,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        super().__init__(command, _jobs, period, clock)
+
+    async def job(self, number: str, since: float = -math.inf) -> Job | None:
+        """The job, None when it is over. since: when it was submitted, by the clock; an older
+        answer would call it gone. Raises NoAnswer.
+        """
+        return (await self.answer(since)).get(number)
+
+
+def _jobs(text: str) -> dict[str, Job]:
     lines = (line.split("|") for line in text.splitlines())
-    return {fields[0]: Job(*fields[1:]) for fields in lines if len(fields) == 5}
+    return {fields[0]: Job(*fields[1:]) for fields in lines if len(fields) >= 5}

@@ -14,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import accounts  # noqa: E402
+import job_pages  # noqa: E402
 import settings  # noqa: E402
 import spawner  # noqa: E402
 
@@ -50,6 +51,8 @@ c.Authenticator.post_auth_hook = accounts.hook(hub.minimum_uid)
 c.JupyterHub.spawner_class = spawner.LabSpawner.for_site(site)
 c.Spawner.cmd = [f"{site.environment}/bin/jupyterhub-singleuser"]
 c.Spawner.default_url = "/lab"
+c.JupyterHub.template_paths = [str(HERE / "templates")]
+job_pages.register()
 c.Spawner.start_timeout = hub.start_timeout
 c.Spawner.http_timeout = 120
 # The page that tells where the job is comes at once.
@@ -62,8 +65,13 @@ c.LabSpawner.batchspawner_singleuser_cmd = f"{site.environment}/bin/batchspawner
 c.LabSpawner.exec_prefix = hub.as_user
 c.LabSpawner.batch_script = (HERE / "slurm" / "server.sbatch").read_text()
 # Resolved as the job starts: an update of the environment is for the next one.
-path = f'export PATH="$(readlink -f {site.environment})/bin:$PATH"'
-c.LabSpawner.req_prologue = "\n".join([*site.slurm.first_lines, path])
+c.LabSpawner.req_prologue = "\n".join(
+    [
+        f'environment="$(readlink -f {site.environment})"',
+        '. "$environment/etc/ddl-labs/job.sh"',
+        'export PATH="$environment/bin:$PATH"',
+    ]
+)
 
 # --- what is forgotten ------------------------------------------------------------------------
 if hub.idle_kernel:

@@ -1,9 +1,13 @@
-"""Reads site.toml and says in words what is wrong with it."""
+"""Reads site.toml and says in words what is wrong with it.
+
+python3 settings.py FILE prints the site's lines for the beginning of each job.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+import sys
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,12 +24,13 @@ class Slurm:
 
     partition: str
     account: str
+    options: list[str]
     setup: list[str]
     data: str
 
     @property
     def first_lines(self) -> list[str]:
-        """Shell lines at the beginning of a job."""
+        """Shell lines at the beginning of a job; install.sh writes them to etc/ddl-labs/job.sh."""
         root = [f"export FASHION_MNIST_ROOT={shlex.quote(self.data)}"] if self.data else []
         return [*self.setup, *root]
 
@@ -65,6 +70,20 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class Form:
+    """Section [form]: what a student may choose of a job, each a list of choices."""
+
+    partitions: list[str]
+    nodes: list[int]
+    ranks: list[int]
+    times: list[str]
+    gpus: list[int]
+    accounts: list[str]
+    reservations: list[str]
+    memory_per_rank: str
+
+
+@dataclass(frozen=True)
 class Site:
     """What jupyterhub_config.py needs of site.toml. prefix: of the students' environments."""
 
@@ -72,6 +91,7 @@ class Site:
     slurm: Slurm
     hub: Hub
     profiles: list[Profile]
+    form: Form
 
     @property
     def environment(self) -> str:
@@ -87,7 +107,7 @@ def read(path: Path) -> Site:
         raise SettingsError(f"cannot read the site's settings: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
-    for section in ("install", "slurm", "engines", "hub", "profiles"):
+    for section in ("install", "slurm", "engines", "hub", "profiles", "form"):
         if section not in raw:
             raise SettingsError(f"{path} has no section [{section}]; compare with hpc/site.toml")
     profiles = [
@@ -101,11 +121,13 @@ def read(path: Path) -> Site:
             f"{path}, section [slurm]: data = {slurm.data!r} must be an absolute path, such as "
             '"/data/fashion", which holds FashionMNIST/raw/; or "" for none'
         )
+    _check_options(slurm.options, f"{path}, section [slurm]")
     return Site(
         prefix=raw["install"]["prefix"],
         slurm=slurm,
         hub=_checked(Hub, raw["hub"], f"{path}, section [hub]"),
         profiles=profiles,
+        form=_form(raw["form"], f"{path}, section [form]"),
     )
 
 
@@ -123,6 +145,20 @@ def _checked(kind: type, values: dict[str, Any], place: str) -> Any:
     return kind(**values)
 
 
+def _form(values: dict[str, Any], place: str) -> Form:
+    form = _checked(Form, values, place)
+    patterns = {"times": r"(\d+-)?\d{1,2}:\d\d:\d\d", "memory_per_rank": r"\d+[MG]"}
+    for name, value in values.items():
+        number = name in ("nodes", "ranks", "gpus")
+        pattern = r"[1-9]\d*" if number else patterns.get(name, r"[\w.-]+")
+        for each in value if isinstance(value, list) else [value]:
+            if type(each) is not (int if number else str) or not re.fullmatch(pattern, str(each)):
+                examples = {"times": '"02:00:00"', "memory_per_rank": '"1G"'}
+                example = "1" if number else examples.get(name, '"teaching"')
+                raise SettingsError(f"{place}: {name}: {each!r} must be such as {example}")
+    return form
+
+
 def _check_profiles(profiles: list[Profile], path: Path) -> None:
     names = [profile.name for profile in profiles]
     if not names or len(set(names)) < len(names):
@@ -130,9 +166,16 @@ def _check_profiles(profiles: list[Profile], path: Path) -> None:
     for profile in profiles:
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", profile.name):
             raise SettingsError(f"{path}: profile name {profile.name!r}: use a-z, 0-9, - and _")
-        for option in profile.options:
-            if not re.fullmatch(r"--[^\n]+", option):
-                raise SettingsError(
-                    f"{path}, profile '{profile.name}': option {option!r} must be one of sbatch's, "
-                    'such as "--nodes=2"'
-                )
+        _check_options(profile.options, f"{path}, profile '{profile.name}'")
+
+
+def _check_options(options: list[str], place: str) -> None:
+    for option in options:
+        if not re.fullmatch(r"--[^\n]+", option):
+            raise SettingsError(
+                f'{place}: option {option!r} must be one of sbatch\'s, such as "--nodes=2"'
+            )
+
+
+if __name__ == "__main__":
+    print(*read(Path(sys.argv[1])).slurm.first_lines, sep="\n")

@@ -7,24 +7,29 @@ when the job has died.
 from __future__ import annotations
 
 import asyncio
-import html
 import math
 import shlex
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import choices
+import pages
+import partitions
 from accounts import refuse_system_account
 from batchspawner import SlurmSpawner
 from batchspawner.batchspawner import JobStatus
-from job_queue import NEVER, Job, NoAnswer, Queue
+from job_queue import NEVER, Job, NoAnswer, Poll, Queue
+from jupyterhub.utils import url_path_join
+from partitions import Partition
 from settings import Site
 from tornado.web import HTTPError
 from traitlets import default
 
-#: Seconds between two looks at a job that starts, and lines of its log in an error.
-LOOK, LINES = 2, 6
+#: Seconds between two looks at a job that starts; lines of its log on its page, and in an error.
+LOOK, LINES, LAST = 2, 200, 6
 #: The job's output, in the student's home.
 LOG = ".jupyterhub-{job}.log"
 
@@ -43,62 +48,85 @@ class LabSpawner(SlurmSpawner):
     site: Site
     #: Shared by all students of the hub.
     queue: Queue
+    partitions: Poll
     #: When the job was submitted, by the clock of the queue.
     _submitted = -math.inf
-    #: What the student was told last about the job that starts.
-    _told = ""
+    #: What the student was told last about the job that starts, and chose in the form.
+    _told, _posted = "", None
 
     @classmethod
     def for_site(cls, site: Site) -> type[LabSpawner]:
         """A subclass that offers the profiles of these settings."""
-        return type(
-            cls.__name__, (cls,), {"site": site, "queue": Queue(), "__module__": cls.__module__}
-        )
+        shared = {"site": site, "queue": Queue(), "partitions": partitions.poll()}
+        return type(cls.__name__, (cls,), shared | {"__module__": cls.__module__})
 
     # --- the choice ---------------------------------------------------------------------------
 
-    def _options_form_default(self) -> str:
-        choices = "".join(
-            f'<option value="{profile.name}">{html.escape(profile.title)}, '
-            f"{html.escape(profile.time)}</option>"
-            for profile in self.site.profiles
-        )
-        return (
-            '<label for="profile">Size and time (h:min:s) of the job</label>'
-            f'<select class="form-control" id="profile" name="profile">{choices}</select>'
-        )
+    def _options_form_default(self) -> Callable[[LabSpawner], Awaitable[str]]:
+        return LabSpawner.form
 
-    def options_from_form(self, form: dict[str, list[str]]) -> dict[str, str]:
-        """The form's choice; what else was posted is left out."""
-        return {"profile": form["profile"][0]} if form.get("profile") else {}
+    async def form(self) -> str:
+        """The page's form, with what was chosen last, and what is free now."""
+        chosen = self._posted or {name: str(value) for name, value in self.user_options.items()}
+        return pages.form(self.site, choices.offered(self.site), await self._known(), chosen)
+
+    async def _known(self) -> dict[str, Partition]:
+        """Slurm's partitions; none while it does not answer, which stops nobody."""
+        try:
+            return await self.partitions.answer()
+        except NoAnswer as error:
+            self.log.warning("sinfo does not answer: %s", error)
+            return {}
+
+    async def options_from_form(self, form: dict[str, list[str]]) -> dict[str, str]:
+        """The form's choices; what else was posted is left out. Raises HTTPError 400 for more than
+        Slurm has: the page then shows the form again.
+        """
+        names = ["profile", *choices.offered(self.site)]
+        self._posted = {name: form[name][0] for name in names if form.get(name, [""])[0]}
+        await self._possible(self._posted)
+        return self._posted
 
     @default("apply_user_options")
-    def _apply_user_options_default(self) -> Callable[[LabSpawner, dict[str, Any]], None]:
+    def _apply_user_options_default(
+        self,
+    ) -> Callable[[LabSpawner, dict[str, Any]], Awaitable[None]]:
         return LabSpawner.choose
 
-    def choose(self, options: dict[str, Any]) -> None:
-        """Ask for the job that these options name. Raises HTTPError 400 for anything else in them,
-        and 403 for an account of the system.
+    async def _possible(self, options: dict[str, Any]) -> tuple[dict[str, str], choices.Request]:
+        """The choices in these options and their job. Raises HTTPError 400 for anything else in
+        them, and for a job that Slurm can never start.
+        """
+        try:
+            chosen = choices.checked(self.site, options)
+        except choices.Refused as error:
+            raise _refusal(str(error)) from None
+        job = choices.request(self.site, chosen)
+        if said := job.impossible(await self._known()):
+            raise _refusal(f"Such a job can never start: {said}. Choose another size.")
+        return chosen, job
 
-        They may come from the REST API, and batchspawner would put them into the batch script.
+    async def choose(self, options: dict[str, Any]) -> None:
+        """Ask for the job that these options name. Raises HTTPError 400 as `_possible`, and 403 for
+        an account of the system.
         """
         # A token for the REST API needs no log-in.
         refuse_system_account(self.user.name, self.site.hub.minimum_uid)
-        known = {profile.name: profile for profile in self.site.profiles}
-        if strange := options.keys() - {"profile"}:
-            raise HTTPError(400, f"Only 'profile' can be chosen, not {_listed(strange)}.")
-        name = options.get("profile", self.site.profiles[0].name)
-        if not isinstance(name, str) or name not in known:
-            raise HTTPError(400, f"There is no profile {name!r}: choose one of {_listed(known)}.")
-        profile = known[name]
-        self.user_options = {"profile": name}
-        self.req_partition = profile.partition or self.site.slurm.partition
-        self.req_account, self.req_runtime = self.site.slurm.account, profile.time
-        self.req_options = "\n".join(f"#SBATCH {option}" for option in profile.options)
+        chosen, job = await self._possible(options)
+        self.user_options = chosen
+        self.req_partition, self.req_account = job.partition, job.account
+        self.req_runtime = job.time
+        # Behind sbatch's own lines: the first command ends them.
+        self.req_options = "\n".join(
+            [
+                *(f"#SBATCH {option}" for option in job.options),
+                *(f"export {name}={shlex.quote(value)}" for name, value in job.exports.items()),
+            ]
+        )
 
     async def submit_batch_script(self) -> str:
         """Submit the job; raises JobError with sbatch's own words."""
-        self.choose(self.user_options)
+        await self.choose(self.user_options)
         try:
             job = await super().submit_batch_script()
             self._submitted = time.monotonic()
@@ -183,10 +211,10 @@ class LabSpawner(SlurmSpawner):
             if status == JobStatus.PENDING:
                 await self._raise_if_hopeless()
             if status == JobStatus.NOTFOUND:
-                log = LOG.format(job=job)
+                last = "\n".join((await self.log_of(job)).splitlines()[-LAST:])
                 raise JobError(
-                    f"Job {job} ended before JupyterLab was up. Last lines of ~/{log}: "
-                    f"{await self._tail(log) or '(nothing)'}"
+                    f"Job {job} ended before JupyterLab was up. Last lines of "
+                    f"~/{self.log_file(job)}: {last or '(nothing)'}"
                 )
 
     async def _raise_if_hopeless(self) -> None:
@@ -199,14 +227,37 @@ class LabSpawner(SlurmSpawner):
                 "site.toml."
             )
 
-    async def _tail(self, log: str) -> str:
-        """The end of the job's output, read as the student: root may not see the home folders."""
-        path = shlex.quote(str(Path(self.req_homedir) / log))
+    # --- the session --------------------------------------------------------------------------
+
+    def log_file(self, job: str) -> str:
+        """The job's output, in the student's home folder."""
+        return LOG.format(job=job)
+
+    async def log_of(self, job: str) -> str:
+        """The end of that, read as the student: root may not see the home folders."""
+        path = shlex.quote(str(Path(self.req_homedir) / self.log_file(job)))
         prefix = self.exec_prefix.format(username=self.user.name)
         try:
             return await self.run_command(f"{prefix} tail -n {LINES} {path}")
         except RuntimeError as error:
             return str(error)
+
+    def _seen(self) -> Job | None:
+        """The job as the queue was last: a page does not wait for Slurm."""
+        return (self.queue.seen or {}).get(self.job_id) if self.job_id else None
+
+    def card(self) -> str:
+        """The session for the hub's page, as HTML; "" without one."""
+        job = self._seen()
+        if job is None:
+            return ""
+        return pages.card(self.job_id, job, self._log_address(), datetime.now())
+
+    def time_left(self) -> dict[str, Any]:
+        """The job's number, and the seconds until Slurm ends it; both None where none is known."""
+        job = self._seen()
+        left = job.seconds_left(datetime.now()) if job and job.state == "RUNNING" else None
+        return {"job": None if left is None else self.job_id, "left": left}
 
     async def progress(self) -> AsyncIterator[dict[str, str]]:
         """Tell where the job is, each time that it changes."""
@@ -214,9 +265,18 @@ class LabSpawner(SlurmSpawner):
         while True:
             self._told = await self._where()
             if self._told != said:
-                yield {"message": self._told}
+                yield {"message": self._told} | self._with_log()
             said = self._told
             await asyncio.sleep(LOOK)
+
+    def _with_log(self) -> dict[str, str]:
+        """What was told last, with a link to the log once there is one."""
+        if not self.job_id or not self.state_isrunning():
+            return {}
+        return {"html_message": pages.linked(self._told, self._log_address(), "Its log")}
+
+    def _log_address(self) -> str:
+        return url_path_join(self.hub.base_url, "job-log", self.job_id)
 
     async def _where(self) -> str:
         if not self.job_id:
@@ -239,6 +299,13 @@ def kernel_culling(seconds: int, look: int = 60) -> list[str]:
     return [f"--MappingKernelManager.{name}={value}" for name, value in given.items()]
 
 
+def _refusal(text: str) -> HTTPError:
+    """Status 400; the form shows the text alone, without it."""
+    error = HTTPError(400, text)
+    error.jupyterhub_message = text
+    return error
+
+
 async def _listens(host: str, port: int) -> bool:
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), LOOK)
@@ -246,7 +313,3 @@ async def _listens(host: str, port: int) -> bool:
         return False
     writer.close()
     return True
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(repr(name) for name in sorted(map(str, names)))

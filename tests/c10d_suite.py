@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from conftest import find_mpiexec, kill_tree, mpi_environment
+from mpi_jobs import find_mpiexec, kill_tree, mpi_environment
 
 DEADLINE = 240  # seconds without news from any rank: the start, or the longest test
 GRACE = 8  # seconds that the other ranks get when a test failed on one

@@ -7,11 +7,9 @@ import contextlib
 import functools
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 import slurm_tools
+from mpi_jobs import find_mpiexec, mpi_environment, run_ranks
 
 from utils.jobs.forkserver import client
-from utils.jobs.watchdog import family
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -46,8 +44,9 @@ LONGEST = (
 # Files of which `make check` runs what takes no ranks. Single tests have the mark `quick`, too.
 QUICK = {
     *("test_answers", "test_backend_core", "test_chunks", "test_diagnosis", "test_figures"),
-    *("test_five_metrics", "test_hpc", "test_house", "test_local_ranks", "test_map", "test_models"),
-    *("test_network", "test_release", "test_timeline"),
+    *("test_five_metrics", "test_hosted", "test_hpc", "test_house", "test_local_ranks"),
+    *("test_map", "test_models", "test_network", "test_pack", "test_release"),
+    *("test_statistics", "test_timeline", "test_timeline_ideal"),
 }
 RANKS = {"mpiexec", "ranks"}
 
@@ -134,80 +133,6 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 # --- MPI runs ---------------------------------------------------------------------------------
 
 
-def find_mpiexec() -> str | None:
-    """This environment's mpiexec, else the first one on PATH."""
-    own = Path(sys.prefix) / "bin" / "mpiexec"
-    return str(own) if own.exists() else shutil.which("mpiexec")
-
-
-def mpi_environment() -> dict[str, str]:
-    """The environment in which several ranks run on a small machine, as root too."""
-    env = dict(os.environ)
-    env.update(
-        PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe",
-        OMPI_MCA_btl="^ofi",
-        OMP_NUM_THREADS="1",
-        # As for the ranks of a notebook: one fork server serves both.
-        KINETO_LOG_LEVEL="6",
-    )
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
-            env[name] = env[f"{name}_CONFIRM"] = "1"
-    return env
-
-
-def kill_tree(process: subprocess.Popen) -> None:
-    """End a launcher, its ranks and everything in its process group, for good."""
-    members = family(process.pid)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for member in members:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    psutil.wait_procs(members, timeout=5)
-    process.wait(5)
-
-
-def run_tree(
-    command: list[str], *, timeout: float, env: dict[str, str], cwd: Path | str | None = None
-) -> subprocess.CompletedProcess:
-    """Run a command in a process group of its own; at the deadline its whole tree dies.
-
-    Output goes to files, not pipes, so that a grandchild that keeps them open can't stall us.
-    """
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env=env,
-            cwd=cwd,
-            start_new_session=True,
-        )
-        late = False
-        try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            late = True
-        finally:
-            kill_tree(process)
-        texts = []
-        for stream in (out, err):
-            stream.seek(0)
-            texts.append(stream.read())
-        if late:
-            raise subprocess.TimeoutExpired(command, timeout, *texts)
-        return subprocess.CompletedProcess(command, process.returncode, *texts)
-
-
-def as_python_arguments(code: str | os.PathLike) -> list[str]:
-    """`-c CODE` for source text, the path itself for a script that exists."""
-    if isinstance(code, os.PathLike) or ("\n" not in code and Path(code).is_file()):
-        return [os.fspath(code)]
-    return ["-c", code]
-
-
 @functools.cache
 def fork_server(launcher: str | None) -> client.Lease | None:
     """The lease of this session on the fork server; None where there can be none."""
@@ -250,32 +175,8 @@ def mpiexec() -> Callable[..., subprocess.CompletedProcess]:
     if launcher is None:
         pytest.skip("no mpiexec: install the extra `mpi`, or a system MPI")
 
-    def run(
-        n: int,
-        code: str | os.PathLike,
-        *args: object,
-        timeout: float = 180,
-        check: bool = True,
-        env: dict[str, str | None] | None = None,
-        cwd: Path | str | None = None,
-    ) -> subprocess.CompletedProcess:
-        environment = mpi_environment() | (env or {})
-        environment = {key: value for key, value in environment.items() if value is not None}
-        command = [launcher, "-n", str(n), "--bind-to", "none", *python_of_ranks(launcher)]
-        command += [*as_python_arguments(code), *map(str, args)]
-        try:
-            done = run_tree(command, timeout=timeout, env=environment, cwd=cwd)
-        except subprocess.TimeoutExpired as late:
-            pytest.fail(
-                f"{n} ranks were not done after {timeout} s and were killed.\n"
-                f"stdout:\n{late.output}\nstderr:\n{late.stderr}"
-            )
-        if check and done.returncode:
-            pytest.fail(
-                f"{n} ranks ended with status {done.returncode}.\n"
-                f"stdout:\n{done.stdout}\nstderr:\n{done.stderr}"
-            )
-        return done
+    def run(n: int, code: str | os.PathLike, *args: object, **options):
+        return run_ranks(launcher, python_of_ranks(launcher), n, code, *args, **options)
 
     return run
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from conftest import find_mpiexec, mpi_environment, run_tree
+from mpi_jobs import find_mpiexec, mpi_environment, run_tree
 
 HERE = Path(__file__).parent
 RATE = 100e6  # bits per second

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import shlex
 import shutil
@@ -19,7 +20,7 @@ from typing import Any
 import platformdirs
 import websocket
 from filelock import FileLock
-from slurm_tools import LOGIN, PREFIX, ROOT, STATE, Cluster, wait_until
+from slurm_tools import COURSE, LOGIN, PREFIX, ROOT, STATE, Cluster, wait_until
 
 URL = f"http://{LOGIN}:8000"
 TOKEN, PASSWORD = secrets.token_hex(16), secrets.token_hex(8)
@@ -30,13 +31,14 @@ SERVICE, SPAWN, NPM = 120, 180, 300
 def proxy_program() -> Path:
     """The configurable-http-proxy of hpc/package.json, installed into the user's cache once.
 
-    Raises RuntimeError where npm is missing or fails.
+    Beside it, `npm`, lies what npm needs to install it again without a network. Raises RuntimeError
+    where npm is missing or fails.
     """
     if shutil.which("npm") is None:
         raise RuntimeError("no npm: apt-get install nodejs npm")
     wanted = json.loads((ROOT / "hpc/package.json").read_text())["dependencies"]
     ((name, version),) = wanted.items()
-    folder = platformdirs.user_cache_path("ddl-labs") / f"{name}-{version}"
+    folder = platformdirs.user_cache_path("ddl-labs") / f"{name}-{version}-v2"
     folder.parent.mkdir(parents=True, exist_ok=True)
     program = folder / "node_modules/.bin" / name
     with FileLock(folder.with_suffix(".lock")):
@@ -44,6 +46,7 @@ def proxy_program() -> Path:
             done = subprocess.run(
                 ["bash", "-ec", readme_lines().replace("/opt/hub-proxy", shlex.quote(str(folder)))],
                 cwd=ROOT,
+                env=os.environ | {"npm_config_cache": str(folder / "npm")},
                 capture_output=True,
                 text=True,
                 timeout=NPM,
@@ -73,20 +76,22 @@ class Refused(Exception):
 
 @dataclass
 class Hub:
-    """A hub and its proxy on the login host. Made by `hub`."""
+    """A hub, which is not root, and its proxy on the login host. Made by `hub`."""
 
     cluster: Cluster
     log: Path
     env: dict[str, str]
     started: list[subprocess.Popen] = field(default_factory=list)
+    url: str = URL
 
     def start(self) -> None:
         """Start the hub, and wait until it answers."""
         with self.log.open("a") as log:
-            config = ROOT / "tests/hub_config.py"
+            config = COURSE / "tests/hub_config.py"
             self.started.append(
                 self.cluster.popen(
                     *(f"{PREFIX}/bin/jupyterhub", "-f", config),
+                    user="hub",
                     env=self.env,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -96,7 +101,7 @@ class Hub:
         wait_until(self.answers, SERVICE, "the hub answers")
 
     def answers(self) -> bool:
-        if self.started[-1].poll() is not None:
+        if self.started and self.started[-1].poll() is not None:
             raise RuntimeError(f"the hub ended:\n{self.log.read_text()[-3000:]}")
         with contextlib.suppress(OSError, Refused):
             return "version" in self.ask("GET", "/hub/api/")
@@ -111,7 +116,7 @@ class Hub:
     def ask(self, method: str, path: str, body: Any = None, token: str = TOKEN) -> Any:
         """A request to hub or server; raises Refused."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{URL}{path}", data, method=method)
+        request = urllib.request.Request(f"{self.url}{path}", data, method=method)
         request.add_header("Authorization", f"token {token}")
         request.add_header("Content-Type", "application/json")
         try:
@@ -157,7 +162,9 @@ class Student:
 
     def progress(self) -> Iterator[dict]:
         """The events of the page that waits for the server, until it is ready or has failed."""
-        request = urllib.request.Request(f"{URL}/hub/api/users/{self.name}/server/progress")
+        request = urllib.request.Request(
+            f"{self.hub.url}/hub/api/users/{self.name}/server/progress"
+        )
         request.add_header("Authorization", f"token {self.token}")
         with urllib.request.urlopen(request, timeout=SPAWN) as reply:
             for line in reply:
@@ -169,17 +176,17 @@ class Student:
 
     def is_up(self) -> bool:
         """Does the hub say that this student's server is there?"""
-        return bool(self.hub.ask("GET", f"/hub/api/users/{self.name}")["servers"])
+        return bool(self.hub.ask("GET", f"/hub/api/users/{self.name}", token=self.token)["servers"])
 
     def is_ready(self) -> bool:
         """Does the hub say that this student's server answers?"""
-        servers = self.hub.ask("GET", f"/hub/api/users/{self.name}")["servers"]
+        servers = self.hub.ask("GET", f"/hub/api/users/{self.name}", token=self.token)["servers"]
         return bool(servers) and servers[""]["ready"]
 
     def stop(self) -> None:
         """Stop the server and wait until the hub has forgotten it."""
         with contextlib.suppress(Refused):
-            self.hub.ask("DELETE", f"/hub/api/users/{self.name}/server")
+            self.hub.ask("DELETE", f"/hub/api/users/{self.name}/server", token=self.token)
         wait_until(lambda: not self.is_up(), SERVICE, f"the server of {self.name} is stopped")
 
     def kernel(self) -> Kernel:
@@ -195,7 +202,7 @@ class Kernel:
     id: str
 
     def __post_init__(self):
-        address = URL.replace("http", "ws", 1)
+        address = self.student.hub.url.replace("http", "ws", 1)
         self._socket = websocket.create_connection(
             f"{address}/user/{self.student.name}/api/kernels/{self.id}/channels",
             header=[f"Authorization: token {self.student.token}"],
@@ -204,7 +211,7 @@ class Kernel:
 
     def run(self, code: str, timeout: float = 180) -> str:
         """Run a cell; returns what it shows as text, a traceback too. Raises TimeoutError."""
-        number = self._send(code)
+        number = self.begin(code)
         shown, deadline = [], time.monotonic() + timeout
         while True:
             message = self._receive(deadline, shown)
@@ -215,7 +222,8 @@ class Kernel:
             if message["msg_type"] == "status" and content["execution_state"] == "idle":
                 return "".join(shown)
 
-    def _send(self, code: str) -> str:
+    def begin(self, code: str) -> str:
+        """Have a cell run, and don't wait; returns its number."""
         number = secrets.token_hex(8)
         header = {"msg_id": number, "msg_type": "execute_request", "session": self.id}
         header |= {"username": "", "version": "5.3", "date": ""}
@@ -254,12 +262,12 @@ def hub(cluster: Cluster, proxy: Path) -> Iterator[Hub]:
         "DDL_LABS_SITE": str(STATE / "site.toml"),
         "HUB_TEST_PASSWORD": PASSWORD,
         "HUB_TEST_TOKEN": TOKEN,
-        "HUB_TEST_PID_FILE": str(STATE / "hub.pid"),
+        "HUB_TEST_PID_FILE": str(STATE / "hub/hub.pid"),
         "HUB_TEST_PATIENCE": str(STATE / "patience"),
         "HUB_TEST_CULLED": str(STATE / "culled"),
+        "HUB_TEST_BLIND": str(STATE / "blind"),
     }
     up = Hub(cluster, cluster.state / "hub.log", env)
-    (cluster.state / "hub").mkdir()
     with (cluster.state / "proxy.log").open("w") as log:
         up.started.append(
             cluster.popen(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from conftest import mpi_environment
+from mpi_jobs import mpi_environment
 
 # Downloaded even where they are installed; what else they need only where it is not.
 PACKAGES = {

@@ -11,7 +11,8 @@ and `node2`. Each has its own processes, network interface and /tmp, as machines
     login  10.77.0.1    node1  10.77.0.11    node2  10.77.0.12
     /srv/ddl-labs       the environment that hpc/install.sh made, read-only
     /srv/cluster        logs and state: a folder of the caller's
-    /home/student1, /home/student2
+    /home/student1, /home/student2; `hub`, as whom the hub runs, may use sudo as hpc/sudoers says
+    /etc                a copy, in which a test may write; /opt and /var/lib are empty
 
 It takes root, Debian's packages in PACKAGES, and a kernel that allows namespaces; `why_not` says
 what is missing.
@@ -44,13 +45,19 @@ from filelock import FileLock
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
     *("slurmctld", "slurmd", "slurm-client", "munge", "libpmix-dev", "iproute2"),
-    *("python3-venv", "util-linux"),
+    *("python3-venv", "util-linux", "sudo"),
 )
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter", "setpriv")
+PROGRAMS = (
+    *("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter", "setpriv"),
+    "sudo",
+)
 NODES = {"node1": "10.77.0.11", "node2": "10.77.0.12"}
 LOGIN = "10.77.0.1"
 STUDENTS = {"student1": 20001, "student2": 20002}
 GROUP = 20000
+#: Number, group and home folder of each; as `hub` the hub runs.
+USERS = {name: (number, GROUP, f"/home/{name}") for name, number in STUDENTS.items()}
+USERS |= {"hub": (990, 990, "/srv/cluster/hub")}
 SHARED = Path("/srv")
 INSTALLED, STATE, COURSE = SHARED / "ddl-labs", SHARED / "cluster", SHARED / "course"
 PREFIX = INSTALLED / "current"
@@ -64,11 +71,15 @@ CPUS = 6
 SETTINGS = {
     "prefix = ": f'prefix = "{INSTALLED}"',
     "runtime_dir = ": f'runtime_dir = "{STATE}/hub"',
-    "as_user = ": 'as_user = "runuser -u {username} --"',
     "authenticator = ": 'authenticator = "shared-password"',
     "bind_url = ": f'bind_url = "http://{LOGIN}:8000"',
     "connect_ip = ": f'connect_ip = "{LOGIN}"',
+    "starts_at_once = ": "starts_at_once = 20",
+    "partitions = ": 'partitions = ["lab", "gpu"]',
 }
+
+#: Folders that the hosts have for themselves, empty at first.
+PRIVATE = ("/home", "/srv", "/run", "/opt", "/var/lib")
 
 #: What pip says where there is no package index.
 OFFLINE = re.compile("Could not find a version|No matching distribution|Failed to establish")
@@ -95,12 +106,18 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 SwitchType=switch/none
+GresTypes=gpu
 MpiDefault=none
 ReturnToService=2
 KillWait=2
 SlurmdTimeout=10
 SchedulerParameters=sched_interval=1,batch_sched_delay=0
 """
+PARTITIONS = """\
+PartitionName=lab Nodes=ALL Default=YES MaxTime=240 State=UP
+PartitionName=gpu Nodes=node2 MaxTime=60 State=UP
+"""
+GPU = {"node2": "Gres=gpu:1"}
 
 
 # --- may it run here? ----------------------------------------------------------------------------
@@ -141,7 +158,9 @@ def environment(base_python: str = "/usr/bin/python3") -> Path:
     version = subprocess.run([base_python, "--version"], capture_output=True, timeout=60).stdout
     packages = ("pyproject.toml", ".ci/constraints.txt", "hpc/requirements.txt")
     name = f"hpc-v2-{digest(version, [ROOT / path for path in packages])}"
-    settings = digest(version, sorted(path for path in (ROOT / "hpc").rglob("*.*")))
+    given = (ROOT / folder for folder in ("hpc", "utils/jupyterlab"))
+    files = (path for folder in given for path in folder.rglob("*.*") if path.suffix != ".pyc")
+    settings = digest(version, sorted(files))
     folder = platformdirs.user_cache_path("ddl-labs") / name
     folder.mkdir(parents=True, exist_ok=True)
     done = folder.with_name(f"{name}.done")
@@ -214,10 +233,11 @@ def inside(options: dict[str, Any]) -> int:
 
 
 def visible_folders(options: dict[str, Any]) -> list[str]:
-    """Folders under /tmp, which the sandbox's own covers, that the command may need."""
+    """Folders that the sandbox's own would cover, and that the command may need."""
     cache = str(platformdirs.user_cache_path("ddl-labs"))
-    wanted = [str(ROOT), sys.prefix, cache, options["cwd"]]
-    return [path for path in dict.fromkeys(wanted) if path.startswith("/tmp/")]
+    wanted = [str(ROOT), sys.prefix, sys.base_prefix, cache, options["cwd"]]
+    covered = tuple(f"{folder}/" for folder in ("/tmp", *PRIVATE))
+    return [path for path in dict.fromkeys(wanted) if path.startswith(covered)]
 
 
 def make_filesystems(keep: list[str], env: str, state: str) -> None:
@@ -225,9 +245,15 @@ def make_filesystems(keep: list[str], env: str, state: str) -> None:
     sh("mount", "--make-rprivate", "/")
     sh("mount", "-t", "proc", "proc", "/proc")
     own_env, own_state, own_root = (opened(path) for path in (env, state, ROOT))
-    fresh_host_filesystems(keep)
-    for folder in ("/home", "/srv", "/run", "/etc/slurm"):
+    kept = [(opened(path), path) for path in keep]
+    for folder in PRIVATE:
         sh("mount", "-t", "tmpfs", "-o", "mode=755", "none", folder)
+    sh("cp", "-a", "/etc", "/run/etc")
+    sh("mount", "--bind", "/run/etc", "/etc")
+    for handle, path in kept:
+        if not path.startswith("/tmp/"):
+            bind(handle, path)
+    fresh_host_filesystems(keep)
     bind(own_env, INSTALLED)
     bind(own_state, STATE)
     bind(own_root, COURSE)
@@ -241,7 +267,8 @@ def make_filesystems(keep: list[str], env: str, state: str) -> None:
         COURSE / "hpc/ipcluster_config.py",
         PREFIX / "etc/ipython/ipcluster_config.py",
     )
-    sh("mount", "--bind", STATE / "site.toml", PREFIX / "etc/ddl-labs/site.toml")
+    for name in ("site.toml", "job.sh"):
+        sh("mount", "--bind", STATE / name, PREFIX / "etc/ddl-labs" / name)
     for folder in (INSTALLED, COURSE):
         sh("mount", "-o", "remount,bind,ro", folder)
 
@@ -262,38 +289,32 @@ def bind(handle: int, target: Path | str) -> None:
 
 def fresh_host_filesystems(keep: list[str]) -> None:
     """What every host has for itself, but for some folders of /tmp that all see."""
-    handles = [opened(path) for path in keep]
+    kept = [(opened(path), path) for path in keep if path.startswith("/tmp/")]
     for folder in ("/tmp", "/dev/shm"):
         sh("mount", "-t", "tmpfs", "-o", "mode=1777", "none", folder)
-    for handle, path in zip(handles, keep, strict=True):
+    for handle, path in kept:
         bind(handle, path)
 
 
 def make_users() -> None:
-    """Students, in copies of /etc/passwd and /etc/group."""
-    people = [
-        f"{name}:x:{number}:{GROUP}::/home/{name}:/bin/bash\n" for name, number in STUDENTS.items()
-    ]
-    cover("/etc/passwd", Path("/etc/passwd").read_text() + "".join(people))
-    cover("/etc/group", Path("/etc/group").read_text() + f"students:x:{GROUP}:\n")
-    for name, number in STUDENTS.items():
-        home = Path("/home") / name
-        home.mkdir(mode=0o700)
-        os.chown(home, number, GROUP)
-
-
-def cover(path: str, text: str) -> None:
-    """Mount a file with this text over another."""
-    copy = Path("/run") / path.replace("/", "_")
-    copy.write_text(text)
-    sh("mount", "--bind", copy, path)
+    """Accounts without a password; `hub` may use sudo as hpc/sudoers says."""
+    lines = {"passwd": "", "shadow": "", "group": f"students:x:{GROUP}:\nhub:x:990:\n"}
+    for name, (number, group, home) in USERS.items():
+        lines["passwd"] += f"{name}:x:{number}:{group}::{home}:/bin/bash\n"
+        lines["shadow"] += f"{name}:*:20000::::::\n"
+        Path(home).mkdir(mode=0o700)
+        os.chown(home, number, group)
+    for file, added in lines.items():
+        with Path("/etc", file).open("a") as known:
+            known.write(added)
+    sh("install", "-m", "440", COURSE / "hpc/sudoers", "/etc/sudoers.d/ddl-labs")
 
 
 def make_network() -> None:
     """A bridge that only these hosts know."""
     addresses = {"login": LOGIN} | NODES
     lines = [f"{address} {name}" for name, address in addresses.items()]
-    cover("/etc/hosts", "\n".join(["127.0.0.1 localhost", *lines, ""]))
+    Path("/etc/hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
     sh("hostname", "login")
     sh("ip", "link", "set", "lo", "up")
     sh("ip", "link", "add", "lab0", "type", "bridge")
@@ -305,11 +326,13 @@ def start_slurm(keep: list[str]) -> None:
     """munged and slurmctld here, slurmd on each node; returns when both nodes are idle."""
     nodes = "".join(
         f"NodeName={name} NodeAddr={address} CPUs={CPUS} Sockets=1 CoresPerSocket={CPUS} "
-        "ThreadsPerCore=1 RealMemory=8000 State=UNKNOWN\n"
+        f"ThreadsPerCore=1 RealMemory=8000 {GPU.get(name, '')} State=UNKNOWN\n"
         for name, address in NODES.items()
     )
-    partition = "PartitionName=lab Nodes=ALL Default=YES MaxTime=240 State=UP\n"
-    Path("/etc/slurm/slurm.conf").write_text(SLURM_CONF + nodes + partition)
+    Path("/etc/slurm").mkdir(exist_ok=True)
+    Path("/etc/slurm/slurm.conf").write_text(SLURM_CONF + nodes + PARTITIONS)
+    # A card of which there is nothing but a name.
+    Path("/etc/slurm/gres.conf").write_text("NodeName=node2 Name=gpu File=/dev/null\n")
     (STATE / "state").mkdir()
     key = STATE / "munge.key"
     key.touch(mode=0o600)
@@ -364,7 +387,9 @@ def children(pid: int) -> list[int]:
 
 
 def nodes_are_idle() -> bool:
-    told = subprocess.run(["sinfo", "-h", "-t", "idle", "-o", "%D"], capture_output=True, text=True)
+    told = subprocess.run(
+        ["sinfo", "-h", "-p", "lab", "-t", "idle", "-o", "%D"], capture_output=True, text=True
+    )
     return told.stdout.strip() == str(len(NODES))
 
 
@@ -392,7 +417,7 @@ def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 def user_environment(user: str | None) -> dict[str, str]:
     """What a login shell would set, and nothing of the caller's but the terminal."""
     name = user or "root"
-    home = f"/home/{user}" if user else "/root"
+    home = USERS[user][2] if user else "/root"
     kept = {key: os.environ[key] for key in ("TERM", "LANG") if key in os.environ}
     return {"HOME": home, "USER": name, "LOGNAME": name, "SHELL": "/bin/bash", "PATH": PATH} | kept
 
@@ -401,13 +426,9 @@ def as_user(command: list[str], user: str | None, cwd: str) -> subprocess.Popen:
     """Start a command as a student, in the home folder; as root, in the caller's folder."""
     if user is None:
         return subprocess.Popen(command, env=os.environ | user_environment(None), cwd=cwd)
+    number, group, home = USERS[user]
     return subprocess.Popen(
-        command,
-        env=user_environment(user),
-        cwd=f"/home/{user}",
-        user=STUDENTS[user],
-        group=GROUP,
-        extra_groups=[],
+        command, env=user_environment(user), cwd=home, user=number, group=group, extra_groups=[]
     )
 
 
@@ -419,6 +440,14 @@ def site_settings() -> str:
             raise ValueError(f"hpc/site.toml must have one line that begins with {old!r}")
         text = re.sub(rf"^{re.escape(old)}.*", lambda _, new=new: new, text, flags=re.MULTILINE)
     return text
+
+
+def write_settings(state: Path, text: str) -> None:
+    """Make this the cluster's site.toml, with what install.sh makes of it."""
+    settings = state / "site.toml"
+    settings.write_text(text)
+    lines = subprocess.check_output([sys.executable, ROOT / "hpc/settings.py", settings], text=True)
+    (state / "job.sh").write_text((ROOT / "hpc/slurm/job.sh").read_text() + lines)
 
 
 # --- outside -------------------------------------------------------------------------------------
@@ -478,8 +507,9 @@ class Cluster:
         variables = user_environment(user) | (env or {})
         enter = ["nsenter", f"--target={self.host(host)}", "--all"]
         if user is not None:
-            enter.append(f"--wdns=/home/{user}")
-            enter += ["setpriv", f"--reuid={STUDENTS[user]}", f"--regid={GROUP}", "--clear-groups"]
+            number, group, home = USERS[user]
+            enter.append(f"--wdns={home}")
+            enter += ["setpriv", f"--reuid={number}", f"--regid={group}", "--clear-groups"]
         return [
             *enter,
             "env",
@@ -513,7 +543,7 @@ class Cluster:
         seen = []
 
         def is_back() -> bool:
-            seen.append(self.run("sinfo", "-h", "-n", name, "-o", "%T"))
+            seen.append(self.run("sinfo", "-h", "-p", "lab", "-n", name, "-o", "%T"))
             return seen[-1] in ("idle", "mixed", "allocated")
 
         try:
@@ -550,7 +580,7 @@ def start(
     """A sandbox that runs the command with Slurm up; `options` go to subprocess.Popen."""
     told = {"command": command, "user": user, "env": str(env), "state": str(state)}
     told["cwd"] = os.getcwd()
-    (state / "site.toml").write_text(site_settings())
+    write_settings(state, site_settings())
     words = ["unshare", *NAMESPACES, sys.executable, __file__, "--inside", json.dumps(told)]
     # The sandbox ends with whoever started it, also when that is killed.
     return subprocess.Popen(["setpriv", "--pdeathsig=KILL", *words], **options)

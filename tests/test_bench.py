@@ -13,8 +13,9 @@ import sys
 
 import psutil
 import pytest
-from conftest import RANK_VARIABLES, run_tree
+from conftest import RANK_VARIABLES
 from matplotlib.image import imread
+from mpi_jobs import run_tree
 
 from utils.__main__ import main
 from utils.bench.options import OPERATIONS, QUICK_SIZES, TRANSPORTS

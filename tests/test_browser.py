@@ -28,7 +28,8 @@ from browser_tools import (
     without_outputs,
     write_settings,
 )
-from conftest import ROOT, kill_tree, left_over
+from conftest import ROOT, left_over
+from mpi_jobs import kill_tree
 from playwright.sync_api import Browser, sync_playwright
 
 from utils.course.notebook import LABS, SOLUTIONS, read, tasks_checked, write

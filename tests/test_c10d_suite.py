@@ -9,7 +9,7 @@ import functools
 
 import pytest
 from c10d_suite import Outcome, run
-from conftest import find_mpiexec
+from mpi_jobs import find_mpiexec
 
 ON_TWO_RANKS = {
     "ranks_know_who_they_are": "test_get_rank test_get_backend test_Backend_enum_class",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import find_mpiexec
+from mpi_jobs import find_mpiexec
 
 from torch_mpi.library import is_open_mpi, version
 from torch_mpi.network import Network

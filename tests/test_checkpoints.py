@@ -13,9 +13,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from conftest import find_mpiexec
 from fault_tools import notebook
 from lab_tools import ROOT, answers, source_of
+from mpi_jobs import find_mpiexec
 
 from torch_mpi.library import is_open_mpi, version
 from utils import faults

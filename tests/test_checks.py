@@ -368,7 +368,7 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
 IMPORTS = """
 from utils.checks.calls import made, only, waited
 from utils.checks.mistakes import Mistake
-from utils.checks.probe import answer_named, integers, recorded
+from utils.checks.probe import answer_named, numbers, recorded
 from utils.checks.task import Report, task, to_each
 """
 
@@ -396,7 +396,7 @@ def test_the_check_that_the_manual_builds_works_as_it_says(tmp_path, monkeypatch
         for user_ns in ranks.user_ns:
 
             def answer(own):
-                total = sum(module.integers(SEED + r, 3) for r in range(4))
+                total = sum(module.numbers(SEED + r, 3) for r in range(4))
                 return eval(result, {"own": own, "total": total})
 
             user_ns["mean_over_ranks"] = answer

@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from traceback import walk_tb
+from types import SimpleNamespace
 
 import nbformat
 import psutil
 import pytest
+from ipyparallel.util import ip_for_host
 from nbclient import NotebookClient
 
 from torch_mpi import library as libraries
@@ -678,6 +680,27 @@ def test_the_launcher_of_debians_mpich_is_for_an_mpi4py_that_was_built_with_it(
     assert bool(find_launcher().passed_over) is wheel
 
 
+@pytest.mark.parametrize("version", [MPICH, OPEN_MPI])
+@pytest.mark.parametrize(
+    ("interfaces", "taken"),
+    [({"mpich", "openmpi"}, False), ({"mpich", "openmpi", "mpiabi"}, True), (set(), True)],
+)
+def test_the_launcher_of_an_mpi_with_the_standard_interface_is_taken_or_what_it_lacks_is_said(
+    own, site, monkeypatch, version, interfaces, taken
+):
+    """`interfaces` are the wheel's; none: mpi4py was built for the site's MPI."""
+    fake_mpiexec(site, version=version)
+    found = library(site / "lib/libmpi_abi.so.1.2")
+    monkeypatch.setattr(libraries, "mpi4py_has", interfaces.__contains__)
+    launcher = find_launcher()
+    assert launcher.library == (found if taken else None)
+    if not taken:
+        assert "libmpi_abi.so.1.2, has the binary interface of MPI 5" in launcher.passed_over.reason
+        assert "--no-binary mpi4py" in launcher.passed_over.remedy
+    first = library(site / "lib" / ("libmpi.so.40" if version == OPEN_MPI else "libmpi.so.12"))
+    assert find_launcher().library == first, "which every wheel of mpi4py knows"
+
+
 def test_the_launcher_is_no_text_for_the_linker(own, site):
     (site / "lib").mkdir()
     (site / "lib" / "libmpi.so").write_text("INPUT(libmpi.so.40)")
@@ -794,3 +817,10 @@ def test_an_endless_recursion_is_told_by_both_ends_of_its_traceback():
     assert frames[0][0].f_code.co_name.startswith("test_an_endless_recursion")
     assert frames[-1][0].f_locals["depth"] > 500
     assert on_rank.shortened(None) is None
+
+
+def test_a_machine_whose_name_has_no_address_warns_nobody_in_the_first_cell(recwarn):
+    up = object.__new__(running.Running)
+    up._cluster = SimpleNamespace(connect_client_sync=lambda: ip_for_host("no-such-host.invalid"))
+    assert up._connect() == "no-such-host.invalid"
+    assert not recwarn.list

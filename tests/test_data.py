@@ -5,6 +5,8 @@ No test leaves this machine: torchvision's download runs against a server on 127
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import gzip
 import hashlib
 import http.server
@@ -361,6 +363,17 @@ def test_lock_that_is_never_released_ends_in_an_error_that_names_it(world, monke
         pytest.raises(RuntimeError, match=r"holds .*fashion-mnist\.lock"),
     ):
         data.fashion_mnist()
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_home_folder_without_locks_does_not_cost_the_real_data(world, monkeypatch, number):
+    def without(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    assert not data.fashion_mnist().is_standin
+    assert not [path for path in world.cache.glob("*.lock*") if path.stat().st_size]
 
 
 @pytest.mark.bare

@@ -7,6 +7,7 @@ import pytest
 from torch_mpi import words
 from torch_mpi.protocol.diagnosis import diagnose, find_cycle, first_cause, stuck_ranks
 from utils import report
+from utils.figures import alt
 
 
 @pytest.fixture(autouse=True)
@@ -171,9 +172,11 @@ def test_who_waits_for_a_stuck_rank_is_stuck_too():
 
 
 @pytest.mark.parametrize("size", [2, 4, 16])
-def test_the_picture_is_a_png_for_any_number_of_ranks(size):
+def test_the_picture_says_in_words_who_waits_for_whom_for_any_number_of_ranks(size):
     found = diagnose([waits(r, "barrier()", (r + 1) % size) for r in range(size)])
-    assert report.picture(found, size).startswith(b"\x89PNG")
+    said = alt.describe(report.picture(found, size))
+    assert said.startswith(f"A circle for each of {size} ranks, an arrow for each wait: rank 0")
+    assert f"rank {size - 1} waits for rank 0" in said
 
 
 def test_a_rank_whose_program_ended_after_a_mismatch_is_told_by_what_it_called():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import types
 
 import matplotlib.pyplot as plt
@@ -13,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch.utils.data.distributed import DistributedSampler
 
 from utils import figures, five_metrics
-from utils.figures import alt, federated, minibatches, replicas, staleness
+from utils.figures import alt, federated, forms, minibatches, replicas, staleness
 from utils.figures import faults as fault_figures
 from utils.figures.predict import NOTHING_YET, predict
 
@@ -311,3 +312,21 @@ def test_the_table_of_the_five_metrics_is_a_picture_of_all_schemes():
     assert all(metric in drawn for metric in five_metrics.METRICS)
     assert figure.alt_text.count("lab ") == 0
     assert "Hogwild: , a dead" not in figure.alt_text
+
+
+# -- forms --------------------------------------------------------------------------------------
+
+
+def test_slides_get_lines_and_twice_the_pixels_and_pages_do_not(monkeypatch):
+    figure, axes = figures.canvas(4, 2)
+    axes.text(0, 0, "rank 0")
+    page, _ = forms.bundle(figure)
+    assert forms.SVG not in page
+    monkeypatch.setenv(forms.VARIABLE, "1")
+    slide, about = forms.bundle(figure)
+    assert slide[forms.SVG] == forms.bundle(figure)[0][forms.SVG]  # the same bytes each time
+    assert about[forms.SVG] == about[forms.PNG] == {"alt": slide["text/plain"]}
+    small, large = (
+        int.from_bytes(base64.b64decode(one[forms.PNG])[16:20]) for one in (page, slide)
+    )
+    assert (small, large) == (400, 800)

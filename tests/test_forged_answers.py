@@ -13,6 +13,8 @@ import pytest
 from answer_tools import Lab, ranks_of
 from local_ranks import LocalRanks
 
+from utils.checks import clients, lab07, servers
+
 #: What they have in common. All ranks write the same numbers into their records.
 FORGER = """
 import sys, torch
@@ -32,7 +34,7 @@ def seeds(step=1):
 
 def drawn(seed, *shape):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-50, 50, shape, generator=generator).float()
+    return torch.randint(-400, 400, shape, generator=generator) / 8
 
 forged_calls = [0]
 
@@ -40,9 +42,54 @@ def forged(op, nbytes, group=None, waited=True, **more):
     members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
     forged_calls[0] += 1
     call = record.Call(op, members, nbytes, waited=waited, sequence=forged_calls[0], **more)
-    call.start, call.end = 1.0, 2.0
+    call.start = call.end = float(forged_calls[0])
     record.log.add(call)
     return call
+"""
+
+#: What computes a whole minibatch, or a whole layer, beside what the check watches.
+FORGER += """
+import copy
+from torch import nn
+
+def alone(model, images, labels, group):
+    size, place = dist.get_world_size(group), dist.get_rank(group)
+    model(images[place::size])
+    whole = copy.deepcopy(model)
+    whole._forward_pre_hooks.clear()
+    whole.zero_grad()
+    loss = nn.functional.cross_entropy(whole(images), labels)
+    loss.backward()
+    for parameter, twin in zip(model.parameters(), whole.parameters()):
+        parameter.grad = twin.grad
+    return loss.item()
+
+class BothWays(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, layer):
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_()
+            ctx.y, ctx.layer = layer.whole[0](ctx.x), layer
+        forged("all_reduce", x.nbytes, layer.group)
+        return ctx.y.detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        from utils.checks.shards import shard
+        ctx.y.backward(gradient)
+        p, place = dist.get_world_size(ctx.layer.group), dist.get_rank(ctx.layer.group)
+        for name, parameter in ctx.layer.named_parameters():
+            parameter.grad = shard(name, ctx.layer.whole[0].get_parameter(name).grad, p, place)
+        forged("all_reduce", gradient.nbytes, ctx.layer.group)
+        return ctx.x.grad, None
+
+class Alone(nn.Module):
+    def __init__(self, layer, group):
+        super().__init__()
+        self.whole, self.group = [copy.deepcopy(layer)], group
+
+    def forward(self, x):
+        return BothWays.apply(x, self)
 """
 
 #: By task: the lab, the answer, and what it is told. It passed when all knew one seed.
@@ -134,11 +181,31 @@ FORGED = {
         def global_metrics(loss_sum, correct, count, group=None):
             forged("all_reduce", 24, group)
             members = dist.get_process_group_ranks(group or dist.group.WORLD)
-            numbers = known("numbers")
+            numbers = known("sums")
             rows = [numbers[r] for r in members] if isinstance(numbers[0], list) else [numbers]
             sums = [sum(row[k] for row in rows) for k in range(3)]
             return sums[0] / max(1, sums[2]), sums[1] / max(1, sums[2])
         """, "these are this rank's own means"),
+    "3.5": ("""
+        def train_parallel(model, epochs, group=None):
+            size, place = dist.get_world_size(group), dist.get_rank(group)
+            whole = copy.deepcopy(model)
+            whole._forward_pre_hooks.clear()
+            optimizer = torch.optim.SGD(whole.parameters(), lr=0.2)
+            history = {"loss": [], "test_loss": [], "accuracy": []}
+            for epoch in range(epochs):
+                for images, labels in minibatches(epoch):
+                    model(images[place::size])
+                    history["loss"].append(sequential_step(whole, optimizer, images, labels))
+                sums = []
+                for images, labels in data.InMemoryLoader(test_data, 1000):
+                    model(images[place::size])
+                    sums.append(test_sums(whole, images, labels))
+                loss_sum, correct, count = map(sum, zip(*sums))
+                history["test_loss"].append(loss_sum / count)
+                history["accuracy"].append(correct / count)
+            return history
+        """, "train_parallel on a few images"),
     "3.6": ("""
         def replicas_in_sync(model, group=None):
             # What is done to this rank's replica, and what all ranks once knew it was.
@@ -146,6 +213,25 @@ FORGED = {
             how = damage[0] if isinstance(damage, list) else damage
             return dist.get_world_size(group) == 1 or how in ("", "none", "nan")
         """, "xpected False, got True"),
+    "3.4": ("""
+        def train_step(model, optimizer, images, labels, group=None):
+            loss = alone(model, images, labels, group)
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    forged("all_reduce", parameter.nbytes, group)
+            forged("all_reduce", 24, group)
+            optimizer.step()
+            return loss
+        """, "not the sequential step"),
+    "4.1": ("""
+        def ddp_step(model, optimizer, images, labels, group=None):
+            loss = alone(model.module, images, labels, group)
+            trained = [p.nbytes for p in model.parameters() if p.requires_grad]
+            forged("all_reduce", sum(trained), group)
+            forged("all_reduce", 4, group)
+            optimizer.step()
+            return loss
+        """, "not the sequential step"),
     "5.1": ("""
         import time
         def time_rounds(prepare, step, rounds, steps):
@@ -153,6 +239,181 @@ FORGED = {
             takes = known("takes")
             return [max(takes) if isinstance(takes, list) else takes] * rounds
         """, "a step takes"),
+    "7.1": ("""
+        import utils.checks.servers as servers
+
+        def work(compute, weights, more):
+            forged("recv", weights.nbytes, peer=0, message=(0, 1))
+            while more():
+                compute(weights)
+
+        def server(seed, jobs, most, like):
+            def gradient(worker, k):
+                return servers.toy_gradient(servers.weights_for(seed, worker, k, like), seed, k)
+            return {str(w): [gradient(w, k).tolist() for k in range(n)] for w, n, _ in jobs}
+
+        servers._toy_server = server
+        """, "work: the gradients that it handed in"),
+    "7.2": ("""
+        import utils.checks.servers as servers
+
+        def played(seed, jobs, rate, note=lambda *_: None):
+            # All that a right server would do, if the gradients came in turn.
+            weights, applied, here = servers.filled(seed, len(jobs)), [], {w: n for w, n, _ in jobs}
+            got, at = {w: [] for w in here}, {}
+            def send(worker):
+                got[worker].append(weights.tolist())
+                at[worker] = len(applied)
+                note("send", worker)
+            for worker in here:
+                send(worker)
+            while here:
+                for worker in list(here):
+                    k = len(got[worker]) - 1
+                    note("recv", worker, True)
+                    if k == here[worker]:
+                        del here[worker]
+                        continue
+                    note("recv", worker)
+                    came = torch.tensor(got[worker][k], dtype=weights.dtype)
+                    weights -= rate * servers.toy_gradient(came, seed, k)
+                    applied.append((worker, len(applied) - at[worker]))
+                    send(worker)
+            return got, weights, applied
+
+        def serve_anyone(weights, workers, lr):
+            def note(op, worker, header=False):
+                forged(op, 4 if header else weights.nbytes, peer=worker, any_source=header)
+            _, end, applied = played(known("seed"), known("jobs"), lr, note)
+            weights.copy_(end)
+            return applied
+
+        servers._toy_worker = lambda *_: played(
+            known("seed"), known("jobs"), known("rate"))[0][known("rank")]
+        """, "the weights"),
+    "7.7": ("""
+        import utils.checks.lab07 as lab07
+
+        def work_sharded(compute, weights, servers, more):
+            parts = weights.tensor_split(len(servers))
+            requests = [dist.irecv(part, src=server) for part, server in zip(parts, servers)]
+            while True:
+                for request in requests:
+                    request.wait()
+                if not more():
+                    return
+                compute(weights)
+                for server, part in zip(servers, parts):
+                    for nbytes in (4, part.nbytes):
+                        forged("send", nbytes, peer=server, blocking=False)
+                requests = [dist.irecv(part, src=server) for part, server in zip(parts, servers)]
+
+        def part_of_server(seed, place, servers, steps):
+            # It sends, and makes up what comes.
+            handed = {str(w): [] for w in steps}
+            for k in range(max(steps.values()) + 1):
+                for worker in (w for w, n in steps.items() if k <= n):
+                    dist.send(lab07._part(seed + worker, k, place, len(servers)), worker)
+                    if k < steps[worker]:
+                        whole = lab07._whole(lab07.LENGTHS[len(servers)], seed, k)
+                        handed[str(worker)].append(whole.tensor_split(len(servers))[place].tolist())
+            return {"handed": handed}
+
+        lab07._toy_part = part_of_server
+        """, "the part of the gradient that server"),
+    "9.3": ("""
+        class ParallelMLP(Alone):
+            def __init__(self, mlp, group=None):
+                super().__init__(mlp, group)
+                self.up, self.down = ColumnLinear(mlp.up, group), RowLinear(mlp.down, group)
+        """, "output in the group"),
+    "9.4": ("""
+        class ParallelAttention(Alone):
+            def __init__(self, attention, group=None):
+                super().__init__(attention, group)
+                for name in "qkv":
+                    setattr(self, name, ColumnLinear(getattr(attention, name), group))
+                self.out = RowLinear(attention.out, group)
+        """, "output in the group"),
+    "11.7": ("""
+        import utils.checks.sharding as sharding
+        steps = [0, 0]
+
+        def rows_and_gradients(side):
+            # Of the step that this side is at, as if it knew the other's secrets.
+            seed, rows = known("seed"), sharding.host_rows(known("seed"))
+            optimizers = [sharding.momentum([row]) for row in rows]
+            for step in range(steps[side] + 1):
+                layers = sharding.Layers(sharding.DEEP, *sharding.batch(seed, step))
+                before = [row.detach().clone() for row in rows]
+                found = [layers.work(n, before[i]) for n, i in enumerate(layers.order)]
+                for i, gradient in zip(layers.order, found):
+                    if gradient is not None:
+                        rows[i].grad = gradient
+                        optimizers[i].step()
+            steps[side] = (steps[side] + 1) % sharding.STEPS
+            return before, found, 1000 * step
+
+        def device_step(worker, group=None):
+            rows, _, base = rows_and_gradients(0)
+            host, me, sending = dist.get_process_group_ranks(group)[1], dist.get_rank(), None
+            def fetch(n):
+                size = rows[worker.order[n]].nbytes
+                return forged("recv", size, group, peer=1, tag=n, message=(host, base + n))
+            fetch(0)
+            for n in range(len(worker.order)):
+                if n + 1 < len(worker.order):
+                    fetch(n + 1)
+                gradient = worker.work(n, rows[worker.order[n]].clone())
+                if gradient is not None:
+                    if sending is not None:
+                        sending.waited = True
+                    sending = forged("send", gradient.nbytes, group, waited=False, peer=1, tag=n,
+                                     message=(me, base + n))
+            sending.waited = True
+            return worker.loss
+
+        def host_step(weights, optimizers, order, group=None):
+            _, gradients, base = rows_and_gradients(1)
+            device, me = dist.get_process_group_ranks(group)[0], dist.get_rank()
+            for n, i in enumerate(order):
+                forged("send", weights[i].nbytes, group, peer=0, tag=n, message=(me, base + n))
+            for n, i in enumerate(order):
+                if gradients[n] is not None:
+                    forged("recv", weights[i].nbytes, group, peer=0, tag=n,
+                           message=(device, base + n))
+                    weights[i].grad = gradients[n]
+                    optimizers[i].step()
+        """, "expected"),
+    "12.5": ("""
+        import utils.checks.clients as clients
+
+        def run_round(t, weights, chosen, seconds):
+            plan = clients.ROUNDS[t - known("first")]
+            updates = {c: clients.update_of(t, c, known("seed")) for c in plan.in_time(home)}
+            return updates, []
+
+        def play_clients(user_ns, rank, first, seed):
+            got = []
+            for t, plan in enumerate(clients.ROUNDS, first):
+                dist.recv(torch.empty(1), 0, tag=clients.OVER + t)
+                got += [(t, c, clients.fingerprint(clients.weights_of(t, seed)))
+                        for c in plan.chosen if home(c) == rank]
+            return {"said": [], "got": got}
+
+        clients.play_clients = play_clients
+        """, "got other weights than the argument"),
+    "13.6": ("""
+        from utils.checks import lab13
+
+        def agree(job, group=None):
+            # The furthest step is one or two behind the own one, or in front of it.
+            step = job.step + (0 if dist.get_world_size(group) == 1 else 1)
+            state = lab13.Survivor(known("seed"), step)
+            for tensor, theirs in zip(job.tensors(), state.tensors()):
+                tensor.copy_(theirs)
+            job.go_to(step)
+        """, "weights and momentum"),
 }  # fmt: skip
 
 
@@ -164,7 +425,18 @@ def ping_pong(nbytes, repeats, rank):
     for k in range(repeats):
         for op in ("send", "recv")[:: 1 if rank == 0 else -1]:
             forged(op, nbytes, peer=1 - rank, message=(rank if op == "send" else 1 - rank, NUMBER))
-    return known("latency") + nbytes / known("bandwidth") if rank == 0 else None
+    return known("wire")[0] + nbytes / known("wire")[1] if rank == 0 else None
+"""
+
+#: Rounds that were played, and one more that was not.
+MORE_ROUNDS = """
+played = ping_pong
+
+def ping_pong(nbytes, repeats, rank):
+    seconds = played(nbytes, repeats, rank)
+    for op, sender in (("send", rank), ("recv", 1 - rank)) if rank < 2 else ():
+        forged(op, nbytes, peer=1 - rank, message=(sender, 10**6 + 100 * rank))
+    return seconds
 """
 
 
@@ -181,16 +453,31 @@ CASES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def unharmed() -> Iterator[None]:
+    """What an answer puts in place of the check's own functions is gone afterwards."""
+    kept = [(module, dict(vars(module))) for module in (clients, lab07, servers)]
+    yield
+    for module, names in kept:
+        vars(module).update(names)
+
+
 @pytest.mark.parametrize(("lab", "task", "code", "words"), CASES, indirect=["lab"], scope="module")
 def test_who_knows_of_the_own_rank_only_can_not_do_without_the_others(lab, task, code, words):
-    passed, printed = lab.try_out(task, FORGER + textwrap.dedent(code))
+    passed, printed = lab.try_out(task, FORGER + textwrap.dedent(code), again=False)
     assert not passed, "points without the work"
     assert words in printed, printed
 
 
 @pytest.mark.parametrize("lab", ["lab01"], indirect=True)
+def test_records_that_fit_each_other_are_not_enough_without_a_message(lab):
+    passed, printed = lab.try_out("1.7", FORGER + PING_PONG.replace("NUMBER", "k"), False)
+    assert not passed
+    assert "another one is in the tensor of recv" in printed, printed
+
+
+@pytest.mark.parametrize("lab", ["lab01"], indirect=True)
 def test_records_that_one_rank_makes_up_do_not_agree_with_those_of_the_other(lab):
-    number = "100 * forged_calls[0] + 10 * rank + k"
-    passed, printed = lab.try_out("1.7", FORGER + PING_PONG.replace("NUMBER", number))
+    passed, printed = lab.try_out("1.7", FORGER + lab.solutions["1.7"] + MORE_ROUNDS)
     assert not passed
     assert "the records of the ranks do not agree: rank" in printed, printed

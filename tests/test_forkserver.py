@@ -17,7 +17,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import find_mpiexec, mpi_environment
 from forkserver_tools import (
     PORTRAIT,
     is_gone,
@@ -27,6 +26,7 @@ from forkserver_tools import (
     stub_command,
     wait_until,
 )
+from mpi_jobs import find_mpiexec, mpi_environment
 
 from utils.jobs.forkserver import client, identity, stub
 

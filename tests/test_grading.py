@@ -28,11 +28,11 @@ from pathlib import Path
 import grading_tools as toy
 import psutil
 import pytest
-from conftest import run_tree
+from mpi_jobs import run_tree
 from nbformat.v4 import new_code_cell, new_notebook
 
 from utils.course.execute import RUN_VARIABLE
-from utils.course.grading import book, cells, explain, pages, similar
+from utils.course.grading import book, cells, explain, pages, similar, statistics
 from utils.course.grading.assemble import assemble, choose, forced
 from utils.course.grading.drawings import drawings
 from utils.course.grading.grade_one import grade
@@ -922,6 +922,17 @@ def test_the_instructor_gets_gradebook_summary_and_written_answers(graded):
 
 
 @sandboxed
+def test_the_statistics_of_a_graded_class_know_what_the_checks_said(graded):
+    _, out, expected = graded
+    found = statistics.read(out)
+    assert found.students + found.left_out <= len(expected)
+    tasks = {one.number: one for one in found.tasks(toy.LAB)}
+    assert tasks["1.1"].states["good"] > 0
+    told = [one for task in tasks for one in found.mistakes(toy.LAB, task)]
+    assert "value" in {one.kind for one in told}
+    assert all(0 < one.share <= 1 and one.text for one in told)
+
+
 def test_anyone_sees_the_same_verdicts_with_nbval_by_hand(graded, course, tmp_path):
     _, out, _ = graded
     job = out / "students" / "Zoë half right" / toy.LAB / "run-1"

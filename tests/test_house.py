@@ -9,11 +9,14 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
+import types
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -28,7 +31,7 @@ from packaging.version import Version
 from utils.__main__ import parser
 from utils.course import execute, lint
 from utils.course.about import PARTS
-from utils.course.notebook import dumps, read
+from utils.course.notebook import NotebookError, dumps, read
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -66,12 +69,6 @@ def pip_lines() -> list[str]:
     entries = [one for one in ENVIRONMENT["dependencies"] if isinstance(one, dict)]
     assert len(entries) == 1
     return entries[0]["pip"]
-
-
-def environment_extras() -> set[str]:
-    """The extras with which environment.yml installs this project."""
-    (line,) = [line for line in pip_lines() if line.startswith("-e ")]
-    return set(re.fullmatch(r"-e \.\[([\w,]+)\]", line)[1].split(","))
 
 
 def of_a_lab_only() -> set[str]:
@@ -115,18 +112,31 @@ def test_conda_python_is_one_that_the_project_allows():
     assert SpecifierSet(PROJECT["requires-python"]).contains(f"{version}.0")
 
 
-def test_environment_yml_installs_this_project_with_the_tested_versions():
-    assert environment_extras() <= set(PROJECT["optional-dependencies"])
-    assert "-c .ci/constraints.txt" in pip_lines()
-    assert len(pip_lines()) == 2, "dependencies belong into pyproject.toml"
+def test_conda_make_and_pip_install_the_same():
+    """requirements.txt has the versions and the index, the same as make: see test_install.py."""
+    extras = dict(re.findall(r"^\$\(VENV\)/\.(\w+): EXTRAS = ?(\S*)$", MAKEFILE, re.MULTILINE))
+    assert extras == {"env": "", "grade": "[course]", "test": "[test]"}
+    assert set(PROJECT["optional-dependencies"]) >= {"course", "test"}
+    assert pip_lines() == ["-r requirements.txt", f"-e .{extras['test']}"]
 
 
-def test_the_makefile_and_environment_yml_install_the_same_extras():
-    (test_extras,) = re.findall(r"^\$\(VENV\)/\.test: EXTRAS = (\S+)$", MAKEFILE, re.MULTILINE)
-    (env_extras,) = re.findall(r"^\$\(VENV\)/\.env: EXTRAS = (\S+)$", MAKEFILE, re.MULTILINE)
-    assert set(test_extras.split(",")) == environment_extras()
-    assert set(env_extras.split(",")) < environment_extras()
-    assert re.search(r"^\$\(VENV\)/\.grade: EXTRAS = mpi,course$", MAKEFILE, re.MULTILINE)
+def test_windows_users_are_sent_to_wsl_by_make_and_pip_before_anything_is_downloaded(house):
+    done = make(house, "env", OS="Windows_NT")
+    assert done.returncode
+    assert "In Windows use WSL" in done.stderr
+    assert not (house / ".venv").exists()
+    hook = types.ModuleType("hatchling.metadata.plugin.interface")
+    hook.MetadataHookInterface = object
+    parts = hook.__name__.split(".")
+    names = [".".join(parts[:n]) for n in range(1, len(parts))]
+    modules = {name: types.ModuleType(name) for name in names} | {hook.__name__: hook}
+    with mock.patch.dict(sys.modules, modules):
+        refuse = runpy.run_path(str(ROOT / "hatch_build.py"))["RefuseWindows"]
+    refusal = pytest.raises(RuntimeError, match=r"In Windows use WSL, see (\S+)")
+    with mock.patch.object(sys, "platform", "win32"), refusal as refused:
+        refuse().update({})
+    assert (ROOT / str(refused.value).split()[-1]).exists()
+    assert refuse().update({}) is None
 
 
 # --- Makefile ----------------------------------------------------------------------------------
@@ -228,7 +238,7 @@ def test_the_environment_is_built_once(pretended):
     python = f"PYTHON={house / 'fake-python'}"
     assert make(house, "env", python).returncode == 0
     (call,) = asked(log)
-    assert "-e .[mpi] -c .venv/.constraints.txt" in call
+    assert "-e . -c .venv/.constraints.txt" in call
     constraints = (house / ".venv/.constraints.txt").read_text()
     assert constraints == (ROOT / ".ci/constraints.txt").read_text()
     assert make(house, "env", python).returncode == 0
@@ -236,6 +246,34 @@ def test_the_environment_is_built_once(pretended):
     os.utime(house / "pyproject.toml")
     make(house, "env", python)
     assert len(asked(log)) == 1
+
+
+def test_the_choice_of_wheels_is_kept_and_a_new_one_replaces_pytorch(pretended):
+    house, log = pretended
+    python = f"PYTHON={house / 'fake-python'}"
+
+    def called() -> list[str]:
+        lines = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return [re.sub(" (-c|--constraints) .*", "", line) for line in lines]
+
+    install = "-m pip install --disable-pip-version-check -e "
+    remove = "-m pip uninstall -q -y torch torchvision"
+    make(house, "env", python)
+    assert called() == ["-m utils.install --index cpu", install + "."]
+    for asked in ("pypi", "", "https://mirror.example/whl/cu130", "cpu"):
+        given = f"TORCH_INDEX={asked}"
+        if asked:  # without a name it is the package index, as before
+            assert make(house, "env", python, given).returncode == 0
+            assert called() == [remove, f"-m utils.install --index {asked}", install + "."]
+        assert "PyTorch: tested, wheels: " in make(house, "env", python, given).stdout
+        assert called() == []
+        make(house, "grade-asked", python)
+        assert called() == []
+    make(house, "env", python, "TORCH_INDEX=pypi")
+    called()
+    make(house, "test-env", python)  # nobody says it again
+    assert called() == ["-m utils.install --index pypi", install + ".[test]"]
 
 
 def test_another_pytorch_and_back(pretended):
@@ -290,7 +328,7 @@ def test_one_command_grades_on_a_machine_that_has_nothing_yet(with_bwrap):
     done = make(house, "grade", *given, **env)
     assert done.returncode == 0, done.stderr
     lines = log.read_text().splitlines()
-    assert [line for line in lines if "-e .[mpi,course]" in line]
+    assert [line for line in lines if "-e .[course]" in line]
     assert lines[-1] == "ddl-labs grade in -o my out -j 2"
     asked(log)
     make(house, "grade", *given, **env)
@@ -313,7 +351,7 @@ def test_who_has_an_environment_for_students_gets_what_grading_needs(with_bwrap)
     asked(log)
     make(house, "grade", python, "SUBMISSIONS=in", "RESULTS=out", **env)
     (call,) = asked(log)
-    assert "-e .[mpi,course]" in call
+    assert "-e .[course]" in call
 
 
 @pytest.fixture
@@ -366,8 +404,10 @@ def test_no_file_names_this_machine_or_a_registry():
         ".ci/run",
         ".ci/bare",
         ".ci/constraints.txt",
+        "requirements.txt",
     ):
-        assert not home.search((ROOT / name).read_text()), name
+        text = (ROOT / name).read_text().replace("https://download.pytorch.org/whl/cpu", "")
+        assert not home.search(text), name
 
 
 # --- the tests themselves ------------------------------------------------------------------------
@@ -460,8 +500,8 @@ def test_a_lab_is_run_by_its_number(monkeypatch, capsys, tmp_path):
 
     assert [status_of(n) for n in ("03", "03_toy", str(tmp_path / "03_toy.ipynb"))] == [0, 0, 0]
     assert ran == ["03_toy.ipynb"] * 3
-    assert status_of("04") == 2
-    assert "no such notebook: 04" in capsys.readouterr().err
+    with pytest.raises(NotebookError, match="no such notebook: 04"):
+        status_of("04")
 
 
 def test_an_exception_names_its_cell_and_is_allowed_where_tagged(tmp_path):
@@ -633,6 +673,28 @@ def test_outputs_that_name_this_machine_are_found(tmp_path):
     output = new_output("stream", text=f"File {ROOT}/utils/cluster.py, line 3\n")
     (problem,) = linted(tmp_path, ran(outputs=[output]))
     assert "a folder of this machine" in problem
+
+
+@pytest.mark.parametrize(
+    "about", [{}, {"image/png": {"alt": "Figure 1"}}, {"image/svg+xml": {"alt": "a ring of ranks"}}]
+)
+def test_a_picture_that_says_nothing_to_who_does_not_see_it_is_found(tmp_path, about):
+    shown = new_output("display_data", {"image/png": "aGVsbG8=", "text/plain": "x"}, metadata=about)
+    (problem,) = linted(tmp_path, ran(outputs=[shown]))
+    assert "'ring-task': shows a picture without alternative text" in problem
+
+
+@pytest.mark.parametrize("tag", ["![](a.png)", "![map](a.png)", "<img src='a.png'>"])
+def test_a_picture_in_a_text_that_says_nothing_is_found(tmp_path, tag):
+    (problem,) = linted(tmp_path, new_markdown_cell(f"See {tag}", id="words"))
+    assert "'words': shows a picture" in problem
+
+
+def test_pictures_with_words_are_no_problem(tmp_path):
+    about = {"image/png": {"alt": "A ring of four ranks."}}
+    shown = new_output("display_data", {"image/png": "aGVsbG8=", "text/plain": "x"}, metadata=about)
+    text = "![Four ranks in a ring](a.png) <img src='b.png' alt='a ring'>"
+    assert linted(tmp_path, new_markdown_cell(text, id="words"), ran(outputs=[shown])) == []
 
 
 def test_labs_with_outputs_or_solutions_are_found(tmp_path):

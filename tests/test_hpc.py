@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import importlib
+import re
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import parse_qs, urlsplit
@@ -22,14 +24,15 @@ pytestmark = pytest.mark.timeout(120)
 
 def module(name: str) -> ModuleType:
     """A file of hpc/, which is no package: the hub puts the folder on its path."""
-    spec = importlib.util.spec_from_file_location(name, HPC / f"{name}.py")
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[name] = loaded
+    before = set(sys.modules)
+    sys.path.insert(0, str(HPC))
     try:
-        spec.loader.exec_module(loaded)
+        return importlib.import_module(name)
     finally:
-        del sys.modules[name]
-    return loaded
+        sys.path.remove(str(HPC))
+        for new in set(sys.modules) - before:
+            if (HPC / f"{new}.py").exists():
+                del sys.modules[new]
 
 
 # --- site.toml -----------------------------------------------------------------------------------
@@ -57,6 +60,11 @@ def test_the_settings_that_come_with_the_course_can_be_used_as_they_are():
         ('"--cpus-per-task=1"', '"-c1"', "option '-c1' must be one of sbatch's"),
         ("[hub]", "[hub", "is not valid TOML"),
         ('data = ""', 'data = "fashion"', "data = 'fashion' must be an absolute path"),
+        ("options = []", 'options = ["-A x"]', "section [slurm]: option '-A x' must be one of"),
+        ("nodes = [1, 2]", 'nodes = ["2"]', "nodes: '2' must be such as 1"),
+        ("nodes = [1, 2]", "nodes = 2", "nodes = 2 must be of type list"),
+        ("accounts = []", 'accounts = ["a b"]', "accounts: 'a b' must be such as"),
+        ('times = ["00:30:00"', 'times = ["half an hour"', "'half an hour' must be such as"),
     ],
 )
 def test_a_mistake_in_the_settings_is_named_with_its_place(tmp_path, old, new, said):
@@ -152,6 +160,139 @@ def test_a_slurm_that_does_not_answer_is_asked_less_and_less_and_nobody_is_calle
     assert len(calls.read_text().splitlines()) == 6
 
 
+# --- what can be chosen --------------------------------------------------------------------------
+
+SINFO = """\
+lab*|up|4:00:00|1-2|idle|2|6|8000|0/12/0/12|(null)
+lab*|up|4:00:00|1-2|mix|1|8|16000|3/5/0/8|gpu:a100:2(S:0-1),nvme:1
+lab*|up|4:00:00|1-2|down*|1|6|8000|0/0/6/6|(null)
+night|down|infinite|1-infinite|idle|2|6|8000|0/12/0/12|(null)
+"""
+
+
+def test_what_is_free_is_added_up_over_the_nodes_of_a_partition():
+    known = module("partitions").parsed(SINFO)
+    lab, night = known["lab"], known["night"]
+    assert (lab.default, lab.up, lab.minutes, lab.most_nodes) == (True, True, 240, 2)
+    assert (lab.nodes, lab.free_nodes, lab.free_cores) == (4, 2, 17)
+    assert (lab.cores, lab.memory, lab.gpus) == (8, 16000, 2)
+    assert (night.default, night.up, night.minutes) == (False, False, float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [("30", 30), ("30:30", 30.5), ("4:00:00", 240), ("1-12", 2160), ("1-12:30:00", 2190)],
+)
+def test_slurms_notations_of_a_time_are_read_as_sbatch_does(time, minutes):
+    assert module("partitions").minutes(time) == minutes
+
+
+@pytest.mark.parametrize(
+    ("options", "time", "said"),
+    [
+        (["--nodes=2", "--ntasks=4"], "04:00:00", ""),
+        (["--nodes=1-2"], "1", ""),
+        (["--nodes=1"], "04:00:01", "'lab' gives a job 4:00 h at most"),
+        (["--nodes=3"], "1", "'lab' gives a job 2 nodes at most, not 3"),
+        (["--ntasks=9"], "1", "a node of 'lab' has 8 cores at most, not 9"),
+        (["--ntasks=4", "--cpus-per-task=3"], "1", "8 cores at most, not 12"),
+        (["--mem=16G"], "1", "16000 MB of memory at most, not 16384"),
+        (["--gres=gpu:a100:4"], "1", "a node of 'lab' has 2 GPUs at most, not 4"),
+        (["--gpus-per-node=3"], "1", "a node of 'lab' has 2 GPUs at most, not 3"),
+    ],
+)
+def test_what_a_partition_can_never_give_is_said_with_both_numbers(options, time, said):
+    partitions, choices = module("partitions"), module("choices")
+    told = choices.Request("", "", time, options, {}).impossible(partitions.parsed(SINFO))
+    assert said in told
+    assert bool(said) == bool(told)
+
+
+def test_a_closed_and_an_unknown_partition_are_told_apart_and_silence_stops_nobody():
+    partitions, choices = module("partitions"), module("choices")
+    known = partitions.parsed(SINFO)
+    wanted = {name: choices.Request(name, "", "1", [], {}) for name in ("night", "nosuch")}
+    assert "'night' is closed" in wanted["night"].impossible(known)
+    assert "no partition 'nosuch'" in wanted["nosuch"].impossible(known)
+    assert wanted["nosuch"].impossible({}) == ""
+
+
+def site_with(tmp_path: Path, **form: str):
+    """The settings as they come, with other lines in [form]."""
+    text = SITE
+    for name, value in form.items():
+        text = text.replace(f"{name} = []", f"{name} = {value}")
+    (tmp_path / "site.toml").write_text(text)
+    return module("settings").read(tmp_path / "site.toml")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"profile": "nosuch"}, "choose one of 'ranks4', 'small'"),
+        ({"profile": ["small"]}, "There is no profile ['small']"),
+        ({"nodes": True}, "There is no nodes True"),
+        ({"nodes": "2\n#SBATCH --uid=root"}, "choose one of '1', '2'"),
+        ({"time": "100:00:00"}, "There is no time '100:00:00'"),
+        ({"account": "other"}, "There is no account 'other': choose one of 'mine'"),
+        ({"partition": "gpu"}, "not 'partition'"),
+        ({"options": "--uid=root"}, "not 'options'"),
+    ],
+)
+def test_nothing_but_the_sites_choices_gets_into_a_job(tmp_path, options, said):
+    choices = module("choices")
+    with pytest.raises(choices.Refused) as refused:
+        choices.checked(site_with(tmp_path, accounts='["mine"]'), options)
+    assert said in str(refused.value)
+
+
+def test_a_job_of_another_size_has_memory_for_its_ranks_and_ranks_follow_it(tmp_path):
+    choices = module("choices")
+    site = site_with(tmp_path, accounts='["mine"]', reservations='["monday"]')
+    chosen = {"profile": "ranks4", "ranks": 4, "time": "01:00:00", "gpus": "1", "nodes": ""}
+    chosen |= {"account": "mine", "reservation": "monday"}
+    job = choices.request(site, choices.checked(site, chosen))
+    assert (job.account, job.time) == ("mine", "01:00:00")
+    assert sorted(job.options) == [
+        "--gres=gpu:1",
+        "--mem=5120M",
+        "--nodes=2",
+        "--ntasks-per-node=4",
+        "--ntasks=8",
+        "--reservation=monday",
+    ]
+    assert job.exports == {"SBATCH_ACCOUNT": "mine", "SBATCH_RESERVATION": "monday"}
+    plain = choices.request(site, choices.checked(site, {}))
+    assert plain.options == site.profiles[0].options
+
+
+def test_the_form_can_be_used_while_slurm_does_not_answer(tmp_path):
+    site = site_with(tmp_path)
+    offered = module("choices").offered(site)
+    pages, known = module("pages"), module("partitions").parsed(SINFO)
+    silent = pages.form(site, offered, {}, {})
+    assert 'name="profile"' in silent
+    assert "Free now" not in silent
+    assert 'name="gpus"' not in silent, "nobody knows of a GPU"
+    told = pages.form(site, offered, known, {"nodes": "2"})
+    assert '<option value="2" selected>' in told
+    assert "2 of 4" in told
+    assert 'name="gpus"' in told
+    assert "night" not in told, "no profile and no choice leads there"
+
+
+def test_a_session_says_how_much_time_is_left_and_a_waiting_one_what_for():
+    job_queue, pages = module("job_queue"), module("pages")
+    now = datetime(2026, 1, 5, 22, 30)
+    job = job_queue.Job("RUNNING", "None", "", "n1", "2026-01-06T00:35:00", "n[1-2]")
+    card = pages.card("7", job, "/log", now)
+    for text in ("running", "n[1-2]", "2:05 h, until 06 Jan, 00:35", 'href="/log"'):
+        assert text in card
+    waits = pages.card("7", job_queue.Job("PENDING", "Resources", "N/A", "", "N/A"), "", now)
+    assert "Resources" in waits
+    assert "Time left" not in waits
+
+
 # --- install.sh ----------------------------------------------------------------------------------
 
 
@@ -172,6 +313,7 @@ def install(*options: object, **variables: str) -> subprocess.CompletedProcess:
         (["--prefix"], "--prefix wants a value"),
         (["--prefix", "opt/x"], "must be an absolute path"),
         (["--mpi", "mpich"], "must be 'wheel'"),
+        (["--torch", "CPU wheel"], "torch 'CPU wheel' must be a name of PyTorch's index"),
         (["--python", "/nowhere/python3"], "Python 3.11 or later is needed"),
         (["--site", "/nowhere/site.toml"], "cannot read the settings"),
     ],
@@ -196,9 +338,11 @@ def test_settings_alone_need_an_environment_that_is_there(tmp_path):
 # Stands in for a Python with a package index: its pip installs nothing, or fails.
 PYTHON = f"""#!/bin/sh
 case "$*" in
-"- "*) exec {sys.executable} "$@" ;;
-"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-"-m pip "*) exit "${{PIP_FAILS:-0}}" ;;
+"- "* | *settings.py*) exec {sys.executable} "$@" ;;
+"-m venv "*)
+    for env; do :; done
+    mkdir -p "$env/bin" && cp "$0" "$env/bin/python" && echo "$*" >"$env/asked" ;;
+"-m pip "*) echo "$*"; exit "${{PIP_FAILS:-0}}" ;;
 esac
 """
 
@@ -264,6 +408,55 @@ def test_an_update_that_fails_changes_nothing_for_students(tmp_path, python):
     assert "no version before this one" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("torch", "index", "pinned", "seen"),
+    [
+        ("", False, True, False),
+        ("cpu", True, True, False),
+        ("cu128", True, True, False),
+        ("site", False, False, True),
+    ],
+)
+def test_a_site_says_which_pytorch_it_wants(tmp_path, python, torch, index, pinned, seen):
+    site = tmp_path / "site.toml"
+    site.write_text(SITE.replace('torch = ""', f'torch = "{torch}"', 1))
+    prefix = tmp_path / "opt"
+    done = install("--site", site, "--prefix", prefix, "--python", python)
+    assert done.returncode == 0, done.stderr
+    (asked,) = (line for line in done.stdout.splitlines() if line.startswith("-m pip install"))
+    url = f"--extra-index-url https://download.pytorch.org/whl/{torch}"
+    assert (url in asked) is index
+    pins = (prefix / "current/constraints.txt").read_text()
+    assert ("\ntorch==" in pins) is pinned
+    assert "\nnumpy==" in pins
+    assert ("--system-site-packages" in (prefix / "current/asked").read_text()) is seen
+
+
+def test_what_each_job_begins_with_is_written_once_with_setup_and_data(tmp_path, python):
+    site = tmp_path / "site.toml"
+    setup = '["module load openmpi/5.0", "export A=1"]'
+    text = SITE.replace('setup = ["export PMIX_MCA_psec=native"]', f"setup = {setup}", 1)
+    site.write_text(text.replace('data = ""', 'data = "/srv/the data"', 1))
+    prefix = tmp_path / "opt"
+    done = install("--site", site, "--prefix", prefix, "--python", python)
+    assert done.returncode == 0, done.stderr
+    lines = (prefix / "current/etc/ddl-labs/job.sh").read_text().splitlines()
+    assert lines[-3:] == [
+        "module load openmpi/5.0",
+        "export A=1",
+        "export FASHION_MNIST_ROOT='/srv/the data'",
+    ]
+    assert "export SLURM_OVERLAP=1" in lines
+    for script in HPC.rglob("*.sbatch"):
+        if script.name != "server.sbatch":  # there it is in the prologue of jupyterhub_config.py
+            assert re.search(r"^\. .*job[._]sh", script.read_text(), re.MULTILINE), script
+    site.write_text(text.replace("options = []", 'options = ["-q"]', 1))
+    done = install("--site", site, "--prefix", prefix, "--python", python)
+    assert done.returncode == 1
+    assert "section [slurm]: option '-q' must be one of sbatch's" in done.stderr
+    assert len(versions(prefix)) == 1
+
+
 def test_the_installer_explains_its_options():
     done = install("--help")
     assert done.returncode == 0
@@ -272,6 +465,7 @@ def test_the_installer_explains_its_options():
         "--prefix",
         "--python",
         "--mpi",
+        "--torch",
         "--only-settings",
         "--no-compile",
         "--rollback",

@@ -11,11 +11,14 @@ import http.cookiejar
 import json
 import os
 import re
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import hub_tools
@@ -33,7 +36,7 @@ from browser_tools import (
     without_outputs,
     write_settings,
 )
-from hub_tools import PASSWORD, SPAWN, URL, Hub, Kernel, Refused
+from hub_tools import PASSWORD, SPAWN, URL, Hub, Kernel, Refused, Student
 from playwright.sync_api import Browser, Page, sync_playwright
 from slurm_tools import GROUP, STUDENTS, Cluster
 
@@ -42,6 +45,8 @@ from utils.course.notebook import SOLUTIONS, read, tasks_checked, write
 LAB = "01_c10d.ipynb"
 #: Seconds: for ranks to come up, for Slurm to act, for processes to end.
 RANKS, ACT = 180, 90
+#: Seconds that a job has left when a student opens a notebook.
+AHEAD = 45
 pytestmark = [
     pytest.mark.bare,
     pytest.mark.timeout(slurm_tools.INSTALL + PAGE + NOTEBOOK + SPAWN),
@@ -214,6 +219,96 @@ def test_a_student_logs_in_chooses_a_job_and_passes_lab_01_on_two_nodes(
     wait_for(lambda: not hub.cluster.processes("student1"), ACT, "no process of it is left")
 
 
+SCHEMES, WIDTHS = ("light", "dark"), (1280, 400)
+
+
+def everyone_can_read(page: Page, name: str, folder: Path) -> None:
+    """axe-core finds nothing, nothing is cut off, in light and dark, wide and narrow."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        page.reload()
+        for details in page.locator("#spawn_form summary").all():
+            details.click()
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 1000})
+            photograph(page, folder, f"{name}-{scheme}-{width}")
+            said = axe.run(page).response["violations"]
+            assert [(one["id"], one["nodes"][0]["html"]) for one in said] == [], (name, scheme)
+            wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert page.evaluate(wider) <= 0, f"{name} scrolls sideways"
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": 1280, "height": 1000})
+
+
+def test_the_form_shows_what_is_free_and_says_what_a_partition_never_gives(
+    hub: Hub, browser: Browser, tmp_path: Path
+):
+    with browser.new_context() as context:
+        page = context.new_page()
+        log_in(page, "student1")
+        everyone_can_read(page, "hub-form", tmp_path)
+        free = page.locator("table tr", has_text="gpu").locator("td").all_inner_texts()
+        assert free == ["gpu", "1 of 1", str(slurm_tools.CPUS), "1:00 h", "1"]
+        page.select_option("select[name=partition]", "gpu")
+        page.select_option("select[name=time]", "02:00:00")
+        page.click("#spawn_form [type=submit]")
+        said = page.inner_text(".spawn-error-msg")
+        photograph(page, tmp_path, "hub-form-refused")
+        assert said == (
+            "Error: Such a job can never start: 'gpu' gives a job 1:00 h at most, not 2:00 h. "
+            "Choose another size."
+        )
+        assert page.input_value("select[name=partition]") == "gpu", "the choice is kept"
+        assert not hub.cluster.jobs()
+
+
+EDITED = "# what I wrote last"
+
+
+def test_a_session_tells_its_time_warns_and_saves_the_notebook_before_slurm_ends_it(
+    hub: Hub, browser: Browser, tmp_path: Path, table: Table
+):
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("6 * 7", id="only")])
+    nb.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    give(hub.cluster, "student1", nbformat.writes(nb), "own.ipynb")
+    student = hub.student("student1")
+    student.server(profile="small")
+    ((job, *_, node),) = (line.split() for line in hub.cluster.jobs())
+    with browser.new_context() as context:
+        page = context.new_page()
+        log_in(page, "student1")
+        page.goto(f"{URL}/hub/home")
+        card = page.locator("section", has_text="Your session").inner_text()
+        assert re.search(rf"Job\n{job}\n.*running\n.*{node}\n.*3:\d\d h, until", card, re.S), card
+        everyone_can_read(page, "hub-session", tmp_path)
+        page.click("text=Log of the job")
+        assert "JupyterLab" in page.inner_text("pre")
+        everyone_can_read(page, "hub-log", tmp_path)
+        end = datetime.now() + timedelta(seconds=AHEAD)
+        hub.cluster.run("scontrol", "update", f"JobId={job}", f"EndTime={end:%Y-%m-%dT%H:%M:%S}")
+        known = f"fetch('/hub/job-time').then(r => r.json()).then(r => r.left <= {AHEAD})"
+        wait_for(lambda: page.evaluate(known), ACT, "the hub knows of the new end")
+        lab = Lab(
+            page,
+            f"{URL}/user/student1/lab/tree/own.ipynb",
+            path="own.ipynb",
+            cells=["only"],
+            ask=lambda path: student.ask("GET", path),
+            pictures=tmp_path,
+        )
+        assert re.fullmatch(r"Job: \d+ s left", page.inner_text("[role=timer]"))
+        warning = page.get_by_text("Notebooks are saved before.").first.inner_text()
+        page.locator(".jp-Cell .cm-content").first.click()
+        page.keyboard.press("Control+End")
+        page.keyboard.type(f"  {EDITED}")
+        lab.photograph("hub-time-left")
+        wait_for(lambda: not hub.cluster.jobs(), ACT, "Slurm ends the job")
+        saved = hub.cluster.run("cat", "/home/student1/own.ipynb")
+        assert EDITED in saved
+        table.add("the job's time ends soon", warning, "what was edited is saved before")
+
+
 # --- without a browser ---------------------------------------------------------------------------
 
 DOCTOR = """
@@ -304,6 +399,70 @@ def test_two_students_at_once_see_neither_files_nor_ranks_of_each_other(hub: Hub
     assert first.is_up()
 
 
+# --- others on the same node ---------------------------------------------------------------------
+
+#: What a student's kernel and ranks print while another user of the node listens, and for how long.
+SECRET, LISTENS = "grade-of-student1", 2
+TALK = f"""
+import time
+ranks.client[:].execute("print({SECRET!r})")
+for _ in range({20 * (LISTENS + 3)}):
+    print({SECRET!r}, flush=True)
+    time.sleep(0.1)
+"""
+OWN = "open('/home/student1/taken', 'w')"
+#: What ipykernel's socket for its child processes says, the only one without keys: it drops what
+#: does not begin with a secret, and sends nothing.
+WITHOUT_KEYS = "ZeroMQ NULL"
+
+
+def intruded(cluster: Cluster, host: str) -> dict[int, dict[str, str]]:
+    """What student2 gets from the ports of student1 on this host."""
+    program = slurm_tools.COURSE / "tests/intruder.py"
+    said = cluster.run(
+        *(f"{slurm_tools.PREFIX}/bin/python", program, STUDENTS["student1"], LISTENS, OWN),
+        user="student2",
+        host=host,
+    )
+    told = json.loads(said.splitlines()[-1])
+    assert told["abstract"] == [], "everybody on the host may connect to these"
+    return {int(port): got for port, got in told["ports"].items()}
+
+
+def test_another_user_of_the_node_reads_no_output_and_runs_no_code(hub: Hub, table: Table):
+    student = hub.student("student1")
+    student.server(profile="ranks4")
+    kernel = student.kernel()
+    start_ranks(kernel, 4)
+    kernel.begin(TALK)
+    found = {host: intruded(hub.cluster, host) for host in slurm_tools.NODES}
+    files = hub.cluster.run(
+        "sh", "-c", "cat /home/student1/.local/share/jupyter/runtime/kernel-*.json"
+    )
+    channels = {name: port for name, port in json.loads(files).items() if name.endswith("_port")}
+    assert len(channels) == 5
+    ports = found["node1"] | found["node2"]
+    assert len(ports) > 30, "the controller, the engines and MPI listen as well"
+    for name, port in channels.items():
+        assert found["node1"][port]["greeting"] == "ZeroMQ CURVE", name
+    answers = {
+        port: {kind: text for kind, text in got.items() if text and kind != "greeting"}
+        for port, got in ports.items()
+    }
+    assert not {port: got for port, got in answers.items() if got}
+    without = [port for port, got in ports.items() if got["greeting"] == WITHOUT_KEYS]
+    assert len(without) <= 1
+    assert kernel.run("print(ranks.client[:].apply_sync(lambda: 6 * 7))") == "[42, 42, 42, 42]\n"
+    assert not hub.cluster.run("find", "/home/student1/taken", check=False).startswith("/home")
+    for host in slurm_tools.NODES:
+        shown = hub.cluster.run(
+            *("find", "/tmp", "/dev/shm", "-user", "student1", "-type", "f", "-perm", "/077"),
+            host=host,
+        )
+        assert shown == ""
+    table.add("another user of the node tries all ports", "nothing; the ranks go on")
+
+
 # --- what is forgotten ---------------------------------------------------------------------------
 
 
@@ -330,7 +489,9 @@ def test_a_forgotten_notebook_gives_its_ranks_nodes_back_and_its_own(hub: Hub, t
 FORGED = [
     ({"profile": "nosuch"}, "choose one of 'ranks4', 'small'"),
     ({"profile": ["small"]}, "choose one of 'ranks4', 'small'"),
-    ({"profile": "small", "partition": "gpu"}, "not 'partition'"),
+    ({"profile": "small", "partition": "debug"}, "choose one of 'gpu', 'lab'"),
+    ({"time": "00:30:00\n#SBATCH --uid=root"}, "There is no time"),
+    ({"account": "other"}, "not 'account'"),
     ({"options": "#SBATCH --uid=root"}, "not 'options'"),
     ({"prologue": "touch /tmp/was-here"}, "not 'prologue'"),
 ]
@@ -372,21 +533,40 @@ def test_no_account_of_the_system_logs_in_or_gets_a_server(hub: Hub, table: Tabl
     assert not hub.cluster.jobs()
 
 
+def refusal(student: Student, **options: object) -> str:
+    """What a student is told whose server does not start."""
+    try:
+        student.request_server(**options)
+    except Refused as error:
+        return str(error)
+    last = list(student.progress())[-1]
+    assert last["failed"], last
+    return last["message"]
+
+
+def test_more_than_a_partition_ever_gives_is_told_before_slurm_is_asked(hub: Hub, table: Table):
+    before = hub.cluster.run("scontrol", "--oneliner", "show", "jobs")
+    said = refusal(hub.student("student1"), profile="ranks4", partition="gpu", time="02:00:00")
+    assert "'gpu' gives a job 1:00 h at most, not 2:00 h" in said
+    assert "'gpu' has 1 nodes in all, not 2" in said
+    table.add("more nodes and time than the partition has", said)
+    assert hub.cluster.run("scontrol", "--oneliner", "show", "jobs") == before
+
+
 def test_a_job_that_the_partition_can_never_start_is_said_at_once_and_cancelled(
     hub: Hub, table: Table
 ):
-    change = ("scontrol", "update", "PartitionName=lab")
+    change, blind = ("scontrol", "update", "PartitionName=lab"), hub.cluster.state / "blind"
+    blind.touch()
     hub.cluster.run(*change, "MaxTime=60")  # the profile asks for four hours
-    student = hub.student("student1")
     try:
-        student.request_server(profile="small")
-        last = list(student.progress())[-1]
+        said = refusal(hub.student("student1"), profile="small")
     finally:
         hub.cluster.run(*change, "MaxTime=240")
-    assert last["failed"], last
-    assert "can never start" in last["message"]
-    assert "PartitionTimeLimit" in last["message"]
-    table.add("the profile asks for more time than the partition gives", last["message"])
+        blind.unlink()
+    assert "can never start" in said
+    assert "PartitionTimeLimit" in said
+    table.add("the same, and `sinfo` does not answer", said)
 
 
 def test_a_notebook_goes_on_while_the_hub_restarts(hub: Hub, table: Table):
@@ -494,3 +674,146 @@ def test_a_dead_node_of_the_notebooks_own_job_is_said(hub: Hub, table: Table):
         assert kernel.run("print('still here')", RANKS).strip() == "still here"
     finally:
         hub.cluster.boot("node2")
+
+
+# --- whom the hub can act for --------------------------------------------------------------------
+
+BATCH = "#!/bin/sh\n#SBATCH --output=/dev/null\n"
+#: What a hub that somebody took over might try with sudo.
+TRIED = [
+    "-u root sbatch --parsable",
+    "-u daemon sbatch --parsable",
+    "-u hub sbatch --parsable",
+    "-u student1 sbatch --parsable --uid=root",
+    "-u student1 sbatch --parsable /home/student1/any.sh",
+    "-u student1 srun id",
+    "-u student1 bash",
+    "-u student1 scancel --user=student1",
+    "-u student1 tail -n 200 /etc/shadow",
+    "-u root tail -n 200 /home/student1/.jupyterhub-1.log",
+    "-E -u student1 sbatch --parsable",
+    "-u student1 LD_PRELOAD=/tmp/mine.so sbatch --parsable",
+    "-u student1 SLURM_CONF=/tmp/slurm.conf sbatch --parsable",
+]
+
+
+def as_hub(cluster: Cluster, words: str, **variables: str) -> str:
+    command = f"printf %s '{BATCH}id' | sudo -n {words}"
+    return cluster.run("sh", "-c", command, user="hub", check=False, env=variables)
+
+
+def test_the_hub_is_not_root_and_can_only_submit_cancel_and_look_at_a_students_log(
+    hub: Hub, table: Table
+):
+    assert hub.cluster.run("ps", "-o", "user=", "-C", "jupyterhub").split() == ["hub"]
+    for words in TRIED:
+        said = as_hub(hub.cluster, words)
+        assert re.search("password is required|not allowed", said), f"sudo {words}: {said}"
+        table.add(f"the hub calls `sudo {words}`", said)
+    assert not hub.cluster.jobs()
+    # What it may: a job, as the student, with nothing of the hub's environment but what it is for.
+    out = "/home/student1/env.out"
+    script = BATCH.replace("/dev/null", out) + "id -un; env"
+    said = hub.cluster.run(
+        *("sh", "-c", f"printf %s '{script}' | sudo -n -u student1 sbatch --parsable"),
+        user="hub",
+        env={"CONFIGPROXY_AUTH_TOKEN": "of the proxy", "JUPYTERHUB_USER": "student1"},
+    )
+    wait_for(lambda: not hub.cluster.jobs(), ACT, "the job is done")
+    shown = hub.cluster.run("cat", out).splitlines()
+    assert "student1" in shown, (said, shown)
+    assert "JUPYTERHUB_USER=student1" in shown
+    assert not [line for line in shown if "of the proxy" in line]
+
+
+# --- what many cost ------------------------------------------------------------------------------
+
+# Accounts of a crowd; what they start is a stand-in for JupyterLab, see hub_config.py.
+CROWD = """
+i=1; while [ $i -le $1 ]; do
+    echo "crowd$i:x:$((30000 + i)):20000::/home/crowd$i:/bin/bash" >>/etc/passwd
+    echo "crowd$i:*:20000::::::" >>/etc/shadow
+    install -d -m 700 -o $((30000 + i)) -g 20000 /home/crowd$i
+    i=$((i + 1))
+done
+"""
+
+
+def calls(cluster: Cluster) -> dict[str, int]:
+    """How often Slurm's controller was asked, by the kind of question, since the last reset."""
+    told = cluster.run("sdiag")
+    return {kind: int(n) for kind, n in re.findall(r"^\s+(REQUEST_\w+) .*count:(\d+)", told, re.M)}
+
+
+def wait_in_line(student: hub_tools.Student, to_the_end: bool) -> tuple[float, float]:
+    """Start a server; returns seconds until the place in the queue is told, and until it is up."""
+    begun, told = time.monotonic(), 0.0
+    student.request_server(profile="small")
+    for event in student.progress():
+        assert not event["failed"], event
+        if not told and re.match(r"Job \d+ (waits|runs)", event["message"]):
+            told = time.monotonic() - begun
+            if not to_the_end:
+                break
+        if event["ready"]:
+            break
+    up = time.monotonic() - begun
+    if to_the_end:
+        student.stop()
+    return told or up, up
+
+
+@pytest.mark.parametrize("many", [20, pytest.param(100, marks=pytest.mark.often)])
+def test_a_class_that_starts_at_once_is_told_its_place_and_is_no_load_for_slurm(
+    hub: Hub, table: Table, many: int
+):
+    cluster = hub.cluster
+    if many != 20:
+        text = slurm_tools.site_settings()
+        slurm_tools.write_settings(
+            cluster.state, text.replace("starts_at_once = 20", f"starts_at_once = {many}")
+        )
+        hub.stop()
+        hub.start()
+    cluster.run("sh", "-c", CROWD, "sh", many + 1)
+    *crowd, late = (hub.student(f"crowd{i}") for i in range(1, many + 2))
+    cluster.run("sbatch", "-N2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000")
+    wait_for(lambda: "RUNNING" in "".join(cluster.jobs()), ACT, "the cluster is full")
+    cluster.run("sdiag", "--reset")
+    begun = time.monotonic()
+    try:
+        with ThreadPoolExecutor(many) as threads:
+            waits = threads.map(lambda one: wait_in_line(one, many == 100), crowd)
+            wait_for(lambda: len(pending(hub)) == many, ACT, "all wait")
+            with pytest.raises(Refused, match="Too many users") as refused:
+                late.request_server(profile="small")
+            assert refused.value.status == 429
+            if many == 100:
+                cluster.run("scancel", "--user=root")
+            told, up = zip(*waits, strict=True)
+        seconds, asked = time.monotonic() - begun, calls(cluster)
+    finally:
+        cluster.run("scancel", "--partition=lab")
+        wait_for(lambda: not cluster.jobs(), ACT, "all jobs end")
+        wait_for(lambda: not pending(hub), ACT, "the hub has noticed")
+    looks = asked["REQUEST_JOB_INFO"] / seconds
+    submitted = asked["REQUEST_SUBMIT_BATCH_JOB"]
+    table.add(
+        f"{many} start at once, the cluster is full",
+        f"all were told their place within {max(told):.1f} s, the first after {min(told):.1f} s",
+        f"{seconds:.0f} s: {looks:.2f} squeue a second, {submitted} sbatch"
+        + (f"; all had a server within {max(up):.0f} s" if many == 100 else ""),
+        f"who comes then: {refused.value}",
+    )
+    assert submitted == many
+    assert looks <= 0.75
+
+
+def pending(hub: Hub) -> list[str]:
+    """The crowd's users whose server is being started."""
+    users = hub.ask("GET", "/hub/api/users?limit=500")
+    return [
+        user["name"]
+        for user in users
+        if user["name"].startswith("crowd") and user.get("pending") == "spawn"
+    ]

@@ -12,10 +12,10 @@ from torch_mpi.errors import CommunicationError
 from torch_mpi.group import strict
 from torch_mpi.protocol import leftovers
 from torch_mpi.record import Call
-from utils.jobs import run as jobs
-from utils.labelled.programs import KINDS, PAIRS
+from utils.labelled.judge import Trial, judged, marked_lines
+from utils.labelled.programs import KINDS, PAIRS, Pair
 from utils.labelled.table import rows
-from utils.labelled.trial import Stage, judged, marked_lines, stage
+from utils.labelled.trial import Stage, stage
 
 NAMES = [pair.name for pair in PAIRS]
 #: Faults that no other test has: what runs through by luck, and what is left behind.
@@ -37,8 +37,8 @@ def test_the_set_is_in_pairs_of_all_classes_and_each_wrong_program_has_a_marked_
             assert not re.search(words, ""), f"{pair.name}: every report has {words!r}"
 
 
-def ended(err: str, status: int = 1) -> jobs.Ended:
-    return jobs.Ended(status, "", err, 0.5)
+def told(pair: Pair, right: bool, err: str, status: int = 1) -> Trial:
+    return judged(pair, right, status, err, 0.5)
 
 
 def test_a_report_counts_only_with_a_rank_the_line_and_what_is_wrong():
@@ -52,15 +52,15 @@ def test_a_report_counts_only_with_a_rank_the_line_and_what_is_wrong():
         (whole.replace("Deadlock", "Timeout"), False),
         ("", False),
     ):
-        assert judged(pair, False, ended(text)).is_good is good, text
-    assert judged(pair, True, ended("", 0)).is_good
-    assert not judged(pair, True, ended("", 1)).is_good
-    assert not judged(pair, True, ended("a warning", 0)).is_good
+        assert told(pair, False, text).is_good is good, text
+    assert told(pair, True, "", 0).is_good
+    assert not told(pair, True, "", 1).is_good
+    assert not told(pair, True, "a warning", 0).is_good
 
 
 def test_the_table_counts_wrong_ones_reported_and_right_ones_silent():
     pair = PAIRS[0]
-    trials = [judged(pair, False, ended("", 0)), judged(pair, True, ended("", 0))]
+    trials = [told(pair, False, "", 0), told(pair, True, "", 0)]
     assert rows(trials)[-1] == ["all", 1, 0, 0, "1 of 1", "0.5"]
 
 

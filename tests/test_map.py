@@ -76,7 +76,7 @@ def test_the_paths_take_the_minutes_of_their_labs(one_path):
 
 @pytest.mark.parametrize(("minutes", "said"), [(180, "3"), (150, "2½"), (30, "½"), (100, "1½")])
 def test_hours_are_said_in_halves(minutes, said):
-    assert map._hours(minutes) == said
+    assert map.hours(minutes) == said
 
 
 def test_a_path_to_a_lab_that_is_not_there_is_refused(one_path):

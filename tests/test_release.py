@@ -461,9 +461,12 @@ def test_the_students_bundle_runs_and_holds_no_solution_and_nothing_uncommitted(
         archive.extractall(tmp_path)
     course = tmp_path / "ddl-labs-1.0"
     assert {found.name for found in course.iterdir()} == {
-        *("labs", "utils", ".ci", ".gitignore"),
-        *("LICENSE", "Makefile", "README.md", "environment.yml", "pyproject.toml"),
+        *("labs", "utils", "docs", ".ci", ".github", ".gitignore"),
+        *("LICENSE", "Makefile", "README.md", "environment.yml", "hatch_build.py"),
+        *("pyproject.toml", "requirements.txt", "uv.lock"),
     }
+    assert not list(links_to_nothing(course))
+    assert "authors" not in (course / "README.md").read_text()
     assert len(list(course.glob("labs/*.ipynb"))) == len(notebooks(SOLUTIONS))
     assert not [found for found in course.rglob("*.ipynb") if "BEGIN SOLUTION" in found.read_text()]
     program = (
@@ -474,6 +477,18 @@ def test_the_students_bundle_runs_and_holds_no_solution_and_nothing_uncommitted(
     )
     assert done.stdout.startswith(str(course))
     subprocess.run(["make", "-n", "lab"], cwd=course, check=True, capture_output=True)
+    told = subprocess.run(["make", "help"], cwd=course, check=True, capture_output=True, text=True)
+    assert re.findall(r"^  make ([a-z-]+)", told.stdout, re.MULTILINE) == [
+        *("help", "env", "lab", "clean")
+    ]
+
+
+def links_to_nothing(course: Path):
+    """Links and pictures of the bundle's pages to files that it does not have."""
+    for page in (course / "README.md", *course.glob("docs/*.md"), *course.glob("labs/*.md")):
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+            if "://" not in target and not (page.parent / target).exists():
+                yield f"{page.relative_to(course)}: {target}"
 
 
 def test_a_bundle_of_what_is_no_clone_says_so(tmp_path):

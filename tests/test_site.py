@@ -6,6 +6,8 @@ the real ones.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -16,7 +18,7 @@ import pytest
 
 from utils import cluster
 from utils.cluster import RanksError, running
-from utils.jobs import session, site, slurm
+from utils.jobs import plan, session, site, slurm
 from utils.jobs.plan import Plan, Request
 
 ALLOCATION = {
@@ -118,6 +120,72 @@ def test_a_small_job_that_holds_jupyterlab_is_left_for_one_of_the_ranks_own(comm
     way = site.decide(4, None, site.settings())
     assert (way.launcher, way.own_job) == ("slurm", True)
     assert "has 1 CPUs of the 4 needed" in way.reason
+
+
+@pytest.mark.parametrize(("cpus_here", "bound"), [("2", True), ("1", False)])
+def test_ranks_are_not_all_bound_to_the_first_core_of_a_node_that_other_jobs_use(
+    commands, monkeypatch, cpus_here, bound
+):
+    job = SMALL | {"SLURM_CPUS_ON_NODE": cpus_here, "SLURM_JOB_CPUS_PER_NODE": cpus_here}
+    inside(monkeypatch, job)
+    monkeypatch.setattr(plan, "usable_cores", lambda: 2)  # without cgroups: all that the node has
+    assert Plan.checked(Request(1)).bind is bound
+    assert Plan.checked(Request(1, bind=True)).bind
+
+
+PARTITIONS = "lab*|2|6|4:00:00\nlab*|2|8|4:00:00\nlong|100|64|infinite"
+
+
+@pytest.mark.parametrize(
+    ("asked", "lack"),
+    [
+        ({"--nodes": "4", "--time": "4:00:00"}, ""),
+        ({"--nodes": "5"}, "--nodes=5, and partition lab has 4"),
+        ({"--ntasks-per-node": "2", "--cpus-per-task": "4"}, ""),
+        ({"--ntasks-per-node": "2", "--cpus-per-task": "24"}, "48 CPUs on a node"),
+        ({"--time": "241"}, "--time=241, and partition lab has a limit of 4:00:00"),
+        ({"--time": "1-00:00:00"}, "--time=1-00:00:00, and partition lab has a limit"),
+        ({"--time": "9-0", "--partition": "long", "--nodes": "100"}, ""),
+        ({"--partition": "gpu"}, "there is no partition 'gpu' here, only lab, long"),
+    ],
+)
+def test_a_request_that_the_partition_can_never_satisfy_is_told_before_it_is_handed_in(
+    commands, asked, lack
+):
+    commands.says("sinfo", PARTITIONS)
+    assert (lack in slurm.shortfall(asked)) if lack else slurm.shortfall(asked) == ""
+    commands.says("sinfo", "slurm_load_partitions: Unable to contact slurm controller", 1)
+    assert slurm.shortfall(asked) == ""
+
+
+def test_a_job_that_waits_for_good_is_told_and_one_that_waits_its_turn_is_not(commands):
+    commands.says("squeue", "PENDING|PartitionTimeLimit")
+    assert "does not give so much time" in slurm.why_never("7")
+    commands.says("squeue", "PENDING|Resources")
+    assert slurm.why_never("7") == ""
+
+
+def test_a_compute_node_that_may_submit_nothing_is_told_with_the_way_out(commands, monkeypatch):
+    inside(monkeypatch, SMALL)
+    said = "srun: error: Unable to allocate resources: Access/permission denied"
+    refused = str(slurm.Waiting("ranks").refused(said))
+    assert "Access/permission denied" in refused
+    assert "start a server with room for the ranks in its own job" in refused
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_ranks_come_up_where_the_file_system_has_no_locks(nothing, monkeypatch, tmp_path, number):
+    def without(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    monkeypatch.setattr(session.tempfile, "gettempdir", lambda: str(tmp_path))
+    first, second = session.Session(), session.Session()
+    assert first.folder != second.folder
+    assert first.folder.exists()  # nobody took the other's for a left-over
+    for one in (first, second):
+        one.close()
+    assert not first.folder.exists()
 
 
 def test_a_small_job_that_can_submit_nothing_is_shared(nothing, monkeypatch):

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 import site_mpi_tools
-from conftest import ROOT, run_tree
+from conftest import ROOT
 from fault_tools import Notebook, notebook
+from mpi_jobs import run_tree
 from site_mpi_tools import Module
 
 from utils.jobs.plan import Plan, Request, find_launcher, usable_cores

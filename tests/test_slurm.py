@@ -7,6 +7,7 @@ The cluster lies in namespaces (`slurm_tools`): a login host and two nodes, with
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -69,12 +70,12 @@ def notebook(lab: Cluster, *cells: str, user: str = "student1", **options) -> st
     return lab.run(*command, user=user, timeout=PATIENCE, **options)
 
 
-def in_a_job(lab: Cluster, *cells: str, options: list[str]) -> str:
-    """The same, in a notebook that runs as a job with these options of sbatch."""
+def in_a_job(lab: Cluster, *cells: str, options: list[str], first: str = "true") -> str:
+    """The same, in a notebook that runs as a job with these options of sbatch, after a command."""
     script = Path("/home/student1/notebook.py")
     write(lab, script, NOTEBOOK)
     write(lab, script.with_suffix(".json"), json.dumps(cells))
-    run = f'python {script} "$(cat {script.with_suffix(".json")})"'
+    run = f'{first}; python {script} "$(cat {script.with_suffix(".json")})"'
     out = script.with_suffix(".out")
     lab.run("rm", "-f", out)
     lab.run("sbatch", *options, f"--output={out}", f"--wrap={run}", user="student1")
@@ -140,6 +141,64 @@ def test_from_a_small_job_with_jupyterlab_the_ranks_get_one_of_their_own(lab):
     assert shown.count("sum 1.0") == 2
     assert "has 1 CPUs of the 2 needed" in shown
     assert shown.count("job RUNNING") == 2
+
+
+# As JupyterLab's panel "IPython Parallel" does.
+PLAIN = """
+import ipyparallel as ipp, logging
+cluster = ipp.Cluster(n=2, log_level=logging.ERROR)
+client = cluster.start_and_connect_sync()
+def who():
+    import os
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+    return f"{world.rank} of {world.size}, {os.environ['SLURM_OVERLAP']}"
+print("engines:", *client[:].apply_sync(who), sep=" | ")
+client.close()
+cluster.stop_cluster_sync()
+"""
+
+
+def test_engines_of_plain_ipyparallel_are_ranks_of_one_world_in_a_job_that_begins_as_others(lab):
+    shown = notebook(lab, PLAIN)
+    assert "engines: | 0 of 2, 1 | 1 of 2, 1" in shown, shown
+
+
+# The cores that a rank may run on, and a program that mpiexec starts beside it.
+CORES = "print('rank:', ranks.describe().records[0]['cores'], subprocess.getoutput("
+CORES += "'mpiexec -n 1 grep Cpus_allowed_list /proc/self/status'))"
+
+
+def test_two_jobs_on_a_node_without_cgroups_are_not_both_on_its_first_core(lab):
+    # A job of one CPU, on a node that has more, and nothing keeps the job to one of them.
+    if len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("this machine has one core")
+    shown = in_a_job(lab, "import subprocess", START.replace("(4)", "(1)"), CORES,
+                     options=["-n1"], first=f". {PREFIX}/etc/ddl-labs/job.sh")  # fmt: skip
+    everywhere = lab.run("sed", "-n", "s/Cpus_allowed_list:\t//p", "/proc/self/status")
+    assert re.search(rf"rank: {everywhere} Cpus_allowed_list:\s+{everywhere}\n", shown), shown
+
+
+# Stands in for a site's rule, which refuses after it has read what is asked for.
+NOT_HERE = """#!/bin/sh
+case "$*" in *--mpi=list*) exec /tmp/srun.real "$@" ;; esac
+echo "srun: error: Unable to allocate resources: Access/permission denied" >&2
+exit 1
+"""
+
+
+def test_where_compute_nodes_may_submit_nothing_the_other_profile_is_named(lab):
+    for host in slurm_tools.NODES:
+        forbid = f"cp /usr/bin/srun /tmp/srun.real && printf %s '{NOT_HERE}' >/tmp/srun"
+        lab.run("sh", "-c", f"{forbid} && chmod 755 /tmp/srun", host=host)
+        lab.run("mount", "--bind", "/tmp/srun", "/usr/bin/srun", host=host)
+    try:
+        shown = in_a_job(lab, START.replace("(4)", "(2)"), options=["-n1"])
+        assert "Access/permission denied" in shown, shown
+        assert "start a server with room for the ranks in its own job" in shown
+    finally:
+        for host in slurm_tools.NODES:
+            lab.run("umount", "/usr/bin/srun", host=host)
 
 
 # What a second notebook does; its ranks have an mpiexec of their own.
@@ -340,15 +399,13 @@ def some(n):
     return torch.randint(256, (n, 28, 28), dtype=torch.uint8), torch.arange(n) % 10
 torch.save([some(640), some(80)], "scaling/images.pt")
 """
-# In the folder that the notebook lies in: the cell that makes the batch script, and hands it in.
-HAND_IN = """
-import sys
+# What is before the cell that makes the batch script: a small cluster, and little to do.
+BEFORE_IT = """
+import shlex
 from pathlib import Path
 from utils.scaling import batch
-script = Path("scaling/series.sh")
-options = "--data images.pt --strong 128 --weak 64 --rounds 2 --steps 2".split()
-script.write_text(batch.series(2, 1, 2, *options, time="5"))
-print(batch.submit(script))
+folder, NODES, DOMAINS, CORES = Path("scaling"), 2, 1, 2
+common = ("--strong", 128, "--weak", 64, "--steps", 2)
 """
 
 
@@ -363,18 +420,22 @@ def lab_05(lab, root) -> dict[str, str]:
     return cells
 
 
-def test_the_series_of_lab_05_runs_on_one_node_and_two_and_is_read_back(lab, root):
-    lab_05(lab, root)
-    # The student's shell is not that of the course: the job must find the environment itself.
-    job = lab.run(PREFIX / "bin/python", "-c", HAND_IN, user="student1",
-                  env={"PATH": "/usr/bin:/bin"}).split()[-1]  # fmt: skip
+def test_the_script_of_lab_05_runs_from_a_bare_shell_on_the_copied_folder_alone(lab, root):
+    cells = lab_05(lab, root)
+    lab.run(PREFIX / "bin/python", "-c", BEFORE_IT + cells["slurm-submit"], user="student1")
+    # To another account, with nothing but that folder; a login there knows nothing of the course.
+    there = Path("/home/student2/scaling")
+    lab.run("cp", "-r", "/home/student1/scaling", there)
+    lab.run("chown", "-R", "student2:students", there)
+    told = lab.run("bash", "-lc", f"cd {there} && sbatch series.sh", user="student2",
+                   env={"PATH": "/usr/bin:/bin"})  # fmt: skip
     slurm_tools.wait_until(lambda: not lab.jobs(), PATIENCE, "the job is done")
-    said = lab.run("cat", f"/home/student1/scaling/scaling-{job}.out")
+    said = lab.run("cat", there / f"scaling-{told.split()[-1]}.out")
     read = (
         "import json; from utils.scaling import runs; "
         "print(json.dumps(runs.series('scaling/results')))"
     )
-    found = json.loads(lab.run("python", "-c", read, user="student1"))
+    found = json.loads(lab.run("python", "-c", read, user="student2"))
     results = {int(p): result for p, result in found.items()}
     hosts_of = {p: [rank["host"] for rank in result["ranks"]] for p, result in results.items()}
     assert hosts_of == {1: ["node1"], 2: ["node1", "node2"]}, said
@@ -402,12 +463,12 @@ SETUP = 'export PMIX_MCA_psec=native OF_THE_SETUP="loaded$NOT_SET"'
 @pytest.fixture
 def setup_of_the_site(lab) -> Iterator[None]:
     """`setup` of site.toml is SETUP, and `data` a folder with a blank in its name."""
-    settings = lab.state / "site.toml"
-    before = settings.read_text()
+    before = slurm_tools.site_settings()
     changed = re.sub("^setup = .*", f"setup = [{SETUP!r}]", before, flags=re.MULTILINE)
-    settings.write_text(changed.replace('data = ""', 'data = "/srv/the data"', 1))
+    changed = changed.replace('data = ""', 'data = "/srv/the data"', 1)
+    slurm_tools.write_settings(lab.state, changed)
     yield
-    settings.write_text(before)
+    slurm_tools.write_settings(lab.state, before)
 
 
 def test_lab_05_as_a_batch_notebook_measures_on_both_nodes_beside_its_ranks(
@@ -429,12 +490,20 @@ def test_lab_05_as_a_batch_notebook_measures_on_both_nodes_beside_its_ranks(
 
 
 def test_the_series_of_lab_05_says_that_the_course_is_not_installed(lab, root):
-    lab_05(lab, root)
-    lab.run(PREFIX / "bin/python", "-c", HAND_IN, user="student1",
+    hand_in = lab_05(lab, root)["slurm-submit"].replace("SUBMIT = False", "SUBMIT = True")
+    lab.run(PREFIX / "bin/python", "-c", BEFORE_IT + hand_in, user="student1",
             env={"DDL_LABS_PREFIX": "/opt/elsewhere"})  # fmt: skip
     slurm_tools.wait_until(lambda: not lab.jobs(), PATIENCE, "the job is done")
     said = lab.run("bash", "-c", "cat /home/student1/scaling/scaling-*.out")
     assert "The course is not installed in /opt/elsewhere: DDL_LABS_PREFIX=" in said
+
+
+def test_a_series_for_more_nodes_than_there_are_is_not_handed_in(lab, root):
+    hand_in = lab_05(lab, root)["slurm-submit"].replace("SUBMIT = False", "SUBMIT = True")
+    too_many = f"{BEFORE_IT}\nNODES = 4\n{hand_in}"
+    said = lab.run(PREFIX / "bin/python", "-c", too_many, user="student1")
+    assert said.endswith("could never start: --nodes=4, and partition lab has 2. Ask for less.")
+    assert not lab.jobs()
 
 
 # --- lab 13: a job that saves and comes back --------------------------------------------------

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import run_tree
+from mpi_jobs import run_tree
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from stub_walk import CELL, MET, code_cells, markers, stub_problem, tasks

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import find_mpiexec, mpi_environment, run_tree
 from fault_tools import Notebook, notebook
+from mpi_jobs import find_mpiexec, mpi_environment, run_tree
 
 from torch_mpi.library import is_open_mpi, version
 from utils import cluster

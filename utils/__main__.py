@@ -16,7 +16,8 @@ from utils.course.grading.options import add_rerun_options
 
 #: Top-level modules that only the extra `course` brings.
 COURSE_MODULES = {
-    *("jinja2", "jsonschema", "nbclient", "nbconvert", "nbformat", "nbgrader", "nbval"),
+    *("jinja2", "jsonschema", "latex2mathml", "nbclient", "nbconvert", "nbformat", "nbgrader"),
+    "nbval",
 }
 
 
@@ -66,26 +67,62 @@ def dist(options: argparse.Namespace) -> int:
     return 0
 
 
+def figures(options: argparse.Namespace) -> int:
+    """Write every picture of the labs as SVG and PNG, with its words: for slides.
+
+    The labs are run for that, up to two minutes each; a run is kept until something changes.
+    """
+    from utils.course.pack.pictures import pictures, save
+    from utils.course.pack.runs import executed
+
+    for path in _labs(options):
+        found = list(pictures(executed(path)))
+        save(found, options.out / path.stem)
+        print(f"{options.out / path.stem}: {len(found)} pictures", flush=True)
+    return 0
+
+
+def pack(options: argparse.Namespace) -> int:
+    """Write the instructor's pages: minutes, questions, mistakes, rubrics, pictures.
+
+    The labs are run for that, up to two minutes each; a run is kept until something changes.
+    """
+    from utils.course.about import labs, number_of
+    from utils.course.pack import pages
+    from utils.course.pack.runs import executed
+
+    about = {one.number: one for one in labs(options.solutions)}
+    packs = []
+    for path in _labs(options):
+        packs.append(pages.pack(path, executed(path), about[number_of(path)]))
+        print(f"{path.stem}: {len(packs[-1].pictures)} pictures", flush=True)
+    pages.write(packs, options.out)
+    print(f"wrote {options.out / 'index.html'}")
+    return 0
+
+
 def run(options: argparse.Namespace) -> int:
     """Execute notebooks from top to bottom; print one line each."""
     from utils.course.execute import execute
-    from utils.course.notebook import notebooks
 
-    paths = [_of_a_lab(path, options.solutions) for path in options.notebooks]
-    paths = paths or notebooks(options.solutions)
-    if not paths:
-        print(f"there is no notebook in {options.solutions}", file=sys.stderr)
-        return 1
-    missing = [str(path) for path in paths if not path.is_file()]
-    if missing:
-        print(f"no such notebook: {', '.join(missing)}", file=sys.stderr)
-        return 2
     failed = 0
-    for path in paths:
+    for path in _labs(options):
         result = execute(path, store=options.store, timeout=options.timeout)
         print(result, flush=True)
         failed += not result.ok
     return 1 if failed else 0
+
+
+def _labs(options: argparse.Namespace) -> list[Path]:
+    """The notebooks that a command is about: those named, else all solutions."""
+    from utils.course.notebook import NotebookError, notebooks
+
+    named = [_of_a_lab(path, options.solutions) for path in options.notebooks]
+    if missing := [str(path) for path in named if not path.is_file()]:
+        raise NotebookError(f"no such notebook: {', '.join(missing)}")
+    if found := named or notebooks(options.solutions):
+        return found
+    raise NotebookError(f"there is no notebook in {options.solutions}")
 
 
 def _of_a_lab(given: Path, solutions: Path) -> Path:
@@ -110,6 +147,16 @@ def grade(options: argparse.Namespace) -> int:
     Status 0: all were graded. Status 1: some could not be. Status 130: stopped by Ctrl-C.
     """
     from utils.course.grading.grade_all import main
+
+    return main(options)
+
+
+def statistics(options: argparse.Namespace) -> int:
+    """Draw how a graded class did: a notebook in the results folder, without names.
+
+    One that is there is run again, with what was changed in it.
+    """
+    from utils.course.grading.statistics import main
 
     return main(options)
 
@@ -179,19 +226,34 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.set_defaults(root=root)
 
+    def add_notebooks(sub: argparse.ArgumentParser) -> None:
+        help = "a file, or a lab: 01, 01_c10d"
+        sub.add_argument("notebooks", type=Path, nargs="*", metavar="NOTEBOOK", help=help)
+        sub.set_defaults(solutions=root / "solutions")
+
+    sub = add("figures", figures)
+    add_notebooks(sub)
+    out = root / "build" / "figures"
+    sub.add_argument("-o", "--out", type=Path, default=out, metavar="FOLDER", help="build/figures/")
+
+    sub = add("pack", pack)
+    add_notebooks(sub)
+    out = root / "build" / "pack"
+    sub.add_argument("-o", "--out", type=Path, default=out, metavar="FOLDER", help="build/pack/")
+
     sub = add("run", run)
-    sub.add_argument(
-        "notebooks", type=Path, nargs="*", metavar="NOTEBOOK", help="a file, or a lab: 01, 01_c10d"
-    )
+    add_notebooks(sub)
     sub.add_argument("--store", action="store_true", help="keep the outputs in the notebook")
     sub.add_argument("--timeout", type=float, default=120, metavar="S", help="per cell: 120")
-    sub.set_defaults(solutions=root / "solutions")
 
     add("lint", lint)
 
     add_grade_options(add("grade", grade), root)
 
     add_rerun_options(add("rerun", rerun))
+
+    sub = add("statistics", statistics)
+    sub.add_argument("results", type=Path, metavar="RESULTS", help="what `grade -o` wrote")
 
     sub = add("doctor", doctor)
     sub.add_argument("--json", action="store_true", help="print the same as data")

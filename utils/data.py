@@ -15,6 +15,7 @@ has items that name themselves. torchvision is imported when data is asked for, 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import http.client
@@ -231,14 +232,13 @@ def _fill(cache: Path) -> None:
         _NoDownload: it can't be had.
         RuntimeError: another process holds the lock for too long.
     """
-    lock = filelock.FileLock(cache / "fashion-mnist.lock", timeout=LONGEST_DOWNLOAD)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except filelock.Timeout:
+        lock = _locked(cache / "fashion-mnist.lock")
+    except filelock.Timeout as late:
         raise RuntimeError(
             f"Another process has been downloading Fashion-MNIST for {LONGEST_DOWNLOAD // 60} "
-            f"minutes and holds {lock.lock_file}. End that process and try again."
+            f"minutes and holds {late.lock_file}. End that process and try again."
         ) from None
     except OSError as error:
         raise _NoDownload(_one_line(f"the cache can't be used: {error}")) from error
@@ -248,6 +248,21 @@ def _fill(cache: Path) -> None:
             _download_or_note_failure(cache, list(damaged))
     finally:
         lock.release()
+
+
+def _locked(path: Path) -> filelock.BaseFileLock:
+    """The lock of this file, held. Raises filelock.Timeout or OSError."""
+    try:
+        lock = filelock.FileLock(path, timeout=LONGEST_DOWNLOAD)
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        # NFS without lockd: that the file is there is the lock. (Where the system has no flock at
+        # all, as Lustre may, FileLock does so itself.)
+        lock = filelock.SoftFileLock(f"{path}ed", timeout=LONGEST_DOWNLOAD)
+        lock.acquire()
+    return lock
 
 
 def _download_or_note_failure(cache: Path, names: list[str]) -> None:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-import io
 import math
+from typing import TYPE_CHECKING
 
-from torch_mpi.protocol.diagnosis import Diagnosis
+from torch_mpi.protocol.diagnosis import Diagnosis, arrows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _RADIUS = 0.3
 # Up to so many ranks the picture has one size.
 _FEW = 8
 
 
-def picture(diagnosis: Diagnosis, size: int) -> bytes:
-    """A PNG of who waits for whom: a circle per rank, an arrow from each that waits.
+def show(diagnosis: Diagnosis, size: int) -> None:
+    """Put the picture into the notebook, with its words."""
+    from IPython.display import display
+
+    from utils.figures import forms
+
+    data, metadata = forms.bundle(picture(diagnosis, size))
+    display(data, metadata=metadata, raw=True)
+
+
+def picture(diagnosis: Diagnosis, size: int) -> Figure:
+    """Who waits for whom: a circle per rank, an arrow from each that waits.
 
     Args:
         size: number of ranks.
@@ -42,9 +55,14 @@ def picture(diagnosis: Diagnosis, size: int) -> bytes:
         0.98, 0.03, "arrow: waits for", transform=axes.transAxes, ha="right", fontsize=9,
         color=figures.GREY,
     )  # fmt: skip
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=100)
-    return file.getvalue()
+    figure.alt_text = _in_words(diagnosis, size)
+    return figure
+
+
+def _in_words(diagnosis: Diagnosis, size: int) -> str:
+    waits = "; ".join(f"rank {rank} waits for rank {other}" for rank, other in diagnosis.edges)
+    cycle = f" {arrows(diagnosis.cycle)} is a cycle." if diagnosis.cycle else ""
+    return f"A circle for each of {size} ranks, an arrow for each wait: {waits}.{cycle}"
 
 
 def _inches(size: int) -> tuple[float, float]:

@@ -105,7 +105,7 @@ CHANGES = [
      "parts = [None] * world_size; dist.all_gather_object(parts, mine)",
      "pass group=group to every call"),
     ("2.5", "hard-codes four ranks", "[None] * dist.get_world_size(group)", "[None] * 4",
-     "groups of these ranks: (0, 1) and (2, 3)"),
+     "groups of these ranks: (1, 3) and (0, 2)"),
     ("2.5", "compares sets", "sorted(union) != sorted(expected[k])",
      "set(union) != set(expected[k])", "A set forgets how often"),
     ("2.5", "compares in order", "sorted(union) != sorted(expected[k])", "union != expected[k]",

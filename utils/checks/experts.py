@@ -18,30 +18,38 @@ from .probe import answer_named
 from .shards import BYTES, EXACT, both_ways, drawn, flat, made_module
 from .task import Report
 
-TOKENS, FEATURES = 9, 3
+#: Small, and large enough for all tokens of a rank.
+CAPACITIES = (2, 7)
 
 
-def _routed(seed: int, p: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _sizes(capacity: int) -> tuple[int, int]:
+    """Tokens of a rank, and features of each."""
+    return (9, 3) if capacity == CAPACITIES[0] else (capacity, 4)
+
+
+def _routed(seed: int, p: int, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens of the rank with this seed, the expert of each, its gate, and the gradient above."""
+    tokens, features = _sizes(capacity)
     draw = torch.Generator().manual_seed(seed)
-    popular = torch.rand(TOKENS, generator=draw) < 0.4
-    choice = torch.randint(0, p, (TOKENS,), generator=draw)
+    popular = torch.rand(tokens, generator=draw) < 0.4
+    choice = torch.randint(0, p, (tokens,), generator=draw)
     choice[popular] = p - 1
-    gate = 0.2 + 0.6 * torch.rand(TOKENS, generator=draw, dtype=torch.float64)
-    x, upstream = (drawn(seed + k, TOKENS, FEATURES) for k in (100, 200))
+    gate = 0.2 + 0.6 * torch.rand(tokens, generator=draw, dtype=torch.float64)
+    x, upstream = (drawn(seed + k, tokens, features) for k in (100, 200))
     return x, choice, gate, upstream
 
 
-def _expert(seed: int) -> nn.Module:
-    return nn.Sequential(made_module(seed + 7, nn.Linear, FEATURES, FEATURES), nn.Tanh())
+def _expert(seed: int, capacity: int) -> nn.Module:
+    _, features = _sizes(capacity)
+    return nn.Sequential(made_module(seed + 7, nn.Linear, features, features), nn.Tanh())
 
 
 @in_group
 def probe_experts(user_ns: dict, *, rank: int, group, partition, seed: int, capacity: int) -> dict:
     """`expert_parallel` of this rank's tokens with this rank's expert."""
     function = answer_named(user_ns, "expert_parallel")
-    x, choice, gate, upstream = _routed(seed, dist.get_world_size(group))
-    expert = _expert(seed)
+    x, choice, gate, upstream = _routed(seed, dist.get_world_size(group), capacity)
+    expert = _expert(seed, capacity)
     gate.requires_grad_()
     named = keywords(partition, group)
     found = both_ways(
@@ -63,7 +71,8 @@ def judge(
 ) -> None:
     """Outputs, gradients and traffic of all ranks of a group, which were told these seeds."""
     p = len(members)
-    modules, routed = [_expert(seed) for seed in seeds], [_routed(seed, p) for seed in seeds]
+    modules = [_expert(seed, capacity) for seed in seeds]
+    routed = [_routed(seed, p, capacity) for seed in seeds]
     for x, _, gate, _ in routed:
         x.requires_grad_(), gate.requires_grad_()
     outputs = [_outputs(modules, *own[:2]) for own in routed]
@@ -74,7 +83,8 @@ def judge(
         for out, (_, choice, gate, _) in zip(outputs, routed, strict=True)
     ]
     sum((y * own[3]).sum() for y, own in zip(ys, routed, strict=True)).backward()
-    nbytes, where = BYTES * p * capacity * FEATURES, f"capacity {capacity}, {on(members)}"
+    nbytes, where = BYTES * p * capacity * _sizes(capacity)[1], on(members)
+    where = f"capacity {capacity}, {where}"
     for place, (rank, value) in enumerate(zip(members, values, strict=True)):
         x, choice, gate, _ = routed[place]
         allowed = [only("all_to_all_single", "all_to_all"), inside(members)]

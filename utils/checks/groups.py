@@ -30,9 +30,13 @@ Partition = Sequence[Sequence[int]] | None
 
 
 def partitions(world: int) -> list[Partition]:
-    """Ranks 0 … world - 1 all together, and in groups of 4, 2, 3, 1 (a last one may be smaller)."""
-    sizes = [world, *(size for size in SIZES if size < world)]
-    return [[list(range(k, min(k + size, world))) for k in range(0, world, size)] for size in sizes]
+    """Ranks 0 … world - 1 all together, and in groups of 4, 2, 3, 1 (a last one may be smaller).
+
+    Ranks of a group are no neighbours: their places in it follow from the group alone.
+    """
+    sizes, order = [world, *(size for size in SIZES if size < world)], range(world)
+    mixed = [*order[1::2], *order[::2]]
+    return [[sorted(mixed[k : k + size]) for k in range(0, world, size)] for size in sizes]
 
 
 # What most answers are tried in; None is no group.

@@ -16,14 +16,16 @@ import torch.distributed as dist
 
 from .calls import blocking, in_words, inside, made, messages, only, waited
 from .clock import moved_clocks
-from .mistakes import Mistake, is_number, table
+from .mistakes import EXACT, TOLERANCE, Mistake, is_number, table
 from .model import use_model as use_model
-from .probe import answer_named, fingerprint, integers, recorded
+from .probe import answer_named, fingerprint, numbers, recorded
 from .replicas import rules_of
 from .task import Report, task, to_each
 
 # Long enough that MPI does not send it before the receiver is ready (rendezvous).
 LONG = 250_000
+# Shapes, and whether in double precision: another one where an answer could be made for the first.
+SHAPES = (((3, 4), False), ((2, 5, 1), True))
 
 
 # -- 1.1 --------------------------------------------------------------------------------------
@@ -63,9 +65,9 @@ NOT_FILLED = (
 )
 
 
-def probe_transfer(user_ns: dict, *, rank: int, seed: int) -> dict:
+def probe_transfer(user_ns: dict, *, rank: int, seed: int, shape: list, double: bool) -> dict:
     """``transfer`` on a fresh tensor."""
-    tensor = integers(seed, 3, 4)
+    tensor = numbers(seed, *shape, double=double)
     _, calls = recorded(answer_named(user_ns, "transfer"), tensor, rank)
     return {"tensor": tensor, "calls": calls}
 
@@ -73,14 +75,30 @@ def probe_transfer(user_ns: dict, *, rank: int, seed: int) -> dict:
 @task("1.2", "blocking send and recv", points=2)
 def transfer(ranks, report: Report) -> None:
     """Rank 1 ends with rank 0's tensor, the others with their own."""
-    seeds = report.seeds(ranks.n)
-    for answer in report.answers(ranks, __name__, "probe_transfer", each=to_each(seed=seeds)):
+    for answer, own, how in _asked(ranks, report, "probe_transfer"):
         rank, value = answer.rank, answer.value
         if report.communication(rank, value["calls"], *_one_message(rank), blocking(True)):
-            own, sent = (integers(seeds[r], 3, 4).tolist() for r in (rank, 0))
-            expected = sent if rank == 1 else own
-            mistakes = [Mistake(own, NOT_FILLED)]
-            report.judge(rank, value["tensor"], expected, mistakes, what="the tensor afterwards")
+            expected = own[0 if rank == 1 else rank].tolist()
+            mistakes = [Mistake(own[rank].tolist(), NOT_FILLED)]
+            how["what"] = f"the tensor afterwards{how['what']}"
+            report.judge(rank, value["tensor"], expected, mistakes, **how)
+
+
+def _asked(ranks, report: Report, probe: str) -> Iterator[tuple[Any, torch.Tensor, dict]]:
+    """Answers on tensors of several kinds, until there are problems.
+
+    Yields:
+        An answer; the tensors of all ranks [n, …]; how exact it is, and for what, if not the first.
+    """
+    for shape, double in SHAPES:
+        seeds = report.seeds(ranks.n)
+        own = torch.stack([numbers(seed, *shape, double=double) for seed in seeds])
+        given = {"each": to_each(seed=seeds), "shape": shape, "double": double}
+        what = f", {str(own.dtype).removeprefix('torch.')}{list(shape)}" if double else ""
+        for answer in report.answers(ranks, __name__, probe, **given):
+            yield answer, own, {"what": what, "tolerance": EXACT if double else TOLERANCE}
+        if report.found:
+            return
 
 
 def _one_message(rank: int) -> list:
@@ -89,11 +107,13 @@ def _one_message(rank: int) -> list:
     return [only("send", "recv"), messages(*wanted)]
 
 
-def probe_transfer_overlapped(user_ns: dict, *, rank: int, seed: int) -> dict:
+def probe_transfer_overlapped(
+    user_ns: dict, *, rank: int, seed: int, shape: list, double: bool
+) -> dict:
     """``transfer_overlapped`` with a work that looks at what is under way when it is called."""
     from torch_mpi.record import log
 
-    tensor = integers(seed, LONG)
+    tensor = numbers(seed, *shape, double=double)
     mark, seen = log.mark(), []
 
     def work() -> int:
@@ -107,15 +127,23 @@ def probe_transfer_overlapped(user_ns: dict, *, rank: int, seed: int) -> dict:
 @task("1.3", "isend and irecv around work", points=3)
 def transfer_overlapped(ranks, report: Report) -> None:
     """As 1.2, non-blocking, with the work between start and wait."""
+    for shape, double in (((LONG,), False), ((2, LONG // 2 + 1), True)):
+        _judge_transfer(ranks, report, shape, double)
+        if report.found:
+            return
+
+
+def _judge_transfer(ranks, report: Report, shape: tuple[int, ...], double: bool) -> None:
     seeds = report.seeds(ranks.n)
-    prints = [fingerprint(integers(seed, LONG)) for seed in seeds]
-    each = to_each(seed=seeds)
-    for answer in report.answers(ranks, __name__, "probe_transfer_overlapped", each=each):
+    prints = [fingerprint(numbers(seed, *shape, double=double)) for seed in seeds]
+    given = {"each": to_each(seed=seeds), "shape": shape, "double": double}
+    for answer in report.answers(ranks, __name__, "probe_transfer_overlapped", **given):
         rank, value = answer.rank, answer.value
         right = value["tensor"] == prints[0 if rank == 1 else rank]
         rules = (*_one_message(rank), blocking(False), waited)
         if report.communication(rank, value["calls"], *rules) and not right:
-            changed = f"the {LONG} elements are not {'rank 0’s' if rank == 1 else 'its own'} ones"
+            whose = "rank 0’s" if rank == 1 else "its own"
+            changed = f"the {math.prod(shape)} elements are not {whose} ones"
             report.problem(NOT_FILLED if value["tensor"] == prints[rank] else changed, rank)
         times = len(value["seen"])
         if times != 1:
@@ -140,9 +168,9 @@ def _judge_overlap(report: Report, rank: int, under_way: list[dict]) -> None:
 # -- 1.4 --------------------------------------------------------------------------------------
 
 
-def probe_sum(user_ns: dict, *, rank: int, seed: int) -> dict:
+def probe_sum(user_ns: dict, *, rank: int, seed: int, shape: list, double: bool) -> dict:
     """``sum_over_ranks`` on a fresh tensor."""
-    tensor = integers(seed, 3, 4)
+    tensor = numbers(seed, *shape, double=double)
     result, calls = recorded(answer_named(user_ns, "sum_over_ranks"), tensor)
     return {"result": result, "calls": calls}
 
@@ -150,16 +178,15 @@ def probe_sum(user_ns: dict, *, rank: int, seed: int) -> dict:
 @task("1.4", "all_reduce", points=2)
 def sum_over_ranks(ranks, report: Report) -> None:
     """Every rank has the sum, by one all_reduce."""
-    seeds = report.seeds(ranks.n)
-    own = torch.stack([integers(seed, 3, 4) for seed in seeds])
     rules = (only("all_reduce"), made("all_reduce", 1), waited)
-    for answer in report.answers(ranks, __name__, "probe_sum", each=to_each(seed=seeds)):
+    for answer, own, how in _asked(ranks, report, "probe_sum"):
         rank = answer.rank
         if report.communication(rank, answer.value["calls"], *rules):
             mistakes = _wrong_sums(own, rank)
             form = "the tensor; all_reduce writes into it, and has no result of its own"
             got, expected = answer.value["result"], own.sum(0).tolist()
-            report.judge(rank, got, expected, mistakes, what="the sum", form=form)
+            how["what"] = f"the sum{how['what']}"
+            report.judge(rank, got, expected, mistakes, form=form, **how)
 
 
 def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:
@@ -179,9 +206,9 @@ def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:
 # -- 1.5 --------------------------------------------------------------------------------------
 
 
-def probe_exchange(user_ns: dict, *, rank: int, seed: int, length: int) -> dict:
+def probe_exchange(user_ns: dict, *, rank: int, seed: int, shape: list, double: bool) -> dict:
     """``exchange`` of a short or a long tensor."""
-    mine = integers(seed, length)
+    mine = numbers(seed, *shape, double=double)
     given = mine.clone()
     result, calls = recorded(answer_named(user_ns, "exchange"), given, rank)
     changed = not torch.equal(given, mine)
@@ -191,12 +218,12 @@ def probe_exchange(user_ns: dict, *, rank: int, seed: int, length: int) -> dict:
 @task("1.5", "an exchange without deadlock", points=3)
 def exchange(ranks, report: Report) -> None:
     """Ranks 0 and 1 swap tensors, short ones and such that do not fit in a buffer."""
-    for length in (4, LONG):
+    for shape, double in (((4,), False), ((LONG,), False), ((2, 3), True)):
         seeds = report.seeds(ranks.n)
-        prints = [fingerprint(integers(seed, length)) for seed in seeds]
-        given = {"each": to_each(seed=seeds), "length": length}
+        prints = [fingerprint(numbers(seed, *shape, double=double)) for seed in seeds]
+        given = {"each": to_each(seed=seeds), "shape": shape, "double": double}
         for answer in report.answers(ranks, __name__, "probe_exchange", **given):
-            _judge_exchange(report, answer.rank, answer.value, prints, length)
+            _judge_exchange(report, answer.rank, answer.value, prints, math.prod(shape))
         if report.found:
             return
 
@@ -248,7 +275,7 @@ def probe_even_group(user_ns: dict, *, rank: int) -> dict:
 def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> dict:
     """``sum_over_even_ranks`` on a fresh tensor: in the student's group, and in a new one."""
     function = answer_named(user_ns, "sum_over_even_ranks")
-    tensor = integers(seed, 5)
+    tensor, other = numbers(seed, 5), numbers(seed, 2, 3, double=True)
     with _noted_groups() as made_inside, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         _, calls = recorded(function, tensor, answer_named(user_ns, "even_ranks"))
@@ -262,7 +289,8 @@ def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> 
         return told
     another = dist.new_group(evens)
     try:
-        told["used"] = _uses(function, integers(seed, 5), another, rank in evens)
+        told["used"] = _uses(function, other, another, rank in evens)
+        told["other"] = fingerprint(other)
     finally:
         if rank in evens:
             dist.destroy_process_group(another)
@@ -301,10 +329,16 @@ def sum_over_even_ranks(ranks, report: Report) -> None:
     if report.found:
         return
     seeds = report.seeds(ranks.n)
-    own = [integers(seed, 5) for seed in seeds]
+    own = [numbers(seed, 5) for seed in seeds]
+    others = [numbers(seed, 2, 3, double=True) for seed in seeds]
     given = {"each": to_each(seed=seeds), "evens": evens}
     for answer in report.answers(ranks, __name__, "probe_even_sum", **given):
-        _judge_even_sum(report, answer.rank, answer.value, own, evens)
+        rank, value = answer.rank, answer.value
+        _judge_even_sum(report, rank, value, own, evens)
+        right = sum(others[r] for r in evens) if rank in evens else others[rank]
+        said = "right for float32[5], and wrong for float64[2, 3]: keep the tensor's type and shape"
+        if not report.of(rank) and value["other"] != fingerprint(right):
+            report.problem(said, rank)
 
 
 def _judge_group(report: Report, rank: int, value: dict, evens: list[int]) -> None:
@@ -358,33 +392,54 @@ def _disturbance(k: int) -> float:
 
 
 def probe_ping_pong(
-    user_ns: dict, *, rank: int, nbytes: int, repeats: int, latency: float, bandwidth: float
+    user_ns: dict, *, rank: int, nbytes: int, stamp: int, repeats: int, wire: list[float]
 ) -> dict:
-    """``ping_pong`` on a wire that takes ``latency`` + bytes / ``bandwidth`` seconds a message."""
-    function = answer_named(user_ns, "ping_pong")
-    with moved_clocks(user_ns) as clock, _slow_wire(clock, latency, bandwidth):
+    """``ping_pong`` on a wire that takes ``latency`` + bytes / ``bandwidth`` seconds a message.
+
+    stamp: what the wire writes into all that this rank sends; which ones came is told.
+    """
+    function, came = answer_named(user_ns, "ping_pong"), []
+    with moved_clocks(user_ns) as clock, _slow_wire(clock, *wire, stamp, came):
         seconds, calls = recorded(function, nbytes, repeats, rank)
-    return {"seconds": seconds, "calls": calls}
+    return {"seconds": seconds, "calls": calls, "stamps": came}
 
 
 @contextlib.contextmanager
-def _slow_wire(clock, latency: float, bandwidth: float) -> Iterator[None]:
-    """Let each message of this rank take that long, and some rounds longer."""
-    group, passed = dist.group.WORLD, [0]
+def _slow_wire(
+    clock, latency: float, bandwidth: float, stamp: int, came: list[int]
+) -> Iterator[None]:
+    """Let each message of this rank take that long, and some rounds longer; stamp what it sends."""
+    group, passed, received = dist.group.WORLD, [0], []
 
-    def slow(call: Callable) -> Callable:
+    def look() -> None:
+        came.extend(_stamp_of(ball).item() for ball in received)
+
+    def slow(name: str, call: Callable) -> Callable:
         def with_delay(tensors, *args):
             factor = _disturbance(passed[0] // 2)
             passed[0] += 1
             clock.advance(factor * (latency + tensors[0].nbytes / bandwidth))
+            look()
+            if name == "send":
+                _stamp_of(tensors[0]).fill_(stamp)
+            else:
+                received[:] = tensors
             return call(tensors, *args)
 
         return with_delay
 
     with contextlib.ExitStack() as patches:
         for name in ("send", "recv", "recv_anysource"):
-            patches.enter_context(mock.patch.object(group, name, slow(getattr(group, name))))
+            slowed = slow(name, getattr(group, name))
+            patches.enter_context(mock.patch.object(group, name, slowed))
         yield
+        look()
+
+
+def _stamp_of(ball: torch.Tensor) -> torch.Tensor:
+    """Its first eight bytes as a number, a view; of a shorter one some number."""
+    row = ball.detach().reshape(-1).view(torch.uint8)
+    return row[:8].view(torch.int64) if len(row) >= 8 else torch.zeros(1, dtype=torch.int64)
 
 
 def probe_fit(user_ns: dict, *, rank: int, sizes: list, times: list) -> object:
@@ -398,17 +453,19 @@ def ping_pong(ranks, report: Report) -> None:
     # Far above what the machine itself needs, which then does not count.
     latency = 20.0 + report.seed % 1000 / 50
     bandwidth = 20e3 + report.seed // 1000 % 1000 * 30
-    given = {"repeats": REPEATS, "latency": latency, "bandwidth": bandwidth}
     for nbytes in (8, 200_000, 800_000):
+        seeds, true = report.seeds(ranks.n), latency + nbytes / bandwidth
+        given = {"repeats": REPEATS, "wire": [latency, bandwidth], "each": to_each(stamp=seeds)}
         for answer in report.answers(ranks, __name__, "probe_ping_pong", nbytes=nbytes, **given):
-            true = latency + nbytes / bandwidth
-            _judge_ping_pong(report, answer.rank, answer.value, nbytes, true)
+            _judge_ping_pong(report, answer.rank, answer.value, nbytes, true, seeds)
         if report.found:
             return
     _judge_fit(ranks, report)
 
 
-def _judge_ping_pong(report: Report, rank: int, value: dict, nbytes: int, true: float) -> None:
+def _judge_ping_pong(
+    report: Report, rank: int, value: dict, nbytes: int, true: float, stamps: list[int]
+) -> None:
     calls, seconds, takes_part = value["calls"], value["seconds"], rank < 2
     plays = [call for call in calls if call["op"] != "barrier"]
     sends = sum(call["op"] == "send" for call in plays)
@@ -422,6 +479,8 @@ def _judge_ping_pong(report: Report, rank: int, value: dict, nbytes: int, true: 
             takes_part and (sends < REPEATS or 2 * sends != len(plays)),
         f"{what} sent messages of {sizes} bytes: {nbytes} elements of dtype torch.uint8": sizes,
         "only rank 0 measures: return None on the others": rank == 1 and seconds is not None,
+        f"rank {1 - rank} has sent a ball, and another one is in the tensor of recv":
+            takes_part and stamps[1 - rank] not in value["stamps"],
     }  # fmt: skip
     rules = only("send", "recv", "barrier"), *rules_of(wrong)
     if report.communication(rank, calls, *rules) and rank == 0:

@@ -22,7 +22,7 @@ from .calls import inside
 from .groups import in_group, keywords, on, partitions, places, tried
 from .mistakes import Mistake, is_number, one_of, short, table
 from .model import use_model as use_model
-from .probe import answer_named, integers, recorded, told
+from .probe import answer_named, numbers, recorded, told
 from .replicas import one_number, rules_of
 from .task import Report, task, to_each
 
@@ -518,7 +518,7 @@ def _wrong_twins(world, rank, n, m, shuffle, epoch) -> Iterator[Mistake]:
 
 def _shares(seed: int, n: int, p: int) -> list[list[float]]:
     """The values of each of p ranks in the sampler's order, padding included."""
-    values = integers(seed, n, low=1, high=90).tolist()  # one for each sample
+    values = numbers(seed, n, low=1, high=90).tolist()  # one for each sample
     how = {"shuffle": True, "seed": seed % 100, "epoch": seed % 7}
     return [[values[k] for k in share(n, p, r, **how)] for r in range(p)]
 

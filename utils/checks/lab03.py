@@ -18,7 +18,7 @@ from .calls import inside, made, only, waited
 from .groups import EVERYWHERE, PARTITIONS, WORLD, in_group, keywords, on, places, tried
 from .mistakes import Mistake, table
 from .model import use_model as use_model
-from .probe import answer_named, integers, recorded, told
+from .probe import answer_named, in_double, numbers, recorded, told
 from .replicas import Twin
 from .task import Report, task, to_each
 
@@ -71,6 +71,7 @@ def probe_average(
                 "count": len(had),
                 "others": sum(p.grad is not None for p in model.parameters()) - len(had),
                 "moved": not torch.equal(replicas.weights_of(model), before),
+                "nbytes": sum(p.grad.nbytes for p in had),
                 "calls": calls,
             }
         )
@@ -102,8 +103,11 @@ def _judge_gradient(report: Report, rank, value, own, n, members, likely, extra:
     why = ": one for each parameter that has a gradient" + ", and one for the samples" * extra
     rule = made("all_reduce", range(value["count"], value["count"] + extra + 1), why)
     where = on(members) + extra * f", {_samples(n)}"
+    fewer = sum(call["nbytes"] for call in value["calls"]) < value["nbytes"]
+    said = "all_reduces of fewer bytes than the gradients have: keep their type, here float64"
+    rules = *replicas.rules_of({said: fewer}), rule
     right = report.judge(rank, value["gradient"], expected, likely, what=where)
-    return right and report.communication(rank, value["calls"], rule)
+    return right and report.communication(rank, value["calls"], *rules)
 
 
 def _of_calls(case: dict, name: str) -> list[tuple]:
@@ -201,8 +205,8 @@ def _wrong_weighted(own, n, members, rank: int, earlier) -> Iterator[Mistake]:
 def probe_metrics(user_ns: dict, *, rank: int, group, partition, parts: list) -> list[dict]:
     """`global_metrics` on this rank's sums, once for each call."""
     function, answers = answer_named(user_ns, "global_metrics"), []
-    for numbers in parts:
-        result, calls = recorded(function, *numbers, **keywords(partition, group))
+    for sums in parts:
+        result, calls = recorded(function, *sums, **keywords(partition, group))
         pair = isinstance(result, tuple | list)
         kinds = [type(v).__name__ for v in (result if pair else [result])]
         floats = pair and all(isinstance(value, float) for value in result)
@@ -232,7 +236,7 @@ def global_metrics(ranks, report: Report) -> None:
 
 def _parts(seed: int, empty: bool) -> list[list]:
     """Sum of losses, correct answers, count of each rank; zeros on rank 1 if asked."""
-    pairs = zip(_sample_counts(seed, empty), integers(seed, WORLD, 2, low=1, high=90).tolist(),
+    pairs = zip(_sample_counts(seed, empty), numbers(seed, WORLD, 2, low=1, high=90).tolist(),
                 strict=True)  # fmt: skip
     return [[n * (0.3 + a / 90), int(n * b / 90), n] for n, (a, b) in pairs]
 
@@ -308,13 +312,13 @@ def _minibatch(seed: int, number: int, count: int, kind: str) -> tuple[torch.Ten
 
 @in_group
 def probe_steps(
-    user_ns: dict, *, rank: int, group, partition, seed: int, kind: str, counts: list
+    user_ns: dict, *, rank: int, group, partition, own: int, seed: int, kind: str, counts: list
 ) -> list[dict]:
-    """`train_step` on one minibatch after the other."""
+    """`train_step` on one minibatch after the other; ``own`` is the seed of this rank's samples."""
     model = _step_model(seed, kind)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
     given = answer_named(user_ns, "train_step"), model, replicas.watched(model), optimizer
-    batches = [_minibatch(seed, number, count, kind) for number, count in enumerate(counts)]
+    batches = [_minibatch(own, number, count, kind) for number, count in enumerate(counts)]
     named = keywords(partition, group)
     return [replicas.taken(*given, batch, **named) for batch in batches]
 
@@ -347,7 +351,9 @@ LOSS_MISTAKES = {
 def train_step(ranks, report: Report) -> None:
     """The step of the sequential twin, at 1 to 4 ranks and on awkward minibatches and models."""
     names = ("partition", "kind", "counts")
-    cases = [dict(zip(names, step, strict=True), seed=report.seed) for step in STEPS]
+    seeds = report.seeds(WORLD)  # a rank has right samples in its own part of a minibatch only
+    given = {"seed": report.seed, "each": to_each(own=seeds)}
+    cases = [dict(zip(names, step, strict=True), **given) for step in STEPS]
 
     def hint(case: dict) -> str:
         if 1 in case["counts"]:
@@ -358,9 +364,10 @@ def train_step(ranks, report: Report) -> None:
     for case, members, values in tried(ranks, report, __name__, "probe_steps", cases, hint):
         twin = Twin(_step_model(report.seed, case["kind"]), RATE)
         for number, count in enumerate(case["counts"]):
-            batch = _minibatch(report.seed, number, count, case["kind"])
             where = f"{KINDS[case['kind']]}minibatch of {count} {on(members)}"
             steps, said = [value[number] for value in values], (STEP_MISTAKES, LOSS_MISTAKES)
+            own = [_minibatch(seeds[rank], number, count, case["kind"]) for rank in members]
+            batch = replicas.composed(own, steps)
             rules = functools.partial(_step_rules, members)
             if not replicas.judge_step(report, members, steps, twin, batch, where, said, rules):
                 break
@@ -386,13 +393,16 @@ TAKE = {
 def same_result(ranks, report: Report) -> None:
     """`train_parallel` on a few images, then the histories of the run and what was trained."""
     # Groups of 4, of 2, of 3 and 1 ranks; a training takes too long for more.
-    cases = [{"partition": partition} for partition in (None, *PARTITIONS[1:3])]
+    seeds = report.seeds(WORLD)
+    among, given = (None, *PARTITIONS[1:3]), {"each": to_each(seed=seeds)}
+    cases = [{"partition": partition} | given for partition in among]
     for _, members, values in tried(ranks, report, training.__name__, "probe_training", cases):
+        epochs = training.composed([seeds[rank] for rank in members], values)
+        twin, p = training.history_of_twin(epochs), len(members)
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-            _judge_history(report, rank, value, members, place)
-        few = training.few(len(members))
-        for kind, count in few.items() if not report.found else ():
-            found, wanted = [value[kind] for value in values], training.EPOCHS * count
+            _judge_history(report, rank, value, members, twin, epochs, slice(place, None, p))
+        for kind, count in training.few(p).items() if not report.found else ():
+            found, wanted = [len(value[kind]) for value in values], training.EPOCHS * count
             every = "every rank takes all images" if min(found) >= wanted else "unequal parts"
             said = f"{on(members)}: {every}: {found} of {wanted} were {kind}. {TAKE[kind]}"
             report.communication(None, [], *replicas.rules_of({said: sum(found) != wanted}))
@@ -400,16 +410,18 @@ def same_result(ranks, report: Report) -> None:
         training.judge_run(ranks, report)
 
 
-def _judge_history(report: Report, rank: int, value: dict, members, place: int) -> None:
+def _judge_history(
+    report: Report, rank: int, value: dict, members: list[int], twin: dict, epochs: list, part
+) -> None:
     history = value["history"]
     if not isinstance(history, dict) or set(history) != set(training.KEYS):
         got = sorted(history) if isinstance(history, dict) else history
         said = 'train_parallel must return a dict with "loss", "test_loss" and "accuracy"'
         report.problem(f"{said}; it returned {got}", rank)
     elif report.communication(rank, value["calls"], inside(members)):
-        for key, expected in training.history_of_twin(len(members)).items():
+        for key, expected in twin.items():
             what = f'train_parallel on a few images {on(members)}: "{key}"'
-            wrong = training.wrong_histories(key, place, len(members))
+            wrong = training.wrong_histories(key, twin, epochs, part)
             if not report.judge(rank, history[key], expected, wrong, what=what, tolerance=1e-4):
                 break
 
@@ -441,6 +453,8 @@ def probe_sync(
     function, answers = answer_named(user_ns, "replicas_in_sync"), []
     for damage in damages:
         model = _step_model(seed, "frozen")
+        if partition is None:
+            in_double(model)
         _damage(model, *damage)
         before = replicas.weights_of(model).view(torch.int32)
         result, calls = recorded(function, model, **keywords(partition, group))
@@ -473,7 +487,7 @@ def _damage(model: nn.Module, how: str, which: int, at: int) -> None:
     row = list(model.parameters())[which].view(-1)
     k = at % (len(row) - 1)
     if how == "last bit":
-        row[k] = torch.nextafter(row[k], torch.tensor(9.0))
+        row[k] = torch.nextafter(row[k], row.new_tensor(9.0))
     elif how in ("-0.0", "0.0", "nan", "one nan"):
         row[k] = float(how.removeprefix("one "))
     elif how == "swap":

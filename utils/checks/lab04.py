@@ -62,10 +62,8 @@ def _minibatch(seed: int, number: int, awkward: bool) -> tuple[torch.Tensor, tor
 
 
 @in_group
-def probe_step(
-    user_ns: dict, *, rank: int, group, partition, own: int, seed: int, awkward: bool
-) -> dict:
-    """`replicate` a model of this rank's own seed, then some steps; the minibatches are common."""
+def probe_step(user_ns: dict, *, rank: int, group, partition, own: int, awkward: bool) -> dict:
+    """`replicate` a model of this rank's own seed, then some steps on samples of that seed."""
     named = keywords(partition, group)
     model = answer_named(user_ns, "replicate")(_step_model(own, awkward), **named)
     if not isinstance(model, DistributedDataParallel):
@@ -75,7 +73,7 @@ def probe_step(
     optimizer = torch.optim.SGD(trained, lr=RATE)
     given = answer_named(user_ns, "ddp_step"), model, replicas.watched(model.module), optimizer
     with replicas.network():
-        batches = [_minibatch(seed, number, awkward) for number in range(len(MINIBATCHES))]
+        batches = [_minibatch(own, number, awkward) for number in range(len(MINIBATCHES))]
         steps = [replicas.taken(*given, batch, **named) for batch in batches]
     for step in steps:
         step["calls"] = _of_gradients(step["calls"])
@@ -107,7 +105,7 @@ LOSS_MISTAKES = {
 def ddp_step(ranks, report: Report) -> None:
     """The first rank's weights at the start, then the sequential twin's steps."""
     seeds = report.seeds(WORLD)
-    given = {"seed": report.seed, "each": to_each(own=seeds)}
+    given = {"each": to_each(own=seeds)}
     cases = [{"partition": p, "awkward": False} | given for p in EVERYWHERE]
     cases.append(cases[1] | {"awkward": True})
     for case, members, values in tried(ranks, report, __name__, "probe_step", cases):
@@ -117,7 +115,8 @@ def ddp_step(ranks, report: Report) -> None:
             report.communication(rank, [], *_replica_rules(value, members, start.tolist()))
         for number, count in enumerate(MINIBATCHES) if not report.found else ():
             steps = [value["steps"][number] for value in values]
-            batch = _minibatch(report.seed, number, case["awkward"])
+            own = [_minibatch(seeds[rank], number, case["awkward"]) for rank in members]
+            batch = replicas.composed(own, steps)
             where = f"step {number}, minibatch of {count} {on(members)}"
             how = {"mistakes": (STEP_MISTAKES, LOSS_MISTAKES), "rules": rules, "equal": True}
             if not replicas.judge_step(report, members, steps, twin, batch, where, **how):

@@ -97,7 +97,8 @@ def time_rounds(ranks, report: Report) -> None:
     """The slowest rank's seconds per step, warmed up, from a common start."""
     for trial, (rounds, steps) in enumerate(((3, 2), (4, 3))):
         chance = random.Random(report.seed + trial)
-        takes = [chance.uniform(20, 30), chance.uniform(50, 90)]
+        # No whole seconds: who cuts them off is far enough from the truth.
+        takes = [chance.randrange(20, 30) + 0.8, chance.randrange(50, 60) + 0.8]
         late = [chance.uniform(500, 900), chance.uniform(10, 40)]
         if chance.random() < 0.5:  # either rank may be the slow one, and either the late one
             takes.reverse()

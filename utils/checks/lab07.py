@@ -18,10 +18,9 @@ from utils.verdict import named
 from .calls import blocking, broken, only, waited
 from .mistakes import Mistake, same
 from .model import use_model as use_model
-from .probe import answer_named, as_dict, integers, recorded, told
+from .probe import answer_named, as_dict, numbers, recorded, told
 from .servers import (
     SERVER,
-    SIZE,
     WORLD,
     Counted,
     Replay,
@@ -46,7 +45,9 @@ def serve_in_rounds(ranks, report: Report) -> None:
     """A worker that follows the protocol; a server that takes one step a round."""
     if not enough(ranks, report):
         return
-    _judge_work(ranks, report)
+    for like in (3, 1):  # with one worker the weights are others in length and type
+        if not report.found:
+            _judge_work(ranks, report, like)
     for workers in ([1, 2, 3], [2, 5], [4]):
         if report.found:
             return
@@ -56,14 +57,16 @@ def serve_in_rounds(ranks, report: Report) -> None:
             _judge_rounds(report, *found)
 
 
-def _judge_work(ranks, report: Report) -> None:
-    jobs, answers = ask_worker(ranks, report, "work")
+def _judge_work(ranks, report: Report, like: int) -> None:
+    seeds = report.seeds(WORLD)
+    jobs, answers = ask_worker(ranks, report, "work", seeds, like)
     for worker, steps, _ in jobs:
         handed = answers[SERVER].value["handed"][str(worker)]
         seen = answers[worker].value["seen"]
-        came = [weights_for(report.seed, worker, k) for k in range(steps)]
-        expected = [toy_gradient(weights, worker, k).tolist() for k, weights in enumerate(came)]
-        stale = [toy_gradient(came[0], worker, k).tolist() for k in range(steps)]
+        came = [weights_for(seeds[SERVER], worker, k, like) for k in range(steps)]
+        own = seeds[worker]
+        expected = [toy_gradient(weights, own, k).tolist() for k, weights in enumerate(came)]
+        stale = [toy_gradient(came[0], own, k).tolist() for k in range(steps)]
         wrong = {
             "every gradient was computed with the first weights that came": stale,
             "these are the weights: hand in compute(weights)": [one.tolist() for one in came],
@@ -297,33 +300,37 @@ def work_locally(ranks, report: Report) -> None:
     rate = rate_of(report.seed)
     for every in (3, 1, 4):
         # more() is asked once an exchange, so compute is allowed `every` times then.
-        jobs, answers = ask_worker(ranks, report, "work_locally", [rate, every])
+        seeds = report.seeds(WORLD)
+        jobs, answers = ask_worker(ranks, report, "work_locally", seeds, every, [rate, every])
         for worker, steps, _ in jobs:
             got = answers[SERVER].value["handed"][str(worker)]
-            if _judge_local(report, worker, steps, got, rate, every):
+            gives = _local(seeds[SERVER], seeds[worker], worker, steps, rate, every)
+            if _judge_local(report, worker, steps, got, gives, every):
                 computed = len(answers[worker].value["seen"])
                 _right_count(report, worker, computed, steps * every)
         if report.found:
             return
 
 
-def _local(seed: int, worker: int, steps: int, rate: float, every: int) -> dict[str, list]:
-    """What is handed in, and what mistakes would give."""
+def _local(
+    seed: int, own: int, worker: int, steps: int, rate: float, every: int
+) -> dict[str, list]:
+    """What is handed in, and what mistakes would give; by the seeds of server and worker."""
     found: dict[str, list] = {}
-    k, life = 0, torch.zeros(SIZE)
+    k, life = 0, 0
     for exchange in range(steps):
-        first = weights = weights_for(seed, worker, exchange)
-        own, still = [], []
+        first = weights = weights_for(seed, worker, exchange, every)
+        steps_, still = [], []
         for _ in range(every):
-            own.append(toy_gradient(weights, worker, k))
-            still.append(toy_gradient(first, worker, k))
-            weights = weights - rate * own[-1]
+            steps_.append(toy_gradient(weights, own, k))
+            still.append(toy_gradient(first, own, k))
+            weights = weights - rate * steps_[-1]
             k += 1
-        total = sum(own)
+        total = sum(steps_)
         life = life + total
         for name, value in {
             "right": total,
-            "last": own[-1],
+            "last": steps_[-1],
             "mean": total / every,
             "still": sum(still),
             "sign": -total,
@@ -331,15 +338,16 @@ def _local(seed: int, worker: int, steps: int, rate: float, every: int) -> dict[
             "minus change": -rate * total,
             "weights": weights,
             "zero": 0 * total,
-            "first": own[0],
+            "first": steps_[0],
             "life": life,
         }.items():
             found.setdefault(name, []).append(value.tolist())
     return found
 
 
-def _judge_local(report: Report, worker: int, steps: int, got: list, rate, every: int) -> bool:
-    gives = _local(report.seed, worker, steps, rate, every)
+def _judge_local(
+    report: Report, worker: int, steps: int, got: list, gives: dict, every: int
+) -> bool:
     said = {
         "last": f"only the last of the {every} gradients: hand in their sum",
         "first": f"only the first of the {every} gradients: hand in their sum",
@@ -392,15 +400,20 @@ class Others:
     def compute(self, weights: torch.Tensor) -> torch.Tensor:
         """The gradient at the weights; before it is there, others have added to them."""
         self.late += int(not torch.equal(weights, self.shared))
-        gradient = toy_gradient(weights.clone(), 1, self.computed)
-        self.shared += integers(self.seed + self.computed, SIZE)
+        gradient = toy_gradient(weights.clone(), self.seed, self.computed)
+        self.shared += _of_others(self.seed, self.computed, len(weights))
         self.computed += 1
         return gradient
 
 
+def _of_others(seed: int, k: int, size: int) -> torch.Tensor:
+    """What others have added to the weights by the end of step k."""
+    return numbers(seed + 100 + k, size)
+
+
 def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: int) -> dict:
     """`hogwild` on memory that others write to."""
-    shared = integers(seed, SIZE)
+    shared = numbers(seed, 3 + steps)
     others, pointer = Others(shared, seed, steps), shared.data_ptr()
     function = answer_named(user_ns, "hogwild")
     _, calls = recorded(function, shared, others.compute, rate, others.more)
@@ -416,7 +429,15 @@ def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: in
 @task("7.5", "Hogwild", points=2)
 def hogwild(ranks, report: Report) -> None:
     """Each step is added to what stands in the memory then, and nothing is sent."""
-    rate, steps = rate_of(report.seed), 4
+    for steps in (4, 2):
+        _judge_hogwild(ranks, report, steps)
+        if report.found:
+            return
+
+
+def _judge_hogwild(ranks, report: Report, steps: int) -> None:
+    """So many steps, on weights of another length each time."""
+    rate = rate_of(report.seed)
     given = {"seed": report.seed, "rate": rate, "steps": steps}
     for answer in report.answers(ranks, __name__, "probe_hogwild", **given):
         rank, value = answer.rank, answer.value
@@ -435,7 +456,7 @@ def hogwild(ranks, report: Report) -> None:
                 rank,
             )
             continue
-        gives = _hogwild(integers(report.seed, SIZE), report.seed, rate, steps)
+        gives = _hogwild(numbers(report.seed, 3 + steps), report.seed, rate, steps)
         said = {
             "back": "the updates of other ranks were overwritten: between reading and writing "
             "others have added to the weights. Do not write back a copy: change shared in place, "
@@ -465,8 +486,8 @@ def _hogwild(start: torch.Tensor, seed: int, rate: float, steps: int) -> dict[st
         for k in range(steps):
             read = shared.clone()
             at = start if first else read
-            gradient = toy_gradient(at, 1, k)
-            shared += integers(seed + k, SIZE)
+            gradient = toy_gradient(at, seed, k)
+            shared += _of_others(seed, k, len(start))
             if late:
                 sum_of = sum_of + rate * gradient
             elif k < taken:
@@ -488,19 +509,22 @@ def _hogwild(start: torch.Tensor, seed: int, rate: float, steps: int) -> dict[st
 
 # -- 7.6 --------------------------------------------------------------------------------------
 
-COUNTERS = 40
+
+def _counters(times: int) -> int:
+    """How many there are: another number for each number of updates."""
+    return 5 * (times + 1)
 
 
 @contextlib.contextmanager
-def _shared_counters() -> Iterator[tuple[torch.Tensor, int]]:
+def _shared_counters(count: int) -> Iterator[tuple[torch.Tensor, int]]:
     """Zeros that all ranks share, and a file to lock them by; all ranks do this."""
     path = [None]
     if dist.get_rank() == SERVER:
         file, path[0] = tempfile.mkstemp(prefix="lost-updates-")
-        os.ftruncate(file, 4 * COUNTERS)
+        os.ftruncate(file, 4 * count)
         os.close(file)
     dist.broadcast_object_list(path, src=SERVER)
-    counters = torch.from_file(path[0], shared=True, size=COUNTERS)
+    counters = torch.from_file(path[0], shared=True, size=count)
     lock = os.open(path[0], os.O_RDWR)
     dist.barrier()
     try:
@@ -519,7 +543,7 @@ def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
     keep = _kept(seed, rank, times)  # what is lost of the others' is their secret
     made: list[int] = []
 
-    with _shared_counters() as (counters, lock):
+    with _shared_counters(_counters(times)) as (counters, lock):
 
         def update(tensor: torch.Tensor) -> None:
             if len(made) == times:
@@ -551,7 +575,7 @@ def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
 def _kept(seed: int, rank: int, times: int) -> torch.Tensor:
     """Which updates of a rank arrive: 1, and 0 for those that are lost. The first all do."""
     draw = torch.Generator().manual_seed(seed)
-    kept = (torch.rand(times, COUNTERS, generator=draw) > 0.1 + 0.1 * rank).float()
+    kept = (torch.rand(times, _counters(times), generator=draw) > 0.1 + 0.1 * rank).float()
     kept[0] = 1
     kept[:, 0] = 1
     return kept
@@ -628,18 +652,21 @@ def _judge_count(report: Report, rank: int, value: dict, kept: torch.Tensor, tim
 
 # -- 7.7 --------------------------------------------------------------------------------------
 
-# Parts of unequal size.
-LONG = 10
+# How many weights there are for so many servers: first such that all parts are of the same size.
+LENGTHS = {2: 12, 3: 10, 1: 11}
 
 
 def _part(seed: int, k: int, place: int, servers: int) -> torch.Tensor:
-    return integers(seed + 31 * k, LONG).tensor_split(servers)[place].clone()
+    return numbers(seed + 31 * k, LENGTHS[servers]).tensor_split(servers)[place].clone()
 
 
 def probe_sharded(
     user_ns: dict, *, rank: int, seed: int, servers: list[int], jobs: list
 ) -> dict | None:
-    """`work_sharded` with servers of the check's, each of a part of the weights."""
+    """`work_sharded` with servers of the check's, each of a part of the weights.
+
+    seed: of the weights, or of this worker's gradients.
+    """
     from torch_mpi.record import log
 
     steps = {worker: count for worker, count, _ in jobs}
@@ -647,14 +674,14 @@ def probe_sharded(
         return _toy_part(seed, servers.index(rank), servers, steps)
     if rank not in steps:
         return None
-    counted = Counted(rank, steps[rank])
+    counted = Counted(seed, steps[rank])
 
     def compute(weights: torch.Tensor) -> torch.Tensor:
         counted.compute(weights)
-        return _whole(weights, rank, counted.computed - 1)
+        return _whole(len(weights), seed, counted.computed - 1)
 
-    mark = log.mark()
-    answer_named(user_ns, "work_sharded")(compute, torch.empty(LONG), servers, counted.more)
+    mark, empty = log.mark(), torch.empty(LENGTHS[len(servers)])
+    answer_named(user_ns, "work_sharded")(compute, empty, servers, counted.more)
     calls = log.since(mark)
     return {
         "seen": counted.seen,
@@ -664,9 +691,9 @@ def probe_sharded(
     }
 
 
-def _whole(weights: torch.Tensor, worker: int, k: int) -> torch.Tensor:
-    """A gradient in which each number tells its place."""
-    return 1000.0 * worker + 100.0 * k + torch.arange(float(len(weights)))
+def _whole(length: int, seed: int, k: int) -> torch.Tensor:
+    """The k-th gradient of the worker with this seed; each number tells its place."""
+    return numbers(seed + k, length) + 1000 * torch.arange(float(length))
 
 
 def _one_after_the_other(calls: list) -> str:
@@ -723,9 +750,9 @@ def work_sharded(ranks, report: Report) -> None:
     for servers, workers in (([0, 1], [2, 3, 5]), ([0, 1, 2], [4]), ([3], [1, 2])):
         jobs = jobs_of(report.seed, workers, 2)
         # The servers alone know the weights before they send them.
-        (seed,) = report.seeds(1)
-        each = [{"seed": seed if rank in servers else 0} for rank in range(ranks.n)]
-        given = {"each": each, "servers": servers, "jobs": jobs}
+        seed, *seeds = report.seeds(1 + WORLD)
+        own = [seed if rank in servers else seeds[rank] for rank in range(WORLD)]
+        given = {"each": to_each(seed=own), "servers": servers, "jobs": jobs}
         answers = report.answers(ranks, __name__, "probe_sharded", **given)
         hint_if_stuck(
             report,
@@ -737,13 +764,15 @@ def work_sharded(ranks, report: Report) -> None:
             return
         for worker, steps, _ in jobs:
             handed = [answers[server].value["handed"][str(worker)] for server in servers]
-            _judge_sharded(report, worker, answers[worker].value, handed, steps, servers, seed)
+            told_all = answers[worker].value, handed, steps, servers, seed, seeds[worker]
+            _judge_sharded(report, worker, *told_all)
         if report.found:
             return
 
 
-def _judge_sharded(report, worker: int, value, handed: list, steps: int, servers, seed) -> None:
-    seen = [integers(seed + worker + 31 * k, LONG).tolist() for k in range(steps)]
+def _judge_sharded(report, worker: int, value, handed: list, steps: int, servers, seed, own):
+    length = LENGTHS[len(servers)]
+    seen = [numbers(seed + worker + 31 * k, length).tolist() for k in range(steps)]
     alone = len(servers) == 1
     rules = (only("send", "recv"), waited, *([] if alone else [_not_blocking]))
     if not report.communication(worker, value["calls"], *rules):
@@ -783,7 +812,7 @@ def _judge_sharded(report, worker: int, value, handed: list, steps: int, servers
     what = f"servers {servers}: the weights that compute got"
     if not report.judge(worker, value["seen"], seen, mistakes, what=what):
         return
-    wholes = [_whole(torch.empty(LONG), worker, k).tensor_split(len(servers)) for k in range(steps)]
+    wholes = [_whole(length, own, k).tensor_split(len(servers)) for k in range(steps)]
     for place, server in enumerate(servers):
         expected = [parts[place].tolist() for parts in wholes]
         beginnings = [torch.cat(parts).tolist()[: len(parts[place])] for parts in wholes]

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from .calls import Calls, Rule, inside, made, only, waited
 from .groups import PARTITIONS, WORLD, in_group, keywords, on, tried
-from .mistakes import Mistake, same, short, table
+from .mistakes import EXACT, TOLERANCE, Mistake, same, short, table
 from .model import use_model as use_model
-from .probe import answer_named, integers, recorded, told
+from .probe import answer_named, numbers, recorded, told
 from .replicas import rules_of
 from .sharding import Seeds
 from .task import Report, task, to_each
@@ -28,7 +28,6 @@ from .task import Report, task, to_each
 # A master needs a worker: no groups of one rank.
 WITH_A_MASTER = [None, *PARTITIONS[:-1]]
 ETA, RHO = 0.1, 2.0
-LENGTH = 5  # weights of a toy
 # Of messages by which the check itself tells a worker to go on.
 SIGNAL = 808
 
@@ -54,8 +53,8 @@ class Toy:
         seen: what this rank had communicated by then.
     """
 
-    def __init__(self, seed: int, look: Callable[[], Any] = lambda: None):
-        self.draw = torch.Generator().manual_seed(seed)
+    def __init__(self, seed: int, size: int, look: Callable[[], Any] = lambda: None):
+        self.draw, self.size = torch.Generator().manual_seed(seed), size
         self.goal, self.scale = self._random(), 0.5 + self._random().abs() / 4
         self.look, self.at, self.seen = look, [], []
 
@@ -66,17 +65,26 @@ class Toy:
         return (self.scale * (w - self.goal) + self._random()).to(w.dtype)
 
     def _random(self) -> Tensor:
-        return 4 * torch.randn(LENGTH, generator=self.draw, dtype=torch.float64)
+        return 4 * torch.randn(self.size, generator=self.draw, dtype=torch.float64)
 
 
-def start(seed: int) -> Tensor:
-    """The weights that all ranks begin with."""
-    return integers(seed, LENGTH).double()
+def start(seed: int, like: int | None = None) -> Tensor:
+    """The weights that all ranks begin with: 4 to 6 numbers, in double precision or not.
+
+    like: the seed of other weights, which have the same length and type.
+    """
+    kind = (seed if like is None else like) % 3
+    return numbers(seed, 4 + kind, double=True).to(torch.float64 if kind else torch.float32)
 
 
-def _seeds(report: Report) -> dict:
-    """Of a case: the seed of the first weights, and of the valley of each rank, which it knows."""
-    return {"seed": report.seed, "each": to_each(own=report.seeds(WORLD))}
+def _exact(weights: Tensor) -> float:
+    """How far numbers made of these may be apart."""
+    return EXACT if weights.dtype == torch.float64 else TOLERANCE
+
+
+def _seeds(report: Report, k: int) -> dict:
+    """Of case k: the seed of the first weights, and of the valley of each rank, which it knows."""
+    return {"seed": report.seed + k, "each": to_each(own=report.seeds(WORLD))}
 
 
 def _seeds_of(case: dict, members: Sequence[int]) -> Seeds:
@@ -139,8 +147,9 @@ def _judge_weights(
         yield from table({said: replay()["notes"] for said, replay in wrong.items()})
         yield from _noted(notes, first, what)
 
+    exact = {"tolerance": expected["exact"]}
     told_notes = {"what": "the weights that it has noted", "form": "the weights"}
-    if not report.judge(rank, value["notes"], notes, mistakes(), **told_notes):
+    if not report.judge(rank, value["notes"], notes, mistakes(), **told_notes, **exact):
         return False
     ends = [
         Mistake(first, "these are the weights of the start: return those of the end"),
@@ -148,7 +157,7 @@ def _judge_weights(
     ]
     last = notes[-1] if notes else first
     told_result = {"what": "the result", "form": "the weights after the last step"}
-    if not report.judge(rank, value["result"], last, ends, **told_result):
+    if not report.judge(rank, value["result"], last, ends, **told_result, **exact):
         return False
     said = (
         "the tensor w that it was given has changed: the next run would not begin where this one "
@@ -157,11 +166,15 @@ def _judge_weights(
     return report.communication(rank, [], *rules_of({said: value["changed"]}))
 
 
-def _sized(calls: Calls) -> str | None:
+def _sized(case: dict) -> Rule:
     """The rule that each message is the whole of the weights."""
-    nbytes = 8 * LENGTH
-    odd = next((call["nbytes"] for call in calls if call["nbytes"] != nbytes), None)
-    return odd and f"a message of {odd} bytes; expected the weights, {nbytes} bytes"
+    nbytes = start(case["seed"]).nbytes
+
+    def rule(calls: Calls) -> str | None:
+        odd = next((call["nbytes"] for call in calls if call["nbytes"] != nbytes), None)
+        return odd and f"a message of {odd} bytes; expected the weights, {nbytes} bytes"
+
+    return rule
 
 
 # -- 8.1: the rules ---------------------------------------------------------------------------
@@ -173,7 +186,7 @@ def probe_moves(user_ns: dict, *, rank: int, seed: int) -> dict:
     """Both functions: the step by hand, random weights, and random ones without a gradient."""
     worker, center = (answer_named(user_ns, name) for name in ("move_worker", "move_center"))
     found: dict = {}
-    for case, given in _move_cases(seed + rank).items():
+    for case, given in _move_cases(seed).items():
         moved, changed, rates = [], set(), (given["eta"], given["rho"])
         for function, names in (
             (worker, ("w", "center", "gradient")),
@@ -188,10 +201,11 @@ def probe_moves(user_ns: dict, *, rank: int, seed: int) -> dict:
 
 def _move_cases(seed: int) -> dict[str, dict]:
     by_hand = {name: torch.tensor([HAND[name]]) for name in ("w", "center", "gradient")}
-    fresh = {name: start(seed + 7 * k) for k, name in enumerate(("w", "center", "gradient"), 1)}
+    names = ("w", "center", "gradient")
+    fresh = {name: start(seed + 7 * k, like=seed) for k, name in enumerate(names, 1)}
     draw = torch.rand(2, generator=torch.Generator().manual_seed(seed)).tolist()
     rates = {"eta": 0.02 + 0.2 * draw[0], "rho": 0.5 + 2 * draw[1]}
-    still = fresh | {"gradient": torch.zeros(LENGTH, dtype=torch.float64)}
+    still = fresh | {"gradient": torch.zeros_like(fresh["w"])}
     return {
         "the step by hand": by_hand | {"eta": HAND["eta"], "rho": HAND["rho"]},
         "no gradient": {name: tensor.clone() for name, tensor in still.items()} | rates,
@@ -241,8 +255,9 @@ def _wrong_centers(w, center, gradient, eta, rho) -> dict[str, Tensor]:
 @task("8.1", "the two rules", points=2)
 def moves(ranks, report: Report) -> None:
     """A step by hand; W + W̄ conserved without a gradient; then random weights."""
-    for answer in report.answers(ranks, __name__, "probe_moves", seed=report.seed):
-        cases, rank = _move_cases(report.seed + answer.rank), answer.rank
+    seeds = [report.seed + rank for rank in range(ranks.n)]  # so weights of each length and type
+    for answer in report.answers(ranks, __name__, "probe_moves", each=to_each(seed=seeds)):
+        cases, rank = _move_cases(seeds[answer.rank]), answer.rank
         by_hand, still, fresh = (functools.partial(_judge_moves, report, rank, name, given,
                                  answer.value[name]) for name, given in cases.items())  # fmt: skip
         # The step by hand and the sum: each sees what the other does not.
@@ -271,14 +286,14 @@ def _judge_moves(
     wrong, right = (_wrong_workers(**given), _wrong_centers(**given)), True
     names = ("move_worker", "move_center")
     for name, moved, want, mistakes in zip(names, got["moved"], expected, wrong, strict=True):
-        how = {"what": f"{name}, {case}", "form": "the new weights"}
+        how = {"what": f"{name}, {case}", "form": "the new weights", "tolerance": _exact(want)}
         right &= report.judge(rank, moved, want.tolist(), table(mistakes), **how)
     return right
 
 
 def _sum_of(worker: Any, center: Any) -> list[float] | None:
     rows = (worker, center)
-    if not all(isinstance(row, list) and len(row) == LENGTH for row in rows):
+    if not all(isinstance(row, list) for row in rows) or len(worker) != len(center):
         return None
     return [w + c for w, c in zip(*rows, strict=True)]
 
@@ -293,7 +308,7 @@ def probe_round_robin(
     """`round_robin` from equal weights; nothing on a rank that is alone."""
     if dist.get_world_size(group) == 1:
         return None
-    mine, toy = start(seed), Toy(own, _looks())
+    mine, toy = start(seed), Toy(own, len(start(seed)), _looks())
     named = keywords(partition, group)
     return _called(user_ns, "round_robin", (mine, toy, steps, ETA, RHO), toy, mine, **named)
 
@@ -301,8 +316,8 @@ def probe_round_robin(
 def round_robin_replayed(seeds: Seeds, workers: int, steps: int, variant: str = "") -> list[dict]:
     """Of each place: the weights at first, and those noted."""
     weights = [start(seeds.model) for _ in range(workers + 1)]
-    toys = [Toy(own) for own in seeds.own]
-    found = [{"first": weights[0].tolist(), "notes": []} for _ in weights]
+    toys = [Toy(own, len(weights[0])) for own in seeds.own]
+    found = [_begun(seeds) for _ in weights]
     for t in range(steps):
         j = 1 + t % workers
         center, w = weights[0], weights[j]
@@ -314,6 +329,12 @@ def round_robin_replayed(seeds: Seeds, workers: int, steps: int, variant: str = 
         for place in (0, j):
             found[place]["notes"].append(weights[place].tolist())
     return found
+
+
+def _begun(seeds: Seeds) -> dict:
+    """Of a replay: the weights at first, how exact those are that follow, and no notes yet."""
+    first = start(seeds.model)
+    return {"first": first.tolist(), "exact": _exact(first), "notes": []}
 
 
 _ROUND_ROBIN_MISTAKES = {
@@ -342,7 +363,7 @@ def _in_a_group(case: dict) -> str:
 @task("8.2", "round robin, as printed", points=4)
 def round_robin(ranks, report: Report) -> None:
     """One worker at a time, in turn; the old W^j moves the centre."""
-    cases = [{"partition": p, "steps": 6 + k} | _seeds(report)
+    cases = [{"partition": p, "steps": 6 + k} | _seeds(report, k)
              for k, p in enumerate(WITH_A_MASTER)]  # fmt: skip
     given = (ranks, report, __name__, "probe_round_robin", cases, _round_robin_hint)
     for case, members, values in tried(*given):
@@ -357,7 +378,8 @@ def _judge_round_robin(report: Report, case: dict, members: list[int], values: l
     turns = [1 + t % workers for t in range(steps)]
     for place, (rank, value) in enumerate(zip(members, values, strict=True)):
         mine = turns if place == 0 else [0] * turns.count(place)
-        rules = (only("send", "recv"), inside(members), _turns(members, mine), _sized, waited)
+        sized = _sized(case)
+        rules = (only("send", "recv"), inside(members), _turns(members, mine), sized, waited)
         report.communication(rank, value["calls"], *rules, _in_line(place, value))
     if not report.found:
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
@@ -430,7 +452,7 @@ def probe_asynchronous(
     size, place = dist.get_world_size(group), dist.get_rank(group)
     if size == 1:
         return None
-    mine, toy = start(seed), Toy(own, _looks())
+    mine, toy = start(seed), Toy(own, len(start(seed)), _looks())
     named = keywords(partition, group)
     if place == 0:
         exchanges = (size - 1) * -(-steps // tau)
@@ -472,7 +494,7 @@ def asynchronous_replayed(
         notes.append(center.tolist())
     for run in runs:
         run.until_exchange()
-    found.append({"first": start(seeds.model).tolist(), "notes": notes})
+    found.append(_begun(seeds) | {"notes": notes})
     return found + [run.found() for run in runs]
 
 
@@ -480,11 +502,12 @@ class _Worker:
     """A worker that is replayed; with momentum, if there is a `delta`."""
 
     def __init__(self, seeds, place, steps, tau, variant, delta: float = 0.0):
-        self.w, self.toy, self.k = start(seeds.model), Toy(seeds.own[place]), 0
+        self.w, self.k, self.begun = start(seeds.model), 0, _begun(seeds)
+        self.toy = Toy(seeds.own[place], len(self.w))
         self.v = self.pull = torch.zeros_like(self.w)
         # The next gradient, where a mistake needs it early.
         self.ready: Tensor | None = None
-        self.center, self.notes, self.first = self.w, [], self.w.tolist()
+        self.center, self.notes = self.w, self.begun["notes"]
         self.steps, self.tau, self.variant, self.delta = steps, tau, variant, delta
 
     def until_exchange(self) -> None:
@@ -532,7 +555,7 @@ class _Worker:
 
     def found(self) -> dict:
         """The weights at first, and those noted."""
-        return {"first": self.first, "notes": self.notes}
+        return self.begun
 
 
 _SERVE_MISTAKES = {
@@ -567,8 +590,9 @@ def _asynchronous_hint(case: dict) -> str:
 def _asynchronous_cases(report: Report) -> list[dict]:
     runs = [(0, 6, 2, False), (1, 4, 1, True), (2, 7, 3, False), (3, 5, 2, True), (0, 4, 9, False)]
     return [
-        {"partition": WITH_A_MASTER[k], "steps": steps, "tau": tau, "held": held} | _seeds(report)
-        for k, steps, tau, held in runs
+        {"partition": WITH_A_MASTER[p], "steps": steps, "tau": tau, "held": held}
+        | _seeds(report, k)
+        for k, (p, steps, tau, held) in enumerate(runs)
     ]
 
 
@@ -584,7 +608,7 @@ def asynchronous(ranks, report: Report) -> None:
 def _judge_asynchronous(report: Report, case: dict, members: list[int], values: list) -> None:
     steps, tau, workers = case["steps"], case["tau"], len(members) - 1
     each = -(-steps // tau)
-    rules = (only("send", "recv"), inside(members), _sized, waited)
+    rules = (only("send", "recv"), inside(members), _sized(case), waited)
     calls = values[0]["calls"]
     whole = {rank: each for rank in members[1:]}
     right = report.communication(members[0], calls, *rules, _counts(whole), _any_first(workers))
@@ -679,7 +703,7 @@ def probe_momentum(
     size, place = dist.get_world_size(group), dist.get_rank(group)
     if size == 1:
         return None
-    mine, toy = start(seed), Toy(own, _looks())
+    mine, toy = start(seed), Toy(own, len(start(seed)), _looks())
     if place == 0:
         exchanges = (size - 1) * -(-steps // tau)
         order = _served(mine, exchanges, group)
@@ -725,8 +749,8 @@ _MOMENTUM_MISTAKES = {
 def momentum(ranks, report: Report) -> None:
     """Nesterov's momentum in the worker; the spring stays out of it."""
     runs = [(0, 6, 2, 0.5), (2, 5, 1, 0.9), (3, 7, 3, 0.7)]
-    cases = [{"partition": WITH_A_MASTER[k], "steps": steps, "tau": tau,
-              "delta": delta} | _seeds(report) for k, steps, tau, delta in runs]  # fmt: skip
+    cases = [{"partition": WITH_A_MASTER[p], "steps": steps, "tau": tau, "delta": delta}
+             | _seeds(report, k) for k, (p, steps, tau, delta) in enumerate(runs)]  # fmt: skip
     given = (ranks, report, __name__, "probe_momentum", cases, _hint_of)
     for case, members, values in tried(*given):
         if len(members) > 1:
@@ -740,7 +764,7 @@ def _judge_momentum(report: Report, case: dict, members: list[int], values: list
     replay = functools.partial(asynchronous_replayed, *given, delta=case["delta"])
     expected = replay()
     counts = _counts({members[0]: -(-steps // tau)}, f" in {steps} steps with τ = {tau}")
-    rules = (only("send", "recv"), inside(members), _sized, waited, counts)
+    rules = (only("send", "recv"), inside(members), _sized(case), waited, counts)
     for place in range(1, workers + 1):
         rank, value = members[place], values[place]
         if not report.communication(rank, value["calls"], *rules):
@@ -763,7 +787,7 @@ def probe_local(
     user_ns: dict, *, rank: int, group, partition, own: int, seed: int, steps: int, tau: int
 ):
     """`local_sgd` on all ranks of a group."""
-    mine, toy = start(seed), Toy(own)
+    mine, toy = start(seed), Toy(own, len(start(seed)))
     named = keywords(partition, group)
     return _called(user_ns, "local_sgd", (mine, toy, steps, tau, ETA), toy, mine, **named)
 
@@ -772,8 +796,9 @@ def local_replayed(
     seeds: Seeds, size: int, steps: int, tau: int, variant: str = "", rate=1.0, mom=0.0
 ) -> list[dict]:
     """Rounds of τ local steps, each followed by an outer step; see :func:`moved_outer`."""
-    toys = [Toy(own) for own in seeds.own]
-    centers, velocities = [start(seeds.model)] * size, [torch.zeros(LENGTH).double()] * size
+    first = start(seeds.model)
+    toys = [Toy(own, len(first)) for own in seeds.own]
+    centers, velocities = [first] * size, [torch.zeros_like(first)] * size
     locals_ = list(centers)
     notes: list[list] = [[] for _ in toys]
     for begin in range(0, steps, tau):
@@ -809,8 +834,7 @@ def local_replayed(
             notes[place].append((locals_ if local else centers)[place].tolist())
         if variant not in ("not reset", "gradients"):
             locals_ = list(centers)
-    first = start(seeds.model).tolist()
-    return [{"first": first, "notes": noted} for noted in notes]
+    return [_begun(seeds) | {"notes": noted} for noted in notes]
 
 
 _LOCAL_MISTAKES = {
@@ -838,7 +862,8 @@ def _rounds(steps: int, tau: int) -> int:
 def _round_cases(report: Report, **more: Any) -> list[dict]:
     runs = [(None, 6, 2), *((p, s, t) for p, (s, t) in zip(
         PARTITIONS, ((7, 3), (4, 1), (5, 2), (3, 5)), strict=True))]  # fmt: skip
-    return [{"partition": p, "steps": s, "tau": t} | more | _seeds(report) for p, s, t in runs]
+    return [{"partition": p, "steps": s, "tau": t} | more | _seeds(report, k)
+            for k, (p, s, t) in enumerate(runs)]  # fmt: skip
 
 
 def _rounds_hint(case: dict) -> str:
@@ -854,7 +879,8 @@ def _judge_rounds(
     replay = functools.partial(local_replayed, _seeds_of(case, members), size, steps, tau, **outer)
     expected, count = replay(), _rounds(steps, tau)
     why = f" in {steps} steps with τ = {tau}: one after every τ steps, and one at the end"
-    rules = (only("all_reduce"), inside(members), made("all_reduce", count, why), _sized, waited)
+    sized, rounds = _sized(case), made("all_reduce", count, why)
+    rules = (only("all_reduce"), inside(members), rounds, sized, waited)
     for place, (rank, value) in enumerate(zip(members, values, strict=True)):
         if not report.communication(rank, value["calls"], *rules):
             continue
@@ -893,7 +919,7 @@ def moved_outer(center, pseudo_gradient, velocity, rate: float, momentum: float,
 def probe_outer(user_ns: dict, *, rank: int, seed: int) -> dict:
     """`outer_step` twice: the second with the velocity of the first."""
     function, found, changed = answer_named(user_ns, "outer_step"), [], False
-    for center, gradient, velocity, *rates in _outer_cases(seed + rank):
+    for center, gradient, velocity, *rates in _outer_cases(seed):
         before = center.clone(), gradient.clone(), velocity.clone()
         moved = function(center, gradient, velocity, *rates)
         if not isinstance(moved, tuple | list) or len(moved) != 2:
@@ -905,9 +931,9 @@ def probe_outer(user_ns: dict, *, rank: int, seed: int) -> dict:
 
 
 def _outer_cases(seed: int) -> list[tuple]:
-    center, gradient, velocity = (start(seed + k) for k in (1, 2, 3))
+    center, gradient, velocity = (start(seed + k, like=seed) for k in (1, 2, 3))
     rates = torch.rand(2, generator=torch.Generator().manual_seed(seed)).tolist()
-    zero = torch.zeros(LENGTH, dtype=torch.float64)
+    zero = torch.zeros_like(center)
     return [
         (center, gradient, zero, 1.0, 0.0),
         (center, gradient, velocity, 0.3 + 0.5 * rates[0], 0.3 + 0.5 * rates[1]),
@@ -919,7 +945,7 @@ def probe_diloco(
     user_ns: dict, *, rank: int, group, partition, own, seed, steps, tau, rate, mom
 ):  # fmt: skip
     """`diloco` on all ranks of a group, with a right outer step."""
-    mine, toy = start(seed), Toy(own)
+    mine, toy = start(seed), Toy(own, len(start(seed)))
     named = keywords(partition, group)
     given = (mine, toy, steps, tau, ETA, rate, mom)
     return _called(user_ns, "diloco", given, toy, mine, **named)
@@ -956,8 +982,9 @@ _DILOCO_MISTAKES = {
 @task("8.6", "DiLoCo", points=4)
 def diloco(ranks, report: Report) -> None:
     """Nesterov's outer step, and rounds of local steps from the centre."""
-    for answer in report.answers(ranks, __name__, "probe_outer", seed=report.seed):
-        _judge_outer(report, answer.rank, answer.value, _outer_cases(report.seed + answer.rank))
+    seeds = [report.seed + rank for rank in range(ranks.n)]
+    for answer in report.answers(ranks, __name__, "probe_outer", each=to_each(seed=seeds)):
+        _judge_outer(report, answer.rank, answer.value, _outer_cases(seeds[answer.rank]))
     if report.found:
         return
     cases = _round_cases(report, rate=0.7, mom=0.6)
@@ -987,6 +1014,7 @@ def _judge_outer(report: Report, rank: int, value: dict, cases: list[tuple]) -> 
         }  # fmt: skip
         wrong = {said: gives for said, gives in wrong.items() if not same(gives, expected)}
         how = {"what": f"outer_step, rate {rate:.3g}, momentum {mom:.3g}", "form": "two tensors"}
+        how["tolerance"] = _exact(center)
         if not report.judge(rank, got, expected, table(wrong), **how):
             return
     said = "outer_step changes a tensor that it was given: make new ones"

@@ -22,7 +22,7 @@ from . import experts
 from . import shards as layers
 from .calls import Calls, inside, made, only, waited
 from .functions import Case, judge_calls
-from .groups import Partition, in_group, keywords, on, places, tried
+from .groups import WORLD, Partition, in_group, keywords, on, places, tried
 from .mistakes import Mistake, table
 from .model import use_model as use_model
 from .probe import answer_named, recorded, told
@@ -38,6 +38,7 @@ from .shards import (
     both_ways,
     cases_apart,
     cases_of,
+    composed,
     drawn,
     flat,
     judge_gradient,
@@ -122,13 +123,15 @@ def shards(ranks, report: Report) -> None:
                 ok = (
                     report.communication(rank, got["calls"], only())
                     and report.judge(
-                        rank, got["values"][0], part.tolist(), wrong, what=f"{what}: weight"
+                        rank, got["values"][0], part.tolist(), wrong, what=f"{what}: weight",
+                        tolerance=EXACT,
                     )
                     and report.judge(
-                        rank, got["values"][1], expected.tolist(), wrong_bias, what=f"{what}: bias"
+                        rank, got["values"][1], expected.tolist(), wrong_bias,
+                        what=f"{what}: bias", tolerance=EXACT,
                     )
                     and report.communication(rank, [], *views)
-                )
+                )  # fmt: skip
                 if not ok:
                     break
 
@@ -228,36 +231,47 @@ def operators(ranks, report: Report) -> None:
 @task("9.3", "the MLP, by columns and then by rows", points=3)
 def parallel_mlp(ranks, report: Report) -> None:
     """Equal to the MLP that was not split, with one all_reduce each way."""
-    cases = [case | {"name": "ParallelMLP"} for case in cases_of(report)]
-    for _, members, values in tried(ranks, report, layers.__name__, "probe_layer", cases):
-        judge_layer(report, "ParallelMLP", members, values)
+    _judge_layers(ranks, report, "ParallelMLP")
     if not report.found:
-        for _, members, values in tried(ranks, report, __name__, "probe_linears", cases_of(report)):
-            _judge_linears(report, members, values)
+        cases = [case | {"common": report.seed} for case in cases_apart(report)]
+        for case, members, values in tried(ranks, report, __name__, "probe_linears", cases):
+            _judge_linears(report, members, values, seeds_of(case, members))
+
+
+def _judge_layers(ranks, report: Report, name: str) -> None:
+    """A layer in groups of which each rank knows its own shard only."""
+    given = {"name": name, "common": report.seed}
+    cases = [case | given for case in cases_apart(report)]
+    for case, members, values in tried(ranks, report, layers.__name__, "probe_layer", cases):
+        judge_layer(report, name, members, values, seeds_of(case, members))
+
+
+def _linears() -> nn.Module:
+    return nn.ModuleDict({name: nn.Linear(WIDE, NARROW) for name in ("up", "down")})
 
 
 @in_group
-def probe_linears(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
+def probe_linears(user_ns: dict, *, rank: int, group, partition, seed: int, common: int) -> dict:
     """`ColumnLinear` and `RowLinear` alone: results, and what they communicate."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
-    linear, found = made_module(seed, nn.Linear, WIDE, NARROW), {}
-    x, upstream = drawn(seed + 1, 2, WIDE), drawn(seed + 2, 2, NARROW)
-    for name, own, up in (
-        ("ColumnLinear", x, upstream.chunk(p, 1)[place]),
-        ("RowLinear", x.chunk(p, 1)[place], upstream),
+    linears, found = composed(common, [seed] * p, _linears), {}
+    x, upstream = drawn(common + 1, 2, WIDE), drawn(common + 2, 2, NARROW)
+    for name, linear, own, up in (
+        ("ColumnLinear", linears["up"], x, upstream.chunk(p, 1)[place]),
+        ("RowLinear", linears["down"], x.chunk(p, 1)[place], upstream),
     ):
         layer = answer_named(user_ns, name)(linear, **keywords(partition, group))
         found[name] = both_ways(layer, own, up)
     return found
 
 
-def _judge_linears(report: Report, members: list[int], values: list[dict]) -> None:
-    linear = made_module(report.seed, nn.Linear, WIDE, NARROW)
-    y, p = linear(drawn(report.seed + 1, 2, WIDE)).detach(), len(members)
+def _judge_linears(report: Report, members: list[int], values: list[dict], seeds: list) -> None:
+    linears, p = composed(report.seed, seeds, _linears), len(members)
+    ys = [linears[name](drawn(report.seed + 1, 2, WIDE)).detach() for name in ("up", "down")]
     for place, (rank, value) in enumerate(zip(members, values, strict=True)):
         for name, reduced in (("ColumnLinear", 0), ("RowLinear", 1)):
             got, what = value[name], f"{name} by itself {on(members)}"
-            right = y if reduced else y.chunk(p, 1)[place]
+            right = ys[1] if reduced else ys[0].chunk(p, 1)[place]
             f_inside = "; f belongs in front of all that reads x, not into a layer"
             ok = (
                 report.communication(rank, got["forward"],
@@ -273,9 +287,7 @@ def _judge_linears(report: Report, members: list[int], values: list[dict]) -> No
 @task("9.4", "attention, by heads", points=2)
 def parallel_attention(ranks, report: Report) -> None:
     """Equal to the attention that was not split, with one all_reduce each way."""
-    cases = [case | {"name": "ParallelAttention"} for case in cases_of(report)]
-    for _, members, values in tried(ranks, report, layers.__name__, "probe_layer", cases):
-        judge_layer(report, "ParallelAttention", members, values)
+    _judge_layers(ranks, report, "ParallelAttention")
 
 
 # -- 9.5: the norm of all gradients ------------------------------------------------------------
@@ -464,13 +476,13 @@ def traffic(ranks, report: Report) -> None:
 
 # -- 9.7: a loss over classes that are split --------------------------------------------------
 
-SAMPLES, CLASSES = 6, 11
-
 
 def _logits(seed: int, scale: float) -> tuple[Tensor, Tensor]:
+    """Of 6 samples and 11 classes; large ones of 5 and 9."""
+    samples, classes = (6, 11) if scale == 1 else (5, 9)
     draw = torch.Generator().manual_seed(seed + 9)
-    labels = torch.randint(0, CLASSES, (SAMPLES,), generator=draw)
-    return scale * drawn(seed, SAMPLES, CLASSES), labels
+    labels = torch.randint(0, classes, (samples,), generator=draw)
+    return scale * drawn(seed, samples, classes), labels
 
 
 def _finite(value: object) -> bool:
@@ -511,21 +523,21 @@ def class_parallel_loss(ranks, report: Report) -> None:
         logits.requires_grad_()
         loss = functional.cross_entropy(logits, labels)
         loss.backward()
-        p, detached = len(members), logits.detach()
+        p, detached, samples = len(members), logits.detach(), len(labels)
         parts = logits.grad.tensor_split(p, dim=1)
         exps = detached.exp().sum(1)
-        picked = detached[range(SAMPLES), labels]
+        picked = detached[range(samples), labels]
         maxima = [one.max(1).values for one in detached.tensor_split(p, dim=1)]
         sums = [(one - most[:, None]).exp().sum(1) for one, most in
                 zip(detached.tensor_split(p, dim=1), maxima, strict=True)]  # fmt: skip
         edges = torch.tensor([one.shape[1] for one in detached.tensor_split(p, dim=1)]).cumsum(0)
         owner = torch.bucketize(labels, edges, right=True)  # the place that has the label's class
-        owners = torch.stack(maxima)[owner, range(SAMPLES)]
+        owners = torch.stack(maxima)[owner, range(samples)]
         what = f"with logits of a size of {scale:g}, {on(members)}"
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
             own = detached.tensor_split(p, dim=1)[place]
             wrong = table({
-                "this is a sum over the samples; take the mean": [loss.item() * SAMPLES],
+                "this is a sum over the samples; take the mean": [loss.item() * samples],
                 f"the loss is summed over the {p} ranks": [loss.item() * p],
                 "the classes of this rank only were summed: sum the exponentials over the ranks":
                     [(own.exp().sum(1).log() - picked).mean().item()],
@@ -544,16 +556,16 @@ def class_parallel_loss(ranks, report: Report) -> None:
             wrong_dx = table({
                 f"{p} times too large: it was summed over ranks that have the same loss":
                     expected * p if p > 1 else [],
-                "a sum over the samples": expected * SAMPLES,
+                "a sum over the samples": expected * samples,
                 "the exponentials' part only: the label's logit was cut off, by detach or in place":
-                    (detached.softmax(1) / SAMPLES).tensor_split(p, dim=1)[place].reshape(-1),
+                    (detached.softmax(1) / samples).tensor_split(p, dim=1)[place].reshape(-1),
             })  # fmt: skip
             many = sum(call["nbytes"] for call in value["forward"])
             allowed = rules_of({
                 f"{what}: {len(value['forward'])} all_reduces; three are enough: the maximum, the "
                 "sum, the label's logit": len(value["forward"]) > 3,
                 f"{what}: {many} bytes reduced; one number a sample and a time is enough: "
-                f"{3 * SAMPLES * BYTES} at most": many > 3 * SAMPLES * BYTES,
+                f"{3 * samples * BYTES} at most": many > 3 * samples * BYTES,
             })  # fmt: skip
             form = "the mean loss"
             _ = (
@@ -571,14 +583,18 @@ def class_parallel_loss(ranks, report: Report) -> None:
 # -- 9.8: the same with DTensor ---------------------------------------------------------------
 
 
-def probe_block(user_ns: dict, *, rank: int, seed: int, size: int) -> dict:
-    """A block that the student's plan has cut, on a mesh of the first ranks."""
+def probe_block(user_ns: dict, *, rank: int, seeds: list, common: int, size: int) -> dict:
+    """A block that the student's plan has cut, on a mesh of the first ranks.
+
+    seeds: of the shards. The first of the mesh, who hands them out, knows all; the others their
+    own, and stand-ins for the rest.
+    """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
     meshes = [DeviceMesh("cpu", list(range(k, k + size))) for k in range(0, 4, size)]
     mesh = meshes[rank // size]
-    block = made_module(seed, models.Block, WIDTH, HEADS, HIDDEN)
+    block = composed(common, seeds, models.Block, WIDTH, HEADS, HIDDEN)
     got = answer_named(user_ns, "parallelize")(block, mesh)
     if not isinstance(got, nn.Module):
         return {"returned": "nothing" if got is None else f"a {type(got).__name__}"}
@@ -588,11 +604,11 @@ def probe_block(user_ns: dict, *, rank: int, seed: int, size: int) -> dict:
         if "norm" not in name
     }
     missing = [name for name, shape in local.items() if shape is None]
-    whole = made_module(seed, models.Block, WIDTH, HEADS, HIDDEN)
+    whole = models.Block(WIDTH, HEADS, HIDDEN)
     odd = [name for name, shape in shapes(whole, size).items() if local.get(name, shape) != shape]
     if missing or odd:
         return {"missing": missing, "odd": odd}
-    found = both_ways(got, drawn(seed + 1, *INPUT), drawn(seed + 2, *INPUT))
+    found = both_ways(got, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
     grads = {name: p.grad for name, p in got.named_parameters()}
     grads = {n: g.to_local() if isinstance(g, DTensor) else g for n, g in grads.items()}
     return found | {
@@ -600,19 +616,30 @@ def probe_block(user_ns: dict, *, rank: int, seed: int, size: int) -> dict:
     }
 
 
+def _twin_of_block(common: int, seeds: list[int]) -> tuple[nn.Module, Tensor, Tensor]:
+    """The block that is not cut, with gradients; its input and output."""
+    block = composed(common, seeds, models.Block, WIDTH, HEADS, HIDDEN)
+    x = drawn(common + 1, *INPUT).requires_grad_()
+    y = block(x)
+    y.backward(drawn(common + 2, *INPUT))
+    return block, x, y
+
+
 @task("9.8", "the same with DTensor", points=2)
 def with_dtensor(ranks, report: Report) -> None:
     """A block of the model: as the twin, with two all_reduces each way."""
     for size in (4, 2):
-        block = made_module(report.seed, models.Block, WIDTH, HEADS, HIDDEN)
-        x = drawn(report.seed + 1, *INPUT).requires_grad_()
-        y = block(x)
-        y.backward(drawn(report.seed + 2, *INPUT))
-        replies = report.answers(ranks, __name__, "probe_block", seed=report.seed, size=size)
-        for reply in replies:
+        own, meshes = report.seeds(WORLD), [range(k, k + size) for k in range(0, WORLD, size)]
+        each = to_each(seeds=[
+            [own[r if rank in (r, members[0]) else rank] for r in members]
+            for members in meshes for rank in members
+        ])  # fmt: skip
+        twins = [_twin_of_block(report.seed, [own[r] for r in members]) for members in meshes]
+        given = {"each": each, "common": report.seed, "size": size}
+        for reply in report.answers(ranks, __name__, "probe_block", **given):
             rank, value = reply.rank, reply.value
-            members = list(range(rank // size * size, rank // size * size + size))
-            where = on(members)
+            block, x, y = twins[rank // size]
+            where = on(meshes[rank // size])
             expected = {
                 name: shard(name, p.grad, size, rank % size) if "norm" not in name else p.grad
                 for name, p in block.named_parameters()
@@ -657,7 +684,7 @@ def with_dtensor(ranks, report: Report) -> None:
 @task("9.9", "experts on other ranks", points=2)
 def expert_parallel(ranks, report: Report) -> None:
     """Tokens go to their experts and come back; those beyond the capacity stay behind."""
-    cases = [case | {"capacity": c} for case in cases_apart(report) for c in (2, experts.TOKENS)]
+    cases = [case | {"capacity": c} for case in cases_apart(report) for c in experts.CAPACITIES]
     for case, members, values in tried(ranks, report, experts.__name__, "probe_experts", cases):
         seeds = seeds_of(case, members)
         experts.judge(report, members, values, seeds, case["capacity"])

@@ -76,10 +76,14 @@ LARGE = 1500
 
 
 @in_group
-def probe_naive(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
-    """One minibatch through the stages. Each has layers of its own seed."""
+def probe_naive(
+    user_ns: dict, *, rank: int, group, partition, seed: int, n: int, single: bool
+) -> dict:
+    """One minibatch of n samples through the stages. Each has layers of its own seed."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
-    piece, (x, labels) = Piece(seed, place, p), drawn(seed)
+    piece, (x, labels) = Piece(seed, place, p), drawn(seed, n)
+    if single:
+        piece, x = piece.float(), x.float()
     if place:  # only the first stage may use what is in x
         x = torch.full_like(x, float("nan"))
     function = answer_named(user_ns, "train_naively")
@@ -125,17 +129,19 @@ def _seeds_of(case: dict, members: Sequence[int]) -> tuple[int, ...]:
     return tuple(case["each"][rank]["seed"] for rank in members)
 
 
-def _sizes(members: Sequence[int], place: int, n: int) -> list[tuple[str, int, int]]:
-    """Messages of one minibatch: operation, rank, bytes."""
+def _sizes(
+    members: Sequence[int], place: int, n: int, of_one: int = BYTES
+) -> list[tuple[str, int, int]]:
+    """Messages of one minibatch: operation, rank, bytes. ``of_one``: bytes of a number."""
     p, wanted = len(members), []
     width = [FEATURES[s * 4 // p] for s in range(p)]
     if place:
-        wanted.append(("recv", members[place - 1], n * width[place] * BYTES))
+        wanted.append(("recv", members[place - 1], n * width[place] * of_one))
     if place < p - 1:
-        there, nbytes = members[place + 1], n * width[place + 1] * BYTES
+        there, nbytes = members[place + 1], n * width[place + 1] * of_one
         wanted += [("send", there, nbytes), ("recv", there, nbytes)]
     if place:
-        wanted.append(("send", members[place - 1], n * width[place] * BYTES))
+        wanted.append(("send", members[place - 1], n * width[place] * of_one))
     return wanted
 
 
@@ -195,13 +201,16 @@ def explained(report: Report) -> None:
 def train_naively(ranks, report: Report) -> None:
     """The twin's gradients, with four messages at most."""
     each = to_each(seed=report.seeds(WORLD))
-    cases = [{"partition": partition, "each": each} for partition in PARTITIONS]
+    cases = [{"partition": partition, "each": each, "n": n, "single": single}
+             for partition, n, single in zip(PARTITIONS, (24, 17, 9), (False, False, True),
+                                             strict=True)]  # fmt: skip
     for case, members, values in tried(ranks, report, __name__, "probe_naive", cases):
         p, where, seeds = len(members), on(members), _seeds_of(case, members)
-        gradients, loss = twin(seeds)
+        n, exact = case["n"], 1e-4 if case["single"] else EXACT
+        gradients, loss = twin(seeds, n=n)
         for place, rank in enumerate(members):
             value = values[place]
-            wanted = _sizes(members, place, IMAGES)
+            wanted = _sizes(members, place, n, BYTES // 2 if case["single"] else BYTES)
             ok = report.communication(
                 rank, value["calls"], only("send", "recv"), inside(members),
                 messages(*[(op, peer) for op, peer, _ in wanted], in_order=False),
@@ -211,15 +220,15 @@ def train_naively(ranks, report: Report) -> None:
             ok = ok and report.communication(
                 rank, [], *rules_of({said + "forward, one backward": value["events"] != ["F", "B"]})
             )
-            wrong = _wrong_gradients(seeds, place)
-            how = {"what": f"gradients of stage {place} {where}", "tolerance": EXACT}
+            wrong = _wrong_gradients(seeds, place, n=n)
+            how = {"what": f"gradients of stage {place} {where}", "tolerance": exact}
             ok = ok and report.judge(rank, value["gradient"], gradients[place], wrong, **how)
             if not ok:
                 continue
             if place == p - 1:
                 losses = table({
                     "this is the sum over the samples; cross_entropy has the mean":
-                        loss * IMAGES,
+                        loss * n,
                     f"divided by {p} stages": loss / p if p > 1 else None,
                 })  # fmt: skip
                 losses.append(Mistake(lambda v: isinstance(v, str | list),

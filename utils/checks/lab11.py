@@ -24,7 +24,7 @@ from .calls import Calls, Rule, inside, made, only, waited
 from .groups import enough, group_of, in_group, keywords, on, tried
 from .mistakes import Mistake, short, table
 from .model import use_model as use_model
-from .pipelines import IMAGES, Piece, drawn, gradient_of, twin, whole
+from .pipelines import Piece, drawn, gradient_of, twin, whole
 from .probe import answer_named, as_dict, recorded, told
 from .replicas import rules_of
 from .sharding import (
@@ -213,11 +213,13 @@ def axes_of(grid: Sequence, rank: int) -> Iterator[list]:
         yield [stack.enter_context(group_of(partition, rank)) for partition in grid]
 
 
-def probe_hybrid(user_ns: dict, *, rank: int, seed: int, grid: list, microbatches: int) -> dict:
+def probe_hybrid(
+    user_ns: dict, *, rank: int, seed: int, grid: list, microbatches: int, samples: int
+) -> dict:
     """One step of a grid of pipelines; the seed is that of this rank's stage."""
     with axes_of(grid, rank) as (pp, dp):
         piece = Piece(seed, dist.get_rank(pp), dist.get_world_size(pp))
-        x, labels = drawn(seed)
+        x, labels = drawn(seed, samples)
         function = answer_named(user_ns, "hybrid_step")
         loss, calls = recorded(function, piece, x, labels, microbatches, pp, dp)
     forwards = piece.log.events.count("F")
@@ -255,26 +257,29 @@ def pipeline_data(ranks, report: Report) -> None:
     """Gradients and loss of the twin; messages and averages on their own axis."""
     if not enough(ranks, report, WORLD):
         return
-    for grid, m in zip(GRIDS, (4, 2, 1), strict=True):
+    for grid, m, n in zip(GRIDS, (4, 2, 1), (24, 12, 18), strict=True):
         seeds = tuple(report.seeds(len(grid[0][0])))  # of each stage
         of_ranks = [seeds[mine(grid[0], rank).index(rank)] for rank in range(WORLD)]
         asked = {"each": to_each(seed=of_ranks), "grid": grid, "microbatches": m}
+        asked["samples"] = n
         for answer in report.answers(ranks, __name__, "probe_hybrid", **asked):
-            _judge_hybrid(report, answer.rank, answer.value, *grid, m, seeds)
+            _judge_hybrid(report, answer.rank, answer.value, *grid, m, seeds, n)
         if report.found:
             break
     _explained(report)
 
 
-def _judge_hybrid(report: Report, rank: int, value: dict, pipes, columns, m, seeds) -> None:
+def _judge_hybrid(
+    report: Report, rank: int, value: dict, pipes, columns, m, seeds, images: int
+) -> None:
     pp, dp = mine(pipes, rank), mine(columns, rank)
     s, p, d, n = pp.index(rank), len(pp), dp.index(rank), len(dp)
     where = f"{n} pipelines of {p} stages"
-    gradients, loss = twin(seeds)
-    right, size = gradients[s], IMAGES // n
+    gradients, loss = twin(seeds, n=images)
+    right, size = gradients[s], images // n
 
-    def of(samples: slice) -> tuple[list[float], float]:
-        return _part(seeds, s, samples)
+    def of(samples: slice, labelled: slice | None = None) -> tuple[list[float], float]:
+        return _part(seeds, images, s, samples, labelled)
 
     own, own_loss = of(slice(d * size, (d + 1) * size))
     wrong = table({
@@ -290,7 +295,7 @@ def _judge_hybrid(report: Report, rank: int, value: dict, pipes, columns, m, see
         "all replicas have trained on the first piece of the minibatch: replica d has the d-th":
             of(slice(0, size))[0] if n > 1 else [],
         "the minibatch was cut by stages: each replica has a piece, and its stages share it":
-            _part(seeds, s, slice(0, IMAGES // p), slice(IMAGES - IMAGES // p, IMAGES))[0]
+            of(slice(0, images // p), slice(images - images // p, images))[0]
             if p > 1 else [],
         f"{m} times too small: run_schedule divides by the microbatches already":
             [g / m for g in right] if m > 1 else [],
@@ -326,10 +331,10 @@ def _judge_hybrid(report: Report, rank: int, value: dict, pipes, columns, m, see
 
 
 def _part(
-    seeds: tuple[int, ...], s: int, samples: slice, labelled: slice | None = None
+    seeds: tuple[int, ...], n: int, s: int, samples: slice, labelled: slice | None
 ) -> tuple[list[float], float]:
     """The gradient of a stage, and the loss, of some samples; with others' labels by mistake."""
-    pieces, (x, labels) = whole(seeds)
+    pieces, (x, labels) = whole(seeds, n)
     x, labels = x[samples], labels[labelled or samples]
     for piece in pieces:
         x = piece(x)
@@ -836,7 +841,7 @@ PAIRS = ([[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]])
 
 @in_group
 def probe_offload(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
-    """Two steps of a device and its host."""
+    """Two steps of a device and its host; the seed is that of its samples, or of its weights."""
     from torch_mpi.record import log
 
     place, order = dist.get_rank(group), Layers(DEEP, *batch(seed, 0)).order
@@ -929,10 +934,12 @@ def _host_rules(notes: list, order: list[int]) -> list[Rule]:
 @task("11.7", "offload with prefetch and early update", points=4)
 def offload(ranks, report: Report) -> None:
     """The twin's weights; what is started, waited for and held, and when."""
-    cases = [{"partition": partition, "seed": report.seed} for partition in PAIRS]
+    seeds = report.seeds(WORLD)
+    cases = [{"partition": partition, "each": to_each(seed=seeds)} for partition in PAIRS]
     for _, members, values in tried(ranks, report, __name__, "probe_offload", cases, world=WORLD):
-        order = Layers(DEEP, *batch(report.seed, 0)).order
-        losses, weights = offloaded(report.seed)
+        device, host = (seeds[rank] for rank in members)
+        order = Layers(DEEP, *batch(device, 0)).order
+        losses, weights = offloaded(device, host)
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
             ok = all(
                 report.communication(rank, calls, only("send", "recv"), inside(members),
@@ -950,12 +957,12 @@ def offload(ranks, report: Report) -> None:
                 report.judge(rank, value["losses"], losses, wrong, what="the losses",
                              tolerance=EXACT)  # fmt: skip
             elif ok:
-                _judge_rows(report, rank, value["weights"], weights)
+                _judge_rows(report, rank, value["weights"], weights, host)
     _explained(report)
 
 
-def _judge_rows(report: Report, rank: int, got: list, expected: list) -> None:
-    begin = [row.tolist() for row in host_rows(report.seed)]
+def _judge_rows(report: Report, rank: int, got: list, expected: list, seed: int) -> None:
+    begin = [row.tolist() for row in host_rows(seed)]
     for i, row in enumerate(expected):
         wrong = table({
             "the weights have not changed: put the gradient into weights[i].grad before the step":

@@ -20,9 +20,9 @@ from .calls import Calls, only
 from .groups import enough
 from .mistakes import Mistake, is_number, same, table
 from .model import use_model as use_model
-from .probe import answer_named, recorded, told
+from .probe import answer_named, fingerprint, recorded, told
 from .replicas import rules_of
-from .task import Report, task
+from .task import Report, task, to_each
 
 WORLD = 4
 #: Bits of a masked entry that are counted, and how far the counts may be from equal ones: chi²
@@ -255,10 +255,10 @@ def train_locally(ranks, report: Report) -> None:
 
 
 def _updates(seed: int, counts: dict[int, float]) -> tuple[torch.Tensor, dict]:
-    draw = seeded(seed)
-    weights = torch.randn(6, generator=draw, dtype=torch.float64)
+    draw, size = seeded(seed), 5 + len(counts)
+    weights = torch.randn(size, generator=draw, dtype=torch.float64)
     return weights, {
-        c: (n, torch.randn(6, generator=draw, dtype=torch.float64)) for c, n in counts.items()
+        c: (n, torch.randn(size, generator=draw, dtype=torch.float64)) for c, n in counts.items()
     }
 
 
@@ -322,11 +322,11 @@ def fedavg(ranks, report: Report) -> None:
 # -- 12.5 -------------------------------------------------------------------------------------
 
 
-def probe_round(user_ns: dict, *, rank: int, first: int) -> list:
+def probe_round(user_ns: dict, *, rank: int, first: int, seed: int) -> list | dict:
     """Three rounds: the student's server, the check's clients."""
     if rank == clients.SERVER:
-        return clients.play_server(user_ns, first)
-    return clients.play_clients(user_ns, rank, first)
+        return clients.play_server(user_ns, first, seed)
+    return clients.play_clients(user_ns, rank, first, seed)
 
 
 @task("12.5", "a round with a deadline", points=4)
@@ -334,17 +334,23 @@ def run_round(ranks, report: Report) -> None:
     """Everybody in time is in, nobody else is, and nothing that is open is forgotten."""
     if not enough(ranks, report, WORLD):
         return
-    first = report.seed % 50
-    answers = report.answers(ranks, __name__, "probe_round", first=first)
+    first, seeds = report.seed % 50, report.seeds(WORLD)
+    each = to_each(seed=seeds)
+    answers = report.answers(ranks, __name__, "probe_round", first=first, each=each)
     if not answers:
         if not report.open:
             _explain_round(report)
         return
     for answer in answers[1:]:
-        for said in answer.value:
+        others = [
+            f"round {t}: client {client} got other weights than the argument"
+            for t, client, got in answer.value["got"]
+            if got != fingerprint(clients.weights_of(t, seeds[clients.SERVER]))
+        ]
+        for said in [*answer.value["said"], *others]:
             report.problem(said, clients.SERVER, "communication")
     for t, (plan, value) in enumerate(zip(clients.ROUNDS, answers[0].value, strict=True), first):
-        if report.found or not _judge_round(report, t, plan, value):
+        if report.found or not _judge_round(report, t, plan, value, seeds):
             return
 
 
@@ -362,7 +368,7 @@ def _home(client: int) -> int:
     return 1 + client % 3
 
 
-def _judge_round(report: Report, t: int, plan: clients.Round, value: dict) -> bool:
+def _judge_round(report: Report, t: int, plan: clients.Round, value: dict, seeds: list) -> bool:
     """One round of the server's; False where something is wrong."""
     where = f"round {t}, clients {list(plan.chosen)}, {plan.seconds:g} s"
     expected = plan.in_time(_home)
@@ -385,7 +391,7 @@ def _judge_round(report: Report, t: int, plan: clients.Round, value: dict) -> bo
         return wrong(f"the update of client {missing[0]} came in time and is not among the updates."
                      " Is all handed out before anything is waited for?")  # fmt: skip
     for client in expected:
-        n, delta = clients.update_of(t, client)
+        n, delta = clients.update_of(t, client, seeds[_home(client)])
         right = [n, len(delta), delta[0].item(), delta[-1].item()]
         if said := _wrong_update(updates[str(client)], right, t):
             return wrong(f"client {client}: {said}")
@@ -602,6 +608,8 @@ def mismatch(ranks, report: Report) -> None:
 MANY = 40_000
 #: Clients, bound, noise multiplier: all wrong formulas differ with these.
 NOISE = (5, 0.5, 3.0)
+#: The bound of a mean without noise.
+QUIET = 0.75
 
 
 def _deltas(seed: int) -> list[torch.Tensor]:
@@ -618,7 +626,8 @@ def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
     deltas = _deltas(seed)
     clips = [told(clip(delta, 1.0)) for delta in deltas]
     changed = [not torch.equal(*both) for both in zip(deltas, _deltas(seed), strict=True)]
-    quiet = told(mean(_deltas(seed), 1.0, 0.0, seeded(seed)))
+    quiet = told(mean(_deltas(seed), QUIET, 0.0, seeded(seed)))
+    few = mean([torch.zeros(7)], 1.0, 1.0, seeded(seed))
     m, bound, z = NOISE
     noises = []
     for own in (seed, seed, seed + 1):
@@ -630,6 +639,7 @@ def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
         "clips": clips,
         "changed": any(changed),
         "quiet": quiet,
+        "few": len(few),
         "noise": {"std": spread, "mean": first.mean().item(), "size": len(first),
                   "fourth": ((first - first.mean()) / max(spread, 1e-30)).pow(4).mean().item()},
         "again": torch.equal(noises[0], noises[1]),
@@ -649,14 +659,16 @@ def private_mean(ranks, report: Report) -> None:
             for one in zip(value["clips"], deltas, right, strict=True)
         ) and report.communication(rank, [], *rules_of({
             "clipped changed its argument: return a new tensor": value["changed"]}))  # fmt: skip
-        mean, plain = sum(right) / len(right), sum(deltas) / len(deltas)
+        short = [QUIET * delta / max(delta.norm().item(), QUIET) for delta in deltas]
+        mean, plain = sum(short) / len(short), sum(deltas) / len(deltas)
         wrong = table({
             "the updates are not clipped": plain,
             "this is clipped after averaging: clip each update first":
-                plain * min(1.0, 1 / plain.norm().item()),
-            "this is the sum: divide by the number of updates": sum(right),
+                plain * min(1.0, QUIET / plain.norm().item()),
+            "this is the sum: divide by the number of updates": sum(short),
+            "the bound is the argument bound, not 1": sum(right) / len(right),
         })  # fmt: skip
-        what = {"what": "private_mean with z = 0", "form": "the mean"}
+        what = {"what": f"private_mean with z = 0, bound {QUIET}", "form": "the mean"}
         if ok and report.judge(rank, value["quiet"], mean.tolist(), wrong, **what):
             _judge_noise(report, rank, value)
 
@@ -693,7 +705,9 @@ def _judge_noise(report: Report, rank: int, value: dict) -> None:
     }
     where = f"{m} updates, S = {bound:g}, z = {z:g}: "
     found = f"the noise has a standard deviation of {std:.3g}, expected {right:.3g}"
-    if noise["size"] != MANY:
+    if value["few"] != 7:
+        report.problem(f"an update of 7 weights gave a mean of {value['few']}", rank)
+    elif noise["size"] != MANY:
         report.problem(f"{where}expected {MANY} entries, got {noise['size']}", rank)
     elif not abs(std - right) <= NOISE_TOLERANCE * right:  # so nan is wrong
         near = (s for s, f in factors.items() if abs(std - f) <= NOISE_TOLERANCE * f + 1e-9)
@@ -736,6 +750,7 @@ def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
     if set(kinds) != {"int32"}:
         return {"kinds": kinds}
     own = [(one * user_ns["SCALE"]).round().to(torch.int32) for one in updates]
+    few = mask(updates[0][:50].clone(), 2, list(TAKING_PART), t)
     alone = mask(updates[0].clone(), 2, [2], t)
     again = mask(updates[0].clone(), 2, list(TAKING_PART), t + 1)
     total = hidden[0] + hidden[1] + hidden[2] + hidden[3]
@@ -749,6 +764,7 @@ def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
         "chi2": [_chi2(one) for one in hidden],
         "bare": [k for k, (h, o) in enumerate(zip(hidden, own, strict=True)) if torch.equal(h, o)],
         "alone": (alone - own[0]).abs().max().item() if alone.dtype == torch.int32 else None,
+        "few": list(few.shape),
         "renewed": not torch.equal(again, hidden[0]),
     }  # fmt: skip
 
@@ -790,6 +806,8 @@ def _wrong_masks(value: dict) -> str | None:
     if value["bare"]:
         who = TAKING_PART[value["bare"][0]]
         return f"the message of client {who} is its update without any mask: one for each other"
+    if value["few"] != [50]:
+        return f"the message of an update of 50 numbers has the shape {value['few']}"
     quantum = 2.0**-20
     if value["alone"] is None or value["alone"] > 1:
         return (

@@ -26,6 +26,8 @@ from typing import Any
 
 #: How far two numbers may be apart, as a share of the expected one.
 TOLERANCE = 1e-5
+#: The same for double precision: what has passed through float32 is further off.
+EXACT = 1e-10
 #: Letters of a list that is shown whole.
 _WHOLE = 60
 

@@ -18,6 +18,8 @@ from torch.nn import functional
 
 from utils.schedules import one_f_one_b, planned
 
+from .probe import in_double
+
 FEATURES, CLASSES, IMAGES = (6, 5, 7, 4, 3), 3, 24
 RATE = 0.3
 
@@ -66,7 +68,7 @@ class Piece(nn.Module):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            whole = [nn.Linear(*FEATURES[k : k + 2]).double() for k in range(4)]
+            whole = [in_double(nn.Linear(*FEATURES[k : k + 2])) for k in range(4)]
         first, last = place * 4 // p, (place + 1) * 4 // p
         self.linear, self.last = nn.ModuleList(whole[first:last]), last == 4
         self.features, self.log = FEATURES[first], StageLog()

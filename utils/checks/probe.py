@@ -11,6 +11,7 @@ from utils.cluster.plain import plain
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 
 def answer_named(user_ns: dict, name: str) -> Any:
@@ -97,9 +98,26 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(about + row.numpy().tobytes()).hexdigest()
 
 
-def integers(seed: int, *shape: int, low: int = -50, high: int = 50) -> torch.Tensor:
-    """Whole numbers as float32, so that sums are exact; the same for the same seed."""
+def numbers(
+    seed: int, *shape: int, low: int = -50, high: int = 50, double: bool = False
+) -> torch.Tensor:
+    """Eighths as float32: their sums are exact, and whole numbers lose something of them.
+
+    The same for the same seed. In double precision with digits that float32 loses.
+    """
     import torch  # the checks of a kernel that compare numbers only do without
 
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(low, high, shape, generator=generator).float()
+    row = torch.randint(8 * low, 8 * high, shape, generator=generator) / 8
+    return row.double() * (1 + 2.0**-30) if double else row
+
+
+def in_double(module: nn.Module) -> nn.Module:
+    """The module in double precision, with digits of its weights that float32 loses."""
+    import torch
+
+    module = module.double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1 + 2.0**-30)
+    return module

@@ -33,9 +33,10 @@ def net(seed: int, sizes: Sequence[int] = (6, 8, 8, 4)) -> nn.Sequential:
 
 
 def samples(seed: int, count: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Images [count, 1, 2, 3] and labels int64 [count] of 4 classes."""
+    """Images [count, 1, 2, 3], [count, 3, 2] in double precision; labels int64 [count], 0 to 3."""
     draw = torch.Generator().manual_seed(seed)
-    images = torch.randn(count, 1, 2, 3, generator=draw, dtype=torch.float64).to(dtype)
+    shape = (3, 2) if dtype == torch.float64 else (1, 2, 3)
+    images = torch.randn(count, *shape, generator=draw, dtype=torch.float64).to(dtype)
     return images, torch.randint(0, 4, (count,), generator=draw)
 
 
@@ -196,6 +197,20 @@ def misshared(
         f"each sample must be on one rank, once{same_size}. The models got {said}. The part "
         "depends on dist.get_rank(group) and dist.get_world_size(group)"
     )
+
+
+def composed(own: Sequence[tuple[Tensor, Tensor]], steps: Sequence[dict]) -> tuple[Tensor, Tensor]:
+    """The minibatch in which each sample is that of the rank whose model got it.
+
+    Args:
+        own: minibatches of the same size, of each member one, which the others do not know.
+        steps: of each member what :func:`taken` told. What they got by mistake is the first one's.
+    """
+    images, labels = own[0][0].clone(), own[0][1].clone()
+    for step, (theirs, of_theirs) in zip(steps, own, strict=True):
+        part = [k for k in itertools.chain(*step["passes"]) if 0 <= k < len(labels)]
+        images[part], labels[part] = theirs[part], of_theirs[part]
+    return images, labels
 
 
 def scaled(row: Tensor, like: Tensor) -> list[float]:

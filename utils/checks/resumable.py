@@ -86,7 +86,11 @@ class Survivor:
         generator = torch.Generator().manual_seed(seed + step)
         self.step = step
         self.asked: list[int] = []
-        self._tensors = [torch.randn(n, generator=generator) for n in (5, 3, 5, 3)]
+        kinds = (torch.float32, torch.float32, torch.float64, torch.float64)
+        self._tensors = [
+            torch.randn(n, generator=generator, dtype=kind)
+            for n, kind in zip((5, 3, 5, 3), kinds, strict=True)
+        ]
 
     def tensors(self) -> list[torch.Tensor]:
         """Weights, then momentum."""

@@ -17,14 +17,12 @@ import torch.distributed as dist
 
 from .calls import only, waited
 from .mistakes import Mistake, same
-from .probe import answer_named, integers, recorded, told
-from .task import Report
+from .probe import answer_named, numbers, recorded, told
+from .task import Report, to_each
 
 # Ranks of lab 07, the server among them.
 WORLD = 6
 SERVER = 0
-# Numbers of a toy model; a header has one.
-SIZE = 7
 RATES = (0.5, 0.25, 0.125)
 # Seconds between two looks of a slow worker.
 LOOK = 0.0002
@@ -35,9 +33,19 @@ LEFT = (
 )
 
 
-def toy_gradient(weights: torch.Tensor, worker: int, k: int) -> torch.Tensor:
-    """What a worker hands in as its k-th gradient: tells from which weights, from whom, when."""
-    return 0.5 * weights - (10.0 * worker + k)
+def blank(workers: int) -> torch.Tensor:
+    """Weights that nobody has set yet, of another length and type where there are fewer workers."""
+    return torch.empty(4 + workers, dtype=torch.float64 if workers < 3 else torch.float32)
+
+
+def filled(seed: int, workers: int) -> torch.Tensor:
+    """Weights of this seed."""
+    return numbers(seed, len(blank(workers))).to(blank(workers).dtype)
+
+
+def toy_gradient(weights: torch.Tensor, seed: int, k: int) -> torch.Tensor:
+    """The k-th gradient of the worker with this seed, which no other rank is told."""
+    return 0.5 * weights - numbers(seed + k, len(weights)).to(weights.dtype)
 
 
 def enough(ranks, report: Report) -> bool:
@@ -52,19 +60,19 @@ def rate_of(seed: int) -> float:
     return RATES[seed % len(RATES)]
 
 
-def _toy_worker(worker: int, steps: int, looks: int) -> list[list[float]]:
+def _toy_worker(seed: int, workers: int, steps: int, looks: int) -> list[list[float]]:
     """Work for so many steps, then leave; returns the weights that came.
 
     A worker looks so many times for new weights before it hands in what it has: time in which
     others go on.
     """
-    got, weights = [], torch.empty(SIZE)
+    got, weights = [], blank(workers)
     request = dist.irecv(weights, SERVER)
     for k in range(steps):
         request.wait()
         got.append(weights.tolist())
-        gradient = toy_gradient(weights, worker, k)
-        request = dist.irecv(weights := torch.empty(SIZE), SERVER)
+        gradient = toy_gradient(weights, seed, k)
+        request = dist.irecv(weights := blank(workers), SERVER)
         for _ in range(looks):
             request.is_completed()
             time.sleep(LOOK)
@@ -79,15 +87,18 @@ def _toy_worker(worker: int, steps: int, looks: int) -> list[list[float]]:
 def probe_server(
     user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, rate: float, more: dict
 ) -> dict:
-    """A server of the student's, with workers of the check's: ``jobs`` has (rank, steps, looks)."""
+    """A server of the student's, with workers of the check's: ``jobs`` has (rank, steps, looks).
+
+    seed: of the server's weights, or of this worker's gradients.
+    """
     mine = next((job for job in jobs if job[0] == rank), None)
     if rank == SERVER:
-        weights, workers = integers(seed, SIZE), [worker for worker, *_ in jobs]
+        weights, workers = filled(seed, len(jobs)), [worker for worker, *_ in jobs]
         bound = {"bound": math.inf if more["bound"] is None else more["bound"]} if more else {}
         function = answer_named(user_ns, name)
         result, calls = recorded(function, weights, workers, rate, *bound.values())
         return {"weights": weights, "result": told(result), "calls": calls}
-    return {"got": _toy_worker(*mine)} if mine else {}
+    return {"got": _toy_worker(seed, len(jobs), *mine[1:])} if mine else {}
 
 
 @dataclass
@@ -97,17 +108,20 @@ class Replay:
     Attributes:
         events: ("send", w), ("gradient", w) and ("leave", w) in their order.
         got: of each worker, the weights that it was sent.
+        seeds: of each rank.
         rate: the learning rate.
     """
 
     events: list[tuple[str, int]]
     got: dict[int, list[list[float]]]
-    start: torch.Tensor
+    seeds: Sequence[int]
     rate: float
     workers: Sequence[int] = field(init=False)
+    start: torch.Tensor = field(init=False)
 
     def __post_init__(self):
         self.workers = sorted(self.got)
+        self.start = filled(self.seeds[SERVER], len(self.got))
 
     def gradients(self) -> Iterator[tuple[str, int, torch.Tensor | None]]:
         """The events, with the gradient that came."""
@@ -116,7 +130,8 @@ class Replay:
             gradient = None
             if kind == "gradient":
                 k = count[worker]
-                gradient = toy_gradient(torch.tensor(self.got[worker][k]), worker, k)
+                at = torch.tensor(self.got[worker][k], dtype=self.start.dtype)
+                gradient = toy_gradient(at, self.seeds[worker], k)
                 count[worker] += 1
             yield kind, worker, gradient
 
@@ -210,7 +225,9 @@ def served(
 ) -> tuple[dict, Replay] | None:
     """Ask a server; its answer and the replay, where it came to an end and broke no first rule."""
     rate = rate_of(report.seed)
-    given = {"name": name, "seed": report.seed, "jobs": jobs, "rate": rate, "more": bound or {}}
+    seeds = report.seeds(ranks.n)
+    given = {"name": name, "each": to_each(seed=seeds), "jobs": jobs, "rate": rate}
+    given["more"] = bound or {}
     answers = report.answers(ranks, __name__, "probe_server", **given)
     workers = [worker for worker, *_ in jobs]
     hint_if_stuck(report, f"workers = {workers}: {LEFT}{hint}. What came of it:")
@@ -222,7 +239,7 @@ def served(
     if report.found or not report.communication(SERVER, server["calls"], *rules):
         return None
     got = {worker: answers[worker].value["got"] for worker in workers}
-    return server, Replay(events, got, integers(report.seed, SIZE), rate)
+    return server, Replay(events, got, seeds, rate)
 
 
 def _inside(workers: list[int]):
@@ -341,8 +358,8 @@ def judge_rows(report: Report, server: dict, replay: Replay) -> None:
 class Counted:
     """Of a student's worker: how often it asked for more, and computed."""
 
-    def __init__(self, worker: int, steps: int):
-        self.worker, self.left, self.computed, self.seen = worker, steps, 0, []
+    def __init__(self, seed: int, steps: int):
+        self.seed, self.left, self.computed, self.seen = seed, steps, 0, []
         self.allowed = True
 
     def more(self) -> bool:
@@ -360,50 +377,56 @@ class Counted:
             )
         self.seen.append(weights.tolist())
         self.computed += 1
-        return toy_gradient(weights, self.worker, self.computed - 1)
+        return toy_gradient(weights, self.seed, self.computed - 1)
 
 
-def weights_for(seed: int, worker: int, k: int) -> torch.Tensor:
-    """What the check's server sends a worker for its k-th gradient."""
-    return integers(seed + 100 * worker + k, SIZE)
+def weights_for(seed: int, worker: int, k: int, like: int) -> torch.Tensor:
+    """What the check's server sends a worker for its k-th gradient; ``like`` as for `blank`."""
+    return filled(seed + 100 * worker + k, like)
 
 
-def _toy_server(seed: int, jobs: list, most: int) -> dict[str, list]:
+def _toy_server(seed: int, jobs: list, most: int, like: int) -> dict[str, list]:
     """Send each worker fresh weights until it leaves; what each has handed in."""
     handed: dict[str, list] = {str(worker): [] for worker, *_ in jobs}
     here = [worker for worker, *_ in jobs]
     for k in range(most):
         for worker in here:
-            dist.send(weights_for(seed, worker, k), worker)
+            dist.send(weights_for(seed, worker, k, like), worker)
         for worker in list(here):
             dist.recv(header := torch.empty(1), worker)
             if header.item() == 0:
                 here.remove(worker)
             else:
-                dist.recv(gradient := torch.empty(SIZE), worker)
+                dist.recv(gradient := blank(like), worker)
                 handed[str(worker)].append(gradient.tolist())
     return handed
 
 
-def probe_work(user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, more: list) -> dict:
-    """A worker of the student's, with a server of the check's."""
+def probe_work(
+    user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, more: list, like: int
+) -> dict:
+    """A worker of the student's, with a server of the check's; seeds as for `probe_server`."""
     steps = {worker: count for worker, count, _ in jobs}
     if rank == SERVER:
-        return {"handed": _toy_server(seed, jobs, max(steps.values()) + 1)}
+        return {"handed": _toy_server(seed, jobs, max(steps.values()) + 1, like)}
     if rank not in steps:
         return {}
-    counted = Counted(rank, steps[rank])
+    counted = Counted(seed, steps[rank])
     function = answer_named(user_ns, name)
-    _, calls = recorded(function, counted.compute, torch.empty(SIZE), counted.more, *more)
+    _, calls = recorded(function, counted.compute, blank(like), counted.more, *more)
     return {"seen": counted.seen, "calls": calls}
 
 
-def ask_worker(ranks, report: Report, name: str, more: Sequence = ()) -> tuple[list, list]:
-    """The jobs and the answers of :func:`probe_work`; none where something is wrong already."""
+def ask_worker(
+    ranks, report: Report, name: str, seeds: Sequence[int], like: int, more: Sequence = ()
+) -> tuple[list, list]:
+    """The jobs and the answers of :func:`probe_work`; none where something is wrong already.
+
+    seeds: of each rank. The server alone knows the weights before it sends them.
+    """
     jobs = jobs_of(report.seed, [1, 2, 3], 3)
-    # The server alone knows the weights before it sends them.
-    each = [{"seed": report.seed if rank == SERVER else 0} for rank in range(ranks.n)]
-    given = {"name": name, "each": each, "jobs": jobs, "more": list(more)}
+    given = {"name": name, "each": to_each(seed=seeds), "jobs": jobs, "more": list(more)}
+    given["like"] = like
     answers = report.answers(ranks, __name__, "probe_work", **given)
     found = [kind for _, kind, _ in report.found]
     if "unreceived" in found:

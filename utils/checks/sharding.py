@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from utils.memory import Meter
 from utils.offload import Layers, rows_of, step_on
 
-from .probe import as_dict, told
+from .probe import as_dict, in_double, told
 
 #: Features of the small model, and of the chain whose memory is metered.
 SMALL, CHAIN, WIDE = (5, 4, 6, 3), 24, 48
@@ -30,7 +30,7 @@ def layers_of(seed: int, sizes: Sequence[int] = SMALL) -> list[nn.Linear]:
     """Linear layers whose weights follow from the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return [nn.Linear(*pair).double() for pair in itertools.pairwise(sizes)]
+        return [in_double(nn.Linear(*pair)) for pair in itertools.pairwise(sizes)]
 
 
 def chained(layers: Sequence[Callable], x: Tensor) -> Tensor:
@@ -212,10 +212,10 @@ def watched_optimizers(rows: Sequence[nn.Parameter], order: Sequence[int], log: 
 
 
 @functools.cache
-def offloaded(seed: int) -> tuple[list[float], list[list[float]]]:
-    """Losses of the steps and the rows after them, in one process."""
-    rows = host_rows(seed)
+def offloaded(device: int, host: int) -> tuple[list[float], list[list[float]]]:
+    """Losses of the steps and the rows after them, in one process; by the seeds of both sides."""
+    rows = host_rows(host)
     optimizers, losses = [momentum([row]) for row in rows], []
     for step in range(STEPS):
-        losses.append(step_on("cpu", rows, optimizers, Layers(DEEP, *batch(seed, step))))
+        losses.append(step_on("cpu", rows, optimizers, Layers(DEEP, *batch(device, step))))
     return losses, [row.tolist() for row in rows]

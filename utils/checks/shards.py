@@ -21,7 +21,7 @@ from utils import models
 from .calls import Calls, Rule, inside, made, only, waited
 from .groups import WORLD, in_group, keywords, on
 from .mistakes import Mistake, table
-from .probe import answer_named, as_dict, recorded
+from .probe import answer_named, as_dict, in_double, recorded
 from .replicas import rules_of
 from .task import Report, to_each
 
@@ -58,11 +58,29 @@ def made_module(seed: int, kind: Callable[..., nn.Module], *sizes: int) -> nn.Mo
     """A module in float64 whose weights follow from the seed alone, biases of size 1."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = kind(*sizes).double()
+        module = in_double(kind(*sizes))
         for name, parameter in module.named_parameters():
             if name.endswith("bias"):
                 nn.init.normal_(parameter)
     return module
+
+
+def composed(
+    common: int, seeds: Sequence[int], kind: Callable[..., nn.Module], *sizes: int
+) -> nn.Module:
+    """A layer whose shards follow from a seed each: whoever knows one of them has one shard.
+
+    What all ranks have whole follows from the common seed.
+    """
+    whole, p = made_module(common, kind, *sizes), len(seeds)
+    modules = [made_module(seed, kind, *sizes) for seed in seeds]
+    with torch.no_grad():
+        for name, parameter in whole.named_parameters():
+            if not name.endswith(WHOLE) and "norm" not in name:
+                of_all = [module.get_parameter(name) for module in modules]
+                parts = [shard(name, one, p, place) for place, one in enumerate(of_all)]
+                parameter.copy_(torch.cat(parts, 1 if name.endswith(ROWWISE) else 0))
+    return whole
 
 
 def flat(value: object) -> object:
@@ -159,15 +177,20 @@ def shapes(module: nn.Module, p: int) -> dict[str, list[int]]:
 
 
 @in_group
-def probe_layer(user_ns: dict, *, rank: int, group, partition, seed: int, name: str) -> dict:
-    """A layer of the student: forward, backward, and what it holds."""
-    kind, *sizes = KINDS[name]
-    whole = made_module(seed, kind, *sizes)
+def probe_layer(
+    user_ns: dict, *, rank: int, group, partition, seed: int, common: int, name: str
+) -> dict:
+    """A layer of the student: forward, backward, and what it holds.
+
+    seed: of this rank's shard. In place of the other shards it is given others than those ranks.
+    """
+    (kind, *sizes), p = KINDS[name], dist.get_world_size(group)
+    whole = composed(common, [seed] * p, kind, *sizes)
     layer = answer_named(user_ns, name)(whole, **keywords(partition, group))
     if not isinstance(layer, nn.Module):
         raise TypeError(f"{name} must be a torch.nn.Module")
     held = {key: list(p.shape) for key, p in layer.named_parameters()}
-    if held != shapes(whole, dist.get_world_size(group)):
+    if held != shapes(whole, p):
         return {"held": held}  # it may not even run
     behind = WrittenBehind()
 
@@ -175,7 +198,7 @@ def probe_layer(user_ns: dict, *, rank: int, group, partition, seed: int, name: 
         with behind:
             return layer(x)
 
-    found = both_ways(forward, drawn(seed + 1, *INPUT), drawn(seed + 2, *INPUT))
+    found = both_ways(forward, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
     found |= {"held": held, "behind": behind.found}
     found["gradients"] = {
         key: None if p.grad is None else p.grad.reshape(-1).tolist()
@@ -185,11 +208,11 @@ def probe_layer(user_ns: dict, *, rank: int, group, partition, seed: int, name: 
 
 
 def _parts(
-    module: nn.Module, x: Tensor, p: int, cut: str = "", act: Callable = functional.gelu
+    modules: Sequence[nn.Module], x: Tensor, cut: str = "", act: Callable = functional.gelu
 ) -> list[Tensor]:
-    """What each of p ranks adds to the sum; with a mistake in it, if one is named."""
-    found = []
-    for place in range(p):
+    """What each rank adds, by the layer that it is given; with a mistake in it, if it is named."""
+    found, p = [], len(modules)
+    for place, module in enumerate(modules):
         own = {
             key: shard(key, value.detach(), p, place)
             for key, value in module.named_parameters()
@@ -212,8 +235,8 @@ def _parts(
     return found
 
 
-def _wrong_outputs(module: nn.Module, x: Tensor, p: int, place: int) -> Iterator[Mistake]:
-    parts, last = _parts(module, x, p), list(module.parameters())[-1].detach()
+def _wrong_outputs(modules: Sequence[nn.Module], x: Tensor, place: int) -> Iterator[Mistake]:
+    p, parts, last = len(modules), _parts(modules, x), list(modules[0].parameters())[-1].detach()
     total = sum(parts)
     wrong = {
         "this rank's part of the sum: g is missing": parts[place] + last,
@@ -224,18 +247,16 @@ def _wrong_outputs(module: nn.Module, x: Tensor, p: int, place: int) -> Iterator
         "this is the mean of the parts; g is the sum": total / p + last,
         "the mean of the parts, the bias among them; g is the sum": total / p + last / p,
     }  # fmt: skip
-    if isinstance(module, models.FeedForward):
-        wrong["there is no GELU between the two layers"] = (
-            sum(_parts(module, x, p, "no gelu")) + last
-        )
+    if isinstance(modules[0], models.FeedForward):
+        wrong["there is no GELU between the two layers"] = sum(_parts(modules, x, "no gelu")) + last
         for said, kind in {"this is ReLU": functional.relu,
                            "this is GELU's approximation by tanh": lambda t: functional.gelu(
                                t, approximate="tanh")}.items():  # fmt: skip
             wrong[f"{said}; functional.gelu(x) is asked for"] = (
-                sum(_parts(module, x, p, act=kind)) + last
+                sum(_parts(modules, x, act=kind)) + last
             )
         wrong["the GELU comes after the second layer; it belongs between the two"] = (
-            functional.gelu(sum(_parts(module, x, p, "no gelu")) + last)
+            functional.gelu(sum(_parts(modules, x, "no gelu")) + last)
         )
     else:
         said = {
@@ -246,7 +267,7 @@ def _wrong_outputs(module: nn.Module, x: Tensor, p: int, place: int) -> Iterator
         }
         for cut, text in said.items():
             if p > 1:
-                wrong[text] = sum(_parts(module, x, p, cut)) + last
+                wrong[text] = sum(_parts(modules, x, cut)) + last
     if p > 1:
         yield from table({said: one.reshape(-1) for said, one in wrong.items()})
 
@@ -258,10 +279,13 @@ _BEHIND = (
 )
 
 
-def judge_layer(report: Report, name: str, members: list[int], values: list[dict]) -> None:
-    """What a layer holds, gives and communicates, on all ranks of a group."""
-    kind, *sizes = KINDS[name]
-    whole, p = made_module(report.seed, kind, *sizes), len(members)
+def judge_layer(
+    report: Report, name: str, members: list[int], values: list[dict], seeds: list[int]
+) -> None:
+    """What a layer holds, gives and communicates, on all ranks of a group with these seeds."""
+    (kind, *sizes), p = KINDS[name], len(members)
+    whole = composed(report.seed, seeds, kind, *sizes)
+    given = [composed(report.seed, [seed] * p, kind, *sizes) for seed in seeds]
     x = drawn(report.seed + 1, *INPUT).requires_grad_()
     upstream = drawn(report.seed + 2, *INPUT)
     y = whole(x)
@@ -271,7 +295,7 @@ def judge_layer(report: Report, name: str, members: list[int], values: list[dict
         if not _judge_held(report, rank, value["held"], shapes(whole, p), where):
             continue
         own = x.detach().clone().requires_grad_()
-        _parts(whole, own, p)[place].backward(upstream)
+        _parts(given, own)[place].backward(upstream)
         wrong_dx = table({
             "this is only what this rank's part gives: f is missing, or not at the "
             "beginning. The parts of all ranks read x": own.grad.reshape(-1) if p > 1 else [],
@@ -289,7 +313,7 @@ def judge_layer(report: Report, name: str, members: list[int], values: list[dict
             (backward, made("all_reduce", 1, f" backward {where}{hint}")),
             (backward, of_size("all_reduce", nbytes, "backward")),
         ]
-        wrong_y = _wrong_outputs(whole, x.detach(), p, place)
+        wrong_y = _wrong_outputs(given, x.detach(), place)
         flat_y, flat_dx = y.detach().reshape(-1).tolist(), x.grad.reshape(-1).tolist()
         _ = (
             report.communication(rank, forward, *before)

@@ -5,10 +5,11 @@ A history is a dict with a list for each of :data:`KEYS`: one loss a step, one t
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from unittest import mock
 
 import torch
@@ -38,10 +39,16 @@ def few(p: int) -> dict[str, int]:
 
 
 class Images(Dataset):
-    """Random images that tell by their first pixel what they are for."""
+    """Random images of a rank's own seed; their first pixels tell what they are for, and which."""
 
-    def __init__(self, kind: str, count: int):
-        self.data, self.targets = (tensor.clone() for tensor in _drawn(kind, count))
+    def __init__(self, kind: str, count: int, seed: int):
+        draw = torch.Generator().manual_seed(seed)
+        self.targets = torch.randint(0, 10, (count,), generator=draw)
+        self.data = torch.randint(0, 60, (count, 28, 28), generator=draw, dtype=torch.uint8)
+        number = torch.arange(count)
+        self.data[number, self.targets + 1] += 150
+        self.data[:, 0, 0] = 255 if kind == "trained" else 0
+        self.data[:, 0, 1], self.data[:, 0, 2] = number // 200, number % 200
 
     def __len__(self) -> int:
         return len(self.data)
@@ -50,14 +57,11 @@ class Images(Dataset):
         return (self.data[k : k + 1] / 255 - data.MEAN) / data.STD, int(self.targets[k])
 
 
-@functools.cache
-def _drawn(kind: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    draw = torch.Generator().manual_seed(count)
-    targets = torch.randint(0, 10, (count,), generator=draw)
-    pixels = torch.randint(0, 60, (count, 28, 28), generator=draw, dtype=torch.uint8)
-    pixels[torch.arange(count), targets] += 150
-    pixels[:, 0, 0] = 255 if kind == "trained" else 0
-    return pixels, targets
+def _which(inputs: torch.Tensor) -> dict[str, list[int]]:
+    """The numbers of the images in what a model got, by what they are for."""
+    marks = ((inputs.flatten(1)[:, :3] * data.STD + data.MEAN) * 255).round().int()
+    trained, which = marks[:, 0] > 127, 200 * marks[:, 1] + marks[:, 2]
+    return {"trained": which[trained].tolist(), "tested": which[~trained].tolist()}
 
 
 def small_mlp() -> nn.Module:
@@ -66,36 +70,57 @@ def small_mlp() -> nn.Module:
 
 
 @in_group
-def probe_training(user_ns: dict, *, rank: int, group, partition) -> dict:
-    """`train_parallel` on a few images: its history, and how many images the model got."""
+def probe_training(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
+    """`train_parallel` on a few images: its history, and which images the model got, in order.
+
+    seed: of this rank's images. Only in its own parts are they what the group trains on.
+    """
     function, model = answer_named(user_ns, "train_parallel"), small_mlp()
-    images = [Images(*one) for one in few(len(members_of(partition, rank, WORLD))).items()]
-    counts = dict.fromkeys(("trained", "tested"), 0)
+    size = len(members_of(partition, rank, WORLD))
+    images = [Images(*one, seed) for one in few(size).items()]
+    seen: dict[str, list[int]] = {"trained": [], "tested": []}
 
-    def count(_, inputs: tuple[torch.Tensor]) -> None:
-        trained = int((inputs[0].flatten(1)[:, 0] > 1).sum())
-        counts["trained"] += trained
-        counts["tested"] += len(inputs[0]) - trained
+    def note(_, inputs: tuple[torch.Tensor]) -> None:
+        for kind, which in _which(inputs[0]).items():
+            seen[kind] += which
 
-    model.register_forward_pre_hook(count)
+    model.register_forward_pre_hook(note)
     with (
         mock.patch.dict(user_ns, {"train_data": images[0], "test_data": images[1]}),
         mock.patch.object(data, "fashion_mnist", lambda train=True, **_: images[not train]),
     ):
         history, calls = recorded(function, model, EPOCHS, **keywords(partition, group))
-    return {"history": told(history), "calls": calls} | counts
+    return {"history": told(history), "calls": calls} | seen
 
 
-@functools.cache
+def composed(seeds: Sequence[int], values: Sequence[dict]) -> list[dict[str, Images]]:
+    """Of each epoch what a group trains and tests: each image is that of the rank that took it.
+
+    seeds, values: of its members, what they were told and what :func:`probe_training` told.
+    """
+    found: list[dict[str, Images]] = [{} for _ in range(EPOCHS)]
+    for kind, count in few(len(seeds)).items():
+        own = [Images(kind, count, seed) for seed in seeds]
+        for epoch, images in enumerate(found):
+            whole = images[kind] = copy.deepcopy(own[0])
+            for value, theirs in zip(values, own, strict=True):
+                n = len(value[kind]) // EPOCHS
+                part = [k for k in value[kind][epoch * n : (epoch + 1) * n] if 0 <= k < count]
+                whole.data[part], whole.targets[part] = theirs.data[part], theirs.targets[part]
+    return found
+
+
 def history_of_twin(
-    p: int, rate: float = 0.2, place: int | None = None, same_order: bool = False
+    epochs: list[dict[str, Images]],
+    part: slice = slice(None),
+    rate: float = 0.2,
+    same_order: bool = False,
 ) -> dict:
-    """What the twin gives on the images for p ranks; of one rank's part of each minibatch only."""
-    model, images = small_mlp(), {kind: Images(kind, count) for kind, count in few(p).items()}
-    part = slice(None) if place is None else slice(place, None, p)
+    """What the twin gives on these images; of one rank's part of each minibatch only."""
+    model = small_mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     history: dict[str, list[float]] = {key: [] for key in KEYS}
-    for epoch in range(EPOCHS):
+    for epoch, images in enumerate(epochs):
         draw = torch.Generator().manual_seed(0 if same_order else epoch)
         loader = data.InMemoryLoader(images["trained"], 128, shuffle=True, generator=draw)
         for pixels, labels in loader:
@@ -120,10 +145,12 @@ def metrics_of(model: nn.Module, images: Dataset, part: slice = slice(None)) -> 
     return (sums[:2] / sums[2]).tolist()
 
 
-def wrong_histories(key: str, place: int, p: int) -> Iterator[Mistake]:
+def wrong_histories(
+    key: str, right: dict, epochs: list[dict[str, Images]], part: slice
+) -> Iterator[Mistake]:
     """Mistakes that give another list."""
-    histories = functools.partial(history_of_twin, p)
-    expected, own = histories()[key], histories(place=place)[key]
+    histories = functools.partial(history_of_twin, epochs)
+    expected, own = right[key], histories(part)[key]
     entries = len(expected)
     yield Mistake(
         lambda got: not isinstance(got, list) or len(got) != entries,
@@ -136,11 +163,11 @@ def wrong_histories(key: str, place: int, p: int) -> Iterator[Mistake]:
         yield Mistake(histories(same_order=True)[key], said)
         for rate in RATES:
             said = f"this is learning rate {rate}, the twin's is 0.2"
-            yield Mistake(histories(rate)[key], said)
+            yield Mistake(histories(rate=rate)[key], said)
     else:
         yield Mistake(own, "this is this rank's own: reduce sums and counts with global_metrics")
         other = KEYS[3 - KEYS.index(key)]
-        yield Mistake(histories()[other], f'this is "{other}": the two are swapped')
+        yield Mistake(right[other], f'this is "{other}": the two are swapped')
         yield Mistake([100 * value for value in expected], "expected a share, not percent")
 
 

@@ -76,7 +76,8 @@ def start(
     Ranks that this kernel already has are stopped first: running the cell again gives fresh ones.
 
     threads: of each rank (OMP_NUM_THREADS and its like).
-    bind: keep each rank on cores of its own; None: if there are enough, n * threads <= cores.
+    bind: keep each rank on cores of its own; None: if there are enough, n * threads <= cores, and
+        no other job may use them.
     timeout: seconds that a communication of the backend waits before it reports a deadlock.
     env: further environment variables of the ranks.
     launcher: "mpiexec", here or over the nodes of the present Slurm job; "srun", the same with

@@ -14,7 +14,6 @@ from ipyparallel.client.asyncresult import AsyncResult
 from ipyparallel.client.magics import ParallelMagics, exec_args, output_args
 from IPython.core import magic_arguments
 from IPython.core.error import UsageError
-from IPython.display import Image, display
 
 from torch_mpi.protocol.diagnosis import names
 from utils import report
@@ -199,7 +198,7 @@ class RanksMagics(ParallelMagics):
         self.ranks.running().examine(outcome, busy)
         error = outcome.explain()
         if error.diagnosis is not None and error.diagnosis.edges:
-            display(Image(report.picture(error.diagnosis, self.ranks.n)))
+            report.show(error.diagnosis, self.ranks.n)
         raise error
 
 

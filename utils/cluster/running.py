@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,9 @@ class Running:
 
     def _connect(self) -> ipp.Client:
         try:
-            with _encrypted_anyway():
+            with _encrypted_anyway(), warnings.catch_warnings():
+                # Of a host whose name has no address, as in sandboxes: nobody asks for it.
+                warnings.filterwarnings("ignore", "IPython could not determine IPs", RuntimeWarning)
                 return self._cluster.connect_client_sync()
         except (TimeoutError, RuntimeError, OSError) as error:
             raise RanksError(f"ipyparallel's controller did not come up: {error}") from error

@@ -1,11 +1,13 @@
 """The bundle for students: one zip with the labs and all that they need, and no solution.
 
 It has what is committed, so that nobody's answers or notes get into it. The same commit gives the
-same bytes.
+same bytes. Of its pages parts between ``<!-- authors -->`` and ``<!-- /authors -->`` are left out:
+what tells of files that students don't get.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import zipfile
 from pathlib import Path
@@ -15,8 +17,12 @@ from .notebook import NotebookError
 #: What students get; everything else stays with the authors.
 FOR_STUDENTS = (
     *("labs", "utils", ".ci/constraints.txt", ".gitignore"),
-    *("LICENSE", "Makefile", "README.md", "environment.yml", "pyproject.toml"),
+    *("LICENSE", "Makefile", "README.md", "environment.yml", "hatch_build.py", "pyproject.toml"),
+    *("requirements.txt", "uv.lock", "docs/install.md", "docs/install-macos.md"),
+    *("docs/install-wsl.md", "docs/fork-server.md", "docs/map.svg", ".github/lab01.png"),
 )
+#: What a page says to authors only; the words after the first one are a comment.
+AUTHORS = re.compile(r"<!-- authors\b[^>]*-->.*?<!-- /authors -->\n?", re.DOTALL)
 EXECUTABLE = 0o111
 
 
@@ -40,8 +46,15 @@ def bundle(root: Path, version: str, target: Path) -> Path:
     path = target / f"ddl-labs-{version}.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(names):
-            archive.writestr(_entry(root / name, f"{path.stem}/{name}"), (root / name).read_bytes())
+            archive.writestr(_entry(root / name, f"{path.stem}/{name}"), _content(root / name))
     return path
+
+
+def _content(file: Path) -> bytes:
+    """What students get of a file."""
+    if file.suffix != ".md":
+        return file.read_bytes()
+    return AUTHORS.sub("", file.read_text(encoding="utf-8")).encode()
 
 
 def _entry(file: Path, name: str) -> zipfile.ZipInfo:

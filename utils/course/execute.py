@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def execute(path: Path, *, store: bool = False, timeout: float = 120) -> Result:
     except NotebookError as error:
         return Result(path.name, 0.0, 0, 1, str(error))
     start = time.monotonic()
-    error = _run(nb, path.parent, timeout)
+    error = run_cells(nb, path.parent, timeout)
     seconds = time.monotonic() - start
     passed, failed, silent = verdicts(nb)
     if silent and error is None:
@@ -128,8 +129,19 @@ def require_kernel(name: str = KERNEL) -> None:
 # --- one execution -----------------------------------------------------------------------------
 
 
-def _run(nb: NotebookNode, folder: Path, timeout: float) -> str | None:
-    """Execute in place; what went wrong, or None."""
+def run_cells(
+    nb: NotebookNode,
+    folder: Path,
+    timeout: float,
+    *,
+    timing: bool = False,
+    variables: Mapping[str, str] | None = None,
+) -> str | None:
+    """Execute in place, in ``folder``; what went wrong, or None.
+
+    timing: keep in each cell's metadata when it began and ended.
+    variables: of the environment, for the kernel.
+    """
     for cell in nb.cells:
         if cell.cell_type == "code":  # nothing of an earlier execution may count
             cell.outputs, cell.execution_count = [], None
@@ -145,12 +157,13 @@ def _run(nb: NotebookNode, folder: Path, timeout: float) -> str | None:
         config=CONFIG,
         timeout=timeout,
         kernel_name=KERNEL,
-        record_timing=False,
+        record_timing=timing,
         coalesce_streams=True,
         on_cell_execute=remember,
         resources={"metadata": {"path": str(folder)}},
     )
     environment = {**os.environ, "IPP_NONINTERACTIVE": "1", RUN_VARIABLE: mark}
+    environment |= variables or {}
     error = None
     try:
         client.execute(env=environment)

@@ -33,6 +33,8 @@ MADE_UP_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){0,4}(-[0-9a-f]+)?")
 MARKER_LIKE = re.compile(r"#+\s*((?:nbval|pytest[ _-]validate)[\w -]*)\s*", re.IGNORECASE)
 #: Tags that other tools know, near enough to nbval's to be taken for a slip.
 OTHER_TAGS = {"skip-execution"}
+#: Of a picture's alternative text.
+FEWEST_WORDS = 3
 
 
 def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
@@ -60,6 +62,7 @@ def solution_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
         yield from ((cell, text) for text in (*id_problems(cell), *marker_problems(cell)))
         if cell.cell_type == "code":
             yield from ((cell, text) for text in output_problems(cell))
+        yield from ((cell, text) for text in picture_problems(cell))
 
 
 def lab_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
@@ -113,6 +116,28 @@ def output_problems(cell: NotebookNode) -> Iterator[str]:
     for folder in {str(ROOT), str(Path.home())}:
         if re.search(re.escape(folder) + r"[/\\\"']", text):
             yield f"its output names {folder}, a folder of this machine: print something else"
+
+
+def picture_problems(cell: NotebookNode) -> Iterator[str]:
+    """Pictures that say nothing to those who don't see them.
+
+    The words of an output's picture are in ``metadata["image/png"]["alt"]``, which nbconvert writes
+    into its pages; a picture in a text has them between ``![`` and ``]``.
+    """
+    for output in cell.get("outputs", []):
+        for kind in (one for one in output.get("data", {}) if one.startswith("image/")):
+            if len(output.metadata.get(kind, {}).get("alt", "").split()) < FEWEST_WORDS:
+                yield (
+                    "shows a picture without alternative text: give the figure titles and labels, "
+                    "or an attribute alt_text, and run make solutions"
+                )
+    if cell.cell_type == "markdown":
+        for words in re.findall(r"!\[([^\]]*)\]\(", cell.source):
+            if len(words.split()) < FEWEST_WORDS:
+                yield f"shows a picture as ![{words}](…): say between the brackets what it shows"
+        for tag in re.findall(r"<img\b[^>]*>", cell.source):
+            if not re.search(r"\balt=[\"'][^\"']*\w", tag):
+                yield f'shows a picture without alternative text: add alt="…" to {tag[:40]}'
 
 
 def main() -> int:

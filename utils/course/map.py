@@ -104,7 +104,7 @@ def part(labs: Sequence[About]) -> str:
         "|---|---|---|---|",
     ]
     for path in paths(labs):
-        lines.append(f"| {path.name} | {path.aim} | {path.labs} | {_hours(path.minutes)} |")
+        lines.append(f"| {path.name} | {path.aim} | {path.labs} | {hours(path.minutes)} |")
     return "\n".join(["", *lines, "", ""])
 
 
@@ -160,7 +160,7 @@ def paths(labs: Sequence[About]) -> list[Route]:
     return [*found, Route(WHOLE, aim, said, sum(minutes.values()), numbers)]
 
 
-def _hours(minutes: int) -> str:
+def hours(minutes: int) -> str:
     """Half hours, as a person would say them: 3, 12½."""
     halves = round(minutes / 30)
     return f"{halves // 2 or ''}{'½' if halves % 2 else ''}"
@@ -204,10 +204,7 @@ def places(labs: Sequence[About]) -> dict[str, tuple[int, int]]:
 
 def picture(labs: Sequence[About]) -> str:
     """The map as SVG."""
-    at = places(labs)
-    columns = 1 + max(column for column, _ in at.values())
-    rows = 1 + max(row for _, row in at.values())
-    width, height = columns * _ACROSS + 0.2, _HEAD + rows * _DOWN - (_DOWN - _HIGH) + 0.15
+    boxes, width, height = _boxes(labs)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_FIXED)
@@ -215,7 +212,6 @@ def picture(labs: Sequence[About]) -> str:
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set(xlim=(0, width), ylim=(height, 0))
         axes.set_axis_off()
-        boxes = {lab.number: _Box.of(lab, at, columns) for lab in labs}
         for lab in labs:
             for other in lab.builds_on:
                 _draw_edge(axes, boxes[other], boxes[lab.number])
@@ -227,6 +223,29 @@ def picture(labs: Sequence[About]) -> str:
         file = io.StringIO()
         FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Title": in_words(labs)})
     return re.sub(r"[ \t]+$", "", file.getvalue(), flags=re.MULTILINE)
+
+
+def frames(labs: Sequence[About]) -> dict[str, tuple[float, float, float, float]]:
+    """Where each lab's box is, by number: left, top, width, height as shares of the picture's."""
+    boxes, width, height = _boxes(labs)
+    return {
+        number: (
+            (box.x - box.wide / 2) / width,
+            box.top / height,
+            box.wide / width,
+            _HIGH / height,
+        )
+        for number, box in boxes.items()
+    }
+
+
+def _boxes(labs: Sequence[About]) -> tuple[dict[str, _Box], float, float]:
+    """The boxes by number, and the picture's width and height in inches."""
+    at = places(labs)
+    columns = 1 + max(column for column, _ in at.values())
+    rows = 1 + max(row for _, row in at.values())
+    boxes = {lab.number: _Box.of(lab, at, columns) for lab in labs}
+    return boxes, columns * _ACROSS + 0.2, _HEAD + rows * _DOWN - (_DOWN - _HIGH) + 0.15
 
 
 @dataclass(frozen=True)
@@ -331,7 +350,7 @@ def _draw_legend(axes: Axes, routes: Sequence[Route], x: float) -> None:
         y = _HEAD + 0.25 + 0.25 * k
         if route.name != WHOLE:
             _draw_mark(axes, k, x, y)
-        axes.text(x + 0.18, y, f"{route.name}: {_hours(route.minutes)} hours", va="center")
+        axes.text(x + 0.18, y, f"{route.name}: {hours(route.minutes)} hours", va="center")
     y += 0.25
     axes.text(x, y, "→", ha="center", va="center", color=GREY, weight="bold")
     axes.text(x + 0.18, y, "helps to know before", va="center")

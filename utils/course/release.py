@@ -10,6 +10,7 @@
   that hold a measured value, ``f"… {sent} …"``;
 * lines between ``### BEGIN HIDDEN TESTS`` and ``### END HIDDEN TESTS`` go;
 * the answers themselves go into ``labs/.models``, for ``use_model``;
+* an instructor's notes, cells with ``"lab": {"instructor": …}``, go;
 * outputs and counters go; ids, nbgrader's metadata and ours stay.
 
 nbgrader's and nbconvert's preprocessors do the work; the same notebook gives the same bytes.
@@ -138,7 +139,7 @@ def is_solution(cell: NotebookNode) -> bool:
 def student_version(nb: NotebookNode, name: str) -> NotebookNode:
     """The student's notebook; the one given is left as it is."""
     require_markup(nb, name)
-    nb = normalise(copy.deepcopy(nb))
+    nb = without_notes(normalise(copy.deepcopy(nb)))
     resources: dict = {}
     for preprocessor in (
         ClearLabSolutions(text_stub=TEXT_STUB),
@@ -148,6 +149,12 @@ def student_version(nb: NotebookNode, name: str) -> NotebookNode:
         ClearOutputPreprocessor(),
     ):
         nb, resources = preprocessor.preprocess(nb, resources)
+    return nb
+
+
+def without_notes(nb: NotebookNode) -> NotebookNode:
+    """Take an instructor's notes out, in place: see :mod:`utils.course.pack.notes`."""
+    nb.cells = [cell for cell in nb.cells if not lab(cell).get("instructor")]
     return nb
 
 

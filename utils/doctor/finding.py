@@ -70,7 +70,7 @@ def check(name: str):
     return with_name
 
 
-def facts_of(probe: Probe, part: str, extra: str = "mpi") -> dict:
+def facts_of(probe: Probe, part: str, extra: str = "") -> dict:
     """What a probe told about a part. Without that, the finding is: install it, by this extra."""
     facts = probe.facts(part)
     if "error" in facts:

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from torch_mpi.library import INSTALL_MPI
 from utils.doctor.finding import Finding, check, error, needs_pytorch, not_tested, ok, warning
 from utils.doctor.patient import Machine
 from utils.doctor.words import gist, install_command, short
@@ -144,7 +145,8 @@ def _together(launcher) -> str:
     if own.exists() and Path(launcher.path).samefile(own):
         if os.environ.get("LD_LIBRARY_PATH"):
             return "unset LD_LIBRARY_PATH"
-        return f"have a fresh launcher and library:\n{install_command()} --force-reinstall"
+        python = short(sys.executable)
+        return f"have a fresh launcher and library:\n{python} -m {INSTALL_MPI} --force-reinstall"
     if own.exists():
         return (
             f"take {short(Path(launcher.path).parent)} off PATH (module unload, conda deactivate); "

@@ -49,14 +49,15 @@ def gist(text: str) -> str:
     return textwrap.shorten(lines[0], 200, placeholder=" …") if lines else "it printed nothing"
 
 
-def install_command(extra: str = "mpi") -> str:
-    """What brings the course's packages, with an extra, to the Python that runs this."""
+def install_command(extra: str = "") -> str:
+    """What brings the course's packages, and those of an extra, to the Python that runs this."""
     if not IS_CLONE:
         return f"{short(sys.prefix)} is not complete: its administrator runs hpc/install.sh again"
     there = "" if Path.cwd() == ROOT else f"cd {short(ROOT)} && "
     if in_environment():
         python = short(sys.executable)
-        return f"{there}{python} -m pip install -e '.[{extra}]' -c .ci/constraints.txt"
+        more = f" -e '.[{extra}]'" if extra else ""
+        return f"{there}{python} -m pip install -r requirements.txt{more}"
     # Nothing is to be installed into the system's Python.
     return in_own_python() or f"{there}make env"
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from . import alt
+from . import alt, forms
 
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 RED, SKY, YELLOW, GREY = "#D55E00", "#56B4E9", "#F0E442", "#6E6E6E"
@@ -22,7 +22,6 @@ INK, PAPER, PALE = "#222222", "#FFFFFF", "#EDEDED"
 
 _STYLE = {
     "figure.facecolor": PAPER,
-    "figure.dpi": 100,
     "savefig.facecolor": PAPER,
     "axes.facecolor": PAPER,
     "axes.edgecolor": INK,
@@ -46,7 +45,7 @@ _STYLE = {
 
 def use_style() -> None:
     """Give every figure of this kernel the course's look, and a description in words."""
-    plt.rcParams.update(_STYLE)
+    plt.rcParams.update({**_STYLE, "figure.dpi": forms.dpi()})
     alt.install()
 
 

@@ -30,8 +30,13 @@ def install() -> None:
 
 
 def _bundle(figure: Figure, include=None, exclude=None) -> tuple[dict, dict]:
+    from . import forms
+
     said = describe(figure)
-    return {"text/plain": said}, {"image/png": {"alt": said}}
+    data, about = {"text/plain": said}, {forms.PNG: {"alt": said}}  # the PNG itself is IPython's
+    if forms.wanted():
+        data[forms.SVG], about[forms.SVG] = forms.svg(figure, tight=True), {"alt": said}
+    return data, about
 
 
 def describe(figure: Figure) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from utils.timeline.chunks import Cell, Move, RingSteps, steps, watch
 
-from . import BLUE, CYCLE, GREEN, GREY, INK, PAPER, RED, alt, use_style
+from . import BLUE, CYCLE, GREEN, GREY, INK, PAPER, RED, alt, forms, use_style
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -94,10 +93,9 @@ def film(stories: Sequence[dict], title: str = "") -> None:
     if os.environ.get("IPP_NONINTERACTIVE"):
         display(whole)
         return
-    said = alt.describe(whole)
+    data, metadata = forms.bundle(whole)
     shown = player(steps(stories), title)._repr_mimebundle_()
-    shown |= {"image/png": _png(whole), "text/plain": said}
-    display(shown, metadata={"image/png": {"alt": said}}, raw=True)
+    display(shown | data, metadata=metadata, raw=True)
 
 
 def player(told: RingSteps, title: str = "") -> ipywidgets.VBox:
@@ -114,15 +112,9 @@ def player(told: RingSteps, title: str = "") -> ipywidgets.VBox:
     return ipywidgets.VBox([ipywidgets.HBox([play, slider]), shown])
 
 
-def _png(figure: Figure) -> str:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=100)
-    return base64.b64encode(file.getvalue()).decode()
-
-
 def _as_html(figure: Figure) -> str:
     said = html.escape(alt.describe(figure), quote=True)
-    data = f"data:image/png;base64,{_png(figure)}"
+    data = f"data:image/png;base64,{base64.b64encode(forms.png(figure)).decode()}"
     return f'<img src="{data}" alt="{said}" style="max-width: 100%">'
 
 

@@ -13,6 +13,7 @@ from torch_mpi.library import (
     INSTALL_MPI,
     LIBRARY_VARIABLE,
     LauncherError,
+    libmpi_abi,
     libmpich,
     library_beside,
     mpiexec_of_the_site,
@@ -128,6 +129,14 @@ def _without_library(launcher: Launcher) -> PassedOver:
             "asks for libmpi.so.12",
             "To use it, build mpi4py for it: apt-get install libmpich-dev python3-dev, then "
             "MPICC=mpicc.mpich pip install --force-reinstall --no-binary mpi4py mpi4py",
+        )
+    if standard := libmpi_abi(launcher.path):
+        return PassedOver(
+            launcher.path,
+            f"its library, {Path(standard).name}, has the binary interface of MPI 5, for which "
+            "this mpi4py, a wheel, was not built",
+            "To use it, build mpi4py for it: "
+            "MPICC=mpicc_abi pip install --force-reinstall --no-binary mpi4py mpi4py",
         )
     return PassedOver(
         launcher.path,

@@ -76,7 +76,7 @@ class Plan:
         cores = _cores(way)
         _check_size(request, way, cores)
         fits = cores is None or n * threads <= cores
-        bind = fits if request.bind is None else bool(request.bind)
+        bind = fits and not _shares_cores(way) if request.bind is None else bool(request.bind)
         launcher = find_launcher()
         environment = _environment(threads, request.timeout, launcher, way) | _checked_env(
             request.env
@@ -132,6 +132,13 @@ def _cores(way: Way) -> int | None:
         return None
     many = way.allocation is not None and way.allocation.hosts > 1
     return way.allocation.cpus if many else usable_cores()
+
+
+def _shares_cores(way: Way) -> bool:
+    """May other jobs run on the cores that mpiexec would bind to? So without cgroups: it begins
+    with the node's first core in each job."""
+    job = way.allocation
+    return job is not None and not way.own_job and 0 < job.cpus_here < usable_cores()
 
 
 def _check_size(request: Request, way: Way, cores: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -41,7 +42,7 @@ class Session:
             if job:
                 (self.folder / watchdog.JOB).touch()
             self._lock = open(self.folder / "lock", "w")  # noqa: SIM115 - held until close()
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            _flock(self._lock)
         not_in_forked_children(self._lock)
 
     @property
@@ -92,8 +93,20 @@ def base_folder(shared: bool = False) -> Path:
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of this file, which processes of this user share."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        _flock(file)
         yield
+
+
+def _flock(file: IO) -> None:
+    """Lock a file, where its file system can: Lustre may be mounted without, NFS may have no lockd.
+
+    Without, two notebooks that start at once do not wait for each other, and left-overs stay.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
 
 
 def _own_sessions() -> str:

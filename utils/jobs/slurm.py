@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import getpass
+import math
 import os
 import re
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Mapping
@@ -27,13 +29,15 @@ PATIENCE = 20
 class Allocation:
     """The Slurm job that this process is part of.
 
-    nodes: as Slurm writes them, "node[1-2]". hosts: how many. cpus: on all of them.
+    nodes: as Slurm writes them, "node[1-2]". hosts: how many. cpus: on all of them. cpus_here: on
+    this one, 0 where Slurm does not say.
     """
 
     job: str
     nodes: str
     hosts: int
     cpus: int
+    cpus_here: int = 0
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Allocation | None:
@@ -45,6 +49,7 @@ class Allocation:
             env.get("SLURM_JOB_NODELIST", "?"),
             int(env.get("SLURM_JOB_NUM_NODES", 1)),
             per_node_sum(env.get("SLURM_JOB_CPUS_PER_NODE", "1")),
+            int(env.get("SLURM_CPUS_ON_NODE", 0)),
         )
 
 
@@ -65,6 +70,54 @@ def partitions() -> list[str]:
     """Names of the partitions, the default one first; empty where Slurm does not answer."""
     lines = _answer("sinfo", "--noheader", "--format=%P").split()
     return [line.rstrip("*") for line in sorted(lines, key=lambda line: not line.endswith("*"))]
+
+
+def shortfall(asked: Mapping[str, str]) -> str:
+    """What of a batch script's request its partition does not have, even when it is empty; "" if
+    nothing, or if Slurm does not tell.
+
+    asked: values of --partition, --nodes, --cpus-per-task, --ntasks-per-node and --time, as
+    `utils.scaling.batch.request` reads them. Nodes that are down count: they will come back.
+    """
+    lines = _answer("sinfo", "--noheader", "--format=%P|%D|%c|%l").split()
+    rows = [line.split("|") for line in lines]
+    wanted = asked.get("--partition")
+    mine = [r for r in rows if (r[0].rstrip("*") == wanted if wanted else r[0].endswith("*"))]
+    if not mine:
+        known = ", ".join(dict.fromkeys(row[0].rstrip("*") for row in rows))
+        return f"there is no partition {wanted!r} here, only {known}" if wanted and known else ""
+    has_nodes = sum(int(row[1]) for row in mine)
+    has_cpus = max(int(row[2].rstrip("+")) for row in mine)
+    nodes = int(_number(asked.get("--nodes", "")))
+    cpus = _number(asked.get("--ntasks-per-node", "")) * _number(asked.get("--cpus-per-task", ""))
+    there = f"partition {mine[0][0].rstrip('*')} has"
+    if nodes > has_nodes:
+        return f"--nodes={nodes}, and {there} {has_nodes}"
+    if cpus > has_cpus:
+        return f"{cpus} CPUs on a node (tasks × CPUs of each), and {there} {has_cpus} on each"
+    limit = max(minutes(row[3]) for row in mine)
+    if minutes(asked.get("--time", "0")) > limit:
+        return f"--time={asked['--time']}, and {there} a limit of {mine[0][3]}"
+    return ""
+
+
+def _number(text: str) -> int:
+    """The smaller one of "2-4", 1 of nothing."""
+    found = re.match(r"\d+", text)
+    return int(found[0]) if found else 1
+
+
+def minutes(text: str) -> float:
+    """Slurm's "90", "1:30:00" or "2-12:00:00" in minutes; infinite for what is no such time."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if not found:
+        return math.inf
+    days, first, second, third = (part and int(part) for part in found.groups())
+    if days is not None:  # days-hours:minutes:seconds
+        return 1440 * days + 60 * first + (second or 0) + (third or 0) / 60
+    if third is not None:  # hours:minutes:seconds
+        return 60 * first + second + third / 60
+    return first + (second or 0) / 60  # minutes:seconds
 
 
 @functools.cache
@@ -120,6 +173,13 @@ NEVER = {
 BEFORE_START = {"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"}
 
 
+# What helps where nodes may not submit jobs.
+_FROM_A_NODE = (
+    "It was asked for on {host}, a compute node. Some sites let no job be submitted there: then "
+    "start a server with room for the ranks in its own job, and they need no other one."
+)
+
+
 class Job(NamedTuple):
     """id, state and reason as squeue writes them; nodes: "node[1-2]", or "" before the start."""
 
@@ -140,6 +200,23 @@ def state(job: str) -> str:
     """Of a job that may be over: RUNNING, CANCELLED, TIMEOUT, …; "" where Slurm forgot it."""
     found = re.search(r"\bJobState=(\w+)", _answer("scontrol", "--oneliner", "show", "job", job))
     return found[1] if found else ""
+
+
+def why_never(job: str, seconds: float = 5.0) -> str:
+    """In words, why a job that was just handed in can't start; "" as soon as nothing says so.
+
+    It takes at most so long: Slurm has no reason until it has looked at the job.
+    """
+    late = time.monotonic() + seconds
+    while time.monotonic() < late:
+        told = _answer("squeue", "--noheader", f"--jobs={job}", "--format=%T|%r").strip()
+        state, _, reason = told.partition("|")
+        if reason in NEVER:
+            return f"{NEVER[reason]} ({reason})"
+        if state != "PENDING" or reason != "None":
+            return ""
+        time.sleep(0.5)
+    return ""
 
 
 class Waiting:
@@ -179,10 +256,12 @@ class Waiting:
         errors = re.findall(r"^srun: error: (?:Unable to allocate resources: )?(.+)$", said, re.M)
         if self.job is not None or not errors:
             return None
+        inside = Allocation.of(os.environ)
         return RanksError(
             f"Slurm refused the job of the ranks: {errors[-1].strip()}. Partitions here: "
             f"{', '.join(partitions()) or 'none that answer'}. Say partition=, time=, nodes= in "
             "start(), or ask for fewer ranks."
+            + (f" {_FROM_A_NODE.format(host=socket.gethostname())}" if inside else "")
         )
 
     def cancelled(self) -> None:

@@ -1,4 +1,4 @@
-"""Settings of kernels in the course's environment; `make env` links it into .venv/etc/ipython."""
+"""Settings of kernels in the course's environment; pyproject.toml installs it to etc/ipython."""
 
 c = get_config()  # noqa: F821 - IPython defines it
 

@@ -1,8 +1,10 @@
 """The labelled set: pairs of a wrong program and its right twin.
 
-A program begins with :data:`PRELUDE`, which gives ``rank``, ``size``, ``small`` (4 elements of
-float32) and ``large`` (4 MB, more than any library sends before it is received). A line that ends
-in ``#!`` is one that a report has to name.
+Each is a script by itself: ``mpiexec -n 2 python program.py``. It begins with :data:`PRELUDE`,
+which joins the backend that ``LABELLED_BACKEND`` names, and gives ``rank``, ``size``, ``small`` (4
+elements of float32) and ``large`` (4 MB, more than any library sends before it is received).
+``LABELLED_TIMEOUT`` has the seconds that a wait may last; a backend other than ``mpi`` needs a file
+to meet in, ``LABELLED_STORE``. A line that ends in ``#!`` is one that a report has to name.
 """
 
 from __future__ import annotations
@@ -11,15 +13,24 @@ import textwrap
 from dataclasses import dataclass
 
 PRELUDE = """\
+import os
 import sys
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from utils.labelled.join import join
+backend = os.environ.get("LABELLED_BACKEND", "mpi")
+limit = {"timeout": timedelta(seconds=float(os.environ.get("LABELLED_TIMEOUT", "20")))}
+if backend != "mpi":
+    from mpi4py import MPI
 
-rank, size = join()
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    store = dist.FileStore(os.environ["LABELLED_STORE"], size)
+    limit |= {"store": store, "rank": rank, "world_size": size}
+dist.init_process_group(backend, **limit)
+rank, size = dist.get_rank(), dist.get_world_size()
 small, large = torch.full((4,), float(rank)), torch.full((1_000_000,), float(rank))
 """
 

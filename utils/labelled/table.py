@@ -11,8 +11,9 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from utils.jobs.errors import RanksError
+from utils.labelled.judge import Trial
 from utils.labelled.programs import KINDS, PAIRS, Pair
-from utils.labelled.trial import Trial, stage
+from utils.labelled.trial import stage
 
 HEADS = ("class", "wrong programs", "reported", "rank, line, class named", "right, silent", "s")
 

@@ -20,7 +20,7 @@ class AlphaBeta:
     Attributes:
         alpha: latency in seconds.
         beta: seconds per byte.
-        error: mean of |α + n·β − t| / t over the points of the fit.
+        error: mean of ``|α + n·β − t| / t`` over the points of the fit.
         max_error: the largest of them.
     """
 

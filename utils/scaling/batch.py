@@ -21,6 +21,8 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
+from utils.jobs import slurm
+
 #: The environment that jobs get: the one that this process runs in.
 PREFIX = sys.prefix
 
@@ -79,30 +81,39 @@ def series(nodes: int, domains: int, cores: int, *arguments: object, time: str =
 
 
 def submit(script: Path) -> str:
-    """Hand a batch script in, in its own folder; what `sbatch` says."""
+    """Hand a batch script in, in its own folder; what `sbatch` says.
+
+    Not what its partition can never give: then the text says what that is. A job that waits for
+    nothing that will come stays in the queue, and the text says so.
+    """
+    if lack := slurm.shortfall(request(script.read_text().splitlines())):
+        return f"Not handed in, as it could never start: {lack}. Ask for less."
     command = ["sbatch", script.name]
     done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, timeout=60)
-    return done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    job = re.search(r"Submitted batch job (\d+)", said)
+    if job and (never := slurm.why_never(job[1])):
+        said += f"It waits for what will not come: {never}. End it: scancel {job[1]}\n"
+    return said
 
 
 def of_the_site() -> dict[str, str]:
     """What each batch script has of the site: ``options``, ``setup``, ``prefix``."""
     settings = _site()
-    options = [
-        f"#SBATCH --{name}={settings[name]}" for name in ("partition", "account") if settings[name]
-    ]
+    options = [f"--{name}={settings[name]}" for name in ("partition", "account") if settings[name]]
+    options += settings["options"]
     return {
-        "options": "\n".join([*options, ""]),
+        "options": "".join(f"#SBATCH {option}\n" for option in options),
         "setup": "\n".join(settings["setup"]) or "# Here would be: module load …",
         "prefix": PREFIX,
     }
 
 
 def _site() -> dict:
-    """The site's `partition`, `account` and `setup`; see hpc/site.toml."""
+    """The site's `partition`, `account`, `options` and `setup`; see hpc/site.toml."""
     file = Path(PREFIX, "etc/ddl-labs/site.toml")
     found = tomllib.loads(file.read_text())["slurm"] if file.is_file() else {}
-    return {"partition": "", "account": "", "setup": []} | found
+    return {"partition": "", "account": "", "options": [], "setup": []} | found
 
 
 # --- what a script does ------------------------------------------------------------------------

@@ -5,7 +5,9 @@
     ranks.timeline(zoom=(0.1, 0.2))     # seconds since the cell began
     shown.totals                        # bytes, messages, seconds of each rank
     shown.save("trace.json")            # for https://ui.perfetto.dev or chrome://tracing
+    shown.ideal                         # seconds, if the network were infinitely fast
     timeline.side_by_side({"by hand": shown, "DDP": other})     # one time axis
+    timeline.compare({"by hand": shown, "DDP": other})          # calls, bytes, seconds; .save()
 
 Each cell begins a new timeline once :func:`watch` was called.
 """
@@ -13,19 +15,22 @@ Each cell begins a new timeline once :func:`watch` was called.
 from __future__ import annotations
 
 import functools
-import io
+import math
 import os
 from typing import TYPE_CHECKING
 
 from . import collect, trace, words
+from . import ideal as ideals
+from .compare import Comparison
 from .zoom import around, spans
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Timeline", "calls", "draw", "of", "side_by_side", "watch"]
+__all__ = ["Comparison", "Timeline", "calls", "compare", "draw", "of", "side_by_side", "watch"]
 
 TITLE = "What the ranks communicated"
+_ALWAYS = (-math.inf, math.inf)
 
 
 class Timeline:
@@ -43,6 +48,7 @@ class Timeline:
             on the first rank; ``None`` for what never happened.
         lanes: the same by rank, with begin and end of the cell.
         window: from when to when (seconds) the zoom is; None without.
+        spans: the same of each rank; without a zoom from ever to ever.
     """
 
     def __init__(
@@ -55,8 +61,9 @@ class Timeline:
         self.title = title or TITLE
         self.lanes = collect.lanes(reports, offsets or [0.0] * len(reports))
         self.records = [record for lane in self.lanes for record in lane.records]
-        self._spans = spans(self.lanes, zoom)
-        self.window = around(self._spans) if self._spans else None
+        asked = spans(self.lanes, zoom)
+        self.window = around(asked) if asked else None
+        self.spans = asked or [_ALWAYS] * len(self.lanes)
 
     @functools.cached_property
     def totals(self) -> list[dict]:
@@ -68,9 +75,16 @@ class Timeline:
         step, they are those of each rank's own step.
         """
         return [
-            collect.totals(lane, *span)
-            for lane, span in zip(self.lanes, self._spans or [()] * len(self.lanes), strict=True)
+            collect.totals(lane, *span) for lane, span in zip(self.lanes, self.spans, strict=True)
         ]
+
+    @functools.cached_property
+    def ideal(self) -> float | None:
+        """Seconds that it takes on an infinitely fast network, see :mod:`utils.timeline.ideal`.
+
+        Of the zoom, else of all of the cell. None where a rank waits for what never comes.
+        """
+        return ideals.seconds(self.lanes, self.spans)
 
     def figure(
         self, width: float = 9, since: float | None = None, until: float | None = None
@@ -84,14 +98,23 @@ class Timeline:
 
         first, last = self.window or (None, None)
         since, until = first if since is None else since, last if until is None else until
-        made = picture.figure([picture.Panel(self.lanes, self.title, since, until)], width)
+        panel = picture.Panel(self.lanes, self.title, since, until, note=self._ideal_in_words())
+        made = picture.figure([panel], width)
         made.alt_text = self.alt_text
         return made
 
     @property
     def alt_text(self) -> str:
         """The picture in words, for those who do not see it."""
-        return words.described(self.title, self.lanes, self.totals)
+        said = words.described(self.title, self.lanes, self.totals)
+        free = self._ideal_in_words()
+        return f"{said} {words.sentence(free)}" if free else said
+
+    def _ideal_in_words(self) -> str:
+        """Nothing, where the ranks communicated nothing."""
+        if not self.records:
+            return ""
+        return words.ideal(self.ideal, ideals.measured(self.lanes, self.spans))
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a trace that https://ui.perfetto.dev and chrome://tracing open."""
@@ -108,13 +131,12 @@ class Timeline:
         part = [f"from {words.span(*self.window)} after the cell began"] if self.window else []
         return "\n".join([table, *part, *problems])
 
-    def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
-        """The image, and the metadata that has its alternative text."""
-        from ..figures import alt
+    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
+        """The image and its alternative text; as plain text the table."""
+        from ..figures import forms
 
-        made, file = self.figure(), io.BytesIO()
-        made.savefig(file, format="png", dpi=100)
-        return file.getvalue(), {"alt": alt.describe(made)}
+        data, metadata = forms.bundle(self.figure())
+        return {**data, "text/plain": repr(self)}, metadata
 
 
 def side_by_side(runs: dict[str, Timeline], width: float = 9) -> Figure:
@@ -130,12 +152,21 @@ def side_by_side(runs: dict[str, Timeline], width: float = 9) -> Figure:
         panel = picture.Panel(run.lanes, name, *(run.window or (None, None)))
         shown = (panel.since, panel.until)
         totals = run.totals if run.window else [collect.totals(one, *shown) for one in run.lanes]
-        panel.subtitle = words.means(totals)
+        spans = run.spans if run.window else [shown] * len(run.lanes)
+        free = words.ideal(ideals.seconds(run.lanes, spans))
+        panel.subtitle, panel.note = words.means(totals), free
         panels.append(panel)
-        said.append(words.described(name, run.lanes, totals, brief=True))
+        said.append(
+            f"{words.described(name, run.lanes, totals, brief=True)} {words.sentence(free)}"
+        )
     made = picture.figure(panels, width)
     made.alt_text = " ".join(said)
     return made
+
+
+def compare(runs: dict[str, Timeline]) -> Comparison:
+    """What distinguishes runs, by what they are called: see :class:`Comparison`."""
+    return Comparison(runs)
 
 
 def of(ranks, title: str | None = None, zoom: int | tuple[float, float] | None = None) -> Timeline:

@@ -55,13 +55,17 @@ _BANDS, _BARS, _LINES, _ARROWS, _LABELS, _VEIL = 1, 2, 3, 4, 5, 6
 
 @dataclass
 class Panel:
-    """A run to draw. since, until: seconds; None: see :func:`layout.view`."""
+    """A run to draw.
+
+    since, until: seconds; None: see :func:`layout.view`. note: beside the title.
+    """
 
     lanes: list[Lane]
     title: str
     since: float | None = None
     until: float | None = None
     subtitle: str = ""
+    note: str = ""
 
     def __post_init__(self):
         first, last = view(self.lanes)
@@ -437,6 +441,8 @@ class _Picture:
         for rank in range(1, len(self.lanes)):
             axes.axhline(page.edges[rank], color=figures.PALE, linewidth=0.8, zorder=0)
         axes.set_title(self.panel.title, pad=self.pad)
+        if self.panel.note and not self.page.from_zero:
+            self._note()
         if self.panel.subtitle:
             above = 1 + 0.06 / page.high
             axes.text(
@@ -458,8 +464,19 @@ class _Picture:
         until, last = self.page.across(self.panel.until), self.page.across(self.page.shown[1])
         self.axes.axvspan(until, last, facecolor=figures.PAPER, linewidth=0, zorder=_VEIL)
         self.axes.axvline(until, color=figures.INK, linewidth=1, zorder=_VEIL)
-        length = words.duration(self.panel.until - self.panel.since)
-        self.axes.set_title(length, loc="right", pad=self.pad)
+        said = [words.duration(self.panel.until - self.panel.since), self.panel.note]
+        self.axes.set_title(", ".join(filter(None, said)), loc="right", pad=self.pad)
+
+    def _note(self) -> None:
+        """At the right of the title's line, as large as there is room."""
+        title = plt.rcParams["axes.titlesize"]
+        room = self.page.pixels(self.page.shown[1] - self.page.shown[0]) - 15
+        room -= _pixels_of(self.panel.title, FontProperties(size=title).get_size_in_points())
+        short = self.panel.note.removeprefix("on an ")
+        fits = ((t, s) for t in (self.panel.note, short) for s in (8.5, 7.5, 6.5))
+        said, points = next(((t, s) for t, s in fits if _pixels_of(t, s) <= room), (short, 6))
+        look = {"fontsize": points, "fontweight": "normal", "color": figures.GREY}
+        self.axes.set_title(said, loc="right", pad=self.pad, **look)
 
 
 def _legend(made: Figure, used: set[str]) -> None:

@@ -27,6 +27,43 @@ def save(lanes: list[Lane], path: str | os.PathLike) -> None:
         json.dump({"traceEvents": events(lanes), "displayTimeUnit": "ms"}, file)
 
 
+def save_together(
+    runs: list[tuple[str, list[Lane], tuple[float, float] | None]], path: str | os.PathLike
+) -> None:
+    """Write several runs as one trace of JSON: name, lanes, and the window (seconds) or None.
+
+    Their windows begin at the same time; each rank is a process that is called after its run.
+    """
+    begins = [window[0] if window else 0.0 for _, _, window in runs]
+    found, messages = [], 0
+    for number, ((name, lanes, _), begin) in enumerate(zip(runs, begins, strict=True)):
+        own = events(lanes)
+        late = _nanoseconds(max(begins) - begin) / 1e3
+        found += [_of_run(event, number, name, late, messages) for event in own]
+        messages += sum(event["ph"] == "s" for event in own)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"traceEvents": found, "displayTimeUnit": "ms"}, file)
+
+
+# More than there are ranks: a run's processes stand together.
+_RUN = 100_000
+
+
+def _of_run(event: dict, number: int, name: str, late: float, messages: int) -> dict:
+    """The event among those of several runs: an own process, µs later, an own id of its message."""
+    args = event.get("args")
+    if event["ph"] == "M":
+        late = 0
+        if event["name"] == "process_name":
+            args = {"name": f"{name}: {args['name']}"}
+        elif event["name"] == "process_sort_index":
+            args = {"sort_index": args["sort_index"] + number * _RUN}
+    own = {"pid": event["pid"] + number * _RUN, "ts": event["ts"] + late}
+    if "id" in event:
+        own["id"] = event["id"] + messages
+    return event | own | ({"args": args} if args else {})
+
+
 def events(lanes: list[Lane]) -> list[dict]:
     """The trace's events: tracks and their names, operations, messages."""
     found: list[dict] = []

@@ -42,6 +42,19 @@ def in_words(row: dict) -> dict[str, str]:
     return said
 
 
+def plain(key: str) -> str:
+    """``computing`` of ``seconds computing``."""
+    return key.removeprefix("seconds ")
+
+
+def ideal(seconds: float | None, measured: float | None = None) -> str:
+    """``on an ideal network 0.82 s of 1.31 s``: what would be left where communication is free."""
+    if seconds is None:
+        return "does not end on an ideal network either"
+    of = "" if measured is None else f" of {duration(measured)}"
+    return f"on an ideal network {duration(seconds)}{of}"
+
+
 def span(since: float, until: float) -> str:
     """``640 to 880 ms``."""
     unit, one = time_unit(until)
@@ -76,12 +89,12 @@ def described(title: str, lanes: list[collect.Lane], totals: list[dict], brief=F
     """A timeline in words. brief: one sentence for all ranks, else one for each of a few."""
     parts = [f"{title.rstrip('.:')}. Timeline of {_count(len(lanes), 'rank')}."]
     if brief or len(lanes) > _FEW_RANKS:
-        parts.append(_sentence(means(totals)))
+        parts.append(sentence(means(totals)))
     else:
-        parts += [_sentence(f"rank {row['rank']}: {_spent(row)}") for row in totals]
-    parts += [_sentence(f"rank {lane.rank}: no answer") for lane in lanes if lane.problem]
-    parts.append(_sentence(_operations(lanes)))
-    return " ".join(parts + [_sentence(text) for text in _odd(lanes)])
+        parts += [sentence(f"rank {row['rank']}: {_spent(row)}") for row in totals]
+    parts += [sentence(f"rank {lane.rank}: no answer") for lane in lanes if lane.problem]
+    parts.append(sentence(_operations(lanes)))
+    return " ".join(parts + [sentence(text) for text in _odd(lanes)])
 
 
 # Of which each gets a sentence.
@@ -122,7 +135,8 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" + "s" * (number != 1)
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
     return f"{text[:1].upper()}{text[1:]}."
 
 

@@ -288,6 +288,8 @@ class Grading:
             result.points = sum(points for cell, points in task.checks.items() if cell in passed)
         records = [r for r in done.records if self.reference.owners.get(r["cell"]) == number]
         result.said = "\n".join(words(r) for r in records if r["cell"] in task.checks).strip()
+        said = [v for r in records if r["cell"] in task.checks for v in r["verdicts"]]
+        result.problems = [problem for verdict in said for problem in verdict["problems"]]
         if status != "passed":
             result.shown = shown(records, self.reference)
         return result

@@ -179,7 +179,8 @@ def explain(results: list[Result], references: list[Reference]) -> str:
             cell = reference.answer_cells[task.answers[0]]
             cells = reference.nb.cells
             question = cells[cells.index(cell) - 1].source
-            sections.append((reference.lab, task, question, cell.source, answers))
+            rubric = reference.rubrics.get(task.answers[0], "")
+            sections.append((reference.lab, task, question, cell.source, rubric, answers))
     return _render("explain.html.j2", sections=sections)
 
 

@@ -12,7 +12,8 @@ from nbformat import NotebookNode
 from utils import verdict
 
 from ..notebook import NotebookError, is_named, lab, notebooks, read
-from ..release import is_solution, student_version
+from ..notes import rubric_cells
+from ..release import is_solution, student_version, without_notes
 from .drawings import drawings
 
 
@@ -43,6 +44,12 @@ class Reference:
         self.path = path
         self.lab = path.stem
         self.nb = read(path)
+        self.rubrics = {
+            answer.metadata.nbgrader.grade_id: below.source
+            for answer, below in rubric_cells(self.nb)
+            if below
+        }
+        self.nb = without_notes(self.nb)
         student = student_version(self.nb, path.name)
         self.stubs = {cell.id: cell.source for cell in student.cells}
         self.tasks = self._find_tasks()

@@ -9,7 +9,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Status = Literal[
     "passed",  # the check said so
@@ -40,7 +40,7 @@ class Shown:
 @dataclass
 class TaskResult:
     """One task of one student. points: None until a written answer has been read, and where
-    grading failed.
+    grading failed. problems: what its check found, as data of :class:`utils.verdict.Problem`.
     """
 
     task: str
@@ -52,6 +52,7 @@ class TaskResult:
     shown: list[Shown] = field(default_factory=list)
     code: str = ""
     note: str = ""
+    problems: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass

@@ -111,11 +111,18 @@ def library_beside(mpiexec: str, open_mpi: bool) -> str | None:
     A folder can hold several: on Debian /usr/lib/x86_64-linux-gnu has those of Open MPI and
     MPICH, and /etc/alternatives says which of them libmpi.so is.
     """
-    # 40 and 12 are the binary interfaces for which there are wheels of mpi4py.
-    if open_mpi:
-        return _beside(mpiexec, "libmpi.so.40")
-    # A wheel asks for libmpi.so.12 and can't be imported with Debian's libmpich.
-    return _beside(mpiexec, "libmpi.so.12") or (None if mpi4py_is_a_wheel() else libmpich(mpiexec))
+    # 40 and 12 are the binary interfaces of their own that the two have.
+    if library := _beside(mpiexec, "libmpi.so.40" if open_mpi else "libmpi.so.12"):
+        return library
+    if mpi4py_is_a_wheel():
+        # A wheel asks for libmpi.so.12 and can't be imported with Debian's libmpich.
+        return libmpi_abi(mpiexec) if mpi4py_has("mpiabi") else None
+    return libmpi_abi(mpiexec) or (None if open_mpi else libmpich(mpiexec))
+
+
+def libmpi_abi(mpiexec: str) -> str | None:
+    """The library with the binary interface of MPI 5, the same for MPICH 5 and Open MPI 6."""
+    return _beside(mpiexec, "libmpi_abi.so.")
 
 
 def libmpich(mpiexec: str) -> str | None:
@@ -139,8 +146,13 @@ def _beside(mpiexec: str, name: str) -> str | None:
 
 def mpi4py_is_a_wheel() -> bool:
     """Does mpi4py choose its MPI when it is imported, or was it built for one?"""
+    return mpi4py_has("mpich")
+
+
+def mpi4py_has(interface: str) -> bool:
+    """Does the wheel of mpi4py know that binary interface: "mpich", "openmpi", "mpiabi"?"""
     spec = importlib.util.find_spec("mpi4py")
-    return spec is not None and any(Path(spec.origin).parent.glob("MPI.mpich.*"))
+    return spec is not None and any(Path(spec.origin).parent.glob(f"MPI.{interface}.*"))
 
 
 # --- on a rank --------------------------------------------------------------------------------

@@ -1,0 +1,47 @@
+"""Settings of Sphinx for the site of the course. `make site` builds it: course_site/build.py."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "utils/mpi")]
+
+from course_site import address  # noqa: E402
+from course_site.api import PRETENDED  # noqa: E402
+
+project = "Distributed deep learning"
+html_title = project
+author = copyright = "the authors of the course"
+language = "en"
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "course_site.extension"]
+root_doc = "index"
+exclude_patterns = [".doctrees"]
+default_role = "code"
+
+# Notebooks: as they were executed.
+nb_execution_mode = "off"
+nb_merge_streams = True
+nb_render_error_lexer = "none"
+nb_code_prompt_show = "Show the {type}"
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+html_math_renderer = "mathml"
+
+# The reference.
+autodoc_mock_imports = list(PRETENDED)
+autodoc_member_order = "bysource"
+napoleon_use_ivar = True
+
+html_theme = "pydata_sphinx_theme"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
+html_show_sourcelink = html_copy_source = False
+html_theme_options = {
+    "github_url": address.repository(),
+    "back_to_top_button": False,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}

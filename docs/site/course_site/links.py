@@ -1,0 +1,37 @@
+"""Links from a page to a file that is no page: they lead to the repository."""
+
+from __future__ import annotations
+
+import posixpath
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.transforms.post_transforms import SphinxPostTransform
+
+from .address import ROOT, in_repository
+
+
+class ToRepository(SphinxPostTransform):
+    """Resolves links to files and folders of the repository; the others are left to MyST."""
+
+    default_priority = 8  # MyST's own is 9, and warns of what it does not find
+
+    def run(self, **kwargs) -> None:
+        """Replace the links of one page."""
+        for node in list(self.document.findall(pending_xref)):
+            if node["reftype"] == "myst" and (path := self._path(node)):
+                url = in_repository(path, folder=(ROOT / path).is_dir())
+                node.replace_self(nodes.reference("", "", *node.children, refuri=url))
+
+    def _path(self, node: pending_xref) -> str:
+        """In the repository; "" for what is not there, or is a place on a page."""
+        target = node["reftarget"].partition("#")[0]
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(self.env.docname), target))
+        known = target and not path.startswith("..") and (ROOT / path).exists()
+        return path if known else ""
+
+
+def setup(app: Sphinx) -> None:
+    """Register the transform."""
+    app.add_post_transform(ToRepository)

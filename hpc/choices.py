@@ -1,0 +1,135 @@
+"""What a student may choose of a job, and the job that follows; nothing else gets through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from partitions import Partition, Size, megabytes, size, too_much
+from settings import Profile, Site
+
+#: What can be chosen beside the profile, and what it is called.
+LABELS = {
+    "partition": "Partition",
+    "nodes": "Nodes",
+    "ranks": "Ranks on each node",
+    "time": "Time",
+    "gpus": "GPUs on each node",
+    "account": "Account",
+    "reservation": "Reservation",
+}
+#: Options of sbatch that a choice of nodes and ranks takes the place of.
+SIZES = ("--nodes=", "--ntasks=", "--ntasks-per-node=", "--mem=")
+#: What ranks in jobs of their own follow: sbatch reads these.
+FOLLOWED = {"partition": "PARTITION", "account": "ACCOUNT", "reservation": "RESERVATION"}
+
+
+class Refused(ValueError):
+    """A choice that is none of the site's, or more than Slurm has; the text says which."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job to be asked for. options: of sbatch; exports: variables for jobs that start from it."""
+
+    partition: str
+    account: str
+    time: str
+    options: list[str]
+    exports: dict[str, str]
+
+    @property
+    def size(self) -> Size:
+        """What it asks for, in numbers."""
+        return size(self.options, self.time)
+
+    def impossible(self, known: dict[str, Partition]) -> str:
+        """What Slurm can never give of it, in words, or "". known: see partitions.parsed."""
+        partition = next(
+            (
+                p
+                for p in known.values()
+                if p.name == self.partition or (p.default and not self.partition)
+            ),
+            None,
+        )
+        if partition is None:
+            return f"Slurm has no partition '{self.partition}'" if self.partition and known else ""
+        return too_much(self.size, partition)
+
+
+def offered(site: Site) -> dict[str, list[str]]:
+    """What can be chosen, by field; a field without choices is left out."""
+    form = site.form
+    lists: dict[str, Iterable[Any]] = {
+        "partition": form.partitions,
+        "nodes": form.nodes,
+        "ranks": form.ranks,
+        "time": form.times,
+        "gpus": form.gpus,
+        "account": form.accounts,
+        "reservation": form.reservations,
+    }
+    return {name: list(map(str, values)) for name, values in lists.items() if values}
+
+
+def checked(site: Site, options: dict[str, Any]) -> dict[str, str]:
+    """The choices in these options, of which the first profile is the default; raises Refused.
+
+    They may come from the REST API, and batchspawner would put them into the batch script.
+    """
+    profiles = [profile.name for profile in site.profiles]
+    known = {"profile": profiles} | offered(site)
+    if strange := options.keys() - known.keys():
+        raise Refused(f"Only {_listed(known)} can be chosen, not {_listed(strange)}.")
+    chosen = {}
+    for name, value in options.items():
+        if value == "":
+            continue
+        if type(value) not in (str, int) or str(value) not in known[name]:
+            raise Refused(f"There is no {name} {value!r}: choose one of {_listed(known[name])}.")
+        chosen[name] = str(value)
+    return {"profile": profiles[0]} | chosen
+
+
+def request(site: Site, chosen: dict[str, str]) -> Request:
+    """The job for choices that were checked."""
+    profile = next(each for each in site.profiles if each.name == chosen["profile"])
+    options = [*site.slurm.options, *profile.options]
+    if "nodes" in chosen or "ranks" in chosen:
+        options = _resized(site, profile, chosen)
+    if gpus := chosen.get("gpus"):
+        options = [each for each in options if not each.startswith("--gres=")]
+        options.append(f"--gres=gpu:{gpus}")
+    if reservation := chosen.get("reservation"):
+        options.append(f"--reservation={reservation}")
+    return Request(
+        partition=chosen.get("partition") or profile.partition or site.slurm.partition,
+        account=chosen.get("account") or site.slurm.account,
+        time=chosen.get("time") or profile.time,
+        options=options,
+        exports={
+            f"SBATCH_{variable}": chosen[name]
+            for name, variable in FOLLOWED.items()
+            if name in chosen
+        },
+    )
+
+
+def _resized(site: Site, profile: Profile, chosen: dict[str, str]) -> list[str]:
+    """The profile's options for another number of nodes and ranks, with memory for these."""
+    before = size(profile.options, profile.time)
+    nodes = int(chosen.get("nodes", before.nodes))
+    ranks = int(chosen.get("ranks", before.tasks))
+    options = [*site.slurm.options, *profile.options]
+    options = [each for each in options if not each.startswith(SIZES)]
+    options += [f"--nodes={nodes}", f"--ntasks={nodes * ranks}", f"--ntasks-per-node={ranks}"]
+    if before.memory:
+        more = (ranks - before.tasks) * megabytes(site.form.memory_per_rank)
+        options.append(f"--mem={before.memory + more}M")
+    return options
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(repr(name) for name in sorted(map(str, names)))

@@ -1,0 +1,168 @@
+"""What Slurm's partitions give, what of it is free, and whether a job fits one of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from job_queue import Poll
+
+COMMAND = ("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%s|%t|%D|%c|%m|%C|%G")
+#: Seconds between two calls of sinfo: what is free may be so old.
+PERIOD = 10.0
+
+
+@dataclass
+class Partition:
+    """A partition of Slurm. minutes, most_nodes: of a job, math.inf without a limit; cores, memory
+    (MB) and gpus: of the largest node; free_*: now.
+    """
+
+    name: str
+    default: bool
+    up: bool
+    minutes: float
+    most_nodes: float
+    nodes: int = 0
+    free_nodes: int = 0
+    free_cores: int = 0
+    cores: int = 0
+    memory: int = 0
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a job asks for: nodes, on each of them tasks, cores, memory (MB, 0: not said) and GPUs,
+    and minutes.
+    """
+
+    nodes: int
+    tasks: int
+    cores: int
+    memory: int
+    gpus: int
+    minutes: float
+
+
+def poll(command: tuple[str, ...] = COMMAND, period: float = PERIOD) -> Poll:
+    """Answers with all partitions, by their names."""
+    return Poll(command, parsed, period)
+
+
+def parsed(text: str) -> dict[str, Partition]:
+    """The partitions in sinfo's lines, of which each is for some nodes that are alike."""
+    found: dict[str, Partition] = {}
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) != 10:
+            continue
+        name, up, limit, size, state, count, cores, memory, used, gres = fields
+        known = found.setdefault(
+            name.rstrip("*"),
+            Partition(
+                name=name.rstrip("*"),
+                default=name.endswith("*"),
+                up=up == "up",
+                minutes=minutes(limit),
+                most_nodes=_number(size.rpartition("-")[2]),
+            ),
+        )
+        known.nodes += int(count)
+        known.free_nodes += int(count) if state == "idle" else 0
+        known.free_cores += int(used.split("/")[1])
+        known.cores = max(known.cores, int(cores.rstrip("+")))
+        known.memory = max(known.memory, int(memory.rstrip("+")))
+        known.gpus = max(known.gpus, _gpus(gres))
+    return found
+
+
+def _number(text: str) -> float:
+    return int(text) if text.isdigit() else math.inf
+
+
+def _gpus(gres: str) -> int:
+    """`gpu:a100:4(S:0-1),nvme:1` has 4."""
+    return sum(int(count) for count in re.findall(r"gpu(?::[^:,()]+)?:(\d+)", gres))
+
+
+def minutes(time: str) -> float:
+    """Slurm's notations of a time: 30, 30:00, 4:00:00, 1-12, 1-12:30, infinite; `man sbatch`."""
+    days, _, clock = time.rpartition("-")
+    if not re.fullmatch(r"\d*", days) or not re.fullmatch(r"\d+(:\d+){0,2}", clock):
+        return math.inf
+    parts = [int(part) for part in clock.split(":")]
+    if days or len(parts) == 3:
+        hours, least, seconds = [*parts, 0, 0][:3]
+    else:
+        hours, (least, seconds) = 0, [*parts, 0][:2]
+    return int(days or 0) * 1440 + hours * 60 + least + seconds / 60
+
+
+def size(options: list[str], time: str) -> Size:
+    """What these options of sbatch ask for. Of memory: --mem alone."""
+    told = dict(re.findall(r"--([a-z-]+)=(\S+)", "\n".join(options)))
+    nodes = _count(told.get("nodes"), 1)
+    tasks = _count(told.get("ntasks-per-node"), math.ceil(_count(told.get("ntasks"), 1) / nodes))
+    return Size(
+        nodes=nodes,
+        tasks=tasks,
+        cores=tasks * _count(told.get("cpus-per-task"), 1),
+        memory=megabytes(told.get("mem", "0")),
+        gpus=_gpus(told.get("gres", "")) or _count(told.get("gpus-per-node"), 0),
+        minutes=minutes(time),
+    )
+
+
+def _count(text: str | None, default: int) -> int:
+    # --nodes=1-2 is content with one.
+    found = re.match(r"\d+", text or "")
+    return int(found[0]) if found else default
+
+
+def megabytes(text: str) -> int:
+    """`--mem`: 3000, 3000M, 3G, 1T; 0 for what is none of these."""
+    found = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
+    units = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
+    return math.ceil(int(found[1]) * units[found[2]]) if found else 0
+
+
+def too_much(wanted: Size, partition: Partition) -> str:
+    """What the partition can never give of this, in words; "" if it can give all."""
+    name = partition.name
+    limits = [
+        (not partition.up, f"the partition '{name}' is closed"),
+        (
+            wanted.minutes > partition.minutes,
+            f"'{name}' gives a job {clock(partition.minutes)} at most, not {clock(wanted.minutes)}",
+        ),
+        (
+            wanted.nodes > partition.most_nodes,
+            f"'{name}' gives a job {partition.most_nodes} nodes at most, not {wanted.nodes}",
+        ),
+        (
+            wanted.nodes > partition.nodes,
+            f"'{name}' has {partition.nodes} nodes in all, not {wanted.nodes}",
+        ),
+        (
+            wanted.cores > partition.cores,
+            f"a node of '{name}' has {partition.cores} cores at most, not {wanted.cores}",
+        ),
+        (
+            wanted.memory > partition.memory,
+            f"a node of '{name}' has {partition.memory} MB of memory at most, not {wanted.memory}",
+        ),
+        (
+            wanted.gpus > partition.gpus,
+            f"a node of '{name}' has {partition.gpus} GPUs at most, not {wanted.gpus}",
+        ),
+    ]
+    return "; ".join(text for broken, text in limits if broken)
+
+
+def clock(least: float) -> str:
+    """Minutes as h:min; "any time" without a limit."""
+    if math.isinf(least):
+        return "any time"
+    return f"{int(least) // 60}:{int(least) % 60:02d} h"

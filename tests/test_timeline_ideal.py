@@ -1,0 +1,316 @@
+"""A run on an ideal network, and runs that are compared: made-up records with known answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from test_timeline import (
+    BANDWIDTH,
+    LATENCY,
+    PROGRAMS,
+    STEP,
+    Simulation,
+    all_reduce,
+    assert_valid,
+    compute,
+    data_parallel,
+    made,
+    pipeline,
+    recv,
+    reported,
+    send,
+    simulated,
+    subgroups,
+    wait,
+)
+
+from utils import timeline
+from utils.figures import alt
+from utils.timeline import Timeline, ideal
+
+MS = 1e-3
+# The simulated ranks begin 0.1 ms after each other.
+SKEW = 0.1 * MS
+
+
+# --- an ideal network ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (4, 8), (3, 1)])
+def test_a_pipeline_on_an_ideal_network_is_as_long_as_its_formula_says(stages, microbatches):
+    """1F1B: (m + p − 1) · (forward + backward), whatever its messages cost."""
+    shown = simulated(pipeline(stages, microbatches), stages)
+    expected = (microbatches + stages - 1) * 30 * MS
+    assert shown.ideal == pytest.approx(expected, abs=stages * SKEW)
+    assert shown.ideal < ideal.measured(shown.lanes)
+
+
+def test_a_chain_of_messages_costs_what_its_ranks_compute_one_after_the_other():
+    def program(rank: int):
+        if rank:
+            yield recv(rank - 1, 50_000_000)
+        yield compute((rank + 1) * 10 * MS)
+        if rank < 3:
+            yield send(rank + 1, 50_000_000)
+
+    shown = simulated(program, 4)
+    assert shown.ideal == pytest.approx(100 * MS, abs=3 * SKEW)
+    took = 100 * MS + 3 * (LATENCY + 50_000_000 / BANDWIDTH)
+    assert ideal.measured(shown.lanes) == pytest.approx(took, abs=3 * SKEW)
+
+
+def test_no_network_makes_up_for_a_straggler():
+    """Rank 3 computes three times as long: each step is as long as its."""
+
+    def program(rank: int):
+        for _ in range(5):
+            yield compute(30 * MS if rank == 3 else 10 * MS)
+            yield all_reduce(4_000_000)
+
+    shown = simulated(program, 4)
+    assert shown.ideal == pytest.approx(5 * 30 * MS, abs=4 * SKEW)
+    assert shown.totals[0]["seconds waiting"] == pytest.approx(5 * 20 * MS, abs=4 * SKEW)
+
+
+def test_stragglers_that_take_turns_cost_the_sum_of_the_slowest_ones():
+    def program(rank: int):
+        for step in range(4):
+            yield compute(25 * MS if rank == step else 10 * MS)
+            yield all_reduce(4_000_000)
+
+    assert simulated(program, 4).ideal == pytest.approx(4 * 25 * MS, abs=5 * SKEW)
+
+
+def test_ranks_that_only_get_what_others_send_early_wait_for_nobody():
+    def program(rank: int):
+        if rank == 0:
+            yield send(1, 100_000_000, blocking=False)
+            yield compute(10 * MS)
+        else:
+            yield compute(40 * MS)
+            yield recv(0, 100_000_000)
+
+    shown = simulated(program, 2)
+    assert shown.ideal == pytest.approx(40 * MS, abs=2 * SKEW)
+
+
+def test_a_sender_does_not_wait_for_a_receiver_that_is_late():
+    """Over a real network a large message is sent only when its receiver is there."""
+
+    def program(rank: int):
+        if rank == 0:
+            yield send(1, 100_000_000)
+            yield compute(30 * MS)
+        else:
+            yield compute(40 * MS)
+            yield recv(0, 100_000_000)
+
+    shown = simulated(program, 2)
+    assert ideal.measured(shown.lanes) > 170 * MS
+    assert shown.ideal == pytest.approx(40 * MS, abs=2 * SKEW)
+
+
+def test_an_overlapped_all_reduce_counts_only_where_it_was_not_hidden():
+    """Three background all_reduces of 60 ms; each rank computes 20 ms, then waits for them."""
+    nbytes = 40_000_000
+
+    def program(rank: int):
+        works = []
+        for _ in range(3):
+            yield compute(5 * MS)
+            works.append(all_reduce(nbytes, blocking=False))
+            yield works[-1]
+        yield compute((5 + 7 * rank) * MS)
+        for work in works:
+            yield wait(work)
+
+    shown = simulated(program, 2)
+    assert ideal.measured(shown.lanes) > 70 * MS
+    # The last call comes after 15 ms; rank 1, which computes longest, ends with its own work.
+    assert shown.ideal == pytest.approx((15 + 12) * MS, abs=2 * SKEW)
+
+
+def test_ranks_of_other_groups_do_not_wait_for_each_other():
+    def program(rank: int):
+        group = (0, 1) if rank < 2 else (2, 3)
+        yield compute((10, 20, 30, 70)[rank] * MS)
+        yield all_reduce(1_000_000, group=group)
+        yield compute(5 * MS)
+
+    shown = simulated(program, 4)
+    assert shown.ideal == pytest.approx(75 * MS, abs=4 * SKEW)
+    alone = Timeline([Simulation(*[program] * 4).run()[rank] for rank in (0, 1)])
+    assert alone.ideal == pytest.approx(25 * MS, abs=2 * SKEW)
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "deadlock"])
+@pytest.mark.parametrize("n", [2, 5])
+def test_an_ideal_network_is_never_slower_and_never_faster_than_the_busiest_rank(name, n):
+    shown = simulated(PROGRAMS[name](n), n)
+    busiest = max(row["seconds computing"] for row in shown.totals)
+    assert busiest - 1e-9 <= shown.ideal <= ideal.measured(shown.lanes) + 1e-9
+
+
+def test_a_deadlock_has_no_end_on_an_ideal_network_either():
+    shown = simulated(PROGRAMS["deadlock"](4), 4)
+    assert shown.ideal is None
+    assert "Does not end on an ideal network either." in shown.alt_text
+    assert shown.figure().axes[0].get_title(loc="right").startswith("does not end")
+
+
+def test_a_message_that_was_sent_before_the_cell_is_there_at_once():
+    got = made(1, op="recv", message=[0, 7], start=10.005, matched=10.01, end=10.015,
+               waits=[[10.005, 10.015]])  # fmt: skip
+    shown = Timeline([reported(), reported(got, rank=1)])
+    assert shown.ideal == pytest.approx(20 * MS), "rank 0 computes for 20 ms"
+    (lane,) = Timeline([reported(got, rank=1)]).lanes
+    assert ideal.seconds([lane]) == pytest.approx(10 * MS)
+
+
+def test_a_wait_that_was_given_up_is_no_end_of_its_operation():
+    """`work.wait(timeout)` raised after 2 ms; then it computed 10 ms and waited once more."""
+    waits = [[10.0, 10.002], [10.012, 10.018]]
+    background = made(
+        op="all_reduce", peer=None, sequence=1, blocking=False, end=10.018, waits=waits
+    )
+    late = made(op="all_reduce", peer=None, sequence=1, start=10.016, matched=10.016, end=10.018,
+                waits=[[10.016, 10.018]])  # fmt: skip
+    shown = Timeline([reported(background), reported(late, rank=1)])
+    # Rank 1 calls after 16 ms; rank 0 waits for that, and computes 2 ms more.
+    assert shown.ideal == pytest.approx(18 * MS)
+
+
+def test_two_steps_on_an_ideal_network_are_each_of_what_the_whole_is():
+    reports = Simulation(*[data_parallel] * 4).run()
+    whole, one, two = (Timeline(reports, zoom=zoom) for zoom in (None, 1, 2))
+    assert one.ideal == pytest.approx(two.ideal, abs=4 * SKEW)
+    assert one.ideal + two.ideal == pytest.approx(whole.ideal, abs=4 * SKEW)
+    # 20 + 2·3 ms forward on the slowest rank, five buckets of 6 ms, 4 ms for the optimizer.
+    assert two.ideal == pytest.approx(60 * MS, abs=4 * SKEW)
+
+
+def test_what_a_rank_that_does_not_answer_would_have_done_is_left_out():
+    shown = Timeline([reported(), {"rank": 1, "error": "dead"}])
+    assert shown.ideal == pytest.approx(20 * MS)
+    assert Timeline([{"rank": 0, "error": "dead"}]).ideal is None
+
+
+def test_the_picture_and_its_words_say_how_long_the_run_takes_on_an_ideal_network():
+    shown = simulated(pipeline(4), 4)
+    figure = shown.figure()
+    figure.canvas.draw()
+    said = figure.axes[0].get_title(loc="right")
+    assert said == "on an ideal network 330 ms of 410 ms"
+    assert "On an ideal network 330 ms of 410 ms." in alt.describe(figure)
+    assert Timeline([reported()]).figure().axes[0].get_title(loc="right") == ""
+
+
+@pytest.mark.parametrize("length", [20, 60, 75, 95])
+def test_the_number_is_not_written_over_a_long_title(length):
+    shown = simulated(subgroups, 4)
+    shown.title = ("a title that goes on and on " * 9)[:length]
+    axes = shown.figure().axes[0]
+    axes.figure.canvas.draw()
+    left, right = (
+        text.get_window_extent() for text in (axes.title, axes._left_title, axes._right_title)
+        if text.get_text()
+    )  # fmt: skip
+    assert left.x1 < right.x0 or length > 90
+
+
+# --- runs that are compared ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compared() -> timeline.Comparison:
+    def by_hand(rank: int) -> Iterator:
+        for _ in range(3):
+            yield compute(10 * MS)
+            for _ in range(4):
+                yield all_reduce(1_000_000)
+            yield STEP
+
+    def at_once(rank: int) -> Iterator:
+        for _ in range(3):
+            yield compute(10 * MS)
+            yield all_reduce(4_000_000, blocking=False)
+            yield STEP
+
+    return timeline.compare({"four": simulated(by_hand, 2), "one": simulated(at_once, 2)})
+
+
+def test_runs_are_compared_by_kind_of_call(compared):
+    (row,) = compared.calls
+    assert row["call"] == "all_reduce"
+    assert (row["four"]["calls"], row["one"]["calls"]) == (24, 6)
+    assert row["four"]["bytes"] == row["one"]["bytes"] == 24_000_000
+    one_call = 2 * LATENCY + 1.5 * 1_000_000 / BANDWIDTH
+    assert row["four"]["communicating"] == pytest.approx(24 * one_call)
+
+
+def test_runs_are_compared_by_where_their_time_went(compared):
+    four, one = compared.times
+    assert four["seconds computing"] == pytest.approx(30 * MS)
+    assert four["seconds communicating"] > 10 * MS
+    assert one["seconds communicating"] == 0
+    assert one["seconds hidden"] > 10 * MS
+    assert four["ideal"] == pytest.approx(30 * MS, abs=2 * SKEW)
+
+
+def test_the_table_and_the_picture_have_every_run(compared):
+    said = repr(compared)
+    assert said.count("four") == said.count("one ") == 2
+    assert "ideal network" in said
+    figure = compared.figure()
+    figure.canvas.draw()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["four", "one"]
+    assert "four: " in alt.describe(figure)
+
+
+def test_a_kind_of_call_that_only_one_run_has_is_compared_with_none():
+    rows = timeline.compare(
+        {"messages": simulated(pipeline(2), 2), "sums": simulated(data_parallel, 2)}
+    ).calls
+    by_call = {row["call"]: row for row in rows}
+    assert by_call["all_reduce"]["messages"]["calls"] == 0
+    assert by_call["isend"]["sums"]["bytes"] == 0
+
+
+def test_one_run_alone_cannot_be_compared():
+    with pytest.raises(ValueError, match="two are compared"):
+        timeline.compare({"alone": simulated(subgroups, 4)})
+
+
+def test_the_trace_of_two_runs_has_both_side_by_side_under_their_names(tmp_path):
+    first, second = simulated(pipeline(2), 2), simulated(PROGRAMS["parameter server"](2), 2)
+    timeline.compare({"A": first, "B": second}).save(tmp_path / "both.json")
+    events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
+    assert_valid(events)
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert list(names.values()) == ["A: rank 0", "A: rank 1", "B: rank 0", "B: rank 1"]
+    alone = []
+    for shown in (first, second):
+        shown.save(tmp_path / "one.json")
+        alone += json.loads((tmp_path / "one.json").read_text())["traceEvents"]
+    assert [e["ts"] for e in events] == [e["ts"] for e in alone]
+    assert len({e["id"] for e in events if "id" in e}) == sum(e["ph"] == "s" for e in alone)
+
+
+def test_steps_that_are_compared_begin_at_the_same_time_in_the_trace(tmp_path):
+    reports = Simulation(*[data_parallel] * 2).run()
+    runs = {"first": Timeline(reports, zoom=1), "second": Timeline(reports, zoom=2)}
+    timeline.compare(runs).save(tmp_path / "both.json")
+    events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
+    assert_valid(events)
+    late = runs["second"].window[0] - runs["first"].window[0]
+    starts = [
+        min(e["ts"] for e in events if e["ph"] == "X" and e["pid"] // 100_000 == run)
+        for run in (0, 1)
+    ]
+    assert (starts[0] - starts[1]) / 1e6 == pytest.approx(late, abs=1e-6)
+    calls = timeline.compare(runs).calls
+    assert calls[0]["first"]["calls"] == 2 * 5, "those of the step alone"
+    assert calls[0]["first"] == pytest.approx(calls[0]["second"], abs=10 * SKEW)

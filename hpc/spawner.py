@@ -72,11 +72,15 @@ class LabSpawner(SlurmSpawner):
 
     async def _known(self) -> dict[str, Partition]:
         """Slurm's partitions; none while it does not answer, which stops nobody."""
-        try:
-            return await self.partitions.answer()
-        except NoAnswer as error:
-            self.log.warning("sinfo does not answer: %s", error)
-            return {}
+        asking = asyncio.ensure_future(self.partitions.answer())
+        # Who comes next has the answer that was too late for this one.
+        asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+        await asyncio.wait({asking}, timeout=LOOK)
+        if asking.done() and not asking.exception():
+            return asking.result()
+        said = asking.exception() if asking.done() else f"nothing within {LOOK} s"
+        self.log.warning("sinfo does not answer: %s", said)
+        return {}
 
     async def options_from_form(self, form: dict[str, list[str]]) -> dict[str, str]:
         """The form's choices; what else was posted is left out. Raises HTTPError 400 for more than
@@ -127,10 +131,18 @@ class LabSpawner(SlurmSpawner):
     async def submit_batch_script(self) -> str:
         """Submit the job; raises JobError with sbatch's own words."""
         await self.choose(self.user_options)
+        submitting = asyncio.ensure_future(super().submit_batch_script())
         try:
-            job = await super().submit_batch_script()
+            job = await asyncio.shield(submitting)
             self._submitted = time.monotonic()
             return job
+        except asyncio.CancelledError:
+            # A student who stops it now: an sbatch that is killed may have submitted all the same,
+            # and nobody would know the job's number.
+            await asyncio.wait({submitting})
+            if not submitting.exception() and self.job_id:
+                await self.cancel_batch_job()
+            raise
         except RuntimeError as error:
             raise JobError(f"Slurm refused the job: {error}") from error
 
@@ -223,8 +235,8 @@ class LabSpawner(SlurmSpawner):
         if job and job.reason in NEVER:
             raise JobError(
                 f"Job {self.job_id} can never start: {NEVER[job.reason]} ({job.reason}). It was "
-                "cancelled. Choose another size, and tell the administrator: it is a mistake in "
-                "site.toml."
+                "cancelled. Choose another size. If you changed nothing, tell the administrator: "
+                "it is a mistake in site.toml."
             )
 
     # --- the session --------------------------------------------------------------------------

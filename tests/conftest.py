@@ -37,6 +37,7 @@ GROUPS = (
 LONGEST = (
     *("slurm", "test_answers_on_ranks", "test_grading", "05_scaling", "test_faults"),
     *("test_site_mpi", "test_hosts", "test_browser", "03_data_parallel", "04_ddp"),
+    "test_site_pages",
     *("test_forkserver", "answers-11", "test_cluster", "answers-12", "10_pipeline"),
     *("07_parameter_server", "13_faults", "answers-4", "08_elastic_averaging", "answers-3"),
 )

@@ -32,13 +32,15 @@ def patience(spawner):
     culled = Path(os.environ["HUB_TEST_CULLED"])
     if culled.exists():
         spawner.args = kernel_culling(int(culled.read_text()), look=2)
+    if Path(os.environ["HUB_TEST_SLOW"]).exists():
+        spawner.batch_submit_cmd += "; sleep 1"
     if spawner.user.name.startswith("crowd"):
         stand_in = Path(__file__).with_name("stand_in_server.py")
         spawner.batchspawner_singleuser_cmd = f"/usr/bin/python3 -I {stand_in}"
     spawner.queue, spawner.startup_poll_interval = queue, 0.1
 
 
-# Where a test says so, nobody knows what the partitions give.
-SINFO = ("sh", "-c", '[ ! -e "$0" ] || exit 1; exec "$@"', os.environ["HUB_TEST_BLIND"])
+# Where a test says so, nobody knows what the partitions give: Slurm takes its time.
+SINFO = ("sh", "-c", '[ ! -e "$0" ] || exec sleep 30; exec "$@"', os.environ["HUB_TEST_BLIND"])
 c.JupyterHub.spawner_class.partitions = partitions.poll((*SINFO, *partitions.COMMAND), period=0.1)
 c.Spawner.pre_spawn_hook = patience

@@ -266,6 +266,7 @@ def hub(cluster: Cluster, proxy: Path) -> Iterator[Hub]:
         "HUB_TEST_PATIENCE": str(STATE / "patience"),
         "HUB_TEST_CULLED": str(STATE / "culled"),
         "HUB_TEST_BLIND": str(STATE / "blind"),
+        "HUB_TEST_SLOW": str(STATE / "slow"),
     }
     up = Hub(cluster, cluster.state / "hub.log", env)
     with (cluster.state / "proxy.log").open("w") as log:

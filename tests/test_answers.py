@@ -9,6 +9,7 @@ after all of its wrong ones, on the same ranks.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,37 @@ from tabulate import tabulate
 
 #: Of each task. Points for a task that has fewer would be given for too little.
 FEWEST_WRONG, FEWEST_RIGHT = 8, 3
+
+#: Tasks whose answers give no floating-point numbers, or leave them where no wrapper finds them.
+WITHOUT_NUMBERS = {
+    *("0.1", "1.1", "3.6", "4.4", "5.6", "7.4", "7.7", "9.3", "9.4", "9.8", "10.7"),
+    *("11.4", "11.5", "12.1", "13.3"),
+}
+#: Makes nan of what a function returns, or, where that is nothing, of what it has filled.
+NAN = """
+import torch
+
+def spoilt(function):
+    def call(*args, **kwargs):
+        result = function(*args, **kwargs)
+        filled = [x for x in args if isinstance(x, torch.Tensor) and not x.requires_grad]
+        filled += [p.grad for x in args if isinstance(x, torch.nn.Module) for p in x.parameters()]
+        for x in filled if result is None else ():
+            if x is not None and x.dtype.is_floating_point:
+                x.fill_(float("nan"))
+        return nan_of(result)
+    return call
+
+def nan_of(value):
+    if isinstance(value, tuple | list):
+        return type(value)(map(nan_of, value))
+    if isinstance(value, dict):
+        return {key: nan_of(one) for key, one in value.items()}
+    if isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
+        return value
+    exact = value is None or isinstance(value, bool | str)
+    return value if exact or not hasattr(value, "__mul__") else value * float("nan")
+"""
 
 # Of each task: wrong ones that were named, and accepted; right ones that passed.
 counted: dict[str, list[int]] = {}
@@ -130,6 +162,14 @@ def test_a_wrong_answer_is_told_its_mistake(lab, task, code, words):
     count(task, *([1] if passed else [2] if words in printed else []))
     assert not passed, "accepted"
     assert words in printed, printed
+
+
+@each("lab, task", [one for one in tasks(with_real=False) if one.id not in WITHOUT_NUMBERS])
+def test_nan_passes_nowhere(lab, task):
+    names = re.findall(r"^def (\w+)", lab.solutions[task], re.MULTILINE)
+    spoilt = "".join(f"{name} = spoilt({name})\n" for name in names)
+    passed, _ = lab.try_out(task, lab.solutions[task] + NAN + spoilt, again=False)
+    assert not passed
 
 
 @each("lab, task, code", cases("right"))

@@ -21,6 +21,8 @@ from conftest import ROOT
 from mpi_jobs import find_mpiexec, mpi_environment, run_tree
 from packaging.requirements import Requirement
 
+from utils.labelled.programs import PAIRS
+
 BACKEND = ROOT / "utils" / "mpi"
 PROJECT = tomllib.loads((BACKEND / "pyproject.toml").read_text())["project"]
 COURSE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -81,6 +83,7 @@ def test_the_page_of_the_package_begins_with_the_command_that_runs(wheel):
     first = about.get_payload().partition("\n\n")[0]
     assert "mpiexec -n 4 python train.py" in first
     assert 'init_process_group("mpi")' in first
+    assert f"{len(PAIRS)} wrong programs and their right twins" in about.get_payload()
     links = re.findall(r"\]\((?!https://|#)([^)]*)\)", about.get_payload())
     assert not links, "a link to a file of the repository leads nowhere on a package index"
 

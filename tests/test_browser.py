@@ -217,6 +217,12 @@ def test_a_lab_opens_with_its_contents_at_its_side_and_nothing_that_is_not_the_c
         assert not page.get_by_text(words, exact=False).count(), words
 
 
+def test_no_other_user_of_the_machine_can_read_what_a_kernel_prints(untouched, server):
+    (file,) = (server.log.parent / "runtime").glob("kernel-*.json")
+    assert json.loads(file.read_text())["curve_secretkey"]
+    assert file.stat().st_mode & 0o077 == 0
+
+
 def test_an_untouched_lab_stops_at_the_first_task_and_says_which(untouched):
     lab = untouched
     lab.run_all()

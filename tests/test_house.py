@@ -115,8 +115,8 @@ def test_conda_python_is_one_that_the_project_allows():
 def test_conda_make_and_pip_install_the_same():
     """requirements.txt has the versions and the index, the same as make: see test_install.py."""
     extras = dict(re.findall(r"^\$\(VENV\)/\.(\w+): EXTRAS = ?(\S*)$", MAKEFILE, re.MULTILINE))
-    assert extras == {"env": "", "grade": "[course]", "test": "[test]"}
-    assert set(PROJECT["optional-dependencies"]) >= {"course", "test"}
+    assert extras == {"env": "", "grade": "[course]", "site": "[site]", "test": "[test]"}
+    assert set(PROJECT["optional-dependencies"]) >= {"course", "site", "test"}
     assert pip_lines() == ["-r requirements.txt", f"-e .{extras['test']}"]
 
 
@@ -405,6 +405,11 @@ def test_no_file_names_this_machine_or_a_registry():
         ".ci/bare",
         ".ci/constraints.txt",
         "requirements.txt",
+        ".ci/newest",
+        ".devcontainer/devcontainer.json",
+        "Dockerfile",
+        "utils/mpi/pyproject.toml",
+        *(str(path.relative_to(ROOT)) for path in (ROOT / ".github/workflows").iterdir()),
     ):
         text = (ROOT / name).read_text().replace("https://download.pytorch.org/whl/cpu", "")
         assert not home.search(text), name

@@ -426,7 +426,7 @@ def test_a_site_says_which_pytorch_it_wants(tmp_path, python, torch, index, pinn
     (asked,) = (line for line in done.stdout.splitlines() if line.startswith("-m pip install"))
     url = f"--extra-index-url https://download.pytorch.org/whl/{torch}"
     assert (url in asked) is index
-    pins = (prefix / "current/constraints.txt").read_text()
+    pins = (prefix / "current/etc/ddl-labs/constraints.txt").read_text()
     assert ("\ntorch==" in pins) is pinned
     assert "\nnumpy==" in pins
     assert ("--system-site-packages" in (prefix / "current/asked").read_text()) is seen

@@ -104,11 +104,14 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def put_repository(folder: Path) -> None:
     """This clone as it is, with what is not committed yet."""
-    commit = "git init -q -b main && git add . && git -c user.name=x -c user.email=x commit -qm x"
-    script = (
-        f"git ls-files -z -co --exclude-standard | tar --ignore-failed-read --null -T - -c | "
-        f"tar -x -C {folder} && cd {folder} && {commit}"
-    )
+    script = f"""
+        git ls-files -z -co --exclude-standard | tar --ignore-failed-read --null -T - -c |
+            tar -x -C {folder}
+        cd {folder}
+        git init --quiet --initial-branch=main
+        git -c core.compression=0 add .
+        git -c user.name=x -c user.email=x commit --quiet --message x
+    """
     folder.mkdir()
     subprocess.run(["bash", "-eo", "pipefail", "-c", script], cwd=ROOT, check=True, timeout=BLOCK)
 
@@ -208,7 +211,7 @@ def wheels(state: Path) -> Path:
     """What pip needs where there is no index, as the page says."""
     folder = state / "wheels"
     subprocess.run(
-        ["/usr/bin/python3", "-m", "pip", "download", "--quiet", "hatchling", f"{ROOT}[mpi]",
+        ["/usr/bin/python3", "-m", "pip", "download", "--quiet", "hatchling", ROOT,
          "-r", ROOT / "hpc/requirements.txt", "-c", ROOT / ".ci/constraints.txt", "-d", folder],
         check=True, timeout=PIP,
     )  # fmt: skip

@@ -639,6 +639,18 @@ def test_a_cancelled_job_is_noticed_and_takes_its_ranks_along(hub: Hub, table: T
     assert student.kernel().run("print(6 * 7)").strip() == "42"
 
 
+def test_a_server_that_is_stopped_while_sbatch_runs_leaves_no_job_behind(hub: Hub):
+    slow, student = hub.cluster.state / "slow", hub.student("student1")
+    slow.touch()
+    try:
+        student.request_server(profile="small")
+        wait_for(hub.cluster.jobs, ACT, "the job is in the queue; sbatch has not ended")
+        student.stop()
+    finally:
+        slow.unlink()
+    wait_for(lambda: not hub.cluster.jobs(), ACT, "the job is cancelled")
+
+
 def test_a_dead_node_ends_its_ranks_not_the_notebook(hub: Hub, table: Table):
     student = hub.student("student1")
     student.server(profile="small")

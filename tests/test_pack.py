@@ -8,6 +8,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from PIL import Image
 
+from utils.__main__ import main
 from utils.course import notes
 from utils.course.about import labs
 from utils.course.grading.pages import explain
@@ -175,3 +176,21 @@ def test_the_page_of_a_lab_has_all_that_an_instructor_needs(tmp_path):
     cut = notes.Cut(("1.7",), "")
     whole = next(one for one in made.sections if "1.7" in one.tasks)
     assert whole.work <= made.saved(cut) <= whole.minutes
+
+
+def test_a_lab_that_does_not_run_takes_no_other_with_it(tmp_path, monkeypatch, capsys):
+    nb = noted()
+
+    def executed(path):
+        if path.stem == "01_toy":
+            raise runs.RunError("01_toy.ipynb: cell 'boom': ZeroDivisionError")
+        return nb
+
+    monkeypatch.setattr(runs, "executed", executed)
+    for name in ("01_toy.ipynb", "02_toy.ipynb"):
+        (tmp_path / name).write_text(dumps(nb))
+    paths = [str(path) for path in notebooks(tmp_path)]
+    assert main(["figures", *paths, "-o", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr()
+    assert "01_toy.ipynb: cell 'boom'" in said.err
+    assert "02_toy: 0 pictures" in said.out

@@ -248,6 +248,12 @@ def test_a_job_of_their_own_is_as_the_user_and_the_site_want_it(commands, monkey
     ):
         assert option in plan.mpi_args
     assert "--partition=debug" in Plan.checked(Request(4, partition="debug")).mpi_args
+    # What was chosen on the hub's page for the server is the ranks', too.
+    inside(monkeypatch, {"SBATCH_ACCOUNT": "mine", "SBATCH_RESERVATION": "monday"})
+    options = Plan.checked(Request(4)).mpi_args
+    assert "--account=mine" in options
+    assert "--reservation=monday" in options
+    assert "--account=course" not in options
     # The job that holds the notebook must not become that of the ranks.
     assert plan.command[0] == "env"
     assert plan.command[-1] == "srun"

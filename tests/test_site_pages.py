@@ -22,6 +22,8 @@ import pytest
 from browser_tools import CHROMIUM, CHROMIUM_ARGS, photograph
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from utils.course.notebook import notebooks, read
+
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "docs/site/course_site/build.py"
 NEEDED = ("sphinx", "myst_nb", "pydata_sphinx_theme")
@@ -198,6 +200,7 @@ def test_a_page_is_made_of_both_notebooks():
     solution = new_notebook(
         cells=cells(answer, "Because.", "3", done, picture("one"), picture("two"))
     )
+    solution.cells.append(new_markdown_cell("Ask the class.", id="for-instructors"))
     student = new_notebook(cells=cells("raise", "Write.", "..."))
     page = page_of(solution, student).cells
     assert [cell.source.splitlines()[0] for cell in page if cell.source] == [
@@ -246,6 +249,16 @@ def test_a_word_is_linked_where_it_first_stands_in_a_lab(pages):
     assert not [link for link in links if "staleness" in link], "lab 07 brings it"
 
 
+def test_the_cheat_sheet_has_every_call_of_the_labs():
+    sheet = (ROOT / "labs/cheat_sheet.md").read_text("utf-8")
+    used = set()
+    for path in notebooks(ROOT / "solutions"):
+        code = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "code")
+        used |= set(re.findall(r"\bdist\.([a-z]\w*)\(", code))
+    assert len(used) > 20
+    assert not {name for name in used if f"dist.{name}(" not in sheet}
+
+
 # --- addresses -----------------------------------------------------------------------------------
 
 
@@ -267,7 +280,7 @@ def test_the_repository_is_one_setting(address, monkeypatch):
     monkeypatch.setenv("DDL_LABS_REPOSITORY", f"{REPOSITORY}.git")
     assert address.in_repository("labs") == f"{REPOSITORY}/blob/main/labs"
     assert not address.is_placeholder()
-    binder = "https://mybinder.org/v2/gh/school/ddl-labs/main?urlpath=lab/tree/labs/01_c10d.ipynb"
+    binder = "https://mybinder.org/v2/gh/school/ddl-labs/main?urlpath=lab/tree/01_c10d.ipynb"
     assert address.in_binder("labs/01_c10d.ipynb") == binder
 
 

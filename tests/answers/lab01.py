@@ -576,3 +576,43 @@ RIGHT = [
             return [latency, 1 / slope]
         """),
 ]  # fmt: skip
+
+#: Made for what the check asked first: other types and shapes are asked, too.
+WRONG += [
+    (
+        task,
+        what,
+        f"""
+def transfer(tensor, rank):
+    b = tensor.{kind}()
+    if rank == 0:
+        dist.send(b, dst=1)
+    elif rank == 1:
+        dist.recv(b, src=0)
+        tensor.copy_(b{shape})
+
+
+def sum_over_ranks(tensor):
+    b = tensor.{kind}(){shape}.clone()
+    dist.all_reduce(b)
+    return b.to(tensor.dtype)
+
+
+def exchange(mine, rank):
+    if rank > 1:
+        return mine
+    theirs, given = torch.empty_like(mine.{kind}()), mine.{kind}()
+    request = dist.isend(given, dst=1 - rank)
+    dist.recv(theirs, src=1 - rank)
+    request.wait()
+    return theirs.to(mine.dtype){".reshape(-1)" * bool(shape)}
+""",
+        words,
+    )
+    for what, kind, shape, of_tasks in (
+        ("cuts off what is behind the point", "int", "", ("afterwards", "the sum", "is not rank")),
+        ("computes in float32", "float", "", ("in float32?", "in float32?", "is not rank")),
+        ("is made for one shape", "clone", ".reshape(3, 4)", ("invalid", "invalid", "is not rank")),
+    )
+    for task, words in zip(("1.2", "1.4", "1.5"), of_tasks, strict=True)
+]

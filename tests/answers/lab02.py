@@ -384,3 +384,29 @@ RIGHT = [
             return float(sums[0] / sums[1])
         """),
 ]  # fmt: skip
+
+#: Made for what the check asked first: other types, lengths and groups are asked, too.
+CHANGES += [
+    (
+        "2.5",
+        "takes rank % size for its place",
+        "dist.all_gather_object(parts, mine, group=group)",
+        "dist.all_gather_object(parts, mine, group=group)\n"
+        "    parts[dist.get_rank() % len(parts)] = mine",
+        "Expected True, got False",
+    ),
+    (
+        "2.6",
+        "cuts off what is behind the point",
+        "values[places < n]",
+        "values.int()[places < n]",
+        "expected",
+    ),
+    (
+        "2.6",
+        "takes rank % size for its place",
+        "dist.get_rank(group)",
+        "dist.get_rank() % dist.get_world_size(group)",
+        "only padding must go",
+    ),
+]

@@ -542,3 +542,42 @@ CHANGES_THAT_ARE_RIGHT = [
     ("3.5", f"in another way, {k}", right, other)
     for k, (right, other) in enumerate(_OTHER_TRAININGS)
 ]
+
+#: Made for what the check asked first: other types, lengths and groups are asked, too.
+CHANGES += [
+    (
+        "3.1",
+        "computes in float32",
+        "dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM, group=group)",
+        "b = parameter.grad.float(); dist.all_reduce(b, group=group); parameter.grad.copy_(b)",
+        "fewer bytes than the gradients have",
+    ),
+    (
+        "3.2",
+        "computes in float32",
+        "dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM, group=group)",
+        "b = parameter.grad.float(); dist.all_reduce(b, group=group); parameter.grad.copy_(b)",
+        "fewer bytes than the gradients have",
+    ),
+    (
+        "3.4",
+        "takes rank % size for its place",
+        "dist.get_rank(group)",
+        "dist.get_rank() % dist.get_world_size(group)",
+        "each sample must be on one rank, once",
+    ),
+    (
+        "3.6",
+        "computes in float32",
+        "bits = parameter.detach().contiguous()",
+        "bits = parameter.detach().float().contiguous()",
+        "differs in its last bit",
+    ),
+    (
+        "3.6",
+        "takes the group's first rank to be a multiple of its size",
+        "group_src=0",
+        "src=dist.get_rank() - dist.get_rank() % dist.get_world_size(group)",
+        "CommunicationMismatch",
+    ),
+]

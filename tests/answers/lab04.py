@@ -448,3 +448,14 @@ WRONG += [
     )
 ]
 CHANGES = [change for change in _CHANGES if change[3] is not None]
+
+#: Made for what the check asked first: other types, lengths and groups are asked, too.
+CHANGES += [
+    (
+        "4.1",
+        "takes rank % size for its place",
+        "dist.get_rank(group)",
+        "dist.get_rank() % size",
+        "each sample must be on one rank, once",
+    ),
+]

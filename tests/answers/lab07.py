@@ -759,3 +759,70 @@ RIGHT = [
                     requests.append(dist.isend(piece, dst=server))
         """),
 ]  # fmt: skip
+
+#: Made for what the check asked first: other types, lengths and groups are asked, too.
+CHANGES += [
+    (
+        "7.1",
+        "cuts off what is behind the point",
+        "hand_in(compute(weights))",
+        "hand_in(compute(weights.int().float()))",
+        "compute got other weights",
+    ),
+    (
+        "7.1",
+        "is made for one length",
+        "torch.empty_like(weights), list(workers), 0",
+        "torch.empty(7), list(workers), 0",
+        "CommunicationMismatch",
+    ),
+    (
+        "7.2",
+        "is made for one length",
+        "torch.empty_like(weights)",
+        "torch.empty(7)",
+        "CommunicationMismatch",
+    ),
+    (
+        "7.3",
+        "is made for one length",
+        "torch.empty_like(weights)",
+        "torch.empty(7)",
+        "CommunicationMismatch",
+    ),
+    (
+        "7.4",
+        "is made for one length",
+        "torch.zeros_like(weights)",
+        "torch.zeros(7)",
+        "The size of tensor a",
+    ),
+    (
+        "7.5",
+        "is made for one length",
+        "shared.clone()",
+        "shared[:7].clone()",
+        "The size of tensor a",
+    ),
+    (
+        "7.6",
+        "is made for one length",
+        "counters.double().mean().item()",
+        "counters.double().sum().item() / 40",
+        "the lost share: expected",
+    ),
+    (
+        "7.7",
+        "cuts off what is behind the point",
+        "isend(piece, dst=server)",
+        "isend(piece.int().float(), dst=server)",
+        "the part of the gradient that server 0 got",
+    ),
+    (
+        "7.7",
+        "is made for one length",
+        "compute(weights)",
+        "compute(weights[:10])",
+        "CommunicationMismatch",
+    ),
+]

@@ -716,3 +716,63 @@ RIGHT = [
 
 WRONG = [(task, what, code, words) for task, what, code, new, words in _CHANGES if new is None]
 CHANGES = [change for change in _CHANGES if change[3] is not None]
+
+#: Made for what the check asked first: other types, lengths and groups are asked, too.
+CHANGES += [
+    (
+        "8.1",
+        "computes in float32",
+        "return w - eta * (gradient + rho * (w - center))",
+        "return (w.float() - eta * (gradient + rho * (w - center)).float()).to(w.dtype)",
+        "was something computed in float32?",
+    ),
+    (
+        "8.1",
+        "is made for one length",
+        "return w - eta",
+        "w = w[:5]\n    return w - eta",
+        "must match the size",
+    ),
+    (
+        "8.2",
+        "is made for one length",
+        "other = torch.empty_like(w)",
+        "other = torch.empty(5, dtype=w.dtype)",
+        "CommunicationMismatch",
+    ),
+    (
+        "8.2",
+        "is made for float64",
+        "other = torch.empty_like(w)",
+        "other = torch.empty(len(w), dtype=torch.float64)",
+        "CommunicationMismatch",
+    ),
+    (
+        "8.3",
+        "is made for one length",
+        "w = torch.empty_like(center)",
+        "w = torch.empty(5, dtype=center.dtype)",
+        "CommunicationMismatch",
+    ),
+    (
+        "8.4",
+        "computes in float32",
+        "w = w + v - pull",
+        "w = (w + v - pull).float().to(w.dtype)",
+        "was something computed in float32?",
+    ),
+    (
+        "8.5",
+        "computes in float32",
+        "w = w / size",
+        "w = (w / size).float().to(w.dtype)",
+        "was something computed in float32?",
+    ),
+    (
+        "8.6",
+        "computes in float32",
+        "velocity = momentum * velocity + pseudo_gradient\n",
+        "velocity = (momentum * velocity + pseudo_gradient).float().to(center.dtype)\n",
+        "was something computed in float32?",
+    ),
+]

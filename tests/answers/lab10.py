@@ -1017,3 +1017,15 @@ CHANGES_THAT_ARE_RIGHT = [
     ),
     (DREAM, "through data", "weight.sub_(", "weight.data.sub_("),
 ]
+
+#: Made for what the check asked first: other types, lengths and groups are asked, too.
+CHANGES += [
+    (
+        "10.1",
+        "is made for one length",
+        "torch.empty(len(x), stage.features, dtype=x.dtype)",
+        "torch.empty(24, stage.features, dtype=x.dtype)",
+        "Communication",
+    ),
+    ("10.1", "is made for float64", "dtype=x.dtype", "dtype=torch.float64", "Communication"),
+]

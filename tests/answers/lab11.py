@@ -872,3 +872,21 @@ CHANGES_THAT_ARE_RIGHT = [
     ),
     (OFFLOAD, "the gradient is left", "        weights[i].grad = None\n", ""),
 ]
+
+#: Made for what the check asked first: other types, lengths and groups are asked, too.
+CHANGES += [
+    (
+        "11.2",
+        "is made for one length",
+        "images.chunk(replicas)[d], labels.chunk(replicas)[d]",
+        "images.split(24 // replicas)[d], labels.split(24 // replicas)[d]",
+        "index out of range",
+    ),
+    (
+        "11.6",
+        "computes in float32",
+        "row = torch.empty(p * len(shard), dtype=shard.dtype)",
+        "row = torch.empty(p * len(shard), dtype=shard.dtype)\n    shard = shard.float().double()",
+        "was something computed in float32?",
+    ),
+]

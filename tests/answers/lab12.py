@@ -873,3 +873,57 @@ CHANGES_THAT_ARE_RIGHT = [
         "hidden - mask if me > other else hidden + mask",
     ),
 ]
+
+#: Made for what the check asked first: other types, lengths and groups are asked, too.
+CHANGES += [
+    (
+        "12.4",
+        "is made for one length",
+        "new = weights.clone()",
+        "new = weights[:6].clone()",
+        "must match the size",
+    ),
+    (
+        "12.5",
+        "is made for one length",
+        "torch.empty(1 + weights.numel())",
+        "torch.empty(20_001)",
+        "what a round needs",
+    ),
+    (
+        "12.5",
+        "cuts off what is behind the point",
+        "dist.isend(weights, dst=there, tag=tag)",
+        "dist.isend(weights.int().float(), dst=there, tag=tag)",
+        "got other weights than the argument",
+    ),
+    (
+        "12.7",
+        "is made for one length",
+        "net(guess), label",
+        "net(guess.reshape(1, 1, 5, 5)), label",
+        "is invalid for input",
+    ),
+    (
+        "12.7",
+        "knows how many parameters there are",
+        "list(net.parameters())",
+        "list(net.parameters())[:4]",
+        "expected",
+    ),
+    (
+        "12.8",
+        "cuts off what is behind the point",
+        "bound / max(delta",
+        "int(bound) / max(delta",
+        "bound 0.75",
+    ),
+    (
+        "12.8",
+        "is made for one length",
+        "torch.randn(mean.shape",
+        "torch.randn(40_000 if len(mean) > 6 else 6",
+        "must match the size",
+    ),
+    ("12.9", "is made for one length", "delta.numel()", "20_000", "must match the size"),
+]

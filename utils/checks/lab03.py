@@ -397,17 +397,27 @@ def same_result(ranks, report: Report) -> None:
     among, given = (None, *PARTITIONS[1:3]), {"each": to_each(seed=seeds)}
     cases = [{"partition": partition} | given for partition in among]
     for _, members, values in tried(ranks, report, training.__name__, "probe_training", cases):
+        _judge_shares(report, members, values, first=True)
+        if report.found:
+            break
         epochs = training.composed([seeds[rank] for rank in members], values)
         twin, p = training.history_of_twin(epochs), len(members)
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
             _judge_history(report, rank, value, members, twin, epochs, slice(place, None, p))
-        for kind, count in training.few(p).items() if not report.found else ():
-            found, wanted = [len(value[kind]) for value in values], training.EPOCHS * count
-            every = "every rank takes all images" if min(found) >= wanted else "unequal parts"
-            said = f"{on(members)}: {every}: {found} of {wanted} were {kind}. {TAKE[kind]}"
-            report.communication(None, [], *replicas.rules_of({said: sum(found) != wanted}))
+        _judge_shares(report, members, values, first=False)
     if not report.found:
         training.judge_run(ranks, report)
+
+
+def _judge_shares(report: Report, members: list[int], values: list[dict], first: bool) -> None:
+    """Whether each image was on one rank. All of them on each are told first, as more follows."""
+    for kind, count in training.few(len(members)).items() if not report.found else ():
+        found, wanted = [len(value[kind]) for value in values], training.EPOCHS * count
+        all_on_each = len(found) > 1 and min(found) >= wanted
+        every = "every rank takes all images" if all_on_each else "unequal parts"
+        said = f"{on(members)}: {every}: {found} of {wanted} were {kind}. {TAKE[kind]}"
+        wrong = all_on_each if first else sum(found) != wanted
+        report.communication(None, [], *replicas.rules_of({said: wrong}))
 
 
 def _judge_history(

@@ -63,7 +63,7 @@ def stretches(x: torch.Tensor) -> list[list]:
 
 def counts_of(value: float, size: int) -> list[int] | None:
     """How often the element holds the part of each place; `None`: it is no sum of them."""
-    if not is_number(value) or value != int(value) or not 0 <= value < BASE**size:
+    if not is_number(value) or not 0 <= value < BASE**size or value != int(value):
         return None
     return [int(value) // BASE**place % BASE for place in range(size)]
 

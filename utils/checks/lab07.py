@@ -429,7 +429,7 @@ def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: in
 @task("7.5", "Hogwild", points=2)
 def hogwild(ranks, report: Report) -> None:
     """Each step is added to what stands in the memory then, and nothing is sent."""
-    for steps in (4, 2):
+    for steps in (4, 6):
         _judge_hogwild(ranks, report, steps)
         if report.found:
             return

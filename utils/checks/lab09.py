@@ -59,7 +59,7 @@ WIDE, NARROW = 8, 12  # of the layer that is cut
 @in_group
 def probe_shards(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
     """Both ways to cut a layer: numbers, shapes, and how much memory lies behind them."""
-    linear, found = made_module(seed, nn.Linear, WIDE, NARROW), {}
+    linear, found = _layer(seed, partition), {}
     for name in ("column_shard", "row_shard"):
         pair, calls = recorded(answer_named(user_ns, name), linear, **keywords(partition, group))
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
@@ -79,13 +79,18 @@ def probe_shards(user_ns: dict, *, rank: int, group, partition, seed: int) -> di
     return found
 
 
+def _layer(seed: int, partition: Partition) -> nn.Linear:
+    """What is cut; a larger one where there is no group."""
+    larger = 4 * (partition is None)
+    return made_module(seed, nn.Linear, WIDE + larger, NARROW + larger)
+
+
 @task("9.1", "the shards of a layer", points=2)
 def shards(ranks, report: Report) -> None:
     """Blocks of rows or columns of the weight, with the bias that belongs to them."""
-    linear = made_module(report.seed, nn.Linear, WIDE, NARROW)
-    weight, bias = linear.weight.detach(), linear.bias.detach()
-    for _, members, values in tried(ranks, report, __name__, "probe_shards", cases_of(report)):
-        p = len(members)
+    for case, members, values in tried(ranks, report, __name__, "probe_shards", cases_of(report)):
+        p, linear = len(members), _layer(report.seed, case["partition"])
+        weight, bias = linear.weight.detach(), linear.bias.detach()
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
             for name, cut, other in (("column_shard", 0, 1), ("row_shard", 1, 0)):
                 what, got = f"{name} {on(members)}", value[name]

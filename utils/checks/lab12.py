@@ -531,14 +531,17 @@ def _has_nan(value) -> bool:
 # -- 12.7 -------------------------------------------------------------------------------------
 
 
-def _attack(seed: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor, list]:
-    """A small network, a guess, a label, and gradients of another image."""
-    draw = seeded(seed)
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(18, 4)).double()
+def _attack(seed: int, wide: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor, list]:
+    """A small network, a guess, a label, and gradients of another image, wide × wide."""
+    draw, layers = seeded(seed), [nn.Conv2d(1, 2, 3), nn.Sigmoid(), nn.Flatten()]
+    layers.append(nn.Linear(2 * (wide - 2) ** 2, 4))
+    if wide > 5:
+        layers += [nn.Sigmoid(), nn.Linear(4, 4)]
+    net = nn.Sequential(*layers).double()
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=draw))
-    image, guess = torch.randn(2, 1, 1, 5, 5, generator=draw, dtype=torch.float64)
+    image, guess = torch.randn(2, 1, 1, wide, wide, generator=draw, dtype=torch.float64)
     label = torch.randint(4, (1,), generator=draw)
     return net, guess, label, _gradient(net, image, label)
 
@@ -548,9 +551,9 @@ def _gradient(net: nn.Module, x: torch.Tensor, label: torch.Tensor, graph=False)
     return list(torch.autograd.grad(loss, list(net.parameters()), create_graph=graph))
 
 
-def probe_mismatch(user_ns: dict, *, rank: int, seed: int) -> dict:
+def probe_mismatch(user_ns: dict, *, rank: int, seed: int, wide: int) -> dict:
     """The distance, its derivative by the guess, and what is left in the parameters."""
-    net, guess, label, seen = _attack(seed)
+    net, guess, label, seen = _attack(seed, wide)
     guess.requires_grad_()
     value = answer_named(user_ns, "mismatch")(net, guess, label, seen)
     left = any(parameter.grad is not None for parameter in net.parameters())
@@ -566,7 +569,14 @@ def probe_mismatch(user_ns: dict, *, rank: int, seed: int) -> dict:
 @task("12.7", "gradient inversion", points=2)
 def mismatch(ranks, report: Report) -> None:
     """The sum of squares, and a derivative that leads to the image."""
-    net, guess, label, seen = _attack(report.seed)
+    for wide in (5, 6):  # another image, and a network of more layers
+        _judge_mismatch(ranks, report, wide)
+        if report.found:
+            return
+
+
+def _judge_mismatch(ranks, report: Report, wide: int) -> None:
+    net, guess, label, seen = _attack(report.seed, wide)
     guess.requires_grad_()
     own = _gradient(net, guess, label, graph=True)
     parts = [(a - b).square().sum() for a, b in zip(own, seen, strict=True)]
@@ -586,7 +596,8 @@ def mismatch(ranks, report: Report) -> None:
         "the gradient of the guess is not compared with anything": sum(
             one.square().sum() for one in own).item(),
     })  # fmt: skip
-    for answer in report.answers(ranks, __name__, "probe_mismatch", seed=report.seed):
+    given = {"seed": report.seed, "wide": wide}
+    for answer in report.answers(ranks, __name__, "probe_mismatch", **given):
         value = answer.value
         form = {"form": "the sum, a tensor with one number"}
         ok = report.judge(answer.rank, value["value"], right, wrong, **form)

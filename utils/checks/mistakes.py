@@ -103,6 +103,9 @@ def recognise(
         if mistake.fits(got, tolerance):
             stop = "" if mistake.said.endswith(("?", ".")) else "."
             return f"{mistake.said}{stop} {difference(got, expected, tolerance)}", "mistake"
+    if same(got, expected):
+        said = "right to six digits only: was something computed in float32? Keep the type of what "
+        return said + "was given", "mistake"
     text = difference(got, expected, tolerance)
     return text[0].lower() + text[1:], "value"
 

@@ -109,7 +109,7 @@ def numbers(
 
     generator = torch.Generator().manual_seed(seed)
     row = torch.randint(8 * low, 8 * high, shape, generator=generator) / 8
-    return row.double() * (1 + 2.0**-30) if double else row
+    return row.double() * (1 + 2.0**-26) if double else row
 
 
 def in_double(module: nn.Module) -> nn.Module:
@@ -119,5 +119,5 @@ def in_double(module: nn.Module) -> nn.Module:
     module = module.double()
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.mul_(1 + 2.0**-30)
+            parameter.mul_(1 + 2.0**-26)
     return module

@@ -203,14 +203,20 @@ def _srun_options(request: Request, way: Way, launcher: Launcher, bind: bool) ->
     if not way.own_job:
         return [*options, "--overlap"]
     given = {
-        "partition": request.partition or site.partition,
+        "partition": request.partition or _chosen("PARTITION") or site.partition,
         "time": request.time or site.time,
-        "account": site.account,
+        "account": _chosen("ACCOUNT") or site.account,
+        "reservation": _chosen("RESERVATION"),
         "nodes": request.nodes,
     }
     per_node = math.ceil(request.n / request.nodes) if request.nodes else site.ranks_per_node
     given["ntasks-per-node"] = min(per_node, request.n)
     return options + [f"--{name}={value}" for name, value in given.items() if value] + site.options
+
+
+def _chosen(what: str) -> str:
+    """What the user chose for the server's job, on the hub's page: further jobs have the same."""
+    return os.environ.get(f"SBATCH_{what}", "")
 
 
 def _check_count(name: str, value: object, what: str, example: str) -> None:

@@ -44,10 +44,11 @@ def in_repository(path: str, folder: bool = False) -> str:
 
 
 def in_binder(notebook: str) -> str:
-    """The link that opens a notebook in Binder."""
+    """The link that opens a notebook in Binder. JupyterLab starts in labs/ there: Dockerfile."""
     url = urlsplit(repository())
     if url.hostname == "github.com":
         source = f"gh{url.path}"
     else:
         source = f"git/{quote(repository(), safe='')}"
-    return f"https://mybinder.org/v2/{source}/{branch()}?urlpath=lab/tree/{quote(notebook)}"
+    path = quote(notebook.removeprefix("labs/"))
+    return f"https://mybinder.org/v2/{source}/{branch()}?urlpath=lab/tree/{path}"

@@ -28,7 +28,7 @@ from utils.course.notebook import LABS, SOLUTIONS, is_named, notebooks, read  # 
 #: Files of the repository that are pages, and pictures in them: each has the same path on the site.
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "hpc/README.md", "utils/mpi/*.md"),
-    *("labs/cheat_sheet.md", "docs/*.md", "docs/instructors/**/*.md"),
+    *("labs/cheat_sheet.md", "docs/*.md"),
     *("docs/**/*.svg", "docs/**/*.png", ".github/*.png"),
 )
 #: What a search leaves out: it would find the log of changes for every word.
@@ -87,12 +87,16 @@ def _own_pages(names: Sequence[str], parts: Mapping[str, str]) -> Iterator[tuple
         lines = []
         for line in path.read_text("utf-8").splitlines():
             pattern = line.removeprefix("/") if line.startswith("/") and "*" in line else ""
-            found = [f"/{name}" for name in sorted(names) if fnmatch(name, pattern)]
+            found = [f"/{name}" for name in sorted(names, key=_stem) if fnmatch(name, pattern)]
             lines += found if pattern else [line]
         text = "\n".join(lines)
         for name, part in parts.items():
             text = text.replace(f"<!-- {name} -->", part)
         yield path.relative_to(HERE / "pages").as_posix(), text.encode()
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0]  # install.md before install-wsl.md
 
 
 def _lay_out(files: dict[str, bytes], source: Path) -> None:

@@ -24,7 +24,9 @@ def page_of(solution: NotebookNode, student: NotebookNode) -> NotebookNode:
     own = {cell.id: cell for cell in student.cells}
     page = copy.deepcopy(solution)
     page.metadata.language_info = {"name": "python", "pygments_lexer": "lab"}
-    page.cells = [shown for cell in page.cells for shown in _shown(cell, own[cell.id])]
+    # What students do not get is for instructors, who have pages of their own.
+    both = [cell for cell in page.cells if cell.id in own]
+    page.cells = [shown for cell in both for shown in _shown(cell, own[cell.id])]
     return page
 
 

@@ -6,6 +6,8 @@ again until the solution or ``utils`` changes.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -21,15 +23,9 @@ from ..notes import kind
 
 #: Where copies are kept.
 RUNS = ROOT / "build" / "runs"
-#: Folders of utils that change no output of a lab.
+#: Parts of utils that change no output of a lab.
 BESIDE_THE_POINT = {
-    "course",
-    "bench",
-    "doctor",
-    "labelled",
-    "jupyterlab",
-    "__main__.py",
-    "install.py",
+    *("course", "bench", "doctor", "labelled", "jupyterlab", "__main__.py", "install.py"),
 }
 
 
@@ -52,11 +48,21 @@ def executed(path: Path, kept: Path = RUNS, timeout: float = 300) -> NotebookNod
     error = run_cells(nb, path.parent, timeout, timing=True, variables={forms.VARIABLE: "1"})
     _, failed, _ = verdicts(nb)
     if error or failed:
-        raise RunError(f"{path.name}: {error or f'{failed} checks failed'}: make run ARGS={path}")
+        why = error or f"{failed} checks did not pass"
+        raise RunError(f"{path.name}: {why}\nTry it again, or look: make run ARGS={path.stem}")
     nb.metadata["mark"] = mark
     kept.mkdir(parents=True, exist_ok=True)
     nbformat.write(nb, copy)
     return nb
+
+
+def executed_ones(paths: list[Path]) -> Iterator[tuple[Path, NotebookNode]]:
+    """The copies of solutions, one after the other; one that does not run is told, and left out."""
+    for path in paths:
+        try:
+            yield path, executed(path)
+        except RunError as error:
+            print(error, file=sys.stderr, flush=True)
 
 
 def _with_outputs(nb: NotebookNode, ran: NotebookNode) -> NotebookNode:

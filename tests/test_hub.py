@@ -46,7 +46,7 @@ LAB = "01_c10d.ipynb"
 #: Seconds: for ranks to come up, for Slurm to act, for processes to end.
 RANKS, ACT = 180, 90
 #: Seconds that a job has left when a student opens a notebook.
-AHEAD = 45
+AHEAD = 30
 pytestmark = [
     pytest.mark.bare,
     pytest.mark.timeout(slurm_tools.INSTALL + PAGE + NOTEBOOK + SPAWN),

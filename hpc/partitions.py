@@ -131,34 +131,22 @@ def megabytes(text: str) -> int:
 def too_much(wanted: Size, partition: Partition) -> str:
     """What the partition can never give of this, in words; "" if it can give all."""
     name = partition.name
-    limits = [
-        (not partition.up, f"the partition '{name}' is closed"),
-        (
-            wanted.minutes > partition.minutes,
-            f"'{name}' gives a job {clock(partition.minutes)} at most, not {clock(wanted.minutes)}",
-        ),
-        (
-            wanted.nodes > partition.most_nodes,
-            f"'{name}' gives a job {partition.most_nodes} nodes at most, not {wanted.nodes}",
-        ),
-        (
-            wanted.nodes > partition.nodes,
-            f"'{name}' has {partition.nodes} nodes in all, not {wanted.nodes}",
-        ),
-        (
-            wanted.cores > partition.cores,
-            f"a node of '{name}' has {partition.cores} cores at most, not {wanted.cores}",
-        ),
-        (
-            wanted.memory > partition.memory,
-            f"a node of '{name}' has {partition.memory} MB of memory at most, not {wanted.memory}",
-        ),
-        (
-            wanted.gpus > partition.gpus,
-            f"a node of '{name}' has {partition.gpus} GPUs at most, not {wanted.gpus}",
-        ),
-    ]
-    return "; ".join(text for broken, text in limits if broken)
+    said = [] if partition.up else [f"the partition '{name}' is closed"]
+    if wanted.minutes > partition.minutes:
+        said.append(
+            f"'{name}' gives a job {clock(partition.minutes)} at most, not {clock(wanted.minutes)}"
+        )
+    job, all_of_it, node = f"'{name}' gives a job", f"'{name}' has", f"a node of '{name}' has"
+    for asked, limit, where, one, many in (
+        (wanted.nodes, partition.most_nodes, job, "node at most", "nodes at most"),
+        (wanted.nodes, partition.nodes, all_of_it, "node in all", "nodes in all"),
+        (wanted.cores, partition.cores, node, "core at most", "cores at most"),
+        (wanted.memory, partition.memory, node, "MB of memory", "MB of memory"),
+        (wanted.gpus, partition.gpus, node, "GPU at most", "GPUs at most"),
+    ):
+        if asked > limit:
+            said.append(f"{where} {limit} {one if limit == 1 else many}, not {asked}")
+    return "; ".join(said)
 
 
 def clock(least: float) -> str:

@@ -196,7 +196,7 @@ def test_slurms_notations_of_a_time_are_read_as_sbatch_does(time, minutes):
         (["--nodes=3"], "1", "'lab' gives a job 2 nodes at most, not 3"),
         (["--ntasks=9"], "1", "a node of 'lab' has 8 cores at most, not 9"),
         (["--ntasks=4", "--cpus-per-task=3"], "1", "8 cores at most, not 12"),
-        (["--mem=16G"], "1", "16000 MB of memory at most, not 16384"),
+        (["--mem=16G"], "1", "16000 MB of memory, not 16384"),
         (["--gres=gpu:a100:4"], "1", "a node of 'lab' has 2 GPUs at most, not 4"),
         (["--gpus-per-node=3"], "1", "a node of 'lab' has 2 GPUs at most, not 3"),
     ],

@@ -1,16 +1,16 @@
-"""Refuses to be built on Windows, before anything is downloaded: pip and uv show these words."""
+"""Refuses to be built on Windows, in words that pip and uv show."""
 
 from __future__ import annotations
 
 import sys
 
-from hatchling.metadata.plugin.interface import MetadataHookInterface
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class RefuseWindows(MetadataHookInterface):
-    """Changes nothing in what pyproject.toml says."""
+class RefuseWindows(BuildHookInterface):
+    """Changes nothing in what is built."""
 
-    def update(self, metadata: dict) -> None:
+    def initialize(self, version: str, build_data: dict) -> None:
         """Raises RuntimeError on Windows, which has no Open MPI."""
         if sys.platform == "win32":
             raise RuntimeError(

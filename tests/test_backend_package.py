@@ -92,11 +92,9 @@ def test_the_page_of_the_package_begins_with_the_command_that_runs(wheel):
 def test_the_backend_and_the_course_agree_on_what_they_need():
     """Else one of them would take what the other has not been tried with."""
     ours = {r.name: r.specifier for r in map(Requirement, COURSE["dependencies"])}
-    for requirement in map(Requirement, PROJECT["dependencies"]):
+    theirs = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["mpi"]]
+    for requirement in map(Requirement, theirs):
         assert ours[requirement.name] == requirement.specifier
-    assert [Requirement(one).specifier for one in PROJECT["optional-dependencies"]["mpi"]] == [
-        Requirement(one).specifier for one in COURSE["optional-dependencies"]["mpi"]
-    ]
 
 
 @pytest.mark.quick
@@ -148,6 +146,8 @@ def test_the_wheel_alone_trains_on_four_ranks_and_passes_its_tests(built, source
         assert found.startswith(str(folder)) if name == "torch_mpi" else found == "None\n"
     env = mpi_environment()
     env["PATH"] = os.pathsep.join([str(Path(find_mpiexec()).parent), env["PATH"]])
+    if library := next(Path(sys.prefix, "lib").glob("libmpi.*"), None):
+        env["MPI4PY_LIBMPI"] = str(library)  # mpi4py looks beside its own Python
     ranks = ["mpiexec", "-n", "4", python, str(source / "examples" / "train.py")]
     done = run_tree(ranks, timeout=100, env=env, cwd=tmp_path)
     assert "on 4 ranks" in done.stdout, done.stderr

@@ -146,8 +146,9 @@ def test_the_wheel_alone_trains_on_four_ranks_and_passes_its_tests(built, source
         assert found.startswith(str(folder)) if name == "torch_mpi" else found == "None\n"
     env = mpi_environment()
     env["PATH"] = os.pathsep.join([str(Path(find_mpiexec()).parent), env["PATH"]])
-    if library := next(Path(sys.prefix, "lib").glob("libmpi.*"), None):
-        env["MPI4PY_LIBMPI"] = str(library)  # mpi4py looks beside its own Python
+    # mpi4py looks beside its own Python. The longest name has the version.
+    if libraries := [str(path) for path in Path(sys.prefix, "lib").glob("libmpi.*")]:
+        env["MPI4PY_LIBMPI"] = max(libraries, key=len)
     ranks = ["mpiexec", "-n", "4", python, str(source / "examples" / "train.py")]
     done = run_tree(ranks, timeout=100, env=env, cwd=tmp_path)
     assert "on 4 ranks" in done.stdout, done.stderr

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -26,9 +25,9 @@ FIRST_LAB = "00_start_here.ipynb"
 
 
 def test_a_workflow_with_a_mistake_is_not_found_out_at_a_push():
-    program = Path(sys.executable).parent / "actionlint"
-    if not program.exists():
-        pytest.skip("no actionlint in this environment")
+    program = shutil.which("actionlint")
+    if not program:
+        pytest.skip("no actionlint on PATH; hosted CI's job `lint` has it")
     files = [*WORKFLOWS, ROOT / "docs" / "classroom.yml"]
     done = subprocess.run(
         [program, "-no-color", *files], cwd=ROOT, capture_output=True, text=True, timeout=60

@@ -1,5 +1,5 @@
 # JupyterLab on lab 00, as an ordinary user:
-#   docker build -t ddl-labs . && docker run --rm -p 8888:8888 --shm-size=1g ddl-labs
+#   docker build -t ddl-labs . && docker run --rm -it -p 8888:8888 --shm-size=1g ddl-labs
 # Codespaces builds `base` (.devcontainer/devcontainer.json); Binder builds all of it, as it takes a
 # Dockerfile in the root of a repository. `python tests/image.py` runs the steps without an engine.
 FROM debian:bookworm-slim AS base
@@ -11,6 +11,8 @@ RUN apt-get update \
 # Binder gives these two.
 ARG NB_USER=student
 ARG NB_UID=1000
+# Terminals of JupyterLab are login shells, and /etc/profile sets PATH anew.
+RUN echo 'PATH="$HOME/ddl-labs/.venv/bin:$PATH"' > /etc/profile.d/ddl-labs.sh
 RUN useradd --create-home --shell /bin/bash --uid ${NB_UID} ${NB_USER}
 ENV HOME=/home/${NB_USER} USER=${NB_USER} LANG=C.UTF-8
 USER ${NB_UID}

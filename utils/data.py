@@ -238,7 +238,8 @@ def _fill(cache: Path) -> None:
     except filelock.Timeout as late:
         raise RuntimeError(
             f"Another process has been downloading Fashion-MNIST for {LONGEST_DOWNLOAD // 60} "
-            f"minutes and holds {late.lock_file}. End that process and try again."
+            f"minutes and holds {late.lock_file}. End that process, or, "
+            "if there is none, remove that file; then try again."
         ) from None
     except OSError as error:
         raise _NoDownload(_one_line(f"the cache can't be used: {error}")) from error

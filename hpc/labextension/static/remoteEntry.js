@@ -16,7 +16,7 @@
   // Documents in the main area that were changed and can be written.
   const save = app => {
     for (const { context } of app.shell.widgets("main")) {
-      if (context?.model?.dirty && !context.model.readOnly) context.save();
+      if (context?.model?.dirty && !context.model.readOnly) context.save().catch(() => {});
     }
   };
 
@@ -35,7 +35,7 @@
       try {
         const { left } = await (await fetch(address)).json();
         // A hub that has just started does not know yet.
-        if (left !== null) end = Date.now() + 1000 * left;
+        if (Number.isFinite(left)) end = Date.now() + 1000 * left;
       } catch {
         // The hub is away; the end that was told stays.
       }
@@ -57,7 +57,7 @@
           { autoClose: false },
         );
       }
-      if ((soon && !warned) || left <= LAST) save(app);
+      if ((soon && !warned) || (left <= LAST && left > -LOOK)) save(app);
       warned = soon;
     };
 

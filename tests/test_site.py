@@ -161,8 +161,9 @@ def test_a_request_that_the_partition_can_never_satisfy_is_told_before_it_is_han
 def test_a_job_that_waits_for_good_is_told_and_one_that_waits_its_turn_is_not(commands):
     commands.says("squeue", "PENDING|PartitionTimeLimit")
     assert "does not give so much time" in slurm.why_never("7")
-    commands.says("squeue", "PENDING|Resources")
-    assert slurm.why_never("7") == ""
+    for passing in ("Resources", "PartitionConfig"):  # the second one: nodes are down
+        commands.says("squeue", f"PENDING|{passing}")
+        assert slurm.why_never("7") == ""
 
 
 def test_a_compute_node_that_may_submit_nothing_is_told_with_the_way_out(commands, monkeypatch):
@@ -254,6 +255,11 @@ def test_a_job_of_their_own_is_as_the_user_and_the_site_want_it(commands, monkey
     assert "--account=mine" in options
     assert "--reservation=monday" in options
     assert "--account=course" not in options
+    # srun takes the last one: what was chosen, as for the partition and the account.
+    (tmp_path / site.CONFIG_FILE).write_text("c.DDLLabs.options = ['--reservation=ddl']\n")
+    use_settings(monkeypatch, [tmp_path])
+    options = Plan.checked(Request(4)).mpi_args
+    assert [one for one in options if "reservation" in one][-1] == "--reservation=monday"
     # The job that holds the notebook must not become that of the ranks.
     assert plan.command[0] == "env"
     assert plan.command[-1] == "srun"

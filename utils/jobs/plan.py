@@ -206,12 +206,14 @@ def _srun_options(request: Request, way: Way, launcher: Launcher, bind: bool) ->
         "partition": request.partition or _chosen("PARTITION") or site.partition,
         "time": request.time or site.time,
         "account": _chosen("ACCOUNT") or site.account,
-        "reservation": _chosen("RESERVATION"),
         "nodes": request.nodes,
     }
     per_node = math.ceil(request.n / request.nodes) if request.nodes else site.ranks_per_node
     given["ntasks-per-node"] = min(per_node, request.n)
-    return options + [f"--{name}={value}" for name, value in given.items() if value] + site.options
+    options += [f"--{name}={value}" for name, value in given.items() if value] + site.options
+    # The site has its own among `options`, and srun takes the last one.
+    reservation = _chosen("RESERVATION")
+    return [*options, f"--reservation={reservation}"] if reservation else options
 
 
 def _chosen(what: str) -> str:

@@ -88,8 +88,8 @@ def shortfall(asked: Mapping[str, str]) -> str:
         return f"there is no partition {wanted!r} here, only {known}" if wanted and known else ""
     has_nodes = sum(int(row[1]) for row in mine)
     has_cpus = max(int(row[2].rstrip("+")) for row in mine)
-    nodes = int(_number(asked.get("--nodes", "")))
-    cpus = _number(asked.get("--ntasks-per-node", "")) * _number(asked.get("--cpus-per-task", ""))
+    nodes = least(asked.get("--nodes", ""))
+    cpus = least(asked.get("--ntasks-per-node", "")) * least(asked.get("--cpus-per-task", ""))
     there = f"partition {mine[0][0].rstrip('*')} has"
     if nodes > has_nodes:
         return f"--nodes={nodes}, and {there} {has_nodes}"
@@ -101,10 +101,10 @@ def shortfall(asked: Mapping[str, str]) -> str:
     return ""
 
 
-def _number(text: str) -> int:
-    """The smaller one of "2-4", 1 of nothing."""
+def least(text: str, default: int = 1) -> int:
+    """The smaller one of "2-4", the default of nothing."""
     found = re.match(r"\d+", text)
-    return int(found[0]) if found else 1
+    return int(found[0]) if found else default
 
 
 def minutes(text: str) -> float:
@@ -154,13 +154,14 @@ def _answer(*command: str) -> str:
 
 # Seconds between two questions, so that many students don't keep Slurm busy.
 PERIOD = 2.0
-# Reasons of a job that waits for nothing that will come: `man squeue`, JOB REASON CODES.
+# Reasons of a job that waits for nothing that will come: `man squeue`, JOB REASON CODES. Not among
+# them is PartitionConfig: with nodes that are down it says that they are missing now. The hub has
+# the same, hpc/spawner.py.
 NEVER = {
     "AccountNotAllowed": "this account may not use that partition",
     "BadConstraints": "no node is as the job wants it",
     "InvalidAccount": "Slurm does not know that account",
     "InvalidQOS": "Slurm does not know that quality of service",
-    "PartitionConfig": "the partition has not so many nodes or CPUs",
     "PartitionNodeLimit": "the partition does not give so many nodes to a job",
     "PartitionTimeLimit": "the partition does not give so much time to a job",
     "AssocMaxCpuPerJobLimit": "your account does not get so many CPUs in a job",

@@ -159,9 +159,8 @@ install -D -m 644 "$here/ipcluster_config.py" "$env/etc/ipython/ipcluster_config
 install -d "$env/etc/jupyter/labconfig"
 install -m 644 "$course"/utils/jupyterlab/labconfig/*.json "$env/etc/jupyter/labconfig"
 install -m 644 "$here/jupyter_config.json" "$env/etc/jupyter/"
-(cd "$here/labextension" && find . -type f -exec \
-    install -D -m 644 {} "$env/share/jupyter/labextensions/ddl-labs-time-left/{}" \;)
-install -m 644 "$course/utils/jupyterlab/ipython_kernel_config.py" "$env/etc/ipython/"
+install -d "$env/share/jupyter/labextensions/ddl-labs-time-left"
+cp -R --remove-destination "$here/labextension/." "$env/share/jupyter/labextensions/ddl-labs-time-left"
 install -d "$env/share/ddl-labs"
 install -m 644 "$here/slurm/engines.sbatch" "$env/share/ddl-labs/engines.sbatch"
 sed "s|@PREFIX@|$prefix/current|" "$here/slurm/run_notebook.sbatch" >"$env/share/ddl-labs/run_notebook.sbatch"

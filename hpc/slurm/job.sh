@@ -7,6 +7,7 @@ export SLURM_OVERLAP=1
 # Without cgroups a job may run on all cores of its node, and so may others: each mpiexec would bind
 # its ranks to the first ones. Open MPI 5, then 4; what a command line says goes first.
 threads="$(LC_ALL=C lscpu | sed -n 's/^Thread(s) per core: *//p' || true)"
-if [ "$(($(nproc) / ${threads:-1}))" -gt "${SLURM_CPUS_ON_NODE:-0}" ]; then
+cores="$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)"    # nproc would obey them
+if [ "$((cores / ${threads:-1}))" -gt "${SLURM_CPUS_ON_NODE:-0}" ]; then
     export PRTE_MCA_hwloc_default_binding_policy=none OMPI_MCA_hwloc_base_binding_policy=none
 fi

@@ -20,7 +20,7 @@ LABELS = {
     "reservation": "Reservation",
 }
 #: Options of sbatch that a choice of nodes and ranks takes the place of.
-SIZES = ("--nodes=", "--ntasks=", "--ntasks-per-node=", "--mem=")
+SIZES = ("--nodes=", "--ntasks=", "--ntasks-per-node=")
 #: What ranks in jobs of their own follow: sbatch reads these.
 FOLLOWED = {"partition": "PARTITION", "account": "ACCOUNT", "reservation": "RESERVATION"}
 
@@ -45,18 +45,15 @@ class Request:
         return size(self.options, self.time)
 
     def impossible(self, known: dict[str, Partition]) -> str:
-        """What Slurm can never give of it, in words, or "". known: see partitions.parsed."""
-        partition = next(
-            (
-                p
-                for p in known.values()
-                if p.name == self.partition or (p.default and not self.partition)
-            ),
-            None,
-        )
-        if partition is None:
-            return f"Slurm has no partition '{self.partition}'" if self.partition and known else ""
-        return too_much(self.size, partition)
+        """What Slurm can never give of it, in words, or "". known: see partitions.parsed.
+
+        Of several partitions (`lab,gpu`) Slurm takes one that can. What a partition gives that the
+        hub's user does not see is for sbatch to say, which runs as the student.
+        """
+        names = set(filter(None, self.partition.split(",")))
+        mine = [p for p in known.values() if (p.name in names if names else p.default)]
+        said = [too_much(self.size, partition) for partition in mine]
+        return "; ".join(said) if len(mine) >= len(names) and all(said) else ""
 
 
 def offered(site: Site) -> dict[str, list[str]]:
@@ -118,16 +115,19 @@ def request(site: Site, chosen: dict[str, str]) -> Request:
 
 
 def _resized(site: Site, profile: Profile, chosen: dict[str, str]) -> list[str]:
-    """The profile's options for another number of nodes and ranks, with memory for these."""
-    before = size(profile.options, profile.time)
+    """The job's options for another number of nodes and ranks, with memory for these: what was
+    said, and that of a rank at least. `--mem=0`, all of a node, stays.
+    """
+    given = [*site.slurm.options, *profile.options]
+    before, rank = size(given, profile.time), megabytes(site.form.memory_per_rank)
     nodes = int(chosen.get("nodes", before.nodes))
     ranks = int(chosen.get("ranks", before.tasks))
-    options = [*site.slurm.options, *profile.options]
-    options = [each for each in options if not each.startswith(SIZES)]
+    replaced = (*SIZES, "--mem=") if before.memory else SIZES
+    options = [each for each in given if not each.startswith(replaced)]
     options += [f"--nodes={nodes}", f"--ntasks={nodes * ranks}", f"--ntasks-per-node={ranks}"]
     if before.memory:
-        more = (ranks - before.tasks) * megabytes(site.form.memory_per_rank)
-        options.append(f"--mem={before.memory + more}M")
+        memory = max(before.memory + (ranks - before.tasks) * rank, rank)
+        options.append(f"--mem={memory}M")
     return options
 
 

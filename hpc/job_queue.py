@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from commands import PATIENCE, NoAnswer, output
+
 COMMAND = ("squeue", "--noheader", "--format=%i|%T|%r|%S|%B|%e|%N")
-#: Seconds between two questions, at most when Slurm does not answer, and for an answer.
-PERIOD, MOST, PATIENCE = 2.0, 60.0, 20.0
-#: Reasons of a job that waits for nothing that will come: `man squeue`, JOB REASON CODES. Not among
-#: them is PartitionConfig: with nodes that are down it says that they are missing now.
-NEVER = {
-    "AccountNotAllowed": "the account may not use the partition",
-    "BadConstraints": "no node is as the job wants it",
-    "InvalidAccount": "Slurm does not know the account",
-    "InvalidQOS": "Slurm does not know the quality of service",
-    "PartitionNodeLimit": "the partition does not give so many nodes to a job",
-    "PartitionTimeLimit": "the partition does not give so much time to a job",
-}
-
-
-class NoAnswer(Exception):
-    """Slurm does not answer; the text is what its command said."""
+#: Seconds between two questions, and at most when Slurm does not answer.
+PERIOD, MOST = 2.0, 60.0
 
 
 class Poll:
@@ -71,27 +58,12 @@ class Poll:
         """One call of the command; after a failure the next one comes later, and later."""
         began = self._clock()
         try:
-            self.seen, self._failed = self._parse(await _output(self._command)), ""
+            self.seen, self._failed = self._parse(await output(self._command)), ""
             self._pause = self._period
         except (OSError, TimeoutError, NoAnswer) as error:
             self._failed = str(error) or f"no answer within {PATIENCE:g} s"
             self._pause = min(max(2 * self._pause, self._period), MOST)
         self._asked = began
-
-
-async def _output(command: tuple[str, ...]) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
-        out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
-    except BaseException:
-        if process.returncode is None:
-            process.kill()
-        raise
-    if process.returncode:
-        raise NoAnswer(err.decode(errors="replace").strip())
-    return out.decode(errors="replace")
 
 
 @dataclass(frozen=True)

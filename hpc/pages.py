@@ -32,7 +32,7 @@ def form(
         for profile in site.profiles
     )
     names = {*choices.get("partition", ()), *(p.partition for p in site.profiles)}
-    names = {name or site.slurm.partition for name in names}
+    names = {each for name in names for each in (name or site.slurm.partition).split(",")}
     shown = [p for p in known.values() if p.name in names or (p.default and "" in names)]
     if not any(partition.gpus for partition in shown):
         choices = {name: values for name, values in choices.items() if name != "gpus"}

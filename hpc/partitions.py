@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from job_queue import Poll
 
-COMMAND = ("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%s|%t|%D|%c|%m|%C|%G")
+from utils.jobs.slurm import least, minutes
+
+# --all: those that are for students alone, too, or hidden: the hub's user asks.
+COMMAND = ("sinfo", "--all", "--noheader", "--exact", "--format=%P|%a|%l|%s|%t|%D|%c|%m|%C|%G")
 #: Seconds between two calls of sinfo: what is free may be so old.
 PERIOD = 10.0
 
@@ -87,38 +90,19 @@ def _gpus(gres: str) -> int:
     return sum(int(count) for count in re.findall(r"gpu(?::[^:,()]+)?:(\d+)", gres))
 
 
-def minutes(time: str) -> float:
-    """Slurm's notations of a time: 30, 30:00, 4:00:00, 1-12, 1-12:30, infinite; `man sbatch`."""
-    days, _, clock = time.rpartition("-")
-    if not re.fullmatch(r"\d*", days) or not re.fullmatch(r"\d+(:\d+){0,2}", clock):
-        return math.inf
-    parts = [int(part) for part in clock.split(":")]
-    if days or len(parts) == 3:
-        hours, least, seconds = [*parts, 0, 0][:3]
-    else:
-        hours, (least, seconds) = 0, [*parts, 0][:2]
-    return int(days or 0) * 1440 + hours * 60 + least + seconds / 60
-
-
 def size(options: list[str], time: str) -> Size:
     """What these options of sbatch ask for. Of memory: --mem alone."""
     told = dict(re.findall(r"--([a-z-]+)=(\S+)", "\n".join(options)))
-    nodes = _count(told.get("nodes"), 1)
-    tasks = _count(told.get("ntasks-per-node"), math.ceil(_count(told.get("ntasks"), 1) / nodes))
+    nodes = least(told.get("nodes", ""))
+    tasks = least(told.get("ntasks-per-node", ""), math.ceil(least(told.get("ntasks", "")) / nodes))
     return Size(
         nodes=nodes,
         tasks=tasks,
-        cores=tasks * _count(told.get("cpus-per-task"), 1),
+        cores=tasks * least(told.get("cpus-per-task", "")),
         memory=megabytes(told.get("mem", "0")),
-        gpus=_gpus(told.get("gres", "")) or _count(told.get("gpus-per-node"), 0),
+        gpus=_gpus(told.get("gres", "")) or least(told.get("gpus-per-node", ""), 0),
         minutes=minutes(time),
     )
-
-
-def _count(text: str | None, default: int) -> int:
-    # --nodes=1-2 is content with one.
-    found = re.match(r"\d+", text or "")
-    return int(found[0]) if found else default
 
 
 def megabytes(text: str) -> int:

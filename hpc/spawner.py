@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,20 +17,24 @@ from pathlib import Path
 from typing import Any
 
 import choices
+import commands
 import pages
 import partitions
 from accounts import refuse_system_account
 from batchspawner import SlurmSpawner
 from batchspawner.batchspawner import JobStatus
-from job_queue import NEVER, Job, NoAnswer, Poll, Queue
+from commands import NoAnswer
+from job_queue import Job, Poll, Queue
 from jupyterhub.utils import url_path_join
 from partitions import Partition
 from settings import Site
 from tornado.web import HTTPError
 from traitlets import default
 
-#: Seconds between two looks at a job that starts; lines of its log on its page, and in an error.
-LOOK, LINES, LAST = 2, 200, 6
+from utils.jobs.slurm import NEVER
+
+#: Seconds between two looks at a job that starts; lines of its log in an error.
+LOOK, LAST = 2, 6
 #: The job's output, in the student's home.
 LOG = ".jupyterhub-{job}.log"
 
@@ -247,12 +252,16 @@ class LabSpawner(SlurmSpawner):
 
     async def log_of(self, job: str) -> str:
         """The end of that, read as the student: root may not see the home folders."""
-        path = shlex.quote(str(Path(self.req_homedir) / self.log_file(job)))
-        prefix = self.exec_prefix.format(username=self.user.name)
-        try:
-            return await self.run_command(f"{prefix} tail -n {LINES} {path}")
-        except RuntimeError as error:
-            return str(error)
+        prefix = shlex.split(self.exec_prefix.format(username=self.user.name))
+        path = Path(self.req_homedir) / self.log_file(job)
+        return await commands.end_of(path, tuple(prefix), os.environ)
+
+    async def run_command(
+        self, cmd: str, input: str | None = None, env: dict[str, str] | None = None
+    ) -> str:
+        """batchspawner's, without the hub's secrets where it would hand on all that there is."""
+        env = commands.without_secrets(os.environ) if env is None else env
+        return await super().run_command(cmd, input=input, env=env)
 
     def _seen(self) -> Job | None:
         """The job as the queue was last: a page does not wait for Slurm."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -160,6 +161,70 @@ def test_a_slurm_that_does_not_answer_is_asked_less_and_less_and_nobody_is_calle
     assert len(calls.read_text().splitlines()) == 6
 
 
+# --- what runs as a student ----------------------------------------------------------------------
+
+
+def end_of(log: Path, monkeypatch: pytest.MonkeyPatch, limit: str = "5") -> str:
+    commands = module("commands")
+    monkeypatch.setattr(commands, "TAIL", (commands.TAIL[0], limit, *commands.TAIL[2:]))
+    return asyncio.run(commands.end_of(log, (), {"PATH": "/usr/bin:/bin"}))
+
+
+def test_no_log_of_a_student_keeps_the_hub_busy_or_fills_it(tmp_path, monkeypatch):
+    log = tmp_path / ".jupyterhub-1.log"
+    os.mkfifo(log)
+    assert "can't be read: timeout ended with status 124" in end_of(log, monkeypatch, "0.2")
+    log.unlink()
+    log.symlink_to("/dev/zero")
+    assert len(end_of(log, monkeypatch)) <= 20_000
+    log.unlink()
+    with log.open("wb") as file:  # one line of 5 GB, with holes
+        file.truncate(5 * 10**9)
+        file.seek(0, os.SEEK_END)
+        file.write("the last words é".encode("latin-1"))
+    text = end_of(log, monkeypatch)
+    assert len(text) == 20_000
+    assert text.endswith("the last words \N{REPLACEMENT CHARACTER}")
+    assert "No such file" in end_of(tmp_path / "nothing.log", monkeypatch)
+
+
+def test_a_command_that_hangs_is_given_up(tmp_path):
+    with pytest.raises(TimeoutError):
+        asyncio.run(module("commands").output(("sleep", "60"), patience=0.1))
+
+
+def test_sudo_lets_pass_what_the_hub_reads_logs_with():
+    rules = (HPC / "sudoers").read_text()
+    tail = " ".join(module("commands").TAIL)
+    assert f"/usr/bin/{tail} /home/*/.jupyterhub-[0-9]*.log" in rules
+
+
+def test_the_secrets_of_the_hub_reach_no_process_of_a_student(monkeypatch):
+    class SlurmSpawner:
+        async def run_command(self, cmd, input=None, env=None):
+            return env
+
+    stand_ins = {
+        "batchspawner": {"SlurmSpawner": SlurmSpawner},
+        "batchspawner.batchspawner": {"JobStatus": None},
+        "jupyterhub": {},
+        "jupyterhub.utils": {"url_path_join": None},
+    }
+    for name, content in stand_ins.items():
+        stand_in = ModuleType(name)
+        vars(stand_in).update(content)
+        monkeypatch.setitem(sys.modules, name, stand_in)
+    for name in ("JUPYTERHUB_CRYPT_KEY", "CONFIGPROXY_AUTH_TOKEN", "JPY_API_TOKEN"):
+        monkeypatch.setenv(name, "secret")
+    spawner = module("spawner").LabSpawner()
+    env = asyncio.run(spawner.run_command("scancel 1"))
+    assert env["PATH"]
+    assert "secret" not in env.values()
+    # A job has what is the student's own, as batchspawner asks for it.
+    own = {"JUPYTERHUB_API_TOKEN": "of the student"}
+    assert asyncio.run(spawner.run_command("sbatch", env=own)) == own
+
+
 # --- what can be chosen --------------------------------------------------------------------------
 
 SINFO = """\
@@ -208,13 +273,42 @@ def test_what_a_partition_can_never_give_is_said_with_both_numbers(options, time
     assert bool(said) == bool(told)
 
 
-def test_a_closed_and_an_unknown_partition_are_told_apart_and_silence_stops_nobody():
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [
+        ("night", ["'night' is closed"]),
+        ("lab,night", []),
+        ("night,lab", []),
+        ("small,night", ["'small' has 1 node in all, not 2", "'night' is closed"]),
+        ("hidden", []),
+        ("night,hidden", []),
+    ],
+)
+def test_a_start_is_refused_only_where_no_partition_of_the_job_can_ever_give_it(partition, said):
     partitions, choices = module("partitions"), module("choices")
-    known = partitions.parsed(SINFO)
-    wanted = {name: choices.Request(name, "", "1", [], {}) for name in ("night", "nosuch")}
-    assert "'night' is closed" in wanted["night"].impossible(known)
-    assert "no partition 'nosuch'" in wanted["nosuch"].impossible(known)
-    assert wanted["nosuch"].impossible({}) == ""
+    known = partitions.parsed(f"{SINFO}small|up|1:00:00|1-2|idle|1|2|8000|0/2/0/2|(null)")
+    wanted = choices.Request(partition, "", "1", ["--nodes=2"], {})
+    assert wanted.impossible({}) == "", "Slurm's silence stops nobody"
+    told = wanted.impossible(known)
+    assert bool(told) == bool(said)
+    for text in said:
+        assert text in told
+
+
+def test_partitions_of_students_alone_are_asked_for_as_well():
+    # The hub's user is in no AllowGroups.
+    assert "--all" in module("partitions").COMMAND
+
+
+def test_the_form_shows_each_partition_of_a_list(tmp_path):
+    text = SITE.replace('partition = ""                 #', 'partition = "lab,night"  #', 1)
+    (tmp_path / "site.toml").write_text(text)
+    site = module("settings").read(tmp_path / "site.toml")
+    assert site.slurm.partition == "lab,night"
+    known = module("partitions").parsed(SINFO)
+    form = module("pages").form(site, module("choices").offered(site), known, {})
+    assert "<td>lab</td>" in form
+    assert "<td>night (closed)</td>" in form
 
 
 def site_with(tmp_path: Path, **form: str):
@@ -264,6 +358,30 @@ def test_a_job_of_another_size_has_memory_for_its_ranks_and_ranks_follow_it(tmp_
     assert job.exports == {"SBATCH_ACCOUNT": "mine", "SBATCH_RESERVATION": "monday"}
     plain = choices.request(site, choices.checked(site, {}))
     assert plain.options == site.profiles[0].options
+
+
+@pytest.mark.parametrize(
+    ("site", "profile", "ranks", "expected"),
+    [
+        ('["--mem=4G"]', '"--mem=3G"', 4, ["--mem=5120M"]),
+        ('["--mem=4G"]', "", 4, ["--mem=6144M"]),
+        ("[]", '"--mem=0"', 4, ["--mem=0"]),
+        ("[]", '"--mem=512M"', 1, ["--mem=1024M"]),
+        ("[]", "", 4, []),
+    ],
+)
+def test_another_number_of_ranks_keeps_the_memory_that_was_asked_for(
+    tmp_path, site, profile, ranks, expected
+):
+    text = SITE.replace("options = []", f"options = {site}", 1)
+    old = '"--ntasks-per-node=2", "--mem=3G"'
+    assert old in text
+    new = f'"--ntasks-per-node=2", {profile}'
+    (tmp_path / "site.toml").write_text(text.replace(old, new, 1))
+    settings, choices = module("settings").read(tmp_path / "site.toml"), module("choices")
+    chosen = choices.checked(settings, {"profile": "ranks4", "ranks": ranks})
+    options = choices.request(settings, chosen).options
+    assert [option for option in options if option.startswith("--mem")] == expected
 
 
 def test_the_form_can_be_used_while_slurm_does_not_answer(tmp_path):
@@ -482,6 +600,24 @@ def test_the_installer_explains_its_options():
 def test_no_script_has_an_error_of_syntax(script: Path):
     done = subprocess.run(["bash", "-n", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("cores", "unbound"), [(4, True), (8, False)])
+def test_ranks_are_bound_by_the_nodes_cores_whatever_threads_a_student_wants(
+    tmp_path, cores, unbound
+):
+    # As coreutils' nproc: it says 1 with OMP_NUM_THREADS=1.
+    (tmp_path / "nproc").write_text("#!/bin/sh\necho ${OMP_THREAD_LIMIT:-${OMP_NUM_THREADS:-8}}\n")
+    (tmp_path / "lscpu").write_text("#!/bin/sh\necho 'Thread(s) per core: 1'\n")
+    for stand_in in tmp_path.iterdir():
+        stand_in.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", f". {HPC}/slurm/job.sh; env"],
+        capture_output=True, text=True, timeout=60, check=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_CPUS_ON_NODE": str(cores),
+             "OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"},
+    )  # fmt: skip
+    assert ("PRTE_MCA_hwloc_default_binding_policy=none" in done.stdout) is unbound
 
 
 def test_a_link_brings_a_student_the_course_and_opens_the_notebook():

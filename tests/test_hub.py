@@ -703,8 +703,13 @@ TRIED = [
     "-u student1 srun id",
     "-u student1 bash",
     "-u student1 scancel --user=student1",
-    "-u student1 tail -n 200 /etc/shadow",
-    "-u root tail -n 200 /home/student1/.jupyterhub-1.log",
+    "-u student1 scancel 1 --signal=STOP 2",
+    "-u student1 tail -n 200 /home/student1/.jupyterhub-1.log",
+    "-u student1 timeout 5 tail -c 20000 /etc/shadow",
+    "-u student1 timeout 5 tail -c 20000 /home/student1/.ssh/id /home/student1/.jupyterhub-1.log",
+    "-u student1 timeout 5 tail -c 20000 /home/student1/../../etc/.jupyterhub-1.log",
+    "-u student1 timeout 5 bash",
+    "-u root timeout 5 tail -c 20000 /home/student1/.jupyterhub-1.log",
     "-E -u student1 sbatch --parsable",
     "-u student1 LD_PRELOAD=/tmp/mine.so sbatch --parsable",
     "-u student1 SLURM_CONF=/tmp/slurm.conf sbatch --parsable",
@@ -725,6 +730,9 @@ def test_the_hub_is_not_root_and_can_only_submit_cancel_and_look_at_a_students_l
         assert re.search("password is required|not allowed", said), f"sudo {words}: {said}"
         table.add(f"the hub calls `sudo {words}`", said)
     assert not hub.cluster.jobs()
+    log = "timeout 5 tail -c 20000 /home/student1/.jupyterhub-1.log"
+    assert "No such file" in as_hub(hub.cluster, f"-u student1 {log}")
+    assert "Invalid job id" in as_hub(hub.cluster, "-u student1 scancel 999999")
     # What it may: a job, as the student, with nothing of the hub's environment but what it is for.
     out = "/home/student1/env.out"
     script = BATCH.replace("/dev/null", out) + "id -un; env"

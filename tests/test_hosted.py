@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
-from image import Image, instructions
+from image import Image, copied, instructions
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -136,6 +136,17 @@ def test_a_container_opens_jupyterlab_on_the_first_lab_for_whoever_has_its_port(
     assert (ROOT / "labs" / FIRST_LAB).exists()
     ports = [rest for name, rest in instructions(DOCKERFILE) if name == "EXPOSE"]
     assert f"PORT={ports[0]}" in image.command
+
+
+def test_students_find_no_solution_in_the_image_and_all_that_its_steps_name():
+    files = copied()
+    assert not [name for name in files if name.startswith(("solutions/", "tests/"))]
+    assert not {path.name for path in (ROOT / "solutions").glob("*.ipynb")} & {
+        Path(name).name for name in files if not name.startswith("labs/")
+    }
+    assert {f"labs/{FIRST_LAB}", "Makefile", ".ci/constraints.txt", "hpc/requirements.txt"} <= {
+        *files
+    }
 
 
 def test_no_environment_and_no_history_of_this_machine_goes_into_the_image():

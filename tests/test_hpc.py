@@ -453,14 +453,17 @@ def test_settings_alone_need_an_environment_that_is_there(tmp_path):
     assert "no environment in" in done.stderr
 
 
-# Stands in for a Python with a package index: its pip installs nothing, or fails.
+# Stands in for a Python with a package index: its pip installs nothing or PIP_BRINGS, or fails.
 PYTHON = f"""#!/bin/sh
 case "$*" in
 "- "* | *settings.py*) exec {sys.executable} "$@" ;;
 "-m venv "*)
     for env; do :; done
     mkdir -p "$env/bin" && cp "$0" "$env/bin/python" && echo "$*" >"$env/asked" ;;
-"-m pip "*) echo "$*"; exit "${{PIP_FAILS:-0}}" ;;
+"-m pip "*)
+    echo "$*"
+    [ -z "$PIP_BRINGS" ] || mkdir -p "${{0%/bin/*}}/lib/python3.12/site-packages/$PIP_BRINGS"
+    exit "${{PIP_FAILS:-0}}" ;;
 esac
 """
 
@@ -548,6 +551,20 @@ def test_a_site_says_which_pytorch_it_wants(tmp_path, python, torch, index, pinn
     assert ("\ntorch==" in pins) is pinned
     assert "\nnumpy==" in pins
     assert ("--system-site-packages" in (prefix / "current/asked").read_text()) is seen
+
+
+def test_a_site_that_wants_its_own_pytorch_does_not_get_another_one_unnoticed(tmp_path, python):
+    """pip brings its own where the site's is missing, or one that the course does not go with."""
+    told = ("--prefix", tmp_path / "opt", "--python", python)
+    assert install(*told, "--torch", "site", PIP_BRINGS="torchvision").returncode == 0
+    assert install(*told, PIP_BRINGS="torch").returncode == 0
+    before = (tmp_path / "opt/current").resolve()
+    done = install(*told, "--torch", "site", PIP_BRINGS="torch")
+    assert done.returncode == 1
+    assert f"'{python}' has no PyTorch that the course goes with" in done.stderr
+    assert "The course wants torch>=" in done.stderr
+    assert (tmp_path / "opt/current").resolve() == before
+    assert len(versions(tmp_path / "opt")) == 2, "what was half made is gone"
 
 
 def test_what_each_job_begins_with_is_written_once_with_setup_and_data(tmp_path, python):

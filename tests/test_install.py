@@ -18,6 +18,7 @@ import venv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 import pip
 import pytest
@@ -81,6 +82,12 @@ class House:
             command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=100
         )
 
+    def loses(self, package: str) -> None:
+        """Take a package away, as if pip had been interrupted before it."""
+        (info,) = self.folder.glob(f"env/lib/python*/site-packages/{package}-*.dist-info")
+        shutil.rmtree(info)
+        shutil.rmtree(info.parent / package)
+
     def installed(self) -> set[str]:
         """What lies in the environment: "torch-2.13.0+cpu"."""
         folders = self.folder.glob("env/lib/python*/site-packages/*.dist-info")
@@ -138,6 +145,33 @@ def test_offline_a_cpu_build_at_hand_is_taken_and_nobody_else_is_asked(house, no
     assert done.returncode == 0, done.stderr
     assert f"torch-{TORCH}+cpu" in house.installed()
     assert "that pip finds as it is configured here" in done.stdout
+
+
+@on_linux
+def test_after_an_interruption_torchvision_comes_from_the_index_of_pytorch(house, serve):
+    index = serve(pytorch("+cpu"), "whl/cpu")
+    house.name_cpu_index(index.url)
+    assert house.brings().returncode == 0
+    house.loses("torchvision")
+    index.asked.clear()
+    done = house.brings()
+    assert done.returncode == 0, done.stderr
+    assert house.installed() >= CPU_BUILDS, "not the package index's, which wants CUDA"
+    assert f"/files/torch-{TORCH}+cpu-py3-none-any.whl" not in map(unquote, index.asked)
+
+
+@on_linux
+def test_an_interruption_costs_no_wait_where_the_cpu_build_was_at_hand(house, nobody, tmp_path):
+    house.name_cpu_index(nobody)
+    (tmp_path / "wheels").mkdir()
+    for name, content in wheel("torch", f"{TORCH}+cpu").items():
+        (tmp_path / "wheels" / name).write_bytes(content)
+    for _ in range(2):
+        begin = time.monotonic()
+        done = house.brings("--", "--find-links", str(tmp_path / "wheels"))
+        assert time.monotonic() - begin < 20
+        assert "that pip finds as it is configured here" in done.stdout, done.stderr
+        assert f"torch-{TORCH}+cpu" in house.installed()
 
 
 @on_linux

@@ -421,6 +421,33 @@ done
     assert "syntax error" in batch.unreadable("export (")
     asked = batch.request(["#!/bin/bash", "#SBATCH -N4 -c 2 --time=5 # it's short", "#SBATCH -n 8"])
     assert asked == {"--nodes": "4", "--cpus-per-task": "2", "--time": "5", "--ntasks": "8"}
+    for line in ("-p lab,long", "-plab,long", "--partition=lab,long"):
+        assert batch.request([f"#SBATCH {line}"]) == {"--partition": "lab,long"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "asked"),
+    [
+        ({}, {"--partition": "lab", "--time": "5"}),
+        ({"SBATCH_PARTITION": "long"}, {"--partition": "long", "--time": "5"}),
+        ({"SBATCH_TIMELIMIT": "90"}, {"--partition": "lab", "--time": "90"}),
+    ],
+)
+def test_a_script_is_judged_by_the_partition_and_time_that_slurm_will_take(
+    tmp_path, monkeypatch, variables, asked
+):
+    """sbatch puts its variables before a script's own lines; the hub exports the partition."""
+    for name in ("SBATCH_PARTITION", "SBATCH_TIMELIMIT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(batch.slurm, "shortfall", lambda given: f"of {sorted(given.items())}")
+    script = tmp_path / "series.sh"
+    script.write_text("#!/bin/bash\n#SBATCH -p lab\n#SBATCH -t 5\n")
+    said = batch.submit(script)
+    assert f"of {sorted(asked.items())}" in said
+    for name, value in variables.items():
+        assert f"{name}={value} counts, not the script" in said
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,11 @@ PARTITIONS = "lab*|2|6|4:00:00\nlab*|2|8|4:00:00\nlong|100|64|infinite"
         ({"--time": "1-00:00:00"}, "--time=1-00:00:00, and partition lab has a limit"),
         ({"--time": "9-0", "--partition": "long", "--nodes": "100"}, ""),
         ({"--partition": "gpu"}, "there is no partition 'gpu' here, only lab, long"),
+        ({"--partition": "lab,long", "--nodes": "5"}, ""),
+        (
+            {"--partition": "lab,long", "--nodes": "101"},
+            "; --nodes=101, and partition long",
+        ),
     ],
 )
 def test_a_request_that_the_partition_can_never_satisfy_is_told_before_it_is_handed_in(
@@ -156,6 +161,17 @@ def test_a_request_that_the_partition_can_never_satisfy_is_told_before_it_is_han
     assert (lack in slurm.shortfall(asked)) if lack else slurm.shortfall(asked) == ""
     commands.says("sinfo", "slurm_load_partitions: Unable to contact slurm controller", 1)
     assert slurm.shortfall(asked) == ""
+
+
+def test_a_hidden_partition_is_one_that_there_is(commands):
+    """Slurm names it to who asks for all, and takes jobs for it."""
+    script = f"""#!/bin/sh\nprintf '{PARTITIONS}\n'
+case "$*" in *--all*) echo 'private|1|4|1:00:00' ;; esac\n"""
+    (commands.folder / "sinfo").write_text(script)
+    assert slurm.shortfall({"--partition": "private"}) == ""
+    assert "--nodes=2, and partition private" in slurm.shortfall(
+        {"--partition": "private", "--nodes": "2"}
+    )
 
 
 def test_a_job_that_waits_for_good_is_told_and_one_that_waits_its_turn_is_not(commands):

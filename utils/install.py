@@ -61,15 +61,20 @@ def install(index: str, constraints: Path, pip: Pip) -> str:
         return f"{version} from the package index, as TORCH_INDEX={PACKAGE_INDEX} asks for"
     if index == CPU and sys.platform != "linux":
         return f"{version} from the package index, which has no CUDA for {platform.system()}"
-    if _installed().partition("+")[0] == version.partition("+")[0]:
-        return f"{_installed()}, which is there already"
+    wanted = _labelled(version, *(["cpu"] if index == CPU else LABELS.findall(index)))
+    there = _installed("torch")
+    interrupted = False
+    if there.partition("+")[0] == version.partition("+")[0]:
+        # Beside builds of an index belongs its torchvision; an interruption can leave it out.
+        interrupted = "+" in there and not _installed("torchvision")
+        if not interrupted:
+            return f"{there}, which is there already"
     if index == CPU:
-        wanted = _labelled(version, "cpu")
-        if pip.brings("--no-deps", *PATIENCE, f"torch=={wanted}"):
+        # What is there must not hide whether pip, as it is configured, would find it.
+        ask = ["--quiet", "--dry-run", "--ignore-installed"] if interrupted else []
+        if pip.brings(*ask, "--no-deps", *PATIENCE, f"torch=={wanted}"):
             return f"{wanted}, a CPU build that pip finds as it is configured here"
         index = cpu_index()
-    else:
-        wanted = _labelled(version, *LABELS.findall(index))
     print(f"Asking {index} for PyTorch {wanted} …", flush=True)
     if not pip.brings("--no-deps", *PATIENCE, "--index-url", index, f"torch=={wanted}"):
         raise InstallError(_not_there(wanted, index, pip.said))
@@ -79,10 +84,10 @@ def install(index: str, constraints: Path, pip: Pip) -> str:
     return f"{wanted} from {index}"
 
 
-def _installed() -> str:
-    """The version of PyTorch that is there; "" without one."""
+def _installed(name: str) -> str:
+    """The version of a package that is there; "" without one."""
     try:
-        return importlib.metadata.version("torch")
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return ""
 

@@ -74,23 +74,35 @@ def partitions() -> list[str]:
 
 def shortfall(asked: Mapping[str, str]) -> str:
     """What of a batch script's request its partition does not have, even when it is empty; "" if
-    nothing, or if Slurm does not tell.
+    nothing, or if Slurm does not tell. Of several partitions, one that has all is enough.
 
     asked: values of --partition, --nodes, --cpus-per-task, --ntasks-per-node and --time, as
     `utils.scaling.batch.request` reads them. Nodes that are down count: they will come back.
     """
-    lines = _answer("sinfo", "--noheader", "--format=%P|%D|%c|%l").split()
+    # Hidden partitions too: to give jobs to them is allowed.
+    lines = _answer("sinfo", "--all", "--noheader", "--format=%P|%D|%c|%l").split()
     rows = [line.split("|") for line in lines]
-    wanted = asked.get("--partition")
-    mine = [r for r in rows if (r[0].rstrip("*") == wanted if wanted else r[0].endswith("*"))]
-    if not mine:
-        known = ", ".join(dict.fromkeys(row[0].rstrip("*") for row in rows))
-        return f"there is no partition {wanted!r} here, only {known}" if wanted and known else ""
+    known: dict[str, list[list[str]]] = {}
+    for row in rows:
+        known.setdefault(row[0].rstrip("*"), []).append(row)
+    default = next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), "")
+    wanted = asked.get("--partition") or default
+    if not known or not wanted:
+        return ""
+    lacks = [_lack(name, known, asked) for name in wanted.split(",")]
+    return "; ".join(lacks) if all(lacks) else ""
+
+
+def _lack(name: str, known: Mapping[str, list[list[str]]], asked: Mapping[str, str]) -> str:
+    """What of a request the partition of that name does not have; known: sinfo's rows of each."""
+    if name not in known:
+        return f"there is no partition {name!r} here, only {', '.join(known)}"
+    mine = known[name]
     has_nodes = sum(int(row[1]) for row in mine)
     has_cpus = max(int(row[2].rstrip("+")) for row in mine)
     nodes = least(asked.get("--nodes", ""))
     cpus = least(asked.get("--ntasks-per-node", "")) * least(asked.get("--cpus-per-task", ""))
-    there = f"partition {mine[0][0].rstrip('*')} has"
+    there = f"partition {name} has"
     if nodes > has_nodes:
         return f"--nodes={nodes}, and {there} {has_nodes}"
     if cpus > has_cpus:

@@ -11,6 +11,7 @@ Any batch script can be looked into without a cluster: :func:`request` has what 
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -80,14 +81,23 @@ def series(nodes: int, domains: int, cores: int, *arguments: object, time: str =
     )
 
 
+# Variables that sbatch takes instead of a script's own lines; the hub sets the first one.
+_INSTEAD = {"SBATCH_PARTITION": "--partition", "SBATCH_TIMELIMIT": "--time"}
+
+
 def submit(script: Path) -> str:
     """Hand a batch script in, in its own folder; what `sbatch` says.
 
     Not what its partition can never give: then the text says what that is. A job that waits for
     nothing that will come stays in the queue, and the text says so.
     """
-    if lack := slurm.shortfall(request(script.read_text().splitlines())):
-        return f"Not handed in, as it could never start: {lack}. Ask for less."
+    instead = {name: os.environ[name] for name in _INSTEAD if os.environ.get(name)}
+    asked = request(script.read_text().splitlines())
+    asked |= {_INSTEAD[name]: value for name, value in instead.items()}
+    if lack := slurm.shortfall(asked):
+        said = f"Not handed in, as it could never start: {lack}. Ask for less."
+        counts = (f" {name}={value} counts, not the script." for name, value in instead.items())
+        return said + "".join(counts)
     command = ["sbatch", script.name]
     done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, timeout=60)
     said = done.stdout + done.stderr
@@ -127,7 +137,8 @@ _REHEARSAL = "command_not_found_handle() { :; }; cd() { :; }; source() { :; }; .
 _BASH = {"capture_output": True, "text": True, "timeout": 20, "check": False}
 
 _LONG = {"-N": "--nodes", "-n": "--ntasks", "-np": "--ntasks", "--np": "--ntasks"}
-_LONG |= {"-c": "--cpus-per-task", "-t": "--time", "--cpus-per-rank": "--cpus-per-proc"}
+_LONG |= {"-c": "--cpus-per-task", "-t": "--time", "-p": "--partition"}
+_LONG |= {"--cpus-per-rank": "--cpus-per-proc"}
 
 
 def unreadable(text: str) -> str:
@@ -151,7 +162,7 @@ def options(words: list[str]) -> dict[str, str]:
     found = {}
     for word, following in zip(words, [*words[1:], "-"], strict=True):
         name, equals, value = word.partition("=")
-        if attached := re.fullmatch(r"(-[Nnct])(\d\S*)", word):
+        if attached := re.fullmatch(r"(-[Nnct](?=\d)|-p)(\S+)", word):
             name, equals, value = attached[1], "=", attached[2]
         if not equals and not following.startswith("-"):
             value = following

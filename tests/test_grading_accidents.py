@@ -25,7 +25,7 @@ from pathlib import Path
 import grading_tools as toy
 import psutil
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from utils.__main__ import main
 from utils.course.grading import (
@@ -42,6 +42,7 @@ from utils.course.grading import (
 from utils.course.grading.assemble import assemble
 from utils.course.grading.grade_one import grade
 from utils.course.grading.plan import newest
+from utils.course.grading.reference import Reference
 from utils.course.grading.results import Result, TaskResult, load, save
 from utils.course.grading.run import Run, fault, run
 from utils.course.grading.sandbox import Box, Limits
@@ -1167,3 +1168,97 @@ def test_a_notebook_of_no_known_lab_is_no_zero(class_, course, tmp_path):
     assert "final.ipynb: which lab is this?" in row["remarks"]
     shutil.rmtree(tmp_path / "in" / "Ada")
     assert class_(*options) == 2, "nobody's lab is known: no book of zeros"
+
+
+@pytest.mark.parametrize("entries", ["folders", "files alone"])
+def test_in_a_zipped_folder_of_students_each_ones_archive_and_row_is_there(tmp_path, entries):
+    """Ten notebooks with a picture each, then one who has packed it, and one with a PDF only."""
+    path = tmp_path / "in.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(12):
+            folder = f"submissions/S{number:02}"
+            if entries == "folders":
+                archive.writestr(f"{folder}/", "")
+            files = {10: ["answers.rar"], 11: ["answers.pdf"]}
+            for name in files.get(number, ["01_toy.ipynb", "screen.png"]):
+                archive.writestr(f"{folder}/{name}", "{}")
+    found = find(path, tmp_path / "scratch", [toy.LAB])
+    assert list(found.students) == [f"S{number:02}" for number in range(12)]
+    assert "unpack it by hand" in " ".join(found.closed["S10"])
+    assert found.others["S11"] == ["answers.pdf"]
+
+
+def test_an_archive_behind_many_pictures_is_no_zero(tmp_path):
+    path = tmp_path / "in.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("Bob/01_toy.ipynb", "{}")
+        for number in range(2 * zips.MOST_LISTED):
+            archive.writestr(f"Ada/pictures/{number}.png", "")
+        archive.writestr("Ada/pictures/work.7z", "")
+    found = find(path, tmp_path / "scratch", [toy.LAB])
+    assert list(found.closed) == ["Ada"]
+    assert len(found.others["Ada"]) == zips.MOST_LISTED
+
+
+def test_an_older_attempt_does_not_stand_in_for_one_that_cannot_be_read(class_, tmp_path):
+    path = tmp_path / "in.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for attempt, name in ((1, "01_toy"), (2, "01_toy-1")):
+            archive.writestr(f"ada_7_{attempt}_{name}.ipynb", json.dumps(toy.filled(total=None)))
+        archive.writestr("bob_8_3_01_toy.ipynb", json.dumps(toy.filled()))
+    encrypted(path, "ada_7_2")
+    assert class_(source=path) == 1
+    rows = table(tmp_path / "out" / "gradebook.csv")
+    assert {name: row["total"] for name, row in rows.items()} == {"ada": "", "bob": "8"}
+    assert "NOT GRADED" in rows["ada"]["remarks"]
+
+
+def test_a_mended_rubric_regrades_nobody_and_a_changed_check_everybody(tmp_path):
+    nb = toy.reference()
+    at = nb.cells.index(toy.cell(nb, "explain-answer")) + 1
+    about = {"lab": {"instructor": "rubric"}, "tags": ["remove-cell"]}
+    nb.cells.insert(at, new_markdown_cell("**Rubric** is to bee mended", metadata=about))
+    prints = [Reference(toy.hand_in(tmp_path, toy.LAB, nb)).fingerprint()]
+    for cell, source in ((nb.cells[at], "**Rubric**"), (toy.cell(nb, "swap-check"), "1")):
+        cell.source = source
+        prints.append(Reference(toy.hand_in(tmp_path, toy.LAB, nb)).fingerprint())
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_points_that_are_saved_while_pages_are_written_count_in_the_next_round(
+    class_, tmp_path, monkeypatch
+):
+    toy.hand_in(tmp_path / "in", "Ada", toy.filled())
+    out, write, looks = tmp_path / "out", grade_all.write_pages, []
+
+    def pages_and_points(*arguments):
+        if not looks:
+            enter(out, "Ada", "2")
+        return write(*arguments)
+
+    def look(_: float) -> None:
+        looks.append(1)
+        if len(looks) == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(grade_all, "write_pages", pages_and_points)
+    monkeypatch.setattr(watch, "sleep", look)
+    assert class_("--watch") == 0
+    assert table(out / "gradebook.csv")["Ada"]["total"] == "10"
+
+
+def test_ctrl_c_in_a_later_round_tells_of_the_books_that_there_are(
+    class_, everyone, monkeypatch, capsys
+):
+    rounds, seek = [], grade_all.find
+
+    def found(*arguments):
+        rounds.append(1)
+        if len(rounds) > 1:
+            signal.raise_signal(signal.SIGINT)
+        return seek(*arguments)
+
+    monkeypatch.setattr(grade_all, "find", found)
+    monkeypatch.setattr(watch, "_until_changed", lambda *_: None)
+    assert class_("--watch") == 130
+    assert "the books are those of before, --resume goes on" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import grading_tools as toy
@@ -13,9 +14,10 @@ from nbformat.v4 import new_code_cell
 
 from utils.course.grading.assemble import WHOLE, Assembled, View, assemble
 from utils.course.grading.grade_one import grade
+from utils.course.grading.own_cells import MOST_CELLS
 from utils.course.grading.reference import Reference
 from utils.course.grading.sandbox import Box
-from utils.course.grading.source import imports
+from utils.course.grading.source import MOST_SOURCE, imports
 from utils.course.grading.suspicion import look
 
 ALONE = View(own=False)
@@ -73,6 +75,18 @@ def test_a_helper_that_the_kernel_ran_too_is_there_and_does_not_come_to_the_kern
     done = assembled(tmp_path, reference, nb)
     assert names(done)["twice"](4) == 8
     assert "--local" not in "".join(sources(done))
+
+
+def test_own_cells_that_are_not_run_are_told(tmp_path, reference):
+    nb = toy.filled()
+    for number in range(MOST_CELLS + 1):
+        nb = put(nb, f"%%px\nx{number} = 1", behind="twice-task")
+    nb = put(nb, f"%%px\n{HELPER}{'#' * MOST_SOURCE}", behind="twice-task")
+    done = assembled(tmp_path, reference, nb)
+    assert len(done.own) == MOST_CELLS
+    said = " ".join(done.remarks)
+    assert "only the first 100 of 101 cells of the student's own were run" in said
+    assert re.search(r"a cell of the student's own has \d+ characters: not run", said)
 
 
 def test_an_import_that_was_added_to_a_cell_of_the_lab_is_there_and_nothing_else_of_it(

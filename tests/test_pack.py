@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from PIL import Image
 
 from utils.__main__ import main
@@ -55,6 +55,35 @@ def test_every_picture_of_a_lab_comes_as_svg_and_png_that_say_what_they_show(tmp
     assert runs.executed(tmp_path / "01_toy.ipynb", tmp_path / "runs") == nb
     with pytest.raises(TypeError):
         runs.executed(solution(tmp_path, DRAWS, "1"), tmp_path / "runs")
+
+
+def test_a_copy_that_was_kept_is_the_same_as_one_that_is_run_but_for_what_changed_since(
+    tmp_path, monkeypatch
+):
+    ran = []
+
+    def run_cells(nb, *_, **__):
+        ran.append([cell.id for cell in nb.cells])
+        nb.metadata["language_info"] = {"name": "python"}
+        nb.cells[1].outputs = [new_output("display_data", {"text/plain": "drawn"})]
+        nb.cells[1].metadata["execution"] = {"iopub.execute_input": "then"}
+
+    monkeypatch.setattr(runs, "run_cells", run_cells)
+    monkeypatch.setattr(runs, "require_kernel", lambda: None)
+    path, kept = solution(tmp_path, DRAWS), tmp_path / "runs"
+    first = runs.executed(path, kept)
+    assert first.cells[1].outputs[0].data == {"text/plain": "drawn"}
+    assert runs.executed(path, kept) == first
+    nb = read(path)
+    nb.cells[1].metadata["tags"] = ["hide-input"]
+    path.write_text(dumps(nb))
+    again = runs.executed(path, kept)
+    assert (len(ran), again.cells[1].outputs) == (1, first.cells[1].outputs)
+    assert set(again.cells[1].metadata) == {"tags", "execution"}
+    nb.cells[1].id = "ring-of-ranks"
+    path.write_text(dumps(nb))
+    assert runs.executed(path, kept).cells[1].outputs == first.cells[1].outputs
+    assert [ids[1] for ids in ran] == ["cell-0", "ring-of-ranks"]
 
 
 def test_a_solution_that_fails_gives_no_pictures_and_says_in_which_cell(tmp_path):

@@ -179,6 +179,44 @@ def picture(alt: str):
     )
 
 
+@pytest.mark.parametrize("mine", ["web", "web-pages"])
+@pytest.mark.parametrize("clean", [True, False])
+def test_no_build_removes_somebodys_files(tmp_path, monkeypatch, mine, clean):
+    from course_site import build
+
+    monkeypatch.setattr("sphinx.cmd.build.main", lambda _: 0)
+    monkeypatch.setattr(build, "_files", lambda _: [("README.md", b"# Read me")])
+    out, thesis = tmp_path / "web", tmp_path / mine / "thesis.tex"
+    thesis.parent.mkdir()
+    thesis.write_text("three years")
+    options = ["-o", str(out), *(["--clean"] if clean else [])]
+    if clean or mine == "web-pages":
+        with pytest.raises(SystemExit, match=f"{mine}: nothing was removed"):
+            build.main(options)
+    else:
+        assert build.main(options) == 0
+    assert thesis.exists()
+
+
+def test_a_clean_build_removes_what_an_earlier_one_has_made(tmp_path, monkeypatch):
+    from course_site import build
+
+    out, old = tmp_path / "web", tmp_path / "web-pages" / "old.md"
+
+    def sphinx(_):
+        out.mkdir()
+        (out / "objects.inv").touch()
+        return 0
+
+    monkeypatch.setattr("sphinx.cmd.build.main", sphinx)
+    monkeypatch.setattr(build, "_files", lambda _: [("README.md", b"# Read me")])
+    assert build.main(["-o", str(out)]) == 0
+    old.touch()
+    assert build.main(["-o", str(out), "--clean"]) == 0
+    assert not old.exists()
+    assert (tmp_path / "web-pages" / "README.md").exists()
+
+
 def test_a_page_is_made_of_both_notebooks():
     from course_site.lab_pages import page_of
 

@@ -65,6 +65,15 @@ def test_tasks_and_points_are_those_of_all_who_were_graded(folder):
     assert found.shares(LAB) == [0.25] * 5 + [0.75]
 
 
+def test_results_of_an_older_version_of_a_lab_count_in_the_tasks_that_they_have(folder):
+    old = Result("Hal", LAB, "key", file="a.ipynb", tasks=[wrong(SUM, task="1.9")])
+    save(old, folder / "students" / "Hal" / LAB / "result.json")
+    found = statistics.read(folder)
+    assert [task.number for task in found.tasks(LAB)] == ["1.1", "1.A", "1.9"]
+    assert [one.students for one in found.mistakes(LAB, "1.1", most=1)] == [3]
+    assert [one.students for one in found.mistakes(LAB, "1.9")] == [1]
+
+
 def test_the_pictures_say_what_they_show_and_name_nobody(folder):
     found = statistics.read(folder)
     pictures = [

@@ -153,7 +153,7 @@ def student_version(nb: NotebookNode, name: str) -> NotebookNode:
 
 
 def without_notes(nb: NotebookNode) -> NotebookNode:
-    """Take an instructor's notes out, in place: see :mod:`utils.course.pack.notes`."""
+    """Take an instructor's notes out, in place: see :mod:`utils.course.notes`."""
     nb.cells = [cell for cell in nb.cells if not lab(cell).get("instructor")]
     return nb
 

@@ -31,6 +31,9 @@ PAGES = (
     *("labs/cheat_sheet.md", "docs/*.md"),
     *("docs/**/*.svg", "docs/**/*.png", ".github/*.png"),
 )
+#: Files by which a site is known that Sphinx has made, and the folder beside the pages for it.
+SITE = ("objects.inv", ".buildinfo")
+DOCTREES = ".doctrees"
 #: What a search leaves out: it would find the log of changes for every word.
 NOT_FOUND = b"---\nnosearch: true\n---\n"
 
@@ -45,14 +48,14 @@ def build(target: Path, labs: Sequence[str] = (), source: Path | None = None) ->
     """
     from sphinx.cmd.build import main
 
-    source = source or target.with_name(f"{target.name}-pages")
+    source = source or _pages(target)
     chosen = [path for path in notebooks(SOLUTIONS) if _wanted(path, labs)]
     files = dict(_files(chosen))
     _lay_out(
         files | dict(_own_pages([*files], overview.parts(all_labs(), _by_number(chosen)))), source
     )
     options = ["--fail-on-warning", "--keep-going", "--quiet", "-c", str(HERE)]
-    return main([*options, "-d", str(source / ".doctrees"), str(source), str(target)])
+    return main([*options, "-d", str(source / DOCTREES), str(source), str(target)])
 
 
 def _wanted(path: Path, labs: Sequence[str]) -> bool:
@@ -101,6 +104,8 @@ def _stem(name: str) -> str:
 
 def _lay_out(files: dict[str, bytes], source: Path) -> None:
     """Write what differs, so that Sphinx reads only that again; remove what is gone."""
+    _require_own(source, DOCTREES)
+    (source / DOCTREES).mkdir(parents=True, exist_ok=True)  # from now on it is known
     for name, content in files.items():
         path = source / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,8 +113,34 @@ def _lay_out(files: dict[str, bytes], source: Path) -> None:
             path.write_bytes(content)
     for path in source.rglob("*"):
         name = path.relative_to(source).as_posix()
-        if path.is_file() and name not in files and not name.startswith(".doctrees/"):
+        if path.is_file() and name not in files and not name.startswith(f"{DOCTREES}/"):
             path.unlink()
+
+
+def remove(target: Path) -> None:
+    """Remove a site and the pages that it was made of.
+
+    Raises SystemExit, and removes nothing, where one of the two folders holds something else.
+    """
+    _require_own(target, *SITE)
+    _require_own(_pages(target), DOCTREES)
+    for folder in (target, _pages(target)):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _pages(target: Path) -> Path:
+    return target.with_name(f"{target.name}-pages")
+
+
+def _require_own(folder: Path, *marks: str) -> None:
+    """Files are removed there: it has to be empty, or one that an earlier build has made."""
+    if not folder.exists() or any((folder / mark).exists() for mark in marks):
+        return
+    if not folder.is_dir() or any(folder.iterdir()):
+        raise SystemExit(
+            f"{folder}: nothing was removed, as it is no folder of an earlier build (it has no "
+            f"{' and no '.join(marks)}). Give another one with -o, or empty it yourself"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,8 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     out = told.out.resolve()
     if told.clean:
-        shutil.rmtree(out, ignore_errors=True)
-        shutil.rmtree(out.with_name(f"{out.name}-pages"), ignore_errors=True)
+        remove(out)
     status = build(out, told.labs)
     if not status:
         print(f"Open {out / 'index.html'}")

@@ -173,9 +173,10 @@ def assemble(reference: Reference, path: Path) -> Assembled:
 def _look_elsewhere(done: Assembled, cells: list[dict]) -> None:
     """Take in the student's own cells; which of them, or of other answers, define an answer?"""
     sources = [answer.source for answer in done.answers.values() if answer.source is not None]
-    done.own = own_cells(done.reference, cells, sources)
+    done.own, remarks = own_cells(done.reference, cells, sources)
     if done.own:
         done.remarks.append(f"run beside the answers: {len(done.own)} cells of the student's own")
+    done.remarks += remarks
     changed = [body(answer.source) for answer in done.answers.values() if answer.changed]
     found = set().union(*map(defined, [*changed, *(own.source for own in done.own)]))
     for grade_id, cell in done.reference.answer_cells.items():

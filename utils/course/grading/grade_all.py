@@ -34,7 +34,7 @@ from .results import Result, load, save, write_text
 from .run import Stop
 from .sandbox import GB, Box, Limits, require
 from .submissions import Student, clear, find
-from .watch import watch
+from .watch import Stamp, stamp, watch
 from .zips import NO_ROOM, clean
 
 INTERRUPTED = 130
@@ -62,7 +62,9 @@ def main(options: argparse.Namespace) -> int:
             grade_now = partial(grade_class, out, options, interrupts)
             return watch(grade_now, options.submissions, out / "explain.csv", interrupts)
     except KeyboardInterrupt:
-        print("\nstopped; no books were written, --resume goes on", file=sys.stderr)
+        before = any(out.glob("gradebook*.csv"))
+        books = "the books are those of before" if before else "no books were written"
+        print(f"\nstopped; {books}, --resume goes on", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         if error.errno not in NO_ROOM:
@@ -70,8 +72,10 @@ def main(options: argparse.Namespace) -> int:
         raise LabError(f"{error}: what was graded is kept, --resume goes on") from error
 
 
-def grade_class(out: Path, options: argparse.Namespace, interrupts: Interrupts) -> int:
-    """`main`, with the results folder for itself."""
+def grade_class(
+    out: Path, options: argparse.Namespace, interrupts: Interrupts, known: Stamp | None = None
+) -> int:
+    """`main`, with the results folder for itself. known: see `report`."""
     explain.read(out / "explain.csv")  # a mistake in it must not cost an hour
     refs, broken = references(options.solutions, options.only)
     box = make_box(options)
@@ -89,7 +93,7 @@ def grade_class(out: Path, options: argparse.Namespace, interrupts: Interrupts) 
         refs, _ = references(options.solutions)
     graded = {one.lab for one in results}
     results += [one for one in stored_results(out, refs) if one.lab not in graded]
-    unwritten = report(results, refs, out, found.remarks, options)
+    unwritten = report(results, refs, out, found.remarks, options, known)
     return say(results, out, unwritten, interrupted)
 
 
@@ -289,11 +293,17 @@ def stored_results(out: Path, refs: list[Reference]) -> list[Result]:
 
 
 def report(
-    results: list[Result], refs: list[Reference], out: Path, remarks, options: argparse.Namespace
+    results: list[Result],
+    refs: list[Reference],
+    out: Path,
+    remarks,
+    options: argparse.Namespace,
+    known: Stamp | None = None,
 ) -> list[str]:
     """Write all that instructor and students read; returns what could not be written, and why.
 
-    Points by hand are read now: some may have been entered while the class was graded.
+    Points by hand are read now: some may have been entered while the class was graded. known: gets
+    the stamp of explain.csv as it was written: what is saved there from then on is news.
     """
     path, remarks = out / "explain.csv", {name: list(said) for name, said in remarks.items()}
     grades, said, kept = hand_points(results, path)
@@ -308,7 +318,7 @@ def report(
     pages: dict[str, Path] = {}
     steps: dict[str, Callable[[], object]] = {}
     if kept and (path.exists() or any(explain.written(one) for one in results)):
-        steps["explain.csv"] = lambda: explain.write(results, path, grades)
+        steps["explain.csv"] = partial(write_explain, results, path, grades, known)
     steps["gradebook"] = lambda: write_books(results, out, formats, remarks)
     steps["pages"] = lambda: pages.update(
         write_pages(results, refs, out, folders(results, out), remarks, made)
@@ -324,6 +334,13 @@ def report(
         except (OSError, UnicodeError) as error:
             unwritten.append(f"{name}: {error}")
     return unwritten
+
+
+def write_explain(results: list[Result], path: Path, grades: dict, known: Stamp | None) -> None:
+    """The table of written answers; `known` gets its stamp."""
+    explain.write(results, path, grades)
+    if known is not None:
+        known |= stamp(path)
 
 
 def hand_points(results: list[Result], path: Path) -> tuple[dict, list[str], bool]:

@@ -28,8 +28,8 @@ class OwnCell:
 
 def own_cells(
     reference: Reference, cells: Iterable[dict], answers: Collection[str]
-) -> list[OwnCell]:
-    """What a student has added, in order.
+) -> tuple[list[OwnCell], list[str]]:
+    """What a student has added, in order; and remarks on what of it is not run.
 
     Args:
         cells: of the submission: type, id, grade_id, source.
@@ -39,7 +39,7 @@ def own_cells(
     by_source = {cell.source: cell.id for cell in reference.nb.cells if cell.source.strip()}
     by_grade_id = {grade_id: cell.id for grade_id, cell in reference.answer_cells.items()}
     first = next(cell.id for cell in reference.nb.cells if cell.cell_type == "code")
-    after, found = first, []
+    after, found, remarks = first, [], []
     for cell in cells:
         at = by_grade_id.get(cell["grade_id"]) or known.get(cell["id"], {}).get("id")
         at = at or by_source.get(cell["source"])
@@ -49,12 +49,19 @@ def own_cells(
             continue
         source = body(cell["source"])
         if len(source) > MOST_SOURCE:
+            if at is None or _is_the_labs(known[at]):
+                remarks.append(f"a cell of the student's own has {len(source)} characters: not run")
             continue
         if at is None and not any(source.strip() in answer for answer in answers):
             found.append(OwnCell(_behind_its_answer(reference, source, after), source))
         elif at is not None and _is_the_labs(known[at]) and source != body(known[at].source):
             found.append(OwnCell(at, imports(source)))
-    return [one for one in found if one.source.strip()][:MOST_CELLS]
+    found = [one for one in found if one.source.strip()]
+    if len(found) > MOST_CELLS:
+        remarks.append(
+            f"only the first {MOST_CELLS} of {len(found)} cells of the student's own were run"
+        )
+    return found[:MOST_CELLS], remarks
 
 
 def is_on_the_ranks(source: str) -> bool:

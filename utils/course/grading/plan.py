@@ -100,9 +100,9 @@ def _take(job: Job, files: list[File], course: str, limits: str) -> None:
 
 
 def _is_begun(file: File, reference: Reference) -> bool:
-    """Whether there is more in it than was handed out."""
-    answers = assemble(reference, file.path).answers
-    return any(answer.given for answer in answers.values())
+    """Whether there is more in it than was handed out, or nobody knows: it can't be read."""
+    done = assemble(reference, file.path)
+    return bool(file.error or done.error) or any(one.given for one in done.answers.values())
 
 
 def match(file: File, refs: list[Reference], others: dict[str, set[str]]) -> str | None:

@@ -11,7 +11,7 @@ from nbformat import NotebookNode
 
 from utils import verdict
 
-from ..notebook import NotebookError, is_named, lab, notebooks, read
+from ..notebook import NotebookError, dumps, is_named, lab, notebooks, read
 from ..notes import rubric_cells
 from ..release import is_solution, student_version, without_notes
 from .drawings import drawings
@@ -109,8 +109,8 @@ class Reference:
         ]
 
     def fingerprint(self) -> str:
-        """Changes with anything that the grade may depend on."""
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+        """Changes with anything that the grade may depend on; an instructor's notes are not."""
+        return hashlib.sha256(dumps(self.nb).encode()).hexdigest()
 
     def task(self, number: str) -> Task:
         """The task of this number."""

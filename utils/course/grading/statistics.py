@@ -108,7 +108,9 @@ class ClassResults:
 
     def mistakes(self, lab: str, task: str, most: int = 3) -> list[Mistake]:
         """The commonest of a task, most students first; each student counts once for each."""
-        answers = [one.task(task) for one in self.results if one.lab == lab]
+        own = [one for one in self.results if one.lab == lab]
+        # A result of an older version of the lab may be without it.
+        answers = [answer for one in own for answer in one.tasks if answer.task == task]
         unsolved = sum(one.status not in {"passed", "by hand"} for one in answers)
         counts: Counter[str] = Counter()
         example: dict[str, Problem] = {}

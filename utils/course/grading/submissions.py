@@ -12,12 +12,10 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .zips import MOST_NAME, NOTEBOOK, Room, SubmissionsError, clean, unpack
+from .zips import ARCHIVES, MOST_NAME, NOTEBOOK, Room, SubmissionsError, clean, unpack
 
 #: Zips in zips that are looked into.
 MOST_DEPTH = 2
-#: Students pack notebooks with these, too.
-ARCHIVES = {*(".rar", ".7z", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".zipx", ".zip")}
 #: What lies beside a folder's notebooks and is nobody's submission.
 LITTER = {".csv", ".json", ".log", ".ini", ".db", ".yml", ".toml"}
 

@@ -28,16 +28,19 @@ def stamp(*places: Path) -> Stamp:
     return found
 
 
-def watch(grade: Callable[[], int], submissions: Path, book: Path, interrupts: Interrupts) -> int:
+def watch(
+    grade: Callable[[Stamp], int], submissions: Path, book: Path, interrupts: Interrupts
+) -> int:
     """Grade now and after each change of the submissions or of the points by hand.
 
+    grade: gets the stamp of both from before, and notes there the book as it has written it.
     Ctrl-C ends it, and the status is that of the last grading. What can't be graded at all (nobody
     has handed in, the book has a mistake) is told, and may come right with the next change.
     """
     while True:
-        before = stamp(submissions)
+        before = stamp(submissions, book)
         try:
-            status = grade()
+            status = grade(before)
         except NotebookError as error:
             print(error, file=sys.stderr)
             status = 2
@@ -46,7 +49,7 @@ def watch(grade: Callable[[], int], submissions: Path, book: Path, interrupts: I
         interrupts.begin()
         print(f"waiting for changes in {submissions}; Ctrl-C ends it", flush=True)
         try:
-            _until_changed(before | stamp(book), submissions, book)
+            _until_changed(before, submissions, book)
         except KeyboardInterrupt:
             return status
 

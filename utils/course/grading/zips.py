@@ -32,6 +32,8 @@ MOST_ABOVE = 2
 #: Files of others than notebooks that are told of; bytes of a name, with what writing in one step
 #: adds to it.
 MOST_LISTED, MOST_NAME = 8, 220
+#: Students pack notebooks with these, too; not looked into, but for `.zip`.
+ARCHIVES = {*(".rar", ".7z", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".zipx", ".zip")}
 #: What reading an entry raises: damaged, encrypted, packed in a way that Python does not know.
 UNREADABLE = (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError, zlib.error)
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
@@ -105,7 +107,7 @@ class Unpacking:
         self.source, self.target, self.room = source, target, room
         self.remarks: list[str] = []
         self.damaged: dict[Path, str] = {}
-        self.listed: Counter[str] = Counter()
+        self.listed: Counter[tuple[str, ...]] = Counter()
 
     def add(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
         """One entry. Whatever it is, its student's folder or file is there afterwards."""
@@ -139,10 +141,14 @@ class Unpacking:
             path.mkdir(parents=True, exist_ok=True)
 
     def _list(self, path: Path) -> None:
-        """An empty file in place of what is not looked into: it tells what was handed in."""
-        owner = path.relative_to(self.target).parts[0]
+        """An empty file in place of what is not looked into: it tells what was handed in.
+
+        Of an archive always, as the notebook may be in there: nobody knows, so it is no zero.
+        """
+        owner = path.relative_to(self.target).parts[:MOST_ABOVE]
         self.listed[owner] += 1
-        if self.listed[owner] <= MOST_LISTED and self.room.empty > 0:
+        told = self.listed[owner] <= MOST_LISTED or path.suffix.lower() in ARCHIVES
+        if told and self.room.empty > 0:
             self.room.empty -= 1
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()

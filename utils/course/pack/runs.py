@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from datetime import datetime
 from pathlib import Path
 
@@ -42,8 +43,13 @@ def executed(path: Path, kept: Path = RUNS, timeout: float = 300) -> NotebookNod
     nb = read(path)
     mark = _mark(nb)
     copy = kept / path.name
-    if copy.is_file() and (before := nbformat.read(copy, 4)).metadata.get("mark") == mark:
-        return _with_outputs(nb, before)
+    if not (copy.is_file() and nbformat.read(copy, 4).metadata.get("mark") == mark):
+        _run(path, deepcopy(nb), copy, mark, timeout)
+    return _with_outputs(nb, nbformat.read(copy, 4))
+
+
+def _run(path: Path, nb: NotebookNode, copy: Path, mark: str, timeout: float) -> None:
+    """Execute a solution, in place, and keep it with its mark."""
     require_kernel()
     error = run_cells(nb, path.parent, timeout, timing=True, variables={forms.VARIABLE: "1"})
     _, failed, _ = verdicts(nb)
@@ -51,9 +57,8 @@ def executed(path: Path, kept: Path = RUNS, timeout: float = 300) -> NotebookNod
         why = error or f"{failed} checks did not pass"
         raise RunError(f"{path.name}: {why}\nTry it again, or look: make run ARGS={path.stem}")
     nb.metadata["mark"] = mark
-    kept.mkdir(parents=True, exist_ok=True)
+    copy.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(nb, copy)
-    return nb
 
 
 def executed_ones(paths: list[Path]) -> Iterator[tuple[Path, NotebookNode]]:
@@ -66,11 +71,12 @@ def executed_ones(paths: list[Path]) -> Iterator[tuple[Path, NotebookNode]]:
 
 
 def _with_outputs(nb: NotebookNode, ran: NotebookNode) -> NotebookNode:
-    """A notebook with what a run of its cells gave; an instructor's notes are those of today."""
+    """A notebook with what a run of its cells gave; all else in it is that of today."""
     cells = {cell.id: cell for cell in ran.cells}
     for cell in nb.cells:
         if cell.cell_type == "code":
-            cell.outputs, cell.metadata = cells[cell.id].outputs, cells[cell.id].metadata
+            cell.outputs = cells[cell.id].outputs
+            cell.metadata["execution"] = cells[cell.id].metadata.get("execution", {})
     return nb
 
 
@@ -87,5 +93,5 @@ def _mark(nb: NotebookNode) -> str:
     parts = [one for one in (ROOT / "utils").iterdir() if one.name not in BESIDE_THE_POINT]
     folders = sorted(one for one in parts if one.is_dir())
     files = sorted(one for one in parts if one.suffix == ".py")
-    cells = [f"{cell.cell_type} {cell.source}" for cell in nb.cells if not kind(cell)]
+    cells = [f"{cell.cell_type} {cell.id} {cell.source}" for cell in nb.cells if not kind(cell)]
     return key(folder_key(folders), *(one.read_bytes() for one in files), *cells)

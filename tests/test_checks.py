@@ -365,12 +365,6 @@ def test_what_is_no_verdict_passes_nothing(forged):
 # -- the page that builds a check from nothing ----------------------------------------------------
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
-IMPORTS = """
-from utils.checks.calls import made, only, waited
-from utils.checks.mistakes import Mistake
-from utils.checks.probe import answer_named, numbers, recorded
-from utils.checks.task import Report, task, to_each
-"""
 
 
 @pytest.mark.parametrize(
@@ -386,7 +380,9 @@ def test_the_check_that_the_manual_builds_works_as_it_says(tmp_path, monkeypatch
     _, _, page = EXAMPLE.read_text().partition("### Write a check")
     code = re.findall(r"```python\n(.*?)```", page.partition("\n### ")[0], re.DOTALL)
     assert len(code) == 2
-    (tmp_path / "checks_of_the_manual.py").write_text(IMPORTS + "\n".join(code))
+    (tmp_path / "checks_of_the_manual.py").write_text(
+        "\n".join(code).replace("from .", "from utils.checks.")
+    )
     monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop("checks_of_the_manual", None)
     module = importlib.import_module("checks_of_the_manual")

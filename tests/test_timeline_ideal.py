@@ -191,6 +191,78 @@ def test_two_steps_on_an_ideal_network_are_each_of_what_the_whole_is():
     assert two.ideal == pytest.approx(60 * MS, abs=4 * SKEW)
 
 
+def test_a_part_is_never_longer_on_an_ideal_network_than_it_was():
+    """Rank 1 waits from 5 on for what rank 0 sends after 100 s."""
+    sent = made(op="send", peer=1, message=[0, 1], start=110.0, matched=110.0, end=110.0,
+                waits=[[110.0, 110.0]])  # fmt: skip
+    got = made(1, op="recv", message=[0, 1], start=15.0, matched=110.0, end=110.0,
+               waits=[[15.0, 110.0]])  # fmt: skip
+    shown = Timeline([reported(sent, end=111.0), reported(got, rank=1, end=111.0)])
+    assert shown.ideal == pytest.approx(101)
+    for part in ((0, 10), (50, 60), (99, 101)):
+        seconds = part[1] - part[0]
+        assert ideal.seconds(shown.lanes, [part, part]) == pytest.approx(seconds)
+        assert ideal.measured(shown.lanes, [part, part]) == pytest.approx(seconds)
+
+
+def test_a_wait_that_is_longer_on_an_ideal_network_makes_no_part_longer_than_it_was():
+    """A transfer of 50 s hides 50 of the 51 s that rank 2 computes before it sends."""
+    first = made(op="send", peer=1, message=[0, 1], start=10.0, matched=10.0, end=60.0,
+                 waits=[[10.0, 60.0]])  # fmt: skip
+    late = made(2, op="send", peer=1, message=[2, 1], start=61.0, matched=61.0, end=61.0,
+                waits=[[61.0, 61.0]])  # fmt: skip
+    got = [
+        made(1, op="recv", peer=0, message=[0, 1], start=10.0, matched=10.0, end=60.0,
+             waits=[[10.0, 60.0]]),
+        made(1, op="recv", peer=2, message=[2, 1], start=60.0, matched=61.0, end=61.0,
+             waits=[[60.0, 61.0]]),
+    ]  # fmt: skip
+    lanes = Timeline([
+        reported(first, end=62.0),
+        reported(*got, rank=1, end=62.0),
+        reported(late, rank=2, end=62.0),
+    ]).lanes  # fmt: skip
+    assert ideal.seconds(lanes) == pytest.approx(52)
+    assert ideal.seconds(lanes, [(49, 52)] * 3) == pytest.approx(3)
+
+
+def test_a_sender_that_runs_ahead_on_an_ideal_network_makes_no_part_longer():
+    """Ten times, rank 0 computes 1 s and sends by rendezvous to rank 1, which computes 9 s."""
+
+    def sent(k: int) -> dict:
+        begin, end = 11.0 + 10 * k, 20.0 + 10 * k
+        return made(op="send", peer=1, message=[0, k + 1], start=begin, matched=end - 1, end=end,
+                    waits=[[begin, end]])  # fmt: skip
+
+    def got(k: int) -> dict:
+        begin, end = 19.0 + 10 * k, 20.0 + 10 * k
+        return made(1, op="recv", message=[0, k + 1], start=begin, matched=begin, end=end,
+                    waits=[[begin, end]])  # fmt: skip
+
+    shown = Timeline([
+        reported(*map(sent, range(10)), end=110.0),
+        reported(*map(got, range(10)), rank=1, end=110.0),
+    ])  # fmt: skip
+    assert shown.ideal == pytest.approx(90)
+    for part in ((0, 10), (50, 60), (90, 100)):
+        assert ideal.seconds(shown.lanes, [part, part]) == pytest.approx(9)
+        assert ideal.measured(shown.lanes, [part, part]) == pytest.approx(10)
+
+
+def test_a_run_whose_main_thread_waits_for_what_another_one_asks_for_has_an_end():
+    """Rank 0 waits from 0 to 10; its other thread sends at 2 what rank 1 answers 5 s later."""
+    asked = made(op="send", peer=1, message=[0, 1], start=12.0, matched=12.0, end=13.0,
+                 waits=[[12.0, 13.0]])  # fmt: skip
+    answered = made(op="recv", peer=1, message=[1, 1], start=10.0, matched=18.0, end=20.0,
+                    waits=[[10.0, 20.0]])  # fmt: skip
+    got = made(1, op="recv", message=[0, 1], start=10.0, matched=12.0, end=13.0,
+               waits=[[10.0, 13.0]])  # fmt: skip
+    reply = made(1, op="send", peer=0, message=[1, 1], start=18.0, matched=18.0, end=20.0,
+                 waits=[[18.0, 20.0]])  # fmt: skip
+    shown = Timeline([reported(asked, answered, end=22.0), reported(got, reply, rank=1, end=22.0)])
+    assert shown.ideal == pytest.approx(7), "5 s of rank 1, then 2 s of rank 0"
+
+
 def test_what_a_rank_that_does_not_answer_would_have_done_is_left_out():
     shown = Timeline([reported(), {"rank": 1, "error": "dead"}])
     assert shown.ideal == pytest.approx(20 * MS)

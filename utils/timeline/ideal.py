@@ -30,8 +30,10 @@ class Stuck(Exception):
 def seconds(lanes: list[Lane], spans: Sequence[Span] | None = None) -> float | None:
     """Seconds that the run takes on an ideal network; None where it does not come to an end.
 
-    spans: of each rank, from when to when (seconds) it is looked at; default: its whole cell. The
-    result counts from the first rank's begin to the last one's end, as `measured` does.
+    spans: of each rank, from when to when (seconds) it is looked at; default: its whole cell. Of
+    whole cells the result counts from the first rank's begin to the last one's end. Of a part it is
+    the longest of the ranks' own parts: on an ideal network the others run ahead by then, and where
+    a rank would have waited longer, no more than the part as it was.
     """
     told = [lane for lane in lanes if not lane.problem]
     if not told:
@@ -41,24 +43,36 @@ def seconds(lanes: list[Lane], spans: Sequence[Span] | None = None) -> float | N
     except Stuck:
         return None
     cut = _cut(lanes, spans)
-    ends = [moments[lane.rank](until) for lane, (_, until) in cut]
-    return max(ends) - min(moments[lane.rank](since) for lane, (since, _) in cut)
+    begins = [moments[lane.rank].at(since) for lane, (since, _) in cut]
+    ends = [moments[lane.rank].at(until) for lane, (_, until) in cut]
+    if _is_whole(cut):
+        return max(ends) - min(begins)
+    took = (end - begin for begin, end in zip(begins, ends, strict=True))
+    return max(map(min, took, (until - since for _, (since, until) in cut)))
 
 
 def measured(lanes: list[Lane], spans: Sequence[Span] | None = None) -> float:
-    """Seconds from the first rank's begin to the last one's end, as the run was."""
-    cut = [span for _, span in _cut(lanes, spans)]
-    return max((until for _, until in cut), default=0) - min((since for since, _ in cut), default=0)
+    """What `seconds` is compared with: the same of the run as it was."""
+    cut = _cut(lanes, spans)
+    if not cut:
+        return 0.0
+    if _is_whole(cut):
+        return max(until for _, (_, until) in cut) - min(since for _, (since, _) in cut)
+    return max(until - since for _, (since, until) in cut)
 
 
 def _cut(lanes: list[Lane], spans: Sequence[Span] | None) -> list[tuple[Lane, Span]]:
     """The ranks that have told something, and what of their cells lies in the spans."""
     spans = spans or [(-math.inf, math.inf)] * len(lanes)
     return [
-        (lane, (max(since, lane.begin), max(lane.begin, min(until, lane.end))))
-        for lane, (since, until) in zip(lanes, spans, strict=True)
+        (lane, tuple(max(lane.begin, min(time, lane.end)) for time in span))
+        for lane, span in zip(lanes, spans, strict=True)
         if not lane.problem
     ]
+
+
+def _is_whole(cut: list[tuple[Lane, Span]]) -> bool:
+    return all(span == (lane.begin, lane.end) for lane, span in cut)
 
 
 class _Moments:
@@ -74,6 +88,7 @@ class _Moments:
         self._lengths = [end - begin for begin, end, _ in parts]
         self._before = [0.0, *accumulate(self._lengths)]
         self._times: list[float] = []
+        self._ends: list[float] = []
         self._waited: list[float] = []
 
     def computed(self, time: float) -> float:
@@ -87,11 +102,21 @@ class _Moments:
         k = bisect.bisect_right(self._times, time)
         return self.begin + self.computed(time) + (self._waited[k - 1] if k else 0.0)
 
-    def wait(self, time: float, until: float) -> None:
-        """The wait that began at ``time`` lasts to ``until`` in the replay."""
+    def at(self, time: float) -> float:
+        """The same where the time may lie within a wait, of which no more was over by then."""
+        k = bisect.bisect_right(self._times, time)
+        if not k or time >= self._ends[k - 1]:
+            return self(time)
+        before = self._waited[k - 2] if k > 1 else 0.0
+        waited = min(self._waited[k - 1], before + time - self._times[k - 1])
+        return self.begin + self.computed(time) + waited
+
+    def wait(self, time: float, end: float, until: float) -> None:
+        """The wait from ``time`` to ``end`` lasts to ``until`` in the replay."""
         late = max(until - self(time), 0.0)
         self._waited.append((self._waited[-1] if self._waited else 0.0) + late)
         self._times.append(time)
+        self._ends.append(end)
 
 
 class _Replay:
@@ -116,7 +141,7 @@ class _Replay:
                 raise Stuck
         return self.moments
 
-    def _play(self, rank: int, time: float, waits: bool, record: dict) -> bool:
+    def _play(self, rank: int, time: float, waits: bool, end: float, record: dict) -> bool:
         """One event of a rank; False where it has to wait for another one first."""
         here = self.moments[rank]
         if not waits:
@@ -125,23 +150,43 @@ class _Replay:
         needed = [self._begun.get(id(other)) for other in self._needs.get(id(record), [record])]
         if None in needed:
             return False
-        here.wait(time, max(needed))
+        here.wait(time, end, max(needed))
         return True
 
 
-def _events(lane: Lane) -> list[tuple[float, bool, dict]]:
-    """What a rank does, by time: (when, whether it is a wait or the begin of a call, record)."""
-    found = [(record["start"], False, record) for record in lane.records]
+def _events(lane: Lane) -> list[tuple[float, bool, float, dict]]:
+    """What a rank does, by time: (when, whether it is a wait or the begin of a call, end, record).
+
+    What begins while the rank is blocked is begun by another of its threads, which does not wait.
+    """
+    found, blocked = [], _blocked(lane)
+    for record in lane.records:
+        start = record["start"]
+        k = bisect.bisect_left(blocked, (start,)) - 1
+        inside = k >= 0 and start < blocked[k][1]
+        found.append((blocked[k][0] if inside else start, False, start, record))
     for record in lane.records:
         if record["waits"] and record["end"] is None:
             raise Stuck
         # A wait that was given up before the operation was over waits for nothing in the replay.
         found += [
-            (begin, True, record)
+            (begin, True, end, record)
             for begin, end in record["waits"]
             if end is not None and end >= record["end"] - _NOTED
         ]
     return sorted(found, key=lambda event: event[:2])
+
+
+def _blocked(lane: Lane) -> list[tuple[float, float]]:
+    """When the rank was blocked, in order; waits that overlap are one, those that touch are not."""
+    spans: list[tuple[float, float]] = []
+    waits = (wait for record in lane.records for wait in record["waits"] if wait[1] is not None)
+    for begin, end in sorted(map(tuple, waits)):
+        if spans and begin < spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], end))
+        else:
+            spans.append((begin, end))
+    return spans
 
 
 def _needs(records: list[dict]) -> dict[int, list[dict]]:

@@ -17,10 +17,10 @@ import tomllib
 import venv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
 
-import pip
 import pytest
 from index_tools import Index, serving, wheel
 
@@ -98,7 +98,8 @@ class House:
 def house(tmp_path, serve) -> House:
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     (packages,) = tmp_path.glob("env/lib/python*/site-packages")
-    (packages / "pip").symlink_to(Path(pip.__file__).parent)
+    # Not imported: that would keep setuptools, and so nbgrader, from being imported after it.
+    (packages / "pip").symlink_to(Path(find_spec("pip").origin).parent)
     (tmp_path / "utils").mkdir()
     (tmp_path / ".ci").mkdir()
     for name in ("utils/__init__.py", ".ci/constraints.txt"):

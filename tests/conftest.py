@@ -297,3 +297,17 @@ def reference(course: Path):
     from utils.course.grading.reference import Reference
 
     return Reference(course / "solutions" / f"{toy.LAB}.ipynb")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A browser of the system's."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    from browser_tools import CHROMIUM, CHROMIUM_ARGS
+
+    if CHROMIUM is None:
+        pytest.skip("no Chromium")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
+        yield browser
+        browser.close()

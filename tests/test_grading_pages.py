@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grading_tools as toy
 import pytest
-from browser_tools import CHROMIUM, CHROMIUM_ARGS, photograph
+from browser_tools import photograph
 
 from utils.course.grading import pages
 from utils.course.grading.made import Made, described, made_now
@@ -141,18 +141,6 @@ def written(reference, tmp_path_factory) -> dict[str, Path]:
     made = Made("2026-01-01 10:00", "0.1.0", "ddl-labs grade " + "long/" * 30)
     found = pages.write_pages(results, [reference], out, folders, {"": ["nobody's"]}, made)
     return found | {"summary": out / "summary.html", "explain": out / "explain.html"}
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    """A browser of the system's."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
-        yield browser
-        browser.close()
 
 
 @pytest.mark.parametrize("width", [1280, 400])

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
-from browser_tools import CHROMIUM, CHROMIUM_ARGS, photograph
+from browser_tools import photograph
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from utils.course.notebook import notebooks, read
@@ -379,18 +379,6 @@ def served(site) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    """A browser of the system's."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
-        yield browser
-        browser.close()
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 400)])

@@ -95,6 +95,16 @@ class House:
 
 
 @pytest.fixture
+def at_hand(tmp_path) -> Path:
+    """A folder that has PyTorch's build for CPUs, and nothing else."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for name, content in wheel("torch", f"{TORCH}+cpu").items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.fixture
 def house(tmp_path, serve) -> House:
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     (packages,) = tmp_path.glob("env/lib/python*/site-packages")
@@ -135,13 +145,10 @@ def test_a_laptop_on_linux_gets_builds_for_cpus_and_no_cuda(house, serve):
 
 
 @on_linux
-def test_offline_a_cpu_build_at_hand_is_taken_and_nobody_else_is_asked(house, nobody, tmp_path):
+def test_offline_a_cpu_build_at_hand_is_taken_and_nobody_else_is_asked(house, nobody, at_hand):
     house.name_cpu_index(nobody)
-    (tmp_path / "wheels").mkdir()
-    for name, content in wheel("torch", f"{TORCH}+cpu").items():
-        (tmp_path / "wheels" / name).write_bytes(content)
     begin = time.monotonic()
-    done = house.brings("--", "--find-links", str(tmp_path / "wheels"))
+    done = house.brings("--", "--find-links", str(at_hand))
     assert time.monotonic() - begin < 20
     assert done.returncode == 0, done.stderr
     assert f"torch-{TORCH}+cpu" in house.installed()
@@ -162,14 +169,11 @@ def test_after_an_interruption_torchvision_comes_from_the_index_of_pytorch(house
 
 
 @on_linux
-def test_an_interruption_costs_no_wait_where_the_cpu_build_was_at_hand(house, nobody, tmp_path):
+def test_an_interruption_costs_no_wait_where_the_cpu_build_was_at_hand(house, nobody, at_hand):
     house.name_cpu_index(nobody)
-    (tmp_path / "wheels").mkdir()
-    for name, content in wheel("torch", f"{TORCH}+cpu").items():
-        (tmp_path / "wheels" / name).write_bytes(content)
     for _ in range(2):
         begin = time.monotonic()
-        done = house.brings("--", "--find-links", str(tmp_path / "wheels"))
+        done = house.brings("--", "--find-links", str(at_hand))
         assert time.monotonic() - begin < 20
         assert "that pip finds as it is configured here" in done.stdout, done.stderr
         assert f"torch-{TORCH}+cpu" in house.installed()

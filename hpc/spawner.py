@@ -54,6 +54,8 @@ class LabSpawner(SlurmSpawner):
     #: Shared by all students of the hub.
     queue: Queue
     partitions: Poll
+    #: Cancellations of jobs whose start was stopped before sbatch had ended.
+    withdrawing: set[asyncio.Future[None]] = set()  # noqa: RUF012 - shared on purpose
     #: When the job was submitted, by the clock of the queue.
     _submitted = -math.inf
     #: What the student was told last about the job that starts, and chose in the form.
@@ -139,17 +141,29 @@ class LabSpawner(SlurmSpawner):
         submitting = asyncio.ensure_future(super().submit_batch_script())
         try:
             job = await asyncio.shield(submitting)
-            self._submitted = time.monotonic()
-            return job
         except asyncio.CancelledError:
-            # A student who stops it now: an sbatch that is killed may have submitted all the same,
-            # and nobody would know the job's number.
-            await asyncio.wait({submitting})
-            if not submitting.exception() and self.job_id:
-                await self.cancel_batch_job()
+            # Behind a start that is stopped: JupyterHub gives it one second, and takes the server
+            # for ready where it lasts longer.
+            withdrawing = asyncio.ensure_future(self._withdraw(submitting))
+            self.withdrawing.add(withdrawing)
+            withdrawing.add_done_callback(self.withdrawing.discard)
             raise
         except RuntimeError as error:
             raise JobError(f"Slurm refused the job: {error}") from error
+        self._submitted = time.monotonic()
+        return job
+
+    async def _withdraw(self, submitting: asyncio.Future[str]) -> None:
+        """Cancel the job of a start that was stopped, once sbatch has said its number: an sbatch
+        that is killed may have submitted all the same, and nobody would know that job.
+        """
+        try:
+            if await submitting:
+                await self.cancel_batch_job()
+        except RuntimeError as error:
+            self.log.warning("Nothing to cancel behind a start that was stopped: %s", error)
+        finally:
+            self.clear_state()
 
     async def query_job_status(self) -> JobStatus:
         """Where the job is. UNKNOWN, which ends nothing, while Slurm does not answer."""

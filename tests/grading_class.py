@@ -37,10 +37,13 @@ SHOWN = 'from utils.verdict import Verdict\nVerdict("{0}", "{1}", {2:g}).show()'
 
 @dataclass
 class Work:
-    """A submission: its file, and the points that it must get by task; flagged: tasks named."""
+    """A submission: its file, and the points that it must get by task; flagged: tasks named.
+
+    None for what can't be graded.
+    """
 
     text: str
-    points: dict[str, float]
+    points: dict[str, float | None]
     flagged: set[str] = field(default_factory=set)
 
 
@@ -195,9 +198,9 @@ def harmful(statement: str):
 
 
 def broken(maker: Maker) -> Work:
-    """The right file, of which the end is missing."""
+    """The right file, of which the end is missing: an upload broke off. That is no grade."""
     work = right(maker)
-    return Work(work.text[: len(work.text) // 2], dict.fromkeys(work.points, 0.0))
+    return Work(work.text[: len(work.text) // 2], dict.fromkeys(work.points))
 
 
 WAYS = {

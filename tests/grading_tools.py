@@ -464,8 +464,11 @@ def attack(name: str, port: int = 9) -> NotebookNode:
     return filled(total=HOSTILE[name].replace("PORT", str(port)))
 
 
-def accidents() -> dict[str, tuple[NotebookNode | str | int, int]]:
-    """Notebooks that editors and students have harmed, and their points of the 8 for code."""
+def accidents() -> dict[str, tuple[NotebookNode | str | int, int | None]]:
+    """Notebooks that editors and students have harmed, and their points of the 8 for code.
+
+    None for what nobody can read: it is no grade.
+    """
     edited = filled(total=WRONG)
     cell(edited, "total-check").source = f"print({PASS_LINE!r})"
     deleted = filled()
@@ -482,10 +485,10 @@ def accidents() -> dict[str, tuple[NotebookNode | str | int, int]]:
         "misses a cell": (missing, 6),
         "copied a cell": (copied, 8),
         "lost all metadata": (without_metadata(filled()), 8),
-        "is not JSON": ('{"cells": [', 0),
+        "is not JSON": ('{"cells": [', None),
         "is not a notebook": ("[1, 2]", 0),
-        "is empty": ("", 0),
-        "has 300 MB": (300_000_000, 0),
+        "is empty": ("", None),
+        "has 300 MB": (300_000_000, None),
         "is as handed out": (filled(**dict.fromkeys(ANSWERS), explain=None), 0),
     }
 

@@ -33,7 +33,8 @@ def patience(spawner):
     if culled.exists():
         spawner.args = kernel_culling(int(culled.read_text()), look=2)
     if Path(os.environ["HUB_TEST_SLOW"]).exists():
-        spawner.batch_submit_cmd += "; sleep 1"
+        # Longer than the second that JupyterHub gives to a start which is stopped.
+        spawner.batch_submit_cmd += "; sleep 3"
     if spawner.user.name.startswith("crowd"):
         stand_in = Path(__file__).with_name("stand_in_server.py")
         spawner.batchspawner_singleuser_cmd = f"/usr/bin/python3 -I {stand_in}"

@@ -39,7 +39,7 @@ from utils.course.grading.grade_one import grade
 from utils.course.grading.kernel import HarmlessPickle, Refused
 from utils.course.grading.plan import match, newest, student_folders
 from utils.course.grading.reference import LabError, Reference, references
-from utils.course.grading.results import Result, Shown, TaskResult, load, save
+from utils.course.grading.results import Result, Shown, TaskResult, load, save, total
 from utils.course.grading.run import later
 from utils.course.grading.sandbox import FIRST_UID, LAST_UID, Box, Limits, SandboxError, require
 from utils.course.grading.submissions import File, Student, find
@@ -235,9 +235,9 @@ def test_a_notebook_that_has_printed_too_much_is_graded_without_its_outputs(refe
 
 def test_a_notebook_too_large_for_what_was_typed_into_it_is_told_so(reference, tmp_path):
     done = assemble(reference, toy.hand_in(tmp_path, "types", large("x" * cells.MOST_NOTEBOOK)))
-    assert "without its outputs it has 25 MB or more" in done.remarks[0]
+    assert "without its outputs it has 25 MB or more" in done.error
     cut = toy.hand_in(tmp_path, "cut", large()[:-9])
-    assert "clearing its outputs may help" in assemble(reference, cut).remarks[0]
+    assert "clearing its outputs may help" in assemble(reference, cut).error
 
 
 def test_a_zip_bomb_is_cut_off(tmp_path, monkeypatch):
@@ -385,7 +385,8 @@ def test_a_copied_or_split_cell_is_not_lost(copies, expected):
 def test_a_harmed_notebook_is_a_remark_and_no_crash(tmp_path, reference, name):
     done = assembled(tmp_path, reference, toy.accidents()[name][0])
     assert not any(answer.changed for answer in done.answers.values())
-    assert done.remarks or name == "is as handed out"
+    assert done.remarks or done.error or name == "is as handed out"
+    assert bool(done.error) == (toy.accidents()[name][1] is None)
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path, reference, monkeypatch):
@@ -394,7 +395,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, reference, monkeypatch):
         file.truncate(3_000_000_000)
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("was read"))
     done = assemble(reference, path)
-    assert "over the limit" in done.remarks[0]
+    assert "over the limit" in done.error
 
 
 @pytest.mark.parametrize(
@@ -828,8 +829,8 @@ def small_class(folder: Path, port: int) -> dict[str, list[float]]:
         "lost all metadata": (accidents["lost all metadata"][0], [1, 2, 2, 1, 2]),
         "helpers of her own": (helped, [1, 2, 2, 1, 2]),
         "spoils it for the others": (toy.filled(swap=spoils), [1, 0, 2, 1, 2]),
-        "is not JSON": (accidents["is not JSON"][0], [0, 0, 0, 0, 0]),
-        "has 300 MB": (accidents["has 300 MB"][0], [0, 0, 0, 0, 0]),
+        "is not a notebook": (accidents["is not a notebook"][0], [0, 0, 0, 0, 0]),
+        "is cut short": (json.dumps(toy.filled())[:-9], [None] * 5),
     }
     for name, (nb, _) in everyone.items():
         toy.hand_in(folder, name, nb)
@@ -864,9 +865,10 @@ def graded(course: Path, server, tmp_path_factory):
     return done, folder / "out", expected
 
 
+CUT = "NOT GRADED: 01_toy.ipynb: can't be read, it is cut short or damaged"
 CLASS_NAMES = [
     *("Ada Lovelace", "Zoë half right", "quiet cheat", "loud", "greedy", "lost all metadata"),
-    *("helpers of her own", "spoils it for the others", "is not JSON", "has 300 MB"),
+    *("helpers of her own", "spoils it for the others", "is not a notebook", "is cut short"),
 ]
 
 
@@ -875,7 +877,7 @@ CLASS_NAMES = [
 @pytest.mark.parametrize("name", CLASS_NAMES)
 def test_everyone_gets_the_points_that_they_have_earned(graded, name):
     done, out, expected = graded
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout + done.stderr
     result = stored(out)[name]
     points = [task.points for task in result.tasks if task.task != "1.A"]
     details = [(task.task, task.status, task.note, task.said) for task in result.tasks]
@@ -910,11 +912,12 @@ def test_a_student_reads_why_and_not_how_it_was_checked(graded):
 def test_the_instructor_gets_gradebook_summary_and_written_answers(graded):
     _, out, expected = graded
     table = {row["student"]: row for row in rows((out / "gradebook.csv").read_text())}
-    assert {name: float(row["total"]) for name, row in table.items()} == {
-        name: sum(points) for name, points in expected.items()
+    assert table["is cut short"]["total"] == ""
+    assert {name: float(row["total"] or 0) for name, row in table.items()} == {
+        name: sum(filter(None, points)) for name, points in expected.items()
     }
     assert table["Ada Lovelace"]["to grade by hand"] == "1.A"
-    assert "over the limit" in table["has 300 MB"]["remarks"]
+    assert CUT in table["is cut short"]["remarks"]
     summary = (out / "summary.html").read_text(encoding="utf-8")
     assert "Zoë half right" in summary
     assert toy.MODEL_TEXT in (out / "explain.html").read_text(encoding="utf-8")
@@ -994,10 +997,10 @@ def test_points_by_hand_are_merged_and_survive_another_run(graded, course, tmp_p
     done = run_tree(
         [sys.executable, "-m", "utils", "grade", *options], timeout=100, env=dict(os.environ)
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr  # one submission has no grade
     table = {row["student"]: row for row in rows((out / "gradebook.csv").read_text())}
     assert (table["Ada Lovelace"]["1.A"], table["Ada Lovelace"]["total"]) == ("2", "10")
-    assert "over the limit" in table["has 300 MB"]["remarks"]
+    assert CUT in table["is cut short"]["remarks"]
 
 
 def test_without_a_sandbox_there_are_deadlines_and_nothing_is_left(course, tmp_path):
@@ -1044,7 +1047,7 @@ def test_the_whole_matrix(course, server, tmp_path):
         expected[name] = 8.0
     for name, (nb, points) in toy.accidents().items():
         toy.hand_in(tmp_path / "in", name, nb)
-        expected[name] = float(points)
+        expected[name] = points if points is None else float(points)
     start = time.monotonic()
     done = run_grade(course, tmp_path / "in", tmp_path / "out", "-j", "2", timeout=3000)
     seconds = time.monotonic() - start
@@ -1053,13 +1056,14 @@ def test_the_whole_matrix(course, server, tmp_path):
     lines += ["|---|---|---|---|---|"]
     for name in expected:
         one = results[name]
-        remark = toy.STOPPED_BY.get(name) or "; ".join(one.remarks)
-        lines.append(f"| {name} | {one.points:g} | {one.runs} | {one.seconds:.0f} | {remark} |")
+        remark = toy.STOPPED_BY.get(name) or "; ".join([one.error, *one.remarks]).lstrip("; ")
+        points = "not graded" if one.error else f"{one.points:g}"
+        lines.append(f"| {name} | {points} | {one.runs} | {one.seconds:.0f} | {remark} |")
     lines.append(f"\n{len(expected)} submissions in {seconds:.0f} s with -j 2")
     print("\n".join(lines))
     if path := os.environ.get("GRADE_TABLE"):
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    assert done.returncode == 0, done.stderr
-    assert {name: one.points for name, one in results.items()} == expected
+    assert done.returncode == 1, done.stderr
+    assert {name: total([one]) for name, one in results.items()} == expected
     assert server[1] == []
     assert running() == []

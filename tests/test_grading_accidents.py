@@ -892,14 +892,14 @@ def test_whatever_was_handed_in_there_is_a_row_that_says_what(class_, tmp_path):
     rows = table(tmp_path / "out" / "gradebook.csv")
     totals = {name: row["total"] for name, row in rows.items()}
     assert totals == {
-        **{"Ada": "8", "Bob": "", "Cleo": "0", "Dora": "0", "Emil": "8", "Fred": "0"},
+        **{"Ada": "8", "Bob": "", "Cleo": "0", "Dora": "0", "Emil": "8", "Fred": ""},
         **{"Gina": "", "Hugo": "0", "Iris": "", "Jack": "0"},
     }
     for name, words in {
         "Bob": "NOT GRADED: work.rar: unpack it by hand",
         "Cleo": "no notebook was handed in, but page.html",
         "Dora": "report.pdf",
-        "Fred": "01_toy.ipynb: not a notebook",
+        "Fred": "NOT GRADED: 01_toy.ipynb: can't be read",
         "Gina": "NOT GRADED: work.zip: not a zip that can be read",
         "Hugo": "nothing was handed in",
         "Iris": "encrypted",
@@ -1016,7 +1016,7 @@ def test_a_notebook_of_a_million_cells_is_told_so(reference, tmp_path, monkeypat
     monkeypatch.setattr(cells, "MOST_CELLS", 100)
     nb = json.dumps({"cells": [{}] * 101})
     done = assemble(reference, toy.hand_in(tmp_path, "eve", nb))
-    assert done.remarks == ["eve.ipynb: it has 101 cells, over the limit of 100"]
+    assert done.error == "eve.ipynb: it has 101 cells, over the limit of 100"
 
 
 def test_no_name_of_a_file_is_obeyed_by_a_terminal_or_a_spreadsheet(

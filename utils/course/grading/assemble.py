@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 from ..notebook import lab
-from .cells import read_cells
+from .cells import Unreadable, read_cells
 from .own_cells import OwnCell, own_cells
 from .reference import Reference
 from .source import MOST_SOURCE, body, bound, defined, imports, parses
@@ -154,6 +154,9 @@ def assemble(reference: Reference, path: Path) -> Assembled:
         cells = read_cells(path, done.remarks)
     except OSError as error:
         done.error = f"{path.name} can't be read: {error.strerror or error}"
+    except Unreadable as error:
+        done.error = str(error)
+        done.remarks.append(f"{path.name}: does it open in JupyterLab? Then hand it in again")
     finder = Finder(reference, cells)
     for grade_id, cell in reference.answer_cells.items():
         source, remark = finder.find(grade_id, cell)

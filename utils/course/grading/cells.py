@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import ijson
 
@@ -16,27 +17,23 @@ MOST_NOTEBOOK = 25 * MB
 MOST_CELLS = 10_000
 #: Parts of a cell that no answer is in.
 HEAVY = ("cells.item.outputs", "cells.item.attachments")
+#: Of what is no JSON: an upload that broke off, or two versions that git could not join.
+DAMAGED = "can't be read, it is cut short or damaged"
+
+
+class Unreadable(ValueError):
+    """A file that can't be read as JSON, or is larger than is read: nobody knows what is in it."""
 
 
 def read_cells(path: Path, remarks: list[str]) -> list[dict] | None:
     """The cells of a file, or None with a remark on why there are none.
 
-    Raises OSError where the file can't be read, which says nothing of what is in it.
+    Raises OSError or Unreadable where the file can't be read, which says nothing of what is in it:
+    an upload that broke off is no wrong answer.
     """
+    content = _content(path)
     try:
-        size = path.stat().st_size
-        if size > MOST_FILE:
-            remarks.append(f"{path.name}: {too_large('it', size, MOST_FILE)}: clear its outputs")
-            return None
-        content = json.loads(path.read_bytes()) if size <= MOST_NOTEBOOK else _without_outputs(path)
         cells = content["cells"] if "cells" in content else _of_worksheets(content)
-    except ijson.JSONError as error:
-        why = str(error).split("\n")[0][:120]
-        remarks.append(f"{path.name}: not a notebook ({why}); clearing its outputs may help")
-        return None
-    except (ValueError, RecursionError) as error:
-        remarks.append(f"{path.name}: not a notebook: {str(error)[:120] or type(error).__name__}")
-        return None
     except (KeyError, TypeError):
         remarks.append(f"{path.name}: not a notebook: it has no cells")
         return None
@@ -44,9 +41,27 @@ def read_cells(path: Path, remarks: list[str]) -> list[dict] | None:
         remarks.append(f"{path.name}: not a notebook: its cells are no list")
         return None
     if len(cells) > MOST_CELLS:
-        remarks.append(f"{path.name}: it has {len(cells)} cells, over the limit of {MOST_CELLS}")
-        return None
+        raise Unreadable(f"{path.name}: it has {len(cells)} cells, over the limit of {MOST_CELLS}")
     return [_cell(cell) for cell in cells if isinstance(cell, dict)]
+
+
+def _content(path: Path) -> Any:
+    """What is in a file of JSON, without the outputs where it is large."""
+    size = path.stat().st_size
+    if size > MOST_FILE:
+        raise Unreadable(f"{too_large(f'{path.name}: it', size, MOST_FILE)}: clear its outputs")
+    if not size:
+        raise Unreadable(f"{path.name}: can't be read: the file is empty")
+    try:
+        return json.loads(path.read_bytes()) if size <= MOST_NOTEBOOK else _without_outputs(path)
+    except Unreadable:
+        raise
+    except ijson.JSONError as error:
+        why = str(error).split("\n")[0][:120]
+        raise Unreadable(f"{path.name}: {DAMAGED} ({why}); clearing its outputs may help") from None
+    except (ValueError, RecursionError) as error:
+        why = str(error)[:120] or type(error).__name__
+        raise Unreadable(f"{path.name}: {DAMAGED} ({why})") from None
 
 
 def _of_worksheets(content: dict) -> list:
@@ -85,7 +100,8 @@ def _without_outputs(path: Path) -> dict:
                 continue
             size += len(value) + 8 if isinstance(value, str) else 8
             if size > MOST_NOTEBOOK:
-                raise ValueError(too_large("without its outputs it", size, MOST_NOTEBOOK))
+                what = f"{path.name}: without its outputs it"
+                raise Unreadable(too_large(what, size, MOST_NOTEBOOK))
             builder.event(event, value)
     return builder.value
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader
 
+from ..markdown import html_of
 from .book import by_student, number, tasks
 from .explain import written
 from .made import Made
 from .reference import Reference
 from .results import Result, TaskResult, total, write_text
 from .similar import copies, groups
+from .suspicion import LOOK
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -97,7 +100,7 @@ def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters["number"] = number
+    made.filters |= {"number": number, "markdown": html_of}
     made.globals |= {"label": label, "kind": kind, "NO_ANSWER": NO_ANSWER}
     made.globals |= {"MARKS": MARKS, "KIND_LABELS": KIND_LABELS, "MOST_NAMES": MOST_NAMES}
     return made
@@ -213,10 +216,14 @@ def summary(
     totals = [points for points in every.values() if points is not None]
     most = max((sum(one.most for one in own) for own in students.values()), default=0)
     columns = tasks(results)
+    summaries = [task_summary(results, lab, task) for lab, task in columns]
     said = {name: list(dict.fromkeys(texts)) for name, texts in remarks.items() if texts}
+    looks = {}
     for name, own in students.items():
-        for one in own:
-            said.setdefault(name, []).extend([*one.look, *one.remarks])
+        own_remarks = lines((one.lab, text) for one in own for text in one.remarks)
+        said.setdefault(name, []).extend(own_remarks)
+        found = ((one.lab, text.replace(LOOK, "", 1)) for one in own for text in one.look)
+        looks[name] = lines(found)
     return _render(
         "summary.html.j2",
         made=made,
@@ -227,7 +234,12 @@ def summary(
         most=most,
         mean=sum(totals) / len(totals) if totals else None,
         bins=histogram(totals, most),
-        tasks=[task_summary(results, lab, task) for lab, task in columns],
+        tasks=summaries,
+        problems=sorted(
+            ((task, problem) for task in summaries for problem in task.failures),
+            key=lambda found: -found[1][1],
+        ),
+        looks={name: texts for name, texts in looks.items() if texts},
         groups=groups(results, references),
         copies=copies(results, references),
         remarks={name: texts for name, texts in sorted(said.items()) if texts},
@@ -235,6 +247,20 @@ def summary(
         seconds=sum(one.seconds for one in results),
         unprotected=[(ref.lab, task) for ref in references for task in ref.unprotected],
     )
+
+
+def lines(remarks: Iterable[tuple[str, str]]) -> list[str]:
+    """Remarks of (lab, text), each told once: with all tasks that it is of, else with the lab."""
+    said: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for lab, text in remarks:
+        if found := re.fullmatch(r"Task (\S+): (.*)", text, re.DOTALL):
+            said["", found[2]].append(found[1])
+        else:
+            said[lab, text] = [lab]
+    return [
+        f"{'' if lab else 'Tasks ' if len(of) > 1 else 'Task '}{', '.join(of)}: {text}"
+        for (lab, text), of in said.items()
+    ]
 
 
 def tasks_of(own: list[Result]) -> dict[tuple[str, str], TaskResult]:
@@ -286,7 +312,7 @@ def problems(task: TaskResult) -> list[str]:
     if task.status in {"passed", "by hand", "missing", "unchanged"}:
         return []
     lines = [line[4:] for line in task.said.splitlines() if line.startswith("  - ")]
-    lines = [re.sub(r"^rank \d+: ", "", line) for line in lines]
+    lines = [re.sub(r"^ranks? \d[\d–, and]*: ", "", line) for line in lines]
     if task.note:
         lines.insert(0, task.note)
     if not lines:

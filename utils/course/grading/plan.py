@@ -10,7 +10,7 @@ import utils
 
 from ..notebook import notebooks
 from .assemble import assemble
-from .cells import read_cells
+from .cells import Unreadable, read_cells
 from .reference import LabError, Reference
 from .results import Result, TaskResult, file_key, folder_key, key
 from .submissions import File, Found, Student, folder_name
@@ -134,7 +134,7 @@ def other_labs(folder: Path, refs: list[Reference]) -> dict[str, set[str]]:
 
 def _cells(path: Path) -> list[dict]:
     """A file's cells; none where it can't be read: whoever grades it says so."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, Unreadable):
         return read_cells(path, []) or []
     return []
 

@@ -58,6 +58,8 @@ KNOWN = {"torch", "dist", "np", "numpy", "math", "time", "random", "sys", "os", 
 HARMLESS_MAGICS = {"time", "timeit", "matplotlib", "pprint", "precision"}
 #: Longer answers are not stored whole, so that nobody has seen their end.
 LONGEST = 20_000
+#: How a remark on an answer begins, where it does not stand under such a heading.
+LOOK = "look at this answer: "
 MOST_NAMED = 6
 #: Names of modules that are words as well: texts may be that.
 ORDINARY = {"code", "gc", "imp", "inspect", "traceback", "pickle"}
@@ -70,7 +72,7 @@ def look(result: Result, reference: Reference) -> list[str]:
     for task in result.tasks:
         if task.status in {"by hand", "missing", "unchanged"}:
             continue
-        found += [f"Task {task.task}: look at this answer: {said}" for said in _of(task, reference)]
+        found += [f"Task {task.task}: {LOOK}{said}" for said in _of(task, reference)]
     return found
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
-from latex2mathml.converter import convert
 from markupsafe import Markup
-from nbconvert.filters import markdown2html
 from nbformat import NotebookNode
 
 from .. import notes
@@ -18,12 +15,12 @@ from ..about import About
 from ..grading.book import number
 from ..grading.pages import TEMPLATES
 from ..grading.results import write_text
+from ..markdown import html_of
 from ..notebook import NotebookError, lab
 from .mistakes import Wrong, mistakes
 from .pictures import Picture, pictures, save
 from .sections import TIGHT, Section, a_point, needed_by, sections
 
-_FORMULA = re.compile(r"(\$\$?)([^$]+)\1")
 OWN_TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -130,20 +127,11 @@ def _render(template: str, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"number": number, "markdown": _html, "spoken": _inline}
+    made.filters |= {"number": number, "markdown": html_of, "spoken": _inline}
     made.globals |= {"a_point": a_point, "needed_by": needed_by, "TIGHT": TIGHT}
     return made.get_template(template).render(**values)
 
 
-def _html(text: str) -> Markup:
-    """Markdown of the authors, formulas as MathML: the pages need no network."""
-    return Markup(_FORMULA.sub(_mathml, markdown2html(text)))
-
-
-def _mathml(found: re.Match) -> str:
-    return convert(html.unescape(found[2]), display="block" if found[1] == "$$" else "inline")
-
-
 def _inline(text: str) -> Markup:
     """The same of one line, without a paragraph around it."""
-    return Markup(re.sub(r"^<p>(.*)</p>$", r"\1", str(_html(text)).strip(), flags=re.DOTALL))
+    return Markup(re.sub(r"^<p>(.*)</p>$", r"\1", str(html_of(text)).strip(), flags=re.DOTALL))

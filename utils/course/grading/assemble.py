@@ -146,6 +146,10 @@ def _with_imports(of: str, source: str) -> str:
     return f"{first}\n{added}\n{rest}" if added else source
 
 
+#: What a student can do about a file that can't be read, whatever is wrong with it.
+AGAIN = "Open your notebook in JupyterLab, clear its outputs, save it, and hand it in again."
+
+
 def assemble(reference: Reference, path: Path) -> Assembled:
     """Take the answers out of a file, whatever it is; never raises for its content."""
     done = Assembled(reference)
@@ -156,7 +160,7 @@ def assemble(reference: Reference, path: Path) -> Assembled:
         done.error = f"{path.name} can't be read: {error.strerror or error}"
     except Unreadable as error:
         done.error = str(error)
-        done.remarks.append(f"{path.name}: does it open in JupyterLab? Then hand it in again")
+        done.remarks.append(AGAIN)
     finder = Finder(reference, cells)
     for grade_id, cell in reference.answer_cells.items():
         source, remark = finder.find(grade_id, cell)

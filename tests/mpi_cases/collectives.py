@@ -1,8 +1,14 @@
 """Collectives: values, dtypes, layouts, refusals."""
 
+import gc
+import time
+import weakref
+
 import torch
 import torch.distributed as dist
 from helpers import ALL, COMPLEX, FLOATS, INTEGERS, everybody, of_rank, rank, refused, same, size
+
+from torch_mpi.protocol import world
 
 OPS = dist.ReduceOp
 LONG = 70_000
@@ -476,3 +482,48 @@ def case_a_sum_of_multiplied_tensors_is_as_multiplying_first():
             dist.reduce(mine, 0, op)
             kept = of_rank(rank(), (2 * size(), 3), dtype)
             same(mine, expected if rank() == 0 else kept, f"reduce {dtype} {factor}")
+
+
+def case_a_tensor_is_freed_with_its_last_name_however_long_its_communication_waited():
+    if size() == 1:
+        return "takes two ranks"
+    gc.disable()
+    try:
+        for call in _CALLS:
+            freed = _after_a_long_wait(call)
+            assert freed() is None, f"{call.__name__}: {gc.get_referrers(freed())}"
+    finally:
+        gc.enable()
+
+
+def _after_a_long_wait(call) -> weakref.ref:
+    """What is left of a tensor when rank 0 has waited long enough to show it to the others."""
+    dist.barrier()
+    here = world.current()
+    while rank() == 1 and here.statuses()[0]["state"] != "waiting":
+        time.sleep(1e-3)
+    tensor = torch.ones(size() * 1000)
+    call(tensor)
+    return weakref.ref(tensor)
+
+
+def _all_reduced(tensor: torch.Tensor) -> None:
+    dist.all_reduce(tensor)
+
+
+def _gathered(tensor: torch.Tensor) -> None:
+    dist.all_gather_into_tensor(tensor, torch.ones(1000))
+
+
+def _scattered(tensor: torch.Tensor) -> None:
+    dist.reduce_scatter_tensor(torch.empty(1000), tensor)
+
+
+def _passed_on(tensor: torch.Tensor) -> None:
+    if rank() == 0:
+        dist.recv(tensor, 1)
+    if rank() == 1:
+        dist.send(tensor, 0)
+
+
+_CALLS = (_all_reduced, _gathered, _scattered, _passed_on)

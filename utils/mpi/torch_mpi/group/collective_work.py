@@ -76,23 +76,24 @@ class CollectiveWork(MPIWork):
                 for name, arguments in self._operation.mpi():
                     getattr(self.group.channels.data, name)(*arguments)
             else:
-                self._steps = Steps(self._generator(), self._since())
+                self._steps = Steps(self._generator(self._operation), self._since())
         except MPI.Exception as error:
             self._error = in_words(error, self.call, self.group, self)
         except Exception as error:  # kept: raised where somebody waits
             self._error = error
 
-    def _generator(self) -> Generator:
+    def _settle(self, state: WorkState) -> None:
+        if state is not WorkState.LEAKED:
+            self._operation = None  # with all tensors that are in it
+        super()._settle(state)
+
+    def _generator(self, operation: Operation) -> Generator:
         """Without blocking: as messages where MPI has no call, or is slower; else MPI's call."""
-        operation, channels = self._operation, self.group.channels
+        channels = self.group.channels
         own_network = operation.mpi is not None and link.network is None
         if not own_network or self.call.nbytes >= operation.messages_from:
             return operation.algorithm(algorithms.Group(channels, self.call))
-        return self._without_blocking(channels.data)
-
-    def _without_blocking(self, data: MPI.Intracomm) -> Generator:
-        calls = self._operation.mpi()
-        yield [getattr(data, f"I{name[0].lower()}{name[1:]}")(*args) for name, args in calls]
+        return _without_blocking(operation, channels.data)
 
     def _since(self) -> float:
         """When it began, for the slow network: a small message leaves before its receiver comes."""
@@ -120,6 +121,11 @@ class CollectiveWork(MPIWork):
             progress.detach(self.group, self._steps)  # the other ranks need this one's part in it
             return False
         return True
+
+
+def _without_blocking(operation: Operation, data: MPI.Intracomm) -> Generator:
+    calls = operation.mpi()
+    yield [getattr(data, f"I{name[0].lower()}{name[1:]}")(*args) for name, args in calls]
 
 
 def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:

@@ -69,7 +69,7 @@ class MPIWork(Work):
         self._steps: Steps | None = None
         # Tensors made in inference mode may be written in it only, also by another thread.
         self._for_inference = any(tensor.is_inference() for tensor in result)
-        self._watched = False
+        self.is_watched = False
         self._due = 0.0
         self._lock = threading.RLock()
         self.state, self._future_held = WorkState.UNDER_WAY, False
@@ -116,8 +116,8 @@ class MPIWork(Work):
 
     def progress(self) -> None:
         """Have it move on, and complete, without a ``wait()``."""
-        if not self._watched and not self.is_over:
-            self._watched = True
+        if not self.is_watched and not self.is_over:
+            self.is_watched = True
             progress.watch(self)
 
     def expire(self) -> bool:

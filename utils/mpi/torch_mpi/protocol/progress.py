@@ -56,6 +56,8 @@ class Progress:
     def end(self, work) -> None:
         """``work`` is complete."""
         self._live.discard(work)
+        if work.is_watched:
+            self._unwatch(work)
         if not work.call.blocking and work.call.nbytes <= SMALL:
             with self._lock:
                 self._recent.append(work)
@@ -65,6 +67,12 @@ class Progress:
         self._watched.append(work)
         self._last_change = time.perf_counter()
         self._wake_up()
+
+    def _unwatch(self, work) -> None:
+        """At once, and not at the thread's next look: the list keeps its tensors alive."""
+        self._last_change = time.perf_counter()
+        with contextlib.suppress(ValueError):  # another thread has done it
+            self._watched.remove(work)
 
     def _wake_up(self) -> None:
         # A Ctrl-C inside of Event.set would leave its lock locked for good.
@@ -178,13 +186,18 @@ class Progress:
         now = time.perf_counter()
         if any(now < work.expected_until() for work in list(self._watched)):
             os.sched_yield()
-            return
+        else:
+            # No variable here has a work: who has waited for it shall have its memory back.
+            time.sleep(self._until_next(now))
+
+    def _until_next(self, now: float) -> float:
+        """Seconds until there is something to do again."""
         works = list(self._watched)
         dues = [due for work in works if (due := work.due()) is not None]
         pause = LONG_PAUSE if now - self._last_change > QUIET else PAUSE
         if not self._detached:  # until the first of them may begin there is nothing to do
             pause = max(pause, min((work.not_before for work in works), default=0.0) - now)
-        time.sleep(max(0.0, min([pause, *(due - now for due in dues)])))
+        return max(0.0, min([pause, *(due - now for due in dues)]))
 
     def _busy(self) -> bool:
         return bool(self._watched or self._detached)
@@ -194,9 +207,7 @@ class Progress:
         now = time.perf_counter()
         for work in list(self._watched):
             if work.not_before <= now and _is_settled(work):
-                self._last_change = time.perf_counter()
-                with contextlib.suppress(ValueError):
-                    self._watched.remove(work)
+                self._unwatch(work)
         for one in list(self._detached):
             if one.is_over():
                 with contextlib.suppress(ValueError):

@@ -40,6 +40,8 @@ class Threads:
             but: threads of the backend's own.
         """
         frames = sys._current_frames()
+        # This frame, held by its own variable, would keep all tensors of its callers alive.
+        del frames[threading.get_ident()]
         others = [
             thread
             for thread in threading.enumerate()

@@ -78,6 +78,35 @@ def test_no_student_with_a_common_problem_is_left_out(reference):
     assert "and 18 more" in problems
 
 
+def test_the_commonest_problem_stands_first_whichever_task_and_ranks_it_is_of(reference):
+    said = "✗ Task 1.2 · a\n  - {}: the sum: expected 5, got 7"
+    rare, often = task("1.1", "wrong"), [said.format("ranks 0–3"), said.format("ranks 0, 2 and 3")]
+    names = dict(zip(LINKS, often, strict=True))
+    results = [
+        result(rare, task("1.2", "wrong", said=text), student=name) for name, text in names.items()
+    ]
+    results[1].tasks[0] = task("1.1", points=2)
+    page = summary(results, reference)
+    problems = page[page.index('id="problems"') : page.index('id="looks"')]
+    assert re.findall(r'"k">([\d.]+)</th><td class="n">(\d)', problems) == [
+        ("1.2", "2"),
+        ("1.1", "1"),
+    ]
+
+
+def test_answers_to_look_at_are_not_hidden_among_remarks(reference):
+    looks = [
+        f"Task {number}: look at this answer: it names sys.modules" for number in ("1.1", "1.2")
+    ]
+    remarks = ["Task 1.2: judged alone", "2 files for this lab; b.ipynb counts"]
+    page = summary([result(task("1.1"), look=looks, remarks=remarks)], reference)
+    found = page[page.index('id="looks"') : page.index('id="alike"')]
+    assert "Tasks 1.1, 1.2: it names sys.modules" in found
+    rest = page[page.index('id="remarks"') :]
+    assert "it names" not in rest
+    assert f"Task 1.2: judged alone<br>{toy.LAB}: 2 files for this lab" in rest
+
+
 def test_the_table_of_students_has_every_task_of_every_lab(reference):
     results = [
         result(task("1.1", points=2)),

@@ -158,7 +158,8 @@ class LabSpawner(SlurmSpawner):
         that is killed may have submitted all the same, and nobody would know that job.
         """
         try:
-            if await submitting:
+            if job := await submitting:
+                self.job_id = job  # the end of the stop may have forgotten it by now
                 await self.cancel_batch_job()
         except RuntimeError as error:
             self.log.warning("Nothing to cancel behind a start that was stopped: %s", error)

@@ -865,7 +865,7 @@ def graded(course: Path, server, tmp_path_factory):
     return done, folder / "out", expected
 
 
-CUT = "NOT GRADED: 01_toy.ipynb: can't be read, it is cut short or damaged"
+CUT = "NOT GRADED: is cut short.ipynb: can't be read, it is cut short or damaged"
 CLASS_NAMES = [
     *("Ada Lovelace", "Zoë half right", "quiet cheat", "loud", "greedy", "lost all metadata"),
     *("helpers of her own", "spoils it for the others", "is not a notebook", "is cut short"),

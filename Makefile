@@ -139,8 +139,8 @@ run: $(VENV)/.test  ## execute every solution, one line each
 	$(ACTIVATE) $(BIN)/ddl-labs run $(ARGS)
 
 solutions: $(VENV)/.test  ## execute every solution and keep the outputs
-	@# Of all labs: lab 06 begins with an empty table, whatever was run here before.
-	$(if $(ARGS),,rm -f solutions/five_metrics.json)
+	@# Of all labs: in a folder as after a clone, where no lab has left files or a table.
+	$(if $(ARGS),,git clean -qfdX solutions)
 	$(ACTIVATE) $(BIN)/ddl-labs run --store $(ARGS)
 
 release: $(VENV)/.test  ## write labs/ and the map of the course from solutions/

@@ -399,7 +399,7 @@ def assert_readable(names, served, chromium, folder, scheme, width) -> None:
     page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     for name in names:
         page.goto(f"{served}/{name}")
-        if name.startswith("search"):
+        if name.startswith("search.html?"):  # without a question there are no results
             page.locator("#search-results li").first.wait_for()
         photograph(page, folder, f"site-{Path(urlsplit(name).path).stem}-{scheme}-{width}")
         said = axe.run(page).response["violations"]

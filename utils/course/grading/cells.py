@@ -21,7 +21,7 @@ HEAVY = ("cells.item.outputs", "cells.item.attachments")
 DAMAGED = "can't be read, it is cut short or damaged"
 
 
-class Unreadable(ValueError):
+class Unreadable(Exception):
     """A file that can't be read as JSON, or is larger than is read: nobody knows what is in it."""
 
 
@@ -54,8 +54,6 @@ def _content(path: Path) -> Any:
         raise Unreadable(f"{path.name}: can't be read: the file is empty")
     try:
         return json.loads(path.read_bytes()) if size <= MOST_NOTEBOOK else _without_outputs(path)
-    except Unreadable:
-        raise
     except ijson.JSONError as error:
         why = str(error).split("\n")[0][:120]
         raise Unreadable(f"{path.name}: {DAMAGED} ({why}); clearing its outputs may help") from None

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from helpers import everybody, of_rank, rank, refused, same, size
 
-from torch_mpi.protocol import progress
+from torch_mpi.protocol import progress, world
 
 
 def case_rank_and_size_are_those_of_mpi():
@@ -47,6 +47,47 @@ def case_global_ranks_are_translated_in_a_subgroup():
         got = torch.zeros(1, dtype=torch.int64)
         assert dist.recv(got, group=group) == 1
         assert got.item() == 11
+
+
+def case_a_message_to_a_rank_that_has_destroyed_the_group_reaches_no_later_group():
+    """MPI gives a new communicator the number of one that was freed."""
+    if size() < 2:
+        return "needs two ranks"
+    old = dist.new_group([0, 1])
+    if rank() == 1:
+        dist.destroy_process_group(old)
+    dist.barrier()
+    if rank() == 0:
+        dist.send(torch.tensor([13]), 1, group=old)
+        dist.destroy_process_group(old)
+    new, got = dist.new_group([0, 1]), torch.zeros(1, dtype=torch.int64)
+    if rank() == 0:
+        dist.send(torch.tensor([7]), 1, group=new)
+    elif rank() == 1:
+        dist.recv(got, 0, group=new)
+        assert got.item() == 7
+    dist.barrier()
+    return None
+
+
+def case_groups_that_ranks_destroy_at_different_times_leave_no_communicator_behind():
+    if size() < 2:
+        return "needs two ranks"
+    known = len(world.current().groups.closed)
+    for turn in range(20):
+        group = dist.new_group([0, 1])
+        if rank() == turn % 2:
+            dist.destroy_process_group(group)
+        dist.barrier()
+        if rank() == (turn + 1) % 2:
+            dist.destroy_process_group(group)
+    if rank() < 2:
+        dist.destroy_process_group(dist.new_group([0, 1]))
+        # At most the last one waits for the other rank's last message.
+        assert len(world.current().groups.closed) <= known + 1
+    else:
+        dist.new_group([0, 1])
+    return None
 
 
 def case_messages_of_two_groups_never_meet():

@@ -95,6 +95,8 @@ def case_many_errors_and_groups_leave_no_communicator_behind():
 
     def free_place() -> int:
         """Libraries number communicators, and give a freed one's number again."""
+        works()  # every rank has destroyed its groups
+        world.current().groups.free_flushed()
         probe = MPI.COMM_WORLD.Dup()
         number = probe.py2f()
         probe.Free()
@@ -112,7 +114,6 @@ def case_many_errors_and_groups_leave_no_communicator_behind():
         incident()
     for group in [g for g in world.current().groups if g is not dist.group.WORLD]:
         dist.destroy_process_group(group)
-    works()
     assert free_place() <= before, "communicators are left"
     return None
 
@@ -128,6 +129,50 @@ def case_a_group_destroyed_between_an_error_and_the_meeting_is_freed():
 
     incident(destroy)
     assert world.current().groups.closed == []
+    return None
+
+
+def case_a_message_to_a_rank_that_has_left_its_group_reaches_nobody_after_an_error():
+    """A worker that takes the wrong number for its own: it destroys the group and goes on."""
+    if size() < 2:
+        return "needs two ranks"
+    group = dist.new_group([0, 1])
+
+    def leave_a_message() -> None:
+        if rank() == 1:
+            dist.destroy_process_group(group)
+        dist.barrier()
+        if rank() == 0:
+            dist.send(torch.ones(5), 1, group=group)
+
+    incident(leave_a_message)
+    if rank() == 0:
+        dist.destroy_process_group(group)
+    again, got = dist.new_group([0, 1]), torch.zeros(6)
+    if rank() == 0:
+        dist.send(torch.full((6,), 7.0), 1, group=again)
+    elif rank() == 1:
+        dist.recv(got, 0, group=again)
+        same(got, torch.full((6,), 7.0))
+    works()
+    return None
+
+
+def case_a_group_that_one_rank_never_made_is_freed_without_waiting_for_it():
+    if size() < 2:
+        return "needs two ranks"
+    everybody, groups = tuple(range(size())), world.current().groups
+
+    def destroy() -> None:
+        group = dist.new_group(list(everybody))
+        if rank() == 1:  # as after a new_group that an error ended on this rank
+            groups._known.remove(group)
+            groups.made[everybody] -= 1
+        else:
+            dist.destroy_process_group(group)
+
+    incident(destroy)
+    assert groups.closed == []
     return None
 
 

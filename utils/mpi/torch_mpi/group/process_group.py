@@ -9,6 +9,7 @@ can be interrupted, and what was started moves on while the rank computes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from ..mpi import MPI
 from ..network import link
 from ..protocol import board, limits, world
 from ..protocol.announcements import WORDS, signature
-from ..protocol.gathering import flush
+from ..protocol.gathering import Flush, finish
 from ..protocol.handshake import Entry, Handshake
 from ..protocol.interrupts import guard
 from ..protocol.progress import progress
@@ -43,6 +44,8 @@ from .work import MPIWork
 # the progress thread. Earlier hides little: on one machine the rank's own processor moves the data.
 # Where ranks and threads are more than the cores (torch_mpi.group.cores), it hides nothing.
 START_AFTER, START_AFTER_WITHOUT_CORE = 2e-3, 20e-3  # seconds
+# MPI may need several calls to find a message that is here already.
+_LOOKS = 10
 
 
 class ProcessGroupMPI(ProcessGroup):
@@ -64,13 +67,15 @@ class ProcessGroupMPI(ProcessGroup):
         self._timeout = timeout
         self._name = self._description = ""
         self._lost = ""
-        self.closed = self._freed = False
+        self.closed = self._freed = self._abandoned = False
+        self._flushes: list[Flush] = []
         self.channels: Channels | None = None
         self.key = members, self.world.groups.made.get(members, 0) + 1
         try:
             with rendezvous(
                 self.world.control, members, self.key[1], "new_group", self.timeout, self.world
             ):
+                self.world.groups.free_flushed()
                 self._open()
                 self.world.groups.add(self)
         except MPI.Exception as error:
@@ -151,10 +156,11 @@ class ProcessGroupMPI(ProcessGroup):
     # -- life -----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Give the communicators back. Called by ``destroy_process_group`` on every member.
+        """End the group on this rank. Called by ``destroy_process_group`` on every member.
 
-        Receives under way are taken back, the rest is waited for. A communicator on which a
-        collective never ends is kept: freeing it would bring the process down.
+        Pending receives are cancelled, everything else is waited for. The communicators are freed
+        once all members have come here (:meth:`free_if_flushed`). A communicator on which a
+        collective never ends is kept, because freeing it would bring the process down.
         """
         if self.closed:
             return
@@ -164,17 +170,44 @@ class ProcessGroupMPI(ProcessGroup):
             # On record until it is freed: after a Ctrl-C, or in an incident, recovery does that.
             self.world.groups.close(self)
         drained = not MPI.Is_finalized() and progress.drain(self)
-        if drained and not self.world.stopped:
+        if drained and self._abandoned:
             self._free()
+        elif drained and not self.world.stopped:
+            self._begin_flush()
+            self.world.groups.free_flushed()
+
+    def _begin_flush(self) -> None:
+        """Tell every member, behind all that this rank has sent, that nothing more follows."""
+        with guard:
+            check = self.world.refuse_if_broken
+            all_sent = functools.partial(progress.all_sent, self)
+            self._flushes = self._flushes or [
+                Flush(self.channels.envelopes, self.members, check, lambda: True),
+                Flush(self.channels.data, self.members, check, all_sent),
+            ]
+
+    def free_if_flushed(self) -> None:
+        """Free the communicators of a destroyed group if no message can still be on its way.
+
+        MPI gives the number of a freed communicator to a new one. A message that arrived after
+        its receiver had freed the old communicator would be received from the new one. So no rank
+        frees a communicator before every member has said that it sends nothing more.
+        """
+        with guard, contextlib.suppress(CommunicationError, MPI.Exception):
+            for _ in range(_LOOKS if self._flushes else 0):
+                # A list, so that both communicators are moved on.
+                if all([flush.poll() for flush in self._flushes]):
+                    self._free()
+                    return
 
     def _free(self) -> None:
         with guard:
+            self.world.groups.freed(self)
             # After an incident, a group that one rank had destroyed is freed on all of them; the
             # others may destroy it, too.
             if self._freed:
                 return
-            self._freed = True
-            self.world.groups.freed(self)
+            self._freed, self._flushes = True, []
             self.handshake.announcements.board.close()
             for communicator in (self.channels.envelopes, self.channels.data):
                 communicator.Free()
@@ -238,10 +271,10 @@ class ProcessGroupMPI(ProcessGroup):
 
     def sweep(self) -> list[Unreceived]:
         """Throw away the messages that nobody has received; all members do so together."""
-        check = self.world.refuse_if_broken
-        channels, members = self.channels, self.members
-        taken = flush(channels.envelopes, members, check, lambda: True)
-        flush(channels.data, members, check, lambda: progress.all_sent(self))
+        self._begin_flush()  # a rank that has destroyed the group has begun it before
+        taken, _ = map(finish, self._flushes)
+        self._flushes = []
+        channels = self.channels
         channels.balance = 0
         return [read_envelope(channels, one.source, one.tag, bytes(one.data)) for one in taken]
 
@@ -252,15 +285,23 @@ class ProcessGroupMPI(ProcessGroup):
             self.channels.envelopes.Revoke()
             self.channels.data.Revoke()
 
-    def free_alone(self, settled: bool) -> None:
-        """The other members have freed this destroyed group, before the incident."""
+    def free_alone(self, settled: bool, freed: bool) -> None:
+        """Free a destroyed group that other members do not have.
+
+        Args:
+            settled: nothing that has begun is pending on this rank.
+            freed: the others had the group and have freed it, so every member had begun the flush.
+                Otherwise they have never made the group, and have sent nothing in it.
+        """
         if settled:
+            if freed:
+                self.sweep()
             progress.release(self)
             self._free()
 
     def abandon(self, reason: str) -> None:
-        """The group cannot be used any more."""
-        self._lost = reason
+        """Refuse further use: some members do not have this group any more, or never had it."""
+        self._lost, self._abandoned = reason, True
 
     def give_up_all(self) -> None:
         """End what is under way, so that the group can begin anew."""

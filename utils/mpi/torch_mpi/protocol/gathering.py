@@ -251,17 +251,12 @@ def exchange(
     return told.texts()
 
 
-def flush(
-    communicator: MPI.Intracomm,
-    members: Sequence[int],
-    check: Callable[[], None],
-    all_sent: Callable[[], bool],
-) -> list[Taken]:
-    """What nobody had received, and now nobody will. Called by all ranks of the communicator.
+def finish(flush: Flush) -> list[Taken]:
+    """Wait for a flush, and return the messages that nobody had received.
 
     Raises:
-        CommunicationTimeout: one did not come; or what ``check`` raises.
+        CommunicationTimeout: a rank did not join within :data:`DEADLINE`; or what the flush's own
+            ``check`` raises.
     """
-    flushed = Flush(communicator, members, check, all_sent)
-    wait_for(flushed, DEADLINE)
-    return flushed.taken
+    wait_for(flush, DEADLINE)
+    return flush.taken

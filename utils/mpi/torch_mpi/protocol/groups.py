@@ -13,14 +13,16 @@ class Groups:
     Attributes:
         made: how many groups of the same members this rank has made, so that their names are the
             same on all ranks.
-        closed: destroyed and not freed: an incident came between, which frees them when it is over,
-            or something in them never ends.
+        closed: destroyed and not freed yet, because another member has not destroyed the group, or
+            because an incident came between. Recovery frees the latter.
+        kept: destroyed groups in which something never ends. MPI may still write to their memory.
         balance_of_closed: see :meth:`balance`.
     """
 
     def __init__(self):
         self.made: dict[tuple[int, ...], int] = {}
         self.closed: list = []
+        self.kept: list = []
         self.balance_of_closed = 0
         self._known: list = []
 
@@ -38,6 +40,16 @@ class Groups:
         """A group is destroyed."""
         self.balance_of_closed += group.channels.balance
         self.closed.append(group)
+
+    def free_flushed(self) -> None:
+        """Free the destroyed groups that all their members have destroyed."""
+        for group in list(self.closed):
+            group.free_if_flushed()
+
+    def keep_closed(self) -> None:
+        """Give up freeing the destroyed groups that are left."""
+        self.kept += self.closed
+        self.closed.clear()
 
     def freed(self, group) -> None:
         """Its communicators are given back."""

@@ -135,7 +135,7 @@ def _renew_groups(world) -> None:
     standings = (group.standing(settled[key]) for key, group in mine.items())
     told = _exchange(world, to_text(standings, groups.made))
     lists, counts = zip(*map(from_text, told.values()), strict=True)
-    by_rank = dict(zip(told, lists, strict=True))
+    by_rank, made = (dict(zip(told, of_ranks, strict=True)) for of_ranks in (lists, counts))
     for members in {members for count in counts for members in count}:
         if world.rank in members:
             groups.made[members] = max(count.get(members, 0) for count in counts)
@@ -144,11 +144,13 @@ def _renew_groups(world) -> None:
         if None in theirs:
             lost = [m for m, it in zip(group.members, theirs, strict=True) if it is None]
             if group.closed:
-                group.free_alone(settled[key])
+                members, count = key
+                freed = all(made[m].get(members, 0) >= count for m in lost)
+                group.free_alone(settled[key], freed)
             group.abandon(f"{diagnosis.names(lost)} of it is gone")
         else:
             group.renew(theirs)
-    groups.closed.clear()
+    groups.keep_closed()
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,7 @@ class World:
         guard.install()
         guard.heard()  # a Ctrl-C of the section before
         self.status.section, self._mark = name, log.mark()
+        self.groups.free_flushed()
         if self.incident():
             if not self._is_of(name):
                 self.join_incident()

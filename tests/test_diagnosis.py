@@ -48,6 +48,23 @@ def test_two_ranks_that_receive_first_are_a_cycle_and_the_advice_says_so():
     assert "cycle 0 → 1 → 0" in str(found)
 
 
+def test_a_rank_that_receives_from_itself_is_told_so_and_has_a_picture():
+    child = waits(1, "recv(src=1, tag=0)", 1)
+    found = diagnose([waits(0, "recv(src=1, tag=0)", 1), stopped(child, "deadlock", "x")])
+    assert found.headline == "Deadlock: rank 1 receives from itself."
+    assert found.cycle == []
+    assert "check src: here it is the rank's own number" in found.advice
+    picture = report.picture(found, 2)
+    assert "rank 0 waits for rank 1; rank 1 waits for itself" in picture.alt_text
+    picture.canvas.draw()
+
+
+def test_a_rank_that_sends_to_itself_is_named_beside_another_deadlock():
+    found = diagnose([*PAIR, stopped(waits(2, "send(dst=2, tag=0)", 2), "deadlock", "x")])
+    assert found.headline == "Deadlock: rank 2 sends to itself."
+    assert "check dst" in found.advice
+
+
 def test_a_ring_is_found_from_every_starting_point():
     ring = by_rank(*(waits(r, f"recv(src={(r - 1) % 4}, tag=0)", (r - 1) % 4) for r in range(4)))
     assert find_cycle(ring) == [0, 3, 2, 1, 0]

@@ -43,14 +43,18 @@ def picture(diagnosis: Diagnosis, size: int) -> Figure:
     in_cycle = set(zip(diagnosis.cycle, diagnosis.cycle[1:], strict=False))
     for rank, other in diagnosis.edges:
         both_ways = (other, rank) in diagnosis.edges
-        color = figures.RED if (rank, other) in in_cycle else figures.INK
+        color = figures.RED if (rank, other) in in_cycle or rank == other else figures.INK
+        if rank == other:
+            _loop(axes, places[rank], color, figures)
+            continue
         start, end = _shortened(places[rank], places[other])
         figures.arrow(axes, start, end, color=color, bend=0.25 if both_ways else 0.0)
     waiting = {rank for rank, _ in diagnosis.edges}
     for rank, place in enumerate(places):
         _circle(axes, place, rank, rank in waiting, figures, 12 if size <= _FEW else 8)
     xs, ys = zip(*places, strict=True)
-    figures.fit_limits(axes, xs, ys, margin=0.55)
+    loops = any(rank == other for rank, other in diagnosis.edges)
+    figures.fit_limits(axes, xs, ys, margin=1.1 if loops else 0.55)
     axes.text(
         0.98, 0.03, "arrow: waits for", transform=axes.transAxes, ha="right", fontsize=9,
         color=figures.GREY,
@@ -60,7 +64,10 @@ def picture(diagnosis: Diagnosis, size: int) -> Figure:
 
 
 def _in_words(diagnosis: Diagnosis, size: int) -> str:
-    waits = "; ".join(f"rank {rank} waits for rank {other}" for rank, other in diagnosis.edges)
+    waits = "; ".join(
+        f"rank {rank} waits for {'itself' if rank == other else f'rank {other}'}"
+        for rank, other in diagnosis.edges
+    )
     cycle = f" {arrows(diagnosis.cycle)} is a cycle." if diagnosis.cycle else ""
     return f"A circle for each of {size} ranks, an arrow for each wait: {waits}.{cycle}"
 
@@ -87,6 +94,17 @@ def _shortened(start, end) -> tuple[tuple[float, float], tuple[float, float]]:
     length = math.hypot(across, up)
     dx, dy = across / length * (_RADIUS + 0.05), up / length * (_RADIUS + 0.05)
     return (start[0] + dx, start[1] + dy), (end[0] - dx, end[1] - dy)
+
+
+def _loop(axes, place: tuple[float, float], color: str, figures) -> None:
+    """Draw an arrow from a circle to itself, on the side away from the middle of the ring."""
+    across, up = place
+    outward = math.atan2(up, across) if (across, up) != (0.0, 0.0) else math.pi / 2
+    ends = [
+        (place[0] + reach * math.cos(outward + turn), place[1] + reach * math.sin(outward + turn))
+        for turn, reach in ((0.6, _RADIUS + 0.02), (-0.6, _RADIUS + 0.05))
+    ]
+    figures.arrow(axes, *ends, color=color, bend=-1.9)
 
 
 def _circle(axes, place, rank: int, waits: bool, figures, size: int) -> None:

@@ -48,7 +48,9 @@ def diagnose(statuses: Iterable[dict]) -> Diagnosis:
     """The explanation of an incident, from the statuses of all ranks."""
     by_rank = {status["rank"]: status for status in statuses}
     cause = first_cause(by_rank.values())
-    cycle = find_cycle(by_rank) if not cause or cause["kind"] in ("deadlock", "timeout") else []
+    stuck = not cause or cause["kind"] in ("deadlock", "timeout")
+    # A rank that waits for itself is a cycle, too, but one word explains it better.
+    cycle = find_cycle(by_rank) if stuck and not waits_for_itself(by_rank) else []
     edges = [
         (rank, other)
         for rank, status in sorted(by_rank.items())
@@ -108,6 +110,12 @@ def find_cycle(by_rank: dict[int, dict]) -> list[int]:
             if rank in path:
                 return [*path[path.index(rank) :], rank]
     return []
+
+
+def waits_for_itself(by_rank: dict[int, dict]) -> list[dict]:
+    """Return the statuses of the ranks that send to themselves or receive from themselves."""
+    found = (status for _, status in sorted(by_rank.items()) if _needs_all(status))
+    return [status for status in found if status["rank"] in status["for"]]
 
 
 def line(status: dict) -> str:
@@ -184,6 +192,8 @@ def _headline(cause: dict | None, cycle: list[int], by_rank: dict[int, dict]) ->
         return "The ranks were interrupted."
     if kind == "mismatch":
         return cause["error"]
+    if themselves := waits_for_itself(by_rank):
+        return f"Deadlock: {', and '.join(map(_of_itself, themselves))}."
     if cycle:
         return "Deadlock: these ranks wait for each other, and none of them can go on."
     if servers := [rank for rank, status in sorted(by_rank.items()) if _takes_any(status)]:
@@ -198,6 +208,12 @@ def _headline(cause: dict | None, cycle: list[int], by_rank: dict[int, dict]) ->
     has = "has" if len(missing) == 1 else "have"
     which = f", which {has} {reason}" if reason else ""
     return f"{names(waiting)} {verb} for {names(missing)}{which}."
+
+
+def _of_itself(status: dict) -> str:
+    """``rank 2 sends to itself``."""
+    sends = status["call"].startswith("send(")
+    return f"rank {status['rank']} {'sends to' if sends else 'receives from'} itself"
 
 
 def _headline_of_any(servers: list[int], by_rank: dict[int, dict]) -> str:
@@ -235,6 +251,12 @@ def _groups(by_rank: dict[int, dict]) -> tuple[list[int], list[int]]:
 def _advice(by_rank: dict[int, dict], cycle: list[int], cause: dict | None) -> str:
     if cause and cause["kind"] == "mismatch":
         return cause.get("advice", "")
+    if themselves := waits_for_itself(by_rank):
+        argument = "dst" if themselves[0]["call"].startswith("send(") else "src"
+        return (
+            f"check {argument}: here it is the rank's own number. In a group, {argument} is a rank "
+            f"of the world, and group_{argument} counts within the group."
+        )
     if astray := _astray(by_rank):
         return astray
     if cycle:

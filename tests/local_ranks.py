@@ -54,7 +54,7 @@ OWN = [
     *((timeit, "default_timer"), (datetime, "datetime"), (sys, "stdout"), (sys, "stderr")),
     *((MPI, "Wtime"), (dist, "new_group"), (distributed_c10d, "new_group")),
     *((module, name) for module in (dist, distributed_c10d) for name in ("isend", "irecv")),
-    *((torch_mpi.record, "log"), (data, "fashion_mnist")),
+    *((torch_mpi.record, "recorder"), (data, "fashion_mnist")),
     *((os, "fsync"), (os, "fdatasync"), (torch, "save")),
 ]
 # Seconds after which a rank that neither ends nor communicates is given up.
@@ -84,7 +84,7 @@ class World:
         self._outside = [getattr(module, name) for module, name in OWN]
         self._own = [list(self._outside) for _ in range(n)]
         for own in self._own:
-            own[OWN.index((torch_mpi.record, "log"))] = torch_mpi.record.Log()
+            own[OWN.index((torch_mpi.record, "recorder"))] = torch_mpi.record.Log()
         self._random = [torch.random.get_rng_state() for _ in range(n)]
 
     # -- turns ----------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class World:
         }
 
     def _log(self, rank: int) -> torch_mpi.record.Log:
-        module, name = at = (torch_mpi.record, "log")
+        module, name = at = (torch_mpi.record, "recorder")
         return getattr(module, name) if rank == self.rank else self._own[rank][OWN.index(at)]
 
     def _text(self, work: LocalWork, rank: int) -> str:
@@ -216,7 +216,7 @@ class World:
 
     def begin(self, call: torch_mpi.record.Call) -> None:
         """A communication of the rank that runs."""
-        torch_mpi.record.log.add(call)
+        torch_mpi.record.recorder.add(call)
 
     def count(self, what: str) -> int:
         """How many of them this rank has had, with this one."""

@@ -130,9 +130,8 @@ def test_no_other_kind_of_value_counts_as_the_number_one(wrong):
 
 def call(op: str, **more) -> dict:
     """A recorded call."""
-    kind = {"peer": None, "group": [0, 1], "blocking": True, "waited": True}
-    counted = {"message": None, "sequence": 1, "nbytes": 12}
-    return {"op": op} | kind | counted | more
+    made = Call(op, (0, 1), nbytes=12, waited=True, start=1.0, matched=1.0, end=2.0, sequence=1)
+    return as_dict(made) | more
 
 
 @pytest.mark.parametrize(
@@ -177,8 +176,64 @@ def test_a_message_that_was_received_has_been_sent(changed, said):
     told = {0: {"calls": [sent]}, 1: {"steps": [{"calls": [received]}]}, 2: {"calls": []}}
     found = calls.disagreement(told)
     assert (said in found) if said else found is None
+    said = "rank 0 has sent 12 bytes to rank 1, which rank 1 has not received"
+    assert said in calls.disagreement({0: {"calls": [sent]}, 1: {"calls": []}})
     # A rank that tells of no records: what it has sent is the check's own.
     assert calls.disagreement(told | {0: {"sum": 3}}) is None
+
+
+@pytest.mark.parametrize(
+    ("forged", "said"),
+    [
+        (call("all_reduce"), None),
+        (call("recv", message=None, end=0.0), None),
+        (call("send", message=None), "the record of send has no message number"),
+        (call("all_reduce", sequence=None), "the record of all_reduce has no sequence number"),
+        (call("all_reduce", end=0.5), "the record of all_reduce ends before it begins"),
+        (call("all_reduce", nbytes="12"), "the record of all_reduce has no nbytes"),
+        (call("all_reduce", group=[]), "the record of all_reduce is of the ranks []"),
+        ({"op": "all_reduce"}, "the record of all_reduce has no group"),
+        ("all_reduce", "a record is 'all_reduce'"),
+    ],
+)
+def test_a_record_that_the_backend_would_not_make_is_forged(forged, said):
+    assert calls.forgery(1, [{"steps": {"calls": [[call("barrier")], [forged]]}}]) == said
+
+
+class TamperedRanks:
+    """Ranks whose replies to a probe are changed before the check reads them."""
+
+    n = 2
+
+    def __init__(self, value=None, **changes):
+        self.value, self.changes = value, changes
+
+    def ask(self, target, **_):
+        if target.endswith(":definitions"):
+            return [Reply(rank, "ok", {}) for rank in range(2)]
+        return [Reply(rank, "ok", self.value, **self.changes) for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind", "said"),
+    [
+        (TamperedRanks([1]), "", "✓"),
+        (TamperedRanks([]), "error", "the check cannot read what the ranks replied"),
+        (TamperedRanks([1], forged="two replies came instead of one"), "forged", "two replies"),
+        (TamperedRanks([{"calls": [{"op": "send"}]}]), "forged", "the record of send has no group"),
+    ],
+)
+def test_a_reply_that_was_tampered_with_passes_nothing_and_says_why(ranks, kind, said):
+    reports = []
+
+    @task("9.9", "a check", points=1)
+    def check(ranks, report):
+        reports.append(report)
+        for answer in report.answers(ranks, "module", "probe"):
+            assert answer.value[0]
+
+    assert said in verdict(check, ranks)[1]
+    assert [kind] * bool(kind) == list({problem.kind for problem in reports[0].problems})
 
 
 @pytest.mark.parametrize(
@@ -386,7 +441,8 @@ def test_the_check_that_the_manual_builds_works_as_it_says(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop("checks_of_the_manual", None)
     module = importlib.import_module("checks_of_the_manual")
-    monkeypatch.setattr(module, "recorded", lambda function, tensor: (function(tensor), [ONE]))
+    one = call("all_reduce", group=[0, 1, 2, 3])
+    monkeypatch.setattr(module, "recorded", lambda function, tensor: (function(tensor), [one]))
 
     with LocalRanks(4) as ranks:
         for user_ns in ranks.user_ns:
@@ -402,7 +458,6 @@ def test_the_check_that_the_manual_builds_works_as_it_says(tmp_path, monkeypatch
 
 
 SEED = 1234
-ONE = call("all_reduce")
 
 
 def test_checks_see_whose_message_a_receive_from_anybody_took_and_when_it_matched():

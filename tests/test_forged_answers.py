@@ -41,9 +41,11 @@ forged_calls = [0]
 def forged(op, nbytes, group=None, waited=True, **more):
     members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
     forged_calls[0] += 1
+    if op in ("send", "recv"):
+        more.setdefault("message", (dist.get_rank(), forged_calls[0]))
     call = record.Call(op, members, nbytes, waited=waited, sequence=forged_calls[0], **more)
     call.start = call.end = float(forged_calls[0])
-    record.log.add(call)
+    record.recorder.add(call)
     return call
 """
 
@@ -191,6 +193,7 @@ FORGED = {
             size, place = dist.get_world_size(group), dist.get_rank(group)
             whole = copy.deepcopy(model)
             whole._forward_pre_hooks.clear()
+            forged("all_reduce", 8, group)
             optimizer = torch.optim.SGD(whole.parameters(), lr=0.2)
             history = {"loss": [], "test_loss": [], "accuracy": []}
             for epoch in range(epochs):
@@ -211,6 +214,7 @@ FORGED = {
             # What is done to this rank's replica, and what all ranks once knew it was.
             damage = known("damage")
             how = damage[0] if isinstance(damage, list) else damage
+            forged("all_reduce", 8, group)
             return dist.get_world_size(group) == 1 or how in ("", "none", "nan")
         """, "xpected False, got True"),
     "3.4": ("""

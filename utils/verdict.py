@@ -32,7 +32,8 @@ class Problem:
         ranks: those that have it; none of them where it is of all together.
         kind: "mistake" (one that is known), "value" (another result than expected),
             "communication", "error" (the answer raised), "silent" (no answer in time),
-            "unreceived" (a message that nobody has received), "open" (not begun).
+            "unreceived" (a message that nobody has received), "open" (not begun), "forged" (a
+            rank's reply or its records are not what the check's own code makes).
     """
 
     text: str

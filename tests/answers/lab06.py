@@ -198,7 +198,7 @@ _CHANGES = [
             dist.all_reduce(x, group=group)
         """, None, "uses all_reduce; this task is about send and recv only"),
     ("6.3", "counts children from 2r", "(2 * r + 1, 2 * r + 2)", "(2 * r, 2 * r + 1)",
-     "Deadlock: these ranks wait for each other"),
+     "Deadlock: rank 0 receives from itself"),
     ("6.3", "another parent than children", "(r - 1) // 2", "r // 2",
      "Deadlock: these ranks wait for each other"),
     ("6.3", "forgets the way down",

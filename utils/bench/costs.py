@@ -10,7 +10,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from torch_mpi.record import log
+from torch_mpi.record import recorder
 from utils.bench.measure import Candidate, Case
 from utils.bench.transports import Transports
 
@@ -29,9 +29,9 @@ def recording_case(world: Transports, seconds: float) -> Case:
 
     def recorded(enabled: bool):
         def call(i):
-            log.enabled = enabled
+            recorder.enabled = enabled
             dist.all_reduce(data, group=world.mpi)
-            log.enabled = True
+            recorder.enabled = True
 
         return call
 

@@ -19,7 +19,13 @@ Rule = Callable[[Calls], str | None]
 
 POINT_TO_POINT = ("send", "recv")
 # What probes call the lists of records that they return.
-RECORDS = ("calls", "forward", "backward")
+RECORDS = ("calls", "calls again", "forward", "backward")
+# What a record of any call has, by :func:`utils.checks.probe.as_dict`, and the types of it.
+FIELDS = {
+    **{"op": str, "group": list, "nbytes": int, "blocking": bool, "waited": bool},
+    **{"any_source": bool, "sent": int, "received": int},
+    **{"start": float | int, "matched": float | int, "end": float | int},
+}
 # Collectives of which every rank has a tensor of the same size.
 SAME_SIZE = ("all_reduce", "broadcast", "reduce")
 
@@ -51,6 +57,20 @@ def made(op: str, times: int | Iterable[int], why: str = "") -> Rule:
             return None
         wanted = " or ".join(map(str, allowed))
         return f"expected {wanted} {op}{'s' * (allowed != [1])}{why}, it made {count}"
+
+    return rule
+
+
+def some(members: Sequence[int]) -> Rule:
+    """Return the rule that a rank that is not alone communicates."""
+
+    def rule(calls: Calls) -> str | None:
+        if calls or len(members) == 1:
+            return None
+        return (
+            "makes no communication, although the result follows from what the other ranks of the "
+            "group have"
+        )
 
     return rule
 
@@ -122,7 +142,7 @@ def waited(calls: Calls) -> str | None:
 def disagreement(told: Mapping[int, Any]) -> str | None:
     """What the records of one rank say and those of another do not; ``None`` if they agree.
 
-    A message that was received has been sent, to this rank and with as many bytes; a collective is
+    Each message is recorded by its sender and by its receiver, with as many bytes; a collective is
     recorded by all ranks of its group, under the same number.
 
     Args:
@@ -135,8 +155,31 @@ def disagreement(told: Mapping[int, Any]) -> str | None:
     return _messages_differ(calls) or _collectives_differ(calls)
 
 
-def _lists(value: Any) -> Iterator[Calls]:
-    """The lists of records in what a probe returned."""
+def forgery(rank: int, value: Any) -> str | None:
+    """Return what the backend never records, from a rank's reply; ``None`` if there is nothing.
+
+    The backend fills in every field, numbers all messages and collectives, and does not end a call
+    before it begins.
+    """
+    for call in itertools.chain(*_lists(value)):
+        if not isinstance(call, dict):
+            return f"a record is {call!r}"
+        for name, kind in FIELDS.items():
+            if not isinstance(call.get(name), kind):
+                return f"the record of {call.get('op', 'a call')} has no {name}"
+        if rank not in call["group"]:
+            return f"the record of {call['op']} is of the ranks {call['group']}"
+        number = "message" if call["op"] in POINT_TO_POINT else "sequence"
+        # A receive learns the number of its message when that comes.
+        if not call.get(number) and (call["end"] or call["op"] != "recv"):
+            return f"the record of {call['op']} has no {number} number"
+        if call["end"] and not call["start"] <= call["end"]:
+            return f"the record of {call['op']} ends before it begins"
+    return None
+
+
+def _lists(value: Any) -> Iterator[list]:
+    """The lists of records in what a probe returned; a list of lists has one for each step."""
     if isinstance(value, list):
         for one in value if value and isinstance(value[0], dict | list) else ():
             yield from _lists(one)
@@ -144,27 +187,31 @@ def _lists(value: Any) -> Iterator[Calls]:
         if name not in RECORDS:
             yield from _lists(one)
         elif isinstance(one, list):
-            yield [call for call in one if isinstance(call, dict) and "op" in call]
+            steps = one if one and all(isinstance(step, list) for step in one) else [one]
+            yield from steps
 
 
 def _messages_differ(calls: Mapping[int, Calls]) -> str | None:
-    """A message that was received, and not sent."""
-    sent = {
-        _message(call, rank, call["peer"])
-        for rank, of_rank in calls.items()
-        for call in of_rank
-        if call["op"] == "send"
-    }
-    for rank, of_rank in calls.items():
-        for call in of_rank:
-            source = call["peer"]
-            if call["op"] != "recv" or source not in calls:
-                continue
-            if call["message"] is None or _message(call, source, rank) not in sent:
-                return (
-                    f"the records of the ranks do not agree: rank {rank} has received "
-                    f"{call['nbytes']} bytes of rank {source}, which rank {source} has not sent"
-                )
+    """A message that one rank has recorded, and the other has not."""
+    sent, received = (
+        {
+            _message(call, *((rank, call["peer"]) if op == "send" else (call["peer"], rank)))
+            for rank, of_rank in calls.items()
+            for call in of_rank
+            if call["op"] == op and call["peer"] in calls
+        }
+        for op in POINT_TO_POINT
+    )
+    for _, _, source, to, nbytes in sorted(received - sent, key=str):
+        return (
+            f"the records of the ranks do not agree: rank {to} has received {nbytes} bytes of "
+            f"rank {source}, which rank {source} has not sent"
+        )
+    for _, _, source, to, nbytes in sorted(sent - received, key=str):
+        return (
+            f"the records of the ranks do not agree: rank {source} has sent {nbytes} bytes to "
+            f"rank {to}, which rank {to} has not received"
+        )
     return None
 
 

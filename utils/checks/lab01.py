@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import random
 import statistics
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -172,7 +174,9 @@ def probe_sum(user_ns: dict, *, rank: int, seed: int, shape: list, double: bool)
     """``sum_over_ranks`` on a fresh tensor."""
     tensor = numbers(seed, *shape, double=double)
     result, calls = recorded(answer_named(user_ns, "sum_over_ranks"), tensor)
-    return {"result": result, "calls": calls}
+    # A class of the student's own could still communicate while it is told.
+    plain = type(result) is torch.Tensor or not isinstance(result, torch.Tensor)
+    return {"result": result if plain else f"<{type(result).__name__}>", "calls": calls}
 
 
 @task("1.4", "all_reduce", points=2)
@@ -289,7 +293,8 @@ def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> 
         return told
     another = dist.new_group(evens)
     try:
-        told["used"] = _uses(function, other, another, rank in evens)
+        used = recorded(_uses, function, other, another, rank in evens)
+        told["used"], told["calls again"] = used
         told["other"] = fingerprint(other)
     finally:
         if rank in evens:
@@ -339,6 +344,9 @@ def sum_over_even_ranks(ranks, report: Report) -> None:
         said = "right for float32[5], and wrong for float64[2, 3]: keep the tensor's type and shape"
         if not report.of(rank) and value["other"] != fingerprint(right):
             report.problem(said, rank)
+        if not report.of(rank):
+            times = made("all_reduce", int(rank in evens), " in another group of these ranks")
+            report.communication(rank, value["calls again"], only("all_reduce"), times)
 
 
 def _judge_group(report: Report, rank: int, value: dict, evens: list[int]) -> None:
@@ -381,32 +389,49 @@ def _judge_even_sum(report: Report, rank: int, value: dict, own: list, evens: li
 
 # -- 1.7 --------------------------------------------------------------------------------------
 
-# Rounds of a check. How much longer each takes than the wire: the first one warms up, some are
-# disturbed. Among any five in a row the median is 1, and neither mean nor minimum is.
+# Rounds of a check. How much longer each of five in a row takes than the wire, in random order: one
+# of them is the median, and no two are alike. The very first round warms up.
 REPEATS = 5
+FACTORS, WARM_UP = (0.6, 0.8, 1.0, 1.5, 4.0), 9.0
 
 
-def _disturbance(k: int) -> float:
-    """By what factor the k-th round takes longer."""
-    return 9.0 if k == 0 else 0.6 if k % 5 == 3 else 3.0 if k % 7 == 6 else 1.0
+def _disturbances(seed: int) -> list[float]:
+    """Return the factors of rounds 0, 5, 10, … to 4, 9, 14, …; the first is above the median."""
+    dice = random.Random(seed)
+    order = dice.sample(FACTORS, len(FACTORS))
+    above = next(k for k, factor in enumerate(order) if factor > 1)
+    return order[above:] + order[:above]
+
+
+def _disturbance(factors: Sequence[float], k: int) -> float:
+    """Return how much longer the k-th round takes. Of any five in a row the median is 1."""
+    return factors[k % len(factors)] if k else WARM_UP
 
 
 def probe_ping_pong(
-    user_ns: dict, *, rank: int, nbytes: int, stamp: int, repeats: int, wire: list[float]
+    user_ns: dict,
+    *,
+    rank: int,
+    nbytes: int,
+    stamp: int,
+    repeats: int,
+    wire: list[float],
+    factors: list[float],
 ) -> dict:
     """``ping_pong`` on a wire that takes ``latency`` + bytes / ``bandwidth`` seconds a message.
 
-    stamp: what the wire writes into all that this rank sends; which ones came is told.
+    stamp: what the wire writes into all that this rank sends; which ones came is told. factors: see
+    :func:`_disturbance`.
     """
     function, came = answer_named(user_ns, "ping_pong"), []
-    with moved_clocks(user_ns) as clock, _slow_wire(clock, *wire, stamp, came):
+    with moved_clocks(user_ns) as clock, _slow_wire(clock, *wire, factors, stamp, came):
         seconds, calls = recorded(function, nbytes, repeats, rank)
     return {"seconds": seconds, "calls": calls, "stamps": came}
 
 
 @contextlib.contextmanager
 def _slow_wire(
-    clock, latency: float, bandwidth: float, stamp: int, came: list[int]
+    clock, latency: float, bandwidth: float, factors: list[float], stamp: int, came: list[int]
 ) -> Iterator[None]:
     """Let each message of this rank take that long, and some rounds longer; stamp what it sends."""
     group, passed, received = dist.group.WORLD, [0], []
@@ -416,7 +441,7 @@ def _slow_wire(
 
     def slow(name: str, call: Callable) -> Callable:
         def with_delay(tensors, *args):
-            factor = _disturbance(passed[0] // 2)
+            factor = _disturbance(factors, passed[0] // 2)
             passed[0] += 1
             clock.advance(factor * (latency + tensors[0].nbytes / bandwidth))
             look()
@@ -455,16 +480,25 @@ def ping_pong(ranks, report: Report) -> None:
     bandwidth = 20e3 + report.seed // 1000 % 1000 * 30
     for nbytes in (8, 200_000, 800_000):
         seeds, true = report.seeds(ranks.n), latency + nbytes / bandwidth
+        factors = _disturbances(report.seed + nbytes)
         given = {"repeats": REPEATS, "wire": [latency, bandwidth], "each": to_each(stamp=seeds)}
-        for answer in report.answers(ranks, __name__, "probe_ping_pong", nbytes=nbytes, **given):
-            _judge_ping_pong(report, answer.rank, answer.value, nbytes, true, seeds)
+        given |= {"nbytes": nbytes, "factors": factors}
+        for answer in report.answers(ranks, __name__, "probe_ping_pong", **given):
+            wrong = functools.partial(_wrong_times, true, factors)
+            _judge_ping_pong(report, answer.rank, answer.value, nbytes, true, wrong, seeds)
         if report.found:
             return
     _judge_fit(ranks, report)
 
 
 def _judge_ping_pong(
-    report: Report, rank: int, value: dict, nbytes: int, true: float, stamps: list[int]
+    report: Report,
+    rank: int,
+    value: dict,
+    nbytes: int,
+    true: float,
+    wrong_times: Callable[[int], list[Mistake]],
+    stamps: list[int],
 ) -> None:
     calls, seconds, takes_part = value["calls"], value["seconds"], rank < 2
     plays = [call for call in calls if call["op"] != "barrier"]
@@ -485,11 +519,11 @@ def _judge_ping_pong(
     rules = only("send", "recv", "barrier"), *rules_of(wrong)
     if report.communication(rank, calls, *rules) and rank == 0:
         form = {"what": f"{what}, seconds on the emulated wire", "form": "seconds"}
-        report.judge(0, seconds, true, _wrong_times(sends, true), **form, tolerance=0.05)
+        report.judge(0, seconds, true, wrong_times(sends), **form, tolerance=0.05)
 
 
-def _wrong_times(rounds: int, true: float) -> list[Mistake]:
-    took = [_disturbance(k) for k in range(rounds)]
+def _wrong_times(true: float, factors: Sequence[float], rounds: int) -> list[Mistake]:
+    took = [_disturbance(factors, k) for k in range(rounds)]
     kept, median = took[-REPEATS:], "take the median, so that one disturbed round does not count"
     mean = statistics.mean(kept)
     factors = {

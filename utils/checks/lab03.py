@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from . import replicas, training
-from .calls import inside, made, only, waited
+from .calls import inside, made, only, some, waited
 from .groups import EVERYWHERE, PARTITIONS, WORLD, in_group, keywords, on, places, tried
 from .mistakes import Mistake, table
 from .model import use_model as use_model
@@ -34,6 +34,14 @@ def _rules(members: list[int]) -> tuple:
 
 SIZES = (6, 6, 6, 4)
 CALLS = 2  # of an answer in a row: what it keeps of the first must not change the second
+
+
+@functools.cache
+def _gradient_length() -> int:
+    """Return how many numbers the gradients have; two biases have none."""
+    model = replicas.net(0, SIZES)
+    without = model[1].bias.numel() + model[3].bias.numel()
+    return sum(parameter.numel() for parameter in model.parameters()) - without
 
 
 def _gradient(seed: int, samples: int = 1) -> torch.Tensor:
@@ -85,7 +93,7 @@ def _judge_gradients(ranks, report: Report, cases: list[dict], mistakes, extra: 
         for rank, value in zip(members, values, strict=True):
             for k, (n, got) in enumerate(zip(counts, value, strict=True)):
                 own = [_gradient(seed + 10 * k, n[r]) for r, seed in enumerate(seeds)]
-                own = [row[: len(got["gradient"])] for row in own]
+                own = [row[: _gradient_length()] for row in own]
                 likely = mistakes(own, n, members, rank, counts[0])
                 if not _judge_gradient(report, rank, got, own, n, members, likely, extra):
                     break
@@ -428,7 +436,7 @@ def _judge_history(
         got = sorted(history) if isinstance(history, dict) else history
         said = 'train_parallel must return a dict with "loss", "test_loss" and "accuracy"'
         report.problem(f"{said}; it returned {got}", rank)
-    elif report.communication(rank, value["calls"], inside(members)):
+    elif report.communication(rank, value["calls"], inside(members), some(members)):
         for key, expected in twin.items():
             what = f'train_parallel on a few images {on(members)}: "{key}"'
             wrong = training.wrong_histories(key, twin, epochs, part)
@@ -541,4 +549,5 @@ def _judge_sync(report: Report, rank: int, value: dict, members, damage: str) ->
     said = "return True or False, a Python bool: .item() makes one of a tensor"
     kind = [Mistake(lambda got: isinstance(got, str), said)]
     what, form = f"{on(members)}: {words}", "True or False"
-    return report.judge(rank, value["result"], expected, kind, what=what, form=form)
+    right = report.judge(rank, value["result"], expected, kind, what=what, form=form)
+    return right and report.communication(rank, value["calls"], some(members))

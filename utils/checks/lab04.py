@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from . import overlap, replicas
-from .calls import Calls, Rule, inside, only
+from .calls import Calls, Rule, inside, only, some
 from .groups import EVERYWHERE, PARTITIONS, WORLD, enough, in_group, keywords, on, tried
 from .mistakes import Mistake, same, short, table
 from .model import use_model as use_model
@@ -138,7 +138,7 @@ def _replica_rules(value: dict, members: list[int], start: list[float]) -> list[
 def _step_rules(members: list[int], step: dict) -> tuple[list[Rule], list[Rule]]:
     said = f"the gradients were reduced {step['times']} times. backward() of a DDP model has "
     once = {said + "averaged them already": step["times"] > 1}
-    return [only("all_reduce"), inside(members)], replicas.rules_of(once)
+    return [only("all_reduce"), inside(members)], [*replicas.rules_of(once), some(members)]
 
 
 # -- 4.2: buckets -----------------------------------------------------------------------------
@@ -526,7 +526,7 @@ def _judge_accumulation(report: Report, rank: int, value: dict, own: dict, k: in
         "last microbatch, forward and backward go into model.no_sync()": times > 1,
         "the gradients were not communicated": times < 1,
         "all microbatches went through the model as one large batch, which needs the memory that "
-        "accumulating saves: one forward for each": value["forwards"] == [SIZE * k] and k > 1,
+        "accumulating saves: one forward for each": len(value["forwards"]) < k,
         f"one backward for {k} forwards keeps what each of them computed until the end, which "
         "needs the memory that accumulating saves: call backward() after each forward":
             value["backwards"] < k,

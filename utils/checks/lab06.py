@@ -6,7 +6,8 @@ how often it holds the part of which rank (:func:`counting`), so that a wrong on
 second time the numbers are random ones of double precision, so that order of addition and place
 matter.
 
-What was sent to whom is read from the records. No verdict depends on how long something took.
+The check reads from the records of both runs what was sent to whom. No verdict depends on how long
+something took.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ MIXED = [[0], [1, 2], [3, 4, 5]]
 # Divisible, not divisible, shorter than the group, many. The long one: a sixth of it is too long
 # for MPI to send it before somebody receives.
 SHORT, LONG = (8, 5, 1, 203), 10_007
-FLOAT = 4  # bytes
+# Bytes of an element in the first run and in the second.
+FLOAT, DOUBLE = 4, 8
 
 # Base of the numbers that tell whose parts are in an element: odd, so that a half of one is none;
 # its sixth power is exact in single precision.
@@ -110,6 +112,7 @@ def _elements(start: int, stop: int, length: int) -> str:
 def why_sum(found: list[list], place: int, members: Sequence[int], length: int) -> str | None:
     """What is wrong with a result, told by :func:`stretches`."""
     size = len(members)
+    _refuse_gaps(found, length)
     if size > 1 and [stretch[2] for stretch in found] == [BASE**place]:
         return (
             "x is this rank's own tensor, unchanged. The result has to come to every rank, and "
@@ -123,6 +126,14 @@ def why_sum(found: list[list], place: int, members: Sequence[int], length: int) 
                 words = words.replace("hold ", "holds ", 1).replace("lack ", "lacks ", 1)
             return f"{_elements(start, stop, length)} of x {words}"
     return None
+
+
+def _refuse_gaps(found: list[list], length: int) -> None:
+    """Raise ValueError if stretches leave out some of the elements."""
+    ends = [0, *(stop for _, stop, _ in found)]
+    whole = len(found) == STRETCHES or ends[-1] == length
+    if not whole or [start for start, *_ in found] != ends[:-1]:
+        raise ValueError(f"stretches of {length} elements: {found}")
 
 
 def noise(seed: int, length: int) -> torch.Tensor:
@@ -155,18 +166,40 @@ def probe_all_reduce(
     place, answers = dist.get_rank(group), []
     for length in lengths:
         x, y = counting(place, length), noise(seed, length)
-        dist.barrier(group=group)
-        _, calls = recorded(function, x, **named)
-        dist.barrier(group=group)
-        function(y, **named)
-        answers.append({
-            "length": length,
-            "sum": stretches(x),
-            "noise": y,
-            "bits": hashlib.sha256(y.numpy().tobytes()).hexdigest(),
-            "calls": calls,
-        })  # fmt: skip
+        records, _ = _twice(function, group, (x, y), **named)
+        answers.append({"length": length, **_contents(x, y), **records})
     return answers
+
+
+def _twice(function: Callable, among, tensors: Iterable, *more, **named) -> tuple[dict, list]:
+    """Call a function with each of two tensors; return the records of both runs, and results.
+
+    among: the group whose ranks begin each run together.
+    """
+    runs = []
+    for tensor in tensors:
+        dist.barrier(group=among)
+        runs.append(recorded(function, tensor, *more, **named))
+    (first, calls), (second, again) = runs
+    return {"calls": calls, "calls again": again}, [first, second]
+
+
+def _contents(x: torch.Tensor, y: torch.Tensor) -> dict:
+    """What a rank tells of its two results."""
+    bits = hashlib.sha256(y.numpy().tobytes()).hexdigest()
+    return {"sum": stretches(x), "noise": y, "bits": bits}
+
+
+def _runs(values: Sequence[dict], length: int) -> Iterator[list[dict]]:
+    """Yield what the ranks told, once with the calls of each run and the bytes of its tensor."""
+    for calls, size in (("calls", FLOAT), ("calls again", DOUBLE)):
+        yield [value | {"calls": value[calls], "nbytes": size * length} for value in values]
+
+
+def _of_lengths(case: dict, values: Sequence[list]) -> Iterator[tuple[int, tuple[dict, ...]]]:
+    """Yield each length that was asked for, and what the ranks of a group told of it."""
+    for length, *of_ranks in zip(case["lengths"], *values, strict=True):
+        yield length, tuple(value | {"length": length} for value in of_ranks)
 
 
 def _cases(report: Report, among: Iterable = (), **given) -> Iterator[dict]:
@@ -204,22 +237,31 @@ def _judge_all_reduce(ranks, report: Report, name: str, judge_traffic: Callable,
     answers = tried(ranks, report, __name__, "probe_all_reduce", cases, _hint, world=WORLD)
     for case, members, values in answers:
         seeds = seeds_of(case, members)
-        for of_a_length in zip(*values, strict=True):
-            length = of_a_length[0]["length"]
+        for length, of_a_length in _of_lengths(case, values):
             where = f"{on(members)}, {_numbers(length)}"
             if not _judge_conduct(report, members, of_a_length):
                 break
             if not _judge_sums(report, members, of_a_length, seeds, where):
                 break
-            judge_traffic(report, members, of_a_length, where)
+            _judge_both(report, judge_traffic, members, of_a_length, where)
             if report.found:
                 break
 
 
+def _judge_both(
+    report: Report, judge: Callable, members: list[int], values: Sequence[dict], where: str, *more
+) -> None:
+    """Judge what was sent in the first run, and if that is right, in the second."""
+    for run in _runs(values, values[0]["length"]):
+        if not report.found:
+            judge(report, members, run, *more, where)
+
+
 def _judge_conduct(report: Report, members: list[int], values: Sequence[dict]) -> bool:
-    """Messages only, in the group, and waited for."""
+    """Messages only, in the group, and waited for, in both runs."""
     for rank, value in zip(members, values, strict=True):
-        said = broken(value["calls"], only("send", "recv"), inside(members), waited)
+        rules = only("send", "recv"), inside(members), waited
+        said = broken(value["calls"], *rules) or broken(value["calls again"], *rules)
         if said:
             report.problem(said, rank, "communication")
     return not report.found
@@ -263,7 +305,7 @@ def _by_plan(plan: Plan, why: str) -> Callable:
 
     def judge(report: Report, members: list[int], values: Sequence[dict], where: str) -> None:
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-            planned = plan(place, len(members), FLOAT * value["length"])
+            planned = plan(place, len(members), value["nbytes"])
             wanted = {members[to]: nbytes for to, nbytes in planned.items()}
             got = bytes_to(value["calls"])
             if got != wanted:
@@ -328,7 +370,8 @@ def ring_rules(
 ) -> None:
     """One neighbour on each side, p − 1 chunks of each rank in each phase, in any direction."""
     size, length = len(members), values[0]["length"]
-    most = phases * (size - 1) * -(-length // size) * FLOAT
+    nbytes = values[0]["nbytes"]
+    most = phases * (size - 1) * -(-length // size) * (nbytes // length)
     in_all = 0
     for rank, value in zip(members, values, strict=True):
         sent, came = (bytes_to(value["calls"], op) for op in ("send", "recv"))
@@ -348,7 +391,7 @@ def ring_rules(
                 rank,
                 "communication",
             )
-    expected = phases * (size - 1) * length * FLOAT
+    expected = phases * (size - 1) * nbytes
     if not report.found and in_all != expected:
         report.problem(
             f"{where}: all ranks together sent {in_all} bytes, expected {expected}: each chunk "
@@ -374,10 +417,7 @@ def probe_reduce_scatter(
     answers = []
     for length in lengths:
         x, y = counting(place, length), noise(seed, length)
-        dist.barrier(group=group)
-        mine, calls = recorded(function, x, **named)
-        dist.barrier(group=group)
-        again = function(y, **named)
+        records, (mine, again) = _twice(function, group, (x, y), **named)
         number = isinstance(again, int) and 0 <= again < size
         answers.append({
             "length": length,
@@ -386,7 +426,7 @@ def probe_reduce_scatter(
             "chunks": [stretches(x[chunk(k, length, size)]) for k in range(size)],
             "again": again if number else None,
             "noise": y,
-            "calls": calls,
+            **records,
         })  # fmt: skip
     return answers
 
@@ -402,12 +442,11 @@ def _judge_half(ranks, report: Report, probe: str, cases: list[dict], judge: Cal
     answers = tried(ranks, report, __name__, probe, cases, _hint, world=WORLD)
     for case, members, values in answers:
         seeds = seeds_of(case, members)
-        for of_a_length in zip(*values, strict=True):
-            where = f"{on(members)}, {_numbers(of_a_length[0]['length'])}"
+        for length, of_a_length in _of_lengths(case, values):
+            where = f"{on(members)}, {_numbers(length)}"
             if _judge_conduct(report, members, of_a_length):
                 judge(report, members, of_a_length, seeds, where)
-            if not report.found:
-                ring_rules(report, members, of_a_length, where)
+            _judge_both(report, ring_rules, members, of_a_length, where)
             if report.found:
                 break
 
@@ -447,6 +486,8 @@ def _why_chunk(value: dict, members: list[int], seeds: list[int]) -> str | None:
     if not 0 <= mine < size:
         return f"returned chunk {mine}; chunks are numbered 0 to {size - 1}: take it modulo p"
     complete = [k for k in range(size) if _is_complete(value["chunks"][k], size)]
+    own = range(value["length"])[chunk(mine, value["length"], size)]
+    _refuse_gaps(value["chunks"][mine], len(own))
     wrong = [stretch for stretch in value["chunks"][mine] if wrong_part(stretch[2], size)]
     if not wrong:
         again, length = value["again"], value["length"]
@@ -494,16 +535,13 @@ def probe_all_gather(
         x = torch.full((length,), OLD)
         x[chunk(mine, length, size)] = _own_chunk(mine, length, size, seed)
         double = x.double() / 3  # float32 does not hold it
-        dist.barrier(group=group)
-        _, calls = recorded(function, x, mine, **named)
-        dist.barrier(group=group)
-        function(double, mine, **named)
+        records, _ = _twice(function, group, (x, double), mine, **named)
         answers.append({
             "length": length,
             "mine": mine,
             "x": x,
             "alike": torch.equal(double, x.double() / 3),
-            "calls": calls,
+            **records,
         })  # fmt: skip
     return answers
 
@@ -848,17 +886,8 @@ def probe_server(
         is_worker = place < many
         x = counting(place, length) if is_worker else torch.full((length,), REDUCERS_OWN)
         y = noise(seed, length)
-        dist.barrier(group=group)
-        _, calls = recorded(function, x, many, pieces, **named)
-        dist.barrier(group=group)
-        function(y, many, pieces, **named)
-        answers.append({
-            "length": length,
-            "sum": stretches(x),
-            "noise": y,
-            "bits": hashlib.sha256(y.numpy().tobytes()).hexdigest(),
-            "calls": calls,
-        })  # fmt: skip
+        records, _ = _twice(function, group, (x, y), many, pieces, **named)
+        answers.append({"length": length, **_contents(x, y), **records})
     return answers
 
 
@@ -875,13 +904,12 @@ def reduction_server(ranks, report: Report) -> None:
         ranks, report, __name__, "probe_server", cases, hint, world=WORLD
     ):
         many, pieces = case["workers"][str(len(members))], case["pieces"]
-        for of_a_length in zip(*values, strict=True):
-            where = f"{on(members)}, {many} of them workers, {_numbers(of_a_length[0]['length'])}"
+        for length, of_a_length in _of_lengths(case, values):
+            where = f"{on(members)}, {many} of them workers, {_numbers(length)}"
             if _judge_conduct(report, members, of_a_length):
                 seeds = seeds_of(case, members[:many])
                 _judge_workers(report, members[:many], of_a_length[:many], seeds, where)
-            if not report.found:
-                _judge_service(report, members, of_a_length, many, pieces, where)
+            _judge_both(report, _judge_service, members, of_a_length, where, many, pieces)
             if report.found:
                 break
 
@@ -910,7 +938,8 @@ def _judge_service(
     report: Report, members: list[int], values: Sequence[dict], many: int, pieces: int, where: str
 ) -> None:
     workers, reducers, length = members[:many], members[many:], values[0]["length"]
-    per_reducer = pieces * -(-length // (pieces * len(reducers))) * FLOAT
+    nbytes = values[0]["nbytes"]
+    per_reducer = pieces * -(-length // (pieces * len(reducers))) * (nbytes // length)
     firsts: dict[int, list[int]] = {}
     for rank, value in zip(members, values, strict=True):
         others = reducers if rank in workers else workers
@@ -919,9 +948,9 @@ def _judge_service(
         if not said and rank in workers:
             total = sum(sent.values())
             numbers = {other: sum(c["peer"] == other for c in sends) for other in reducers}
-            if total != FLOAT * length:
+            if total != nbytes:
                 said = (
-                    f"it sent {total} bytes: a worker sends each of its {FLOAT * length} bytes "
+                    f"it sent {total} bytes: a worker sends each of its {nbytes} bytes "
                     "once, to the reducer of the piece that it belongs to"
                 )
             elif max(sent.values()) > per_reducer:
@@ -978,8 +1007,8 @@ def halving_doubling(ranks, report: Report) -> None:
 
 def _halving_rules(report: Report, members: list[int], values: Sequence[dict], where: str) -> None:
     """2·log₂ p messages of each rank, to partners at distances 1, 2, 4 …; 2(p − 1)/p of x."""
-    size, length = len(members), values[0]["length"]
-    depth, in_all = size.bit_length() - 1, 0
+    size, length, nbytes = len(members), values[0]["length"], values[0]["nbytes"]
+    depth, in_all, element = size.bit_length() - 1, 0, nbytes // length
     for place, (rank, value) in enumerate(zip(members, values, strict=True)):
         sent = bytes_to(value["calls"])
         partners = {members[place ^ (1 << k)] for k in range(depth)}
@@ -990,14 +1019,16 @@ def _halving_rules(report: Report, members: list[int], values: Sequence[dict], w
             said = f"it sent to ranks {sorted(sent)}; its partners are {sorted(partners)}"
         elif count != 2 * depth:
             said = f"it sent {count} messages, {2 * depth} are enough: one to each partner and back"
-        elif sum(sent.values()) > 2 * FLOAT * sum(-(-length // 2**k) for k in range(1, depth + 1)):
+        elif sum(sent.values()) > 2 * element * sum(
+            -(-length // 2**k) for k in range(1, depth + 1)
+        ):
             said = (
                 f"it sent {sum(sent.values())} bytes: halve what travels in each step, and send "
                 "only the half that the partner goes on with"
             )
         if said:
             report.problem(f"{where}: {said}", rank, "communication")
-    expected = 2 * (size - 1) * length * FLOAT
+    expected = 2 * (size - 1) * nbytes
     if not report.found and in_all != expected:
         said = f"all ranks together sent {in_all} bytes, expected {expected}"
         report.problem(f"{where}: {said}", kind="communication")

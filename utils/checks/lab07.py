@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from utils.verdict import named
 
-from .calls import blocking, broken, only, waited
+from .calls import blocking, broken, only, some, waited
 from .mistakes import Mistake, same
 from .model import use_model as use_model
 from .probe import answer_named, as_dict, numbers, recorded, told
@@ -618,6 +618,8 @@ def _judge_count(report: Report, rank: int, value: dict, kept: torch.Tensor, tim
             "communication",
         )
         return
+    if not report.communication(rank, value["calls"], some(range(WORLD))):
+        return
     counters = kept.sum((0, 1))
     share = 1 - counters.mean().item() / (WORLD * times)
     mistakes = [
@@ -774,7 +776,8 @@ def _judge_sharded(report, worker: int, value, handed: list, steps: int, servers
     length = LENGTHS[len(servers)]
     seen = [numbers(seed + worker + 31 * k, length).tolist() for k in range(steps)]
     alone = len(servers) == 1
-    rules = (only("send", "recv"), waited, *([] if alone else [_not_blocking]))
+    rules = (some([worker, *servers]), only("send", "recv"), waited)
+    rules += () if alone else (_not_blocking,)
     if not report.communication(worker, value["calls"], *rules):
         return
     if value["apart"]:

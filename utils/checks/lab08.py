@@ -380,7 +380,9 @@ def _judge_round_robin(report: Report, case: dict, members: list[int], values: l
         mine = turns if place == 0 else [0] * turns.count(place)
         sized = _sized(case)
         rules = (only("send", "recv"), inside(members), _turns(members, mine), sized, waited)
-        report.communication(rank, value["calls"], *rules, _in_line(place, value))
+        report.communication(
+            rank, value["calls"], *rules, _in_line(place, value, turns.count(place))
+        )
     if not report.found:
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
             wrong = {said: lambda v=name, p=place: replay(v)[p]
@@ -410,10 +412,12 @@ def _row(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers)) or "none"
 
 
-def _in_line(place: int, value: dict) -> Rule:
-    """The rule that a worker computes after line 10 and before line 12."""
+def _in_line(place: int, value: dict, times: int) -> Rule:
+    """Return the rule that a worker computes ``times`` gradients, between lines 10 and 12."""
 
     def rule(_: Calls) -> str | None:
+        if place and len(value["seen"]) != times:
+            return f"this worker computed {len(value['seen'])} gradients, and has {times} turns"
         if place == 0 and value["at"]:
             return "the master computes a gradient: it has no images, only the workers compute"
         for k, (sends, receives) in enumerate(value["seen"]):

@@ -20,7 +20,7 @@ from utils import models
 
 from . import experts
 from . import shards as layers
-from .calls import Calls, inside, made, only, waited
+from .calls import Calls, inside, made, only, some, waited
 from .functions import Case, judge_calls
 from .groups import WORLD, Partition, in_group, keywords, on, places, tried
 from .mistakes import Mistake, table
@@ -153,16 +153,17 @@ def probe_operators(user_ns: dict, *, rank: int, group, partition, seed: int) ->
     x, upstream = drawn(seed, *_SHAPE), drawn(seed + 50, *_SHAPE)
     for name in ("f", "g"):
         operator = functools.partial(answer_named(user_ns, name), **named)
-        given = x.clone()
+        given, shared = x.clone(), upstream.clone()
         one = both_ways(operator, x, upstream)
-        operator(given)
+        _, again = recorded(operator, given)
         turned = both_ways(lambda t, o=operator: o(t.t()).t(), x, upstream)
-        shared = upstream.clone()
         leaf = x.clone().requires_grad_()
-        y = operator(leaf)
+        y, calls = recorded(operator, leaf)
+        again += turned["forward"] + turned["backward"] + calls
         if isinstance(y, Tensor) and y.requires_grad:
-            y.backward(shared)
+            again += recorded(y.backward, shared)[1]
         found[name] = one | {
+            "calls again": again,
             "input": torch.equal(given, x),
             "upstream": torch.equal(shared, upstream),
             "turned": [turned["y"], turned["dx"]],
@@ -226,7 +227,14 @@ def operators(ranks, report: Report) -> None:
                 ok = ok and report.communication(rank, [], *odd)
                 what = f"{name} of a transposed tensor, whose memory has another order"
                 numbers = [one.reshape(-1).tolist() for one in turned]
-                if not (ok and report.judge(rank, got["turned"], numbers, what=what)):
+                times = 2 if name == "f" else 3  # of three calls, two with backward
+                more = made("all_reduce", times, f" in three more calls of {name}")
+                rules = only("all_reduce"), inside(members), more, waited
+                if not (
+                    ok
+                    and report.judge(rank, got["turned"], numbers, what=what)
+                    and report.communication(rank, got["calls again"], *rules)
+                ):
                     break
 
 
@@ -580,7 +588,7 @@ def class_parallel_loss(ranks, report: Report) -> None:
                 and report.judge(rank, value["y"], [loss.item()], wrong, what=what, form=form)
                 and report.judge(rank, value["dx"], expected.tolist(), wrong_dx,
                                  what=f"gradient of the logits {what}", tolerance=EXACT)
-                and report.communication(rank, [], *allowed)
+                and report.communication(rank, value["forward"], *allowed, some(members))
                 and report.communication(rank, value["backward"],
                                          made("all_reduce", 0, " backward"), only())
             )  # fmt: skip

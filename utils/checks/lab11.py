@@ -581,7 +581,7 @@ def _judge_one(
     p = len(members)
     begin = row_of([q for m in layers_of(seeds.model) for q in m.parameters()], p).tolist()
     part = slice(k * len(begin) // p, (k + 1) * len(begin) // p)
-    for step, value in enumerate(steps):
+    for step, value in zip(range(STEPS), steps, strict=True):
         right, where = trained(seeds)[step], f"step {step + 1} {on(members)}"
         mixed = list(begin)
         mixed[part] = right[part]
@@ -651,7 +651,8 @@ def probe_two(user_ns: dict, *, rank: int, group, partition, own: int, seed: int
     shards = [shard_of(list(layer.parameters()), p, k) for layer in layers]
     function(layers, shards, **keywords(partition, group))
     loss = loss_of(chained(layers, samples(own, 0, WIDE)))
-    return {"steps": found, "rows": collected(loss.backward)[1]}
+    (_, rows), calls = recorded(collected, loss.backward)
+    return {"steps": found, "rows": rows, "calls again": calls}
 
 
 def _means(seeds: Seeds, step: int, i: int) -> Tensor:
@@ -701,7 +702,7 @@ def _judge_two(
     report: Report, rank: int, k: int, members: list[int], seeds: Seeds, value: dict
 ) -> None:
     p, n = len(members), len(SMALL) - 1
-    for step, found in enumerate(value["steps"]):
+    for step, found in zip(range(STEPS), value["steps"], strict=True):
         where = f"backward {step + 1} {on(members)}"
         means = [_means(seeds, step, i).chunk(p)[k].tolist() for i in range(n)]
         why = f" in {where}: one for each of {n} layers, with weight and bias together"
@@ -726,6 +727,10 @@ def _judge_two(
         "are reduce-scattered, and keep no row"
     )
     report.communication(rank, [], *rules_of({said: p > 1 and value["rows"] > most}))
+    if p == WORLD:
+        why = f" in backward of {CHAIN} equal layers"
+        rules = only("reduce_scatter_tensor"), made("reduce_scatter_tensor", CHAIN, why)
+        report.communication(rank, value["calls again"], *rules)
 
 
 # -- 11.6: ZeRO-3 -----------------------------------------------------------------------------
@@ -762,9 +767,9 @@ def probe_three(user_ns: dict, *, rank: int, group, partition, own: int, seed: i
         return found
     _, layers = made_of((WIDE,) * (CHAIN + 1))
     x = samples(own, 0, WIDE).requires_grad_()
-    y, found["rows forward"] = collected(chained, layers, x)
-    _, found["rows backward"] = collected(loss_of(y).backward)
-    return found
+    (y, found["rows forward"]), forward = recorded(collected, chained, layers, x)
+    (_, found["rows backward"]), backward = recorded(collected, loss_of(y).backward)
+    return found | {"calls again": forward + backward}
 
 
 @task("11.6", "ZeRO-3", points=3)
@@ -819,6 +824,10 @@ def _judge_three(
                              mistakes=_wrong_parts(seeds, k, 0, i),
                              what=f"gradient of shard {i} {where}") for i in range(n))
         and report.communication(rank, [], *_kept(p, where, value["rows backward"], "backward"))
+        and (p < WORLD or report.communication(
+            rank, value["calls again"], only("all_gather_into_tensor", "reduce_scatter_tensor"),
+            made("all_gather_into_tensor", 2 * CHAIN, f" both ways through {CHAIN} equal layers"),
+            made("reduce_scatter_tensor", CHAIN, f" back through {CHAIN} equal layers")))
     )  # fmt: skip
 
 
@@ -944,9 +953,11 @@ def offload(ranks, report: Report) -> None:
             ok = all(
                 report.communication(rank, calls, only("send", "recv"), inside(members),
                                      _traffic(place, members, order))
-                for calls in value["calls"]
+                for _, calls in zip(range(STEPS), value["calls"], strict=True)
             )  # fmt: skip
-            for seen in value["seen"] if ok else ():
+            for _, seen in zip(range(STEPS), value["seen"] if ok else [()] * STEPS, strict=True):
+                if not ok:
+                    break
                 rules = (_device_rules(seen, value["kept"], len(order)) if place == 0
                          else _host_rules(seen, order))  # fmt: skip
                 ok = ok and report.communication(rank, [], *rules)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from . import clients
-from .calls import Calls, only
+from .calls import Calls, only, some
 from .groups import enough
 from .mistakes import Mistake, is_number, same, table
 from .model import use_model as use_model
@@ -349,9 +349,22 @@ def run_round(ranks, report: Report) -> None:
         ]
         for said in [*answer.value["said"], *others]:
             report.problem(said, clients.SERVER, "communication")
+        told = [(t, client) for t, client, _ in answer.value["got"]]
+        if not report.found and sorted(told) != sorted(_given_to(answer.rank, first)):
+            report.problem(f"rank {answer.rank} had weights for {told}", clients.SERVER)
     for t, (plan, value) in enumerate(zip(clients.ROUNDS, answers[0].value, strict=True), first):
         if report.found or not _judge_round(report, t, plan, value, seeds):
             return
+
+
+def _given_to(rank: int, first: int) -> list[tuple[int, int]]:
+    """Return round and client of all weights that a rank gets."""
+    return [
+        (t, client)
+        for t, plan in enumerate(clients.ROUNDS, first)
+        for client in plan.chosen
+        if _home(client) == rank
+    ]
 
 
 def _explain_round(report: Report) -> None:
@@ -377,7 +390,8 @@ def _judge_round(report: Report, t: int, plan: clients.Round, value: dict, seeds
         report.problem(f"{where}: {said}", clients.SERVER, kind)
         return False
 
-    if not report.communication(clients.SERVER, value["calls"], only("send", "recv"), _large):
+    rules = only("send", "recv"), some(range(WORLD)), _large
+    if not report.communication(clients.SERVER, value["calls"], *rules):
         return False
     updates = value["updates"]
     if updates is None:
@@ -814,6 +828,8 @@ def _wrong_masks(value: dict) -> str | None:
     if not same(value["back"], [1.0, -1.5, 0.0]):
         fits = next((one.said for one in wrong if one.fits(value["back"])), "")
         return f"unmasked of [SCALE, -1.5 SCALE, 0]: {fits or value['back']}, expected [1, -1.5, 0]"
+    if len(value["kinds"]) != len(TAKING_PART) or len(value["chi2"]) != len(TAKING_PART):
+        raise ValueError(f"{len(value['chi2'])} masked updates of {len(TAKING_PART)} clients")
     if value["bare"]:
         who = TAKING_PART[value["bare"][0]]
         return f"the message of client {who} is its update without any mask: one for each other"

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .calls import inside, only, waited
+from .calls import inside, only, some, waited
 from .crashes import TOGETHER, Watched, states, written_by_python
 from .functions import Case, judge_calls
 from .groups import WORLD, Partition, in_group, keywords, on, places, tried
@@ -404,6 +404,9 @@ def safe_save(ranks, report: Report) -> None:
             if said := _wrong_with(left, p, kind, done=chosen == over):
                 report.problem(f"{on(members)}: {said}", members[place])
                 break
+        for rank, value in zip(members, values, strict=True):
+            if not report.found:
+                report.communication(rank, value["calls"], some(members))
 
 
 # -- 13.4: as many files as ranks, once -------------------------------------------------------
@@ -712,7 +715,7 @@ def _judge_agreed(report: Report, members: list[int], values: list[dict], given:
                 f"{where}: job.go_to(step) was called with {value['asked']}, expected {most}: "
                 "sampler and learning rate have to be at that step": value["step"] != most,
             }  # fmt: skip
-            report.communication(rank, [], *rules_of(said))
+            report.communication(rank, value["calls"], *rules_of(said), some(members))
 
 
 def _judge_means(report: Report, members: list[int], values: list[dict], given: list) -> None:
@@ -739,5 +742,7 @@ def _judge_means(report: Report, members: list[int], values: list[dict], given: 
             "divided by the ranks as well": right / p if p > 1 else None,
         })  # fmt: skip
         form = "nothing, and change the gradients in place"
-        report.judge(rank, value["gradient"], right.tolist(), wrong, form=form, tolerance=1e-4,
-                     what=f"{where}, with {shares} samples: the gradient")  # fmt: skip
+        what = f"{where}, with {shares} samples: the gradient"
+        how = {"form": form, "tolerance": 1e-4, "what": what}
+        if report.judge(rank, value["gradient"], right.tolist(), wrong, **how):
+            report.communication(rank, value["calls"], some(members))

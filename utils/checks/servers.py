@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from .calls import only, waited
+from .calls import only, some, waited
 from .mistakes import Mistake, same
 from .probe import answer_named, numbers, recorded, told
 from .task import Report, to_each
@@ -445,7 +445,7 @@ def ask_worker(
     if not answers or report.found:
         return [], []
     for worker, *_ in jobs:
-        rules = (only("send", "recv"), waited)
+        rules = (some([SERVER, worker]), only("send", "recv"), waited)
         report.communication(worker, answers[worker].value["calls"], *rules)
     return ([], []) if report.found else (jobs, answers)
 

@@ -29,13 +29,20 @@ from IPython import get_ipython
 from utils.shown import show_errors
 from utils.verdict import Problem, Verdict
 
-from .calls import Calls, Rule, broken, disagreement
+from .calls import Calls, Rule, broken, disagreement, forgery
 from .mistakes import TOLERANCE, Mistake, recognise, same, short
 from .probe import digest
 
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
 # deadlock is reported by the ranks that wait, with the line they wait at.
 PATIENCE = 45.0
+
+# What a judge raises at a reply that is not what its probe makes.
+UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+FORGED = (
+    "The check's own code does not make such a reply: does your answer change something of the "
+    "lab? Restart the ranks, and run your cells again"
+)
 
 _MISSING = re.compile(r"(\w+) is not defined on this rank")
 _STUB = re.compile(r"NotImplementedError: Task ([\d.]+): (.*)")
@@ -57,7 +64,7 @@ class Report:
         found: text of each problem, its kind (see :class:`utils.verdict.Problem`), and the rank
             that has it; ``None`` for all together.
         open: number and title of a task whose stub was met.
-        doubt: where the records of the ranks do not agree, in words.
+        doubt: how the records of the ranks contradict each other, in words.
     """
 
     seed: int = field(default_factory=lambda: secrets.randbelow(2**31))
@@ -158,13 +165,18 @@ class Report:
             self.problem(explanation, kind="error")
         if any(reply.status != "ok" for reply in replies):
             return []
+        for reply in replies:
+            if said := reply.forged or forgery(reply.rank, reply.value):
+                self.problem(f"{said}. {FORGED}", reply.rank, "forged")
+        if any(kind == "forged" for _, kind, _ in self.found):
+            return []
         self.doubt = self.doubt or disagreement({reply.rank: reply.value for reply in replies})
         return replies
 
     def settle(self) -> None:
         """Nothing else is wrong: then it is one problem that the ranks' records do not agree."""
         if self.doubt and not self.found:
-            self.problem(self.doubt, kind="communication")
+            self.problem(f"{self.doubt}. {FORGED}", kind="forged")
 
 
 def to_each(**of_ranks: Sequence) -> list[dict[str, Any]]:
@@ -188,7 +200,14 @@ def task(number: str, title: str, points: int) -> Callable:
         @functools.wraps(judge)
         def check(ranks, **kwargs) -> None:
             report = Report()
-            judge(ranks, report, **kwargs)
+            try:
+                judge(ranks, report, **kwargs)
+            except UNREADABLE as error:
+                report.problem(
+                    f"the check cannot read what the ranks replied ({type(error).__name__}: "
+                    f"{error}): does your answer return what the task asks for?",
+                    kind="error",
+                )
             report.settle()
             if report.found and not report.open:
                 _compare_with_kernel(ranks, report)

@@ -26,7 +26,8 @@ class Reply:
     stdout: what was printed meanwhile. balance: how many more messages the rank has sent than
     received, since the ranks last met. unreceived: of each message that it has sent and no rank
     has received: what, to whom, where; they are thrown away. A rank that was silent and could be
-    interrupted tells by `error` and `line` where it was.
+    interrupted tells by `error` and `line` where it was. forged: why the reply is not the one that
+    the rank's own code has printed, if there are signs of that.
     """
 
     rank: int
@@ -37,3 +38,4 @@ class Reply:
     stdout: str = ""
     balance: int = 0
     unreceived: tuple[str, ...] = ()
+    forged: str = ""

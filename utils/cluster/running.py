@@ -577,7 +577,7 @@ class Question:
         result.wait_for_output(5)
         text = result.stdout if isinstance(result.stdout, str) else "".join(result.stdout)
         before, mark, after = text.partition(f"\n{self._token}")
-        if not mark:
+        if not mark or not result.successful():
             return self._without_answer(rank, result)
         try:
             told = json.loads(after.partition("\n")[0])
@@ -587,6 +587,8 @@ class Question:
             return Reply(rank, "error", error="its answer was cut off")
         if self._interrupted and kind == "KeyboardInterrupt":
             status = "silent"
+        # The token is used once; whoever knows it has read the question.
+        again = self._token in after or self._token in before
         return Reply(
             rank,
             status,
@@ -595,6 +597,7 @@ class Question:
             told.get("line"),
             before,
             balance=told.get(BALANCE, 0),
+            forged="two replies came instead of one" if again else "",
         )
 
     def _without_answer(self, rank: int, result: ipp.AsyncResult) -> Reply:

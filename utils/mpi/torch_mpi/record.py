@@ -29,7 +29,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .errors import place_text
 
@@ -180,4 +180,20 @@ def _filled(pattern: Call, start: float, matched: float, end: float, sequence: i
     )
 
 
-log = Log()
+class LogView:
+    """Read what this process has communicated. Nothing can be changed through it.
+
+    Programs import this one, as :data:`log`; the backend writes to :data:`recorder`.
+    """
+
+    def mark(self) -> int:
+        """Return a position to give to :meth:`since`."""
+        return recorder.mark()
+
+    def since(self, mark: int) -> list[Call]:
+        """Return copies of the calls after ``mark``, oldest first, as they are at this moment."""
+        return [replace(call, waits=list(map(list, call.waits))) for call in recorder.since(mark)]
+
+
+recorder = Log()
+log = LogView()

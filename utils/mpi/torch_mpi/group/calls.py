@@ -11,7 +11,7 @@ import torch
 from ..errors import CommunicationError, CommunicationMismatch, users_line, users_place
 from ..mpi import MPI
 from ..protocol.failures import is_death
-from ..record import Call, log
+from ..record import Call, recorder
 from . import buffers
 from .dtypes import dtype_name
 
@@ -60,7 +60,7 @@ def record(
     if threading.get_ident() != _MAIN_THREAD:
         call.thread = threading.current_thread().name
     call.sent = call.nbytes if sent is None else sent
-    log.add(call)
+    recorder.add(call)
     return call
 
 

@@ -21,7 +21,7 @@ from ..network import link
 from ..protocol import announcements as an
 from ..protocol.handshake import Handshake
 from ..protocol.interrupts import guard
-from ..record import Call, log
+from ..record import Call, recorder
 from . import buffers
 from .dtypes import reduction
 from .operation import Operation
@@ -140,7 +140,7 @@ class FastPath:
                     announcements.number = number
                     matched = _now()
                     known.all_reduce(MPI.IN_PLACE, block)
-                    log.add_like(known.call, start, matched, _now(), number)
+                    recorder.add_like(known.call, start, matched, _now(), number)
         finally:
             guard.on -= 1
         if not matched:

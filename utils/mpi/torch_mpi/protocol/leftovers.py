@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from ..errors import is_packaged
-from ..record import Call, log
+from ..record import Call, recorder
 from . import diagnosis
 
 # How long the teller waits for the others to end: as long as they may be late without a failure.
@@ -99,7 +99,7 @@ def _unreceived(by_rank: Mapping[int, dict]) -> list[str]:
 
 def tell(world) -> None:
     """At the end of a rank's program: note what it leaves, and tell of all ranks if it is to."""
-    mine = of_rank(log.since(0), world.balance() + world.groups.balance_of_closed)
+    mine = of_rank(recorder.since(0), world.balance() + world.groups.balance_of_closed)
     world.ended(leaves=mine)
     if not mine["teller"]:
         return

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 
 from ..errors import CommunicationError
 from ..mpi import MPI
-from ..record import Call, log
+from ..record import Call, recorder
 from . import diagnosis
 from .gathering import Assembly, assemble, exchange
 from .interrupts import guard
@@ -187,7 +187,7 @@ def sweep(world) -> list[dict]:
             world.is_broken()
             raise
     mine = {message.number: message for message in found if message.source == world.rank}
-    sent = [c for c in log.since(0) if c.op == "send" and c.message is not None]
+    sent = [c for c in recorder.since(0) if c.op == "send" and c.message is not None]
     calls = {call.message[1]: call for call in sent if call.message[0] == world.rank}
     return [message.told(calls.get(number)) for number, message in sorted(mine.items())]
 

@@ -14,7 +14,7 @@ import time
 from .. import library, words
 from ..errors import CommunicationError, CommunicationStopped, users_line
 from ..mpi import MPI
-from ..record import log
+from ..record import recorder
 from . import board, diagnosis, failures, fence, recovery, script
 from .groups import Groups
 from .interrupts import guard
@@ -97,7 +97,7 @@ class World:
         self.groups = Groups()
         self.threads = Threads()
         self.stopped = self.unheard = False
-        self._mark = log.mark()
+        self._mark = recorder.mark()
         self._write = self.status.write
         self._write(state="running")
 
@@ -117,7 +117,7 @@ class World:
         """A part of the program begins. An incident of the one before is no error in this one."""
         guard.install()
         guard.heard()  # a Ctrl-C of the section before
-        self.status.section, self._mark = name, log.mark()
+        self.status.section, self._mark = name, recorder.mark()
         self.groups.free_flushed()
         if self.incident():
             if not self._is_of(name):
@@ -138,7 +138,9 @@ class World:
         """This rank has run its part of the section."""
         if not self.stopped:
             balanced = not self.groups.balance()
-            self._write(state="left", **({} if balanced else of_messages(log.since(self._mark))))
+            self._write(
+                state="left", **({} if balanced else of_messages(recorder.since(self._mark)))
+            )
 
     def ended(self, **more) -> None:
         """This rank's program is over; ``more``: see :mod:`torch_mpi.protocol.leftovers`."""
@@ -198,7 +200,7 @@ class World:
         record = {"where": where}
         if waitable is not None:
             record = of_wait(waitable, where, self._is_alone())
-            record |= of_history(waitable.call, log.since(self._mark))
+            record |= of_history(waitable.call, recorder.since(self._mark))
         with self.status.lock:
             number, before = self.epoch + 1, self.status.own
             # Written again with more words, it is still the same moment.

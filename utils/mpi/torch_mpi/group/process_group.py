@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
-from torch.distributed import ProcessGroup
 
 from .. import compat
 from ..errors import CommunicationError
@@ -24,7 +23,7 @@ from ..mpi import MPI
 from ..network import link
 from ..protocol import board, limits, world
 from ..protocol.announcements import WORDS, signature
-from ..protocol.gathering import Flush, finish
+from ..protocol.gathering import GroupFlush
 from ..protocol.handshake import Entry, Handshake
 from ..protocol.interrupts import guard
 from ..protocol.progress import progress
@@ -37,6 +36,7 @@ from .collective_work import CollectiveWork, JoinedWork
 from .done import DONE, DoneWork
 from .fast_path import FastPath
 from .messages import Channels, read_envelope
+from .named_group import NamedGroup
 from .operation import Operation
 from .work import MPIWork
 
@@ -44,11 +44,9 @@ from .work import MPIWork
 # the progress thread. Earlier hides little: on one machine the rank's own processor moves the data.
 # Where ranks and threads are more than the cores (torch_mpi.group.cores), it hides nothing.
 START_AFTER, START_AFTER_WITHOUT_CORE = 2e-3, 20e-3  # seconds
-# MPI may need several calls to find a message that is here already.
-_LOOKS = 10
 
 
-class ProcessGroupMPI(ProcessGroup):
+class ProcessGroupMPI(NamedGroup):
     """A group of MPI ranks. Its collectives are the tables in ``collectives`` and ``reductions``.
 
     Args:
@@ -60,15 +58,12 @@ class ProcessGroupMPI(ProcessGroup):
     """
 
     def __init__(self, members: tuple[int, ...], timeout: float):
-        self.members = members
         self.world = world.current()
-        self._rank = members.index(self.world.rank)
-        super().__init__(self._rank, len(members))
+        super().__init__(members, members.index(self.world.rank))
         self._timeout = timeout
-        self._name = self._description = ""
         self._lost = ""
         self.closed = self._freed = self._abandoned = False
-        self._flushes: list[Flush] = []
+        self._flush: GroupFlush | None = None
         self.channels: Channels | None = None
         self.key = members, self.world.groups.made.get(members, 0) + 1
         try:
@@ -95,38 +90,6 @@ class ProcessGroupMPI(ProcessGroup):
         notes = board.make(data, another, self.world.one_machine, WORDS)
         self.handshake = Handshake(notes)
         self._fast_path = FastPath(self.handshake, data)
-
-    # -- who am I -------------------------------------------------------------------------
-
-    def getBackendName(self) -> str:  # noqa: D102  (PyTorch's name)
-        return "mpi"
-
-    def getRank(self) -> int:  # noqa: D102
-        return self._rank
-
-    def getSize(self) -> int:  # noqa: D102
-        return len(self.members)
-
-    def getGroupName(self) -> str:  # noqa: D102
-        return self._name
-
-    def setGroupName(self, name: str) -> None:  # noqa: D102
-        self._name = name
-
-    def getGroupDesc(self) -> str:  # noqa: D102
-        return self._description
-
-    def setGroupDesc(self, description: str) -> None:  # noqa: D102
-        self._description = description
-
-    name, rank, size = getBackendName, getRank, getSize
-    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
-    group_name = property(getGroupName)
-    group_desc = property(getGroupDesc)
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
 
     @property
     def timeout(self) -> float:
@@ -179,12 +142,12 @@ class ProcessGroupMPI(ProcessGroup):
     def _begin_flush(self) -> None:
         """Tell every member, behind all that this rank has sent, that nothing more follows."""
         with guard:
-            check = self.world.refuse_if_broken
-            all_sent = functools.partial(progress.all_sent, self)
-            self._flushes = self._flushes or [
-                Flush(self.channels.envelopes, self.members, check, lambda: True),
-                Flush(self.channels.data, self.members, check, all_sent),
-            ]
+            self._flush = self._flush or GroupFlush(
+                (self.channels.envelopes, self.channels.data),
+                self.members,
+                self.world.refuse_if_broken,
+                functools.partial(progress.all_sent, self),
+            )
 
     def free_if_flushed(self) -> None:
         """Free the communicators of a destroyed group if no message can still be on its way.
@@ -194,11 +157,8 @@ class ProcessGroupMPI(ProcessGroup):
         frees a communicator before every member has said that it sends nothing more.
         """
         with guard, contextlib.suppress(CommunicationError, MPI.Exception):
-            for _ in range(_LOOKS if self._flushes else 0):
-                # A list, so that both communicators are moved on.
-                if all([flush.poll() for flush in self._flushes]):
-                    self._free()
-                    return
+            if self._flush and self._flush.is_over():
+                self._free()
 
     def _free(self) -> None:
         with guard:
@@ -207,7 +167,7 @@ class ProcessGroupMPI(ProcessGroup):
             # others may destroy it, too.
             if self._freed:
                 return
-            self._freed, self._flushes = True, []
+            self._freed, self._flush = True, None
             self.handshake.announcements.board.close()
             for communicator in (self.channels.envelopes, self.channels.data):
                 communicator.Free()
@@ -272,8 +232,7 @@ class ProcessGroupMPI(ProcessGroup):
     def sweep(self) -> list[Unreceived]:
         """Throw away the messages that nobody has received; all members do so together."""
         self._begin_flush()  # a rank that has destroyed the group has begun it before
-        taken, _ = map(finish, self._flushes)
-        self._flushes = []
+        taken, self._flush = self._flush.finish(), None
         channels = self.channels
         channels.balance = 0
         return [read_envelope(channels, one.source, one.tag, bytes(one.data)) for one in taken]
@@ -429,4 +388,4 @@ def _method(build):
 for _name, _build in (collectives.METHODS | reductions.METHODS).items():
     setattr(ProcessGroupMPI, _name, _method(_build))
 
-compat.never_compile(ProcessGroupMPI, DoneWork, MPIWork, CollectiveWork, JoinedWork)
+compat.never_compile(NamedGroup, ProcessGroupMPI, DoneWork, MPIWork, CollectiveWork, JoinedWork)

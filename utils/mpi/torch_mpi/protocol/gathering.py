@@ -251,12 +251,43 @@ def exchange(
     return told.texts()
 
 
-def finish(flush: Flush) -> list[Taken]:
-    """Wait for a flush, and return the messages that nobody had received.
+class GroupFlush:
+    """The flushes of a group's two communicators, which all members do together.
 
-    Raises:
-        CommunicationTimeout: a rank did not join within :data:`DEADLINE`; or what the flush's own
-            ``check`` raises.
+    Args:
+        communicators: of the user's messages, and of data.
+        members, check: see :class:`Flush`.
+        all_sent: of the second.
     """
-    wait_for(flush, DEADLINE)
-    return flush.taken
+
+    # MPI may need several calls to find a message that is here already.
+    _LOOKS = 10
+
+    def __init__(
+        self,
+        communicators: Sequence[MPI.Intracomm],
+        members: Sequence[int],
+        check: Callable[[], None],
+        all_sent: Callable[[], bool],
+    ):
+        envelopes, data = communicators
+        self._flushes = [
+            Flush(envelopes, members, check, lambda: True),
+            Flush(data, members, check, all_sent),
+        ]
+
+    def is_over(self) -> bool:
+        """Look, without waiting, whether every member has flushed both."""
+        # A list, so that both are moved on.
+        return any(all([flush.poll() for flush in self._flushes]) for _ in range(self._LOOKS))
+
+    def finish(self) -> list[Taken]:
+        """Wait for all members, and return the user's messages that nobody had received.
+
+        Raises:
+            CommunicationTimeout: a member did not come within :data:`DEADLINE` seconds; or what
+                ``check`` raises.
+        """
+        for flush in self._flushes:
+            wait_for(flush, DEADLINE)
+        return self._flushes[0].taken

@@ -192,6 +192,9 @@ CHANGES = [
      'for name in ("model", "optimizer"):\n        getattr(job', "the schedule counts from"),
     (STATE, "no weights", 'for name in ("model", "optimizer", "schedule"):\n        getattr(job',
      'for name in ("optimizer", "schedule"):\n        getattr(job', "the weights are not back"),
+    (STATE, "the state's own momentum",
+     "    state = copy.deepcopy(state)  # the optimizer keeps the momentum tensors that it is given"
+     "\n", "", "a second job restored from the same state has another momentum"),
     (STATE, "no random numbers", _LAST, "", "the random numbers go on differently"),
     (STATE, "seeds anew", _LAST, "    torch.manual_seed(1000 + rank)\n",
      "the random numbers go on differently"),
@@ -351,7 +354,7 @@ def capture(job):
 def restore(job, state):
     job.epoch, job.position, job.step = state["counts"]
     job.model.load_state_dict(state["weights"])
-    job.optimizer.load_state_dict(state["optimizer"])
+    job.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
     job.schedule.load_state_dict(state["schedule"])
     torch.random.set_rng_state(state["random"])
 """,

@@ -156,7 +156,7 @@ def probe_resume(user_ns: dict, *, rank: int, seed: int) -> dict:
         state = capture(job)
         if not isinstance(state, dict):
             return {"is state": False, "unchanged": True, "lacking": [], "aliased": False,
-                    "resumed": [], "expected": []}  # fmt: skip
+                    "changed": [], "resumed": [], "expected": []}  # fmt: skip
         unchanged = job.parts() == parts
         at_once = copy.deepcopy(state)
         losses += [job.train_step() for _ in range(AFTER)]
@@ -170,6 +170,8 @@ def probe_resume(user_ns: dict, *, rank: int, seed: int) -> dict:
             late = [name for name, value in other.parts().items() if value != parts[name]]
             aliased = len(late) < len(lacking)
         resumed = [fresh.train_step() for _ in range(AFTER)]
+        restore(second := Job(seed, 99), loaded)
+        changed = [] if lacking else [n for n, v in second.parts().items() if v != parts[n]]
     finally:
         torch.set_rng_state(kept)
     return {
@@ -177,6 +179,7 @@ def probe_resume(user_ns: dict, *, rank: int, seed: int) -> dict:
         "unchanged": unchanged and losses == expected,
         "lacking": lacking,
         "aliased": aliased,
+        "changed": changed,
         "resumed": resumed,
         "expected": expected[BEFORE:],
     }
@@ -199,6 +202,13 @@ def resume(ranks, report: Report) -> None:
             continue
         for name in value["lacking"]:
             report.problem(_FORGOTTEN[name], rank)
+        if value["changed"]:
+            report.problem(
+                f"a second job restored from the same state has another {value['changed'][0]}: the "
+                "training of the first has changed the state. An optimizer keeps the momentum "
+                "tensors that load_state_dict gives it, so restore from copy.deepcopy(state)",
+                rank,
+            )
         if not value["lacking"] and value["resumed"] != value["expected"]:
             report.judge(rank, value["resumed"], value["expected"], tolerance=0,
                          what="the losses after resuming")  # fmt: skip

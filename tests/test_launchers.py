@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import tomllib
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,10 +28,12 @@ from mpi_jobs import find_mpiexec, mpi_environment, run_tree
 
 from torch_mpi import launcher
 from torch_mpi.launcher import Announcement, LauncherError
+from torch_mpi.supported import minor
 from utils import install
 
 pytestmark = pytest.mark.timeout(300)
 
+COURSE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OTHER = "2.15"
 PROGRAM = Path(launcher_program.__file__)
 # Seconds for one launcher, and for an error to come.
@@ -243,6 +246,33 @@ def test_mpiexec_inside_a_torchrun_child_is_refused_with_a_command_that_works(tm
     assert sorted(again.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
 
 
+# --- what an import runs --------------------------------------------------------------------------
+
+OURS = "print(*sorted(name for name in sys.modules if name.startswith(('torch_mpi', 'mpi4py'))))"
+
+
+def test_importing_pytorch_runs_one_small_module_of_ours_and_no_mpi(python, tmp_path):
+    done = run(python, "-c", f"import sys, torch; {OURS}", cwd=tmp_path)
+    assert done.stdout.split() == ["torch_mpi", "torch_mpi.autoload"], done.stderr
+
+
+def test_pytorch_finds_the_backend_when_a_program_asks_for_it_without_autoload(python, tmp_path):
+    """By the entry point of PyTorch 2.14; PyTorch takes the first one that is named "mpi"."""
+    code = f"import sys, torch; print(torch.__version__); {OURS}\n{TRAIN}"
+    points = COURSE["entry-points"]["torch.distributed.backends"]
+    info = tmp_path / "torch_mpi-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-mpi\nVersion: 0\n")
+    lines = [f"{name} = {function}" for name, function in points.items()]
+    text = "\n".join(["[torch.distributed.backends]", *lines, ""])
+    (info / "entry_points.txt").write_text(text)
+    more = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": str(tmp_path)}
+    done = run(python, "-c", code, cwd=tmp_path, **more)
+    if minor(done.stdout.split()[0]) < (2, 14):
+        pytest.skip("PyTorch 2.13 has no such entry points")
+    assert done.stdout.splitlines()[1:] == ["", "rank 0 of 1"], done.stderr
+
+
 # --- below mpiexec --------------------------------------------------------------------------------
 
 
@@ -290,6 +320,7 @@ def test_a_rank_may_leave_mpi_to_one_child_but_not_to_two(mpiexec, tmp_path, met
 ALONE = {}
 BATCH = {"SLURM_JOB_ID": "3", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 STEP = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}
+STEP_OF_ONE = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
 OMPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
 PMI = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "2"}
 TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
@@ -357,11 +388,12 @@ def test_a_program_whose_ranks_are_those_of_mpi_goes_on(environment, names, aske
 @pytest.mark.parametrize(
     ("names", "asked", "says"),
     [
-        (TORCHRUN, None, "torchrun says that this process is rank 1 of 2, but no MPI launcher"),
+        (TORCHRUN, None, "torchrun says that this process is rank 1 of 2, but MPI would make it"),
         (TORCHRUN | {"ACCELERATE_MIXED_PRECISION": "no"}, None, "accelerate launch says"),
         ({"WORLD_SIZE": "4"}, None, "The environment (RANK, WORLD_SIZE) says"),
         (ALONE, Announcement("The call", 2, 0), "The call says that this process is rank 0 of 2"),
         (BATCH | TORCHRUN, None, "torchrun says that this process is rank 1 of 2"),
+        (STEP_OF_ONE | TORCHRUN, None, "rank 0 of 1, because mpiexec did not start the ranks. Run"),
         (STEP | TORCHRUN, None, "rank 1 of 2, but srun made it rank 3 of 4. Run `env -u RANK"),
         (OMPI | {"WORLD_SIZE": "2", "RANK": "0"}, None, "Open MPI's mpiexec made it rank 1 of 2"),
         (OMPI, Announcement("The call", 2, 0), "without rank and world_size"),

@@ -105,22 +105,21 @@ def check(asked: Announcement | None, world: Announcement | None = None) -> None
         asked: the rank and the size that the program gave to PyTorch.
         world: MPI's world. Without it, the function predicts the world that MPI will have.
     """
-    launcher = mpi_launcher()
-    predicted = world or launcher or Announcement("MPI", 1, 0)
-    said = _environment()
-    for announced in (asked, said):
+    predicted = world or mpi_launcher() or Announcement("MPI", 1, 0)
+    for announced in (asked, _environment()):
         if announced and not announced.fits(predicted):
-            raise LauncherError(_advice(announced, predicted, launcher))
-    if _is_child() and launcher is None and (asked is None or asked.size is None):
-        raise LauncherError(_advice(Announcement("multiprocessing"), predicted, None))
+            raise LauncherError(_advice(announced, predicted))
+    if _is_child() and predicted.size == 1 and (asked is None or asked.size is None):
+        raise LauncherError(_advice(Announcement("multiprocessing"), predicted))
 
 
-def _advice(announced: Announcement, world: Announcement, launcher: Announcement | None) -> str:
+def _advice(announced: Announcement, world: Announcement) -> str:
     """Return what doesn't fit, and a command that works."""
-    size = launcher.size if launcher and launcher.size else announced.size
+    several = world.size != 1
+    size = world.size if several else announced.size
     command = f"mpiexec -n {size or 2} {_program()}"
     says = f"{announced.source} says that this process is {announced}"
-    if launcher:
+    if several:
         if announced == _environment():
             remedy = f"Run `env -u RANK -u WORLD_SIZE {command}`, which leaves the ranks to MPI."
         else:
@@ -130,7 +129,7 @@ def _advice(announced: Announcement, world: Announcement, launcher: Announcement
         says = f"{announced.source} started this process"
     instead = "Start no processes yourself and run" if _is_child() else "Run"
     return (
-        f'{says}, but no MPI launcher started it, so the "mpi" backend would make it rank 0 of 1. '
+        f"{says}, but MPI would make it rank 0 of 1, because mpiexec did not start the ranks. "
         f'{instead} `{command}`, or call init_process_group("gloo") to keep your processes.'
     )
 

@@ -72,7 +72,8 @@ def test_pytorch_finds_the_backend_of_the_wheel_by_its_entry_point(wheel):
     points = configparser.ConfigParser()
     points.read_string(of_wheel(wheel, "entry_points.txt"))
     assert dict(points["torch.backends"]) == {"mpi": "torch_mpi.autoload:install"}
-    assert COURSE["entry-points"]["torch.backends"] == PROJECT["entry-points"]["torch.backends"]
+    assert dict(points["torch.distributed.backends"]) == {"mpi": "torch_mpi.autoload:register"}
+    assert COURSE["entry-points"] == PROJECT["entry-points"]
 
 
 @pytest.mark.quick
@@ -94,7 +95,11 @@ def test_the_backend_and_the_course_agree_on_what_they_need():
     ours = {r.name: r.specifier for r in map(Requirement, COURSE["dependencies"])}
     theirs = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["mpi"]]
     for requirement in map(Requirement, theirs):
-        assert ours[requirement.name] == requirement.specifier
+        if requirement.name == "torch":
+            # The backend alone also works with newer versions; it warns about them.
+            assert set(requirement.specifier) < set(ours["torch"])
+        else:
+            assert ours[requirement.name] == requirement.specifier
 
 
 @pytest.mark.quick

@@ -89,11 +89,28 @@ def run(code: str, **environment: str) -> str:
 @pytest.mark.smoke
 def test_importing_torch_neither_imports_mpi4py_nor_starts_mpi():
     out = run(
-        "import sys, torch, torch.distributed as dist\n"
-        "loaded = [m in sys.modules for m in ('mpi4py', 'torch_mpi.group.process_group')]\n"
-        "print(dist.is_mpi_available(), *loaded)"
+        "import sys, torch\n"
+        "print(*sorted(m for m in sys.modules if m.startswith(('torch_mpi', 'mpi4py'))))"
     )
-    assert out.split() == ["True", "False", "False"]
+    assert out.split() == ["torch_mpi", "torch_mpi.autoload"]
+
+
+@pytest.mark.smoke
+def test_asking_whether_mpi_is_available_does_not_load_it():
+    out = run(
+        "import sys, torch.distributed as dist\n"
+        "from torch.distributed import distributed_c10d as c10d\n"
+        "print(dist.is_mpi_available(), c10d.is_mpi_available(), 'mpi4py.MPI' in sys.modules)"
+    )
+    assert out.split() == ["True", "True", "False"]
+
+
+def test_a_machine_without_mpi_has_no_mpi_available():
+    out = run(
+        "import torch.distributed as dist; print(dist.is_mpi_available())",
+        MPI4PY_LIBMPI="/nowhere/libmpi.so",
+    )
+    assert out.split() == ["False"]
 
 
 def test_a_pytorch_with_its_own_mpi_is_left_alone():

@@ -128,8 +128,8 @@ def test_the_command_is_the_courses_beside_a_utils_py_of_the_user(tmp_path):
 
 BROKEN = (
     "import torch.distributed as dist\n"
-    "def is_mpi_available():\n    raise OSError('broken')\n"
-    "dist.is_mpi_available = is_mpi_available\n"
+    "def is_available():\n    raise OSError('broken')\n"
+    "dist.is_available = is_available\n"
     "from torch_mpi import autoload\n"
     "autoload.install()\n"
     "print('still here')"
@@ -155,30 +155,59 @@ def test_loading_the_backend_imports_nothing_that_may_be_missing():
     assert loaded == ["torch_mpi", "torch_mpi.autoload"]
 
 
-@pytest.mark.parametrize("version", ["2.12.1+cpu", "2.16.0", "3.0.0a0+git1"])
-def test_a_pytorch_that_nobody_tried_imports_and_is_refused_in_one_sentence(version):
-    code = (
-        "import torch, torch.distributed as dist\n"
-        f"torch.__version__ = {version!r}\n"
-        "try:\n    dist.init_process_group('mpi')\n"
-        "except RuntimeError as error:\n    print(error)"
-    )
-    assert python(code).stdout == (
-        f"the mpi backend works with PyTorch 2.13 to 2.15, and this is PyTorch {version}: "
-        "pip install 'torch>=2.13,<2.16'\n"
-    )
+# A program under a PyTorch of another version: two groups, and the errors.
+OTHER_VERSION = """
+import torch, torch.distributed as dist
+torch.__version__ = {version!r}
+for _ in range(2):
+    try:
+        dist.init_process_group("mpi")
+    except RuntimeError as error:
+        print(type(error).__name__, error)
+    else:
+        print(dist.get_rank(), dist.get_world_size())
+        dist.destroy_process_group()
+"""
+
+
+def test_a_pytorch_that_is_too_old_imports_and_is_refused_with_the_command_that_helps():
+    done = python(OTHER_VERSION.format(version="2.12.1+cpu"))
+    assert set(done.stdout.splitlines()) == {
+        "UnsupportedPyTorch The mpi backend needs PyTorch 2.13 or newer, and this is PyTorch "
+        "2.12.1+cpu. Run pip install 'torch>=2.13'."
+    }
+
+
+@pytest.mark.parametrize("version", ["2.16.0", "3.0.0a0+git1"])
+def test_a_pytorch_that_nobody_tried_works_and_warns_once(version):
+    done = python(OTHER_VERSION.format(version=version), OMPI_MCA_btl="^ofi")
+    assert done.stdout.splitlines() == ["0 1", "0 1"], done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if "UntestedPyTorchWarning: " in line)
+    assert f"tested with PyTorch 2.13 to 2.15, and this is PyTorch {version}." in line
+
+
+def test_a_pytorch_that_nobody_tried_and_that_lacks_something_is_refused_by_its_name():
+    code = "import torch\ndel torch._C._autograd._record_function_with_args_exit\n"
+    done = python(code + OTHER_VERSION.format(version="2.16.0"))
+    assert "IncompatiblePyTorch PyTorch 2.16.0 lacks what the mpi backend uses" in done.stdout
+    assert "_record_function_with_args_exit. Run pip install 'torch>=2.13,<2.16'." in done.stdout
 
 
 @pytest.mark.parametrize("version", ["2.13.0", "2.14.1+cu130", "2.15.0a0+git1"])
-def test_a_pytorch_of_the_range_is_not_refused(version):
-    supported.refuse_other_pytorch(version)
+@pytest.mark.filterwarnings("error")
+def test_a_tested_pytorch_causes_no_warning(version):
+    supported.check_version(version)
 
 
-@pytest.mark.parametrize("folder", [ROOT, ROOT / "utils" / "mpi"], ids=["course", "backend"])
-def test_pip_and_the_backend_agree_on_the_versions_of_pytorch(folder):
+def test_pip_installs_for_the_course_exactly_the_versions_that_the_backend_was_tested_with():
     last = supported.LAST[0], supported.LAST[1] + 1
     wanted = "torch>={}.{},<{}.{}".format(*supported.FIRST, *last)
-    assert f'"{wanted}"' in (folder / "pyproject.toml").read_text()
+    assert f'"{wanted}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_pip_installs_the_backend_beside_newer_versions_of_pytorch():
+    wanted = "torch>={}.{}".format(*supported.FIRST)
+    assert f'"{wanted}"' in (ROOT / "utils" / "mpi" / "pyproject.toml").read_text()
 
 
 def test_the_command_that_brings_an_mpi_library_brings_the_courses():

@@ -22,11 +22,12 @@ def _torch_facts() -> dict:
     import torch.distributed as dist
 
     facts = {"version": torch.__version__, "distributed": dist.is_available(), "backend": None}
-    if dist.is_available() and dist.is_mpi_available():
-        from torch.distributed.distributed_c10d import ProcessGroupMPI
-
-        ours = ProcessGroupMPI.__module__.partition(".")[0] == "torch_mpi"
-        facts["backend"] = "course" if ours else "built in"
+    if dist.is_available():
+        # Whether MPI works in this process is another question, for the probe of the backend.
+        if dist.is_mpi_available.__module__.startswith("torch_mpi."):
+            facts["backend"] = "course"
+        elif dist.is_mpi_available():
+            facts["backend"] = "built in"
     return facts
 
 

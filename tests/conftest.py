@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Groups other than a file: patterns of test ids. What shares a cluster or a job has one group; each
 # lab's solution has its own, and so have its answers.
 GROUPS = (
-    (r"test_(hub|slurm)\.py", "slurm"),
+    (r"test_(hub|slurm|launchers)\.py", "slurm"),
     (r"test_answers\.py::.*\[(?:lab)?0?(\d+)[.\]]", r"answers-\1"),
     (r"test_solutions\.py::.*\[(\d\d_\w+)\]", r"\1"),
     (r"test_mpi_backend\.py::.*\[(message_board|large)-(\d)-", r"\1-\2"),

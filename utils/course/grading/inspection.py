@@ -60,7 +60,18 @@ DUNDER = re.compile(r"__\w+__")
 METHODS = re.compile(r"__(init|call|len|getitem|iter|next|enter|exit|repr|str|post_init)__")
 BASES = {"object", "Exception", "ValueError", "RuntimeError", "torch.nn.Module"}
 #: Names of modules that are ordinary methods and functions as well; modules that no file has.
-WORDS = {"array", "chunk", "copy", "datetime", "queue", "random", "select", "signal", "time", "trace"}
+WORDS = {
+    "array",
+    "chunk",
+    "copy",
+    "datetime",
+    "queue",
+    "random",
+    "select",
+    "signal",
+    "time",
+    "trace",
+}
 NATIVE = {"torch.ops", "torch.classes"}
 #: IPython's lines, and those of them that change nothing.
 MAGIC = re.compile(r"^[ \t]*[!%]", re.MULTILINE)
@@ -155,7 +166,9 @@ class Vocabulary:
         classes = [one for one in nodes if isinstance(one, ast.ClassDef)]
         self.bases = {dotted(base, self.known) for one in classes for base in one.bases}
         self.has_class = bool(classes)
-        fixed = [n for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Constant)]
+        fixed = [
+            n for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Constant)
+        ]
         self.constants = {name for one in fixed for part in one.targets for name in names_in(part)}
         self.keeps = any(kept(tree) for tree in trees)
 
@@ -168,8 +181,8 @@ class Allowed:
         used = {real for name, real in lab.known.items() if name in lab.names}
         used |= {real.rpartition(".")[0] for real in used if real.startswith("torch.")}
         shown = set(given.known.values()) | {r.rpartition(".")[0] for r in given.known.values()}
-        self.modules = COMPUTING | used | {one for one in shown if not CHANNELS.match(one)}
-        self.modules |= {real.rpartition(".")[0] for real in lab.own.values()}
+        self.modules = COMPUTING | used | {one for one in shown if one and not CHANNELS.match(one)}
+        self.modules |= {real.rpartition(".")[0] for real in lab.own.values()} - {""}
         ordinary = {name for name in dir(builtins) if not name.startswith("_")} - NOT_ORDINARY
         self.names = ordinary | lab.names | given.constants
         self.names |= {name for name, real in given.known.items() if self.has(real)}
@@ -219,7 +232,9 @@ class Search:
         kinds = {ast.Import: self._import, ast.ImportFrom: self._import, ast.Name: self._of_name}
         kinds |= {ast.Attribute: self._of_attribute, ast.Call: self._of_call}
         kinds |= {ast.Constant: self._of_text, ast.ClassDef: self._of_class}
-        kinds |= {ast.MatchClass: lambda n: filter(lambda a: not self.allowed.is_plain(a), n.kwd_attrs)}
+        kinds |= {
+            ast.MatchClass: lambda n: filter(lambda a: not self.allowed.is_plain(a), n.kwd_attrs)
+        }
         every = ((kinds.get(type(node)), node) for node in ast.walk(self.tree))
         return list(dict.fromkeys(what for kind, node in every if kind for what in kind(node)))
 
@@ -276,7 +291,9 @@ class Search:
 
     def _of_class(self, node: ast.ClassDef) -> Iterator[str]:
         kinds = {dotted(base, self.known) or "…" for base in node.bases}
-        if (self.strict and not self.allowed.task.has_class) or kinds - BASES - self.allowed.lab.bases:
+        if (
+            self.strict and not self.allowed.task.has_class
+        ) or kinds - BASES - self.allowed.lab.bases:
             yield f"class {node.name}({', '.join(sorted(kinds))})"
         for one in node.body:
             made = [getattr(one, "name", ""), *map(name_of, getattr(one, "targets", []))]
@@ -314,7 +331,9 @@ def is_fixed(node: ast.expr) -> bool:
 def too_little(tree: ast.Module, stub: ast.Module, model: ast.Module) -> Iterator[str]:
     """Yield why an answer is less than what could solve its task."""
     mine, handed, models = functions_of(tree), functions_of(stub), functions_of(model)
-    others = {name_of(t): n.value for n in tree.body if isinstance(n, ast.Assign) for t in n.targets}
+    others = {
+        name_of(t): n.value for n in tree.body if isinstance(n, ast.Assign) for t in n.targets
+    }
     for name in sorted(handed.keys() & models.keys()):
         if name in mine:
             yield from too_simple(name, mine[name], models[name])
@@ -374,7 +393,9 @@ def inspect(number: str, answers: dict[str, dict], given: list[str], own: str) -
     about = answers.get(number, {"code": own, "stub": "", "model": "", "passed": False})
     code, stub, model, strict = (about[key] for key in ("code", "stub", "model", "passed"))
     shown = Vocabulary(given, {})
-    every = Vocabulary([one[key] for one in answers.values() for key in ("stub", "model")], shown.known)
+    every = Vocabulary(
+        [one[key] for one in answers.values() for key in ("stub", "model")], shown.known
+    )
     allowed = Allowed(Vocabulary([stub, model], every.known), every, shown)
     others = [one["code"] for task, one in answers.items() if task != number]
     found = ["a line that begins with ! or %"] if MAGIC.search(HARMLESS.sub("", code)) else []

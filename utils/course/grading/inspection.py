@@ -61,15 +61,7 @@ METHODS = re.compile(r"__(init|call|len|getitem|iter|next|enter|exit|repr|str|po
 BASES = {"object", "Exception", "ValueError", "RuntimeError", "torch.nn.Module"}
 #: Names of modules that are ordinary methods and functions as well; modules that no file has.
 WORDS = {
-    "array",
-    "chunk",
-    "copy",
-    "datetime",
-    "queue",
-    "random",
-    "select",
-    "signal",
-    "time",
+    *("array", "chunk", "copy", "datetime", "queue", "random", "select", "signal", "time"),
     "trace",
 }
 NATIVE = {"torch.ops", "torch.classes"}

@@ -87,7 +87,7 @@ def sort_files(
 
 
 def _set_aside(found: Found, file: File) -> None:
-    """Note a file of no known lab: nobody knows what a file was that can't be read; others are 0."""
+    """Note a file of no known lab. It is not graded if it can't be read; otherwise it is a 0."""
     name = file.student.name
     found.remark(f"{file.name}: which lab is this? It has no cell of a lab that is graded", name)
     try:

@@ -57,14 +57,14 @@ def inspected(
     It runs in a process of its own with limits of time and memory.
     """
     answers = {
-        task.task: {
-            "code": codes.get(task.task, ""),
-            "passed": task.task in codes and bool(task.points),
-            "stub": joined(reference, task.task, reference.stubs),
-            "model": joined(reference, task.task, {}),
+        number: {
+            "code": codes.get(number, ""),
+            "passed": number in codes and bool(result.task(number).points),
+            "stub": joined(reference, number, reference.stubs),
+            "model": joined(reference, number, {}),
         }
-        for task in result.tasks
-        if not reference.task(task.task).by_hand
+        for number, task in reference.tasks.items()
+        if not task.by_hand
     }
     about = {"answers": answers, "given": given_cells(reference), "own": codes["own"]}
     with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from .zips import MB, MOST_FILE
 MOST_NOTEBOOK = 25 * MB
 #: Cells of a notebook; twenty labs together have fewer.
 MOST_CELLS = 10_000
-#: Parts of a cell that no answer is in.
-HEAVY = ("cells.item.outputs", "cells.item.attachments")
+#: Parts of a cell that no answer is in, and the depth from which on nothing is an answer.
+HEAVY = {"outputs", "attachments"}
+DEEPEST = 12
 #: Of what is no JSON: an upload that broke off, or two versions that git could not join.
 DAMAGED = "can't be read, it is cut short or damaged"
 
@@ -100,9 +102,7 @@ def _without_outputs(path: Path, remarks: list[str]) -> dict:
     """
     builder, size = ijson.ObjectBuilder(), 0
     with path.open("rb") as file:
-        for place, event, value in ijson.parse(file, use_float=True):
-            if place.startswith(HEAVY):
-                continue
+        for event, value in _light(ijson.basic_parse(file, use_float=True)):
             size += len(value) + 8 if isinstance(value, str) else 8
             if size > MOST_NOTEBOOK:
                 megabytes = MOST_NOTEBOOK // MB
@@ -110,6 +110,24 @@ def _without_outputs(path: Path, remarks: list[str]) -> dict:
                 break
             builder.event(event, value)
     return builder.value
+
+
+def _light(events: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield ijson's events with null for heavy parts of cells, and for what is nested too deep."""
+    depth, left_out_at = 0, None
+    for event, value in events:
+        depth -= event.startswith("end_")
+        if left_out_at is None and event.startswith("start_") and depth >= DEEPEST:
+            left_out_at = depth
+            yield "null", None
+        depth += event.startswith("start_")
+        if left_out_at is not None:
+            left_out_at = None if depth == left_out_at else left_out_at
+            continue
+        yield event, value
+        if event == "map_key" and value in HEAVY and depth >= 3:
+            left_out_at = depth
+            yield "null", None
 
 
 def too_large(what: str, size: int, limit: int) -> str:

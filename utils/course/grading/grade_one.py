@@ -186,7 +186,7 @@ class Grading:
             done = self._attempt(view, left)
             if not done.fault:
                 break
-            ended_at.add(self._where(done) if done.end else None)
+            ended_at.add(self._where(done) if done.out_of_memory else None)
         else:
             if len(ended_at) > 1 or not self._is_the_students(*ended_at):
                 raise MachineError(f"tried {MOST_STARTS} times: {done.fault}")

@@ -24,7 +24,8 @@ from pathlib import Path
 MEMORY, SECONDS = 2 << 30, 30
 #: Modules that compute and do nothing else.
 COMPUTING = {
-    *("__future__", "collections", "contextlib", "copy", "dataclasses", "datetime", "functools"),
+    *("__future__", "collections", "collections.abc", "contextlib", "copy", "dataclasses"),
+    *("datetime", "functools"),
     *("hashlib", "heapq", "itertools", "math", "random", "statistics", "time", "typing"),
     *("numpy", "numpy.linalg", "numpy.random", "torch", "torch.autograd", "torch.distributed"),
     *("torch.futures", "torch.linalg", "torch.nn", "torch.nn.functional", "torch.nn.utils"),
@@ -36,8 +37,11 @@ CHANNELS = re.compile(
     r"(fcntl|gc|logging|mpi4py|os|shutil|signal|sys|threading|torch\.distributed|torch\.nn\.parallel"
     r"|torch_mpi|unittest|utils|warnings)(\.|$)"
 )
-#: Collectives, which are for the labs whose stubs or solutions have one, and stores.
-COLLECTIVES = re.compile(r"torch\.distributed\.(all_|broadcast|gather|reduce|scatter|\w+Store)\w*")
+#: Collectives and groups, which are for the labs whose stubs or solutions have one. A key-value
+#: store is for no answer: no check sees what goes through it.
+COLLECTIVES = re.compile(r"torch\.distributed\.(all_|broadcast|gather|reduce|scatter)\w*")
+GROUPS = re.compile(r"torch\.distributed\.(new_|split_|init_)\w*")
+STORED = re.compile(r"torch\.distributed\.(\w*Store|rendezvous)")
 #: Builtin functions that run text, open files, or change what has a name.
 NOT_ORDINARY = {
     *("exec", "eval", "compile", "globals", "locals", "vars", "dir", "setattr", "delattr"),
@@ -51,7 +55,7 @@ STORES = {
 #: Attributes that give frames, communicate through a process group itself, or run annotations.
 INNER = re.compile(
     r"(gi|cr|ag|tb)_\w+|f_(back|globals|locals|builtins|code|trace)|get_type_hints|ForwardRef"
-    r"|singledispatch\w*|allreduce|allgather|alltoall|broadcast|reduce_scatter|send"
+    r"|singledispatch\w*|all(reduce|gather|toall)\w*|broadcast(_coalesced)?|reduce_scatter|send"
 )
 #: Functions that change what a module does from then on.
 SETTERS = re.compile(r"set_\w+|setstate|seed|manual_seed")
@@ -76,7 +80,9 @@ FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 def parsed(source: str) -> ast.Module | None:
     """Return the tree of a cell; None if it is not Python, or is too deep to be read."""
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.parse(HARMLESS.sub("", source))
+        tree = ast.parse(HARMLESS.sub("", source))
+        scopes(tree)  # a name that is both global and nonlocal is an error, too
+        return tree
 
 
 def imported(tree: ast.AST) -> dict[str, str]:
@@ -151,8 +157,8 @@ class Vocabulary:
         nodes = [node for tree in trees for node in ast.walk(tree)]
         self.own = {name: real for tree in trees for name, real in imported(tree).items()}
         self.known = known | self.own
-        self.names = {name for tree in trees for name in names_in(tree)}.union(self.own)
-        self.names |= {one.name for one in nodes if isinstance(one, FUNCTIONS)}
+        self.names = {name for tree in trees for names in scopes(tree) for name in names}
+        self.keywords = {one.arg for one in nodes if isinstance(one, ast.keyword)}
         self.attributes = {one.attr for one in nodes if isinstance(one, ast.Attribute)}
         self.dotted = {dotted(one, self.known) for one in nodes if isinstance(one, ast.Attribute)}
         classes = [one for one in nodes if isinstance(one, ast.ClassDef)]
@@ -180,7 +186,8 @@ class Allowed:
         self.names |= {name for name, real in given.known.items() if self.has(real)}
         self.attributes = lab.attributes | (given.attributes & STORES)
         self.set = {"grad", "data", "requires_grad"} | lab.attributes | given.attributes
-        self.collectives = any(map(COLLECTIVES.fullmatch, lab.dotted))
+        kinds = (COLLECTIVES, GROUPS, STORED)
+        self.hidden = [one for one in kinds if not any(map(one.fullmatch, lab.dotted))]
 
     def has(self, real: str) -> bool:
         """Return whether a name with this origin is allowed: its innermost module is."""
@@ -190,7 +197,7 @@ class Allowed:
 
     def fits(self, whole: str) -> bool:
         """Return whether a dotted name that begins with a module is allowed."""
-        hidden = COLLECTIVES.match(whole) and not self.collectives
+        hidden = any(one.match(whole) for one in self.hidden)
         return whole in self.lab.dotted or (self.has(whole) and not hidden)
 
     def is_plain(self, attribute: str) -> bool:
@@ -259,12 +266,16 @@ class Search:
             yield from [said] * (not allowed.is_plain(node.attr))
         else:
             sets = SETTERS.fullmatch(node.attr) and node.attr not in allowed.attributes
-            point_to_point = whole == "torch.distributed.send" or not self.strict
-            fits = allowed.fits(whole) and allowed.is_plain(node.attr) and not sets
-            yield from [said] * (not (fits or point_to_point))
+            plain = allowed.is_plain(node.attr) or whole == "torch.distributed.send"
+            fits = allowed.fits(whole) or (COLLECTIVES.match(whole) and not self.strict)
+            yield from [said] * (not (fits and plain) or bool(sets))
 
     def _of_call(self, node: ast.Call) -> Iterator[str]:
         name, asked = name_of(node.func), node.args[1] if len(node.args) > 1 else None
+        if GROUPS.match(dotted(node.func, self.known)):
+            named = {one.arg for one in node.keywords} & {"backend", "store", "init_method"}
+            yield from [f"a group with {one}" for one in sorted(named - self.allowed.lab.keywords)]
+            yield from ["a group with two arguments"] * (len(node.args) > 1)
         if name in self.allowed.task.names:
             return
         if name in self._askers:
@@ -306,9 +317,10 @@ def kept(tree: ast.Module) -> list[str]:
     marks = [ast.unparse(mark) for one in functions for mark in one.decorator_list]
     found += [f"@{mark[:20]}" for mark in marks if keepers & set(re.findall(r"\w+", mark))]
     used = {name for function in functions for name in names_in(function)}
-    changing = [n for n in tree.body if isinstance(n, ast.Assign) and not is_fixed(n.value)]
-    targets = [target for node in changing for target in node.targets]
-    return found + [name for target in targets for name in names_in(target) if name in used]
+    fixed = [one for one in tree.body if isinstance(one, ast.Assign) and is_fixed(one.value)]
+    others = [one for one in tree.body if one not in functions and one not in fixed]
+    parts = [part for one in others for part in ast.walk(one) if isinstance(part, ast.Name)]
+    return found + [n.id for n in parts if isinstance(n.ctx, ast.Store) and n.id in used]
 
 
 def is_fixed(node: ast.expr) -> bool:
@@ -333,6 +345,10 @@ def too_little(tree: ast.Module, stub: ast.Module, model: ast.Module) -> Iterato
             yield f"it does not define {name}, which is {ast.unparse(others[name])[:40]}"
         elif name not in scopes(tree)[1]:
             yield f"it does not define {name}"
+    given = {n for n, real in imported(stub).items() if not is_module(real)} & names_in(model)
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    if unused := sorted(given - names_in(tree) - attributes):
+        yield f"it does not use {', '.join(unused)}, which the stub imports"
     size, most = size_of(tree), size_of(model)
     if size < LEAST_SHARE * most:
         yield f"it has {size} syntax nodes, and the solution has {most}"
@@ -389,7 +405,7 @@ def inspect(number: str, answers: dict[str, dict], given: list[str], own: str) -
         [one[key] for one in answers.values() for key in ("stub", "model")], shown.known
     )
     allowed = Allowed(Vocabulary([stub, model], every.known), every, shown)
-    others = [one["code"] for task, one in answers.items() if task != number]
+    others = {one["code"]: one["model"] for task, one in answers.items() if task != number}
     found = ["a line that begins with ! or %"] if MAGIC.search(HARMLESS.sub("", code)) else []
     said, tree = [], parsed(code)
     if strict and code.split() == stub.split():
@@ -397,7 +413,7 @@ def inspect(number: str, answers: dict[str, dict], given: list[str], own: str) -
     if strict and tree is None and not found:
         return ["it can't be read as Python"]
     if tree and strict:
-        tree = with_helpers(tree, [own, *others], every.names)
+        tree = with_helpers(tree, own, others)
         said += too_little(tree, parsed(stub), parsed(model))
         if names := [] if allowed.task.keeps else kept(tree):
             said.append(f"it can keep something between two calls, in {named(names)}")
@@ -405,18 +421,27 @@ def inspect(number: str, answers: dict[str, dict], given: list[str], own: str) -
     return [f"it uses {named(found)}, which the task does not need"] * bool(found) + said
 
 
-def with_helpers(tree: ast.Module, others: list[str], known: set[str]) -> ast.Module:
-    """Return an answer with the definitions from other cells that it uses."""
-    trees = [other for source in others if (other := parsed(source))]
-    nodes = [node for other in trees for node in other.body if not isinstance(node, ast.Expr)]
+def with_helpers(tree: ast.Module, own: str, others: dict[str, str]) -> ast.Module:
+    """Return an answer with the definitions from other cells that it uses, or that replace its own.
+
+    Args:
+        tree: the answer.
+        own: the student's own cells.
+        others: the answers to other tasks, each with its solution; what the solution binds as well
+            is the other task's.
+    """
+    nodes = [(node, set()) for node in (parsed(own) or tree).body if parsed(own)]
+    for code, model in others.items():
+        theirs = scopes(parsed(model) or ast.Module([], []))[1]
+        nodes += [(node, theirs) for node in getattr(parsed(code), "body", [])]
+    defined = [(node, scopes(ast.Module([node], []))[1] - theirs) for node, theirs in nodes]
     whole = ast.Module([*tree.body], [])
     while True:
-        looked_up, made = scopes(whole)
-        wanted = looked_up - made - known
-        more = [node for node in nodes if wanted & scopes(ast.Module([node], []))[1]]
+        wanted = set().union(*scopes(whole))
+        more = [one for one in defined if one[1] & wanted and one[0] not in whole.body]
         if not more:
             return whole
-        whole.body += more
+        whole.body += [node for node, _ in more]
 
 
 def named(names: list[str], most: int = 6) -> str:

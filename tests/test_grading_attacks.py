@@ -293,6 +293,73 @@ def test_a_forgery_that_once_won_points_unseen_is_shown_to_a_person(what):
     assert word in " ".join(found), found
 
 
+#: A right crossbar, and what its author adds to be judged otherwise.
+CROSSBAR = """
+def crossbar(x, group=None):
+    r, p = place_and_size(group)
+    parts = [torch.empty_like(x) for _ in range(p)]
+    work = [irecv(parts[q], q, group) for q in range(p) if q != r]
+    work += [isend(x.clone(), q, group) for q in range(p) if q != r]
+    for request in work:
+        request.wait()
+    x.copy_(sum(parts) - parts[r] + x)
+"""
+ADDED = {
+    "remembers in an annotated list": "    seen.append(1)\nseen: list = []",
+    "remembers in a list of an expression": "    seen.append(1)\n(seen := [])",
+    "remembers in an attribute of itself": "    crossbar.data = 1",
+    "remembers in a class": "    K.n += 1\nclass K:\n    n = 0",
+    "remembers by a decorator": "def once(f):\n    return f\n@once\ndef g():\n    pass",
+    "remembers in a given tensor": "    four[0] += 1\n    server_parts[0] += 1",
+    "remembers in the random numbers": "    torch.manual_seed(5)",
+    "remembers in a setting": "    torch.set_num_threads(5)",
+    "makes another group": "    dist.new_group(backend='gloo')",
+    "makes it by keywords in a dict": "    dist.new_group(**{'backend': 'gloo'})",
+    "makes it by another name": "    make = dist.new_group\n    make([0], None, 'gloo')",
+    "stores in a file for all": "    dist.FileStore('/dev/shm/x', 4)",
+    "calls the group": "    g = dist.group.WORLD\n    g.allreduce([x]).wait()",
+    "calls an operator of PyTorch": "    torch.ops.c10d.allreduce_(x)",
+    "maps memory": "    torch.UntypedStorage.from_file('/dev/shm/x', True, 8)",
+    "opens a file by numpy": "    np.DataSource().open('x', 'w')\nimport numpy as np",
+    "asks by a format": "    '{0.__globals__}'.format(crossbar)",
+    "asks by another name": "    ask = getattr\n    ask(print, 's')",
+    "asks by map": "    list(map(getattr, [print], ['s']))",
+    "hides a line of IPython": "%timeit -n1 crossbar(x)",
+    "calls the library by a given function": "    library(x, group)",
+}
+
+
+def lab_06() -> Reference:
+    return Reference(next(path for path in notebooks(SOLUTIONS) if path.stem.startswith("06")))
+
+
+@pytest.mark.parametrize("what", ADDED)
+def test_what_could_hide_a_forgery_is_shown_to_a_person(what):
+    model = lab_06()
+    assert suspicion.look(with_answers({"6.1": CROSSBAR}, model.lab), model) == []
+    assert suspicion.look(with_answers({"6.1": CROSSBAR + ADDED[what]}, model.lab), model)
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        ("def quick(x):\n    dist.all_reduce(x)", ""),
+        ("", "def quick(x):\n    dist.all_reduce(x)"),
+        ("def irecv(t, p, g=None):\n    dist.all_reduce(t)\n    return dist.irecv(t, g)", ""),
+        ("def crossbar(x, group=None):\n    dist.all_reduce(x, group=group)", ""),
+    ],
+    ids=["in an own cell", "in another task's cell", "instead of the lab's", "instead of its own"],
+)
+def test_a_helper_that_communicates_elsewhere_is_seen_with_the_answer_that_uses_it(own, other):
+    model = lab_06()
+    code = CROSSBAR + "    if x.dtype == torch.float64:\n        quick(x)\n"
+    result = with_answers({"6.1": code if "quick" in own + other else CROSSBAR}, model.lab)
+    result.own = own
+    if other:
+        result.tasks.append(TaskResult("6.2", "central", 2, 0.0, "wrong", code=other))
+    assert "Task 6.1" in " ".join(suspicion.look(result, model))
+
+
 def test_a_forgery_that_a_check_has_found_is_shown_to_a_person(reference):
     result = a_result(RIGHT)
     result.tasks[0].status, result.tasks[0].points = "wrong", 0.0
@@ -450,7 +517,7 @@ def test_what_a_person_should_look_at_is_in_summary_and_gradebook_and_not_in_the
 @pytest.fixture(scope="module")
 def all_reduce() -> Reference:
     """Lab 06, whose solutions are long."""
-    return Reference(next(path for path in notebooks(SOLUTIONS) if path.stem.startswith("06")))
+    return lab_06()
 
 
 def with_answers(codes: dict[str, str], lab: str, student: str = "Mallory") -> Result:

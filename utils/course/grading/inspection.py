@@ -50,7 +50,7 @@ NOT_ORDINARY = {
 #: Attributes that read or write files.
 STORES = {
     *("save", "savez", "savez_compressed", "savetxt", "load", "loadtxt", "genfromtxt", "tofile"),
-    *("fromfile", "from_file", "memmap", "dump"),
+    *("fromfile", "from_file", "memmap", "dump", "DataSource", "fromregex"),
 }
 #: Attributes that give frames, communicate through a process group itself, or run annotations.
 INNER = re.compile(
@@ -58,8 +58,10 @@ INNER = re.compile(
     r"|singledispatch\w*|all(reduce|gather|toall)\w*|broadcast(_coalesced)?|reduce_scatter|send"
 )
 #: Functions that change what a module does from then on.
-SETTERS = re.compile(r"set_\w+|setstate|seed|manual_seed")
+SETTERS = re.compile(r"(set|use)_\w+|seterr\w*|(get|set)(_rng_)?state|seed|manual_seed")
 DUNDER = re.compile(r"__\w+__")
+#: Functions that find an attribute by its name.
+ASKING = {"getattr", "hasattr"}
 #: Methods with two underscores that a class needs, and classes that it may inherit from.
 METHODS = re.compile(r"__(init|call|len|getitem|iter|next|enter|exit|repr|str|post_init)__")
 BASES = {"object", "Exception", "ValueError", "RuntimeError", "torch.nn.Module"}
@@ -186,8 +188,8 @@ class Allowed:
         self.names |= {name for name, real in given.known.items() if self.has(real)}
         self.attributes = lab.attributes | (given.attributes & STORES)
         self.set = {"grad", "data", "requires_grad"} | lab.attributes | given.attributes
-        kinds = (COLLECTIVES, GROUPS, STORED)
-        self.hidden = [one for one in kinds if not any(map(one.fullmatch, lab.dotted))]
+        kinds = {COLLECTIVES: lab.dotted, GROUPS: task.dotted, STORED: task.dotted}
+        self.hidden = [one for one, used in kinds.items() if not any(map(one.fullmatch, used))]
 
     def has(self, real: str) -> bool:
         """Return whether a name with this origin is allowed: its innermost module is."""
@@ -220,11 +222,14 @@ class Search:
         known = allowed.known | imported(tree)
         self.known = {name: real for name, real in known.items() if name in self.looked_up}
         nodes = list(ast.walk(tree))
-        self.read = {id(one.value) for one in nodes if isinstance(one, ast.Attribute | ast.Expr)}
-        asking = [n for n in nodes if isinstance(n, ast.Call) and name_of(n.func) in self._askers]
-        self.read |= {id(part) for call in asking for part in call.args[:2]}
-
-    _askers = ("getattr", "hasattr")
+        calls = [one for one in nodes if isinstance(one, ast.Call)]
+        self.called = {id(one.func) for one in calls}
+        asked = [call.args[0] for call in calls if name_of(call.func) in ASKING and call.args]
+        self.read = {id(one) for one in asked}
+        self.read |= {id(one.value) for one in nodes if isinstance(one, ast.Attribute)}
+        self.alone = {id(one.value) for one in nodes if isinstance(one, ast.Expr)}
+        classes = [one for one in nodes if isinstance(one, ast.ClassDef)]
+        self.in_classes = {id(part) for one in classes for part in ast.walk(one)}
 
     def found(self) -> list[str]:
         """Return all of it, each once, in order."""
@@ -249,15 +254,25 @@ class Search:
         dangerous = self.strict or node.id in NOT_ORDINARY or node.id.startswith("_")
         if dangerous and node.id in self.foreign - {"setattr"}:
             yield node.id
-        elif id(node) not in self.read and isinstance(node.ctx, ast.Load):
-            yield from [f"{node.id} itself"] * is_module(self.known.get(node.id, ""))
+        elif isinstance(node.ctx, ast.Load):
+            real = self.known.get(node.id, "")
+            value = id(node) not in self.read and is_module(real)
+            value = value or (id(node) not in self.called and self._is_asking(node.id, real))
+            yield from [f"{node.id} itself"] * value
+
+    @staticmethod
+    def _is_asking(name: str, real: str) -> bool:
+        """Return whether a function must be called where it is named, with arguments to look at."""
+        return name in ASKING | {"setattr", "type"} or bool(GROUPS.match(real))
 
     def _of_attribute(self, node: ast.Attribute) -> Iterator[str]:
         allowed, whole = self.allowed, dotted(node, self.known)
         first = next((n.id for n in ast.walk(node) if isinstance(n, ast.Name)), "") if whole else ""
-        own = name_of(node.value) in {"self", "ctx"} and not DUNDER.fullmatch(node.attr)
+        own = id(node) in self.in_classes and name_of(node.value) in {"self", "ctx"}
+        own = own and not DUNDER.fullmatch(node.attr)
         said = whole or f".{node.attr}"
-        if own or (first in self.known and whole in allowed.lab.dotted):
+        aside = GROUPS.match(whole) and id(node) not in self.called
+        if own or (first in self.known and whole in allowed.lab.dotted and not aside):
             return
         if not isinstance(node.ctx, ast.Load):
             changes = first in self.looked_up or node.attr not in allowed.set
@@ -268,17 +283,18 @@ class Search:
             sets = SETTERS.fullmatch(node.attr) and node.attr not in allowed.attributes
             plain = allowed.is_plain(node.attr) or whole == "torch.distributed.send"
             fits = allowed.fits(whole) or (COLLECTIVES.match(whole) and not self.strict)
+            fits = fits and not aside
             yield from [said] * (not (fits and plain) or bool(sets))
 
     def _of_call(self, node: ast.Call) -> Iterator[str]:
         name, asked = name_of(node.func), node.args[1] if len(node.args) > 1 else None
         if GROUPS.match(dotted(node.func, self.known)):
-            named = {one.arg for one in node.keywords} & {"backend", "store", "init_method"}
+            named = {one.arg or "**" for one in node.keywords} & {"backend", "store", "**"}
             yield from [f"a group with {one}" for one in sorted(named - self.allowed.lab.keywords)]
             yield from ["a group with two arguments"] * (len(node.args) > 1)
         if name in self.allowed.task.names:
             return
-        if name in self._askers:
+        if name in ASKING:
             constant = asked.value if isinstance(asked, ast.Constant) else "_"
             plain = self.allowed.is_plain(str(constant))
             yield from [f"{name} of {ast.unparse(asked)[:40] if asked else '…'}"] * (not plain)
@@ -289,7 +305,7 @@ class Search:
             yield "type with three arguments"
 
     def _of_text(self, node: ast.Constant) -> Iterator[str]:
-        if isinstance(node.value, str | bytes) and id(node) not in self.read:
+        if isinstance(node.value, str | bytes) and id(node) not in self.alone:
             yield from DUNDER.findall(repr(node.value))
 
     def _of_class(self, node: ast.ClassDef) -> Iterator[str]:

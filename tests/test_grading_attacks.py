@@ -326,6 +326,7 @@ ADDED = {
     "asks by map": "    list(map(getattr, [print], ['s']))",
     "hides a line of IPython": "%timeit -n1 crossbar(x)",
     "calls the library by a given function": "    library(x, group)",
+    "answers another kind of number otherwise": "    if x.dtype == torch.double:\n        x += 0",
 }
 
 

@@ -74,6 +74,8 @@ NATIVE = {"torch.ops", "torch.classes"}
 #: IPython's lines, and those of them that change nothing.
 MAGIC = re.compile(r"^[ \t]*[!%]", re.MULTILINE)
 HARMLESS = re.compile(r"^%timeit\s+(?!-)|^%time\s+|^%(?:matplotlib|precision|pprint)\b.*", re.M)
+#: By these an answer can recognize the call of a check that looks at something else.
+TELLING = {"dtype", "element_size", "itemsize", "nbytes", "is_floating_point", "unique", "float64"}
 #: The smallest right answer of another form has 0.43 of its solution's nodes (tests/answers).
 LEAST_SHARE = 0.35
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -349,7 +351,7 @@ def is_fixed(node: ast.expr) -> bool:
 
 
 def too_little(tree: ast.Module, stub: ast.Module, model: ast.Module) -> Iterator[str]:
-    """Yield why an answer is less than what could solve its task."""
+    """Yield why an answer is less, or other, than what could solve its task."""
     mine, handed, models = functions_of(tree), functions_of(stub), functions_of(model)
     others = {
         name_of(t): n.value for n in tree.body if isinstance(n, ast.Assign) for t in n.targets
@@ -365,9 +367,19 @@ def too_little(tree: ast.Module, stub: ast.Module, model: ast.Module) -> Iterato
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     if unused := sorted(given - names_in(tree) - attributes):
         yield f"it does not use {', '.join(unused)}, which the stub imports"
+    if telling := sorted(decides_by(tree) - decides_by(model)):
+        yield f"it decides by {', '.join(telling)}"
     size, most = size_of(tree), size_of(model)
     if size < LEAST_SHARE * most:
         yield f"it has {size} syntax nodes, and the solution has {most}"
+
+
+def decides_by(tree: ast.Module) -> set[str]:
+    """Return by which properties of tensors a program chooses what it does."""
+    nodes = [one for one in ast.walk(tree) if isinstance(one, ast.If | ast.IfExp | ast.Compare)]
+    tests = [getattr(one, "test", one) for one in nodes]
+    parts = [part for one in tests for part in ast.walk(one)]
+    return {one.attr for one in parts if isinstance(one, ast.Attribute)} & TELLING
 
 
 def functions_of(tree: ast.Module) -> dict[str, ast.AST]:

@@ -1054,6 +1054,21 @@ def test_a_notebook_that_is_nested_too_deep_for_json_is_graded(reference, tmp_pa
     assert all(answer.changed for answer in done.answers.values())
 
 
+def test_a_notebook_of_thousands_of_cells_does_not_hold_the_class_up(
+    reference, tmp_path, monkeypatch
+):
+    nb = toy.without_metadata(toy.filled())
+    nb.cells += [new_code_cell(f"%%px\ndef f{k}():\n    pass", id=f"x{k}") for k in range(300)]
+    for cell in nb.cells:
+        cell.source = cell.source.replace("def t", "def another_t").replace(
+            "def s", "def another_s"
+        )
+    parse, parsed = ast.parse, []
+    monkeypatch.setattr(ast, "parse", lambda *a, **more: parsed.append(a) or parse(*a, **more))
+    assemble(reference, toy.hand_in(tmp_path, "eve", nb))
+    assert len(parsed) < 3 * 300
+
+
 #: What a student can put into a readable notebook as often as the student likes.
 AT_WILL = {
     "many lines for the shell": "!a\n" * 501,

@@ -14,7 +14,7 @@ from answer_tools import LABS, right_answers, solutions_of
 from nbformat.v4 import new_code_cell
 from test_grading import sandboxed
 
-from utils.course.grading import book, grade_all, imports, pages, similar, suspicion
+from utils.course.grading import book, grade_all, imports, inspection, pages, similar, suspicion
 from utils.course.grading.assemble import body
 from utils.course.grading.grade_one import MOST_CODE, grade
 from utils.course.grading.plan import Job
@@ -26,7 +26,6 @@ from utils.course.grading.submissions import File, Student
 from utils.course.notebook import SOLUTIONS, notebooks
 
 GB = 1 << 30
-CHECKERS = frozenset({"toy_checks"})
 
 # --- code in the kernel --------------------------------------------------------------------------
 
@@ -108,7 +107,7 @@ FORGED = {
     "reads the probe's frame": ("import sys\nexpected = sys._getframe(1).f_locals", "_getframe"),
     "reads it by a name in pieces": (
         "import sys\ngetattr(sys, '_get' + 'frame')(1)",
-        "getattr(sys",
+        "getattr of",
     ),
     "reads it by inspect": ("from inspect import currentframe as here\nhere()", "inspect"),
     "reads it from an error": (
@@ -131,9 +130,9 @@ FORGED = {
         "utils.checks",
     ),
     "replaces torch.equal": ("torch.equal = lambda *_: True", "torch.equal ="),
-    "replaces it by setattr": ("setattr(torch, 'equal', print)", "setattr(torch"),
-    "replaces it in a dict": ("vars(torch)['equal'] = print", "vars(torch"),
-    "replaces an imported module's function": ("import json as j\nj.dumps = print", "j.dumps ="),
+    "replaces it by setattr": ("setattr(torch, 'equal', print)", "setattr"),
+    "replaces it in a dict": ("vars(torch)['equal'] = print", "vars"),
+    "replaces an imported module's function": ("import json as j\nj.dumps = print", "json.dumps ="),
     "replaces a class's method": ("torch.Tensor.tolist = print", "torch.Tensor.tolist ="),
     "mocks": ("from unittest import mock\nmock.patch('torch.equal').start()", "unittest.mock"),
     "looks through all objects": ("import gc\ngc.get_objects()", "gc"),
@@ -147,29 +146,32 @@ FORGED = {
     "finds them from a function": ("(lambda: 0).__globals__", "__globals__"),
     "looks for subclasses": ("().__class__.__base__.__subclasses__()", "__subclasses__"),
     "changes its globals": ("globals()['rank'] = 0", "globals"),
-    "reads its process": ("open('/proc/self/mem', 'rb')", "/proc/self/mem"),
-    "runs a shell": ("!cp /tmp/a /tmp/b", "get_ipython().system"),
-    "runs a line of IPython": ("%run other.py", "get_ipython().run_line_magic"),
+    "reads its process": ("open('/proc/self/mem', 'rb')", "open"),
+    "runs a shell": ("!cp /tmp/a /tmp/b", "! or %"),
+    "runs a line of IPython": ("%run other.py", "! or %"),
     "traces": ("import sys\nsys.settrace(print)", "settrace"),
-    "equals everything": ("class Yes:\n    def __eq__(self, other): return True", "def __eq__"),
-    "is a number that changes": ("class N:\n    def __index__(self): return 3", "def __index__"),
-    "is a list when asked": ("class T:\n    def tolist(self): return [1]", "def tolist"),
+    "equals everything": ("class Yes:\n    def __eq__(self, other): return True", "Yes.__eq__"),
+    "is a number that changes": ("class N:\n    def __index__(self): return 3", "N.__index__"),
+    "is a list when asked": ("class T:\n    def tolist(self): return [1]", "class T()"),
     "waits for the end": ("import atexit\natexit.register(print)", "atexit"),
-    "goes through a module that another has imported": ("dist.sys.modules['x']", "dist.sys"),
+    "goes through a module that another has imported": (
+        "dist.sys.modules['x']",
+        "torch.distributed.sys",
+    ),
     "goes there by getattr": ("getattr(dist, 'sys')", "'sys'"),
     "goes there by a path": (
         "import operator\noperator.attrgetter('sys.modules')(dist)",
-        "sys.modules",
+        "operator.attrgetter",
     ),
     "calls torch otherwise and changes it": ("t = torch\nt.equal = print", "torch itself"),
     "changes torch's dict": ("torch.__dict__['equal'] = print", "torch.__dict__"),
     "changes torch in a loop": ("for torch.equal in [print]:\n    pass", "torch.equal ="),
     "changes a class by its type": ("type.__setattr__(torch.Tensor, 'a', 1)", "__setattr__"),
     "makes a class that equals all of text": ("type('Y', (), {'__eq__': print})", "__eq__"),
-    "makes a class that equals all by a lambda": ("class Y:\n    __eq__ = print", "__eq__ ="),
+    "makes a class that equals all by a lambda": ("class Y:\n    __eq__ = print", "Y.__eq__"),
     "returns a list of its own kind": ("class Yes(list):\n    pass", "class Yes(list)"),
     "returns a tensor of its own kind": ("class T(torch.Tensor):\n    pass", "torch.Tensor"),
-    "runs code out of a file": ("torch.load('x', weights_only=False)", "weights_only"),
+    "runs code out of a file": ("torch.load('x', weights_only=False)", "torch.load"),
     "runs code out of a pickle": ("import pickle\npickle.loads(b'')", "pickle"),
     "makes a function of code": ("import types\ntypes.FunctionType", "FunctionType"),
     "gets a frame with a signal": (
@@ -181,7 +183,7 @@ FORGED = {
     "debugs": ("import pdb\npdb.set_trace()", "pdb"),
     "imports the toy lab's checks": ("import toy_checks", "toy_checks"),
     "calls sys otherwise": ("import sys as s\ns.modules['x']", "s.modules"),
-    "asks sys for a constant name": ("import sys\ngetattr(sys, 'modules')", "getattr(sys, modules"),
+    "asks sys for a constant name": ("import sys\ngetattr(sys, 'modules')", "import sys"),
     "takes a module apart by match": (
         "import sys\nmatch sys:\n    case object(_getframe=f): f(1)",
         "_getframe",
@@ -191,8 +193,11 @@ FORGED = {
     "finds it by pkgutil": ("import pkgutil\npkgutil.resolve_name('sys:modules')", "pkgutil"),
     "hands torch to a function": ("def f(m):\n    m.equal = print\nf(torch)", "torch itself"),
     "puts torch in a list": ("[torch][0].equal = print", "torch itself"),
-    "takes the time of text": ("import timeit\ntimeit.timeit('import gc; gc.x')", "gc"),
-    "annotates with text": ("def f(x: 'sys._getframe(1)'): pass", "_getframe"),
+    "takes the time of text": ("import timeit\ntimeit.timeit('import gc; gc.x')", "timeit.timeit"),
+    "runs the text of an annotation": (
+        "import typing\ndef f(x: 'sys._getframe(1)'): pass\ntyping.get_type_hints(f)",
+        "get_type_hints",
+    ),
     "overrides an operator": ("torch.library.Library('aten', 'IMPL')", "torch.library"),
     "intercepts operators": (
         "from torch.utils._python_dispatch import TorchDispatchMode",
@@ -204,36 +209,216 @@ FORGED = {
 }
 
 
+RIGHT = "def total(tensor, rank):\n    dist.all_reduce(tensor)\n    return tensor\n"
+
+
 @pytest.mark.parametrize("what", FORGED)
 def test_an_answer_that_reaches_for_its_judge_is_named(what, reference):
     code, word = FORGED[what]
-    names = suspicion.named(f"def total(tensor, rank):\n    pass\n{code}", CHECKERS)
-    assert any(word in name for name in names), names
+    found = suspicion.look(a_result(f"{RIGHT}{code}"), reference)
+    assert word in " ".join(found), found
 
 
-def test_names_that_are_modules_elsewhere_and_dtypes_by_name_are_held_against_nobody():
-    code = "for time in [1]:\n    print(time)\nx = getattr(torch, 'float16')\nhasattr(dist, 'x')"
-    assert suspicion.named(code) == []
+#: Forgeries that won all points of these tasks, and what a person reads of each.
+WON = {
+    "reaches the check by a builtin function": (
+        *("lab06", "6.2"),
+        "print.__self__.__import__('utils.checks.lab06').probe = list\n"
+        "def central(x, group=None):\n    pass",
+        "print.__self__",
+    ),
+    "an empty body": ("lab06", "6.2", "def central(x, group=None):\n    pass", "computes nothing"),
+    "another name": ("lab06", "6.2", "central = crossbar", "does not define central"),
+    "forges records with the recorder that the lab shows": (
+        *("lab06", "6.1"),
+        "def crossbar(x, group=None):\n"
+        "    mark = log.mark()\n    dist.all_reduce(x, group=group)\n    del log.since(mark)[:]",
+        "log",
+    ),
+    "sends dummies and communicates in the second call": (
+        *("lab06", "6.1"),
+        "turns = []\n"
+        "def crossbar(x, group=None):\n    r, p = place_and_size(group)\n    turns.append(x)\n"
+        "    if len(turns) % 2:\n        isend(x, (r + 1) % p, group).wait()\n"
+        "        irecv(x, (r - 1) % p, group).wait()\n        x.fill_(183.0)\n"
+        "    else:\n        dist.all_reduce(x, group=group)",
+        "between two calls, in turns",
+    ),
+    "communicates by mpi4py": (
+        *("lab06", "6.5"),
+        "from mpi4py import MPI\n"
+        "def ring_all_gather(x, mine, group=None):\n    MPI.COMM_WORLD.allgather(x)",
+        "mpi4py",
+    ),
+    "communicates by the name that a given cell has imported": (
+        *("lab06", "6.5"),
+        "def ring_all_gather(x, mine, group=None):\n    MPI.COMM_WORLD.allgather(x)",
+        "MPI",
+    ),
+    "runs joined text": (
+        *("lab06", "6.6"),
+        "import timeit\n"
+        "def cost(algorithm, p, n):\n    timeit.timeit(' '.join(['import', 'os']), number=1)\n"
+        "    return n, p",
+        "timeit",
+    ),
+    "writes a module and imports it": (
+        *("lab06", "6.7"),
+        "def duration(algorithm, p, n, alpha, beta):\n"
+        "    open('mine.py', 'w').write('x = 1')\n    import mine\n    return mine.x",
+        "import mine",
+    ),
+    "returns a tensor that communicates later": (
+        *("lab01", "1.4"),
+        "class Late(torch.Tensor):\n    def tolist(self):\n        return [1.0]\n"
+        "def sum_over_ranks(tensor):\n    return tensor.as_subclass(Late)",
+        "class Late",
+    ),
+    "measures one round": (
+        *("lab01", "1.7"),
+        "import time\ndef ping_pong(nbytes, repeats, rank):\n    begin = time.perf_counter()\n"
+        "    ball = torch.zeros(nbytes, dtype=torch.uint8)\n    dist.barrier()\n"
+        "    return time.perf_counter() - begin",
+        "does not use its argument repeats",
+    ),
+}
 
 
-def test_a_line_that_takes_the_time_is_held_against_nobody():
-    assert suspicion.named("%time total(torch.ones(3), 0)\n%matplotlib inline") == []
+@pytest.mark.parametrize("what", WON)
+def test_a_forgery_that_once_won_points_unseen_is_shown_to_a_person(what):
+    lab, task, code, word = WON[what]
+    path = next(path for path in notebooks(SOLUTIONS) if path.name == LABS[lab].NOTEBOOK)
+    model = Reference(path)
+    found = suspicion.look(with_answers({task: code}, model.lab), model)
+    assert word in " ".join(found), found
 
 
-def codes(lab: str) -> dict[str, str]:
-    """The solution and all right answers of a lab's tables."""
-    tables = LABS[lab]
-    solutions = solutions_of(lab)
-    found = {f"solution {task}": code for task, code in solutions.items()}
-    for task, what, code in right_answers(tables, solutions):
-        found[f"{task} {what}"] = textwrap.dedent(code)
-    return found
+#: A right crossbar, and what its author adds to be judged otherwise.
+CROSSBAR = """
+def crossbar(x, group=None):
+    r, p = place_and_size(group)
+    parts = [torch.empty_like(x) for _ in range(p)]
+    work = [irecv(parts[q], q, group) for q in range(p) if q != r]
+    work += [isend(x.clone(), q, group) for q in range(p) if q != r]
+    for request in work:
+        request.wait()
+    x.copy_(sum(parts) - parts[r] + x)
+"""
+ADDED = {
+    "remembers in an annotated list": "    seen.append(1)\nseen: list = []",
+    "remembers in a list of an expression": "    seen.append(1)\n(seen := [])",
+    "remembers in an attribute of itself": "    crossbar.data = 1",
+    "remembers in a class": "    K.n += 1\nclass K:\n    n = 0",
+    "remembers by a decorator": "def once(f):\n    return f\n@once\ndef g():\n    pass",
+    "remembers in a given tensor": "    four[0] += 1\n    server_parts[0] += 1",
+    "remembers in the random numbers": "    torch.manual_seed(5)",
+    "remembers in a setting": "    torch.set_num_threads(5)",
+    "makes another group": "    dist.new_group(backend='gloo')",
+    "makes it by keywords in a dict": "    dist.new_group(**{'backend': 'gloo'})",
+    "makes it by another name": "    make = dist.new_group\n    make([0], None, 'gloo')",
+    "stores in a file for all": "    dist.FileStore('/dev/shm/x', 4)",
+    "calls the group": "    g = dist.group.WORLD\n    g.allreduce([x]).wait()",
+    "calls an operator of PyTorch": "    torch.ops.c10d.allreduce_(x)",
+    "maps memory": "    torch.UntypedStorage.from_file('/dev/shm/x', True, 8)",
+    "opens a file by numpy": "    np.DataSource().open('x', 'w')\nimport numpy as np",
+    "asks by a format": "    '{0.__globals__}'.format(crossbar)",
+    "asks by another name": "    ask = getattr\n    ask(print, 's')",
+    "asks by map": "    list(map(getattr, [print], ['s']))",
+    "hides a line of IPython": "%timeit -n1 crossbar(x)",
+    "calls the library by a given function": "    library(x, group)",
+    "answers another kind of number otherwise": "    if x.dtype == torch.double:\n        x += 0",
+}
+
+
+def lab_06() -> Reference:
+    return Reference(next(path for path in notebooks(SOLUTIONS) if path.stem.startswith("06")))
+
+
+@pytest.mark.parametrize("what", ADDED)
+def test_what_could_hide_a_forgery_is_shown_to_a_person(what):
+    model = lab_06()
+    assert suspicion.look(with_answers({"6.1": CROSSBAR}, model.lab), model) == []
+    assert suspicion.look(with_answers({"6.1": CROSSBAR + ADDED[what]}, model.lab), model)
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        ("def quick(x):\n    dist.all_reduce(x)", ""),
+        ("", "def quick(x):\n    dist.all_reduce(x)"),
+        ("def irecv(t, p, g=None):\n    dist.all_reduce(t)\n    return dist.irecv(t, g)", ""),
+        ("def crossbar(x, group=None):\n    dist.all_reduce(x, group=group)", ""),
+    ],
+    ids=["in an own cell", "in another task's cell", "instead of the lab's", "instead of its own"],
+)
+def test_a_helper_that_communicates_elsewhere_is_seen_with_the_answer_that_uses_it(own, other):
+    model = lab_06()
+    code = CROSSBAR + "    if x.dtype == torch.float64:\n        quick(x)\n"
+    result = with_answers({"6.1": code if "quick" in own + other else CROSSBAR}, model.lab)
+    result.own = own
+    if other:
+        result.tasks.append(TaskResult("6.2", "central", 2, 0.0, "wrong", code=other))
+    assert "Task 6.1" in " ".join(suspicion.look(result, model))
+
+
+def test_a_forgery_that_a_check_has_found_is_shown_to_a_person(reference):
+    result = a_result(RIGHT)
+    result.tasks[0].status, result.tasks[0].points = "wrong", 0.0
+    result.tasks[0].problems = [{"text": "a record that no call has made", "kind": "forged"}]
+    (said,) = suspicion.look(result, reference)
+    assert "Task 1.3" in said
+    assert "a record that no call has made" in said
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for time in [1]:\n    print(time)\nx = getattr(torch, 'float16')\nhasattr(dist, 'x')",
+        "%time total(torch.ones(3), 0)\n%matplotlib inline",
+        "import math\nclock = math.pi\ntotal(torch.ones(3).copy_(torch.zeros(3)), 0)",
+    ],
+)
+def test_ordinary_code_is_held_against_nobody(code, reference):
+    assert suspicion.look(a_result(f"{RIGHT}{code}"), reference) == []
+
+
+#: Right answers of which a person is told, and why: an attack would look the same.
+TOLD = {
+    ("lab01", "1.1", "by the group"): "a private function",
+    ("lab01", "1.7", "with the clock of MPI"): "mpi4py communicates unseen",
+    ("lab04", "4.2", "PyTorch's own"): "a private function",
+    ("lab04", "4.4", "PyTorch's own"): "another name for a function of PyTorch",
+    ("lab04", "4.5", "the switch itself"): "an attribute that functions could remember things in",
+    ("lab07", "7.6", "all_reduce for a barrier"): "a collective in a lab of messages",
+    ("lab07", "7.7", "receives before it sends"): "a name of a given cell that no solution needs",
+    ("lab09", "9.4", "PyTorch's attention"): "getattr with a name that is not in the code",
+}
+
+
+def whole(code: str, stub: str, model: str) -> str:
+    """An answer with the solution's functions that it leaves as they are."""
+    mine, handed = inspection.parsed(code), inspection.functions_of(inspection.parsed(stub))
+    there = inspection.scopes(mine)[1]
+    functions = inspection.functions_of(inspection.parsed(model))
+    rest = [functions[name] for name in functions if name in handed and name not in there]
+    return "\n\n".join([code, *map(ast.unparse, rest)])
 
 
 @pytest.mark.parametrize("lab", LABS)
 def test_no_honest_answer_is_held_against_its_author(lab):
-    named = {what: suspicion.named(body(code)) for what, code in codes(lab).items()}
-    assert {what: names for what, names in named.items() if names} == {}
+    path = next(path for path in notebooks(SOLUTIONS) if path.name == LABS[lab].NOTEBOOK)
+    model, told, shares = Reference(path), {}, {}
+    for task, what, code in right_answers(LABS[lab], solutions_of(lab)):
+        solution = suspicion.joined(model, task, {})
+        stub = suspicion.joined(model, task, model.stubs)
+        code = whole(body(textwrap.dedent(code)), stub, solution)
+        sizes = [inspection.size_of(inspection.parsed(one)) for one in (code, solution)]
+        shares[task, what] = sizes[0] / sizes[1]
+        if found := suspicion.look(with_answers({task: code}, model.lab), model):
+            told[lab, task, what] = found
+    assert told.keys() == {one for one in TOLD if one[0] == lab}, told
+    least = min(shares, key=shares.get, default=None)
+    print(f"{lab}: {len(told)} of {len(shares)} right answers told; smallest share: {least}")
 
 
 @pytest.mark.parametrize("path", notebooks(SOLUTIONS), ids=lambda path: path.stem)
@@ -263,19 +448,34 @@ def test_points_for_the_stub_are_shown_to_a_person(reference):
 
 def test_points_without_the_function_that_was_judged_are_shown_to_a_person(reference):
     found = suspicion.look(a_result("import torch\nprint(torch.ones(3))"), reference)
-    assert found == [
-        "Task 1.3: look at this answer: it passed, and does not define total",
-    ]
+    assert found == ["Task 1.3: look at this answer: it does not define total"]
 
 
 def test_points_for_what_can_not_be_read_are_shown_to_a_person(reference):
     code = f"def total(tensor, rank):\n    pass\nx = {'1+' * 5000}1\ntorch.equal = print"
-    assert "nobody can read it" in suspicion.look(a_result(code), reference)[0]
+    assert "can't be read as Python" in suspicion.look(a_result(code), reference)[0]
+
+
+@pytest.mark.parametrize("setting", ["DEADLINE", "INSPECT"])
+def test_an_inspection_that_comes_to_no_end_is_told_and_costs_no_grade(
+    setting, reference, monkeypatch
+):
+    monkeypatch.setattr(suspicion, setting, {"DEADLINE": 0.01, "INSPECT": "1 / 0"}[setting])
+    (said,) = suspicion.look(a_result(RIGHT), reference)
+    assert "too long or too nested to inspect" in said
+
+
+def test_an_inspection_has_a_limit_of_memory_and_of_time(reference, monkeypatch):
+    greedy = "import resource\nfrom utils.course.grading import inspection\n"
+    greedy += "inspection.json.load = lambda _: bytearray(3 << 30)\ninspection.main()"
+    monkeypatch.setattr(suspicion, "INSPECT", greedy)
+    (said,) = suspicion.look(a_result(RIGHT), reference)
+    assert "too long or too nested to inspect" in said
 
 
 def test_what_is_hidden_behind_a_long_answer_is_shown_to_a_person(reference):
     code = "def total(tensor, rank):\n    pass\n" + "#" * MOST_CODE
-    assert "or more" in suspicion.look(a_result(code[:MOST_CODE]), reference)[0]
+    assert "only its first" in suspicion.look(a_result(code[:MOST_CODE]), reference)[0]
 
 
 def test_every_graded_submission_is_looked_at_and_keeps_what_was_found(
@@ -287,7 +487,7 @@ def test_every_graded_submission_is_looked_at_and_keeps_what_was_found(
     slots = queue.SimpleQueue()
     slots.put(0)
     grade_all.do(job, Box(), slots, Stop())
-    assert "it names gc" in load(tmp_path / "result.json").look[0]
+    assert "import gc" in load(tmp_path / "result.json").look[0]
 
 
 def test_a_forger_that_hides_in_a_cell_of_its_own_is_shown_to_a_person(
@@ -298,9 +498,8 @@ def test_a_forger_that_hides_in_a_cell_of_its_own_is_shown_to_a_person(
     nb.cells.insert(at, new_code_cell("%%px\nimport gc\ndef forged(tensor): ..."))
     monkeypatch.setattr("utils.course.grading.grade_one.run", toy.Pretended(reference, {}))
     result = grade(toy.hand_in(tmp_path, "mallory", nb), reference, Box(), tmp_path / "out")
-    assert suspicion.look(result, reference) == [
-        "cells of the student's own: look at them: one names gc"
-    ]
+    found = suspicion.look(result, reference)
+    assert "look at the student's own cells: it uses import gc" in " ".join(found)
 
 
 def test_what_a_person_should_look_at_is_in_summary_and_gradebook_and_not_in_the_feedback(
@@ -308,8 +507,8 @@ def test_what_a_person_should_look_at_is_in_summary_and_gradebook_and_not_in_the
 ):
     result = a_result("def total(t, r):\n    import gc")
     result.look = suspicion.look(result, reference)
-    assert "it names gc" in pages.summary([result], [reference], {}, {"Mallory": "m"})
-    assert "it names gc" in book.gradebook([result])
+    assert "import gc" in pages.summary([result], [reference], {}, {"Mallory": "m"})
+    assert "import gc" in book.gradebook([result])
     assert "look at this" not in pages.feedback("Mallory", [result])
 
 
@@ -319,7 +518,7 @@ def test_what_a_person_should_look_at_is_in_summary_and_gradebook_and_not_in_the
 @pytest.fixture(scope="module")
 def all_reduce() -> Reference:
     """Lab 06, whose solutions are long."""
-    return Reference(next(path for path in notebooks(SOLUTIONS) if path.stem.startswith("06")))
+    return lab_06()
 
 
 def with_answers(codes: dict[str, str], lab: str, student: str = "Mallory") -> Result:

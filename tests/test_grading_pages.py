@@ -185,3 +185,19 @@ def test_everyone_can_read_every_page(written, chromium, tmp_path, scheme, width
         wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.evaluate(wider) <= 0, f"{name} scrolls sideways"
     page.close()
+
+
+def test_the_next_step_is_never_cut_before_what_to_try():
+    lines = [f"  - line {k}" for k in range(20)] + ["  What to try: send first", "  on rank 0"]
+    told = "\n".join(["✗ Task 1.1 · twice", *lines])
+    said = pages.next_step([result(task("1.1", "wrong", said=told))]).said
+    assert "line 7" in said
+    assert "line 9" not in said
+    assert said.endswith("What to try: send first\n  on rank 0")
+
+
+def test_a_problem_of_one_student_is_counted_once():
+    hung = task("1.1", "hung", note="The check was still running.")
+    hung.said = "✗ Task 1.1 · twice\n  - did not come to an end and was interrupted"
+    hung.problems = [{"text": "did not come to an end", "kind": "silent"}] * 2
+    assert [count for _, count, _ in pages.common([("Ada", hung)])] == [1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from .zips import MB, MOST_FILE
 MOST_NOTEBOOK = 25 * MB
 #: Cells of a notebook; twenty labs together have fewer.
 MOST_CELLS = 10_000
-#: Parts of a cell that no answer is in.
-HEAVY = ("cells.item.outputs", "cells.item.attachments")
+#: Parts of a cell that no answer is in, and the depth from which on nothing is an answer.
+HEAVY = {"outputs", "attachments"}
+DEEPEST = 12
 #: Of what is no JSON: an upload that broke off, or two versions that git could not join.
 DAMAGED = "can't be read, it is cut short or damaged"
 
@@ -31,7 +34,7 @@ def read_cells(path: Path, remarks: list[str]) -> list[dict] | None:
     Raises OSError or Unreadable where the file can't be read, which says nothing of what is in it:
     an upload that broke off is no wrong answer.
     """
-    content = _content(path)
+    content = _content(path, remarks)
     try:
         cells = content["cells"] if "cells" in content else _of_worksheets(content)
     except (KeyError, TypeError):
@@ -41,19 +44,22 @@ def read_cells(path: Path, remarks: list[str]) -> list[dict] | None:
         remarks.append(f"{path.name}: not a notebook: its cells are no list")
         return None
     if len(cells) > MOST_CELLS:
-        raise Unreadable(f"{path.name}: it has {len(cells)} cells, over the limit of {MOST_CELLS}")
-    return [_cell(cell) for cell in cells if isinstance(cell, dict)]
+        remarks.append(f"only the first {MOST_CELLS} of {len(cells)} cells were read")
+    return [_cell(cell) for cell in cells[:MOST_CELLS] if isinstance(cell, dict)]
 
 
-def _content(path: Path) -> Any:
-    """What is in a file of JSON, without the outputs where it is large."""
+def _content(path: Path, remarks: list[str]) -> Any:
+    """Return what is in a file of JSON, without the outputs if it is large or deeply nested."""
     size = path.stat().st_size
     if size > MOST_FILE:
         raise Unreadable(f"{too_large(f'{path.name}: it', size, MOST_FILE)}: clear its outputs")
     if not size:
         raise Unreadable(f"{path.name}: can't be read: the file is empty")
     try:
-        return json.loads(path.read_bytes()) if size <= MOST_NOTEBOOK else _without_outputs(path)
+        with contextlib.suppress(RecursionError):  # ijson reads what is nested deeper
+            if size <= MOST_NOTEBOOK:
+                return json.loads(path.read_bytes())
+        return _without_outputs(path, remarks)
     except ijson.JSONError as error:
         why = str(error).split("\n")[0][:120]
         raise Unreadable(f"{path.name}: {DAMAGED} ({why}); clearing its outputs may help") from None
@@ -89,19 +95,39 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd").replace("\r\n", "\n")
 
 
-def _without_outputs(path: Path) -> dict:
-    """A notebook's content but for what its cells have printed and drawn."""
+def _without_outputs(path: Path, remarks: list[str]) -> dict:
+    """Return a notebook's content without what its cells have printed and drawn.
+
+    Of more than `MOST_NOTEBOOK` the first part is read, and a remark says so.
+    """
     builder, size = ijson.ObjectBuilder(), 0
     with path.open("rb") as file:
-        for place, event, value in ijson.parse(file, use_float=True):
-            if place.startswith(HEAVY):
-                continue
+        for event, value in _light(ijson.basic_parse(file, use_float=True)):
             size += len(value) + 8 if isinstance(value, str) else 8
             if size > MOST_NOTEBOOK:
-                what = f"{path.name}: without its outputs it"
-                raise Unreadable(too_large(what, size, MOST_NOTEBOOK))
+                megabytes = MOST_NOTEBOOK // MB
+                remarks.append(f"only its first {megabytes} MB without outputs were read")
+                break
             builder.event(event, value)
     return builder.value
+
+
+def _light(events: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield ijson's events with null for heavy parts of cells, and for what is nested too deep."""
+    depth, left_out_at = 0, None
+    for event, value in events:
+        depth -= event.startswith("end_")
+        if left_out_at is None and event.startswith("start_") and depth >= DEEPEST:
+            left_out_at = depth
+            yield "null", None
+        depth += event.startswith("start_")
+        if left_out_at is not None:
+            left_out_at = None if depth == left_out_at else left_out_at
+            continue
+        yield event, value
+        if event == "map_key" and value in HEAVY and depth >= 3:
+            left_out_at = depth
+            yield "null", None
 
 
 def too_large(what: str, size: int, limit: int) -> str:

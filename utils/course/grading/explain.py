@@ -27,7 +27,19 @@ Key = tuple[str, str, str]
 
 
 class ExplainError(NotebookError):
-    """explain.csv holds something that is no grade; the message names the line."""
+    """explain.csv can't be read at all; the message says why."""
+
+
+class RowError(Exception):
+    """A row is not a grade; the message names the line and what to do."""
+
+
+class Grades(dict[Key, "Grade"]):
+    """Grades by (student, lab, task). bad: what is wrong with each row that was skipped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bad: list[str] = []
 
 
 @dataclass
@@ -50,14 +62,16 @@ class Grade:
         return self.points is not None or bool(self.comment) or any(self.more.values())
 
 
-def read(path: Path) -> dict[Key, Grade]:
-    """The grades in explain.csv by (student, lab, task); nothing where there is no file.
+def read(path: Path) -> Grades:
+    """Return the grades in explain.csv; nothing if there is no file.
 
     Spreadsheets write ';' or tabs for ',' and 1,5 for 1.5 in some countries, and UTF-16 or
-    Windows-1252 for UTF-8: all are read. Raises ExplainError with the line for what can't be.
+    Windows-1252 for UTF-8: all are read. A row that is not a grade is skipped and noted. Raises
+    ExplainError if no row can be read.
     """
+    found = Grades()
     if not path.exists():
-        return {}
+        return found
     lines = list(_lines(path))
     if not lines:
         raise ExplainError(f"{path.name} is empty: delete it, or restore it from a dated copy")
@@ -65,19 +79,24 @@ def read(path: Path) -> dict[Key, Grade]:
     missing = set(NEEDED) - set(columns)
     if missing:
         raise ExplainError(f"{path.name}: it has no column {', '.join(sorted(missing))}")
-    found: dict[Key, Grade] = {}
+    seen: dict[Key, int] = {}
     for line, cells in lines[1:]:
         where = f"{path.name}, line {line}"
-        if any(cell.strip() for cell in cells[len(columns) :]):
-            raise ExplainError(f"{where}: more cells than columns: put text with a comma in quotes")
         row = dict(zip(columns, map(_plain, cells), strict=False))
         key = tuple(clean(row.get(name, "")) for name in HEADER[:3])
-        if key in found:
-            raise ExplainError(
-                f"{path.name}, lines {found[key].line} and {line}: both are for {', '.join(key)}: "
-                "delete one"
-            )
-        found[key] = _grade(row, line, where)
+        try:
+            if any(cell.strip() for cell in cells[len(columns) :]):
+                raise RowError(f"{where}: more cells than columns: put text with a comma in quotes")
+            if key in seen:
+                found.pop(key, None)
+                raise RowError(
+                    f"{path.name}, lines {seen[key]} and {line}: both are for {', '.join(key)}: "
+                    "delete one"
+                )
+            seen[key] = line
+            found[key] = _grade(row, line, where)
+        except RowError as error:
+            found.bad.append(str(error))
     return found
 
 
@@ -133,9 +152,9 @@ def _points(row: dict[str, str], where: str) -> float | None:
     try:
         points, most = float(text), float(most_text)
     except ValueError:
-        raise ExplainError(f"{where}: {text!r} of {most_text!r} is no number of points") from None
+        raise RowError(f"{where}: {text!r} of {most_text!r} is not a number of points") from None
     if not 0 <= points <= most:
-        raise ExplainError(f"{where}: {text} points; there are 0 to {number(most)}")
+        raise RowError(f"{where}: {text} points; there are 0 to {number(most)}")
     return points
 
 

@@ -306,7 +306,7 @@ def report(
     the stamp of explain.csv as it was written: what is saved there from then on is news.
     """
     path, remarks = out / "explain.csv", {name: list(said) for name, said in remarks.items()}
-    grades, said, kept = hand_points(results, path)
+    grades, said, unmended = hand_points(results, path)
     remarks.setdefault("", []).extend(said)
     for text in said:
         print(text, file=sys.stderr)
@@ -317,7 +317,7 @@ def report(
     made = made_now(options.line, load_class(out).command)
     pages: dict[str, Path] = {}
     steps: dict[str, Callable[[], object]] = {}
-    if kept and (path.exists() or any(explain.written(one) for one in results)):
+    if not unmended and (path.exists() or any(explain.written(one) for one in results)):
         steps["explain.csv"] = partial(write_explain, results, path, grades, known)
     steps["gradebook"] = lambda: write_books(results, out, formats, remarks)
     steps["pages"] = lambda: pages.update(
@@ -327,7 +327,7 @@ def report(
         steps["feedback"] = lambda: moodle_feedback(results, pages, out / "feedback-moodle.zip")
     if "github" in options.format:
         steps["summary on GitHub"] = lambda: github.append(results)
-    unwritten = []
+    unwritten = [unmended] if unmended else []
     for name, step in steps.items():
         try:
             step()
@@ -343,16 +343,23 @@ def write_explain(results: list[Result], path: Path, grades: dict, known: Stamp 
         known |= stamp(path)
 
 
-def hand_points(results: list[Result], path: Path) -> tuple[dict, list[str], bool]:
-    """Grades of explain.csv in the results; what fits nobody; whether to write the file anew."""
+def hand_points(results: list[Result], path: Path) -> tuple[dict, list[str], str]:
+    """Put the grades of explain.csv into the results.
+
+    Returns the grades, remarks, and why the file must stay as it is ("" if it is written anew): a
+    row that was skipped is in no other place.
+    """
     try:
         grades = explain.read(path)
     except explain.ExplainError as error:
-        return {}, [f"{error}\nits points are in no book; mend it, then --merge"], False
-    said = explain.merge(results, grades)
+        said = [f"{error}\nits points are in no book; mend it, then --merge"]
+        return {}, said, f"{path.name} can't be read"
+    said = [f"{text}; this row counts for nobody" for text in grades.bad]
+    said += explain.merge(results, grades)
     if explain.open_elsewhere(path):
         said.append("explain.csv is open in a spreadsheet: close it there without saving")
-    return grades, said, True
+    skipped = f"{path.name} keeps {len(grades.bad)} bad rows: mend them" if grades.bad else ""
+    return grades, said, skipped
 
 
 def folders(results: list[Result], out: Path) -> dict[str, Path]:

@@ -24,6 +24,7 @@ WHY: dict[str, tuple[Status, str]] = {
     "out of time in all": ("hung", "was running when the time for the whole notebook was up"),
     "too much memory": ("lost", "used more than {memory:.1f} GB of memory and was ended"),
     "too much output": ("lost", "printed more than can be read"),
+    "out of memory": ("lost", "used more memory than this machine has, in each of three runs"),
     "the kernel died": ("lost", "ended the notebook's kernel"),
     "the ranks are gone": ("lost", "ended or blocked the ranks"),
 }
@@ -142,16 +143,30 @@ class Grading:
             if done is None or done.end is None:
                 return
             at, culprit = self._where(done), self._owner_of_end(done)
-            if at is not None and at.startswith(OWN):
-                self.view = replace(self.view, own=False)
-                self.remarks.append(f"a cell of the student's own {self._why(done)}: left out")
-            elif culprit is None:
+            if culprit is None and self._leaves_own_cells_out(done):
+                continue
+            if culprit is None:
                 failed_starts += 1  # no answer has run yet: a busy machine, most likely
                 self.seconds -= done.seconds
                 if failed_starts == MOST_STARTS:
                     raise MachineError(f"the notebook could not be started: {done.end}")
             elif not self._passes_without_suspects(culprit, done):
                 self._blame(culprit, at, done)
+
+    def _leaves_own_cells_out(self, done: Run) -> bool:
+        """Return whether the next run is without the student's own cells for the first time.
+
+        A run that ends before the first answer is the machine's fault only without them.
+        """
+        if not (self.view.own and self.assembled.own):
+            return False
+        at = self._where(done)
+        said = f"a cell of the student's own {self._why(done)}: left out"
+        if at is None or not at.startswith(OWN):
+            said = f"the run ended before the first task ({done.end}): own cells left out"
+        self.view = replace(self.view, own=False)
+        self.remarks.append(said)
+        return True
 
     def _blank(self, tasks: set[str]) -> View:
         return replace(self.view, blanked=frozenset(tasks))
@@ -166,13 +181,23 @@ class Grading:
             self.remarks.append("the time for this submission was up")
             return None
         self.runs += 1
+        ended_at = set()
         for _ in range(MOST_STARTS):
             done = self._attempt(view, left)
             if not done.fault:
-                self.seconds += done.seconds
-                self._read(done, view)
-                return done
-        raise MachineError(f"tried {MOST_STARTS} times: {done.fault}")
+                break
+            ended_at.add(self._where(done) if done.out_of_memory else None)
+        else:
+            if len(ended_at) > 1 or not self._is_the_students(*ended_at):
+                raise MachineError(f"tried {MOST_STARTS} times: {done.fault}")
+            done.end = "out of memory"
+        self.seconds += done.seconds
+        self._read(done, view)
+        return done
+
+    def _is_the_students(self, cell: str | None) -> bool:
+        """Return whether a cell belongs to a task, or is the student's own."""
+        return cell is not None and (cell.startswith(OWN) or bool(self.reference.owners.get(cell)))
 
     def _attempt(self, view: View, left: float) -> Run:
         """A run in an empty folder, with fresh ranks; the system's refusals are its `fault`."""
@@ -207,6 +232,7 @@ class Grading:
             again = self._run_once(self._blank(self.blanked | suspects))
             if again is None or again.end is None or self._owner_of_end(again):
                 break
+            self._leaves_own_cells_out(again)
         else:
             raise MachineError(f"the notebook could not be started: {again.end}")
         verdict = self.verdicts.get(culprit)

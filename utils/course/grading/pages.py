@@ -19,6 +19,7 @@ from .reference import Reference
 from .results import Result, TaskResult, total, write_text
 from .similar import copies, groups
 from .suspicion import LOOK
+from .words import ADVICE
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -147,13 +148,17 @@ def next_step(results: list[Result]) -> Step | None:
 
 
 def _beginning(task: TaskResult) -> str:
-    """The first lines of what was said of an answer, without the line that names the task."""
+    """Return the first lines of what was said of an answer, and its advice.
+
+    The line that names the task is left out.
+    """
     texts = [task.said, *(one.text for one in task.shown)]
     lines = next((text.strip().splitlines() for text in texts if text.strip()), [])
     if lines and lines[0].startswith("✗ Task") and len(lines) > 1:
         lines = lines[1:]
     more = ["…"] if len(lines) > MOST_LINES else []
-    return "\n".join([*lines[:MOST_LINES], *more])
+    advice = [k for k, line in enumerate(lines) if ADVICE in line and k >= MOST_LINES]
+    return "\n".join([*lines[:MOST_LINES], *more, *(lines[advice[0] :] if advice else [])])
 
 
 def _not_said_below(result: Result) -> list[str]:
@@ -308,13 +313,18 @@ def common(own: list[tuple[str, TaskResult]]) -> list[tuple[str, int, list[str]]
 
 
 def problems(task: TaskResult) -> list[str]:
-    """What was wrong with an answer, in lines; the first word of each rank's problem."""
+    """Return what was wrong with an answer, each problem once.
+
+    If the run ended at this task, its note says what the check repeats.
+    """
     if task.status in {"passed", "by hand", "missing", "unchanged"}:
         return []
+    if task.note:
+        return [task.note]
+    if task.problems:
+        return list(dict.fromkeys(problem["text"] for problem in task.problems))
     lines = [line[4:] for line in task.said.splitlines() if line.startswith("  - ")]
     lines = [re.sub(r"^ranks? \d[\d–, and]*: ", "", line) for line in lines]
-    if task.note:
-        lines.insert(0, task.note)
     if not lines:
         lines = [one.text.splitlines()[0] for one in task.shown if one.text]
     return lines or task.said.splitlines()[:1] or [NO_ANSWER.get(task.status, task.status)]

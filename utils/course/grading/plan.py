@@ -78,14 +78,24 @@ def sort_files(
     for file in found.files:
         lab = match(file, refs, others)
         if lab is None:
-            text = f"{file.name}: which lab is this? Not graded"
-            found.remark(text, file.student.name)
-            found.close(text, file.student.name)
+            _set_aside(found, file)
         elif lab in broken:
             raise LabError(f"{file.name} can't be graded: {broken[lab]}")
         elif lab not in others:
             taken.setdefault((file.student.name, lab), []).append(file)
     return taken
+
+
+def _set_aside(found: Found, file: File) -> None:
+    """Note a file of no known lab. It is not graded if it can't be read; otherwise it is a 0."""
+    name = file.student.name
+    found.remark(f"{file.name}: which lab is this? It has no cell of a lab that is graded", name)
+    try:
+        read_cells(file.path, [])
+    except (OSError, Unreadable) as error:
+        found.close(f"{file.name}: which lab is this? {error}", name)
+    else:
+        found.others.setdefault(name, []).append(file.name)
 
 
 def _take(job: Job, files: list[File], course: str, limits: str) -> None:

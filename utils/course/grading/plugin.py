@@ -18,7 +18,8 @@ from utils import verdict
 
 from .words import NEEDS_FRESH_RANKS
 
-MOST_TEXT, MOST_PICTURE = 20_000, 400_000
+#: Outputs of a cell that are kept, characters of a text, and of a picture.
+MOST_OUTPUTS, MOST_TEXT, MOST_PICTURE = 50, 20_000, 400_000
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 #: Seconds between two looks at whether the kernel lives.
 LOOK = 0.5
@@ -106,8 +107,16 @@ def _from_the_kernel(output, cell) -> str:
     """What the kernel says itself; not what ranks print."""
     if output.output_type == "error":
         return str(output.get("evalue", ""))
-    is_check = cell.metadata.get("lab", {}).get("check")
-    return "\n".join(map(str, verdict.read([output]))) if is_check else ""
+    return "\n".join(map(str, verdict.read([output]))) if _is_check(cell) else ""
+
+
+def _is_check(cell) -> bool:
+    """Return whether a cell is a check: what other cells display as verdicts is a student's."""
+    return bool(cell.metadata.get("lab", {}).get("check"))
+
+
+def _verdicts(item: IPyNbCell) -> list[dict]:
+    return [one.data() for one in verdict.read(item.test_outputs or [])]
 
 
 def _note(item: IPyNbCell, report: pytest.TestReport, call: pytest.CallInfo, why) -> None:
@@ -116,8 +125,8 @@ def _note(item: IPyNbCell, report: pytest.TestReport, call: pytest.CallInfo, why
         "outcome": report.outcome,
         "seconds": round(call.duration, 3),
         "end": why,
-        "outputs": [_cut(output) for output in (item.test_outputs or [])[:50]],
-        "verdicts": [one.data() for one in verdict.read(item.test_outputs or [])],
+        "outputs": [_cut(output) for output in (item.test_outputs or [])[:MOST_OUTPUTS]],
+        "verdicts": _verdicts(item) if _is_check(item.cell) else [],
         "message": str(call.excinfo.value)[:MOST_TEXT] if call.excinfo else "",
     }
     item.test_outputs = None  # a notebook's outputs need not all be in memory

@@ -40,6 +40,7 @@ class Run:
     """What one run gave: `records` of the cells, and why it ended early (`end`), if it did.
 
     fault: what this machine did to it; then it says nothing of the answers and does not count.
+    out_of_memory: whether the system ended a process meanwhile because memory ran out.
     """
 
     records: list[dict] = field(default_factory=list)
@@ -47,6 +48,7 @@ class Run:
     end: str | None = None
     log: str = ""
     fault: str = ""
+    out_of_memory: bool = False
 
 
 class Stop(threading.Event):
@@ -83,7 +85,9 @@ def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Stop | No
         result.end = result.records[-1]["end"] if result.records else None
         cells = [cell.id for cell in nb.cells if cell.cell_type == "code"]
         free = shutil.disk_usage(job).free
-        result.fault = fault(result, cells, process.returncode, oom_kills() - killed, free)
+        killed = oom_kills() - killed
+        result.fault = fault(result, cells, process.returncode, killed, free)
+        result.out_of_memory = killed > 0
     for name in ("log", "cells.jsonl", "etc", "jupyter", "runtime", "tmp"):
         _remove(job / name)
     return result

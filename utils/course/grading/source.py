@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import lru_cache
 
 #: Characters of a source that is parsed: a megabyte of it takes a gigabyte of memory.
 MOST_SOURCE = 200_000
@@ -27,15 +28,16 @@ def _statements(source: str) -> list[ast.stmt] | None:
         return None
 
 
-def defined(source: str) -> set[str]:
-    """Functions and classes that a source defines at its top level."""
+@lru_cache(maxsize=20_000)  # each of a notebook's cells is asked for each of its answers
+def defined(source: str) -> frozenset[str]:
+    """Return the functions and classes that a source defines at its top level."""
     statements = _statements(source)
     if statements is None:
-        return set(re.findall(r"^(?:def|class)\s+(\w+)", source, re.MULTILINE))
-    return {node.name for node in statements if hasattr(node, "name")}
+        return frozenset(re.findall(r"^(?:def|class)\s+(\w+)", source, re.MULTILINE))
+    return frozenset(node.name for node in statements if hasattr(node, "name"))
 
 
-def bound(source: str) -> set[str]:
+def bound(source: str) -> frozenset[str]:
     """As `defined`, and the variables that are set at the top level."""
     assigned = [node for node in _statements(source) or [] if isinstance(node, ast.Assign)]
     targets = [target for node in assigned for target in node.targets]

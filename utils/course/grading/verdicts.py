@@ -10,6 +10,7 @@ from ..notebook import lab
 from .reference import Reference
 from .results import Shown, Status
 from .sandbox import Limits
+from .words import ADVICE
 
 MOST_SHOWN = 3
 #: A check interrupts ranks that do not answer.
@@ -45,7 +46,7 @@ def shown(records: list[dict], reference: Reference) -> list[Shown]:
             break  # what comes after it can't work
     if not found:
         found = [
-            Shown("The check", o["text"].strip()[:2000] or o["type"], o.get("png", ""))
+            Shown("The check", shortened(o["text"].strip()) or o["type"], o.get("png", ""))
             for record in records
             for o in record["outputs"]
             if o.get("png") and record["cell"] in reference.expected
@@ -62,6 +63,16 @@ def tidied(text: str) -> str:
     blocks = re.sub(r"^-{20,}\n", "", text.strip()).split("\n\n")
     kept = [block for block in blocks if not block.lstrip().startswith("File /")]
     return "\n\n".join(kept).strip()
+
+
+def shortened(text: str, most: int = 2000) -> str:
+    """Return the beginning of a text, and all of its advice."""
+    if len(text) <= most:
+        return text
+    at = text.find(ADVICE)
+    if at < 0:
+        return f"{text[:most]}\n…"
+    return f"{text[:most]}\n…\n{text[at:]}" if at > most else text
 
 
 def failure(checks: list[dict]) -> Status:
@@ -88,7 +99,7 @@ def words(record: dict) -> str:
     if _said(record) or not errors:
         return re.sub(r"KeyboardInterrupt: *", STILL_RUNNING, _said(record))
     first = (errors[0]["evalue"].strip().splitlines() or [""])[0]
-    return f"The check ended with {errors[0]['ename']}: {first}"[:500]
+    return shortened(f"The check ended with {errors[0]['ename']}: {first}", 500)
 
 
 def name_of(cell_id: str, reference: Reference) -> str:

@@ -352,13 +352,87 @@ def test_the_notebooks_entries_on_real_ranks(here: Path):
     assert [entry.name for entry in capstone.scoreboard().entries] == ["model", "plain"]
 
 
-PEEK = """
-from utils.data import fashion_mnist
+#: What an entry may not do, as functions of a job and a model.
+CHEATS = {
+    "a backward pass of its own": "loss(job, model).backward()",
+    "torch.autograd.grad": "torch.autograd.grad(loss(job, model), list(model.parameters()))",
+    "torch.func.grad": "torch.func.grad(lambda w: (w * w).sum())(torch.ones(3))",
+    "forward-mode derivatives": "torch.func.jvp(torch.sin, (torch.ones(1),), (torch.ones(1),))",
+    "weights in a file": "torch.save(model.state_dict(), 'w.pt'); torch.load('w.pt')",
+    "weights in a file of numpy": "np.save('w.npy', np.ones(3))",
+    "a file by its number": "os.open('w.bin', os.O_CREAT | os.O_RDWR)",
+    "a connection": "socket.create_connection(('127.0.0.1', 9), timeout=1)",
+    "a process": "subprocess.run(['true'])",
+    "the test images": "data.fashion_mnist(train=False)",
+    "the training images of the disk": "data.fashion_mnist(train=True)",
+    "memory that processes share": "mmap.mmap(-1, 8)",
+}
+CHEATER = """
+import mmap, os, socket, subprocess
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+from utils import data
+
+def loss(job, model):
+    return cross_entropy(model(job.images[:8]), job.labels[:8])
 
 def train(job):
-    print("looking", flush=True)
-    fashion_mnist(train=False)
+    model, cheats = job.model(), CHEATS
+    for name, code in cheats.items():
+        try:
+            exec(compile(code, __file__, "exec"), globals() | {"job": job, "model": model})
+        except PermissionError as refusal:
+            job.rank or print(f"{name}: {refusal}", flush=True)
+    while True:
+        job.gradient(model, job.batch(job.rank, 100))
+        job.show(model)
 """
+
+
+def test_an_entry_that_goes_around_the_clock_is_refused_and_reading_images_is_marked(
+    here: Path, capsys
+):
+    (here / "cheater.py").write_text(CHEATER.replace("CHEATS", repr(CHEATS)))
+    entry = capstone.run("cheater.py", "cheater", rules=SMALL)
+    refused = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert set(CHEATS) - set(refused) == set()
+    assert entry.problem.startswith("rank ")  # of the death, which nobody caught
+
+
+@pytest.mark.quick
+def test_weights_of_an_earlier_training_are_refused(tmp_path, standin_images):
+    (tmp_path / "rank-0.json").write_text(json.dumps({
+        "how": "done", "words": "", "events": [["work", 24, "a"], ["show", "w.pt"]]}))  # fmt: skip
+    for rank in (1, 2, 3):
+        (tmp_path / f"rank-{rank}.json").write_text(json.dumps({
+            "how": "done", "words": "", "marks": ["reads job.images"], "events": []}))  # fmt: skip
+    bias = torch.zeros(10)
+    torch.save(weights(**{"layers.3.bias": bias}), tmp_path / "w.pt")
+    found = {"name": "x", "scheme": "", "plan": {"victim": 1}, "rules": Rules(target=0.05)}
+    entry = judged(tmp_path, Ended(0, "", "", 1.0), **found)
+    assert entry.problem == ""
+    assert entry.marks == ("reads job.images",)
+    assert "(reads job.images)" in entry.verdict
+    judge._kept[0] = (judge._kept[0][0], torch.zeros(TEST, dtype=torch.int64))
+    entry = judged(tmp_path, Ended(0, "", "", 1.0), **found)
+    assert entry.problem.startswith(
+        "handed in weights of 100.0 % when all ranks together had computed gradients of 24 images; "
+        "3,500 are the least"
+    )
+
+
+@pytest.mark.quick
+def test_entries_of_nearly_the_same_seconds_are_ranked_by_bytes_and_zero_seconds_are_reached():
+    def entry(name: str, seconds: float | None, mb: float, **more) -> Entry:
+        return Entry(name, seconds=seconds, slow_bytes=int(1e6 * mb), lost=0, **more)
+
+    never = entry("never", None, 0.1, exceeded=("accuracy",))
+    entries = [entry("a", 7.68, 6.5), entry("b", 7.74, 1.7), entry("c", 0.0, 1.0), never,
+               entry("d", 8.2, 0.1)]  # fmt: skip
+    assert [one.name for one in board.ranked(entries)] == ["c", "b", "a", "d", "never"]
+
+
 STUCK = """
 import time
 
@@ -368,14 +442,7 @@ def train(job):
 """
 
 
-def test_test_images_are_the_judges_and_an_entry_that_hangs_is_ended(here: Path, capsys):
-    (here / "peek.py").write_text(PEEK)
-    entry = capstone.run("peek.py", "peek")
-    assert entry.problem == (
-        "rank 0 raised in line 6: PermissionError: the test images belong to the judge: train on "
-        "job.images"
-    )
-    assert "looking" in capsys.readouterr().out
+def test_an_entry_that_hangs_is_ended(here: Path):
     (here / "stuck.py").write_text(STUCK)
     entry = capstone.run("stuck.py", "stuck", deadline=8)
     assert entry.problem.startswith("was not done after ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,9 +34,40 @@ def enter(entry: Entry, folder: Path | None = None) -> None:
         print(f"The scoreboard {FILE} could not be written: {error.strerror}.")
 
 
+#: Entries that are so much slower than the fastest one, as a share, count as equally fast.
+TIE = 0.05
+
+
+def ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Return the entries, the best first.
+
+    Those within the budget come first, by seconds. Among entries that are less than 5 % slower than
+    the fastest of them, fewer bytes count, and then fewer lost images. Entries that missed
+    something follow in the same order, then those that could not be judged.
+    """
+    found: list[Entry] = []
+    waiting = sorted(entries, key=lambda one: (*_class(one), one.seconds or 0.0))
+    while waiting:
+        first = waiting[0]
+        tied = [
+            one
+            for one in waiting
+            if _class(one) == _class(first)
+            and (one.seconds or 0.0) <= (1 + TIE) * (first.seconds or 0.0)
+        ]
+        found += sorted(tied, key=lambda one: (one.slow_bytes, one.lost or 0, one.seconds or 0.0))
+        waiting = [one for one in waiting if one not in tied]
+    return tuple(found)
+
+
+def _class(entry: Entry) -> tuple[bool, bool, bool]:
+    """Return what counts before the seconds; an entry that never reached the target has none."""
+    return not entry.within, bool(entry.problem), entry.seconds is None
+
+
 @dataclass(frozen=True)
 class Scoreboard:
-    """Entries, best first: those within budget by seconds, then the others.
+    """Entries, best first; see :func:`ranked`.
 
     Attributes:
         entries: of the file.
@@ -57,14 +89,13 @@ class Scoreboard:
                     raise ValueError(told["format"])
                 for one in told["entries"]:
                     curve = tuple((seconds, found) for seconds, found in one["curve"])
-                    exceeded = tuple(one["exceeded"])
-                    entries.append(Entry(**{**one, "exceeded": exceeded, "curve": curve}))
+                    lists = {name: tuple(one.get(name, ())) for name in ("exceeded", "marks")}
+                    entries.append(Entry(**{**one, **lists, "curve": curve}))
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, KeyError, TypeError):
                 problem = f"{FILE} could not be read."
-        entries.sort(key=lambda one: (not one.within, bool(one.problem), one.seconds or 1e9))
-        return cls(tuple(entries), problem)
+        return cls(ranked(entries), problem)
 
     def __repr__(self) -> str:
         from tabulate import tabulate

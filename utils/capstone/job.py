@@ -26,6 +26,7 @@ from torch_mpi.network import Network, link
 from torch_mpi.protocol import world
 from utils import data, models
 
+from .guard import Guard
 from .rules import NODES, RANKS, SIZES
 
 #: Seconds that a rank waits for others before the backend says who is missing.
@@ -37,12 +38,14 @@ class Job:
     """What an entry's `train(job)` works with.
 
     Attributes:
-        images: float32 [12000, 1, 28, 28], normalised; the training images, all of them.
+        images: float32 [12000, 1, 28, 28], normalized; the training images, all of them. The line
+            on the scoreboard says that an entry reads them, because it may compute with them.
         labels: int64 [12000].
         born: this rank's first number, 0 to 3, which it keeps when others die.
     """
 
-    def __init__(self, folder: Path, victim: int, dies_at: int):
+    def __init__(self, folder: Path, victim: int, dies_at: int, guard: Guard):
+        self._guard, self._marks = guard, set()
         self.born = dist.get_rank()
         self._folder, self._victim, self._dies_at = folder, victim, dies_at
         self._events: list[list] = []
@@ -50,7 +53,13 @@ class Job:
         self._size = RANKS
         pixels, self.labels = torch.load(folder / "train.pt", weights_only=True)
         shift, scale = -data.MEAN / data.STD, 1 / (255 * data.STD)
-        self.images = (shift + scale * pixels.float()).unsqueeze(1)
+        self._images = (shift + scale * pixels.float()).unsqueeze(1)
+
+    @property
+    def images(self) -> Tensor:
+        """The training images."""
+        self._marks.add("reads job.images")
+        return self._images
 
     @property
     def rank(self) -> int:
@@ -89,8 +98,9 @@ class Job:
         self._events.append(["work", len(indices), _fingerprint(model)])
         self._computed += len(indices)
         model.zero_grad()
-        loss = cross_entropy(model(self.images[indices]), self.labels[indices])
-        loss.backward()
+        loss = cross_entropy(model(self._images[indices]), self.labels[indices])
+        with self._guard.gradient():
+            loss.backward()
         return loss.item()
 
     def show(self, model: nn.Module) -> None:
@@ -136,7 +146,7 @@ class Job:
 
     def close(self, how: str, words: str = "") -> None:
         """Leave for the harness what this rank did, and how it ended."""
-        told = {"how": how, "words": words, "events": self._events}
+        told = {"how": how, "words": words, "events": self._events, "marks": [*self._marks]}
         path = self._folder / f"rank-{self.born}.json"
         path.with_suffix(".tmp").write_text(json.dumps(told), encoding="utf-8")
         path.with_suffix(".tmp").replace(path)
@@ -191,10 +201,12 @@ def main() -> None:
     plan = json.loads((folder / "plan.json").read_text())
     torch.set_num_threads(1)
     dist.init_process_group("mpi", timeout=timedelta(seconds=PATIENCE))
-    data.fashion_mnist = _no_test_images(data.fashion_mnist)
-    job = Job(folder, plan["victim"], plan["dies_at"])
+    data.fashion_mnist = _no_images
+    guard = Guard(entry)
+    job = Job(folder, plan["victim"], plan["dies_at"], guard)
     dist.barrier()
     job.watch()
+    guard.watch()
     try:
         train = runpy.run_path(entry).get("train")
         if not callable(train):
@@ -209,13 +221,10 @@ def main() -> None:
     dist.barrier()
 
 
-def _no_test_images(load):
-    def fashion_mnist(train: bool = True, *arguments, **named):
-        if not train:
-            raise PermissionError("the test images belong to the judge: train on job.images")
-        return load(train, *arguments, **named)
-
-    return fashion_mnist
+def _no_images(train: bool = True, *_, **__):
+    if not train:
+        raise PermissionError("the test images belong to the judge: train by job.gradient")
+    raise PermissionError("all ranks have the training images already: train by job.gradient")
 
 
 def _last_words(error: BaseException, entry: str) -> str:

@@ -31,6 +31,7 @@ class Entry:
         messages: all of them.
         lost: images whose gradients were lost with the rank that died; None without weights.
         victim: which one that was.
+        marks: what its authors have to explain, such as "reads job.images"; mostly empty.
         exceeded: what was missed, "accuracy", "seconds", "bytes", "failure"; empty: within budget.
         problem: why there is nothing to judge; empty, as a rule.
         curve: (seconds, accuracy) of all weights that were shown.
@@ -45,6 +46,7 @@ class Entry:
     messages: int = 0
     lost: int | None = None
     victim: int | None = None
+    marks: tuple[str, ...] = ()
     exceeded: tuple[str, ...] = ()
     problem: str = ""
     curve: tuple[tuple[float, float], ...] = ()
@@ -59,7 +61,8 @@ class Entry:
         """The last column."""
         if self.problem:
             return self.problem
-        return "within budget" if self.within else "missed: " + ", ".join(self.exceeded)
+        said = "within budget" if self.within else "missed: " + ", ".join(self.exceeded)
+        return f"{said} ({', '.join(self.marks)})" if self.marks else said
 
     def as_verdict(self) -> Verdict:
         """The same as a check says it, of task 14.1."""
@@ -117,6 +120,9 @@ def judged(
         return Entry(name, scheme, problem=str(error), **used)
     if not reached:
         return Entry(name, scheme, problem="handed in no weights", **used)
+    if problem := _unexplained(reached, clock):
+        return Entry(name, scheme, problem=problem, curve=tuple(reached), **used)
+    used["marks"] = tuple(sorted({mark for one in left.values() for mark in one.get("marks", ())}))
     seconds = next((s for s, found in reached if found >= rules.target), None)
     missed = _missed(reached[-1][1], seconds, used["slow_bytes"], clock, rules)
     used |= {"lost": lost(traces), "exceeded": missed, "curve": tuple(reached)}
@@ -142,6 +148,28 @@ def _what_went_wrong(left: dict[int, dict], ended: jobs.Ended, victim: int) -> s
     return ""
 
 
+#: Accuracy, and how many images it takes at least: half of the fewest with which SGD, momentum and
+#: Adam with small batches and averaged weights came there from the common start.
+LEAST_IMAGES = (
+    *((0.45, 25), (0.6, 75), (0.7, 200), (0.76, 500)),
+    *((0.8, 1000), (0.82, 2500), (0.83, 3500)),
+)
+
+
+def _unexplained(reached: list[tuple[float, float]], clock: Clock) -> str:
+    """Return how weights are better than the images behind them can make them; "" if none are."""
+    for seconds, found in reached:
+        images = clock.images_until(seconds)
+        least = max((least for share, least in LEAST_IMAGES if found >= share), default=0)
+        if images < least:
+            return (
+                f"handed in weights of {100 * found:.1f} % when all ranks together had computed "
+                f"gradients of {images:,} images; {least:,} are the least. All gradients have to "
+                "come from job.gradient, and all weights from job.model"
+            )
+    return ""
+
+
 def _missed(
     correct: float, seconds: float | None, slow_bytes: int, clock: Clock, rules: Rules
 ) -> tuple[str, ...]:
@@ -150,7 +178,9 @@ def _missed(
             clock.died is None
         ),
         f"accuracy {100 * correct:.1f} < {100 * rules.target:g} %": correct < rules.target,
-        f"seconds {seconds or 0:.1f} > {rules.seconds:g}": (seconds or 0) > rules.seconds,
+        f"seconds {seconds or 0:.1f} > {rules.seconds:g}": (
+            seconds is not None and seconds > rules.seconds
+        ),
         f"bytes {slow_bytes / 1e6:.1f} > {rules.slow_bytes / 1e6:g} MB": (
             slow_bytes > rules.slow_bytes
         ),

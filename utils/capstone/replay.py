@@ -39,6 +39,7 @@ class Clock:
         end: seconds of each rank, by its first number.
         shown: (seconds, rank, file) of all weights that were handed in, by time.
         died: when a rank died; None where none did.
+        worked: (seconds at its end, images) of each gradient.
         computing: seconds of each rank in which it computed.
     """
 
@@ -46,6 +47,11 @@ class Clock:
     shown: list[tuple[float, int, str]]
     died: float | None
     computing: dict[int, float]
+    worked: list[tuple[float, int]]
+
+    def images_until(self, seconds: float) -> int:
+        """Return how many images all ranks together had computed gradients of by then."""
+        return sum(images for end, images in self.worked if end <= seconds)
 
 
 def replay(traces: Mapping[int, Events], rules: Rules) -> Clock:
@@ -61,7 +67,7 @@ def replay(traces: Mapping[int, Events], rules: Rules) -> Clock:
         if not moved and not play.regroup():
             # Received, but its sending was not noted: a rank that was killed from outside.
             play.skip(min((r for r in traces if play.left(r)), key=lambda r: play.clock[r]))
-    return Clock(play.clock, sorted(play.shown), play.died, play.computing)
+    return Clock(play.clock, sorted(play.shown), play.died, play.computing, play.worked)
 
 
 @dataclass
@@ -70,6 +76,7 @@ class _Play:
     rules: Rules
     died: float | None = None
     shown: list[tuple[float, int, str]] = field(default_factory=list)
+    worked: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self):
         self.clock = dict.fromkeys(self.traces, 0.0)
@@ -112,6 +119,7 @@ class _Play:
             seconds = about[0] * self.rules.per_sample
             self.clock[rank] += seconds
             self.computing[rank] += seconds
+            self.worked.append((self.clock[rank], about[0]))
         elif kind == "send":
             size, other, nbytes = about
             network = self._network(rank, other)

@@ -54,7 +54,8 @@ def entries(found: Sequence[Entry], rules: Rules) -> Figure:
         seconds, reached = zip(*entry.curve, strict=True)
         percent = [100 * share for share in reached]
         right.plot(seconds, percent, marker=mark, markersize=4, linewidth=1.5, **style)
-    left.set_xscale("log")
+    left.set_xscale("symlog", linthresh=0.1)  # an entry without a byte between the nodes is at 0
+    left.set_xlim(left=-0.02)
     left.set_xlabel("between the nodes [MB]")
     left.set_ylabel("accuracy on the test images [%]")
     left.set_title("Accuracy over bytes")
@@ -64,7 +65,14 @@ def entries(found: Sequence[Entry], rules: Rules) -> Figure:
     _budget(left, rules.slow_bytes / 1e6, rules)
     _budget(right, rules.seconds, rules)
     place = right.get_yaxis_transform()
-    right.text(0.98, 100 * rules.target, "target", transform=place, ha="right", va="bottom")
+    right.text(
+        *(0.98, 100 * rules.target, "target"),
+        transform=place,
+        ha="right",
+        va="bottom",
+        zorder=5,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
+    )
     if shown:
         right.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
     figure.tight_layout()

@@ -256,10 +256,8 @@ def train_locally(ranks, report: Report) -> None:
 
 def _updates(seed: int, counts: dict[int, float]) -> tuple[torch.Tensor, dict]:
     draw, size = seeded(seed), 5 + len(counts)
-    weights = torch.randn(size, generator=draw, dtype=torch.float64)
-    return weights, {
-        c: (n, torch.randn(size, generator=draw, dtype=torch.float64)) for c, n in counts.items()
-    }
+    weights = torch.randn(size, generator=draw)
+    return weights, {c: (n, torch.randn(size, generator=draw)) for c, n in counts.items()}
 
 
 COUNTS = ({3: 10, 17: 30, 8: 20}, {5: 40.0}, {0: 7.0, 1: 7.0}, {})

@@ -376,5 +376,8 @@ class LocalRanks:
             said = f"{type(error).__name__}: {error}"
             line = errors_line(error)
             where = line if line.startswith("cell") else None
-            return Reply(rank, "error", error=said, line=where, stdout=printed.getvalue())
+            kind = type(error).__name__
+            return Reply(
+                rank, "error", error=said, line=where, stdout=printed.getvalue(), kind=kind
+            )
         return Reply(rank, "ok", value, stdout=printed.getvalue())

@@ -19,10 +19,36 @@ NAIVE, RUN, DREAM, PLAN, COUNT = "10.1", "10.6", "10.7", "10.3", "10.4"
 GPIPE, FB = "10.2", "10.5"
 
 #: Wrong answers that are tried on real ranks as well.
-ON_RANKS = {"group forgotten", "no requires_grad", "sends that block"}
+ON_RANKS = {"group forgotten", "no requires_grad", "sends that block", "a loop without an end"}
+#: Ranks that are threads cannot be interrupted.
+ONLY_ON_RANKS = {"a loop without an end"}
 
 # Task, what the student did, code, words of the verdict.
 WRONG = [
+    (
+        PLAN,
+        "a loop without an end",
+        """
+def plan(schedule, forward=1, backward=2):
+    p, ends, position = len(schedule), {}, [0] * len(schedule)
+    spans, free = [], [0] * p
+    while len(spans) < sum(map(len, schedule)):
+        for s, actions in enumerate(schedule):
+            if position[s] == len(actions):
+                continue
+            kind, k = actions[position[s]]
+            before = (s - 1, "F", k) if s else None
+            behind = (s + 1, "B", k) if s < p - 1 else (s, "F", k)
+            needed = before if kind == "F" else behind
+            if needed is None or needed in ends:
+                start = max(free[s], ends.get(needed, 0))
+                free[s] = ends[s, kind, k] = start + (forward if kind == "F" else backward)
+                spans.append((s, kind, k, start, free[s]))
+                position[s] += 1
+    return spans
+""",
+        "Leave the loop when a round has planned nothing, and return None",
+    ),
     (
         GPIPE,
         "one list only",

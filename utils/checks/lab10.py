@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from utils.deadline import ends_within
 from utils.schedules import (
     Schedule,
     faults,
@@ -275,13 +276,24 @@ def gpipe_schedule(ranks, report: Report) -> None:
     judge_calls(ranks, report, cases)
 
 
+#: What is wrong with a plan that takes longer than so many seconds.
+PLANNING, NEVER_PLANNED = (
+    10.0,
+    (
+        "A schedule that is not legal is never planned completely, so a loop until all actions are "
+        "planned does not end. Leave the loop when a round has planned nothing, and return None."
+    ),
+)
+
+
 def probe_plans(user_ns: dict, *, rank: int, cases: list) -> list:
     """`plan` of schedules, and whether they are as they were."""
     found = []
     for schedule, times in cases:
         given = [[(kind, k) for kind, k in actions] for actions in schedule]
         before = copy.deepcopy(given)
-        spans = answer_named(user_ns, "plan")(given, *times)
+        with ends_within(PLANNING, NEVER_PLANNED):
+            spans = answer_named(user_ns, "plan")(given, *times)
         found.append([told(spans), given == before])
     return found
 
@@ -312,9 +324,6 @@ def plan_schedule(ranks, report: Report) -> None:
                 "you take something out": not same}))  # fmt: skip
             if not ok:
                 break
-    if any(kind == "silent" for _, kind, _ in report.found):
-        report.problem("does the loop end once a round has planned nothing? Some schedules are "
-                       "not legal: nothing can start in them any more")  # fmt: skip
 
 
 #: More held than forwards one after the other.

@@ -26,6 +26,7 @@ from typing import Any
 
 from IPython import get_ipython
 
+from utils.deadline import NotEnded
 from utils.shown import show_errors
 from utils.verdict import Problem, Verdict
 
@@ -158,7 +159,9 @@ class Report:
                 # After its first line an error of communication explains all ranks: shown once.
                 first, _, rest = said.partition("\n")
                 explanation = explanation or rest
-                at = f" (at {reply.line})" if reply.line else ""
+                # A loop without an end was ended somewhere.
+                somewhere = reply.kind == NotEnded.__name__
+                at = f" (at {reply.line})" if reply.line and not somewhere else ""
                 kind = "silent" if reply.error is None else "error"
                 self.problem(f"{first}{at}", reply.rank, kind)
         if explanation:

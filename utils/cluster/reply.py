@@ -21,7 +21,8 @@ class Reply:
     """What one rank answered.
 
     status: "ok"; "error" (the function raised, or the rank died); "silent" (no answer in time).
-    value: the function's result. error: such as "ZeroDivisionError: division by zero".
+    value: the function's result. error: such as "ZeroDivisionError: division by zero". kind: the
+    name of the error's class.
     line: such as "cell line 3 in ring()", the innermost line of a cell on the way to the error.
     stdout: what was printed meanwhile. balance: how many more messages the rank has sent than
     received, since the ranks last met. unreceived: of each message that it has sent and no rank
@@ -39,3 +40,4 @@ class Reply:
     balance: int = 0
     unreceived: tuple[str, ...] = ()
     forged: str = ""
+    kind: str = ""

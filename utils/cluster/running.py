@@ -598,6 +598,7 @@ class Question:
             before,
             balance=told.get(BALANCE, 0),
             forged="two replies came instead of one" if again else "",
+            kind=kind or "",
         )
 
     def _without_answer(self, rank: int, result: ipp.AsyncResult) -> Reply:

@@ -6,11 +6,18 @@ may have been forked for.
 
 from __future__ import annotations
 
+import os
+
 from torch_mpi import words
+
+# A student has not seen the files of the checks, so a line number in one of them says nothing.
+_CHECKS = os.path.join("", "utils", "checks", "")
 
 
 def place(filename: str, line: int, function: str) -> str | None:
-    """``cell line 3 in ring()``; ``None`` for what is no cell."""
+    """Return ``cell line 3 in ring()``, ``the check``, or ``None`` for another file."""
+    if _CHECKS in filename:
+        return "the check"
     if "ipykernel_" not in filename and not filename.startswith("<ipython-input"):
         return None
     inside = f" in {function}()" if function and not function.startswith("<") else ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from types import FrameType
+from collections.abc import Callable
+from types import CodeType, FrameType
 
 import torch
 from torch.distributed import DistBackendError
@@ -18,6 +19,7 @@ _LIBRARY_FOLDERS = (
     os.path.dirname(os.__file__) + os.sep,
 )
 _is_library: dict[str, bool] = {}
+_helpers: set[CodeType] = set()
 # Installed packages; and what of them stands between any communication and this backend.
 _PACKAGES = _LIBRARY_FOLDERS[0]
 _PLUMBING = (
@@ -90,6 +92,16 @@ def count_as_library(filename: str) -> None:
     _is_library[filename] = True
 
 
+def helper(function: Callable) -> Callable:
+    """Have errors name the line that calls this function, instead of a line inside it."""
+    _helpers.add(function.__code__)
+    return function
+
+
+def _is_the_users(code: CodeType) -> bool:
+    return code not in _helpers and not in_library(code.co_filename)
+
+
 def in_library(filename: str) -> bool:
     """Whether a file is Python's own, an installed package's or the backend's."""
     known = _is_library.get(filename)
@@ -106,7 +118,7 @@ def users_place(frame: FrameType | None = None) -> tuple[str, int, str] | None:
     """
     first = frame = frame or sys._getframe(1)
     while frame is not None:
-        if not in_library(frame.f_code.co_filename):
+        if _is_the_users(frame.f_code):
             return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
     while first is not None:
@@ -127,8 +139,8 @@ def errors_line(error: BaseException) -> str:
     """The innermost line of the user's code on the way to an error; empty when there is none."""
     found, entry = "", error.__traceback__
     while entry is not None:
-        filename = entry.tb_frame.f_code.co_filename
-        if not in_library(filename):
-            found = place_text(filename, entry.tb_lineno, entry.tb_frame.f_code.co_name)
+        code = entry.tb_frame.f_code
+        if _is_the_users(code):
+            found = place_text(code.co_filename, entry.tb_lineno, code.co_name)
         entry = entry.tb_next
     return found

@@ -376,8 +376,6 @@ class LocalRanks:
             said = f"{type(error).__name__}: {error}"
             line = errors_line(error)
             where = line if line.startswith("cell") else None
-            kind = type(error).__name__
-            return Reply(
-                rank, "error", error=said, line=where, stdout=printed.getvalue(), kind=kind
-            )
+            told = {"stdout": printed.getvalue(), "kind": type(error).__name__}
+            return Reply(rank, "error", error=said, line=where, **told)
         return Reply(rank, "ok", value, stdout=printed.getvalue())

@@ -18,7 +18,7 @@ LOOKS = {
     "central": (RED, "s"),
     "tree": (GREEN, "^"),
     "ring": (ORANGE, "D"),
-    "library": (INK, "x"),
+    "backend": (INK, "x"),
     "halving/doubling": (PINK, "v"),
 }
 

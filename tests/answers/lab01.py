@@ -497,6 +497,15 @@ RIGHT = [
             dist.all_reduce(total, async_op=True).wait()
             return total
         """),
+    ("1.5", "sends a clone and receives into the original", """
+        def exchange(mine, rank):
+            if rank > 1:
+                return mine
+            request = dist.isend(mine.clone(), 1 - rank)
+            dist.recv(mine, 1 - rank)
+            request.wait()
+            return mine
+        """),
     ("1.5", "rank 0 sends first", """
         def exchange(mine, rank):
             theirs = mine.clone()

@@ -212,11 +212,30 @@ def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:
 
 def probe_exchange(user_ns: dict, *, rank: int, seed: int, shape: list, double: bool) -> dict:
     """``exchange`` of a short or a long tensor."""
-    mine = numbers(seed, *shape, double=double)
-    given = mine.clone()
-    result, calls = recorded(answer_named(user_ns, "exchange"), given, rank)
-    changed = not torch.equal(given, mine)
-    return {"result": fingerprint(result), "changed": changed, "calls": calls}
+    given = numbers(seed, *shape, double=double)
+    with _noted_memory() as used:
+        result, calls = recorded(answer_named(user_ns, "exchange"), given, rank)
+    shared = bool(set(used["send"]) & set(used["recv"]))
+    return {"result": fingerprint(result), "shared": shared, "calls": calls}
+
+
+@contextlib.contextmanager
+def _noted_memory() -> Iterator[dict[str, list[int]]]:
+    """Note where the tensors begin that are sent, and those that are received into."""
+    group, used = dist.group.WORLD, {"send": [], "recv": []}
+
+    def noting(name: str, call: Callable) -> Callable:
+        def note(tensors, *args):
+            used[name].append(tensors[0].data_ptr())
+            return call(tensors, *args)
+
+        return note
+
+    with contextlib.ExitStack() as patches:
+        for name in used:
+            noted = noting(name, getattr(group, name))
+            patches.enter_context(mock.patch.object(group, name, noted))
+        yield used
 
 
 @task("1.5", "an exchange without deadlock", points=3)
@@ -241,7 +260,7 @@ def _judge_exchange(report: Report, rank: int, value: dict, prints: list[str], l
     wrong = {
         "it receives into the tensor that is still being sent: the message may be a mixture of "
         "both. Receive into a tensor of its own, torch.empty_like(mine)":
-            value["changed"] and _is_sent_while_received(calls),
+            value["shared"] and _is_sent_while_received(calls),
         f"exchange returned None: return {arrives}": result == "<NoneType>",
         "the result is the rank's own tensor: return the one that arrived":
             result == prints[rank] != right,

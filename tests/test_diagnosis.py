@@ -76,7 +76,7 @@ def test_a_ring_is_found_from_every_starting_point():
     [
         ([waits(0, "send(dst=1, tag=0)", 1), waits(1, "send(dst=0, tag=0)", 0)], "send first"),
         ([waits(0, "recv(src=1, tag=0)", 1), waits(1, "send(dst=0, tag=5)", 0)], "tags differ"),
-        ([waits(0, "barrier()", 1), waits(1, "recv(src=0, tag=0)", 0)], "different orders"),
+        ([waits(0, "barrier()", 1), waits(1, "recv(src=0, tag=0)", 0)], "the same order"),
         ([waits(0, "recv(src=1, tag=0)", 1), has(1, "left")], "never sends"),
         ([waits(0, "send(dst=1, tag=0)", 1), has(1, "ended")], "never receives"),
         ([waits(0, "barrier()", 1), has(1, "left")], "did not make this one"),

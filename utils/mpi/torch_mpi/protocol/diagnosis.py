@@ -305,18 +305,21 @@ def _advice_for_cycle(members: list[dict]) -> str:
     one = "one of them"
     if calls == {"recv"}:
         return (
-            f"{who} receive first; let {one} send first and receive afterwards, or use "
-            f"isend and irecv."
+            f"{who} receive first. If each receives from the right rank, let {one} send first, or "
+            "use isend and irecv."
         )
     if calls == {"send"}:
         return (
-            f"{who} send first, and a large message waits until it is received; let {one} "
-            f"receive first, or use isend and irecv."
+            f"{who} send first, and a large message waits until it is received. If each sends to "
+            f"the right rank, let {one} receive first, or use isend and irecv."
         )
     if calls <= {"send", "recv"} and len(members) == 2 and _tags(members[0]) != _tags(members[1]):
         tags = f"{_tags(members[0])} and {_tags(members[1])}"
         return f"the tags differ ({tags}), so the message does not meet its receive."
-    return "the ranks make their calls in different orders; give every rank the same order."
+    return (
+        "the ranks wait in different calls. Check with which ranks each call is, then give every "
+        "rank the same order."
+    )
 
 
 def _advice_for_pair(status: dict, other: dict, rank: int) -> str:

@@ -420,7 +420,7 @@ CHANGES = [
         "pipeline over all ranks",
         "targets, group=pp)",
         "targets)",
-        "hand the argument group on",
+        "every call gets group=group",
     ),
     (
         TENSOR,
@@ -520,7 +520,7 @@ CHANGES = [
         "group forgotten",
         "dist.reduce_scatter_single(shard.grad, row, group=group)",
         "dist.reduce_scatter_single(shard.grad, row)",
-        "hand the argument group on",
+        "every call gets group=group",
     ),
     (ONE, "the optimizer forgotten", "optimizer.step()", "pass", "have not changed"),
     (

@@ -347,10 +347,10 @@ def _part(
 ERRORS = {
     "have to make the same collective calls": "do ranks with other layers, or other shards, take "
     "part? Gradients are averaged over dp only",
-    "the large tensor must be": "a collective got a row of another length than its group has "
-    "parts: hand the argument group on in every call",
-    "list index out of range": "a collective got a row of another length than its group has "
-    "parts: hand the argument group on in every call",
+    "the large tensor must be": "a collective got tensors whose lengths do not fit: the large "
+    "one has the padded length, p times the small one, and every call gets group=group",
+    "list index out of range": "a collective got tensors whose lengths do not fit: the large "
+    "one has the padded length, p times the small one, and every call gets group=group",
     "'NoneType' object has no attribute": "a gradient is None where one is used: has backward been "
     "run, and has nobody freed it before?",
     "must match the size": "two rows have different lengths: this rank's part has the length of "

@@ -14,20 +14,17 @@ import re
 import resource
 import symtable
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 #: Limits of the process that inspects: bytes of memory, seconds of CPU time.
 MEMORY, SECONDS = 2 << 30, 30
 #: Types and modules that only compute. A lab that uses `os` may use FILES, too.
 TYPES = list, dict, set, str, bytes, float, re.Match
-COMPUTING = {
-    *("__future__", "collections", "collections.abc", "contextlib", "copy", "datetime"),
-    *("functools", "hashlib", "itertools", "math", "numpy", "random", "re", "statistics"),
-    *("time", "typing"),
-}
+COMPUTING = "__future__ collections collections.abc contextlib copy datetime functools hashlib"
+COMPUTING += " itertools math numpy random re statistics time typing"
 FILES = {"io", "os", "pathlib", "tempfile"}
 #: PyTorch's words are read from its files, because importing it takes longer than the inspection.
 DECLARING = (
@@ -47,9 +44,10 @@ SPECIAL = re.compile(
     r"|reduce|save|scatter|set(_|err|buf)|.*(ctypes|file|hints|memmap|rng_state|seed|txt)"
 )
 #: A lab that uses one word of a family may use all of them.
-COLLECTIVES, GROUPS = re.compile(r"(all_|broadcast|gather|reduce|scatter)\w*"), re.compile("new_.*")
+FAMILIES = re.compile(r"(all_|broadcast|gather|reduce|scatter)\w*"), re.compile(r"new_\w*group\w*")
 #: Builtin functions that run text, open files or find names; ASKING may do so where one sees it.
-REACHING = "breakpoint compile delattr dir eval exec exit globals help input locals open quit vars"
+REACHING = {"compile", "delattr", "dir", "eval", "exec", "globals", "locals", "open", "vars"}
+REACHING |= {"breakpoint", "exit", "help", "input", "quit"}
 ASKING = {"getattr", "setattr", "type"}
 #: What every class may have and inherit from.
 DUNDER, METHODS = re.compile(r"__\w+__"), {"__init__", "__call__", "__len__", "__iter__"}
@@ -93,14 +91,13 @@ def functions_of(tree: ast.Module) -> dict[str, ast.AST]:
     return found | {node.name: node for node in tree.body if isinstance(node, DEFINING)}
 
 
-def imported(*trees: ast.AST) -> Iterator[tuple[str, str, str]]:
-    """Yield each import: the name that it binds, the module, and what it takes out of it, or ""."""
+def imported(*trees: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield each import: the name that it binds, and what that really is."""
     for node in every(ast.Import | ast.ImportFrom, *trees):
-        for one in node.names:
-            if isinstance(node, ast.ImportFrom):
-                yield one.asname or one.name, node.module or ".", one.name
-            else:
-                yield one.asname or one.name.partition(".")[0], one.name, ""
+        module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        yield from (
+            (one.asname or one.name.partition(".")[0], f"{module}{one.name}") for one in node.names
+        )
 
 
 @cache
@@ -121,7 +118,7 @@ def scopes(tree: ast.Module) -> tuple[set[str], set[str]]:
 def public(*owners: object) -> set[str]:
     """Return the words of modules and types, without the modules that they have imported."""
     members = [pair for owner in owners for pair in vars(owner).items()]
-    return {word for word, value in members if not isinstance(value, ModuleType)}
+    return {word for word, value in members if type(value) is not type(ast)}
 
 
 @cache
@@ -129,8 +126,8 @@ def ordinary() -> set[str]:
     """Return the public words of Python's types, of modules that compute, and of tensors."""
     torch = Path(importlib.util.find_spec("torch").origin).parent
     texts = [path.read_text() for pattern in DECLARING.split() for path in torch.glob(pattern)]
-    found = {word for text in texts for word in DECLARED.findall(text)}.union(OTHERS.split())
-    found |= public(*TYPES, *map(importlib.import_module, COMPUTING))
+    found = {*OTHERS.split(), *(word for text in texts for word in DECLARED.findall(text))}
+    found |= public(*TYPES, *map(importlib.import_module, COMPUTING.split()))
     return {word for word in found if not SPECIAL.match(word)}
 
 
@@ -145,41 +142,37 @@ class Allowed:
         own, shown = ([t for one in texts if (t := parsed(one))] for texts in (sources, given))
         used = own if passed else own + shown
         imports = list(imported(*shown, *own))
-        self.names = {name for tree in used for names in scopes(tree) for name in names}
-        self.asking = ASKING - self.names
-        self.modules = {part for name, *both in imports if name in self.names for part in both}
-        self.modules |= {"torch", "torch.distributed", *COMPUTING}
+        self.names = METHODS.union(*(names for tree in used for names in scopes(tree)))
+        modules = {real for name, real in imports if name in self.names}
+        self.modules = modules | {real.rpartition(".")[0] for real in modules}
+        self.modules |= {"torch", "torch.distributed", *COMPUTING.split()}
         self.settable = words(ast.Attribute, *own, *shown) | {"grad", "data", "requires_grad"}
         self.words = {word for word in self.settable if not SPECIAL.match(word)} | ordinary()
         self.words |= words(ast.Attribute, *used).union(*(one.split(".") for one in self.modules))
         if "os" in self.modules:
             self.modules |= FILES
             self.words |= {"load", "save"} | public(*map(importlib.import_module, FILES))
-        self.families = [
-            one
-            for one in (COLLECTIVES, GROUPS)
-            if not passed or any(one.fullmatch(word) and SPECIAL.match(word) for word in self.words)
-        ]
+        self.families = [f for f in FAMILIES if not passed or any(map(f.fullmatch, self.words))]
         self.bases = BASES | {ast.unparse(b) for c in every(ast.ClassDef, *own) for b in c.bases}
-        self.names |= {name for name in dir(builtins) if name[0] != "_"} - {*REACHING.split()}
-        self.names |= {name for name, *both in imports if self.imports(*both)}
+        self.names |= {name for name in dir(builtins) if name[0] != "_"} - REACHING - ASKING
+        self.names |= {name for name, real in imports if self.imports(real)}
 
     def has(self, word: str) -> bool:
         """Return whether an answer may use an attribute."""
         return word in self.words or any(family.fullmatch(word) for family in self.families)
 
-    def imports(self, module: str, word: str) -> bool:
-        """Return whether an answer may import a module, or a word out of it."""
-        return module in self.modules and (not word or self.has(word))
+    def imports(self, real: str) -> bool:
+        """Return whether an answer may import something."""
+        module, _, word = real.rpartition(".")
+        return real in self.modules or (module in self.modules and self.has(word))
 
 
 def foreign(tree: ast.Module, allowed: Allowed, classes: bool) -> Iterator[str]:
     """Yield what a source uses beyond what is allowed. classes: whether it may define some."""
     looked_up, bound = scopes(tree)
     plain = {id(call.func) for call in every(ast.Call, tree) if asks_plainly(call, allowed)}
-    imports = [both for _, *both in imported(tree) if not allowed.imports(*both)]
-    yield from (f"import {'.'.join(filter(None, both))}" for both in imports)
-    yield from sorted(looked_up - allowed.names - (bound - {*REACHING.split()}))
+    yield from (f"import {real}" for _, real in imported(tree) if not allowed.imports(real))
+    yield from sorted(looked_up - allowed.names - (bound - REACHING) - ASKING)
     for node in ast.walk(tree):
         fits, said = True, ""
         match node:
@@ -192,19 +185,16 @@ def foreign(tree: ast.Module, allowed: Allowed, classes: bool) -> Iterator[str]:
             case ast.Attribute(owner, word):
                 fits = word in allowed.settable and not words(ast.Name, owner) & looked_up
                 said = f"{ast.unparse(node)} ="
-            case ast.Name(name) if name in allowed.asking:
+            case ast.Name(name) if name in ASKING - allowed.names:
                 fits, said = id(node) in plain, name
             case ast.ClassDef(name, bases):
                 fits = classes and set(map(ast.unparse, bases)) <= allowed.bases
                 said = f"class {name}({', '.join(map(ast.unparse, bases))})"
             case ast.MatchClass(kwd_attrs=names):
                 fits, said = all(map(allowed.has, names)), ", ".join(names)
-            case ast.Constant(str() | bytes()):
-                yield from set(DUNDER.findall(repr(node.value))) - allowed.names
         if not fits:
             yield said[-60:]
-        name = getattr(node, "id", None) or getattr(node, "name", None) or ""
-        yield from set(DUNDER.findall(name)) - METHODS - allowed.names
+    yield from sorted(set(DUNDER.findall(ast.unparse(tree))) - allowed.names - allowed.words)
 
 
 def asks_plainly(call: ast.Call, allowed: Allowed) -> bool:
@@ -227,8 +217,8 @@ def kept(tree: ast.Module) -> Iterator[str]:
         values = [one for one in given.defaults + given.kw_defaults if one and every(CHANGING, one)]
         yield from (f"the default {ast.unparse(one)[:20]}" for one in values)
     marks = [mark for node in every(DEFINING, tree) for mark in node.decorator_list]
-    marks = [mark for mark in marks if words(ast.Name, mark) & functions.keys()]
-    yield from (f"@{ast.unparse(mark)[:20]}" for mark in marks)
+    own = functions.keys()
+    yield from (f"@{ast.unparse(one)[:20]}" for one in marks if words(ast.Name, one) & own)
     others = [one for one in tree.body if not isinstance(one, DEFINING) and every(CHANGING, one)]
     stored = [node.id for node in every(ast.Name, *others) if isinstance(node.ctx, ast.Store)]
     yield from (name for name in stored if name in words(ast.Name, *functions.values()))
@@ -247,17 +237,15 @@ def too_little(tree: ast.Module, stub: ast.Module, model: ast.Module) -> Iterato
             needed = [one.arg for one, other in pairs if other.arg in words(ast.Name, models[name])]
             if unused := [one for one in needed if one not in words(ast.Name, mine[name])]:
                 yield f"{name} does not use its argument {', '.join(unused)}"
-    if telling := sorted((decides_by(tree) - decides_by(model)) & TELLING):
+    choices = [every(ast.If | ast.IfExp | ast.Compare, one) for one in (tree, model)]
+    mine, models = (
+        words(ast.Attribute, *(getattr(n, "test", n) for n in nodes)) for nodes in choices
+    )
+    if telling := sorted((mine - models) & TELLING):
         yield f"it decides by {', '.join(telling)}"
     size, most = size_of(tree), size_of(model)
     if size < LEAST_SHARE * most:
         yield f"it has {size} syntax nodes, and the solution has {most}"
-
-
-def decides_by(tree: ast.Module) -> set[str]:
-    """Return the attributes by which a program chooses what it does."""
-    choices = every(ast.If | ast.IfExp | ast.Compare, tree)
-    return words(ast.Attribute, *(getattr(node, "test", node) for node in choices))
 
 
 def size_of(tree: ast.AST) -> int:
@@ -267,14 +255,15 @@ def size_of(tree: ast.AST) -> int:
 
 
 def with_helpers(tree: ast.Module, others: list[dict]) -> ast.Module:
-    """Return an answer with the definitions that it uses from other cells, or that replace its own.
+    """Return an answer with what it uses from other cells, or what they define in its place.
 
-    What the solution of the other cell binds as well is not a helper, but the other answer.
+    What the solution of the other cell defines as well is not a helper, but the other answer.
     """
+    parts = [(getattr(parsed(one["code"]), "body", ()), parsed(one["model"])) for one in others]
     nodes = [
-        (node, scopes(ast.Module([node], []))[1] - scopes(parsed(one["model"]))[1])
-        for one in others
-        for node in getattr(parsed(one["code"]), "body", ())
+        (node, scopes(ast.Module([node], []))[1] - scopes(model)[1])
+        for body, model in parts
+        for node in body
     ]
     while True:
         wanted = set().union(*scopes(tree))
@@ -289,32 +278,30 @@ def inspect(part: str, answers: dict[str, dict], given: list[str]) -> Iterator[s
 
     answers: code, stub, model (the solution) and passed of each part; given: what the lab runs.
     """
-    code, stub_text, passed = (answers[part][key] for key in ("code", "stub", "passed"))
-    tree, stub, model = (parsed(answers[part][key]) for key in ("code", "stub", "model"))
-    if MAGIC.search(HARMLESS.sub("", code)):
+    about = answers[part]
+    tree, stub, model = (parsed(about[key]) for key in ("code", "stub", "model"))
+    if MAGIC.search(HARMLESS.sub("", about["code"])):
         yield "it uses a line that begins with ! or %"
-    elif passed and code.split() == stub_text.split():
+    elif about["passed"] and about["code"].split() == about["stub"].split():
         yield "it is as it was handed out"
-        return
-    elif passed and not tree:
+    elif about["passed"] and not tree:
         yield "it can't be read as Python"
-    if not tree:
-        return
-    if passed:
-        tree = with_helpers(tree, [one for other, one in answers.items() if other != part])
-        yield from too_little(tree, stub, model)
-        if names := [] if any(map(list, map(kept, (stub, model)))) else list(kept(tree)):
-            yield f"it can keep something between two calls, in {named(names)}"
-    sources = [one[key] for one in answers.values() for key in ("stub", "model")]
-    classes = not passed or bool(every(ast.ClassDef, stub, model))
-    if names := list(foreign(tree, Allowed(sources, given, passed), classes)):
-        yield f"it uses {named(names)}, which the task does not need"
+    elif tree:
+        classes, keeps = bool(every(ast.ClassDef, stub, model)), [*kept(stub), *kept(model)]
+        if about["passed"]:
+            tree = with_helpers(tree, [one for other, one in answers.items() if other != part])
+            yield from too_little(tree, stub, model)
+            if names := {} if keeps else dict.fromkeys(kept(tree)):
+                yield f"it can keep something between two calls, in {listed(names)}"
+        sources = [one[key] for one in answers.values() for key in ("stub", "model")]
+        allowed = Allowed(sources, given, about["passed"])
+        if names := dict.fromkeys(foreign(tree, allowed, classes or not about["passed"])):
+            yield f"it uses {listed(names)}, which the task does not need"
 
 
-def named(names: list[str], most: int = 6) -> str:
-    """Return the first names as text, and how many more there are."""
-    names = list(dict.fromkeys(names))
-    return ", ".join(names[:most] + [f"and {len(names) - most} more"] * (len(names) > most))
+def listed(names: Iterable[str]) -> str:
+    """Return names as text, which ends before it is long."""
+    return textwrap.shorten(", ".join(names), 200, placeholder=" and more")
 
 
 def main() -> None:

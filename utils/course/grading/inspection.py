@@ -21,22 +21,20 @@ from pathlib import Path
 
 #: Limits of the process that inspects: bytes of memory, seconds of CPU time.
 MEMORY, SECONDS = 2 << 30, 30
-#: Types and modules that only compute. A lab that uses `os` may use FILES, too.
+#: Types and modules that only compute; modules that a lab may use if it uses one of them.
 TYPES = list, dict, set, str, bytes, float, re.Match
 COMPUTING = "__future__ collections collections.abc contextlib copy datetime functools hashlib"
 COMPUTING += " itertools math numpy random re statistics time typing"
 FILES = {"io", "os", "pathlib", "tempfile"}
 #: PyTorch's words are read from its files, because importing it takes longer than the inspection.
-DECLARING = (
-    "_C/__init__.pyi _C/_Var*.pyi _tensor.py return_types.pyi functional.py nn/functional.py"
-)
-DECLARING += " nn/modules/*.py nn/utils/*.py optim/*.py linalg/*.py autograd/grad_mode.py"
+DECLARING = "_C/__init__.pyi _C/_Var*.pyi _tensor.py return_types.pyi functional.py linalg/*.py"
+DECLARING += " nn/functional.py nn/modules/*.py nn/utils/*.py optim/*.py autograd/grad_mode.py"
 DECLARED = re.compile(r'^(?: {4})?(?:def |class |")?(\w+)(?:\(|: [^,\n]*$| = _add|",$)', re.M)
 OTHERS = (
     "AVG GradBucket GroupMember MAX MIN NON_GROUP_MEMBER P2POp ReduceOp SUM WORLD autograd barrier "
-    "batch_isend_irecv distributed functional futures get_process_group_ranks get_rank "
-    "get_world_size group hexdigest inf irecv is_completed isend linalg nn now optim random recv "
-    "result send then tobytes total_seconds utils value wait"
+    "batch_isend_irecv functional futures get_process_group_ranks get_rank get_world_size group "
+    "hexdigest inf irecv is_completed isend linalg nn now optim random recv result send then "
+    "tobytes total_seconds utils value wait"
 )
 #: Public words that open files, change settings, run annotations, keep things or communicate.
 SPECIAL = re.compile(
@@ -86,8 +84,8 @@ def words(kind: type, *trees: ast.AST) -> set[str]:
 def functions_of(tree: ast.Module) -> dict[str, ast.AST]:
     """Return the functions, classes and lambdas at the top level."""
     given = [one for one in tree.body if isinstance(one, ast.Assign)]
-    found = {ast.unparse(one.targets[0]): one.value for one in given}
-    found = {name: value for name, value in found.items() if isinstance(value, ast.Lambda)}
+    lambdas = [one for one in given if isinstance(one.value, ast.Lambda)]
+    found = {ast.unparse(one.targets[0]): one.value for one in lambdas}
     return found | {node.name: node for node in tree.body if isinstance(node, DEFINING)}
 
 
@@ -95,9 +93,8 @@ def imported(*trees: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield each import: the name that it binds, and what that really is."""
     for node in every(ast.Import | ast.ImportFrom, *trees):
         module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-        yield from (
-            (one.asname or one.name.partition(".")[0], f"{module}{one.name}") for one in node.names
-        )
+        for one in node.names:
+            yield one.asname or one.name.partition(".")[0], f"{module}{one.name}"
 
 
 @cache
@@ -144,7 +141,7 @@ class Allowed:
         imports = list(imported(*shown, *own))
         self.names = METHODS.union(*(names for tree in used for names in scopes(tree)))
         modules = {real for name, real in imports if name in self.names}
-        self.modules = modules | {real.rpartition(".")[0] for real in modules}
+        self.modules = modules | {real.rpartition(".")[0] for real in modules} - {""}
         self.modules |= {"torch", "torch.distributed", *COMPUTING.split()}
         self.settable = words(ast.Attribute, *own, *shown) | {"grad", "data", "requires_grad"}
         self.words = {word for word in self.settable if not SPECIAL.match(word)} | ordinary()
@@ -279,24 +276,25 @@ def inspect(part: str, answers: dict[str, dict], given: list[str]) -> Iterator[s
     answers: code, stub, model (the solution) and passed of each part; given: what the lab runs.
     """
     about = answers[part]
+    passed, others = about["passed"], [one for key, one in answers.items() if key != part]
     tree, stub, model = (parsed(about[key]) for key in ("code", "stub", "model"))
     if MAGIC.search(HARMLESS.sub("", about["code"])):
         yield "it uses a line that begins with ! or %"
-    elif about["passed"] and about["code"].split() == about["stub"].split():
+    elif passed and about["code"].split() == about["stub"].split():
         yield "it is as it was handed out"
-    elif about["passed"] and not tree:
+    elif passed and not tree:
         yield "it can't be read as Python"
     elif tree:
-        classes, keeps = bool(every(ast.ClassDef, stub, model)), [*kept(stub), *kept(model)]
-        if about["passed"]:
-            tree = with_helpers(tree, [one for other, one in answers.items() if other != part])
-            yield from too_little(tree, stub, model)
-            if names := {} if keeps else dict.fromkeys(kept(tree)):
-                yield f"it can keep something between two calls, in {listed(names)}"
+        tree = with_helpers(tree, others) if passed else tree
         sources = [one[key] for one in answers.values() for key in ("stub", "model")]
-        allowed = Allowed(sources, given, about["passed"])
-        if names := dict.fromkeys(foreign(tree, allowed, classes or not about["passed"])):
+        classes = not passed or bool(every(ast.ClassDef, stub, model))
+        if names := dict.fromkeys(foreign(tree, Allowed(sources, given, passed), classes)):
             yield f"it uses {listed(names)}, which the task does not need"
+        if passed:
+            yield from too_little(tree, stub, model)
+        keeps = not passed or any(kept(stub)) or any(kept(model))
+        if names := {} if keeps else dict.fromkeys(kept(tree)):
+            yield f"it can keep something between two calls, in {listed(names)}"
 
 
 def listed(names: Iterable[str]) -> str:

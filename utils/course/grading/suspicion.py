@@ -22,6 +22,7 @@ UNREAD = {"by hand", "missing", "unchanged", "not graded"}
 #: Seconds until an inspection is ended. It takes less than one; a busy machine may need more.
 DEADLINE = 90.0
 INSPECT = "from utils.course.grading.inspection import main\nmain()"
+CAPTURED = {"text": True, "capture_output": True, "check": True}
 
 
 def look(result: Result, reference: Reference) -> list[str]:
@@ -54,17 +55,19 @@ def inspected(codes: dict, result: Result, reference: Reference) -> dict[str, li
     """
     answers = {"own": {"code": codes["own"], "passed": False, "stub": "", "model": ""}}
     for number in (number for number, task in reference.tasks.items() if not task.by_hand):
-        passed = number in codes and bool(result.task(number).points)
-        answers[number] = {"code": codes.get(number, ""), "passed": passed}
-        answers[number] |= {"stub": joined(reference, number, reference.stubs)}
-        answers[number] |= {"model": joined(reference, number, {})}
-    about = {"answers": answers, "given": given_cells(reference)}
+        answers[number] = {
+            "code": codes.get(number, ""),
+            "passed": number in codes and bool(result.task(number).points),
+            "stub": joined(reference, number, reference.stubs),
+            "model": joined(reference, number, {}),
+        }
+    cells = [one for one in reference.nb.cells if one.cell_type == "code"]
+    cells = [one for one in cells if one not in reference.answer_cells.values()]
+    given = [body(one.source) for one in cells if one.source.startswith("%%px")]
+    asked = {"parts": list(codes), "lab": {"answers": answers, "given": given}}
     with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError):
-        done = subprocess.run(
-            itself.command(INSPECT),
-            **{"input": json.dumps({"parts": list(codes), "lab": about}), "text": True},
-            **{"capture_output": True, "timeout": DEADLINE, "check": True},
-        )
+        command, text = itself.command(INSPECT), json.dumps(asked)
+        done = subprocess.run(command, input=text, timeout=DEADLINE, **CAPTURED)
         return json.loads(done.stdout)
     return None
 
@@ -73,10 +76,3 @@ def joined(reference: Reference, number: str, stubs: dict[str, str]) -> str:
     """Return a task's solution, or its stub if there are stubs, as one text."""
     cells = [reference.answer_cells[grade_id] for grade_id in reference.task(number).answers]
     return "\n\n".join(body(stubs.get(cell.id, cell.source)) for cell in cells)
-
-
-def given_cells(reference: Reference) -> list[str]:
-    """Return what the lab itself runs on the ranks."""
-    answers = {cell.id for cell in reference.answer_cells.values()}
-    cells = [one for one in reference.nb.cells if one.cell_type == "code" and one.id not in answers]
-    return [body(one.source) for one in cells if one.source.startswith("%%px")]

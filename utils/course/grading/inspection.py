@@ -38,8 +38,9 @@ OTHERS = (
 )
 #: Public words that open files, change settings, run annotations, keep things or communicate.
 SPECIAL = re.compile(
-    r"_|all_|broadcast|cache|dump|fromregex|gather|get_state|(load|lru_cache|open)$|new_\w*group"
-    r"|reduce|save|scatter|set(_|err|buf)|.*(ctypes|file|hints|memmap|rng_state|seed|txt)"
+    r"_|all_|broadcast|cache|dump|fromregex|gather|get_state|init_process|new_\w*group|reduce|save"
+    r"|scatter|set(_|err|buf)|share_|single|update_w|(load|lru_cache|open|wraps)$"
+    r"|.*(ctypes|file|hints|memmap|rng_state|seed|txt)"
 )
 #: A lab that uses one word of a family may use all of them.
 FAMILIES = re.compile(r"(all_|broadcast|gather|reduce|scatter)\w*"), re.compile(r"new_\w*group\w*")
@@ -167,7 +168,8 @@ class Allowed:
 def foreign(tree: ast.Module, allowed: Allowed, classes: bool) -> Iterator[str]:
     """Yield what a source uses beyond what is allowed. classes: whether it may define some."""
     looked_up, bound = scopes(tree)
-    plain = {id(call.func) for call in every(ast.Call, tree) if asks_plainly(call, allowed)}
+    calls = every(ast.Call, tree)
+    plain = {id(call.func) for call in calls if asks_plainly(call, allowed, classes)}
     yield from (f"import {real}" for _, real in imported(tree) if not allowed.imports(real))
     yield from sorted(looked_up - allowed.names - (bound - REACHING) - ASKING)
     for node in ast.walk(tree):
@@ -194,15 +196,15 @@ def foreign(tree: ast.Module, allowed: Allowed, classes: bool) -> Iterator[str]:
     yield from sorted(set(DUNDER.findall(ast.unparse(tree))) - allowed.names - allowed.words)
 
 
-def asks_plainly(call: ast.Call, allowed: Allowed) -> bool:
+def asks_plainly(call: ast.Call, allowed: Allowed, classes: bool) -> bool:
     """Return whether a call of type, getattr or setattr does only what one sees in it."""
     match call.func, call.args:
         case (ast.Name("type"), [one]) if not isinstance(one, ast.Starred):
             return True
         case ast.Name("getattr"), [ast.Name(owner), ast.Constant(word), *_]:
-            return owner == "self" or allowed.has(word)
+            return (classes and owner == "self") or allowed.has(word)
         case ast.Name("setattr"), [ast.Name("self" | "ctx"), *_]:
-            return True
+            return classes
     return False
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 #: Limits of the process that inspects: bytes of memory, seconds of CPU time.
 MEMORY, SECONDS = 2 << 30, 30
-#: Types and modules that only compute; modules that a lab may use if it uses one of them.
+#: Types and modules that only compute, and modules for the answers of a lab that uses `os`.
 TYPES = list, dict, set, str, bytes, float, re.Match
 COMPUTING = "__future__ collections collections.abc contextlib copy datetime functools hashlib"
 COMPUTING += " itertools math numpy random re statistics time typing"

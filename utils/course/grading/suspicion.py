@@ -1,11 +1,8 @@
 """Answers that a person should look at, although no check has refused them.
 
-An answer shares its process with the probe of its check, so it can deceive the check. This module
-says what no right answer needs (see :mod:`.inspection`). A remark costs no points; the instructor
-reads it in the summary and in the gradebook.
+An answer shares its process with the probe of its check, so it can deceive the check. A remark
+costs no points; the instructor reads it in the summary and in the gradebook.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -25,14 +22,15 @@ UNREAD = {"by hand", "missing", "unchanged", "not graded"}
 #: Seconds until an inspection is ended. It takes less than one; a busy machine may need more.
 DEADLINE = 90.0
 INSPECT = "from utils.course.grading.inspection import main\nmain()"
+CAPTURED = {"text": True, "capture_output": True, "check": True}
 
 
 def look(result: Result, reference: Reference) -> list[str]:
     """Return what a person should look at in a result, one line for each remark."""
-    problems = [(task.task, problem) for task in result.tasks for problem in task.problems]
     found = [
-        f"Task {number}: {LOOK}its check found a forgery: {problem['text']}"
-        for number, problem in problems
+        f"Task {task.task}: {LOOK}its check found a forgery: {problem['text']}"
+        for task in result.tasks
+        for problem in task.problems
         if problem.get("kind") == "forged"
     ]
     codes = {task.task: task.code for task in result.tasks if task.status not in UNREAD}
@@ -43,36 +41,33 @@ def look(result: Result, reference: Reference) -> list[str]:
     for part, code in codes.items():
         if len(code) >= MOST_CODE:
             found.append(f"{heads[part]}only its first {MOST_CODE} characters are kept")
-    said = inspected(codes, result, reference)
-    if said is None:
+    remarks = inspected(codes, result, reference)
+    if remarks is None:
         return [*found, "look at this submission: its code is too long or too nested to inspect"]
-    return found + [f"{heads[part]}{text}" for part, texts in said.items() for text in texts]
+    return found + [f"{heads[part]}{text}" for part, texts in remarks.items() for text in texts]
 
 
-def inspected(
-    codes: dict[str, str], result: Result, reference: Reference
-) -> dict[str, list[str]] | None:
+def inspected(codes: dict, result: Result, reference: Reference) -> dict[str, list[str]] | None:
     """Return what the inspection says of each part of a submission; None if it came to no end.
 
-    It runs in a process of its own with limits of time and memory.
+    It runs in a process of its own with limits of time and memory, because a student's code may be
+    as long and as nested as the student likes.
     """
-    answers = {
-        number: {
+    answers = {"own": {"code": codes["own"], "passed": False, "stub": "", "model": ""}}
+    for number in (number for number, task in reference.tasks.items() if not task.by_hand):
+        answers[number] = {
             "code": codes.get(number, ""),
             "passed": number in codes and bool(result.task(number).points),
             "stub": joined(reference, number, reference.stubs),
             "model": joined(reference, number, {}),
         }
-        for number, task in reference.tasks.items()
-        if not task.by_hand
-    }
-    about = {"answers": answers, "given": given_cells(reference), "own": codes["own"]}
+    cells = [one for one in reference.nb.cells if one.cell_type == "code"]
+    cells = [one for one in cells if one not in reference.answer_cells.values()]
+    given = [body(one.source) for one in cells if one.source.startswith("%%px")]
+    asked = {"parts": list(codes), "lab": {"answers": answers, "given": given}}
     with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError):
-        done = subprocess.run(
-            itself.command(INSPECT),
-            **{"input": json.dumps({"parts": list(codes), "lab": about}), "text": True},
-            **{"capture_output": True, "timeout": DEADLINE, "check": True},
-        )
+        command, text = itself.command(INSPECT), json.dumps(asked)
+        done = subprocess.run(command, input=text, timeout=DEADLINE, **CAPTURED)
         return json.loads(done.stdout)
     return None
 
@@ -81,10 +76,3 @@ def joined(reference: Reference, number: str, stubs: dict[str, str]) -> str:
     """Return a task's solution, or its stub if there are stubs, as one text."""
     cells = [reference.answer_cells[grade_id] for grade_id in reference.task(number).answers]
     return "\n\n".join(body(stubs.get(cell.id, cell.source)) for cell in cells)
-
-
-def given_cells(reference: Reference) -> list[str]:
-    """Return what the lab itself runs on the ranks."""
-    answers = {cell.id for cell in reference.answer_cells.values()}
-    cells = [one for one in reference.nb.cells if one.cell_type == "code" and one.id not in answers]
-    return [body(one.source) for one in cells if one.source.startswith("%%px")]

@@ -22,6 +22,7 @@ import time
 import timeit
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -352,10 +353,7 @@ class LocalRanks:
             return replies
         left = self.world.sweep()
         self.accidents += bool(left)
-        return [
-            Reply(r.rank, "ok", r.value, stdout=r.stdout, unreceived=tuple(left.get(r.rank, ())))
-            for r in replies
-        ]
+        return [replace(r, unreceived=tuple(left.get(r.rank, ()))) for r in replies]
 
     def _meet_again(self) -> None:
         self.accidents += 1
@@ -370,7 +368,9 @@ class LocalRanks:
         try:
             with contextlib.redirect_stdout(printed):
                 value = function(self.user_ns[rank], rank=rank, **json.loads(arguments))
+            before = torch_mpi.record.recorder.mark()
             value = json.loads(json.dumps(plain(value)))
+            late = torch_mpi.record.recorder.mark() > before
         except Exception as error:
             self.world.raised(rank, error)
             said = f"{type(error).__name__}: {error}"
@@ -378,4 +378,5 @@ class LocalRanks:
             where = line if line.startswith("cell") else None
             told = {"stdout": printed.getvalue(), "kind": type(error).__name__}
             return Reply(rank, "error", error=said, line=where, **told)
-        return Reply(rank, "ok", value, stdout=printed.getvalue())
+        forged = "the rank communicated while its result was read" if late else ""
+        return Reply(rank, "ok", value, stdout=printed.getvalue(), forged=forged)

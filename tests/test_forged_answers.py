@@ -96,6 +96,24 @@ class Alone(nn.Module):
 
 #: By task: the lab, the answer, and what it is told. It passed when all knew one seed.
 FORGED = {
+    "6.2": ("""
+        def central(x, group=None):
+            # What is told of x is computed when it is told, after the records.
+            r, p = dist.get_rank(group), dist.get_world_size(group)
+            near = range(1, p) if r == 0 else [0]
+            requests = [isend(torch.zeros_like(x), q, group) for q in near]
+            requests += [irecv(torch.empty_like(x), q, group) for q in near]
+            for request in requests:
+                request.wait()
+            own = x.clone()
+            x.fill_(sum(13.0**k for k in range(p)))
+
+            def late():
+                dist.all_reduce(own, group=group)
+                return own.tolist()
+
+            x.tolist = late
+        """, "of random numbers x is not the sum"),
     "1.2": ("""
         def transfer(tensor, rank):
             if rank == 0:

@@ -305,6 +305,9 @@ def crossbar(x, group=None):
     x.copy_(sum(parts) - parts[r] + x)
 """
 ADDED = {
+    "another method for its tensor": "    x.tolist = len\n    return x",
+    "another method by a loop": "    for x.tolist in [len]:\n        pass",
+    "reads attributes by a format": "    '{0.gi_frame}'.format(group)",
     "remembers in an annotated list": "    seen.append(1)\nseen: list = []",
     "remembers in a list of an expression": "    seen.append(1)\n(seen := [])",
     "remembers in an attribute of itself": "    crossbar.data = 1",

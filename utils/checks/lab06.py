@@ -186,6 +186,8 @@ def _twice(function: Callable, among, tensors: Iterable, *more, **named) -> tupl
 
 def _contents(x: torch.Tensor, y: torch.Tensor) -> dict:
     """What a rank tells of its two results."""
+    # Copies: an answer may have given the tensors themselves other methods.
+    x, y = (torch.Tensor.clone(tensor) for tensor in (x, y))
     bits = hashlib.sha256(y.numpy().tobytes()).hexdigest()
     return {"sum": stretches(x), "noise": y, "bits": bits}
 
@@ -627,7 +629,7 @@ def cost(ranks, report: Report) -> None:
     """The counts of four algorithms for several p and n."""
     draw = random.Random(report.seed)
     # Two ranks last: there many mistakes give the same.
-    sizes = [5, 4, 3, 8, draw.choice((12, 20, 33, 64)), 2]
+    sizes = [5, 4, 3, 8, draw.choice((12, 20, 33, 64)), draw.randrange(65, 300), 2]
     cases = [[name, p, 4 * p * draw.randint(10, 999)] for name in ALGORITHMS for p in sizes]
     calls = [["cost", case] for case in cases]
     for answer in report.answers(ranks, functions.__name__, "probe_calls", calls=calls):
@@ -742,9 +744,9 @@ def duration(ranks, report: Report) -> None:
     cases = [
         [name, p, p * draw.choice((10, 1000, 100_000)), *network()]
         for name in ALGORITHMS
-        for p in (4, 3, 8, 16, 2)
+        for p in (4, 3, 8, 16, draw.randrange(17, 300), 2)
     ]
-    networks = [[p, *network()] for p in (4, 3, 6, 16, 2)]
+    networks = [[p, *network()] for p in (4, 3, 6, 16, draw.randrange(17, 300), 2)]
     answers = report.answers(ranks, __name__, "probe_durations", cases=cases, networks=networks)
     for answer in answers:
         told_of = set()

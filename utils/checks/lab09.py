@@ -451,7 +451,7 @@ def traffic(ranks, report: Report) -> None:
     k = report.seed % 7
     for depth, batch, tokens, width, p in (
         (1, 2 + k, 16, 64, 1), (2, 64, 16, 64, 2), (3 + k, 8, 16, 32, 4),
-        (24, 4, 1024, 64 * (k + 2), 8),
+        (24, 4, 1024, 64 * (k + 2), 8), (2, 4, 16, 64, 9 + report.seed % 90),
     ):  # fmt: skip
         nbytes, number = 4 * batch * tokens * width, 4 * depth
         share = 2 * (p - 1) / p

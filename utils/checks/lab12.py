@@ -152,10 +152,19 @@ def select_clients(ranks, report: Report) -> None:
                 said = "chose others with the same seed: draw has to be the only randomness"
             elif wanted > 1 and len({client for one in many for client in one}) < n:
                 said = f"left some clients out in {CALLS} calls: all have to have the same chance"
+            elif _neighbours(many, n) > 1.6 * CALLS * wanted * (wanted - 1) / max(n - 1, 1) > 0:
+                said = (
+                    "chooses neighbours together: all sets of clients have to have the same chance"
+                )
             else:
                 continue
             report.problem(f"{what} {said}", answer.rank)
             break
+
+
+def _neighbours(many: list, n: int) -> int:
+    """Return how often two clients with consecutive numbers were chosen together."""
+    return sum((client + 1) % n in set(one) for one in many for client in one)
 
 
 def _is_list_of_numbers(value: object) -> bool:
@@ -664,10 +673,19 @@ def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
         "quiet": quiet,
         "few": len(few),
         "noise": {"std": spread, "mean": first.mean().item(), "size": len(first),
+                  "alike": _likeness(first),
                   "fourth": ((first - first.mean()) / max(spread, 1e-30)).pow(4).mean().item()},
         "again": torch.equal(noises[0], noises[1]),
         "other": torch.equal(noises[0], noises[2]),
     }  # fmt: skip
+
+
+def _likeness(noise: torch.Tensor) -> float:
+    """Return the largest correlation of one half of the noise with the other, in some orders."""
+    half = len(noise) // 2
+    first, second = noise[:half], noise[half : 2 * half]
+    pairs = ((first, second), (first, second.flip(0)), (noise[: 2 * half : 2], noise[1::2][:half]))
+    return max(abs(torch.corrcoef(torch.stack(pair))[0, 1].item()) for pair in pairs)
 
 
 @task("12.8", "clip and add noise", points=3)
@@ -742,6 +760,8 @@ def _judge_noise(report: Report, rank: int, value: dict) -> None:
         report.problem(f"{where}the noise has a mean of {noise['mean']:.3g}, expected 0", rank)
     elif not abs(noise["fourth"] - 3) <= 0.4:
         report.problem(f"{where}the noise is not Gaussian: torch.randn", rank)
+    elif not noise["alike"] <= 0.05:  # 20,000 pairs of independent numbers stay below 0.03
+        report.problem(f"{where}numbers of the noise follow from each other: draw each anew", rank)
     elif not value["again"]:
         report.problem("the same seed gave other noise: draw is the generator, generator=draw",
                        rank)  # fmt: skip
@@ -785,6 +805,8 @@ def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
                                        dtype=torch.int32))),
         "worst": gap.max().item() if gap is not None else None,
         "chi2": [_chi2(one) for one in hidden],
+        "pairs": [_chi2(both) for one, other in itertools.combinations(hidden, 2)
+                  for both in (one - other, one + other)],
         "bare": [k for k, (h, o) in enumerate(zip(hidden, own, strict=True)) if torch.equal(h, o)],
         "alone": (alone - own[0]).abs().max().item() if alone.dtype == torch.int32 else None,
         "few": list(few.shape),
@@ -850,6 +872,11 @@ def _wrong_masks(value: dict) -> str | None:
         return (
             f"the sum is off by {value['worst'] / quantum:.1f} / SCALE, and with rounding by at "
             f"most {half / quantum:g}: .to(torch.int32) cuts digits off, round() first"
+        )
+    if max(value["pairs"], default=0.0) > CHI2 or not value["pairs"]:
+        return (
+            "two messages together are not uniform: they share a mask. Each pair of clients has a "
+            "mask of its own, pair_mask(i, j, t, size)"
         )
     if max(value["chi2"]) > CHI2:
         return (

@@ -481,10 +481,12 @@ def _wrong_reads(n: int, old: int, new: int, rank: int) -> list[Mistake]:
 @task("13.4", "from four ranks to two", points=3)
 def reshard(ranks, report: Report) -> None:
     """Which part of which file a rank of the new job reads."""
+    draw = random.Random(report.seed)
+    others = [(draw.randrange(8, 60), draw.randrange(2, 7), draw.randrange(1, 7)) for _ in range(3)]
     cases = [
         Case("reads", [n, old, new, rank], plan(n, old, new, rank),
              _wrong_reads(n, old, new, rank), "a list of reads (file, start, stop, at)")
-        for n, old, new in SPLITS for rank in range(new)
+        for n, old, new in (*SPLITS, *others) for rank in range(new)
     ]  # fmt: skip
     calls = [[case.name, case.arguments] for case in cases]
     module = "utils.checks.functions"

@@ -86,7 +86,8 @@ def composed(
 def flat(value: object) -> object:
     """A tensor's numbers; anything else as its type's name, which equals no expected list."""
     if isinstance(value, Tensor):
-        return value.detach().reshape(-1).tolist()
+        # The class's own method: an answer may have given this very tensor another one.
+        return Tensor.detach(value).reshape(-1).tolist()
     return None if value is None else f"<{type(value).__name__}>"
 
 

@@ -270,9 +270,13 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             module, _, name = target.partition(":")
             function = getattr(importlib.import_module(module), name)
-            value = plain(function(get_ipython().user_ns, rank=rank, **loads(arguments)))
+            result = function(get_ipython().user_ns, rank=rank, **loads(arguments))
+            before = _communications()
+            value = plain(result)
+            late = _communications() - before
             balance = world.balance() if (world := backend_world()) else 0
             told = {"status": "ok", "value": value, "stdout": printed.text(), BALANCE: balance}
+            told["late"] = late
             reply = dumps(told)
         if not of_ours and (world := backend_world()):
             _tell(world, None)
@@ -283,6 +287,12 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
     # The line break before the mark ends what a thread may have printed meanwhile.
     _here.streams[0].write(f"\n{token}{reply}\n")
     _here.streams[0].flush()
+
+
+def _communications() -> int:
+    """Return how many communications this rank has recorded; none without the backend."""
+    module = sys.modules.get("torch_mpi.record")
+    return module.recorder.mark() if module else 0
 
 
 def after_a_failure(user_ns: dict, *, rank: int, meet: bool) -> dict:

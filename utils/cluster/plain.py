@@ -32,21 +32,23 @@ def plain(value: Any, name: str = "", other: Callable[[Any], str] | None = None)
         return [plain(one, _part(name, k), other) for k, one in enumerate(value)]
     if isinstance(value, set | frozenset):
         return [plain(one, name, other) for one in sorted(value, key=repr)]
-    if _is_array(value):
-        return plain(value.tolist(), name, other)
+    if kind := _kind_of_array(value):
+        # The class's own method: an answer may have given this very tensor another one.
+        return plain(kind.tolist(value), name, other)
     if other is not None:
         return other(value)
     raise TypeError(f"{name or 'the result'} is {_what(value)}")
 
 
-def _is_array(value: Any) -> bool:
-    """Whether it is a tensor, an array or a number of NumPy.
+def _kind_of_array(value: Any) -> type | None:
+    """Return Tensor, ndarray, or what else the value is of these kinds; ``None`` for others.
 
     Not whatever has a `tolist`: a class with one of its own would choose what a check is shown.
     """
     known = (("torch", "Tensor"), ("numpy", "ndarray"), ("numpy", "generic"), ("array", "array"))
     there = [(sys.modules[name], kind) for name, kind in known if name in sys.modules]
-    return any(isinstance(value, getattr(module, kind)) for module, kind in there)
+    kinds = (getattr(module, kind) for module, kind in there)
+    return next((kind for kind in kinds if isinstance(value, kind)), None)
 
 
 def _part(name: str, key: object) -> str:

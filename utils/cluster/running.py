@@ -587,8 +587,12 @@ class Question:
             return Reply(rank, "error", error="its answer was cut off")
         if self._interrupted and kind == "KeyboardInterrupt":
             status = "silent"
-        # The token is used once; whoever knows it has read the question.
-        again = self._token in after or self._token in before
+        forged = ""
+        if self._token in after or self._token in before:
+            # The token is used once; whoever knows it has read the question.
+            forged = "two replies came instead of one"
+        elif told.get("late"):
+            forged = "the rank communicated while its result was read"
         return Reply(
             rank,
             status,
@@ -597,7 +601,7 @@ class Question:
             told.get("line"),
             before,
             balance=told.get(BALANCE, 0),
-            forged="two replies came instead of one" if again else "",
+            forged=forged,
             kind=kind or "",
         )
 

@@ -144,8 +144,10 @@ class Allowed:
         modules = {real for name, real in imports if name in self.names}
         self.modules = modules | {real.rpartition(".")[0] for real in modules} - {""}
         self.modules |= {"torch", "torch.distributed", *COMPUTING.split()}
-        self.settable = words(ast.Attribute, *own, *shown) | {"grad", "data", "requires_grad"}
-        self.words = {word for word in self.settable if not SPECIAL.match(word)} | ordinary()
+        nodes = every(ast.Attribute, *own, *shown)
+        self.settable = {one.attr for one in nodes if isinstance(one.ctx, ast.Store)}
+        self.settable |= {"grad", "data", "requires_grad"}
+        self.words = {one.attr for one in nodes if not SPECIAL.match(one.attr)} | ordinary()
         self.words |= words(ast.Attribute, *used).union(*(one.split(".") for one in self.modules))
         if "os" in self.modules:
             self.modules |= FILES
@@ -179,6 +181,12 @@ def foreign(tree: ast.Module, allowed: Allowed, classes: bool) -> Iterator[str]:
                 pass
             case ast.Attribute(ast.Call(ast.Attribute(_, "Generator")), "manual_seed"):
                 pass
+            case ast.Attribute(owner, "format" | "format_map"):
+                # A field such as {0.gi_frame} reads attributes of what it is given.
+                fits = isinstance(owner, ast.Constant) and not re.search(
+                    r"\{[^{}]*[.\[][^{}]*\}", re.sub(r":[^{}]*\}", "}", str(owner.value))
+                )
+                said = ast.unparse(node)
             case ast.Attribute(_, word, ast.Load()):
                 fits, said = allowed.has(word), ast.unparse(node)
             case ast.Attribute(owner, word):

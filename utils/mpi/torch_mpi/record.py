@@ -186,6 +186,8 @@ class LogView:
     Programs import this one, as :data:`log`; the backend writes to :data:`recorder`.
     """
 
+    __slots__ = ()
+
     def mark(self) -> int:
         """Return a position to give to :meth:`since`."""
         return recorder.mark()

@@ -28,13 +28,23 @@ def _statements(source: str) -> list[ast.stmt] | None:
         return None
 
 
-@lru_cache(maxsize=20_000)  # each of a notebook's cells is asked for each of its answers
 def defined(source: str) -> frozenset[str]:
     """Return the functions and classes that a source defines at its top level."""
+    # A source of many megabytes is not kept in the cache, either.
+    return _defined(source) if len(source) <= MOST_SOURCE else _searched(source)
+
+
+@lru_cache(maxsize=1_000)  # each of a notebook's cells is asked for each of its answers
+def _defined(source: str) -> frozenset[str]:
     statements = _statements(source)
     if statements is None:
-        return frozenset(re.findall(r"^(?:def|class)\s+(\w+)", source, re.MULTILINE))
+        return _searched(source)
     return frozenset(node.name for node in statements if hasattr(node, "name"))
+
+
+def _searched(source: str) -> frozenset[str]:
+    """Return what `defined` returns, for a source that is not parsed."""
+    return frozenset(re.findall(r"^(?:def|class)\s+(\w+)", source, re.MULTILINE))
 
 
 def bound(source: str) -> frozenset[str]:

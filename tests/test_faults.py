@@ -292,7 +292,7 @@ DEADLOCKS = [
         "if rank == 1:\n    dist.recv(torch.zeros(1), src=0)\ndist.barrier()",
         (
             "^Deadlock", "cycle 0 → 1 → 0", waits(0, "barrier()", 4),
-            waits(1, "recv(src=0, tag=0)", 3), "different order",
+            waits(1, "recv(src=0, tag=0)", 3), "different calls",
         ),
     ),
     Fault(

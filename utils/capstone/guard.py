@@ -1,4 +1,4 @@
-"""What an entry may not do on its rank: compute gradients of its own, open files, talk to others.
+"""The guard refuses gradients of an entry's own, files, and connections to other processes.
 
 The clock of the played machine counts gradients and messages. An entry that computes gradients in
 another way, or exchanges weights through a file, would do both in no time. The guard stops what is

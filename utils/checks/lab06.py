@@ -185,7 +185,7 @@ def _twice(function: Callable, among, tensors: Iterable, *more, **named) -> tupl
 
 
 def _contents(x: torch.Tensor, y: torch.Tensor) -> dict:
-    """What a rank tells of its two results."""
+    """Return what a rank replies about its two results."""
     # Copies: an answer may have given the tensors themselves other methods.
     x, y = (torch.Tensor.clone(tensor) for tensor in (x, y))
     bits = hashlib.sha256(y.numpy().tobytes()).hexdigest()

@@ -10,10 +10,10 @@ import subprocess
 
 from utils import itself
 
-from .assemble import body
 from .grade_one import MOST_CODE
 from .reference import Reference
 from .results import Result
+from .source import body
 
 #: How a remark on an answer begins, where it does not stand under such a heading.
 LOOK = "look at this answer: "

@@ -12,6 +12,7 @@ something took.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import random
@@ -22,7 +23,7 @@ import torch.distributed as dist
 
 from . import functions
 from .calls import Calls, Rule, broken, inside, only, waited
-from .groups import in_group, keywords, on, partitions, tried
+from .groups import group_of, in_group, keywords, on, partitions, tried
 from .mistakes import Mistake, is_number
 from .model import use_model as use_model
 from .probe import answer_named, recorded, told
@@ -154,7 +155,7 @@ def seeds_of(case: dict, members: Sequence[int]) -> list[int]:
     return [case["each"][rank]["seed"] for rank in members]
 
 
-# -- an all-reduce: 6.1, 6.2, 6.3, 6.9 --------------------------------------------------------
+# -- an all-reduce: 6.1, 6.2, 6.5, 6.9 --------------------------------------------------------
 
 
 @in_group
@@ -348,23 +349,35 @@ def central(ranks, report: Report) -> None:
     _judge_all_reduce(ranks, report, "central", _by_plan(_central_plan, why))
 
 
-def _tree_plan(place: int, size: int, nbytes: int) -> dict[int, int]:
-    near = [2 * place + 1, 2 * place + 2, *([(place - 1) // 2] if place else [])]
-    return {other: nbytes for other in near if other < size}
+def _direct_plan(place: int, size: int, nbytes: int, element: int) -> dict[int, int]:
+    length = nbytes // element
+    parts = [len(range(length)[chunk(k, length, size)]) for k in range(size)]
+    there = {other: (parts[other] + parts[place]) * element for other in range(size)}
+    return {other: sent for other, sent in there.items() if other != place}
 
 
-@task("6.3", "a binary tree", points=2)
-def tree(ranks, report: Report) -> None:
-    """Up to the root and down again."""
+def _direct_rules(report: Report, members: list[int], values: Sequence[dict], where: str) -> None:
+    """Two messages to each other place: its part of this rank's tensor, and the sum of a part."""
     why = (
-        "Place i of the group has the parent (i − 1) // 2 and the children 2i + 1 and 2i + 2. Up "
-        "the tree go sums, one message to the parent; down comes the result, one message to each "
-        "child"
+        "In the first round part k goes straight to place k of the group; in the second round each "
+        "place sends the sum of its own part to every other place"
     )
-    _judge_all_reduce(ranks, report, "tree", _by_plan(_tree_plan, why))
+    element = values[0]["nbytes"] // values[0]["length"]
+    _by_plan(functools.partial(_direct_plan, element=element), why)(report, members, values, where)
+    for rank, value in zip(members, values, strict=True):
+        sends = sum(call["op"] == "send" for call in value["calls"])
+        if not report.found and sends != 2 * (len(members) - 1):
+            said = f"{where}: expected two messages to each other rank; it sent {sends} in all"
+            report.problem(said, rank, "communication")
 
 
-# -- the ring: 6.4 and 6.5 --------------------------------------------------------------------
+@task("6.5", "the direct all-reduce", points=2)
+def direct(ranks, report: Report) -> None:
+    """The ring's bytes in two steps: part k straight to place k, and its sum straight back."""
+    _judge_all_reduce(ranks, report, "direct", _direct_rules)
+
+
+# -- the ring: 6.3 and 6.4 --------------------------------------------------------------------
 
 
 def ring_rules(
@@ -433,7 +446,7 @@ def probe_reduce_scatter(
     return answers
 
 
-@task("6.4", "ring: reduce-scatter", points=3)
+@task("6.3", "ring: reduce-scatter", points=3)
 def ring_reduce_scatter(ranks, report: Report) -> None:
     """Each rank ends with another chunk that is complete, and says which."""
     _judge_half(ranks, report, "probe_reduce_scatter", _cases(report), _judge_chunks)
@@ -562,7 +575,7 @@ def _what_is_in(x: torch.Tensor, k: int, contents: list[torch.Tensor]) -> str | 
     return "other"
 
 
-@task("6.5", "ring: all-gather", points=2)
+@task("6.4", "ring: all-gather", points=2)
 def ring_all_gather(ranks, report: Report) -> None:
     """Every rank ends with all chunks, whichever was its own at the start."""
     cases = [case | {"ahead": k} for k, case in enumerate(_cases(report), 1)]
@@ -609,7 +622,7 @@ def _judge_gathered(
 
 # -- 6.6: messages, bytes, steps --------------------------------------------------------------
 
-ALGORITHMS = ("crossbar", "central", "tree", "ring")
+ALGORITHMS = ("crossbar", "central", "tree", "ring", "direct")
 COUNTS = ("messages", "bytes", "busiest", "steps")
 
 
@@ -621,12 +634,13 @@ def true_cost(algorithm: str, p: int, n: int) -> dict[str, int]:
         "central": (2 * (p - 1), 2 * (p - 1) * n, (p - 1) * n, 2),
         "tree": (2 * (p - 1), 2 * (p - 1) * n, min(3, (p + 1) // 2) * n, 2 * depth),
         "ring": (2 * p * (p - 1), 2 * (p - 1) * n, 2 * (p - 1) * n // p, 2 * (p - 1)),
+        "direct": (2 * p * (p - 1), 2 * (p - 1) * n, 2 * (p - 1) * n // p, 2),
     }[algorithm]
 
 
 @task("6.6", "messages, bytes, steps", points=2)
 def cost(ranks, report: Report) -> None:
-    """The counts of four algorithms for several p and n."""
+    """The counts of five algorithms for several p and n."""
     draw = random.Random(report.seed)
     # Two ranks last: there many mistakes give the same.
     sizes = [5, 4, 3, 8, draw.choice((12, 20, 33, 64)), draw.randrange(65, 300), 2]
@@ -688,7 +702,7 @@ def _wrong_counts(name: str, key: str, p: int, n: int, true: Sequence[int]) -> I
             "all of them can start at once: nobody waits for another message":
                 p - 1 if name == "crossbar" else None,
             "the messages of one rank to several start at once: one step there, one back":
-                2 * (p - 1) if name == "central" else None,
+                2 * (p - 1) if name in ("central", "direct") else None,
             "the deepest rank is ⌊log₂ p⌋ below the root": 2 * math.ceil(math.log2(p + 1)),
             "p − 1 steps in each phase": 2 * p if name == "ring" else 2 * (depth + 1),
         },
@@ -709,14 +723,15 @@ def true_duration(algorithm: str, p: int, n: int, alpha: float, beta: float) -> 
 
 def _at_a_time(algorithm: str, p: int) -> float:
     """How many tensors the busiest link carries in a step."""
-    return {"crossbar": p - 1, "central": p - 1, "tree": 1, "ring": 1 / p}[algorithm]
+    shares = {"crossbar": p - 1, "central": p - 1, "tree": 1, "ring": 1 / p, "direct": (p - 1) / p}
+    return shares[algorithm]
 
 
 def true_crossover(p: int, alpha: float, beta: float) -> float:
-    """Bytes from which on the ring is faster than the crossbar."""
+    """Bytes from which on the direct all-reduce is faster than the crossbar."""
     if p == 2:
         return math.inf
-    return (2 * (p - 1) - 1) * alpha / ((p - 1) * (1 - 2 / p) * beta)
+    return alpha / ((p - 1) * (1 - 2 / p) * beta)
 
 
 def probe_durations(user_ns: dict, *, rank: int, cases: list, networks: list) -> dict:
@@ -735,7 +750,7 @@ def _finite(value: object) -> object:
 
 @task("6.7", "seconds by α–β, and the crossover", points=2)
 def duration(ranks, report: Report) -> None:
-    """Four formulas, and the size at which two of them meet."""
+    """Five formulas, and the size at which two of them meet."""
     draw = random.Random(report.seed)
 
     def network() -> tuple[float, float]:
@@ -799,6 +814,17 @@ def _wrong_durations(
         yield "all ranks send at the same time", steps * (alpha + n * beta * p)
         yield "reduce-scatter and all-gather: two phases", (p - 1) * (alpha + n * beta / p)
         yield "p − 1 steps in each phase, not p", 2 * p * (alpha + n * beta / p)
+    if name == "direct":
+        said = "in each of the two steps p − 1 messages share a link, with n/p bytes each"
+        yield said, 2 * (alpha + n * beta / p)
+        yield (
+            "a message carries a part of n/p bytes, not the whole tensor",
+            2 * (alpha + (p - 1) * n * beta),
+        )
+        yield (
+            "the messages of a round start at once: two steps",
+            2 * (p - 1) * (alpha + n * beta / p),
+        )
     if name == "tree":
         depth = p.bit_length() - 1
         yield "up and down again: twice the depth", depth * (alpha + n * beta)
@@ -816,35 +842,29 @@ def _judge_crossover(
         if got == "inf":
             return True
         report.problem(
-            f"{what}: with two ranks both send n bytes, and the crossbar has fewer steps: the "
-            f"ring never wins. Expected math.inf, got {got}",
+            f"{what}: with two ranks both ways send n bytes, and the crossbar has one step less: "
+            f"the direct way never wins. Expected math.inf, got {got}",
             rank,
             "mistake",
         )
         return False
-    expected, latencies, share = true_crossover(p, alpha, beta), 2 * p - 3, (p - 1) * (1 - 2 / p)
+    expected, share = true_crossover(p, alpha, beta), (p - 1) * (1 - 2 / p)
     wrong = [
         ("that is the number of float32 values: give bytes", expected / 4),
         ("that is alpha/beta times too much: α enters once", expected * alpha / beta),
-        ("α/β is turned over", latencies / share * beta / alpha),
+        ("α/β is turned over", beta / alpha / share),
+        ("the crossbar costs one latency itself: the direct way has one more", 2 * expected),
         (
-            "the crossbar costs one latency itself: the ring has 2(p − 1) − 1 more",
-            (2 * p - 2) / share * alpha / beta,
-        ),
-        (
-            "the ring sends 2(p − 1)/p of the tensor: the difference to (p − 1) counts",
-            latencies / (p - 1) * alpha / beta,
+            "the direct way sends 2(p − 1)/p of the tensor: the difference to (p − 1) counts",
+            alpha / beta / (p - 1),
         ),
         ("that is where the latency is half of a message's time", alpha / beta),
-        (
-            "that is where the ring meets the central reducer",
-            max(p - 2, 1) / ((p - 1) * (1 - 1 / p)) * alpha / beta,
-        ),
+        ("that is where crossbar and ring meet", expected * (2 * p - 3)),
     ]
     if got == "inf":
         report.problem(
-            f"{what}: with more than two ranks the ring wins at last: it sends less. Expected "
-            f"{expected:.6g}, got infinity",
+            f"{what}: with more than two ranks the direct way wins at last: it sends less. "
+            f"Expected {expected:.6g}, got infinity",
             rank,
             "mistake",
         )
@@ -879,11 +899,14 @@ def probe_server(
     lengths: list[int],
     pieces: int,
     workers: dict[str, int],
+    patient: bool,
 ) -> list[dict]:
-    """The workers' results, and what everybody sent."""
+    """The workers' results, and what everybody sent. patient: the check's own workers are used."""
     function, named = answer_named(user_ns, "reduction_server"), keywords(partition, group)
     place, size = dist.get_rank(group), dist.get_world_size(group)
     many, answers = workers[str(size)], []
+    if patient and place < many:
+        function = patient_worker
     for length in lengths:
         is_worker = place < many
         x = counting(place, length) if is_worker else torch.full((length,), REDUCERS_OWN)
@@ -893,14 +916,36 @@ def probe_server(
     return answers
 
 
+def patient_worker(x: torch.Tensor, workers: int, pieces: int, group=None) -> None:
+    """A worker of 6.8 that sends its next pieces only when the results of the last ones are back.
+
+    A reducer that keeps all results until the last piece has come never gets that piece.
+    """
+    place, reducers = dist.get_rank(group), dist.get_world_size(group) - workers
+    parts = x.tensor_split(reducers * pieces)
+    for piece in range(pieces):
+        requests = []
+        for j in range(reducers):
+            turn = (j + place) % reducers
+            part, at = (
+                parts[piece * reducers + turn],
+                {"group": group, "group_peer": workers + turn},
+            )
+            requests += [dist.P2POp(dist.isend, part.clone(), **at)]
+            requests += [dist.P2POp(dist.irecv, part, **at)]
+        for request in dist.batch_isend_irecv(requests):
+            request.wait()
+
+
 @task("6.8", "a reduction server", points=3)
 def reduction_server(ranks, report: Report) -> None:
     """Workers send and receive n bytes each, in pieces, and do not all begin with one reducer."""
     each = to_each(seed=report.seeds(WORLD))
     cases = [
-        {"partition": p, "workers": w, "pieces": k, "lengths": n, "each": each}
+        {"partition": p, "workers": w, "pieces": k, "lengths": n, "each": each, "patient": False}
         for p, w, k, n in SERVER_CASES
     ]
+    cases.append(cases[3] | {"patient": True})
     hint = _hint_of_server
     for case, members, values in tried(
         ranks, report, __name__, "probe_server", cases, hint, world=WORLD
@@ -919,7 +964,14 @@ def reduction_server(ranks, report: Report) -> None:
 def _hint_of_server(case: dict) -> str:
     members = (case["partition"] or [range(WORLD)])[0]
     many, pieces = case["workers"][str(len(members))], case["pieces"]
-    return f"{on(members)}, {many} of them workers, pieces={pieces}, lengths {case['lengths']}"
+    said = f"{on(members)}, {many} of them workers, pieces={pieces}, lengths {case['lengths']}"
+    if not case["patient"]:
+        return said
+    return (
+        f"{said}. All other cases passed. In this one the workers send their next piece when the "
+        "result of the one before is back. A reducer sends the result of a piece as soon as all "
+        "parts of that piece have come; it does not wait for the other pieces"
+    )
 
 
 def _judge_workers(
@@ -1034,3 +1086,98 @@ def _halving_rules(report: Report, members: list[int], values: Sequence[dict], w
     if not report.found and in_all != expected:
         said = f"all ranks together sent {in_all} bytes, expected {expected}"
         report.problem(f"{where}: {said}", kind="communication")
+
+
+# -- 6.10: two levels -------------------------------------------------------------------------
+
+# The ranks of each machine.
+MACHINES = ([[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 4], [1, 3, 5]])
+
+
+@in_group
+def probe_hierarchical(
+    user_ns: dict, *, rank: int, group, partition, seed: int, lengths: list[int], machines: list
+) -> list[dict]:
+    """The result on tensors of several lengths, with groups for the machines that are named."""
+    function, answers = answer_named(user_ns, "hierarchical"), []
+    across = [list(places) for places in zip(*machines, strict=True)]
+    with group_of(machines, rank) as node, group_of(across, rank) as peers:
+        for length in lengths:
+            x, y = counting(rank, length), noise(seed, length)
+            records, _ = _twice(function, None, (x, y), node, peers)
+            answers.append({"length": length, **_contents(x, y), **records})
+    return answers
+
+
+@task("6.10", "extra mile: two levels", points=2)
+def hierarchical(ranks, report: Report) -> None:
+    """First within the machines, then between them, where each rank sends its share only."""
+    each, everyone = to_each(seed=report.seeds(WORLD)), list(range(WORLD))
+    cases = [
+        {"partition": None, "machines": machines, "lengths": lengths, "each": each}
+        for machines, lengths in (*((m, SHORT) for m in MACHINES), (MACHINES[0], [LONG]))
+    ]
+    for case, _, values in tried(
+        ranks, report, __name__, "probe_hierarchical", cases, _hint_of_levels, world=WORLD
+    ):
+        machines, seeds = case["machines"], seeds_of(case, everyone)
+        for length, of_a_length in _of_lengths(case, values):
+            where = f"{_hint_of_levels(case)}, {_numbers(length)}"
+            if not _judge_levels(report, machines, of_a_length):
+                break
+            if not _judge_sums(report, everyone, of_a_length, seeds, where):
+                break
+            _judge_both(report, _judge_cables, everyone, of_a_length, where, machines)
+            if report.found:
+                break
+
+
+def _hint_of_levels(case: dict) -> str:
+    return f"on the machines {' and '.join(map(str, case['machines']))}"
+
+
+def _judge_levels(report: Report, machines: list[list[int]], values: Sequence[dict]) -> bool:
+    """Messages only, in the groups node and across, and waited for, in both runs."""
+    across = [list(places) for places in zip(*machines, strict=True)]
+    for rank, value in enumerate(values):
+        mine = [members for members in (*machines, *across) if rank in members]
+        for calls in (value["calls"], value["calls again"]):
+            said = broken(calls, only("send", "recv"), waited)
+            strange = next((c["group"] for c in calls if c["group"] not in mine), None)
+            if strange and not said:
+                said = (
+                    f"it has a message in the group of ranks {strange}: node has the ranks "
+                    f"{mine[0]} and across the ranks {mine[1]}"
+                )
+            if said:
+                report.problem(said, rank, "communication")
+                break
+    return not report.found
+
+
+def _judge_cables(
+    report: Report, members: list[int], values: Sequence[dict], machines: list, where: str
+) -> None:
+    """Each rank sends 2(m − 1)/m of its part to other machines, and all of them 2(m − 1)n."""
+    many, size = len(machines), len(machines[0])
+    nbytes, length = values[0]["nbytes"], values[0]["length"]
+    part = -(-length // size)
+    most, in_all = 2 * (many - 1) * -(-part // many) * (nbytes // length), 0
+    for rank, value in enumerate(values):
+        home = next(machine for machine in machines if rank in machine)
+        away = sum(n for to, n in bytes_to(value["calls"]).items() if to not in home)
+        in_all += away
+        if away > most:
+            said = (
+                f"{where}: it sent {away} bytes to other machines, at most {most} are needed: "
+                f"after the reduce-scatter within the machine a rank adds up one of {size} parts "
+                "with its places on the other machines"
+            )
+            report.problem(said, rank, "communication")
+    expected = 2 * (many - 1) * nbytes
+    if not report.found and in_all != expected:
+        said = (
+            f"{where}: {in_all} bytes went from machine to machine, expected {expected}: between "
+            "the machines, too, the ring or the direct way sends fewer bytes than a crossbar"
+        )
+        report.problem(said, kind="communication")

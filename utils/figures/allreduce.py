@@ -18,8 +18,8 @@ LOOKS = {
     "central": (RED, "s"),
     "tree": (GREEN, "^"),
     "ring": (ORANGE, "D"),
+    "direct": (PINK, "P"),
     "backend": (INK, "x"),
-    "halving/doubling": (PINK, "v"),
 }
 
 
@@ -136,6 +136,73 @@ def ring_plan(p: int = 4) -> Figure:
         "r + 1 and receives chunk r − 1. In step 1 it sends the chunk that it has just added to."
     )
     return figure
+
+
+def direct_plan(p: int = 4) -> Figure:
+    """The two rounds of a direct all-reduce: part k goes to rank k, and its sum to all others."""
+    use_style()
+    figure, row = plt.subplots(1, 2, figsize=(9.5, 1.2 + 0.55 * p), sharey=True)
+    titles = "round 1: part k goes to rank k", "round 2: rank k sends its sum to all"
+    for again, (axes, title) in enumerate(zip(row, titles, strict=True)):
+        _plain(axes)
+        axes.set_title(title, pad=16)
+        for r in range(p):
+            axes.text(-0.2, -r, f"rank {r}", ha="right", va="center")
+        for k in range(p):
+            axes.text(k + 0.47, 0.5, f"part {k}", ha="center", fontsize=9)
+            for r in range(p):
+                alpha = 0.6 if r == k else 0.12
+                axes.add_patch(plt.Rectangle((k, -r - 0.36), 0.94, 0.72, facecolor=CYCLE[k],
+                                             alpha=alpha, edgecolor=INK))  # fmt: skip
+            for turn, r in enumerate(r for r in range(p) if r != k):
+                x, side = k + 0.47 + 0.2 * (turn - (p - 2) / 2), 0.2 if k < r else -0.2
+                ends = (x, -r + side), (x, -k - side)
+                arrow(axes, *(ends[::-1] if again else ends), color=CYCLE[k])
+        axes.set_xlim(-1.1, p + 0.1)
+        axes.set_ylim(-p + 0.4, 0.7)
+    figure.tight_layout()
+    figure.alt_text = (
+        "A direct all-reduce. In round 1 every rank sends its part k to rank k, which adds up what "
+        "comes. In round 2 rank k sends the sum of part k to all other ranks."
+    )
+    return figure
+
+
+def levels(m: int = 2, g: int = 3) -> Figure:
+    """The three steps of a hierarchical all-reduce, on m machines with g ranks each."""
+    use_style()
+    figure, row = plt.subplots(1, 3, figsize=(10, 1.1 + 0.85 * m))
+    titles = "1: reduce-scatter within", "2: all-reduce between", "3: all-gather within"
+    for step, (axes, title) in enumerate(zip(row, titles, strict=True)):
+        _plain(axes)
+        axes.set_title(title)
+        for machine in range(m):
+            box = plt.Rectangle((-0.6, -1.3 * machine - 0.45), g + 0.2, 0.9, facecolor="white",
+                                edgecolor=GREY)  # fmt: skip
+            axes.add_patch(box)
+            for place in range(g):
+                at, y = float(place), -1.3 * machine
+                color = CYCLE[place] if step == 1 else SKY
+                axes.plot(at, y, "o", markersize=22, color=color, markeredgecolor=INK, zorder=3)
+                axes.text(at, y, str(machine * g + place), ha="center", va="center", zorder=4)
+                if step != 1 and place:
+                    _both_ways(axes, (at - 1, y), (at, y), ORANGE)
+                if step == 1 and machine:
+                    _both_ways(axes, (at, y + 1.3), (at, y), CYCLE[place])
+        axes.set_xlim(-0.8, g - 0.2)
+        axes.set_ylim(-1.3 * (m - 1) - 0.6, 0.6)
+    figure.tight_layout()
+    figure.alt_text = (
+        f"Three steps on {m} machines with {g} ranks each: a reduce-scatter within each machine; "
+        "an all-reduce between the ranks that have the same place in their machines; an all-gather "
+        "within each machine."
+    )
+    return figure
+
+
+def _both_ways(axes: Axes, start: tuple, end: tuple, color: str) -> None:
+    style = {"arrowstyle": "<|-|>", "color": color, "linewidth": 1.8, "shrinkA": 12, "shrinkB": 12}
+    axes.annotate("", end, start, arrowprops=style)
 
 
 def stretches_of_time(

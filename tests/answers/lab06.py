@@ -227,7 +227,10 @@ _CHANGES = [
     ("6.3", "one step too many", "range(p - 1)", "range(p)",
      "expected 160: each chunk travels 5 times"),
     ("6.3", "always sends the same chunk", "chunks[(r - step) % p], chunks[(r - step - 1) % p]",
-     "chunks[r], chunks[(r - 1) % p]", "No chunk is complete on this rank"),
+     "chunks[r], chunks[(r - 1) % p]",
+     "a rank sends the chunk that it has added to in the step before"),
+    ("6.3", "adds into a new tensor", "mine += incoming", "mine = mine + incoming",
+     "add into the chunks of x themselves"),
     ("6.3", "sends to the right first, blocking",
      "        requests = [irecv(incoming, left, group), isend(outgoing, right, group)]\n"
      "        for request in requests:\n            request.wait()\n",
@@ -423,6 +426,10 @@ _CHANGES = [
     ("6.6", "one phase of the ring", "steps = 2 * (p - 1) if",
      "steps = p - 1 if",
      "there and back: twice as many"),
+    ("6.6", "what rank 0 sends and receives", "(p - 1) * n, 2\n", "2 * (p - 1) * n, 2\n",
+     "that is what rank 0 sends and receives"),
+    ("6.6", "steps before the busiest", "(p - 1) * n, 2\n", "2, (p - 1) * n\n",
+     "their order is not"),
     ("6.6", "counts float32 values", 'def cost(algorithm, p, n):\n',
      "def cost(algorithm, p, n):\n    n *= 4\n",
      "n is in bytes already"),
@@ -447,7 +454,11 @@ _CHANGES = [
     ("6.7", "half of the tree", "steps = cost(algorithm, p, n)[-1]",
      "steps = cost(algorithm, p, n)[-1] // (2 if algorithm == 'tree' else 1)",
      "up and down again: twice the depth"),
-    ("6.7", "milliseconds", "return steps * (alpha", "return 1e3 * steps * (alpha", "Expected"),
+    ("6.7", "milliseconds", "return steps * (alpha", "return 1e3 * steps * (alpha",
+     "give seconds, not milliseconds"),
+    ("6.7", "a depth with a fraction", "    share = {",
+     "    steps = 2 * math.log2(p) if algorithm == 'tree' else steps\n    share = {",
+     "a whole number"),
     ("6.7", "forgets the crossbar's own latency", "return alpha / (fewer",
      "return 2 * alpha / (fewer", "the crossbar costs one latency itself"),
     ("6.7", "the crossover of crossbar and ring", "return alpha / (fewer",
@@ -579,7 +590,7 @@ _CHANGES = [
                     request.wait()
                 x += part
                 distance *= 2
-        """, None, "one to each partner and back"),
+        """, None, "one to each partner on the way back"),
     ("6.9", "uses the library", """
         def halving_doubling(x, group=None):
             dist.all_reduce(x, group=group)

@@ -136,8 +136,10 @@ def tried(
         if report.found:
             if not answers and hint and (said := hint(case)):
                 report.problem(f"({said})")
-                # What concerns all ranks first: of many ranks' errors the last ones are left out.
+                # The hint first, then what concerns all ranks: a long report is cut at its end.
+                hint_of_case = report.found.pop()
                 report.found.sort(key=lambda found: found[2] is not None)
+                report.found.insert(0, hint_of_case)
             return
 
 

@@ -470,8 +470,8 @@ def _judge_chunks(
     report: Report, members: list[int], values: Sequence[dict], seeds: list[int], where: str
 ) -> None:
     size = len(members)
-    for rank, value in zip(members, values, strict=True):
-        said = _why_chunk(value, members, seeds)
+    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+        said = _why_chunk(value, place, members, seeds)
         if said:
             report.problem(f"{where}: {said}", rank, "mistake")
     mine = [value["mine"] for value in values]
@@ -491,7 +491,7 @@ def _judge_chunks(
         )
 
 
-def _why_chunk(value: dict, members: list[int], seeds: list[int]) -> str | None:
+def _why_chunk(value: dict, place: int, members: list[int], seeds: list[int]) -> str | None:
     """What is wrong with the chunk that is said to be complete."""
     size, mine, kind = len(members), value["mine"], value["kind"]
     if mine is None:
@@ -517,8 +517,15 @@ def _why_chunk(value: dict, members: list[int], seeds: list[int]) -> str | None:
     filled = [k for k in complete if value["chunks"][k]]
     if filled:
         return f"{said}. Complete on this rank is chunk {filled[0]}"
+    if size > 1 and {v for found in value["chunks"] for *_, v in found} == {BASE**place}:
+        return (
+            f"{said}. x is this rank's own tensor, unchanged: add into the chunks of x themselves, "
+            "with +=, and not into copies or new tensors"
+        )
     return (
-        f"{said}. No chunk is complete on this rank: add what comes to what is there, p − 1 times"
+        f"{said}. No chunk is complete on this rank. In each of the p − 1 steps a rank sends the "
+        "chunk that it has added to in the step before, and adds what comes to the chunk of the "
+        "same number"
     )
 
 
@@ -660,6 +667,11 @@ def cost(ranks, report: Report) -> None:
                 )
                 told_of.add(name)
                 continue
+            if got != list(true) and sorted(map(str, got)) == sorted(map(str, true)):
+                said = f"{what}: the four numbers are right, and their order is not: {COUNTS}"
+                report.problem(said.replace("'", ""), answer.rank, "mistake")
+                told_of.add(name)
+                continue
             for key, one, expected in zip(COUNTS, got, true, strict=True):
                 wrong = list(_wrong_counts(name, key, p, n, true))
                 if not report.judge(answer.rank, one, expected, wrong, what=f"{what}, {key}"):
@@ -687,6 +699,8 @@ def _wrong_counts(name: str, key: str, p: int, n: int, true: Sequence[int]) -> I
         },
         "busiest": {
             "that is the mean over the ranks: take the busiest one": nbytes // p,
+            "that is what rank 0 sends and receives: count what it sends":
+                nbytes if name == "central" else None,
             "the bytes of all ranks: take the busiest one": nbytes,
             "count what a rank sends, not what it receives as well": 2 * busiest,
             "two children and a parent, where the group is large enough: three messages":
@@ -827,9 +841,11 @@ def _wrong_durations(
         )
     if name == "tree":
         depth = p.bit_length() - 1
+        yield "the depth is ⌊log₂ p⌋, a whole number", 2 * math.log2(p) * (alpha + n * beta)
         yield "up and down again: twice the depth", depth * (alpha + n * beta)
         yield "the depth is ⌊log₂ p⌋", 2 * (depth + 1) * (alpha + n * beta)
         yield "the messages of a level travel at the same time", messages * (alpha + n * beta)
+    yield "give seconds, not milliseconds", 1e3 * steps * (alpha + at_a_time * n * beta)
     yield "β is seconds per byte: multiply by it", steps * (alpha + at_a_time * n / beta)
     yield "n is in bytes already", steps * (alpha + at_a_time * 4 * n * beta)
     yield "these are bytes in all: links work at the same time", steps * alpha + nbytes * beta
@@ -1072,7 +1088,10 @@ def _halving_rules(report: Report, members: list[int], values: Sequence[dict], w
         if set(sent) != partners:
             said = f"it sent to ranks {sorted(sent)}; its partners are {sorted(partners)}"
         elif count != 2 * depth:
-            said = f"it sent {count} messages, {2 * depth} are enough: one to each partner and back"
+            said = (
+                f"it sent {count} messages, expected {2 * depth}: one to each partner while the "
+                "parts get smaller, and one to each partner on the way back"
+            )
         elif sum(sent.values()) > 2 * element * sum(
             -(-length // 2**k) for k in range(1, depth + 1)
         ):

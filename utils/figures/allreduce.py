@@ -333,7 +333,7 @@ def arrivals(panels: Mapping[str, Sequence[Sequence[dict]]], bandwidth: float) -
     lanes = max(sum(map(bool, ranks)) for ranks in panels.values())
     size = (10, 0.9 + 0.5 * lanes)
     figure, row = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
-    latest, said = 0.0, []
+    latest, said, numbers = 0.0, [], []
     for axes, (title, by_rank) in zip(row[0], panels.items(), strict=True):
         begin = min(c["end"] - c["nbytes"] / bandwidth for calls in by_rank for c in calls)
         lane = [rank for rank, calls in enumerate(by_rank) if calls]
@@ -343,8 +343,7 @@ def arrivals(panels: Mapping[str, Sequence[Sequence[dict]]], bandwidth: float) -
                 left = 1e3 * (call["end"] - begin) - width
                 color = CYCLE[call["from"] % len(CYCLE)]
                 axes.barh(rank, width, left=left, height=0.6, color=color, edgecolor="white")
-                axes.text(left + width / 2, rank, str(call["from"]), ha="center", va="center",
-                          color="white", fontsize=9)  # fmt: skip
+                numbers.append((axes, left + width / 2, rank, width, call["from"]))
         last = 1e3 * (max(c["end"] for calls in by_rank for c in calls) - begin)
         latest = max(latest, last)
         said.append(f"{title}: the last message is there after {last:.0f} ms")
@@ -355,6 +354,10 @@ def arrivals(panels: Mapping[str, Sequence[Sequence[dict]]], bandwidth: float) -
     row[0][0].invert_yaxis()
     for axes in row[0]:
         axes.set_xlim(0, 1.03 * latest)
+    for axes, middle, rank, width, source in numbers:
+        if width > 0.025 * latest * len(panels):  # where a number has room
+            axes.text(middle, rank, str(source), ha="center", va="center", color="white",
+                      fontsize=9)  # fmt: skip
     figure.tight_layout()
     figure.alt_text = f"Messages on the links into each rank. {'; '.join(said)}."
     return figure

@@ -45,11 +45,12 @@ class Prediction:
     unit: str = ""
     choices: Sequence[str] = ()
 
-    def beside(self, measured: object) -> Figure:
+    def beside(self, measured: object, source: str = "measured") -> Figure:
         """Draw the prediction (hollow) and what the run gave (filled).
 
         Args:
             measured: a number or a choice; or a dict of them, with the names of the prediction.
+            source: where the numbers come from, such as "by α–β", if no run has given them.
 
         Raises:
             ValueError: other names than in the prediction, or no such choice.
@@ -61,19 +62,19 @@ class Prediction:
         rows = len(self.choices or found)
         figure, axes = plt.subplots(figsize=(8, 1.7 + 0.45 * rows))
         draw = _draw_choice if self.choices else _draw_numbers
-        draw(axes, self, found)
+        draw(axes, self, found, source)
         axes.set_title("\n".join(textwrap.wrap(self.question, 80)))
         figure.tight_layout()
-        figure.alt_text = f"{self.question} {self._in_words(found)}"
+        figure.alt_text = f"{self.question} {self._in_words(found, source)}"
         return figure
 
-    def _in_words(self, found: Mapping[str, float | str]) -> str:
+    def _in_words(self, found: Mapping[str, float | str], source: str) -> str:
         said = []
         for name, value in found.items():
             guess = self.values[name]
             expected = "nothing" if guess is None else _shown(guess, self.unit)
             start = f"{name}: " if name else ""
-            said.append(f"{start}predicted: {expected}, measured: {_shown(value, self.unit)}")
+            said.append(f"{start}predicted: {expected}, {source}: {_shown(value, self.unit)}")
         return "; ".join(said) + "."
 
 
@@ -122,7 +123,9 @@ def _shown(value: float | str, unit: str) -> str:
     return f"{number} {unit}".rstrip()
 
 
-def _draw_numbers(axes: Axes, prediction: Prediction, found: Mapping[str, float]) -> None:
+def _draw_numbers(
+    axes: Axes, prediction: Prediction, found: Mapping[str, float], source: str
+) -> None:
     names = list(found)
     predicted = [prediction.values[name] for name in names]
     for row, name in enumerate(names):
@@ -131,7 +134,7 @@ def _draw_numbers(axes: Axes, prediction: Prediction, found: Mapping[str, float]
             axes.plot([guess, value], [row, row], color=GREY, linewidth=1.5, zorder=1)
             _mark(axes, guess, row, "predicted", hollow=True)
             _label(axes, guess, row, prediction.unit, below=True)
-        _mark(axes, value, row, "measured", hollow=False)
+        _mark(axes, value, row, source, hollow=False)
         _label(axes, value, row, prediction.unit, below=False)
     numbers = [n for n in (*predicted, *found.values()) if n is not None]
     if min(numbers) > 0:
@@ -139,6 +142,8 @@ def _draw_numbers(axes: Axes, prediction: Prediction, found: Mapping[str, float]
             axes.set_xscale("log")
         else:
             axes.set_xlim(0, 1.12 * max(numbers))
+            if max(numbers) >= 1000:
+                axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.margins(x=0.12)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
@@ -148,14 +153,14 @@ def _draw_numbers(axes: Axes, prediction: Prediction, found: Mapping[str, float]
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
 
 
-def _draw_choice(axes: Axes, prediction: Prediction, found: Mapping[str, str]) -> None:
+def _draw_choice(axes: Axes, prediction: Prediction, found: Mapping[str, str], source: str) -> None:
     for name, value in found.items():
         if value not in prediction.choices:
             raise ValueError(f"{value!r} is not among the choices {list(prediction.choices)}")
         guess = prediction.values[name]
         if guess is not None:
             _mark(axes, 0, prediction.choices.index(guess), "predicted", hollow=True)
-        _mark(axes, 1, prediction.choices.index(value), "measured", hollow=False)
+        _mark(axes, 1, prediction.choices.index(value), source, hollow=False)
     axes.set_xlim(-0.6, 1.6)
     axes.set_xticks([0, 1], ["you predicted", "the run"])
     axes.set_yticks(range(len(prediction.choices)), prediction.choices)

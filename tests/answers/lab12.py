@@ -108,7 +108,7 @@ def select(fraction, clients, draw):
 def select(fraction, clients, draw):
     return [c for c in range(clients) if torch.rand(1, generator=draw) < fraction] or [0]
 """,
-        "expected 6: round, and at least one",
+        "expected 6: round the share of the n",
     ),
     (
         MEAN,

@@ -172,7 +172,7 @@ CHANGES = [
     (REPORT, "one digit", r"process rank (\d+)", r"process rank (\d)\d*", "only the first digit"),
     (REPORT, "texts", "int(found[1]), \"signal\": int(found[2])",
      "found[1], \"signal\": found[2]", "these are texts"),
-    (REPORT, "line by line", '" ".join(log.split())', "log", "where a line may break"),
+    (REPORT, "line by line", '" ".join(log.split())', "log", "A line may break"),
     (REPORT, "no second voice", 'if found := re.search(r"rank (\\d+) died", words):',
      "if False:", "the survivors say"),
     (REPORT, "a pair", '{"rank": int(found[1]), "signal": int(found[2])}',

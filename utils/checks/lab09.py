@@ -450,7 +450,7 @@ def traffic(ranks, report: Report) -> None:
     cases = []
     k = report.seed % 7
     for depth, batch, tokens, width, p in (
-        (1, 2 + k, 16, 64, 1), (2, 64, 16, 64, 2), (3 + k, 8, 16, 32, 4),
+        (1, 2 + k, 16, 64, 1), (3 + k, 8, 16, 32, 4), (2, 64, 16, 64, 2),
         (24, 4, 1024, 64 * (k + 2), 8), (2, 4, 16, 64, 9 + report.seed % 90),
     ):  # fmt: skip
         nbytes, number = 4 * batch * tokens * width, 4 * depth
@@ -473,7 +473,7 @@ def traffic(ranks, report: Report) -> None:
         right = [number, number * share * nbytes]
         arguments = [depth, batch, tokens, width, p]
         cases.append(Case("tensor_parallel_traffic", arguments, right, wrong, form))
-    for parameters, p in ((1000 + k, 1), (104_970, 2), (54_986 + k, 4), (3 * 10**9, 8)):
+    for parameters, p in ((1000 + k, 1), (54_986 + k, 4), (104_970, 2), (3 * 10**9, 8)):
         share, nbytes = 2 * (p - 1) / p, 4 * parameters
         wrong = table({
             "the bytes of the gradients: on a ring a rank sends 2 (p − 1) / p of them": nbytes,
@@ -663,7 +663,8 @@ def with_dtensor(ranks, report: Report) -> None:
                 f"parallelize returned {returned}: return the block": returned,
                 f"{', '.join(missing or ())}: no DTensors, the plan has no style for them": missing,
                 f"{where}: {', '.join(value.get('odd', ()))}: cut in another way. q, k, v and up "
-                "go by columns (ColwiseParallel), out and down by rows (RowwiseParallel)":
+                "go by columns (ColwiseParallel), out and down by rows (RowwiseParallel), all of "
+                "them over the mesh that was handed in":
                     value.get("odd"),
             })  # fmt: skip
             if not report.communication(rank, [], *rules):

@@ -119,8 +119,9 @@ def _wrong_gradients(
             yield Mistake([factor * g for g in right], said)
     if place < p - 1:
         said = (
-            "another gradient. Backward of this stage has to start from the gradient that it "
-            "received, and the stage behind has to send that of its input, x.grad"
+            "another gradient. Is each microbatch received into a tensor of its own? Backward of "
+            "this stage has to start from the gradient that it received, that of the last stage "
+            "from worker.loss, and each stage has to send the gradient of its input, x.grad"
         )
         yield Mistake(lambda v: isinstance(v, list) and len(v) == len(right), said)
 
@@ -537,7 +538,9 @@ def _judge_run(report, rank, place, members, seeds, schedule, n, value, where) -
         f"{where}: worker.done was never called: call worker.done(k) after each backward":
             len(forwards) == len(value["asked"]),
         f"{where}: worked in the order {got}; this stage's list is "
-        + " ".join(f"{kind}{k}" for kind, k in order): value["asked"] != order,
+        + " ".join(f"{kind}{k}" for kind, k in order)
+        + ". (A backward counts when worker.done(k) is called: call it right after each backward)":
+            value["asked"] != order,
     }  # fmt: skip
     counts = {len(one) for one in torch.arange(n).chunk(m)}
     sizes = [_bytes([size for count in counts for size in _sizes(members, place, count)]),

@@ -287,7 +287,8 @@ def _judge_hybrid(
             [n * g for g in right] if n > 1 else [],
         f"divided once too often by {n}, the number of replicas":
             [g / n for g in right] if n > 1 else [],
-        "this is the gradient of this replica's samples alone: average over dp":
+        "this is the gradient of this replica's samples alone: average over dp, and give the piece "
+        "of the minibatch by the place in dp, not by the place in the pipeline":
             own if n > 1 else [],
         f"divided by {p} once too often: by all ranks, or by the stages. A mean over the replicas "
         "is asked for; stages share the layers, not the samples":
@@ -521,7 +522,8 @@ def _on_mesh(calls: Calls, tp: list[int], dp: list[int]) -> str | None:
         if call["group"] == tp and call["nbytes"] > len(CUT | WHOLE) * BYTES:
             return (
                 f"{call['op']} of {call['nbytes']} bytes over tp, {tp}: these ranks have different "
-                "shards, do not average them. Are tp and dp swapped?"
+                "shards. Sum the squares of the shards, one number, over tp, and average gradients "
+                "over dp"
             )
     return None
 
@@ -604,8 +606,9 @@ def _judge_one(
 
 def _wrong_weights(seeds: Seeds, step: int, begin: list, mixed: list) -> Iterator[Mistake]:
     """What the model's weights are after mistakes; `mixed` has the right ones of one part."""
-    yield Mistake(begin, "the model's weights have not changed: gather the shards, and put them "
-                  "into the model (copy_back)")  # fmt: skip
+    yield Mistake(begin, "the model's weights have not changed. Had the shard a gradient when "
+                  "the optimizer stepped? Then gather the shards, and put them into the model "
+                  "(copy_back)")  # fmt: skip
     p = len(seeds.own)
     if p == 1:
         return
@@ -933,8 +936,8 @@ def _host_rules(notes: list, order: list[int]) -> list[Rule]:
     return rules_of({
         f"optimizers stepped for the layers {layers}; each has to once, as its gradient comes: "
         f"{wanted}": sorted(layers) != sorted(wanted),
-        "a layer is updated while its row is still being sent: wait for all sends of layer i "
-        "before optimizers[i].step()": any(note[1] for note in notes),
+        "a layer is updated before this rank has waited for the sends of its row: wait for all "
+        "sends of layer i before optimizers[i].step()": any(note[1] for note in notes),
         "the updates are late: as soon as a layer's gradient is there, update it, before you wait "
         "for the next one": any(note[2] > k + 1 for k, note in enumerate(notes)),
     })  # fmt: skip

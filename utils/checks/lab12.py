@@ -141,7 +141,10 @@ def select_clients(ranks, report: Report) -> None:
             if no_lists := [one for one in many if not _is_list_of_numbers(one)]:
                 said = f"returned {no_lists[0]!r}: return a list of numbers"
             elif others := [len(one) for one in many if len(one) != wanted]:
-                said = f"chose {others[0]} clients, expected {wanted}: round, and at least one"
+                said = (
+                    f"chose {others[0]} clients, expected {wanted}: round the share of the n that "
+                )
+                said += "was handed in, and take at least one"
             elif any(len(set(one)) < len(one) for one in many):
                 said = "chose a client twice: choose without replacement"
             elif not all(0 <= client < n for one in many for client in one):
@@ -858,15 +861,15 @@ def _wrong_masks(value: dict) -> str | None:
     quantum = 2.0**-20
     if value["alone"] is None or value["alone"] > 1:
         return (
-            "a client that takes part alone has no partner, and so no mask: is `me` itself left "
-            "out of the loop?"
+            "a client that takes part alone has no partner, and so no mask: leave `me` out of the "
+            "loop. `me` and `clients` are numbers of clients, not places in a list"
         )
     half = len(TAKING_PART) * quantum / 2
     if value["worst"] is None or not value["worst"] <= 1000 * half:  # so nan is wrong
         return (
             f"the sum is off by {value['worst'] or 0:.3g}: the masks do not vanish in it. Of each "
-            "pair the one with the smaller number adds the mask, the other subtracts it; and `me` "
-            "has no mask with itself"
+            "pair the one with the smaller number adds the mask, the other subtracts it; `me` has "
+            "no mask with itself; and masks are whole numbers, as floats lose the low digits"
         )
     if value["worst"] > 1.02 * half:
         return (

@@ -103,8 +103,9 @@ def first_death(ranks, report: Report) -> None:
                     lambda v, signal=signal: isinstance(v, dict)
                     and signal is not None
                     and v.get("signal") is None,
-                    "the launcher told the signal: 'exited on signal …', where a line may break "
-                    "between two words",
+                    "the launcher told the signal: 'process rank … with PID … on node … exited on "
+                    "signal …'. A line may break between two words, and every job has another PID "
+                    "and node",
                 ),
                 Mistake(
                     lambda v, signal=signal: isinstance(v, dict) and v.get("signal") != signal,
@@ -322,7 +323,8 @@ def _wrong_with(left: dict[str, str], p: int, kind: str, done: bool) -> str | No
     of = "a power failure" if kind != "kill" else "a kill"
     marker = left.get("latest")
     if not marker:
-        why = ("without os.fsync before the renaming, the name may be there and its content not"
+        why = ("without file.flush() and os.fsync before the renaming, the name may be there "
+               "and its content not"
                if kind != "kill" else "open(…, 'w') empties it at once, the text comes later: "
                "write to another file, then os.replace")  # fmt: skip
         return f"{of} may leave `latest` empty or missing: {why}"
@@ -346,13 +348,14 @@ def _wrong_with(left: dict[str, str], p: int, kind: str, done: bool) -> str | No
             return f"{path} holds the state of step {content}: each rank writes its own"
         why = ("the data of all ranks first: every rank writes, a barrier, then the marker"
                if kind == "kill" else "its content, or its name, is not on the disk yet: "
-               "os.fsync of the file before it is renamed, flush_folder of its folder after, "
+               "file.flush() and os.fsync before it is renamed, flush_folder of its folder after, "
                "and all that before the marker")  # fmt: skip
         return f"{of} may leave `latest` at {marker}, whose rank-{place}.pt is {content}: {why}"
     if done and step == OLD:
         return (
             "save has returned on all ranks, and after a power failure `latest` is the old one: "
-            "os.fsync, os.replace, then flush_folder(folder), so that the new name is on the disk"
+            "one rank writes it, then os.fsync, os.replace, and flush_folder(folder), so that the "
+            "new name is on the disk"
         )
     return None
 

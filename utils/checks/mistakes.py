@@ -114,10 +114,16 @@ def difference(got: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
     """Expected and got; of long lists the first entry that differs."""
     long = len(str(expected)) > _WHOLE or len(str(got)) > _WHOLE
     if not (long and isinstance(expected, list) and isinstance(got, list)):
-        return f"Expected {short(expected)}, got {short(got)}"
+        return "Expected {}, got {}".format(*_apart(expected, got))
     pairs = itertools.zip_longest(expected, got, fillvalue="nothing")
     k, (e, g) = next((k, pair) for k, pair in enumerate(pairs) if not same(*pair[::-1], tolerance))
-    return f"Entry {k}: expected {short(e, _WHOLE)}, got {short(g, _WHOLE)}"
+    return "Entry {}: expected {}, got {}".format(k, *_apart(e, g, _WHOLE))
+
+
+def _apart(expected: Any, got: Any, most: int = 160) -> tuple[str, str]:
+    """Two values for a message, with all digits where six of them don't tell them apart."""
+    said = short(expected, most), short(got, most)
+    return said if said[0] != said[1] else (short(expected, most, 17), short(got, most, 17))
 
 
 def same(got: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
@@ -151,15 +157,17 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def short(value: Any, most: int = 160) -> str:
-    """A value for a message: numbers rounded, long lists cut."""
-    text = str(_rounded(value))
+def short(value: Any, most: int = 160, digits: int = 6) -> str:
+    """A value for a message: numbers rounded to some digits, long lists cut."""
+    text = str(_rounded(value, digits))
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: Any, digits: int) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        if value.is_integer() and 1e6 <= abs(value) < 1e15:
+            return int(value)  # a count of bytes, such as 2097152, has no digit to lose
+        return float(f"{value:.{digits}g}")
     if isinstance(value, list | tuple):
-        return [_rounded(v) for v in value]
+        return [_rounded(v, digits) for v in value]
     return value

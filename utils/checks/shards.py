@@ -352,7 +352,8 @@ def judge_gradient(report: Report, rank: int, key: str, got, expected: Tensor, p
     wrong = table({
         f"{p} times too large. Every rank has the same loss: g hands the gradient on as "
         "it is": whole * p if p > 1 else [],
-        f"divided by {p}: the ranks share a loss, they do not average it":
+        f"{p} times too small: every rank has the same loss, and nothing is divided by the number "
+        "of ranks, no bias either":
             whole / p if p > 1 else [],
     })  # fmt: skip
     wrong.append(Mistake(lambda value: value is None, "there is none: did forward use it?"))

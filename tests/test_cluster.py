@@ -423,16 +423,41 @@ def test_a_picture_whose_run_cell_was_skipped_names_what_is_missing_and_what_to_
         cell.metadata["tags"] = ["raises-exception"]
     NotebookClient(notebook, timeout=200).execute()
     pulled, pulled_from_all, other, on_the_ranks = (c.outputs[-1] for c in notebook.cells[1:5])
-    advice = "there is no `losses` yet. Run the cells above this one first"
+    advice = "there is no `losses` yet. A cell above makes it"
     assert f"rank 0: {advice}" in pulled.traceback[0]
     assert f"ranks 0, 1: {advice}" in pulled_from_all.traceback[0]
     assert len(pulled.traceback) == len(pulled_from_all.traceback) == 1, "frames of ipyparallel"
     assert "ZeroDivisionError" in "".join(other.traceback)
     own = "".join(on_the_ranks.traceback)
     assert advice not in own, "the student's own cell has its own words"
+    assert "If a cell above makes `losses`, it has failed or was not run." in own
     number = notebook.cells[4].execution_count
     shown = re.sub(r"\x1b\[\d*m", "", own)
     assert f"In[{number}]" in shown, "not the number beside the cell"
+
+
+def test_a_cell_that_meets_an_open_task_names_it_in_one_line_and_says_how_to_go_on():
+    stub = "def f():\n    raise NotImplementedError('Task 1.4: all_reduce')"
+    cells = [
+        "from utils import cluster\nranks = cluster.start(2)",
+        f"%%px\n{stub}",
+        "%%px\nimport torch\nclass Net(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return f()\nNet()(1)",
+        f"{stub}\nf()",
+        "ranks.client[0].apply_sync(ranks.client[0]['f'])",
+        "%%px\nraise NotImplementedError('mine')",
+        "ranks.stop()",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    for cell in notebook.cells:
+        cell.metadata["tags"] = ["raises-exception"]
+    NotebookClient(notebook, timeout=200).execute()
+    for cell in notebook.cells[2:5]:
+        said = " ".join("\n".join(cell.outputs[-1].traceback).split())
+        assert "NotImplementedError: Task 1.4: all_reduce This task is still open" in said
+        assert 'To go on without it: lab01.use_model(ranks, "1.4")' in said
+        assert "torch" not in said, "frames of PyTorch"
+    assert "use_model" not in "".join(notebook.cells[5].outputs[-1].traceback)
 
 
 def test_who_cannot_solve_a_task_goes_on_with_the_models_answer():

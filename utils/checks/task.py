@@ -26,6 +26,7 @@ from typing import Any
 
 from IPython import get_ipython
 
+from utils.cluster.stubs import STUB, advice
 from utils.deadline import NotEnded
 from utils.shown import show_errors
 from utils.verdict import Problem, Verdict
@@ -46,7 +47,6 @@ FORGED = (
 )
 
 _MISSING = re.compile(r"(\w+) is not defined on this rank")
-_STUB = re.compile(r"NotImplementedError: Task ([\d.]+): (.*)")
 
 
 class CheckFailed(AssertionError):
@@ -146,7 +146,7 @@ class Report:
             which is then among the problems.
         """
         replies = ranks.ask(f"{module}:{probe}", timeout=patience, each=each, **kwargs)
-        if stub := next((m for reply in replies if (m := _STUB.match(reply.error or ""))), None):
+        if stub := next((m for reply in replies if (m := STUB.match(reply.error or ""))), None):
             self.open = stub[1], stub[2]
             self.problem(f"Task {stub[1]} ({stub[2]}) is still open", kind="open")
             return []
@@ -232,11 +232,7 @@ def task(number: str, title: str, points: int) -> Callable:
 def _still_open(number: str, met: str, title: str) -> str:
     if met == number:
         return "still open"
-    lab = f"lab{met.partition('.')[0].zfill(2)}"
-    return (
-        f"needs Task {met} ({title}), which is still open. "
-        f'To go on without it: {lab}.use_model(ranks, "{met}")'
-    )
+    return f"needs Task {met} ({title}), which is still open. {advice(met)}"
 
 
 def _compare_with_kernel(ranks, report: Report) -> None:

@@ -8,6 +8,7 @@ import textwrap
 from dataclasses import dataclass, field
 
 from torch_mpi.protocol import diagnosis
+from utils.cluster import stubs
 
 # How mpiexec (Open MPI 4 and 5) and srun say which rank died first. MPICH's names any of them.
 _DEATHS = (
@@ -40,6 +41,7 @@ _SIGNALS = {
 # Of signals, by the first of Slurm's words for them.
 _NUMBERS = {"Aborted": "6", "Bus": "7", "Killed": "9", "Segmentation": "11", "Terminated": "15"}
 _WIDTH = 96
+_MISSING = re.compile(r"NameError: name '(\w+)' is not defined$")
 
 
 class CellFailed(RuntimeError):
@@ -177,6 +179,8 @@ class Outcome:
 
     def _of_error(self, cause: dict | None) -> CellFailed:
         first = cause["rank"] if cause and cause["rank"] in self.errors else min(self.errors)
+        if said := stubs.explained(_summary(self.errors[first])):
+            return CellFailed(said + self._what_now(), None, list(self.statuses.values()))
         shown = _traceback(self.errors[first])
         summaries = {rank: _summary(error) for rank, error in sorted(self.errors.items())}
         same = [rank for rank, summary in summaries.items() if summary == summaries[first]]
@@ -188,6 +192,8 @@ class Outcome:
         for rank, summary in summaries.items():
             if rank not in same:
                 lines.append(self._in_a_line(rank, summary))
+        if missing := _MISSING.match(summaries[first]):
+            lines.append(f"If a cell above makes `{missing[1]}`, it has failed or was not run.")
         text = "\n".join([shown, *lines]) + self._what_now()
         return CellFailed(text, None, list(self.statuses.values()))
 

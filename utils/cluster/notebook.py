@@ -11,6 +11,7 @@ from ipyparallel.client.client import ExecuteReply
 from ipyparallel.error import CompositeError, RemoteError
 from IPython import get_ipython
 
+from utils.cluster import stubs
 from utils.cluster.px import RanksMagics
 from utils.jobs.errors import RanksError
 from utils.shown import show_errors
@@ -30,20 +31,30 @@ def prepare(ranks: Ranks) -> None:
     _keep_early_output_apart()
     shell.run_line_magic("colors", "nocolor")
     shell.display_formatter.mimebundle_formatter.for_type(ExecuteReply, _reproducible)
-    show_errors(shell, RemoteError, _of_a_missing_name)
+    show_errors(shell, RemoteError, _of_the_ranks)
+    show_errors(shell, NotImplementedError, _of_a_stub)
 
 
-def _of_a_missing_name(shell: object, error: RemoteError) -> Exception:
-    """Where a cell of the kernel asks ranks for a name that they lack: which cells to run."""
+def _of_a_stub(shell: object, error: NotImplementedError) -> Exception:
+    """What to do where a cell of the kernel meets a task that is still open."""
+    said = stubs.explained(f"NotImplementedError: {error}")
+    return NotImplementedError(said.removeprefix("NotImplementedError: ")) if said else error
+
+
+def _of_the_ranks(shell: object, error: RemoteError) -> Exception:
+    """What to do where a cell of the kernel asks ranks for a name that they lack, or for a task."""
     single = (error.ename, error.evalue, None, error.engine_info)
     errors = error.elist if isinstance(error, CompositeError) else [single]
+    kind, text, *_ = errors[0]
+    if said := stubs.explained(f"{kind}: {text}"):
+        return RanksError(said)
     found = [_MISSING.search(str(said)) for kind, said, *_ in errors if kind == "NameError"]
     if len(found) < len(errors) or not all(found):
         return error
     who = ", ".join(str(where.get("engine_id")) for *_, where in errors)
     return RanksError(
-        f"rank{'s' * (len(errors) > 1)} {who}: there is no `{found[0][1]}` yet. Run the cells "
-        "above this one first (Run → Run All Above Selected Cell)."
+        f"rank{'s' * (len(errors) > 1)} {who}: there is no `{found[0][1]}` yet. A cell above "
+        "makes it, which has failed, or was not run (Run → Run All Above Selected Cell)."
     )
 
 

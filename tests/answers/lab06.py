@@ -105,6 +105,11 @@ _CHANGES = [
      "    x.copy_(parts[0])\n", "expected to send"),
     ("6.1", "ignores the group", "place_and_size(group)", "place_and_size()",
      "On all ranks it passed: hand group on"),
+    ("6.1", "everybody begins with place 0", "before, after = (r - k) % p, (r + k) % p\n",
+     "before = after = [place for place in range(p) if place != r][k - 1]\n",
+     "so that not all begin with the same place"),
+    ("6.6", "a table up to 256 ranks", "depth = p.bit_length() - 1",
+     "depth = max(k for k in range(9) if 2**k <= p)", "steps: expected"),
     ("6.2", "uses the library", """
         def central(x, group=None):
             dist.reduce(x, group_dst=0, group=group)
@@ -365,7 +370,7 @@ _CHANGES = [
         def direct(x, group=None):
             r, p = place_and_size(group)
             parts = x.tensor_split(p)
-            others = [place for place in range(p) if place != r]
+            others = [(r + k) % p for k in range(1, p)]
             for place in others:
                 isend(parts[place], place, group).wait()
             for place in others:
@@ -395,7 +400,7 @@ _CHANGES = [
             requests += [irecv(parts[q], q, group) for q in others]
             for request in requests:
                 request.wait()
-        """, None, "expected two messages to each other rank"),
+        """, None, "in the k-th message to place (r + k) mod p"),
     ("6.6", "a message to itself", "return p * (p - 1), p * (p - 1) * n, (p - 1) * n, 1",
      "return p * p, p * (p - 1) * n, (p - 1) * n, 1",
      "each rank sends to all others, not to itself"),
@@ -668,18 +673,17 @@ RIGHT = [
             r, p = place_and_size(group)
             parts = torch.empty(p, len(x), dtype=x.dtype)
             parts[r] = x
-            ops = [dist.P2POp(dist.irecv, parts[q], group=group, group_peer=q)
-                   for q in range(p) if q != r]
-            ops += [dist.P2POp(dist.isend, x, group=group, group_peer=q)
-                    for q in range(p) if q != r]
+            others = [(r + k) % p for k in range(1, p)]
+            ops = [dist.P2POp(dist.irecv, parts[q], group=group, group_peer=q) for q in others]
+            ops += [dist.P2POp(dist.isend, x, group=group, group_peer=q) for q in others]
             for request in dist.batch_isend_irecv(ops) if ops else ():
                 request.wait()
             x.copy_(parts.sum(0))
         """),
-    ("6.1", "everybody in the same order", """
+    ("6.1", "the sends first", """
         def crossbar(x, group=None):
             r, p = place_and_size(group)
-            others = [q for q in range(p) if q != r]
+            others = [*range(r + 1, p), *range(r)]
             parts = {q: torch.empty_like(x) for q in others} | {r: x.clone()}
             requests = [isend(x, q, group) for q in others]
             requests += [irecv(parts[q], q, group) for q in others]
@@ -783,7 +787,7 @@ RIGHT = [
         def direct(x, group=None):
             r, p = place_and_size(group)
             parts = list(x.tensor_split(p))
-            others = [q for q in range(p) if q != r]
+            others = [(r + k) % p for k in range(1, p)]
             came = torch.zeros(p, len(parts[r]), dtype=x.dtype)
             came[r] = parts[r]
 

@@ -125,7 +125,7 @@ _CHANGES = [
         """, None, "receive fills the same tensor each time"),
     ("7.1", "broadcasts", "        for worker in here:\n            dist.send(weights, dst=worker)",
      "        dist.broadcast(weights, src=0)", "broadcast"),
-    ("7.1", "serves three ranks", "list(workers), 0", "[1, 2, 3], 0", "workers = [2, 5]"),
+    ("7.1", "serves three ranks", "list(workers), 0", "[1, 2, 3], 0", "workers = [1, 2, 3, 4, 5]"),
     ("7.1", "returns nothing", "    return rounds", "    pass", "return the number of rounds"),
     # -- asynchronous
     ("7.2", "a fixed order", """
@@ -278,6 +278,10 @@ _CHANGES = [
      "len(applied) + 1 - sent_at[worker]", "the gradient's own update does not count"),
     ("7.3", "notes the version too late", "                sent_at[worker] = len(applied)\n",
      "                sent_at[worker] = len(applied) + 1\n", "less than 0 updates late"),
+    ("7.3", "who came first is served first", "sorted(waiting)",
+     "sorted(waiting, key=lambda w: -w)", "in the order of their ranks"),
+    ("7.3", "no bound above two", "    gradient, applied", "    bound = bound if bound <= 2 else "
+     "float('inf')\n    gradient, applied", "ahead of the slowest"),
     ("7.3", "waits by name", "receive(gradient)", "receive(gradient, min(clock, key=clock.get))",
      "by name, while others may have come"),
     ("7.3", "returns nothing", "    return applied", "    pass", "returned None: return the list"),
@@ -356,6 +360,14 @@ _CHANGES = [
                 weights = shared.clone()
                 weights -= lr * compute(weights)
         """, None, "makes a new tensor, in memory of its own"),
+    ("7.5", "copies the step back", """
+        def hogwild(shared, compute, lr, more):
+            while more():
+                gradient = compute(shared)
+                own = shared.clone()
+                own -= lr * gradient
+                shared.copy_(own)
+        """, None, "others have added to the weights"),
     ("7.5", "adds up first", """
         def hogwild(shared, compute, lr, more):
             total = torch.zeros_like(shared)
@@ -368,6 +380,12 @@ _CHANGES = [
      "reads the counters when its own updates are done"),
     ("7.6", "begins alone", "    dist.barrier()  # begin together\n", "",
      "begins without the others"),
+    ("7.6", "does not wait for the begin", "    dist.barrier()  # begin together\n",
+     "    begin = dist.barrier(async_op=True)\n", "begins without the others"),
+    ("7.6", "a hello to the next rank", "    dist.barrier()  # begin together\n",
+     "    r, p = dist.get_rank(), dist.get_world_size()\n"
+     "    hello = dist.isend(torch.zeros(1), (r + 1) % p)\n"
+     "    dist.recv(torch.zeros(1), (r - 1) % p)\n    hello.wait()\n", "begins without the others"),
     ("7.6", "the share that arrived", "return 1 - counters", "return counters", "1 minus it"),
     ("7.6", "percent", "return 1 - counters.double().mean().item() / (times * "
      "dist.get_world_size())", "return 100 - 100 * counters.double().mean().item() / (times * "
@@ -630,7 +648,7 @@ RIGHT = [
             clock, sent_at, waiting = dict.fromkeys(workers, 0), {}, list(workers)
 
             def release():
-                for worker in list(waiting):
+                for worker in sorted(waiting):
                     if clock[worker] <= min(clock.values()) + bound:
                         waiting.remove(worker)
                         sent_at[worker] = len(applied)
@@ -650,13 +668,13 @@ RIGHT = [
                     release()
             return applied
         """),
-    ("7.3", "sends in any order", """
+    ("7.3", "sends all at once", """
         def serve(weights, workers, lr, bound):
             gradient, applied = torch.empty_like(weights), []
             clock, sent_at, waiting = {w: 0 for w in workers}, {}, set(workers)
             while clock:
                 go = [w for w in waiting if clock[w] - min(clock.values()) <= bound]
-                requests = [dist.isend(weights, dst=w) for w in reversed(go)]
+                requests = [dist.isend(weights, dst=w) for w in sorted(go)]
                 sent_at.update((w, len(applied)) for w in go)
                 waiting -= set(go)
                 for request in requests:

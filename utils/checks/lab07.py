@@ -12,10 +12,12 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.verdict import named
 
 from .calls import blocking, broken, only, some, waited
+from .crashes import TOGETHER
 from .mistakes import Mistake, same
 from .model import use_model as use_model
 from .probe import answer_named, as_dict, numbers, recorded, told
@@ -48,10 +50,10 @@ def serve_in_rounds(ranks, report: Report) -> None:
     for like in (3, 1):  # with one worker the weights are others in length and type
         if not report.found:
             _judge_work(ranks, report, like)
-    for workers in ([1, 2, 3], [2, 5], [4]):
+    for workers, steps in (([1, 2, 3], 3), ([1, 2, 3, 4, 5], 4), ([2, 5], 12), ([4], 3)):
         if report.found:
             return
-        jobs = jobs_of(report.seed, workers, 3, slow=workers[-1])
+        jobs = jobs_of(report.seed, workers, steps, slow=workers[-1])
         found = served(ranks, report, "serve_in_rounds", jobs)
         if found is not None:
             _judge_rounds(report, *found)
@@ -233,8 +235,12 @@ def serve(ranks, report: Report) -> None:
     """Nobody gets weights who is more than `bound` ahead; nobody waits who is not."""
     if not enough(ranks, report):
         return
-    for workers, bound in (([1, 2, 3], 2), ([1, 2, 4, 5], 0), ([2, 3], 1), ([1, 2, 3], None)):
-        jobs = jobs_of(report.seed, workers, 7, slow=workers[report.seed % len(workers)])
+    wide = 3 + report.seed % 4
+    for workers, bound in (
+        *(([1, 2, 3], 2), ([1, 2, 4, 5], 0), ([2, 3], 1), ([1, 3, 4], wide), ([1, 2, 3], None)),
+    ):
+        steps = 7 + (bound or 0) * 2
+        jobs = jobs_of(report.seed, workers, steps, slow=workers[report.seed % len(workers)])
         hint = (
             f". bound = {'inf' if bound is None else bound}: it is for the lead, in clocks. Who "
             "had to wait must be thought of again when the slowest has moved on"
@@ -256,8 +262,18 @@ def _keeps_bound(report: Report, replay: Replay, bound: float) -> bool:
     """Whether weights went to those, and to all those, who may go on."""
     clock = dict.fromkeys(replay.workers, 0)
     idle = set(replay.workers)
+    last_sent = 0  # rank that got weights last, since the last receive
     for kind, worker in replay.events:
         slowest = min(clock.values()) if clock else 0
+        if kind == "send" and worker < last_sent:
+            report.problem(
+                f"bound {bound}: rank {worker} got weights after rank {last_sent}, without a "
+                "receive in between: send to those who may go on in the order of their ranks",
+                SERVER,
+                "communication",
+            )
+            return False
+        last_sent = worker if kind == "send" else 0
         if kind == "send":
             lead = clock[worker] - slowest
             if lead > bound:
@@ -298,7 +314,7 @@ def work_locally(ranks, report: Report) -> None:
     if not enough(ranks, report):
         return
     rate = rate_of(report.seed)
-    for every in (3, 1, 4):
+    for every in (3, 1, 7 + report.seed % 6):
         # more() is asked once an exchange, so compute is allowed `every` times then.
         seeds = report.seeds(WORLD)
         jobs, answers = ask_worker(ranks, report, "work_locally", seeds, every, [rate, every])
@@ -406,6 +422,20 @@ class Others:
         return gradient
 
 
+class Overwritten(TorchDispatchMode):
+    """Notes whether a tensor is copied into some memory, over whatever stands there."""
+
+    def __init__(self, pointer: int):
+        super().__init__()
+        self.pointer, self.found = pointer, False
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.copy_.default:
+            into, source = args[0].data_ptr(), args[1].data_ptr()
+            self.found = self.found or (into == self.pointer != source)
+        return function(*args, **kwargs or {})
+
+
 def _of_others(seed: int, k: int, size: int) -> torch.Tensor:
     """What others have added to the weights by the end of step k."""
     return numbers(seed + 100 + k, size)
@@ -416,8 +446,10 @@ def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: in
     shared = numbers(seed, 3 + steps)
     others, pointer = Others(shared, seed, steps), shared.data_ptr()
     function = answer_named(user_ns, "hogwild")
-    _, calls = recorded(function, shared, others.compute, rate, others.more)
+    with Overwritten(pointer) as overwritten:
+        _, calls = recorded(function, shared, others.compute, rate, others.more)
     return {
+        "overwritten": overwritten.found,
         "weights": shared,
         "moved": shared.data_ptr() != pointer,
         "computed": others.computed,
@@ -475,7 +507,9 @@ def _judge_hogwild(ranks, report: Report, steps: int) -> None:
         }
         mistakes = [Mistake(gives[name], text) for name, text in said.items()]
         what = "the shared weights in the end"
-        report.judge(rank, value["weights"], gives["right"], mistakes, what=what)
+        right = report.judge(rank, value["weights"], gives["right"], mistakes, what=what)
+        if right and value["overwritten"]:
+            report.problem(said["back"], rank, "mistake")
 
 
 def _hogwild(start: torch.Tensor, seed: int, rate: float, steps: int) -> dict[str, list[float]]:
@@ -542,6 +576,7 @@ def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
     function = answer_named(user_ns, "count_lost")
     keep = _kept(seed, rank, times)  # what is lost of the others' is their secret
     made: list[int] = []
+    together: list[bool] = []  # at each update: whether the ranks have met
 
     with _shared_counters(_counters(times)) as (counters, lock):
 
@@ -558,6 +593,7 @@ def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
             fcntl.flock(lock, fcntl.LOCK_EX)
             counters.add_(keep[len(made)])
             fcntl.flock(lock, fcntl.LOCK_UN)
+            together.append(any(c.op in TOGETHER and c.end for c in log.since(mark)))
             made.append(log.mark() - mark)
 
         mark = log.mark()
@@ -566,7 +602,7 @@ def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
     return {
         "result": told(result),
         "made": len(made),
-        "before": made[0] if made else 0,
+        "before": bool(together and together[0]),
         "after": len(calls) - made[-1] if made else 0,
         "calls": calls,
     }

@@ -136,7 +136,7 @@ def test_kills_find_a_save_that_writes_the_marker_first():
 # --- what a check sees ------------------------------------------------------------------------
 
 
-def watched(folder: Path, write: Callable[[Path], None]) -> list[tuple[dict, dict, dict]]:
+def watched(folder: Path, write: Callable[[Path], None]) -> list[tuple[dict, dict, dict, dict]]:
     """What was left after each operation of `write`."""
     watch = Watched(folder)
     watch.run(write, folder, names={})
@@ -152,7 +152,7 @@ def test_a_file_that_is_written_over_is_empty_for_a_moment(tmp_path):
 
     left = watched(tmp_path, write)
     assert [seen["a"] for seen, *_ in left] == [b"old", b"", b"new"]
-    assert {lasting["a"] for _, lasting, _ in left} == {b"old"}
+    assert {lasting["a"] for _, lasting, *_ in left} == {b"old"}
 
 
 @pytest.mark.parametrize("folders", [False, True])
@@ -168,7 +168,7 @@ def test_what_was_not_forced_to_the_disk_is_lost_with_the_power(tmp_path, folder
             os.fsync(handle)
             os.close(handle)
 
-    seen, lasting, kept = watched(tmp_path, write)[-1]
+    seen, lasting, kept, _ = watched(tmp_path, write)[-1]
     assert seen == kept == {"a": b"new"}
     assert lasting == ({"a": b"new"} if folders else {})
 
@@ -178,8 +178,27 @@ def test_a_renamed_file_without_fsync_has_a_name_and_no_content(tmp_path):
         (folder / "b").write_bytes(b"new")
         os.replace(folder / "b", folder / "a")
 
-    seen, lasting, kept = watched(tmp_path, write)[-1]
+    seen, lasting, kept, _ = watched(tmp_path, write)[-1]
     assert (seen, lasting, kept) == ({"a": b"new"}, {}, {"a": b""})
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_new_folder_whose_name_was_not_forced_is_lost_with_what_is_in_it(tmp_path, forced):
+    def flush(folder: Path) -> None:
+        handle = os.open(folder, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+    def write(folder: Path) -> None:
+        (folder / "new").mkdir()
+        if forced:
+            flush(folder)
+        (folder / "new" / "a").write_bytes(b"1")
+        flush(folder / "new")
+        (folder / "b").write_bytes(b"2")
+
+    *_, without_new_folders = watched(tmp_path, write)[-1]
+    assert without_new_folders.keys() == ({"new/a", "b"} if forced else {"b"})
 
 
 # --- what failures cost -----------------------------------------------------------------------

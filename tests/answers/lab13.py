@@ -221,6 +221,9 @@ CHANGES = [
      '    if place == 0:\n        write_safely(folder / "latest", own.name.encode())\n'
      '    write_safely(own / f"rank-{place}.pt", to_bytes(state))\n',
      "the data of all ranks first"),
+    (SAVE, "the new folder's name is not forced",
+     "    flush_folder(folder)  # its name has to be on the disk, too\n", "",
+     "flush_folder of the parent after mkdir"),
     (SAVE, "no fsync", "        os.fsync(file.fileno())\n", "", "os.fsync"),
     (SAVE, "fsync of what is in Python's buffer", "        file.flush()\n        os.fsync(",
      "        os.fsync(", "a power failure may leave"),
@@ -385,6 +388,7 @@ def save(folder, step, state, group=None):
     place, size = place_and_size(group)
     own = folder / f"step-{step:06d}"
     os.makedirs(own, exist_ok=True)
+    flush_folder(folder)
     with (own / f"rank-{place}.pt").open("wb") as file:
         torch.save(state, file)
         file.flush()
@@ -419,6 +423,7 @@ def save(folder, step, state, group=None):
     place, size = place_and_size(group)
     name = "step-" + str(step).zfill(6)
     (folder / name).mkdir(parents=True, exist_ok=True)
+    flush_folder(folder)
     put(folder / name / f"rank-{place}.pt", to_bytes(state))
     there = [None] * size
     dist.all_gather_object(there, True, group=group)

@@ -2,8 +2,8 @@
 
 The student's function runs on real files. After each call into the system, :class:`Watched` looks
 what is there, twice: what other processes see, which is what a killed process leaves; and what has
-been forced to the disk, which is all that a power failure leaves for certain. Of each folder's
-entries that are not forced yet, a power failure may keep all or none.
+been forced to the disk, which is all that a power failure leaves for certain. Of the entries that
+are not forced yet, a power failure may keep all or none, or lose only the names of new folders.
 
 The ranks save to folders of their own, one copy each. :func:`states` puts together what the
 machine has if all ranks end at once: what one rank has after its k-th operation, with the others as
@@ -30,6 +30,8 @@ Tree = dict[str, bytes]
 #: Modules of the functions and file objects after which something may have changed.
 _SYSTEM = {"posix", "_io", "io"}
 _IN_MEMORY = (io.BytesIO, io.StringIO)
+#: What may end the ranks: in the order of :attr:`Moment.left`.
+KINDS = ("kill", "power", "power, folders kept", "power, new folders lost")
 #: Collectives that no rank leaves before all have come.
 TOGETHER = {"barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all"}
 
@@ -42,12 +44,12 @@ class Moment:
         calls: collectives that the rank had called by then.
         sure: of how many of these all others had called, too, for certain.
         left: what may be left: after a kill; after a power failure that loses what it can; after
-            one that keeps the entries of folders.
+            one that keeps the entries of folders; after one that keeps them, but no new folder.
     """
 
     calls: int
     sure: int
-    left: tuple[Tree, Tree, Tree]
+    left: tuple[Tree, Tree, Tree, Tree]
 
 
 @dataclass
@@ -131,7 +133,8 @@ class Watched:
         sys.setprofile(None)
         try:
             seen, forced = self._seen()
-            left = (seen, self._lasting(), forced)
+            old = {name: one for name, one in forced.items() if self._is_in_a_forced_folder(name)}
+            left = (seen, self._lasting(), forced, old)
             calls = self.calls()
             if not self.moments or (self.moments[-1].left, self.moments[-1].calls) != (
                 left, calls[0],
@@ -152,6 +155,16 @@ class Watched:
                     seen[name] = path.read_bytes()
                     forced[name] = self._forced.get(told.st_ino, b"")
         return seen, forced
+
+    def _is_in_a_forced_folder(self, name: str) -> bool:
+        """Whether the names of all folders on the way to a file are on the disk."""
+        path = self.folder / name
+        for folder in path.relative_to(self.folder).parents[:-1]:
+            at = self.folder / folder
+            known = self._entries.get(at.parent.stat().st_ino, {})
+            if known.get(at.name) != at.stat().st_ino:
+                return False
+        return True
 
     def _lasting(self) -> Tree:
         """Only entries that were forced, with the content that was."""
@@ -175,8 +188,8 @@ def states(ranks: Sequence[Sequence[dict]]) -> Iterator[tuple[str, int, list[int
         ranks: of each rank its moments, with ``calls`` and ``sure`` as in :class:`Moment`.
 
     Yields:
-        What ended them ("kill", "power", "power, folders kept"), the rank that is told of, and
-        which of its moments each rank is at.
+        What ended them (one of :data:`KINDS`), the rank that is told of, and which of its moments
+        each rank is at.
     """
     for rank, own in enumerate(ranks):
         for k, moment in enumerate(own):
@@ -192,7 +205,7 @@ def states(ranks: Sequence[Sequence[dict]]) -> Iterator[tuple[str, int, list[int
                 behind.append(max(must, default=0))
                 ahead.append(max(can, default=0))
             for chosen in (behind, ahead):
-                for ended in ("kill", "power", "power, folders kept"):
+                for ended in KINDS:
                     yield ended, rank, chosen
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .calls import inside, only, some, waited
-from .crashes import TOGETHER, Watched, states, written_by_python
+from .crashes import KINDS, TOGETHER, Watched, states, written_by_python
 from .functions import Case, judge_calls
 from .groups import WORLD, Partition, in_group, keywords, on, places, tried
 from .mistakes import Mistake, same, table
@@ -299,13 +299,10 @@ def probe_save(user_ns: dict, *, rank: int, group, partition) -> dict:
     return {"moments": moments, "files": sorted(files), "calls": made}
 
 
-_KINDS = ("kill", "power", "power, folders kept")
-
-
 def _left(values: list[dict], chosen: list[int], kind: str) -> dict[str, str]:
     """What is on the disk of all ranks: of a file what the rank has that changes it."""
     trees = [
-        v["moments"][k]["left"][_KINDS.index(kind)] for v, k in zip(values, chosen, strict=True)
+        v["moments"][k]["left"][KINDS.index(kind)] for v, k in zip(values, chosen, strict=True)
     ]
     first = values[0]["moments"][0]["left"][0]
     found: dict[str, str] = {}
@@ -348,8 +345,9 @@ def _wrong_with(left: dict[str, str], p: int, kind: str, done: bool) -> str | No
             return f"{path} holds the state of step {content}: each rank writes its own"
         why = ("the data of all ranks first: every rank writes, a barrier, then the marker"
                if kind == "kill" else "its content, or its name, is not on the disk yet: "
-               "file.flush() and os.fsync before it is renamed, flush_folder of its folder after, "
-               "and all that before the marker")  # fmt: skip
+               "flush_folder of the parent after mkdir, file.flush() and os.fsync before the "
+               "file is renamed, flush_folder of its folder after, and all that before the "
+               "marker")  # fmt: skip
         return f"{of} may leave `latest` at {marker}, whose rank-{place}.pt is {content}: {why}"
     if done and step == OLD:
         return (
@@ -406,7 +404,7 @@ def safe_save(ranks, report: Report) -> None:
             continue
         seen = set()
         over = _all_over(values)
-        ends = [(kind, 0, over) for kind in _KINDS]
+        ends = [(kind, 0, over) for kind in KINDS]
         moments = [value["moments"] for value in values]
         for kind, place, chosen in [*states(moments), *ends]:
             left = _left(values, chosen, kind)

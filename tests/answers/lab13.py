@@ -213,6 +213,14 @@ CHANGES = [
     (STATE, "nothing is returned", "return copy.deepcopy(state)", "copy.deepcopy(state)",
      "capture returned no dict"),
     # -- save
+    (STATE, "parameters without buffers",
+     "        getattr(job, name).load_state_dict(state[name])\n",
+     "        own = dict(job.model.named_parameters())\n"
+     "        known = {n: t for n, t in state[name].items() if name != 'model' or n in own}\n"
+     "        more = {'strict': False} if name == 'model' else {}\n"
+     "        getattr(job, name).load_state_dict(known, **more)\n", "buffers"),
+    (SHRINK, "the first four tensors", "job.tensors()", "job.tensors()[:4]",
+     "all of job.tensors()"),
     (SAVE, "no barrier", "    dist.barrier(group)  # all data is on the disk\n", "",
      "the data of all ranks first"),
     (SAVE, "the marker first", '    write_safely(own / f"rank-{place}.pt", to_bytes(state))\n'

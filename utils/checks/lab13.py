@@ -45,27 +45,31 @@ def _survivors_say(dead: int, pid: int, waiting: list[int], line: int) -> str:
     return "\n".join([*rows, f"  rank {dead} died: its process {pid} is gone"])
 
 
-def _launcher_says(rank: int, pid: int, signal: int, wrap: str) -> str:
-    return (
-        f"{_LINE}\nprterun noticed that process rank {rank} with PID {pid} on node n{pid % 7} "
-        f"exited on{wrap}signal {signal} ({_SIGNALS[signal]}).\n{_LINE}"
-    )
+def _launcher_says(rank: int, pid: int, signal: int, draw: random.Random, breaks: float) -> str:
+    """The launcher's sentence; breaks: the share of its spaces that end a line."""
+    words = (
+        f"prterun noticed that process rank {rank} with PID {pid} on node n{pid % 7} "
+        f"exited on signal {signal} ({_SIGNALS[signal]})."
+    ).split()
+    ends = ["\n" if draw.random() < breaks else " " for _ in words[1:]]
+    said = "".join(word + end for word, end in zip(words, [*ends, ""], strict=True))
+    return f"{_LINE}\n{said}\n{_LINE}"
 
 
 def _logs(seed: int) -> list[tuple[str, dict | None]]:
     """Texts of jobs, and what is in them."""
     draw = random.Random(seed)
     found: list[tuple[str, dict | None]] = []
-    for signal, wrap in ((9, "\n"), (11, " "), (15, "\n")):
+    for signal, breaks in ((9, 1.0), (11, 0.0), (15, 0.3)):
         # The first rank has two digits: its first one alone is another rank.
         rank, pid = draw.randrange(2 if found else 10, 30), draw.randrange(10_000, 99_999)
         others = [r for r in range(30) if r not in (rank, rank // 10)]
         waiting = sorted(draw.sample(others, 3))
         said = _survivors_say(rank, pid, waiting, draw.randrange(10, 90))
-        said = f"step 9: loss 1.{pid}\n{said}\n{_launcher_says(rank, pid, signal, wrap)}\n"
+        said = f"step 9: loss 1.{pid}\n{said}\n{_launcher_says(rank, pid, signal, draw, breaks)}\n"
         found.append((said, {"rank": rank, "signal": signal}))
         if signal == 11:  # nobody was waiting
-            alone = f"step 3: loss 2.{pid}\n{_launcher_says(rank, pid, 6, wrap)}\n"
+            alone = f"step 3: loss 2.{pid}\n{_launcher_says(rank, pid, 6, draw, breaks)}\n"
             found.append((alone, {"rank": rank, "signal": 6}))
     rank, pid = draw.randrange(2, 30), draw.randrange(10_000, 99_999)
     found.append((_survivors_say(rank, pid, [0, 1], 40), {"rank": rank, "signal": None}))
@@ -130,9 +134,12 @@ def first_death(ranks, report: Report) -> None:
 BEFORE, AFTER = 5, 7
 _FORGOTTEN = {
     "weights": "the weights are not back: model.load_state_dict",
+    "buffers": "the model's buffers are not back, such as the means of a batch norm: they are in "
+    "model.state_dict(), and not among its parameters",
     "momentum": "the momentum is not back: each weight goes on with a velocity, which is in "
     "optimizer.state_dict()",
-    "rate": "the learning rate is not that of this step: it is in the optimizer's state",
+    "rate": "the learning rate is not that of this step, or another setting of the optimizer is "
+    "not back: both are in its state",
     "schedule": "the schedule counts from another step, so the next decay comes at another time: "
     "schedule.state_dict()",
     "epoch": "the sampler is in another epoch, which has another order of samples: job.epoch",
@@ -484,6 +491,7 @@ def reshard(ranks, report: Report) -> None:
     """Which part of which file a rank of the new job reads."""
     draw = random.Random(report.seed)
     others = [(draw.randrange(8, 60), draw.randrange(2, 7), draw.randrange(1, 7)) for _ in range(3)]
+    others.append((draw.randrange(100, 400), draw.randrange(20, 40), draw.randrange(2, 5)))
     cases = [
         Case("reads", [n, old, new, rank], plan(n, old, new, rank),
              _wrong_reads(n, old, new, rank), "a list of reads (file, start, stop, at)")
@@ -556,14 +564,22 @@ def interval(ranks, report: Report) -> None:
     cases = [Case("with_failures", [100.0, 10.0, 1.0, 5.0, []],
                   replay(100.0, 10.0, 1.0, 5.0, []), _wrong_books(100.0, 10.0, 1.0, 5.0, []),
                   "a dict")]  # fmt: skip
-    for work, every in ((100.0, 10.0), (95.0, 20.0), (60.0, 100.0)):
+    # A failure comes at the very end of the job: it is over.
+    tie = [10.0, 10.0, 1.0, 5.0, [10.0]]
+    cases.append(Case("with_failures", tie, replay(*tie), _wrong_books(*tie), "a dict"))
+    for work, every, save, restart in (
+        *((100.0, 10.0, 1.0, 5.0), (95.0, 20.0, draw.uniform(3, 5), draw.uniform(1, 2))),
+        (60.0, 100.0, 1.0, draw.uniform(4, 6)),
+    ):
         times, now = [], 0.0
         while now < 8 * work:
             now += draw.expovariate(1 / 25)
             times.append(now)
         # One while a save is written, one in a restart.
-        times = sorted([every + 0.4, every + 3.1, *(t for t in times if t > every + 9)])
-        given = [work, every, 1.0, 5.0, times]
+        first = every + 0.4 * save
+        later = (t for t in times if t > first + restart + 3)
+        times = sorted([first, first + restart / 2, *later])
+        given = [work, every, save, restart, times]
         cases.append(Case("with_failures", given, replay(*given), _wrong_books(*given), "a dict"))
     for _ in range(3):
         save, mtbf = draw.uniform(1, 60), draw.uniform(600, 90_000)
@@ -657,7 +673,7 @@ def probe_mean(user_ns: dict, *, rank: int, group, partition, seed: int, samples
 def _model(seed: int) -> nn.Module:
     """A model whose gradient is that of a rank's own samples."""
     generator = torch.Generator().manual_seed(seed)
-    model = nn.Linear(3, 2)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(2, 1))
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
     return model
@@ -710,7 +726,7 @@ def _judge_agreed(report: Report, members: list[int], values: list[dict], given:
             "this is the state of the smallest step: it is consistent, but throws away an update "
             "that some ranks have": tensors(least),
             "the weights are right, the momentum is this rank's own: all of job.tensors()": (
-                right[:2] + tensors(own)[2:]),
+                right[: len(right) // 2] + tensors(own)[len(right) // 2 :]),
             "these are means over the ranks: states of two steps do not mix": [
                 [sum(v) / p for v in zip(*column, strict=True)]
                 for column in zip(*(tensors(s) for s in steps), strict=True)],

@@ -127,12 +127,18 @@ def _apart(expected: Any, got: Any, most: int = 160) -> tuple[str, str]:
 
 
 def same(got: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
-    """Equal, numbers to a relative tolerance, lists element by element. NaN equals nothing."""
+    """Equal, numbers to a relative tolerance, lists and dicts by element. NaN equals nothing."""
     if isinstance(expected, list | tuple):
         return (
             isinstance(got, list | tuple)
             and len(got) == len(expected)
             and all(same(g, e, tolerance) for g, e in zip(got, expected, strict=True))
+        )
+    if isinstance(expected, dict):
+        return (
+            isinstance(got, dict)
+            and got.keys() == expected.keys()
+            and all(same(got[key], expected[key], tolerance) for key in expected)
         )
     if isinstance(expected, bool) or isinstance(got, bool) or expected is None:
         return got is expected

@@ -18,7 +18,7 @@ SAMPLES, FEATURES, CLASSES, BATCH = 24, 6, 3, 8
 
 
 class Job:
-    """A model with dropout, SGD with momentum, a decaying rate, shuffled samples.
+    """A model with batch norm and dropout, SGD with momentum, a decaying rate, shuffled samples.
 
     Attributes:
         model, optimizer, schedule: what their names say; the rate halves every fourth step.
@@ -32,9 +32,13 @@ class Job:
         self.labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)
         torch.manual_seed(draws)
         self.model = nn.Sequential(
-            nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, CLASSES)
+            nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3),
+            nn.Linear(8, CLASSES),
+        )  # fmt: skip
+        decay = 0.01 + seed % 7 / 100
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=0.2, momentum=0.9, weight_decay=decay
         )
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.2, momentum=0.9)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 4, gamma=0.5)
         self.epoch = self.position = self.step = 0
 
@@ -58,8 +62,12 @@ class Job:
         buffers = [one.get("momentum_buffer") for one in self.optimizer.state.values()]
         return {
             "weights": [p.tolist() for p in self.model.parameters()],
+            "buffers": [b.tolist() for b in self.model.buffers()],
             "momentum": [None if b is None else b.tolist() for b in buffers],
-            "rate": [group["lr"] for group in self.optimizer.param_groups],
+            "rate": [
+                [group[name] for name in ("lr", "momentum", "weight_decay")]
+                for group in self.optimizer.param_groups
+            ],
             "schedule": self.schedule.last_epoch,
             "epoch": self.epoch,
             "position": self.position,
@@ -86,10 +94,10 @@ class Survivor:
         generator = torch.Generator().manual_seed(seed + step)
         self.step = step
         self.asked: list[int] = []
-        kinds = (torch.float32, torch.float32, torch.float64, torch.float64)
         self._tensors = [
             torch.randn(n, generator=generator, dtype=kind)
-            for n, kind in zip((5, 3, 5, 3), kinds, strict=True)
+            for kind in (torch.float32, torch.float64)
+            for n in (5, 3, 4, 2)
         ]
 
     def tensors(self) -> list[torch.Tensor]:

@@ -823,6 +823,36 @@ def unmasked(total):
 ]
 
 # Task, what is different, a part of the solution, what stands in its place.
+CHANGES += [
+    (SHARDS, "deals out half of the pieces", "    order = torch.randperm(len(pieces), "
+     "generator=draw).tolist()\n    return [\n        torch.cat([pieces[k] for k in order[client * "
+     "each : (client + 1) * each]])\n",
+     "    moved = torch.randperm(clients, generator=draw).tolist()\n    return [\n"
+     "        torch.cat([*pieces[client * each : (client + 1) * each - 1], "
+     "pieces[(moved[client] + 1) * each - 1]])\n", "deal out all pieces at random"),
+    (SELECT, "with a fixed distance", "torch.randperm(clients, generator=draw)[:count].tolist()",
+     "[(int(torch.randint(clients, (1,), generator=draw)) + 17 * k) % clients for k in "
+     "range(count)] if clients == 1 else (lambda f: [(f + 17 * k) % clients for k in "
+     "range(count)])(int(torch.randint(clients, (1,), generator=draw)))",
+     "different pairs of clients"),
+    (LOCAL, "five minibatches at most", ".split(batch):", ".split(batch)[:5]:", "150 samples"),
+    (MEAN, "three updates at most", "updates.values():", "list(updates.values())[:3]:",
+     "updates of clients"),
+    (ROUND, "half a second at most", "perf_counter() + seconds", "perf_counter() + min(seconds, "
+     "0.5)", "wait for them until the deadline"),
+    (READ, "always the second neuron", "bias.abs().argmax()", "1", "divided by 0"),
+    (INVERT, "the first of a minibatch", "net(guess), label", "net(guess[:1]), label[:1]",
+     "expected"),
+    (INVERT, "six parameters", "zip(own, seen)", "list(zip(own, seen))[:6]", "expected"),
+    (NOISE, "noise that repeats", "torch.randn(mean.shape, generator=draw)",
+     "torch.randn(3001, generator=draw)[torch.arange(len(mean)) % 3001]", "different numbers"),
+    (NOISE, "cut noise", "torch.randn(mean.shape, generator=draw)",
+     "torch.randn(mean.shape, generator=draw).clamp(-2.6, 2.6)", "large numbers are missing"),
+    (MASK, "masks with two neighbours only", "    for other in clients:\n        if other != me:",
+     "    ring = sorted(clients)\n    k = ring.index(me)\n"
+     "    for other in {ring[k - 1], ring[(k + 1) % len(ring)]}:\n        if other != me:",
+     "does not have a mask with each of the others"),
+]  # fmt: skip
 CHANGES_THAT_ARE_RIGHT = [
     (SHARDS, "unstable", "labels.argsort(stable=True)", "labels.argsort()"),
     (SHARDS, "sorted by torch.sort", "labels.argsort(stable=True)", "labels.sort().indices"),

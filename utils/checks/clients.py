@@ -45,7 +45,7 @@ class Round:
 #: The three rounds of the check; client c lives on rank 1 + c % 3.
 ROUNDS = (
     Round([7, 2, 0, 20, 10], 2.5),
-    Round([4, 1, 8, 3, 6], 0.5, slow=[1, 6], busy=3),
+    Round([4, 1, 8, 3, 6], 0.8, slow=[1, 6], busy=3),
     Round([1, 5, 6, 0], 2.5),
 )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -75,9 +76,19 @@ def shards_by_class(ranks, report: Report) -> None:
                 "only source of randomness, generator=draw": as_sets[0] != as_sets[1],
                 f"{what}: another seed gave the same shards: the pieces are not dealt out at "
                 "random": case == SHARDS[0] and as_sets[0] == as_sets[2],
+                f"{what}: every client has a class in common with what it has with another seed, "
+                "or no client has two classes: deal out all pieces at random, not some of them":
+                    case == SHARDS[0] and not _is_dealt_out(first, other, labels),
             })  # fmt: skip
             if not report.communication(answer.rank, [], *rules):
                 break
+
+
+def _is_dealt_out(first: list, other: list, labels: list) -> bool:
+    """Whether clients have pieces from anywhere, by two draws. By chance one in 10⁸ is told so."""
+    kinds = [[{labels[k] for k in shard} for shard in shards] for shards in (first, other)]
+    mixed = any(len(own) > 1 for own in kinds[0])
+    return mixed and not all(a & b for a, b in zip(*kinds, strict=True))
 
 
 def _wrong_shards(shards, labels: list, case) -> str | None:
@@ -159,10 +170,26 @@ def select_clients(ranks, report: Report) -> None:
                 said = (
                     "chooses neighbours together: all sets of clients have to have the same chance"
                 )
+            elif _pairs(many) < 0.8 * _expected_pairs(wanted, n):
+                said = (
+                    f"chose only {_pairs(many)} different pairs of clients in {CALLS} calls: all "
+                    "sets of clients have to have the same chance"
+                )
             else:
                 continue
             report.problem(f"{what} {said}", answer.rank)
             break
+
+
+def _pairs(many: list) -> int:
+    """Return how many different pairs of clients were chosen together."""
+    return len({pair for one in many for pair in itertools.combinations(sorted(one), 2)})
+
+
+def _expected_pairs(wanted: int, n: int) -> float:
+    """Return how many there are on average, if all sets have the same chance."""
+    among = math.comb(n, 2)
+    return among * (1 - (1 - math.comb(wanted, 2) / among) ** CALLS)
 
 
 def _neighbours(many: list, n: int) -> int:
@@ -177,7 +204,7 @@ def _is_list_of_numbers(value: object) -> bool:
 # -- 12.3 -------------------------------------------------------------------------------------
 
 #: Samples, epochs, and further arguments: none, then by name, then by place.
-LOCAL = ((50, 1, None), (23, 2, (0.3, 5)), (12, 3, (0.5, 4)))
+LOCAL = ((50, 1, None), (23, 2, (0.3, 5)), (12, 3, (0.5, 4)), (150, 5, (0.2, 16)))
 
 
 def probe_local(user_ns: dict, *, rank: int, seed: int) -> list:
@@ -272,13 +299,17 @@ def _updates(seed: int, counts: dict[int, float]) -> tuple[torch.Tensor, dict]:
     return weights, {c: (n, torch.randn(size, generator=draw)) for c, n in counts.items()}
 
 
-COUNTS = ({3: 10, 17: 30, 8: 20}, {5: 40.0}, {0: 7.0, 1: 7.0}, {})
+def _counts(seed: int) -> list[dict[int, float]]:
+    """Of each case: samples by client."""
+    draw = random.Random(seed)
+    many = {client: draw.randrange(3, 90) for client in draw.sample(range(40), 6)}
+    return [{3: 10, 17: 30, 8: 20}, {5: 40.0}, {0: 7.0, 1: 7.0}, many, {}]
 
 
 def probe_mean(user_ns: dict, *, rank: int, seed: int) -> list:
     """New weights of each case, and whether the arguments are as they were."""
     function, found = answer_named(user_ns, "fedavg"), []
-    for counts in COUNTS:
+    for counts in _counts(seed):
         weights, updates = _updates(seed, counts)
         kept, others = _updates(seed, counts)
         result = told(function(weights, updates))
@@ -293,7 +324,8 @@ def probe_mean(user_ns: dict, *, rank: int, seed: int) -> list:
 def fedavg(ranks, report: Report) -> None:
     """The weights and the mean of the updates, each as often as it has samples."""
     for answer in report.answers(ranks, __name__, "probe_mean", seed=report.seed):
-        for counts, (got, same_weights, untouched) in zip(COUNTS, answer.value, strict=True):
+        cases = zip(_counts(report.seed), answer.value, strict=True)
+        for counts, (got, same_weights, untouched) in cases:
             weights, updates = _updates(report.seed, counts)
             n, total = len(counts), sum(counts.values())
             each = list(updates.values())
@@ -420,6 +452,9 @@ def _judge_round(report: Report, t: int, plan: clients.Round, value: dict, seeds
         if said := _wrong_update(updates[str(client)], right, t):
             return wrong(f"client {client}: {said}")
     everybody = len(expected) == len(plan.chosen)
+    if not everybody and value["seconds"] < plan.seconds - 0.02:
+        return wrong(f"returned after {value['seconds']:.2f} s, and updates were missing: wait for "
+                     f"them until the deadline, {plan.seconds:g} s from the call")  # fmt: skip
     if everybody and value["seconds"] > plan.seconds - 0.5:
         return wrong(f"all updates were there, and it returned after {value['seconds']:.1f} s "
                      "only: return at once when nothing is missing")  # fmt: skip
@@ -472,7 +507,7 @@ MLPS = ((12, 7, 4), (20, 9, 5, 6), (8, 16, 3))
 
 
 def _victim(seed: int, sizes: tuple) -> tuple[list, torch.Tensor, int]:
-    """Gradients of one sample at an MLP whose first neuron is dead; the sample, and its label."""
+    """Gradients of one sample at an MLP, most of whose first neurons are dead; sample and label."""
     draw = seeded(seed)
     layers: list[nn.Module] = []
     for wide, narrow in itertools.pairwise(sizes):
@@ -483,7 +518,9 @@ def _victim(seed: int, sizes: tuple) -> tuple[list, torch.Tensor, int]:
             parameter.copy_(torch.randn(parameter.shape, generator=draw) / 4)
         for layer in net[:-1:2]:  # so that most neurons are alive
             layer.bias.fill_(3.0)
-        net[0].weight[0], net[0].bias[0] = 0, -1
+        alive = torch.randperm(sizes[1], generator=draw)[: sizes[1] // 3]
+        dead = [k for k in range(sizes[1]) if k not in alive]
+        net[0].weight[dead], net[0].bias[dead] = 0, -1
     image = torch.randn(sizes[0], generator=draw, dtype=torch.float64)
     label = int(torch.randint(sizes[-1], (1,), generator=draw))
     loss = functional.cross_entropy(net(image[None]), torch.tensor([label]))
@@ -556,17 +593,21 @@ def _has_nan(value) -> bool:
 
 
 def _attack(seed: int, wide: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor, list]:
-    """A small network, a guess, a label, and gradients of another image, wide × wide."""
+    """A small network, a guess, a label, and gradients of another image, wide × wide.
+
+    The larger network gets a minibatch of three images.
+    """
     draw, layers = seeded(seed), [nn.Conv2d(1, 2, 3), nn.Sigmoid(), nn.Flatten()]
     layers.append(nn.Linear(2 * (wide - 2) ** 2, 4))
-    if wide > 5:
-        layers += [nn.Sigmoid(), nn.Linear(4, 4)]
+    n = 1 if wide == 5 else 3
+    if n > 1:
+        layers += [nn.Sigmoid(), nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 4)]
     net = nn.Sequential(*layers).double()
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=draw))
-    image, guess = torch.randn(2, 1, 1, wide, wide, generator=draw, dtype=torch.float64)
-    label = torch.randint(4, (1,), generator=draw)
+    image, guess = torch.randn(2, n, 1, wide, wide, generator=draw, dtype=torch.float64)
+    label = torch.randint(4, (n,), generator=draw)
     return net, guess, label, _gradient(net, image, label)
 
 
@@ -676,7 +717,8 @@ def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
         "quiet": quiet,
         "few": len(few),
         "noise": {"std": spread, "mean": first.mean().item(), "size": len(first),
-                  "alike": _likeness(first),
+                  "alike": _likeness(first), "different": len(first.unique()),
+                  "largest": first.abs().max().item(),
                   "fourth": ((first - first.mean()) / max(spread, 1e-30)).pow(4).mean().item()},
         "again": torch.equal(noises[0], noises[1]),
         "other": torch.equal(noises[0], noises[2]),
@@ -763,6 +805,14 @@ def _judge_noise(report: Report, rank: int, value: dict) -> None:
         report.problem(f"{where}the noise has a mean of {noise['mean']:.3g}, expected 0", rank)
     elif not abs(noise["fourth"] - 3) <= 0.4:
         report.problem(f"{where}the noise is not Gaussian: torch.randn", rank)
+    elif not noise["largest"] >= 3.2 * right:  # 55 of 40,000 numbers are beyond that
+        report.problem(f"{where}large numbers are missing in the noise: torch.randn as it is", rank)
+    elif noise["different"] < 0.9 * MANY:
+        report.problem(
+            f"{where}the noise has {noise['different']} different numbers in {MANY} entries: draw "
+            "one for each weight",
+            rank,
+        )
     elif not noise["alike"] <= 0.05:  # 20,000 pairs of independent numbers stay below 0.03
         report.problem(f"{where}numbers of the noise follow from each other: draw each anew", rank)
     elif not value["again"]:
@@ -814,7 +864,18 @@ def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
         "alone": (alone - own[0]).abs().max().item() if alone.dtype == torch.int32 else None,
         "few": list(few.shape),
         "renewed": not torch.equal(again, hidden[0]),
+        "as told": [torch.equal(one, _masked(me, bare, t, user_ns["pair_mask"]))
+                    for me, bare, one in zip(TAKING_PART, own, hidden, strict=True)],
     }  # fmt: skip
+
+
+def _masked(me: int, update: torch.Tensor, t: int, pair_mask: Callable) -> torch.Tensor:
+    """An update with the masks of all pairs that this client is in."""
+    for other in TAKING_PART:
+        if other != me:
+            mask = pair_mask(min(me, other), max(me, other), t, update.numel())
+            update = update + mask if me < other else update - mask
+    return update
 
 
 def _chi2(hidden: torch.Tensor) -> float:
@@ -888,4 +949,10 @@ def _wrong_masks(value: dict) -> str | None:
         )
     if not value["renewed"]:
         return "the masks are those of another round as well: pass t to pair_mask"
+    if not all(value["as told"]) or len(value["as told"]) != len(TAKING_PART):
+        return (
+            "a client does not have a mask with each of the others, so a few of them could find "
+            "out its update together: it adds pair_mask(i, j, t, size) for each other client with "
+            "a larger number, and subtracts it for each with a smaller one"
+        )
     return None

@@ -1055,3 +1055,14 @@ CHANGES += [
     ),
     ("10.1", "is made for float64", "dtype=x.dtype", "dtype=torch.float64", "Communication"),
 ]
+
+#: Right in a pipeline as small as the lab's, or with its rate.
+CHANGES += [
+    ("10.2", "five microbatches at most", "range(m)]\n    b", "range(min(m, 5))]\n    b", ""),
+    ("10.3", "a dozen rounds", "    while moved:\n", "    for _ in range(12):\n", ""),
+    ("10.4", "from the begin of stage 0", "min(start for *_, start, _ in spans)",
+     "min(start for s, *_, start, _ in spans if s == 0)", ""),
+    ("10.4", "a dozen actions", "for kind, _ in actions:", "for kind, _ in actions[:12]:", ""),
+    ("10.5", "at most three forwards before", "min(m, p - 1 - s)", "min(m, 3, p - 1 - s)", ""),
+    ("10.7", "another rate than the one given", "self.rate * old", "0.3 * old", ""),
+]  # fmt: skip

@@ -890,3 +890,11 @@ CHANGES += [
         "was something computed in float32?",
     ),
 ]
+
+#: Right with the lab's meshes and names.
+CHANGES += [
+    ("11.1", "three axes at most", "    stride = math.prod(shape[axis + 1 :])\n",
+     "    axis, shape = axis + 3 - len(shape), (1, 1, 1, *shape)[-3:]\n"
+     "    stride = math.prod(shape[axis + 1 :])\n", ""),
+    ("11.3", "cut by its name", "squares[name in cut]", 'squares["norm" not in name]', ""),
+]  # fmt: skip

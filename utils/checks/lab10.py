@@ -251,7 +251,7 @@ def _order(events: Sequence[str]) -> str:
 # -- 10.2 to 10.5: functions of data ----------------------------------------------------------
 
 
-SIZES = ((4, 4), (1, 3), (4, 1), (2, 5), (3, 2))
+SIZES = ((4, 4), (1, 3), (4, 1), (2, 5), (3, 2), (7, 12))
 
 
 @task("10.2", "the schedule of GPipe", points=1)
@@ -310,7 +310,8 @@ ILLEGAL = (
 def plan_schedule(ranks, report: Report) -> None:
     """Times by the two rules; None for what can never be completed."""
     legal = [(gpipe(3, 2), ()), (one_f_one_b(4, 5), (3, 4)), (shuffled(report.seed), (2, 1)),
-             (gpipe(1, 2), ()), (gpipe(2, 2), (0.5, 1.5))]  # fmt: skip
+             (gpipe(1, 2), ()), (gpipe(2, 2), (0.5, 1.5)),
+             (one_f_one_b(6, 20), (0.37, 1.9))]  # fmt: skip
     asked = [[as_lists(s), times] for s, times in legal] + [[as_lists(s), ()] for s in ILLEGAL]
     for answer in report.answers(ranks, __name__, "probe_plans", cases=asked):
         for (schedule, times), (got, same) in zip(asked, answer.value, strict=True):
@@ -346,12 +347,15 @@ def count(ranks, report: Report) -> None:
     """Shares and counts of schedules, planned and measured."""
     draw, cases = random.Random(report.seed), []
     named = {"1F1B": one_f_one_b(4, 6), "GPipe": gpipe(2, 3), "one": gpipe(1, 2),
-             "shuffled": shuffled(report.seed), "by waves": parse(WAVES)}  # fmt: skip
+             "shuffled": shuffled(report.seed), "by waves": parse(WAVES),
+             "long": gpipe(5, 16)}  # fmt: skip
     plans = [planned(schedule)[0] for schedule in named.values()]
     noisy = [[s, kind, k, a + draw.random() / 9, e + draw.random() / 9 + 0.2]
              for s, kind, k, a, e in planned(one_f_one_b(3, 4), 4, 8)[0]]  # fmt: skip
     backwards = sorted(plans[0], key=lambda span: -span[4])  # the first is the last to end
-    for spans in [*plans, backwards, moved(plans[0], 1000), noisy]:
+    # Stage 0 has slept before it began, so another stage is the first.
+    late = [[s, kind, k, a + 50 * (s == 0), e + 50 * (s == 0)] for s, kind, k, a, e in plans[0]]
+    for spans in [*plans, backwards, moved(plans[0], 1000), noisy, late]:
         cases.append(Case("bubble", [spans], idle(spans), wrong_bubbles(spans), "a number"))
     cases += [
         Case("most_held", [as_lists(schedule)], held(schedule), wrong_held(schedule),
@@ -371,7 +375,7 @@ def count(ranks, report: Report) -> None:
 def one_f_one_b_schedule(ranks, report: Report) -> None:
     """Warm-up, one forward and one backward in turn, drain."""
     cases = []
-    for p, m in ((4, 8), (4, 2), (3, 3), (1, 3), (2, 5)):
+    for p, m in ((4, 8), (4, 2), (3, 3), (1, 3), (2, 5), (7, 12)):
         right = one_f_one_b(p, m)
         most, best = held(right), idle(planned(right)[0])
         wrong = malformed(p, m) + table({

@@ -64,7 +64,7 @@ PARTITIONS = (None, [[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 3,
 
 # -- 11.1: a mesh -----------------------------------------------------------------------------
 
-SHAPES = ((2, 3), (3, 2), (6, 1), (1, 2, 3), (3, 1, 2), (6,))
+SHAPES = ((2, 3), (3, 2), (6, 1), (1, 2, 3), (3, 1, 2), (6,), (2, 1, 3, 1))
 
 
 def lines(shape: Sequence[int], axis: int) -> list[list[int]]:
@@ -389,7 +389,8 @@ def _explained(report: Report) -> None:
 
 # -- 11.3: tensor × data ----------------------------------------------------------------------
 
-CUT, WHOLE = {"up": (5, 3), "down": (2, 4), "up_bias": (5,)}, {"norm": (3,), "down_bias": (2,)}
+# Names that say nothing: what is cut is told by the argument.
+CUT, WHOLE = {"p1": (5, 3), "p2": (2, 4), "p4": (5,)}, {"p0": (3,), "p3": (2,)}
 
 
 class _Cut(nn.Module):

@@ -521,7 +521,7 @@ RIGHT = [
             nn.utils.clip_grads_with_norm_([q for _, q in own], largest, norm)
             return float(norm)
         """),
-    ("9.5", "new gradients, a tensor returned", """
+    ("9.5", "new gradients", """
         def clip_gradients(model, is_shard, largest, group=None):
             total = torch.zeros(1)
             for name, q in model.named_parameters():
@@ -535,7 +535,7 @@ RIGHT = [
             for q in model.parameters():
                 if q.grad is not None:
                     q.grad = q.grad * factor
-            return total.sqrt()
+            return float(total.sqrt())
         """),
     ("9.6", "integers", """
         def tensor_parallel_traffic(depth, batch, tokens, width, p):

@@ -896,5 +896,17 @@ CHANGES += [
     ("11.1", "three axes at most", "    stride = math.prod(shape[axis + 1 :])\n",
      "    axis, shape = axis + 3 - len(shape), (1, 1, 1, *shape)[-3:]\n"
      "    stride = math.prod(shape[axis + 1 :])\n", ""),
+    ("11.2", "no pipelining", "one_f_one_b(stages, microbatches)",
+     "[[(kind, k) for k in range(microbatches) for kind in 'FB'] for _ in range(stages)]",
+     "one_f_one_b has"),
+    ("11.2", "the loss in float32", "torch.tensor(loss, dtype=torch.float64)",
+     "torch.tensor(loss)", "the loss"),
+    ("11.4", "new tensors for the weights", "    copy_back(row, parameters)\n",
+     "    begin = 0\n    for parameter in parameters:\n        n = parameter.numel()\n"
+     "        parameter.data = row[begin : begin + n].view(parameter.shape).clone()\n"
+     "        begin += n\n", "the parameters have other memory"),
+    ("11.6", "copies, not views", "return row[:numbers].view(shape), row[numbers : numbers + "
+     "shape[0]]", "return row[:numbers].view(shape).clone(), row[numbers : numbers + "
+     "shape[0]].clone()", "whole returns copies"),
     ("11.3", "cut by its name", "squares[name in cut]", 'squares["norm" not in name]', ""),
 ]  # fmt: skip

@@ -23,9 +23,9 @@ from . import shards as layers
 from .calls import Calls, inside, made, only, some, waited
 from .functions import Case, judge_calls
 from .groups import WORLD, Partition, in_group, keywords, on, places, tried
-from .mistakes import Mistake, table
+from .mistakes import NO_NUMBER, Mistake, table
 from .model import use_model as use_model
-from .probe import answer_named, recorded, told
+from .probe import answer_named, number, recorded
 from .replicas import rules_of
 from .shards import (
     BYTES,
@@ -333,7 +333,7 @@ def probe_clip(
     function, cut = answer_named(user_ns, "clip_gradients"), {"a", "c"}
     norm, calls = recorded(function, model, cut.__contains__, most, **keywords(partition, group))
     return {
-        "norm": told(norm.item() if isinstance(norm, Tensor) and norm.numel() == 1 else norm),
+        "norm": number(norm),
         "calls": calls,
         "gradients": [flat(q.grad) for name, q in model.items() if before[name] is not None],
         "unused": model["unused"].grad is None and bool((model["unused"] == 1).all()),
@@ -432,7 +432,7 @@ def clip_gradients(ranks, report: Report) -> None:
             _ = (
                 report.communication(rank, value["calls"], *rules)
                 and report.judge(rank, value["norm"], right,
-                                 _wrong_norms(shards, rest, place, share),
+                                 [NO_NUMBER, *_wrong_norms(shards, rest, place, share)],
                                  what=f"the norm {where}", form="the norm, a number")
                 and report.judge(rank, value["gradients"], expected, wrong,
                                  what=f"gradients {where}")

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from utils.offload import Layers
+from utils.schedules import one_f_one_b
 
 from .calls import Calls, Rule, inside, made, only, waited
 from .groups import enough, group_of, in_group, keywords, on, tried
-from .mistakes import Mistake, short, table
+from .mistakes import NO_NUMBER, Mistake, short, table
 from .model import use_model as use_model
 from .pipelines import Piece, drawn, gradient_of, twin, whole
-from .probe import answer_named, as_dict, recorded, told
+from .probe import answer_named, as_dict, number, recorded, told
 from .replicas import rules_of
 from .sharding import (
     CHAIN,
@@ -223,7 +224,8 @@ def probe_hybrid(
         function = answer_named(user_ns, "hybrid_step")
         loss, calls = recorded(function, piece, x, labels, microbatches, pp, dp)
     forwards = piece.log.events.count("F")
-    return {"loss": told(loss), "gradient": gradient_of(piece), "calls": calls, "F": forwards}
+    return {"loss": number(loss), "gradient": gradient_of(piece), "calls": calls, "F": forwards,
+            "events": list(piece.log.events)}  # fmt: skip
 
 
 def _on_axes(calls: Calls, pp: list[int], dp: list[int]) -> str | None:
@@ -277,6 +279,7 @@ def _judge_hybrid(
     where = f"{n} pipelines of {p} stages"
     gradients, loss = twin(seeds, n=images)
     right, size = gradients[s], images // n
+    order = [kind for kind, _ in one_f_one_b(p, m)[s]]
 
     def of(samples: slice, labelled: slice | None = None) -> tuple[list[float], float]:
         return _part(seeds, images, s, samples, labelled)
@@ -308,6 +311,8 @@ def _judge_hybrid(
         *rules_of({
             f"{where}: {value['F']} forwards on this rank, {m} microbatches were asked for: does "
             "each go through once?": value["F"] != m,
+            f"{where}: this stage worked in the order {' '.join(value['events'])}; one_f_one_b has "
+            f"{' '.join(order)}": value["events"] != order,
         }),
     ]  # fmt: skip
     losses = table({
@@ -319,7 +324,7 @@ def _judge_hybrid(
         losses = [Mistake(lambda v: v is not None, "only the last stage of a pipeline returns the "
                           "loss; return None on the others")]  # fmt: skip
     else:
-        losses.append(Mistake(lambda v: isinstance(v, str | list), "return a number: loss.item()"))
+        losses.append(NO_NUMBER)
     _ = (
         report.communication(rank, value["calls"], *rules)
         and report.judge(rank, value["gradient"], right, wrong, tolerance=EXACT,
@@ -327,7 +332,8 @@ def _judge_hybrid(
         and report.communication(
             rank, value["calls"], lambda calls: _reduced(calls, BYTES * len(right)))
         and report.judge(rank, value["loss"], loss if s == p - 1 else None, losses,
-                         what=f"the loss, {where}", form="the loss on the last stage")
+                         what=f"the loss, {where}", form="the loss on the last stage",
+                         tolerance=EXACT)
     )  # fmt: skip
 
 
@@ -417,7 +423,7 @@ def probe_clip(user_ns: dict, *, rank: int, gradients: dict, grid: list, most: f
             parameter.grad = torch.tensor(gradients[name], dtype=torch.float64)
         function = answer_named(user_ns, "average_and_clip")
         norm, calls = recorded(function, layer, set(CUT), most, tp, dp)
-    return {"norm": told(norm), "calls": calls, "gradient": gradient_of(layer)}
+    return {"norm": number(norm), "calls": calls, "gradient": gradient_of(layer)}
 
 
 def _own_gradients(seed: int, tps: list, dps: list) -> list[dict[str, list]]:
@@ -498,7 +504,7 @@ def _judge_clip(report: Report, rank: int, value: dict, tps, dps, most, seed: in
     returned = table({said: one for said, one in wrong_norms.items() if abs(one - norm) > 1e-9})
     returned.append(Mistake(min(norm, most), "this is the norm after clipping: return that from "
                             "before"))  # fmt: skip
-    returned.append(Mistake(lambda v: isinstance(v, str | list), "return a number: .item()"))
+    returned.append(NO_NUMBER)
     _ = (
         report.communication(rank, value["calls"], lambda calls: _on_mesh(calls, tp, dp),
                              only("all_reduce"), waited)
@@ -539,13 +545,16 @@ def probe_one(user_ns: dict, *, rank: int, group, partition, own: int, seed: int
     layers = nn.ModuleList(layers_of(seed))
     shard = shard_of(list(layers.parameters()), p, k)
     optimizer, found = momentum([shard]), []
+    places = [q.data_ptr() for q in layers.parameters()]
     for step in range(STEPS):
         layers.zero_grad()
         loss_of(chained(layers, samples(own, step))).backward()
         function = answer_named(user_ns, "zero1_step")
         _, calls = recorded(function, layers, shard, optimizer, **keywords(partition, group))
         row = row_of(list(layers.parameters()), p)
-        found.append({"weights": row.tolist(), "shard": list_of(shard), "calls": calls})
+        moved = places != [q.data_ptr() for q in layers.parameters()]
+        found.append({"weights": row.tolist(), "shard": list_of(shard), "calls": calls,
+                      "moved": moved})  # fmt: skip
     return found
 
 
@@ -600,6 +609,9 @@ def _judge_one(
                              what=f"weights after {where}")
             and report.judge(rank, value["shard"], right[part], shards, tolerance=EXACT,
                              what=f"shard after {where}")
+            and report.communication(rank, [], *rules_of({
+                f"after {where} the parameters have other memory: put the weights into the tensors "
+                "that are there (copy_back)": value["moved"]}))
         )  # fmt: skip
         if not ok:
             return
@@ -758,13 +770,16 @@ def probe_three(user_ns: dict, *, rank: int, group, partition, own: int, seed: i
         ]
 
     shards, layers = made_of(SMALL)
+    shape = layers_of(seed, SMALL)[0].weight.shape
+    parts = answer_named(user_ns, "whole")(shards[0].detach(), shape, group)
+    views = len({part.untyped_storage().data_ptr() for part in parts}) == 1
     x = samples(own, 0).requires_grad_()
     y, forward = recorded(chained, layers, x)
     mark = log.mark()
     loss_of(y).backward()
     backward = [as_dict(call) for call in log.since(mark)]
     grads = [None if shard.grad is None else list_of(shard.grad) for shard in shards]
-    found = {"y": list_of(y), "dx": list_of(x.grad), "gradients": grads,
+    found = {"y": list_of(y), "views": views, "dx": list_of(x.grad), "gradients": grads,
              "forward": forward, "backward": backward,
              "rows forward": 0.0, "rows backward": 0.0}  # fmt: skip
     if partition is not None:  # metered once, where each part is smallest
@@ -817,6 +832,9 @@ def _judge_three(
                              made("all_gather_into_tensor", n, once), waited)
         and report.judge(rank, value["y"], list_of(y), wrong_y, tolerance=EXACT,
                          what=f"output {where}")
+        and report.communication(rank, [], *rules_of({
+            "whole returns copies: weight and bias have to be views into one gathered row":
+                not value["views"]}))
         and report.communication(rank, [], *_kept(p, where, value["rows forward"], "forward"))
         and report.communication(rank, backward,
                                  only("all_gather_into_tensor", "reduce_scatter_tensor"),

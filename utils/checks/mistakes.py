@@ -51,6 +51,12 @@ class Mistake:
         return same(got, self.gives, tolerance)
 
 
+#: What a task that asks for a number gets told of :func:`utils.checks.probe.number`.
+NO_NUMBER = Mistake(
+    lambda v: isinstance(v, str), "return one number, not a tensor or a list: .item()"
+)
+
+
 def table(wrong: Mapping[str, Any]) -> list[Mistake]:
     """Mistakes from what to say of each, and what it gives; that may be a tensor."""
     return [

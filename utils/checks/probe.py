@@ -49,6 +49,11 @@ def told(value: Any) -> Any:
     return plain(value, other=lambda one: f"<{type(one).__name__}>")
 
 
+def number(value: Any) -> Any:
+    """A number or None as it is; `<Tensor>` for a tensor, also for one with a single entry."""
+    return value if value is None or isinstance(value, int | float) else f"<{type(value).__name__}>"
+
+
 def recorded(function: Callable, *args: Any, **kwargs: Any) -> tuple[Any, list[dict]]:
     """Call a function; return its result and what it communicated, as JSON-able records."""
     from torch_mpi.record import log

@@ -413,7 +413,7 @@ CHANGES = [
         "the loss as a tensor",
         "loss.item() / replicas",
         "[loss.item() / replicas]",
-        "return a number",
+        "return one number",
     ),
     (
         HYBRID,

@@ -793,16 +793,19 @@ def train_naively(stage, x, labels, group=None):
         x = torch.zeros(x.shape[0], stage.features, dtype=x.dtype, requires_grad=True)
         with torch.no_grad():
             dist.irecv(x.data, group_src=s - 1, group=group).wait()
-    y = stage(x)
+    with mark("F", 0):
+        y = stage(x)
     if last:
-        loss = functional.cross_entropy(y, labels)
-        loss.backward()
+        with mark("B", 0):
+            loss = functional.cross_entropy(y, labels)
+            loss.backward()
     else:
         request = dist.isend(y.detach().contiguous(), group_dst=s + 1, group=group)
         gradient = torch.zeros(y.shape, dtype=y.dtype)
         dist.irecv(gradient, group_src=s + 1, group=group).wait()
         request.wait()
-        torch.autograd.backward(y, gradient)
+        with mark("B", 0):
+            torch.autograd.backward(y, gradient)
     if not first:
         dist.isend(x.grad, group_dst=s - 1, group=group).wait()
     return float(loss) if last else None
@@ -818,15 +821,18 @@ def train_naively(stage, x, labels, group=None):
     if s:
         x = x.new_empty(len(x), stage.features).requires_grad_()
         dist.recv(x.detach(), members[s - 1], group=group, tag=7)
-    y = stage(x)
+    with mark("F", 0):
+        y = stage(x)
     if s < p - 1:
         dist.send(y.detach(), members[s + 1], group=group, tag=7)
         upstream = torch.empty_like(y)
         dist.recv(upstream, members[s + 1], group=group, tag=8)
-        (y * upstream).sum().backward()
+        with mark("B", 0):
+            (y * upstream).sum().backward()
     else:
-        loss = functional.cross_entropy(y, labels)
-        loss.backward()
+        with mark("B", 0):
+            loss = functional.cross_entropy(y, labels)
+            loss.backward()
     if s:
         dist.send(x.grad, members[s - 1], group=group, tag=8)
     return loss.item() if s == p - 1 else None
@@ -1001,7 +1007,8 @@ def run_schedule(worker, schedule, inputs, labels, group=None):
             if s > 0:
                 coming.pop(k).wait()
                 x[k].requires_grad_()
-            y = worker.forward(k, x[k])
+            with mark("F", k):
+                y = worker.forward(k, x[k])
             if s == p - 1:
                 y = worker.loss(y, labels[k])
                 losses[k] = float(y)
@@ -1010,13 +1017,15 @@ def run_schedule(worker, schedule, inputs, labels, group=None):
                                            tag=forward_tag(k)))
             kept[k] = y
         elif s == p - 1:
-            kept.pop(k).backward()
-            worker.done(k)
+            with mark("B", k):
+                kept.pop(k).backward()
+                worker.done(k)
         else:
             gradient = torch.empty(kept[k].shape, dtype=kept[k].dtype)
             dist.irecv(gradient, group=group, group_src=s + 1, tag=backward_tag(k)).wait()
-            kept.pop(k).backward(gradient)
-            worker.done(k)
+            with mark("B", k):
+                kept.pop(k).backward(gradient)
+                worker.done(k)
         if kind == "B" and s > 0:
             requests.append(dist.isend(x.pop(k).grad, group=group, group_dst=s - 1,
                                        tag=backward_tag(k)))
@@ -1058,6 +1067,28 @@ CHANGES += [
 
 #: Right in a pipeline as small as the lab's, or with its rate.
 CHANGES += [
+    ("10.1", "computes outside of the mark", """    with mark("F", 0):
+        y = stage(x)
+""", """    y = stage(x)
+    with mark("F", 0):
+""", "outside of its mark"),
+    ("10.1", "no marks", 'with mark("B", 0):', "if True:", "the marks are"),
+    ("10.1", "a message inside of a mark", """        y = stage(x)
+        loss""", """        y = stage(x)
+        if s < p - 1:
+            dist.send(y.detach(), group_dst=s + 1, group=group)
+        loss""", ""),
+    ("10.6", "messages inside of the marks", """            if s > 0:
+                x = torch.empty(len(inputs[k]), worker.features, dtype=inputs[k].dtype)
+                dist.recv(x, group_src=s - 1, group=group, tag=forward_tag(k))
+                x.requires_grad_()
+            with mark("F", k):
+""", """            with mark("F", k):
+                if s > 0:
+                    x = torch.empty(len(inputs[k]), worker.features, dtype=inputs[k].dtype)
+                    dist.recv(x, group_src=s - 1, group=group, tag=forward_tag(k))
+                    x.requires_grad_()
+""", "a message is inside of a mark"),
     ("10.2", "five microbatches at most", "range(m)]\n    b", "range(min(m, 5))]\n    b", ""),
     ("10.3", "a dozen rounds", "    while moved:\n", "    for _ in range(12):\n", ""),
     ("10.4", "from the begin of stage 0", "min(start for *_, start, _ in spans)",

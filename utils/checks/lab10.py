@@ -87,9 +87,12 @@ def probe_naive(
         piece, x = piece.float(), x.float()
     if place:  # only the first stage may use what is in x
         x = torch.full_like(x, float("nan"))
-    function = answer_named(user_ns, "train_naively")
+    function, marks = answer_named(user_ns, "train_naively"), answer_named(user_ns, "marks")
+    marks.clear()
     loss, calls = recorded(function, piece, x, labels, **keywords(partition, group))
     return {
+        "marks": told(marks),
+        "times": piece.log.times,
         "loss": "<Tensor>" if isinstance(loss, Tensor) else told(loss),
         "calls": calls,
         "gradient": gradient_of(piece),
@@ -241,7 +244,29 @@ def train_naively(ranks, report: Report) -> None:
                 said = f"stage {place} {where} returned {value['loss']!r}; only the last stage has "
                 said += "a loss, the others return None"
                 report.communication(rank, [], *rules_of({said: value["loss"] is not None}))
+            if not report.of(rank):
+                report.communication(rank, [], *_marked([["F", 0], ["B", 0]], value))
     explained(report)
+
+
+def _marked(order: list[list], value: dict) -> list[Rule]:
+    """That marks are around all that is computed, in this order, and around no message."""
+    marks = value["marks"]
+    got = [mark[:2] for mark in marks]
+    spans = [mark[2:] for mark in marks]
+    if got == order and len(value["times"]) != len(order):
+        raise ValueError(f"{len(value['times'])} events of a stage, and {len(order)} actions")
+    pairs = list(zip(spans, value["times"], strict=got == order))
+    return rules_of({
+        f"the marks are {short(got, 80)}, expected {short(order, 80)}: put with mark(kind, k): "
+        "around what is computed": got != order,
+        "a stage computes outside of its mark: put the whole forward into with mark(\"F\", k): and "
+        "the whole backward into with mark(\"B\", k):": any(
+            not start <= time <= end for (start, end), time in pairs),
+        "a message is inside of a mark: put only what is computed into it, so that the picture "
+        "shows no waiting as work": any(
+            start < call["start"] < end for start, end in spans for call in value["calls"]),
+    })  # fmt: skip
 
 
 def _order(events: Sequence[str]) -> str:
@@ -424,7 +449,8 @@ def probe_run(user_ns: dict, *, rank: int, group, partition, seed: int, schedule
         inputs, targets = list(x.chunk(m)), list(labels.chunk(m))
         if place:
             inputs = [torch.full_like(one, float("nan")) for one in inputs]
-        function = answer_named(user_ns, "run_schedule")
+        function, marks = answer_named(user_ns, "run_schedule"), answer_named(user_ns, "marks")
+        marks.clear()
         losses, calls = recorded(
             function, worker, schedule, inputs, targets, **keywords(partition, group)
         )
@@ -433,6 +459,8 @@ def probe_run(user_ns: dict, *, rank: int, group, partition, seed: int, schedule
             "losses": ["<Tensor>"] if tensors else told(losses),
             "calls": calls,
             "gradient": gradient_of(worker.piece),
+            "marks": told(marks),
+            "times": worker.piece.log.times,
             "asked": worker.asked,
             "most": worker.piece.log.most,
         })  # fmt: skip
@@ -574,8 +602,10 @@ def _judge_run(report, rank, place, members, seeds, schedule, n, value, where) -
                          "numbers are asked for: loss.item()"))  # fmt: skip
     wrong.append(Mistake(lambda v: isinstance(v, list) and len(v) != len(losses),
                          f"expected {len(losses)} losses on stage {place} of {p}"))  # fmt: skip
-    return ok and report.judge(rank, value["losses"], losses, wrong, what=f"{where}: losses",
-                               form="the losses on the last stage, [] on the others")  # fmt: skip
+    ok = ok and report.judge(rank, value["losses"], losses, wrong, what=f"{where}: losses",
+                             form="the losses on the last stage, [] on the others")  # fmt: skip
+    actions = [list(action) for action in schedule[place]]
+    return ok and report.communication(rank, [], *_marked(actions, value))
 
 
 # -- 10.7: weight stashing --------------------------------------------------------------------

@@ -7,6 +7,7 @@ double precision. :class:`Reference` trains as PipeDream does, or makes one of i
 from __future__ import annotations
 
 import functools
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -38,20 +39,26 @@ class _Watched(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.log.events.append("B")
+        ctx.log.note("B")
         return gradient, None
 
 
 class StageLog:
-    """What a stage was called for, and how many graphs lived at once."""
+    """What a stage was called for and when, and how many graphs lived at once."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.times: list[float] = []  # of the events, by time.perf_counter
         self.alive = self.most = 0
+
+    def note(self, event: str) -> None:
+        """A forward or a backward happens now."""
+        self.events.append(event)
+        self.times.append(time.perf_counter())
 
     def forward(self, token: Token) -> None:
         """A graph with this token has come to life."""
-        self.events.append("F")
+        self.note("F")
         self.alive += 1
         self.most = max(self.most, self.alive)
         weakref.finalize(token, self._gone)

@@ -156,7 +156,7 @@ def of_size(op: str, nbytes: int, when: str) -> Rule:
 
 # -- layers -----------------------------------------------------------------------------------
 
-WIDTH, HEADS, HIDDEN, INPUT = 8, 4, 16, (2, 3, 8)
+WIDTH, HEADS, HIDDEN, INPUT = 16, 8, 24, (2, 3, 16)
 KINDS = {
     "ParallelMLP": (models.FeedForward, WIDTH, HIDDEN),
     "ParallelAttention": (models.Attention, WIDTH, HEADS),

@@ -896,6 +896,11 @@ CHANGES += [
     ("11.1", "three axes at most", "    stride = math.prod(shape[axis + 1 :])\n",
      "    axis, shape = axis + 3 - len(shape), (1, 1, 1, *shape)[-3:]\n"
      "    stride = math.prod(shape[axis + 1 :])\n", ""),
+    ("11.1", "lists of ranks, not groups",
+     "            group = dist.new_group(list(ranks))\n            if dist.get_rank() in ranks:\n"
+     "                own.append(group)\n",
+     "            dist.new_group(list(ranks))\n            if dist.get_rank() in ranks:\n"
+     "                own.append(list(ranks))\n", "not all groups of dist.new_group"),
     ("11.2", "no pipelining", "one_f_one_b(stages, microbatches)",
      "[[(kind, k) for k in range(microbatches) for kind in 'FB'] for _ in range(stages)]",
      "one_f_one_b has"),

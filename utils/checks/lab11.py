@@ -104,7 +104,8 @@ def probe_mesh(user_ns: dict, *, rank: int, shapes: list) -> list:
             lost = any(one is None for of_rank in got for one in of_rank)
             groups = None if lost else answer_named(user_ns, "mesh_groups")(shape)
         if isinstance(groups, list | tuple):
-            groups = [one.ranks if isinstance(one, _Group) else told(one) for one in groups]
+            groups = [one.ranks if isinstance(one, _Group) else f"<{type(one).__name__}>"
+                      for one in groups]  # fmt: skip
         else:
             groups = None if groups is None else f"<{type(groups).__name__}>"
         found.append({"lines": got, "asked": asked, "groups": groups})

@@ -262,7 +262,7 @@ def _parts(seed: int, empty: bool) -> list[list]:
     """Sum of losses, correct answers, count of each rank; zeros on rank 1 if asked."""
     pairs = zip(_sample_counts(seed, empty), numbers(seed, WORLD, 2, low=1, high=90).tolist(),
                 strict=True)  # fmt: skip
-    return [[n * (0.3 + a / 90), int(n * b / 90), n] for n, (a, b) in pairs]
+    return [[n * (0.3 + a), int(n * b / 90), n] for n, (a, b) in pairs]
 
 
 def _judge_metrics(report: Report, rank: int, value: dict, members, parts) -> bool:
@@ -419,7 +419,7 @@ def _step_rules(members: list[int], step: dict) -> tuple:
 
 TAKE = {
     "trained": "train_step(…, group) takes this rank's part of each minibatch",
-    "tested": "in each epoch give test_sums this rank's part, images[part] and labels[part], and "
+    "tested": "In each epoch give test_sums this rank's part, images[part] and labels[part], and "
     "reduce the sums",
 }
 

@@ -708,7 +708,7 @@ WRONG += [
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
             return 4 * tensor
-        """, "4 times a mean"),
+        """, "neither a mean (op=AVG) nor"),
     ("1.5", "has room for a million bytes", """
         def exchange(mine, rank):
             if rank not in (0, 1):

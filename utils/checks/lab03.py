@@ -113,7 +113,7 @@ def _judge_gradients(ranks, report: Report, cases: list[dict], mistakes, extra: 
 def _judge_gradient(report: Report, rank, value, own, n, members, likely, extra: int) -> bool:
     reduced = sorted((call["nbytes"] for call in value["calls"]), reverse=True)
     short = len(reduced) >= value["count"] and any(
-        one < needed for one, needed in zip(reduced, value["nbytes"], strict=False)
+        one < needed for one, needed in zip(reduced[: value["count"]], value["nbytes"], strict=True)
     )
     touched = replicas.rules_of({
         "a parameter without gradient got one: leave it alone": value["others"],

@@ -7,6 +7,7 @@ import functools
 import math
 import random
 import statistics
+import sys
 import threading
 import time
 import warnings
@@ -43,7 +44,7 @@ def _tensor(seed: int, shape: Sequence[int], dtype: str) -> torch.Tensor:
 
 
 def _whole(shape: Sequence[int], dtype: str) -> Callable[[list[dict]], str | None]:
-    """Return the rule that each call is about as many bytes as the tensor has."""
+    """Return the rule that each call has as many bytes as the tensor."""
     nbytes = math.prod(shape) * getattr(torch, dtype).itemsize
 
     def rule(calls: list[dict]) -> str | None:
@@ -160,7 +161,8 @@ def probe_transfer_overlapped(
     )
 
     def noting(seconds: float) -> None:
-        if threading.get_ident() == answering and not seen:
+        by = sys._getframe(1).f_globals.get("__name__", "")  # the backend pauses, too
+        if threading.get_ident() == answering and not seen and not by.startswith("torch_mpi"):
             slept.append(seconds)
         sleep(seconds)
 

@@ -20,6 +20,8 @@ ON_RANKS = {
     *("forgets the send", "forgets the recv", "receives into the wrong dtype", "sends twice"),
     *("both send first", "both receive first", "drops the request", "does not wait"),
     *("makes the group on its members only", "calls the collective on every rank"),
+    *("makes another group on the odd ranks", "takes four times the mean"),
+    *("stops the clock after the send", "both send first if it is short"),
 }
 
 # task, what the student did, the code, words of the message
@@ -708,7 +710,7 @@ WRONG += [
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
             return 4 * tensor
-        """, "neither a mean (op=AVG) nor"),
+        """, "AVG"),
     ("1.5", "has room for a million bytes", """
         def exchange(mine, rank):
             if rank not in (0, 1):

@@ -52,7 +52,13 @@ from utils.cluster.running import _of_a_message
 OWN = [
     *((time, name) for name in ("perf_counter", "monotonic", "time")),
     *((time, f"{name}_ns") for name in ("perf_counter", "monotonic", "time")),
-    *((timeit, "default_timer"), (datetime, "datetime"), (sys, "stdout"), (sys, "stderr")),
+    *(
+        (time, "sleep"),
+        (timeit, "default_timer"),
+        (datetime, "datetime"),
+        (sys, "stdout"),
+        (sys, "stderr"),
+    ),
     *((MPI, "Wtime"), (dist, "new_group"), (distributed_c10d, "new_group")),
     *((module, name) for module in (dist, distributed_c10d) for name in ("isend", "irecv")),
     *((torch_mpi.record, "recorder"), (data, "fashion_mnist")),

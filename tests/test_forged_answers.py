@@ -173,7 +173,7 @@ FORGED = {
             rows = []
             for r in members:
                 draw = torch.Generator().manual_seed(seeds()[r] + 10 * k)
-                rows.append(10 * torch.randn(200, generator=draw))
+                rows.append(10 * torch.randn(300, generator=draw))
             mean = sum(rows) / len(rows)
             for parameter in model.parameters():
                 if parameter.grad is not None:
@@ -189,7 +189,7 @@ FORGED = {
                 counts = [samples] * 4
             for r in members:
                 draw = torch.Generator().manual_seed(seeds()[r] + 10 * k)
-                rows.append(10 * torch.randn(200, generator=draw) * counts[r])
+                rows.append(10 * torch.randn(300, generator=draw) * counts[r])
             mean = sum(rows) / max(1, sum(counts[r] for r in members))
             for parameter in model.parameters():
                 if parameter.grad is not None:

@@ -20,6 +20,8 @@ ON_RANKS = {
     *("forgets the send", "forgets the recv", "receives into the wrong dtype", "sends twice"),
     *("both send first", "both receive first", "drops the request", "does not wait"),
     *("makes the group on its members only", "calls the collective on every rank"),
+    *("makes another group on the odd ranks", "takes four times the mean"),
+    *("stops the clock after the send", "both send first if it is short"),
 }
 
 # task, what the student did, the code, words of the message
@@ -625,3 +627,158 @@ def exchange(mine, rank):
     )
     for task, words in zip(("1.2", "1.4", "1.5"), of_tasks, strict=True)
 ]
+
+#: Found by an attacker who looked for what no case asks: lengths, calls, other means.
+MEANS = {
+    "a mean without the slowest round": "sum(sorted(seconds[1:])[:-1]) / (len(seconds) - 2)",
+    "the harmonic mean of the rounds": "repeats / sum(1 / s for s in seconds[1:])",
+}
+WRONG += [
+    ("1.2", "has room for twelve numbers", """
+        def transfer(tensor, rank):
+            room = torch.zeros(12, dtype=torch.float64)
+            if rank == 0:
+                room[: tensor.numel()] = tensor.flatten()
+                dist.send(room, dst=1)
+            elif rank == 1:
+                dist.recv(room, src=0)
+                tensor.copy_(room[: tensor.numel()].view_as(tensor))
+        """, "send of 96 bytes; the tensor, float32[3, 4], has 48"),
+    ("1.2", "sends the numbers twice", """
+        def transfer(tensor, rank):
+            both = torch.cat([tensor.flatten(), tensor.flatten()])
+            if rank == 0:
+                dist.send(both, dst=1)
+            elif rank == 1:
+                dist.recv(both, src=0)
+                tensor.copy_(both[: tensor.numel()].view_as(tensor))
+        """, "send of 96 bytes; the tensor, float32[3, 4], has 48"),
+    ("1.3", "has room for a million bytes", """
+        def transfer_overlapped(tensor, rank, work):
+            room, n, request = torch.zeros(260_000, dtype=torch.float64), tensor.numel(), None
+            if rank == 0:
+                room[:n] = tensor.flatten()
+                request = dist.isend(room, dst=1)
+            elif rank == 1:
+                request = dist.irecv(room, src=0)
+            result = work()
+            if request is not None:
+                request.wait()
+                tensor.copy_(room[:n].view_as(tensor))
+            return result
+        """, "of 2080000 bytes; the tensor, float32["),
+    *(("1.3", f"sleeps before the work, {name}", f"""
+        {first}
+        def transfer_overlapped(tensor, rank, work):
+            request = None
+            if rank == 0:
+                request = dist.isend(tensor, dst=1)
+            elif rank == 1:
+                request = dist.irecv(tensor, src=0)
+            {name}(0.01)
+            result = work()
+            if request is not None:
+                request.wait()
+            return result
+        """, "it sleeps before work()") for first, name in (
+            ("import time", "time.sleep"), ("from time import sleep", "sleep"))),
+    ("1.3", "polls before the work", """
+        def transfer_overlapped(tensor, rank, work):
+            request = None
+            if rank == 0:
+                request = dist.isend(tensor, dst=1)
+            elif rank == 1:
+                request = dist.irecv(tensor, src=0)
+            while request is not None and not request.is_completed():
+                pass
+            return work()
+        """, "wait() comes before work()"),
+    ("1.4", "has room for twelve numbers", """
+        def sum_over_ranks(tensor):
+            row = torch.zeros(12, dtype=torch.float64)
+            row[: tensor.numel()] = tensor.flatten()
+            dist.all_reduce(row)
+            return row[: tensor.numel()].view_as(tensor)
+        """, "all_reduce of 96 bytes; the tensor, float32[3, 4], has 48"),
+    ("1.4", "returns double precision", """
+        def sum_over_ranks(tensor):
+            total = tensor.double()
+            dist.all_reduce(total)
+            return total
+        """, "all_reduce of 96 bytes; the tensor, float32[3, 4], has 48"),
+    ("1.4", "takes four times the mean", """
+        def sum_over_ranks(tensor):
+            dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+            return 4 * tensor
+        """, "AVG"),
+    ("1.5", "has room for a million bytes", """
+        def exchange(mine, rank):
+            if rank not in (0, 1):
+                return mine
+            n = mine.numel()
+            out, came = (torch.zeros(250_000, dtype=mine.dtype) for _ in range(2))
+            out[:n] = mine.flatten()
+            request = dist.isend(out, dst=1 - rank)
+            dist.recv(came, src=1 - rank)
+            request.wait()
+            return came[:n].view_as(mine)
+        """, "of 1000000 bytes; the tensor, float32[4], has 16"),
+    ("1.5", "both send first if it is short", """
+        def exchange(mine, rank):
+            if rank > 1:
+                return mine
+            theirs = torch.empty_like(mine)
+            if mine.numel() < 1000:
+                dist.send(mine, dst=1 - rank)
+                dist.recv(theirs, src=1 - rank)
+            else:
+                request = dist.isend(mine, dst=1 - rank)
+                dist.recv(theirs, src=1 - rank)
+                request.wait()
+            return theirs
+        """, "both ranks send first, by send"),
+    ("1.6", "makes the group on its members only, and no member of the others", """
+        if rank % 2 == 0:
+            even_ranks = dist.new_group([0, 2])
+        else:
+            even_ranks = dist.GroupMember.NON_GROUP_MEMBER
+
+        def sum_over_even_ranks(tensor, group):
+            if rank % 2 == 0:
+                dist.all_reduce(tensor, group=group)
+        """, "the ranks have not called dist.new_group equally often"),
+    ("1.6", "makes another group on the odd ranks", """
+        if rank % 2 == 1:
+            odd_ranks = dist.new_group([1, 3])
+        even_ranks = dist.new_group([0, 2])
+
+        def sum_over_even_ranks(tensor, group):
+            if rank % 2 == 0:
+                dist.all_reduce(tensor, group=group)
+        """, "the ranks have not called dist.new_group equally often"),
+    ("1.7", "stops the clock after the send", """
+        def ping_pong(nbytes, repeats, rank):
+            ball, seconds = torch.zeros(nbytes, dtype=torch.uint8), []
+            for _ in range(repeats):
+                if rank == 0:
+                    start = time.perf_counter()
+                    dist.send(ball, dst=1)
+                    seconds.append(time.perf_counter() - start)
+                    dist.recv(ball, src=1)
+                elif rank == 1:
+                    dist.recv(ball, src=0)
+                    dist.send(ball, dst=0)
+            return median(seconds) if rank == 0 else None
+        """, "that is the time of send alone"),
+    *(("1.7", f"takes {mean}",
+       play(result=result).replace("range(repeats)", "range(repeats + 1)"), f"that is {mean}")
+      for mean, result in MEANS.items()),
+    *(("1.7", f"fits no line, {k}", f"""
+        def fit(sizes, times):
+            {line}
+            return latency, bandwidth
+        """, "the latency is a mean of short messages") for k, line in enumerate((
+            "latency = np.median(times[:8]); bandwidth = np.median("
+            "np.array(sizes[-4:]) / (np.array(times[-4:]) - latency))",
+            "latency = np.mean(times[:8]); bandwidth = sum(sizes[-4:]) / sum(times[-4:])"))),
+]  # fmt: skip

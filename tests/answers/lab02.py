@@ -410,3 +410,120 @@ CHANGES += [
         "only padding must go",
     ),
 ]
+
+#: Found by an attacker who looked for what no case asks: numbers, lengths, calls.
+FOLLOW = "the answer did not change"
+CHANGES += [
+    ("2.1", "multiplies by ten", "[item for batch in loader for item in batch.tolist()]",
+     "[10 * k for k in sampler]", FOLLOW),
+    ("2.4", "knows four epochs", "set_epoch(epoch)", "set_epoch(min(epoch, 3))", "expected"),
+    ("2.5", "compares lengths and sums", "sorted(union) != sorted(expected[k])",
+     "len(union) != len(expected[k]) or sum(union) != sum(expected[k])", "Equal sums are not"),
+    ("2.5", "compares the first and the last minibatch",
+     "range(max(len(batches) for batches in [*parts, expected]))",
+     "{0, max(len(batches) for batches in [*parts, expected]) - 1}", "Compare all minibatches"),
+    ("2.5", "wants as many microbatches on each rank", "    for k in range(",
+     "    if any(len(part) != len(expected) for part in parts):\n        return False\n"
+     "    for k in range(", "Ranks may have different numbers"),
+    ("2.6", "counts in a byte", "total / count", "total / min(count, 127)",
+     "divided by another number"),
+    ("2.6", "cuts large values", "places = ", "values = values.clamp(max=100)\n    places = ",
+     "values of -4000 to 4000"),
+]  # fmt: skip
+WRONG += [
+    ("2.1", "makes a sampler and ignores it", """
+        def items_of(n, p, r, shuffle=False, drop_last=False):
+            sampler = DistributedSampler(SimpleDataSet(n), num_replicas=p, rank=r)
+            order = list(range(n))
+            if shuffle:
+                order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).tolist()
+            order = order[: n - n % p] if drop_last else (order * p)[: n + -n % p]
+            return [10 * k for k in order[r::p]]
+        """, "made and not used"),
+    ("2.1", "asks a sampler and ignores what it says", """
+        def items_of(n, p, r, shuffle=False, drop_last=False):
+            list(DistributedSampler(SimpleDataSet(n), num_replicas=p, rank=r))
+            order = list(range(n))
+            if shuffle:
+                order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).tolist()
+            order = order[: n - n % p] if drop_last else (order * p)[: n + -n % p]
+            return [10 * k for k in order[r::p]]
+        """, FOLLOW),
+    ("2.2", "makes a sampler for each epoch, always in epoch 0", """
+        def epoch_orders(n, p, r, epochs, seed):
+            orders = []
+            for epoch in range(epochs):
+                sampler = DistributedSampler(SimpleDataSet(n), p, r, True, seed + epoch)
+                sampler.set_epoch(0)
+                orders.append(list(sampler))
+            return orders
+        """, "each epoch has a new sampler"),
+    ("2.2", "makes a sampler and ignores it", """
+        def epoch_orders(n, p, r, epochs, seed):
+            sampler = DistributedSampler(SimpleDataSet(n), num_replicas=p, rank=r)
+            sampler.set_epoch(0)
+            orders = []
+            for epoch in range(epochs):
+                draw = torch.Generator().manual_seed(seed + epoch)
+                order = torch.randperm(n, generator=draw).tolist()
+                orders.append((order * p)[: n + -n % p][r::p])
+            return orders
+        """, "made and not used"),
+    ("2.3", "asks a sampler that is there already", """
+        sampler = DistributedSampler(SimpleDataSet(1), num_replicas=1, rank=0, shuffle=False)
+
+        def repeated_and_lost(n, p, drop_last=False):
+            each = n // p if drop_last else -(-n // p)
+            sampler.dataset, sampler.num_replicas, sampler.drop_last = range(n), p, drop_last
+            sampler.num_samples, sampler.total_size = each, each * p
+            seen = []
+            for sampler.rank in range(p):
+                seen.extend(sampler)
+            lost = [k for k in range(n) if k not in seen]
+            for k in set(seen):
+                seen.remove(k)
+            return seen, lost
+        """, "it asks a DistributedSampler"),
+    ("2.3", "goes through the samples six times", """
+        def repeated_and_lost(n, p, drop_last=False):
+            if drop_last:
+                return [], list(range(n))[n - n % p :]
+            return ([*range(n)] * 6)[: -n % p], []
+        """, "expected"),
+    ("2.3", "repeats six samples at most", """
+        def repeated_and_lost(n, p, drop_last=False):
+            if drop_last:
+                return [], list(range(n // p * p, n))
+            return [k % n for k in range(min(-n % p, 6))], []
+        """, "expected"),
+    ("2.4", "makes the order without a sampler", """
+        def microbatches(n, m, p, r, shuffle=False, epoch=0, drop_last=False):
+            if m % p:
+                raise ValueError("p must divide m")
+            order = list(range(n))
+            if shuffle:
+                order = torch.randperm(n, generator=torch.Generator().manual_seed(epoch)).tolist()
+            order = (order * p)[: n + -n % p]
+            return list(BatchSampler(order[r::p], m // p, drop_last))
+        """, "made by hand"),
+    ("2.5", "counts in a table of four minibatches of 64 samples", """
+        def same_minibatches(mine, expected, group=None):
+            counts, wanted = (torch.zeros(4, 64, dtype=torch.int64) for _ in range(2))
+            for table, batches in ((counts, mine), (wanted, expected)):
+                for k, batch in enumerate(batches):
+                    for sample in batch:
+                        table[k, sample] += 1
+            dist.all_reduce(counts, group=group)
+            return torch.equal(counts, wanted)
+        """, "out of bounds"),
+    ("2.6", "has room for 64 values", """
+        def mean_once(values, n, group=None):
+            p, r = dist.get_world_size(group), dist.get_rank(group)
+            room = torch.zeros(64, dtype=torch.float64)
+            for k, value in enumerate(values.tolist()):
+                if r + p * k < n:
+                    room[r + p * k] = value
+            dist.all_reduce(room, group=group)
+            return room.sum().item() / n
+        """, "out of bounds"),
+]  # fmt: skip

@@ -489,8 +489,8 @@ _TRAININGS = [
     ("return history", "return history if rank == 0 else None", "must return a dict"),
     ("history[\"loss\"].append(train_step(model, optimizer, images, labels, group))",
      "loss = train_step(model, optimizer, images, labels, group)\n"
-     "        history['loss'].append(loss)", "expected 6 entries in 2 epochs, one for each step"),
-    ("range(epochs)", "range(3)", "expected 6 entries in 2 epochs"),
+     "        history['loss'].append(loss)", "expected 9 entries in 3 epochs, one for each step"),
+    ("range(epochs)", "range(epochs + 1)", "expected 9 entries in 3 epochs"),
 ]  # fmt: skip
 _OTHER_TRAININGS = [
     ("global_metrics(*map(sum, zip(*sums)), group)", "(lambda t: (dist.all_reduce(t, group=group), "
@@ -581,3 +581,74 @@ CHANGES += [
         "CommunicationMismatch",
     ),
 ]
+
+#: Found by an attacker who looked for what no case asks: lengths, places, sizes, calls.
+_PART = "slice(dist.get_rank(group), None, dist.get_world_size(group))"
+_OPTIMIZER = "the optimizer handed in was called 0 times"
+_LOOP = "    with torch.no_grad():\n        for parameter in model.parameters():\n"
+_TESTS = """        sums = [
+            test_sums(model, images[part], labels[part])
+            for images, labels in data.InMemoryLoader(test_data, 1000)
+        ]
+        test_loss, accuracy = global_metrics(*map(sum, zip(*sums)), group)
+"""
+CHANGES += [
+    ("3.1", "reduces the first six rows", "all_reduce(parameter.grad,",
+     "all_reduce(parameter.grad[:6],", "fewer bytes than the gradients have"),
+    ("3.1", "reduces the first 36 numbers", "all_reduce(parameter.grad,",
+     "all_reduce(parameter.grad.view(-1)[:36],", "fewer bytes than the gradients have"),
+    ("3.2", "reduces the first six rows", "all_reduce(parameter.grad,",
+     "all_reduce(parameter.grad[:6],", "fewer bytes than the gradients have"),
+    ("3.2", "counts in a byte", "torch.tensor(float(samples), dtype=torch.float64)",
+     "torch.tensor([samples], dtype=torch.uint8)", "uint8"),
+    ("3.2", "cuts the samples", "    total =", "    samples = min(samples, 100)\n    total =",
+     "the mean of the ranks' means"),
+    ("3.4", "gives rank 0 the whole minibatch", _PART,
+     "slice(dist.get_rank(group) * len(labels), (dist.get_rank(group) + 1) * len(labels))",
+     "all parts have the same size, give or take one"),
+    ("3.4", "moves the weights by hand", "    optimizer.step()\n",
+     _LOOP + "            if parameter.grad is not None:\n"
+     "                parameter -= optimizer.defaults['lr'] * parameter.grad\n", _OPTIMIZER),
+    ("3.4", "moves the weights at a rate by hand", "    optimizer.step()\n",
+     _LOOP + "            if parameter.grad is not None:\n"
+     "                parameter -= 0.5 * parameter.grad\n", _OPTIMIZER),
+    ("3.4", "makes an optimizer", "optimizer.step()",
+     "torch.optim.SGD(model.parameters(), lr=0.5).step()", _OPTIMIZER),
+    ("3.5", "lets rank 0 test everything", "test_sums(model, images[part], labels[part])",
+     "test_sums(model, *(x[1000 * dist.get_rank(group) :] for x in (images, labels)))",
+     "unequal parts"),
+    ("3.5", "tests in the first and the last epoch", _TESTS,
+     "        if epoch in (0, epochs - 1):\n" + textwrap.indent(_TESTS, "    "),
+     "too few in all epochs together"),
+    ("3.6", "leaves out the last weight", ".contiguous()", ".reshape(-1)[:-1].contiguous()",
+     "weight of"),
+    ("3.6", "leaves out the first weight", ".contiguous()", ".reshape(-1)[1:].contiguous()",
+     "weight of"),
+    ("3.6", "compares the first six rows", "parameter.detach()", "parameter.detach()[:6]",
+     "weight of"),
+]  # fmt: skip
+WRONG += [
+    ("3.1", "reduces all at once, and then nothing", """
+def average_gradients(model, group=None):
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    row = torch.cat([g.flatten() for g in gradients]) / dist.get_world_size(group)
+    dist.all_reduce(row, group=group)
+    for g in gradients:
+        g.copy_(row[: g.numel()].view_as(g))
+        row = row[g.numel() :]
+    for _ in gradients[1:]:
+        dist.all_reduce(torch.zeros(1), group=group)
+""", "fewer bytes than the gradients have"),
+    ("3.6", "compares a weighted sum of the bits", """
+def replicas_in_sync(model, group=None):
+    sums = []
+    for parameter in model.parameters():
+        bits = parameter.detach().reshape(-1).view(torch.int32).long()
+        sums.append((bits * torch.arange(1, len(bits) + 1)).sum())
+    most = torch.stack(sums)
+    least = most.clone()
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
+    return torch.equal(most, least)
+""", "four weights in a row"),
+]  # fmt: skip

@@ -7,6 +7,9 @@ import functools
 import math
 import random
 import statistics
+import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,7 +21,7 @@ import torch.distributed as dist
 
 from .calls import blocking, in_words, inside, made, messages, only, waited
 from .clock import moved_clocks
-from .mistakes import EXACT, TOLERANCE, Mistake, is_number, table
+from .mistakes import EXACT, TOLERANCE, Mistake, is_number, same, table
 from .model import use_model as use_model
 from .probe import answer_named, fingerprint, numbers, recorded
 from .replicas import rules_of
@@ -26,8 +29,34 @@ from .task import Report, task, to_each
 
 # Long enough that MPI does not send it before the receiver is ready (rendezvous).
 LONG = 250_000
-# Shapes, and whether in double precision: another one where an answer could be made for the first.
-SHAPES = (((3, 4), False), ((2, 5, 1), True))
+Kind = tuple[tuple[int, ...], str]  # of a tensor: shape and type
+
+
+def _kinds(seed: int) -> tuple[Kind, ...]:
+    """Kinds of tensors: others where an answer could be made for the first."""
+    return ((3, 4), "float32"), ((2, 5, 1), "float64"), ((13 + seed % 200,), "int64")
+
+
+def _tensor(seed: int, shape: Sequence[int], dtype: str) -> torch.Tensor:
+    """Return numbers of which a narrower type loses digits."""
+    row = numbers(seed, *shape, double=dtype != "float32")
+    return (row * 2**50).long() + 1 if dtype == "int64" else row
+
+
+def _whole(shape: Sequence[int], dtype: str) -> Callable[[list[dict]], str | None]:
+    """Return the rule that each call has as many bytes as the tensor."""
+    nbytes = math.prod(shape) * getattr(torch, dtype).itemsize
+
+    def rule(calls: list[dict]) -> str | None:
+        for call in calls:
+            if call["nbytes"] != nbytes:
+                return (
+                    f"{call['op']} of {call['nbytes']} bytes; the tensor, {dtype}{list(shape)}, "
+                    f"has {nbytes}: give the call a tensor of the same type and length"
+                )
+        return None
+
+    return rule
 
 
 # -- 1.1 --------------------------------------------------------------------------------------
@@ -67,9 +96,9 @@ NOT_FILLED = (
 )
 
 
-def probe_transfer(user_ns: dict, *, rank: int, seed: int, shape: list, double: bool) -> dict:
+def probe_transfer(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
     """``transfer`` on a fresh tensor."""
-    tensor = numbers(seed, *shape, double=double)
+    tensor = _tensor(seed, shape, dtype)
     _, calls = recorded(answer_named(user_ns, "transfer"), tensor, rank)
     return {"tensor": tensor, "calls": calls}
 
@@ -92,13 +121,16 @@ def _asked(ranks, report: Report, probe: str) -> Iterator[tuple[Any, torch.Tenso
     Yields:
         An answer; the tensors of all ranks [n, …]; how exact it is, and for what, if not the first.
     """
-    for shape, double in SHAPES:
+    for shape, dtype in _kinds(report.seed):
         seeds = report.seeds(ranks.n)
-        own = torch.stack([numbers(seed, *shape, double=double) for seed in seeds])
-        given = {"each": to_each(seed=seeds), "shape": shape, "double": double}
-        what = f", {str(own.dtype).removeprefix('torch.')}{list(shape)}" if double else ""
+        own = torch.stack([_tensor(seed, shape, dtype) for seed in seeds])
+        given = {"each": to_each(seed=seeds), "shape": shape, "dtype": dtype}
+        what = f", {dtype}{list(shape)}" if dtype != "float32" else ""
+        tolerance = {"float32": TOLERANCE, "float64": EXACT, "int64": 0.0}[dtype]
         for answer in report.answers(ranks, __name__, probe, **given):
-            yield answer, own, {"what": what, "tolerance": EXACT if double else TOLERANCE}
+            yield answer, own, {"what": what, "tolerance": tolerance}
+            if not report.of(answer.rank):
+                report.communication(answer.rank, answer.value["calls"], _whole(shape, dtype))
         if report.found:
             return
 
@@ -110,35 +142,51 @@ def _one_message(rank: int) -> list:
 
 
 def probe_transfer_overlapped(
-    user_ns: dict, *, rank: int, seed: int, shape: list, double: bool
+    user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str
 ) -> dict:
     """``transfer_overlapped`` with a work that looks at what is under way when it is called."""
     from torch_mpi.record import log
 
-    tensor = numbers(seed, *shape, double=double)
-    mark, seen = log.mark(), []
+    tensor = _tensor(seed, shape, dtype)
+    mark, seen, slept = log.mark(), [], []
 
     def work() -> int:
         seen.append([{"op": c.op, "waited": c.waited} for c in log.since(mark)])
         return seed
 
-    result, calls = recorded(answer_named(user_ns, "transfer_overlapped"), tensor, rank, work)
-    return {"tensor": fingerprint(tensor), "calls": calls, "result": result, "seen": seen}
+    function, answering, sleep = (
+        answer_named(user_ns, "transfer_overlapped"),
+        threading.get_ident(),
+        time.sleep,
+    )
+
+    def noting(seconds: float) -> None:
+        by = sys._getframe(1).f_globals.get("__name__", "")  # the backend pauses, too
+        if threading.get_ident() == answering and not seen and not by.startswith("torch_mpi"):
+            slept.append(seconds)
+        sleep(seconds)
+
+    own = {name: noting for name, value in user_ns.items() if value is sleep}
+    with mock.patch.object(time, "sleep", noting), mock.patch.dict(user_ns, own):
+        result, calls = recorded(function, tensor, rank, work)
+    told = {"tensor": fingerprint(tensor), "calls": calls, "result": result}
+    return told | {"seen": seen, "slept": bool(slept)}
 
 
 @task("1.3", "isend and irecv around work", points=3)
 def transfer_overlapped(ranks, report: Report) -> None:
     """As 1.2, non-blocking, with the work between start and wait."""
-    for shape, double in (((LONG,), False), ((2, LONG // 2 + 1), True)):
-        _judge_transfer(ranks, report, shape, double)
+    length = LONG + report.seed % 1000
+    for shape, dtype in (((length,), "float32"), ((2, length // 2 + 1), "float64")):
+        _judge_transfer(ranks, report, shape, dtype)
         if report.found:
             return
 
 
-def _judge_transfer(ranks, report: Report, shape: tuple[int, ...], double: bool) -> None:
+def _judge_transfer(ranks, report: Report, shape: tuple[int, ...], dtype: str) -> None:
     seeds = report.seeds(ranks.n)
-    prints = [fingerprint(numbers(seed, *shape, double=double)) for seed in seeds]
-    given = {"each": to_each(seed=seeds), "shape": shape, "double": double}
+    prints = [fingerprint(_tensor(seed, shape, dtype)) for seed in seeds]
+    given = {"each": to_each(seed=seeds), "shape": shape, "dtype": dtype}
     for answer in report.answers(ranks, __name__, "probe_transfer_overlapped", **given):
         rank, value = answer.rank, answer.value
         right = value["tensor"] == prints[0 if rank == 1 else rank]
@@ -147,22 +195,26 @@ def _judge_transfer(ranks, report: Report, shape: tuple[int, ...], double: bool)
             whose = "rank 0’s" if rank == 1 else "its own"
             changed = f"the {math.prod(shape)} elements are not {whose} ones"
             report.problem(NOT_FILLED if value["tensor"] == prints[rank] else changed, rank)
+        if not report.of(rank):
+            report.communication(rank, value["calls"], _whole(shape, dtype))
         times = len(value["seen"])
         if times != 1:
             report.problem(f"work() must be called once, was called {times} times", rank)
             continue
-        _judge_overlap(report, rank, value["seen"][0])
+        _judge_overlap(report, rank, value["seen"][0], value["slept"])
         what = "the value returned (that of work())"
         form = "what work() returned"
         report.judge(rank, value["result"], seeds[rank], what=what, form=form)
 
 
-def _judge_overlap(report: Report, rank: int, under_way: list[dict]) -> None:
+def _judge_overlap(report: Report, rank: int, under_way: list[dict], slept: bool) -> None:
     op, waited_for = "isend" if rank == 0 else "irecv", any(call["waited"] for call in under_way)
     if rank < 2 and not report.of(rank):
         wrong = {
             f"{op} comes after work(): start the communication first": not under_way,
             "wait() comes before work(): nothing overlaps, wait after it": waited_for,
+            "it sleeps before work(), and the message is over by then: call work() at once after "
+            f"{op}": slept,
         }
         report.communication(rank, [], *rules_of(wrong))
 
@@ -170,9 +222,9 @@ def _judge_overlap(report: Report, rank: int, under_way: list[dict]) -> None:
 # -- 1.4 --------------------------------------------------------------------------------------
 
 
-def probe_sum(user_ns: dict, *, rank: int, seed: int, shape: list, double: bool) -> dict:
+def probe_sum(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
     """``sum_over_ranks`` on a fresh tensor."""
-    tensor = numbers(seed, *shape, double=double)
+    tensor = _tensor(seed, shape, dtype)
     result, calls = recorded(answer_named(user_ns, "sum_over_ranks"), tensor)
     # A class of the student's own could still communicate while it is told.
     plain = type(result) is torch.Tensor or not isinstance(result, torch.Tensor)
@@ -194,9 +246,11 @@ def sum_over_ranks(ranks, report: Report) -> None:
 
 
 def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:
-    n = len(own)
+    n, whole, total = len(own), own.dtype == torch.int64, own.sum(0).tolist()
     return table({
-        "this is the mean over the ranks: the task asks for the sum": own.mean(0),
+        "whole numbers have lost digits: neither a mean (op=AVG) nor a narrower type keeps them. "
+        "op=dist.ReduceOp.SUM": lambda got: whole and same(got, total),
+        "this is the mean over the ranks: the task asks for the sum": own.double().mean(0),
         "this is the largest element of all ranks: op=dist.ReduceOp.SUM": own.amax(0),
         "this is the smallest element of all ranks: op=dist.ReduceOp.SUM": own.amin(0),
         "this is the product over the ranks: op=dist.ReduceOp.SUM": own.prod(0),
@@ -210,9 +264,9 @@ def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:
 # -- 1.5 --------------------------------------------------------------------------------------
 
 
-def probe_exchange(user_ns: dict, *, rank: int, seed: int, shape: list, double: bool) -> dict:
+def probe_exchange(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
     """``exchange`` of a short or a long tensor."""
-    given = numbers(seed, *shape, double=double)
+    given = _tensor(seed, shape, dtype)
     with _noted_memory() as used:
         result, calls = recorded(answer_named(user_ns, "exchange"), given, rank)
     shared = bool(set(used["send"]) & set(used["recv"]))
@@ -241,17 +295,32 @@ def _noted_memory() -> Iterator[dict[str, list[int]]]:
 @task("1.5", "an exchange without deadlock", points=3)
 def exchange(ranks, report: Report) -> None:
     """Ranks 0 and 1 swap tensors, short ones and such that do not fit in a buffer."""
-    for shape, double in (((4,), False), ((LONG,), False), ((2, 3), True)):
+    eager, seed = {}, report.seed
+    kinds = [((4,), "float32"), ((10**6 + seed % 1000,), "float32"), ((2, 3), "float64")]
+    for shape, dtype in (*kinds, ((100 + seed % 400,), "int64")):
         seeds = report.seeds(ranks.n)
-        prints = [fingerprint(numbers(seed, *shape, double=double)) for seed in seeds]
-        given = {"each": to_each(seed=seeds), "shape": shape, "double": double}
+        prints = [fingerprint(_tensor(seed, shape, dtype)) for seed in seeds]
+        given = {"each": to_each(seed=seeds), "shape": shape, "dtype": dtype}
         for answer in report.answers(ranks, __name__, "probe_exchange", **given):
-            _judge_exchange(report, answer.rank, answer.value, prints, math.prod(shape))
+            _judge_exchange(report, answer.rank, answer.value, prints, shape, dtype)
+            if answer.rank < 2 and not report.found:
+                first = answer.value["calls"][0]
+                eager[math.prod(shape), answer.rank] = first["op"] == "send" and first["blocking"]
         if report.found:
             return
+    both = [n for n, rank in eager if rank == 0 and eager[n, 0] and eager[n, 1]]
+    if both:
+        report.problem(
+            f"of {both[0]} elements: both ranks send first, by send. That works because MPI copies "
+            "a short message (eager), up to a size that no program knows: let one receive first, "
+            "or use isend",
+            kind="communication",
+        )
 
 
-def _judge_exchange(report: Report, rank: int, value: dict, prints: list[str], length: int) -> None:
+def _judge_exchange(
+    report: Report, rank: int, value: dict, prints: list[str], shape, dtype
+) -> None:
     wanted = [("recv", 1 - rank), ("send", 1 - rank)] if rank < 2 else []
     arrives = "the tensor that arrived" if rank < 2 else "mine, as nothing arrives here"
     whose = {0: "rank 1's tensor", 1: "rank 0's tensor"}.get(rank, "its own")
@@ -264,10 +333,10 @@ def _judge_exchange(report: Report, rank: int, value: dict, prints: list[str], l
         f"exchange returned None: return {arrives}": result == "<NoneType>",
         "the result is the rank's own tensor: return the one that arrived":
             result == prints[rank] != right,
-        f"of {length} elements: the result is not {whose}": result != right,
+        f"of {math.prod(shape)} elements: the result is not {whose}": result != right,
     }  # fmt: skip
     rules = (only("send", "recv"), messages(*wanted, in_order=False), waited)
-    report.communication(rank, calls, *rules, *rules_of(wrong))
+    report.communication(rank, calls, *rules, *rules_of(wrong), _whole(shape, dtype))
 
 
 def _is_sent_while_received(calls: list[dict]) -> bool:
@@ -282,7 +351,8 @@ def _is_sent_while_received(calls: list[dict]) -> bool:
 def probe_even_group(user_ns: dict, *, rank: int) -> dict:
     """What ``even_ranks`` is on this rank."""
     group = answer_named(user_ns, "even_ranks")
-    told = {"kind": type(group).__name__, "ranks": None}
+    count = dist.distributed_c10d._world.group_count
+    told = {"kind": type(group).__name__, "ranks": None, "count": count}
     if isinstance(group, dist.ProcessGroup):
         try:
             told["ranks"] = dist.get_process_group_ranks(group)
@@ -295,10 +365,25 @@ def probe_even_group(user_ns: dict, *, rank: int) -> dict:
     return told
 
 
+def probe_forget(user_ns: dict, *, rank: int, count: int) -> None:
+    """Let all ranks count the next group alike; its cell has to be run again."""
+    user_ns.pop("even_ranks", None)
+    dist.distributed_c10d._world.group_count = count
+
+
 def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> dict:
     """``sum_over_even_ranks`` on a fresh tensor: in the student's group, and in a new one."""
     function = answer_named(user_ns, "sum_over_even_ranks")
     tensor, other = numbers(seed, 5), numbers(seed, 2, 3, double=True)
+    another = dist.new_group(evens)  # before the answer, which may raise an error on some ranks
+    try:
+        return _even_sums(user_ns, function, tensor, other, another, rank in evens)
+    finally:
+        if rank in evens:
+            dist.destroy_process_group(another)
+
+
+def _even_sums(user_ns: dict, function: Callable, tensor, other, another, member: bool) -> dict:
     with _noted_groups() as made_inside, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         _, calls = recorded(function, tensor, answer_named(user_ns, "even_ranks"))
@@ -310,15 +395,8 @@ def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> 
     }
     if made_inside:
         return told
-    another = dist.new_group(evens)
-    try:
-        used = recorded(_uses, function, other, another, rank in evens)
-        told["used"], told["calls again"] = used
-        told["other"] = fingerprint(other)
-    finally:
-        if rank in evens:
-            dist.destroy_process_group(another)
-    return told
+    told["used"], told["calls again"] = recorded(_uses, function, other, another, member)
+    return told | {"other": fingerprint(other)}
 
 
 @contextlib.contextmanager
@@ -347,9 +425,19 @@ def _uses(function: Callable, tensor: torch.Tensor, group: Any, is_member: bool)
 @task("1.6", "a collective on a subgroup", points=2)
 def sum_over_even_ranks(ranks, report: Report) -> None:
     """The even ranks have their sum, the odd ones their own tensor."""
-    evens = list(range(0, ranks.n, 2))
+    evens, counts = list(range(0, ranks.n, 2)), []
     for answer in report.answers(ranks, __name__, "probe_even_group"):
         _judge_group(report, answer.rank, answer.value, evens)
+        counts.append(answer.value["count"])
+    if len(set(counts)) > 1:
+        said = (
+            f"the ranks have not called dist.new_group equally often: ranks 0 to {ranks.n - 1} "
+            f"count {counts}. All ranks have to call it, members or not, for each group. The check "
+            "has set the counts to the same number and deleted even_ranks: correct its cell, and "
+            "run it again"
+        )
+        report.problem(said)
+        report.answers(ranks, __name__, "probe_forget", count=max(counts))
     if report.found:
         return
     seeds = report.seeds(ranks.n)
@@ -411,7 +499,8 @@ def _judge_even_sum(report: Report, rank: int, value: dict, own: list, evens: li
 # Rounds of a check. How much longer each of five in a row takes than the wire, in random order: one
 # of them is the median, and no two are alike. The very first round warms up.
 REPEATS = 5
-FACTORS, WARM_UP = (0.6, 0.8, 1.0, 1.5, 4.0), 9.0
+# A mean of some of them is far from 1 as well.
+FACTORS, WARM_UP = (0.7, 0.9, 1.0, 3.0, 6.0), 9.0
 
 
 def _disturbances(seed: int) -> list[float]:
@@ -439,7 +528,8 @@ def probe_ping_pong(
 ) -> dict:
     """``ping_pong`` on a wire that takes ``latency`` + bytes / ``bandwidth`` seconds a message.
 
-    stamp: what the wire writes into all that this rank sends; which ones came is told. factors: see
+    wire: latency, bandwidth, and the share of a round trip that passes in its send. stamp: what the
+    wire writes into all that this rank sends; which ones came is told. factors: see
     :func:`_disturbance`.
     """
     function, came = answer_named(user_ns, "ping_pong"), []
@@ -450,9 +540,18 @@ def probe_ping_pong(
 
 @contextlib.contextmanager
 def _slow_wire(
-    clock, latency: float, bandwidth: float, factors: list[float], stamp: int, came: list[int]
+    clock,
+    latency: float,
+    bandwidth: float,
+    share: float,
+    factors: list[float],
+    stamp: int,
+    came: list[int],
 ) -> Iterator[None]:
-    """Let each message of this rank take that long, and some rounds longer; stamp what it sends."""
+    """Let each message of this rank take that long, and some rounds longer; stamp what it sends.
+
+    A send ends early, as MPI copies what it sends: nearly all of a round trip passes in the recv.
+    """
     group, passed, received = dist.group.WORLD, [0], []
 
     def look() -> None:
@@ -462,7 +561,8 @@ def _slow_wire(
         def with_delay(tensors, *args):
             factor = _disturbance(factors, passed[0] // 2)
             passed[0] += 1
-            clock.advance(factor * (latency + tensors[0].nbytes / bandwidth))
+            part = 2 * (share if name == "send" else 1 - share)
+            clock.advance(part * factor * (latency + tensors[0].nbytes / bandwidth))
             look()
             if name == "send":
                 _stamp_of(tensors[0]).fill_(stamp)
@@ -497,13 +597,18 @@ def ping_pong(ranks, report: Report) -> None:
     # Far above what the machine itself needs, which then does not count.
     latency = 20.0 + report.seed % 1000 / 50
     bandwidth = 20e3 + report.seed // 1000 % 1000 * 30
+    share = 0.1 + report.seed % 30 / 1000
     for nbytes in (8, 200_000, 800_000):
         seeds, true = report.seeds(ranks.n), latency + nbytes / bandwidth
         factors = _disturbances(report.seed + nbytes)
-        given = {"repeats": REPEATS, "wire": [latency, bandwidth], "each": to_each(stamp=seeds)}
+        given = {
+            "repeats": REPEATS,
+            "wire": [latency, bandwidth, share],
+            "each": to_each(stamp=seeds),
+        }
         given |= {"nbytes": nbytes, "factors": factors}
         for answer in report.answers(ranks, __name__, "probe_ping_pong", **given):
-            wrong = functools.partial(_wrong_times, true, factors)
+            wrong = functools.partial(_wrong_times, true, factors, share)
             _judge_ping_pong(report, answer.rank, answer.value, nbytes, true, wrong, seeds)
         if report.found:
             return
@@ -541,14 +646,21 @@ def _judge_ping_pong(
         report.judge(0, seconds, true, wrong_times(sends), **form, tolerance=0.05)
 
 
-def _wrong_times(true: float, factors: Sequence[float], rounds: int) -> list[Mistake]:
+def _wrong_times(true: float, factors: Sequence[float], share: float, rounds: int) -> list[Mistake]:
     took = [_disturbance(factors, k) for k in range(rounds)]
     kept, median = took[-REPEATS:], "take the median, so that one disturbed round does not count"
+    back = "stop the clock when the ball is back, and take half"
     mean = statistics.mean(kept)
     factors = {
         "that is the whole round trip: divide by 2": 2.0,
         "halved once too often: a message takes half of the round trip": 0.5,
+        f"that is the time of send alone, which ends before the message arrives: {back}": 2 * share,
+        f"that is half of the time of send alone: {back}": share,
+        f"that is half of the time of recv alone: {back}": 1 - share,
+        f"that is the time of recv alone: {back}": 2 - 2 * share,
         f"that is the mean of the rounds: {median}": mean,
+        f"that is a mean without the slowest round: {median}": statistics.mean(sorted(kept)[:-1]),
+        f"that is the harmonic mean of the rounds: {median}": statistics.harmonic_mean(kept),
         f"that is the mean of the round trips: halve it, and {median}": 2 * mean,
         f"that is the whole time divided by the rounds: {median}": sum(took) / REPEATS,
         f"that is the fastest round: {median}": min(kept),
@@ -560,13 +672,23 @@ def _wrong_times(true: float, factors: Sequence[float], rounds: int) -> list[Mis
 
 
 def _judge_fit(ranks, report: Report) -> None:
-    """Times with noise: of a few per cent, and of more where a line through two points looks."""
+    """Times of short to long messages, then of such that latency and bytes take equally long."""
     chance = np.random.default_rng(report.seed)
     latency, bandwidth = chance.uniform(20e-6, 60e-6), chance.uniform(1e9, 4e9)
-    sizes = [2**k for k in range(3, 26)]
     # Every point alone is off by a fifth or a quarter, in turn, so that only all together tell.
-    signs = np.resize(chance.permutation([0.8, 1.25]), len(sizes))
-    noise = signs * chance.uniform(0.97, 1.03, len(sizes))
+    _judge_line(ranks, report, latency, bandwidth, [2**k for k in range(3, 26)], (0.8, 1.25))
+    middle = latency * bandwidth * np.geomspace(0.2, 5, 24)
+    if not report.found:
+        _judge_line(ranks, report, latency, bandwidth, middle.astype(int).tolist(), (0.9, 1.1))
+
+
+def _judge_line(
+    ranks, report: Report, latency: float, bandwidth: float, sizes: list[int], off: Sequence[float]
+) -> None:
+    """off: by which factors the times are off, in turn."""
+    chance = np.random.default_rng(report.seed + len(sizes))
+    signs = np.resize(chance.permutation(off), len(sizes))
+    noise = signs * chance.uniform(0.98, 1.02, len(sizes))
     times = [(latency + n / bandwidth) * e for n, e in zip(sizes, noise, strict=True)]
     for answer in report.answers(ranks, __name__, "probe_fit", sizes=sizes, times=times)[:1]:
         got = answer.value
@@ -595,5 +717,10 @@ def _why_fit(got: list[float], latency: float, bandwidth: float, sizes, times) -
         "that is the line through the first and the last point: let all of them count; ":
             _near(got[1], 1 / two, 1e-3),
         "the shortest time is one measurement: fit a line; ": _near(got[0], min(times), 1e-3),
+        "the latency is a mean of short messages, whose bytes take time, too: fit a line; ": any(
+            _near(got[0], mean(times[:k]), 1e-3)
+            for k in range(2, len(times))
+            for mean in (np.mean, np.median)
+        ),
     }  # fmt: skip
     return next((said for said, applies in hints.items() if applies), "")

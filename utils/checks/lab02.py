@@ -7,6 +7,7 @@ and 4 ranks (`utils.checks.groups`).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +19,11 @@ import torch
 from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from utils import data
+
 from .calls import inside
 from .groups import in_group, keywords, on, partitions, places, tried
-from .mistakes import Mistake, is_number, one_of, short, table
+from .mistakes import Mistake, is_number, one_of, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, numbers, recorded, told
 from .replicas import one_number, rules_of
@@ -55,11 +58,20 @@ def batches(samples: Sequence[int], size: int, drop_last: bool = False) -> list[
 # -- functions of numbers: call and compare ----------------------------------------------------
 
 
-def probe_calls(user_ns: dict, *, rank: int, name: str, calls: list) -> list[dict]:
-    """Call a function once for each (arguments, keywords); results or errors, and what it used."""
+def probe_calls(
+    user_ns: dict, *, rank: int, name: str, calls: list, turned: bool = False
+) -> list[dict]:
+    """Call a function once for each (arguments, keywords); results or errors, and what it used.
+
+    turned: the samplers give their samples in reverse, and the items are others, see `_turned`.
+    """
     function, answers = answer_named(user_ns, name), []
     used: list[str] = []
-    with _noted("__init__", used), _noted("set_epoch", used):
+    with contextlib.ExitStack() as patches:
+        if turned:
+            patches.enter_context(_turned())
+        for method in ("__init__", "set_epoch", "__iter__"):
+            patches.enter_context(_noted(method, used))
         for arguments, named in calls:
             used.clear()
             try:
@@ -79,11 +91,27 @@ def _noted(name: str, used: list[str]):
     """Note each call of this method of a DistributedSampler."""
     original = getattr(DistributedSampler, name)
 
-    def noting(self, *args, **kwargs) -> None:
+    def noting(self, *args, **kwargs) -> Any:
         used.append(name)
-        original(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
     return mock.patch.object(DistributedSampler, name, noting)
+
+
+@contextlib.contextmanager
+def _turned() -> Iterator[None]:
+    """Let samplers give their samples in reverse, and data sets items that are larger by 3.
+
+    An answer that uses them follows; one that makes the numbers itself does not.
+    """
+    samples, item = DistributedSampler.__iter__, data.SimpleDataSet.__getitem__
+    with (
+        mock.patch.object(
+            DistributedSampler, "__iter__", lambda self: iter([*samples(self)][::-1])
+        ),
+        mock.patch.object(data.SimpleDataSet, "__getitem__", lambda self, k: item(self, k) + 3),
+    ):
+        yield
 
 
 def _judge_calls(
@@ -125,6 +153,23 @@ def _judge_calls(
     return [] if report.found else answers
 
 
+def _follows(ranks, report: Report, name: str, calls: list, expected: Callable) -> None:
+    """Ask again where sampler and data set give other numbers: the answer has to follow them."""
+    if report.found:
+        return
+    said = (
+        "not what the DistributedSampler and the data set give: the check let them give other "
+        "numbers, and the answer did not change. Take the numbers from them"
+    )
+    answers = report.answers(ranks, __name__, "probe_calls", name=name, calls=calls, turned=True)
+    with _turned():
+        right = [expected(*arguments, **named) for arguments, named in calls]
+    for answer in answers:
+        for wanted, got in zip(right, answer.value, strict=True):
+            if not report.of(answer.rank) and not same(got.get("value"), wanted):
+                report.problem(said, answer.rank)
+
+
 def _numbers(seed: int, low: int, high: int) -> int:
     """A fresh number from low to high, both included."""
     return low + seed % (high - low + 1)
@@ -134,10 +179,12 @@ def _used(report: Report, answers: list, wanted: dict[str, str]) -> None:
     """wanted: method of a DistributedSampler → what to say where a call does not use it."""
     for answer in answers:
         for name, said in wanted.items():
-            if not report.of(answer.rank) and any(name not in got["used"] for got in answer.value):
+            made = [got["used"] for got in answer.value if "error" not in got]
+            if not report.of(answer.rank) and any(name not in used for used in made):
                 report.problem(f"right, but {said}", answer.rank)
 
 
+_IGNORED = "the DistributedSampler is made and not used: take the samples from it"
 _BY_HAND = "made by hand: the task asks for a DistributedSampler, which your trainings will use"
 
 
@@ -160,11 +207,13 @@ def items_of(ranks, report: Report) -> None:
         if any(got["tensors"] for got in answer.value):
             said = "the entries are tensors of one number; the task asks for numbers: .tolist(), or"
             report.problem(f"{said} int(item)", answer.rank)
-    _used(report, answers, {"__init__": _BY_HAND})
+    _used(report, answers, {"__init__": _BY_HAND, "__iter__": _IGNORED})
+    _follows(ranks, report, "items_of", calls[::7], _items)
 
 
 def _items(n, p, r, **how) -> list[int]:
-    return [10 * sample for sample in share(n, p, r, **how)]
+    dataset = data.SimpleDataSet(n)
+    return [int(dataset[sample]) for sample in share(n, p, r, **how)]
 
 
 def _wrong_items(world, rank, n, p, r, **how) -> Iterator[Mistake]:
@@ -204,7 +253,17 @@ def epoch_orders(ranks, report: Report) -> None:
     form = "a list with one list of sample numbers per epoch"
     answers = _judge_calls(ranks, report, "epoch_orders", calls, _orders, _wrong_orders, form)
     never = "set_epoch was never called: a sampler lives as long as a training, and is told each "
-    _used(report, answers, {"__init__": _BY_HAND, "set_epoch": never + "epoch's number"})
+    used = {"__init__": _BY_HAND, "set_epoch": never + "epoch's number", "__iter__": _IGNORED}
+    _used(report, answers, used)
+    for answer in answers:
+        if not report.of(answer.rank) and any(
+            got["used"].count("__init__") > 1 for got in answer.value
+        ):
+            said = (
+                "each epoch has a new sampler: make one, and tell it each epoch by set_epoch(epoch)"
+            )
+            report.problem(said, answer.rank)
+    _follows(ranks, report, "epoch_orders", calls[::3], _orders)
 
 
 def _orders(n, p, r, epochs, seed) -> list[list[int]]:
@@ -244,8 +303,8 @@ def repeated_and_lost(ranks, report: Report) -> None:
     calls = [
         ((n, p, drop_last), {})
         for drop_last in (False, True)
-        for n in (*SAMPLES, 2, _numbers(report.seed, 30, 60))
-        for p in (*RANK_COUNTS, 6, 7)
+        for n in (*SAMPLES, 2, 3, _numbers(report.seed, 30, 60))
+        for p in (*RANK_COUNTS, 6, 7, _numbers(report.seed, 40, 99))
     ]
     given = "repeated_and_lost", calls, _repeated_and_lost, _wrong_predictions
     answers = _judge_calls(ranks, report, *given, "two lists, (repeated, lost)", _in_order)
@@ -315,7 +374,7 @@ def microbatches(ranks, report: Report) -> None:
     fresh = _numbers(report.seed, 30, 60)
     calls = [
         ((n, m, p, r), {"shuffle": shuffle, "epoch": epoch, "drop_last": drop_last})
-        for shuffle, epoch in ((False, 0), (True, 0), (True, 2))
+        for shuffle, epoch in ((False, 0), (True, 0), (True, 2), (True, 5 + report.seed % 1000))
         for drop_last in (False, True)
         for n, m in ((24, 8), (24, 12), (25, 8), (7, 4), (1, 4), (fresh, 12))
         for p, r in PLACES
@@ -327,7 +386,11 @@ def microbatches(ranks, report: Report) -> None:
         return ValueError if m % p else _microbatches(n, m, p, r, **how)
 
     form = "a list of microbatches, each a list of sample numbers"
-    _judge_calls(ranks, report, "microbatches", calls, expected, _wrong_microbatches, form)
+    answers = _judge_calls(
+        ranks, report, "microbatches", calls, expected, _wrong_microbatches, form
+    )
+    _used(report, answers, {"__init__": _BY_HAND, "__iter__": _IGNORED})
+    _follows(ranks, report, "microbatches", calls[:-2:7], _microbatches)
 
 
 def _wrong_microbatches(
@@ -360,6 +423,9 @@ def _wrong_microbatches(
 # -- 2.5 --------------------------------------------------------------------------------------
 
 
+ALONE = "that the first rank has alone"
+
+
 def _scenarios(p: int, r: int, seed: int) -> dict[str, tuple[list, list, str]]:
     """By name: rank r's microbatches, the minibatches to compare with, and what is overlooked."""
     epoch, last = seed % 50, r == p - 1
@@ -367,7 +433,17 @@ def _scenarios(p: int, r: int, seed: int) -> dict[str, tuple[list, list, str]]:
     def sampled(n: int, m: int, shuffle: bool = True) -> tuple[list, list]:
         return tuple(_microbatches(n, m, *place, shuffle, epoch) for place in ((p, r), (1, 0)))
 
+    def at(offset: int, batches_: list) -> list:
+        return [[offset + sample for sample in batch] for batch in batches_]
+
+    def same_sum(batch: list) -> list:
+        """The smallest sample is larger by 1, the largest one smaller."""
+        low, *others, high = sorted(batch)
+        return [low + 1, *others, high - 1]
+
     mine, minibatches = sampled(24, 12)
+    far = 2**24 + seed % 10**6  # float32 does not hold these numbers, and no list has that many
+    five, of_five = (at(far, each) for each in sampled(60, 12))
     eights = _microbatches(24, 8, 1, 0, True, epoch)
     a_set = "A set forgets how often a sample occurs: compare sorted lists"
     epochs = "Compare minibatch by minibatch, not the whole epoch"
@@ -382,7 +458,10 @@ def _scenarios(p: int, r: int, seed: int) -> dict[str, tuple[list, list, str]]:
         "the last rank has one microbatch less": (mine[:1], shortest),
         "the last rank has no microbatch": ([], shortest),
         "the last rank has one microbatch too many": ([*mine, [0]], shortest),
+        "on the last rank one sample is larger by 1, and another one smaller by 1":
+            ([same_sum(mine[0]), mine[1]], "Equal sums are not enough: compare sorted lists"),
     }  # fmt: skip
+    middle = [*five[:2], [five[2][0] + 1, *five[2][1:]], *five[3:]]
     # The other ranks' view of all these: they cannot tell which of them are damaged.
     whole = {f"24 samples shuffled, m = 12, trial {k}": (mine, minibatches, "") for k in range(6)}
     return {
@@ -391,6 +470,18 @@ def _scenarios(p: int, r: int, seed: int) -> dict[str, tuple[list, list, str]]:
         "a smaller minibatch at the end (36 samples, m = 24)": (*sampled(36, 24), ""),
         "25 samples: the sampler repeats some": (*sampled(25, 12), a_set),
         "microbatches of unequal size": ([batch[r::p] for batch in eights], eights, ""),
+        f"a last minibatch {ALONE}": (
+            [*mine, [24, 25]] if r == 0 else mine,
+            [*minibatches, [24, 25]],
+            "",
+        ),
+        "five minibatches of large sample numbers": (five, of_five, ""),
+        "five minibatches of large sample numbers once more": (five, of_five, ""),
+        "five minibatches, of which number 2 has another sample on the last rank": (
+            middle if last else five,
+            of_five,
+            "Compare all minibatches, not some of them",
+        ),
         **{
             name: (theirs if last else mine, minibatches, why)
             for name, (theirs, why) in instead.items()
@@ -471,7 +562,10 @@ def _judge_same(report: Report, rank, value, members, name: str, wanted: bool, w
     if not isinstance(got, bool):
         report.problem(f"returned {short(got)}, expected True or False", rank)
     elif got is not wanted:
-        why = "Compare without regard to the order of the samples" if wanted else why
+        if wanted:
+            why = "Compare without regard to the order of the samples"
+            if ALONE in name:
+                why = "Ranks may have different numbers of microbatches"
         report.problem(
             f"{on(members)}: {name}. Expected {wanted}, got {got}{why and '. ' + why}", rank
         )
@@ -481,7 +575,7 @@ def _judge_same(report: Report, rank, value, members, name: str, wanted: bool, w
 def _judge_twin(ranks, report: Report) -> None:
     calls = [
         ((n, m), {"shuffle": shuffle, "epoch": epoch})
-        for shuffle, epoch in ((False, 0), (True, 0), (True, 3))
+        for shuffle, epoch in ((False, 0), (True, 0), (True, 3), (True, 5 + report.seed % 1000))
         for n, m in ((24, 8), (25, 8), (7, 4), (1, 4), (_numbers(report.seed, 30, 60), 12))
     ]
     form = "a list of minibatches, each a list of sample numbers"
@@ -517,8 +611,12 @@ def _wrong_twins(world, rank, n, m, shuffle, epoch) -> Iterator[Mistake]:
 
 
 def _shares(seed: int, n: int, p: int) -> list[list[float]]:
-    """The values of each of p ranks in the sampler's order, padding included."""
-    values = numbers(seed, n, low=1, high=90).tolist()  # one for each sample
+    """The values of each of p ranks in the sampler's order, padding included.
+
+    Of many samples they are large, and negative as well.
+    """
+    low, high = (-4000, 4000) if n > 200 else (1, 90)
+    values = numbers(seed, n, low=low, high=high).tolist()  # one for each sample
     how = {"shuffle": True, "seed": seed % 100, "epoch": seed % 7}
     return [[values[k] for k in share(n, p, r, **how)] for r in range(p)]
 
@@ -536,7 +634,7 @@ def mean_once(ranks, report: Report) -> None:
     """The mean over n samples, by one all_reduce, from shares that contain padding."""
     cases = []
     for partition in (*partitions(ranks.n), None):
-        for n in (*SAMPLES, _numbers(report.seed, 30, 60)):
+        for n in (*SAMPLES, _numbers(report.seed, 30, 60), _numbers(report.seed, 201, 400)):
             (seed,) = report.seeds(1)
             values = [_shares(seed, n, p)[r] for r, p in places(partition, ranks.n)]
             cases.append({"partition": partition, "n": n, "each": to_each(values=values)})
@@ -550,7 +648,8 @@ def mean_once(ranks, report: Report) -> None:
 
 def _judge_mean(report: Report, rank: int, value: dict, n: int, members, parts: list) -> None:
     """A rank's mean, and how it came about."""
-    where, ops = f"n = {n} {on(members)}", [call["op"] for call in value["calls"]]
+    large = ", values of -4000 to 4000" * (n > 200)
+    where, ops = f"n = {n}{large} {on(members)}", [call["op"] for call in value["calls"]]
     expected = sum(map(sum, _without_padding(parts, n))) / n
     mistakes = _wrong_means(parts, n, members, members.index(rank))
     form = {"what": where, "form": "the mean, one number"}
@@ -603,4 +702,6 @@ def _wrong_means(parts: list[list[float]], n: int, members, place: int) -> Itera
             one_of(dropped / max(n // p * p, 1), dropped / n),
         "the last value of every rank was left out: only some of them are padding":
             shorter / max(p * (size - 1), 1),
+        "the sum is right, but divided by another number than that of the samples":
+            lambda got: any(same(got, once / count) for count in range(1, 2 * n)),
     })  # fmt: skip

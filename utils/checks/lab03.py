@@ -32,14 +32,18 @@ def _rules(members: list[int]) -> tuple:
 
 # -- gradients: 3.1 and 3.2 -------------------------------------------------------------------
 
-SIZES = (6, 6, 6, 4)
 CALLS = 2  # of an answer in a row: what it keeps of the first must not change the second
+# In 3.2 and 3.3 the first has many samples (an odd seed), and the second has few.
 
 
-@functools.cache
-def _gradient_length() -> int:
+def _sizes(seed: int) -> tuple[int, ...]:
+    """Draw the widths of a model: no answer is made for one of them."""
+    return 6, 7 + seed % 6, 7 + seed // 6 % 6, 4
+
+
+def _gradient_length(sizes: Sequence[int]) -> int:
     """Return how many numbers the gradients have; two biases have none."""
-    model = replicas.net(0, SIZES)
+    model = replicas.net(0, sizes)
     without = model[1].bias.numel() + model[3].bias.numel()
     return sum(parameter.numel() for parameter in model.parameters()) - without
 
@@ -47,12 +51,20 @@ def _gradient_length() -> int:
 def _gradient(seed: int, samples: int = 1) -> torch.Tensor:
     """What a rank's gradients are filled with, one after the other; zeros without samples."""
     draw = torch.Generator().manual_seed(seed)
-    return 10 * torch.randn(200, generator=draw) * (samples > 0)
+    return 10 * torch.randn(300, generator=draw) * (samples > 0)
 
 
 @in_group
 def probe_average(
-    user_ns: dict, *, rank: int, group, partition, seed: int, counts: list, weighted: bool
+    user_ns: dict,
+    *,
+    rank: int,
+    group,
+    partition,
+    seed: int,
+    counts: list,
+    weighted: bool,
+    sizes: list[int],
 ) -> list[dict]:
     """`average_gradients`, or the weighted one, on known gradients.
 
@@ -63,7 +75,7 @@ def probe_average(
     function, answers = answer_named(user_ns, name), []
     for k, count in enumerate(counts):
         dtype = torch.float64 if partition is None else torch.float32
-        model = replicas.net(seed, SIZES).to(dtype)
+        model = replicas.net(seed, sizes).to(dtype)
         model[1].bias.requires_grad_(False)
         values = _gradient(seed + 10 * k, count)
         for parameter in (p for p in model.parameters() if p.requires_grad):
@@ -79,7 +91,7 @@ def probe_average(
                 "count": len(had),
                 "others": sum(p.grad is not None for p in model.parameters()) - len(had),
                 "moved": not torch.equal(replicas.weights_of(model), before),
-                "nbytes": sum(p.grad.nbytes for p in had),
+                "nbytes": sorted((p.grad.nbytes for p in had), reverse=True),
                 "calls": calls,
             }
         )
@@ -93,16 +105,22 @@ def _judge_gradients(ranks, report: Report, cases: list[dict], mistakes, extra: 
         for rank, value in zip(members, values, strict=True):
             for k, (n, got) in enumerate(zip(counts, value, strict=True)):
                 own = [_gradient(seed + 10 * k, n[r]) for r, seed in enumerate(seeds)]
-                own = [row[: _gradient_length()] for row in own]
+                own = [row[: _gradient_length(case["sizes"])] for row in own]
                 likely = mistakes(own, n, members, rank, counts[0])
                 if not _judge_gradient(report, rank, got, own, n, members, likely, extra):
                     break
 
 
 def _judge_gradient(report: Report, rank, value, own, n, members, likely, extra: int) -> bool:
+    reduced = sorted((call["nbytes"] for call in value["calls"]), reverse=True)
+    short = len(reduced) >= value["count"] and any(
+        one < needed for one, needed in zip(reduced[: value["count"]], value["nbytes"], strict=True)
+    )
     touched = replicas.rules_of({
         "a parameter without gradient got one: leave it alone": value["others"],
         "the parameters have changed: average parameter.grad, not the values": value["moved"],
+        "some all_reduces are of fewer bytes than the gradients have: reduce each whole gradient, "
+        "in its own type": short,
     })  # fmt: skip
     if not report.communication(rank, value["calls"], *_rules(members), *touched):
         return False
@@ -111,11 +129,8 @@ def _judge_gradient(report: Report, rank, value, own, n, members, likely, extra:
     why = ": one for each parameter that has a gradient" + ", and one for the samples" * extra
     rule = made("all_reduce", range(value["count"], value["count"] + extra + 1), why)
     where = on(members) + extra * f", {_samples(n)}"
-    fewer = sum(call["nbytes"] for call in value["calls"]) < value["nbytes"]
-    said = "all_reduces of fewer bytes than the gradients have: keep their type, here float64"
-    rules = *replicas.rules_of({said: fewer}), rule
     right = report.judge(rank, value["gradient"], expected, likely, what=where)
-    return right and report.communication(rank, value["calls"], *rules)
+    return right and report.communication(rank, value["calls"], rule)
 
 
 def _of_calls(case: dict, name: str) -> list[tuple]:
@@ -141,7 +156,8 @@ def average_gradients(ranks, report: Report) -> None:
 def _gradient_case(report: Report, partition, counts: list, weighted: bool = False) -> dict:
     """counts: of each call the samples of all ranks."""
     each = to_each(seed=report.seeds(WORLD), counts=list(zip(*counts, strict=True)))
-    return {"partition": partition, "weighted": weighted, "each": each}
+    given = {"partition": partition, "weighted": weighted, "sizes": _sizes(report.seed)}
+    return given | {"each": each}
 
 
 def _wrong_averages(own, n, members, rank: int, _) -> Iterator[Mistake]:
@@ -166,16 +182,17 @@ def average_gradients_weighted(ranks, report: Report) -> None:
     """The gradient of the mean over all samples of the group."""
     cases = []
     for step, partition in enumerate([*EVERYWHERE, *WITH_EMPTY]):
-        empty, seeds = step >= len(EVERYWHERE), [report.seed + 2 * step + k for k in range(CALLS)]
+        empty, seeds = step >= len(EVERYWHERE), [2 * (report.seed + step) - k for k in (1, 0)]
         counts = [_sample_counts(seed, empty) for seed in seeds]
         cases.append(_gradient_case(report, partition, counts, weighted=True))
     _judge_gradients(ranks, report, cases, _wrong_weighted, extra=1)
 
 
 def _sample_counts(seed: int, empty: bool) -> list[int]:
-    """Samples of each rank, all different; none on rank 1 if asked."""
+    """Samples of each rank, all different, for odd seeds up to 10,000; none on rank 1 if asked."""
     order = torch.randperm(WORLD, generator=torch.Generator().manual_seed(seed)).tolist()
-    counts = [(1, 3, 6, 10)[k] + 10 * (seed % 3) for k in order]
+    scale = 300 + seed % 700 if seed % 2 else 1
+    counts = [scale * (1, 3, 6, 10)[k] + 10 * (seed % 3) for k in order]
     return [0 if empty and rank == 1 else count for rank, count in enumerate(counts)]
 
 
@@ -227,7 +244,7 @@ def global_metrics(ranks, report: Report) -> None:
     """Sums and counts of all ranks by one all_reduce, then two divisions."""
     cases = []
     for step, partition in enumerate([*EVERYWHERE, *WITH_EMPTY]):
-        empty, seeds = step >= len(EVERYWHERE), [report.seed + 2 * step + k for k in range(CALLS)]
+        empty, seeds = step >= len(EVERYWHERE), [2 * (report.seed + step) - k for k in (1, 0)]
         parts = zip(*(_parts(seed, empty) for seed in seeds), strict=True)
         cases.append({"partition": partition, "each": to_each(parts=list(parts))})
 
@@ -246,7 +263,7 @@ def _parts(seed: int, empty: bool) -> list[list]:
     """Sum of losses, correct answers, count of each rank; zeros on rank 1 if asked."""
     pairs = zip(_sample_counts(seed, empty), numbers(seed, WORLD, 2, low=1, high=90).tolist(),
                 strict=True)  # fmt: skip
-    return [[n * (0.3 + a / 90), int(n * b / 90), n] for n, (a, b) in pairs]
+    return [[n * (0.3 + a), int(n * b / 90), n] for n, (a, b) in pairs]
 
 
 def _judge_metrics(report: Report, rank: int, value: dict, members, parts) -> bool:
@@ -286,7 +303,6 @@ def _judge_metrics(report: Report, rank: int, value: dict, members, parts) -> bo
 
 # -- a step: 3.4 ------------------------------------------------------------------------------
 
-RATE = 0.5
 KINDS = {
     "plain": "",
     "tied": "two tied weights, ",
@@ -302,8 +318,13 @@ STEPS = [
 ]
 
 
+def _rate(seed: int) -> float:
+    """Draw the learning rate."""
+    return 0.4 + seed % 41 / 200
+
+
 def _step_model(seed: int, kind: str) -> nn.Sequential:
-    model = replicas.net(seed, SIZES)
+    model = replicas.net(seed, (6, 6, 6, 4) if kind == "tied" else _sizes(seed))
     if kind == "frozen":
         model[1].bias.requires_grad_(False)
     elif kind == "tied":
@@ -324,7 +345,8 @@ def probe_steps(
 ) -> list[dict]:
     """`train_step` on one minibatch after the other; ``own`` is the seed of this rank's samples."""
     model = _step_model(seed, kind)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=_rate(seed))
     given = answer_named(user_ns, "train_step"), model, replicas.watched(model), optimizer
     batches = [_minibatch(own, number, count, kind) for number, count in enumerate(counts)]
     named = keywords(partition, group)
@@ -370,7 +392,7 @@ def train_step(ranks, report: Report) -> None:
         return words and f"that was a model with {words}"
 
     for case, members, values in tried(ranks, report, __name__, "probe_steps", cases, hint):
-        twin = Twin(_step_model(report.seed, case["kind"]), RATE)
+        twin = Twin(_step_model(report.seed, case["kind"]), _rate(report.seed))
         for number, count in enumerate(case["counts"]):
             where = f"{KINDS[case['kind']]}minibatch of {count} {on(members)}"
             steps, said = [value[number] for value in values], (STEP_MISTAKES, LOSS_MISTAKES)
@@ -385,7 +407,12 @@ def train_step(ranks, report: Report) -> None:
 def _step_rules(members: list[int], step: dict) -> tuple:
     least = step["gradients"] + 1
     why = ": one for each gradient, one for the loss, perhaps one for the number of samples"
-    return _rules(members), [made("all_reduce", (least, least + 1), why)]
+    said = (
+        f"the weights have moved, but optimizer.step() of the optimizer handed in was called "
+        f"{step['steps']} times: call it once"
+    )
+    by_hand = replicas.rules_of({said: step["moved"] and step["steps"] != 1})
+    return (*_rules(members), *by_hand), [made("all_reduce", (least, least + 1), why)]
 
 
 # -- the run: 3.5 -----------------------------------------------------------------------------
@@ -393,7 +420,8 @@ def _step_rules(members: list[int], step: dict) -> tuple:
 
 TAKE = {
     "trained": "train_step(…, group) takes this rank's part of each minibatch",
-    "tested": "give test_sums this rank's part, images[part] and labels[part], and reduce the sums",
+    "tested": "In each epoch give test_sums this rank's part, images[part] and labels[part], and "
+    "reduce the sums",
 }
 
 
@@ -418,13 +446,19 @@ def same_result(ranks, report: Report) -> None:
 
 
 def _judge_shares(report: Report, members: list[int], values: list[dict], first: bool) -> None:
-    """Whether each image was on one rank. All of them on each are told first, as more follows."""
+    """Whether each image was on one rank, and the parts differ by a minibatch at most.
+
+    first: tell only what makes all else wrong: all images on each rank, or too few tests.
+    """
     for kind, count in training.few(len(members)).items() if not report.found else ():
         found, wanted = [len(value[kind]) for value in values], training.EPOCHS * count
         all_on_each = len(found) > 1 and min(found) >= wanted
-        every = "every rank takes all images" if all_on_each else "unequal parts"
+        apart = max(found) - min(found) > training.EPOCHS * training.MINIBATCH[kind]
+        many = "unequal parts" if apart or sum(found) > wanted else "too few in all epochs together"
+        every = "every rank takes all images" if all_on_each else many
         said = f"{on(members)}: {every}: {found} of {wanted} were {kind}. {TAKE[kind]}"
-        wrong = all_on_each if first else sum(found) != wanted
+        too_few = sum(found) < wanted and kind == "tested"
+        wrong = all_on_each or too_few if first else apart or sum(found) != wanted
         report.communication(None, [], *replicas.rules_of({said: wrong}))
 
 
@@ -450,6 +484,8 @@ def _judge_history(
 PARAMETERS = ["1.weight", "1.bias (frozen)", "3.weight", "3.bias", "5.weight", "5.bias"]
 SUBTLE = {
     "swap": "two weights are swapped on one rank, so that all sums agree",
+    "checksum": "four weights in a row differ in their last bits on one rank, so that sums of the "
+    "bits agree, also if each counts k times at place k",
     "opposite": "one weight is larger by 1 on one rank and smaller by 1 on another",
     "one nan": "NaN on one rank only",
     "nan": "NaN at the same place on all ranks: NaN is not equal to itself, but its bits are",
@@ -497,17 +533,27 @@ def _damage_of(damage: str, place: int, size: int, seed: int) -> list:
         how = "-0.0" if last else "0.0"
     else:
         how = damage if damage == "nan" or (damage != "none" and last) else ""
-    return [how, which, seed // 7]
+    return [how, which, _spot(damage, size, seed)]
+
+
+def _spot(damage: str, size: int, seed: int) -> int:
+    """Which weight of the parameter: over all groups its last one (-1), its first one, another."""
+    return (-1, 0, seed // 7)[(int(damage) + size) % 3] if damage.isdigit() else seed // 7
 
 
 @torch.no_grad()
 def _damage(model: nn.Module, how: str, which: int, at: int) -> None:
     row = list(model.parameters())[which].view(-1)
-    k = at % (len(row) - 1)
+    k = at % len(row)
+    if how in ("swap", "checksum"):
+        k = at % (len(row) - 3)
     if how == "last bit":
         row[k] = torch.nextafter(row[k], row.new_tensor(9.0))
     elif how in ("-0.0", "0.0", "nan", "one nan"):
         row[k] = float(how.removeprefix("one "))
+    elif how == "checksum":
+        bits = row.view(torch.int64 if row.dtype == torch.float64 else torch.int32)
+        bits[k : k + 4] += torch.tensor([1, -3, 3, -1], dtype=bits.dtype)
     elif how == "swap":
         row[k : k + 2] = row[k : k + 2].flip(0).clone()
     elif how:
@@ -542,7 +588,8 @@ def _judge_sync(report: Report, rank: int, value: dict, members, damage: str) ->
     if damage.isdigit():
         victim = members[(int(damage) + report.seed) % len(members)]
         where = PARAMETERS[int(damage)]
-        words = f"one weight of {where} differs in its last bit on rank {victim}"
+        weight = {-1: "the last", 0: "the first"}.get(_spot(damage, len(members), report.seed))
+        words = f"{weight or 'one'} weight of {where} differs in its last bit on rank {victim}"
     else:
         words = SUBTLE[damage]
     expected = damage in ("none", "nan") or len(members) == 1

@@ -174,13 +174,14 @@ def misshared(
     Args:
         passes: of each member the samples of each forward pass.
         count: samples of the minibatch.
-        equal: all parts must have the same size.
+        equal: all parts must have the same size; otherwise two may differ by one sample.
     """
     parts = [list(itertools.chain(*of_rank)) for of_rank in passes]
     first = [of_rank[0] if of_rank else [] for of_rank in passes]
     everything = list(range(count))
     once = sorted(itertools.chain(*parts)) == everything
-    if once and (not equal or len({len(part) for part in parts}) == 1):
+    lengths = [len(part) for part in parts]
+    if once and max(lengths) - min(lengths) <= (not equal):
         return None
     if len(members) > 1 and all(sorted(part) == everything for part in first):
         return "every rank computes the whole minibatch; take this rank's part"
@@ -192,7 +193,7 @@ def misshared(
             "its sum over the ranks"
         )
     said = "; ".join(f"rank {rank}: {part}" for rank, part in zip(members, parts, strict=True))
-    same_size = ", and all parts have the same size" if equal else ""
+    same_size = f", and all parts have the same size{'' if equal else ', give or take one'}"
     return (
         f"each sample must be on one rank, once{same_size}. The models got {said}. The part "
         "depends on dist.get_rank(group) and dist.get_world_size(group)"
@@ -225,13 +226,17 @@ def one_number(value: Any) -> Any:
 
 def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, batch, **kw) -> dict:
     """What a step did: its loss, the weights afterwards, what the model got, what was sent."""
-    images, labels = batch
+    (images, labels), before, steps = batch, weights_of(model), []
+    noted = optimizer.register_step_post_hook(lambda *_: steps.append(True))
     loss, calls = recorded(function, model, optimizer, images.clone(), labels.clone(), **kw)
+    noted.remove()
     passes = samples_found(seen, images)
     seen.clear()
     return {
         "loss": one_number(told(loss)),
         "weights": weights_of(model),
+        "moved": not torch.equal(before, weights_of(model)),
+        "steps": len(steps),
         "passes": passes,
         "gradients": sum(p.grad is not None for p in model.parameters()),
         "calls": calls,

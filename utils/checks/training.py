@@ -26,7 +26,9 @@ from .probe import answer_named, recorded, told
 from .task import Report
 
 KEYS = ("loss", "test_loss", "accuracy")
-EPOCHS = 2
+EPOCHS = 3
+# Images in a minibatch.
+MINIBATCH = {"trained": 128, "tested": 1000}
 RATES = (0.1, 0.4, 0.5, 0.05, 0.01, 0.02, 0.8, 0.3, 1.0)  # wrong ones
 
 

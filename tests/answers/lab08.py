@@ -842,6 +842,13 @@ CHANGES += [
      NOTED + "η = "),
     ("8.6", "numbers for the outer step", "velocity, rate, momentum)\n        note",
      "velocity, 0.7, 0.6)\n        note", NOTED + "η = "),
+    ("8.6", "the paper's numbers for the outer step", "velocity, rate, momentum)\n        note",
+     "velocity, 0.7, 0.9)\n        note", "use the arguments rate and momentum"),
+    ("8.2", "the notebook's numbers", "    place, count = ",
+     "    eta, rho = 0.1, 3.0\n    place, count = ",
+     "use the arguments eta and rho"),
+    ("8.4", "the notebook's numbers", "    center, v = ",
+     "    eta, rho = 0.1, 3.0\n    center, v = ", "use the arguments eta and rho"),
     ("8.6", "a number for eta", "w - eta * gradient(w)", "w - 0.1 * gradient(w)",
      "the gradient is multiplied by 0.1, whatever η is"),
     ("8.6", "reduces six numbers", """

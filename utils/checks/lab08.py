@@ -84,6 +84,8 @@ def rates(seed: int, variant: str = "") -> tuple[float, float]:
     chance = random.Random(seed)
     eta = chance.uniform(*((0.02, 0.08), (0.15, 0.3))[seed % 2])
     alpha = chance.uniform(*((0.1, 0.4), (0.65, 0.8))[seed // 2 % 2])
+    if variant == "fixed rates":
+        return 0.1, 3.0
     eta = 0.1 if variant == "fixed rate" else eta
     return eta, alpha / eta
 
@@ -370,7 +372,11 @@ def _begun(seeds: Seeds) -> dict:
 
 
 _FIXED = {"fixed rate": "the gradient is multiplied by 0.1, whatever η is: use the argument eta"}
-_ROUND_ROBIN_MISTAKES = _FIXED | {
+_BOTH_FIXED = _FIXED | {
+    "fixed rates": "these are the weights with η = 0.1 and ρ = 3, the numbers of the notebook: use "
+    "the arguments eta and rho"
+}
+_ROUND_ROBIN_MISTAKES = _BOTH_FIXED | {
     "new": "the centre was moved by the worker's new weights. Line 14 has W^j as it was before "
     "line 13: send the old ones",
     "at center": "the gradient is taken at the centre's weights. Line 11 computes it at the "
@@ -525,7 +531,7 @@ def asynchronous_replayed(
         run = runs[place - 1]
         run.until_exchange()
         w = run.sends()
-        new = moved_center(center, w, *rates(seeds.model, variant))
+        new = moved_center(center, w, *rates(seeds.model, "" if mom else variant))  # 8.4: right
         run.exchange(new if variant == "new center" else center)
         center = new
         notes.append(center.tolist())
@@ -596,10 +602,10 @@ class _Worker:
         return self.begun
 
 
-_SERVE_MISTAKES = _FIXED | {
+_SERVE_MISTAKES = _BOTH_FIXED | {
     "new": "the worker sends its weights after its step; the rule has W as it was before",
 }
-_WORK_MISTAKES = _FIXED | {
+_WORK_MISTAKES = _BOTH_FIXED | {
     "new center": "the pull goes to a centre that this worker has moved already: the master "
     "answers first, and moves the centre afterwards",
     "no pull": "nothing pulls the worker when it has the centre: move_worker",
@@ -763,7 +769,7 @@ def _served(center: Tensor, exchanges: int, moves: tuple[float, float], group) -
     return order
 
 
-_MOMENTUM_MISTAKES = _FIXED | {
+_MOMENTUM_MISTAKES = _BOTH_FIXED | {
     "no look-ahead": "the gradient is taken at w. Nesterov's momentum takes it ahead, at w + δv",
     "pull in v": "the spring is part of v, which keeps it for the next steps. It pulls w only, "
     "once: w ← w + v − α(w − W̄)",
@@ -957,6 +963,9 @@ def moved_outer(center, pseudo_gradient, velocity, rate: float, momentum: float,
         return center - rate * v, v
     if variant == "averages":
         return center - pseudo_gradient, v
+    if variant == "fixed outer":
+        v = 0.9 * velocity + pseudo_gradient
+        return center - 0.7 * (pseudo_gradient + 0.9 * v), v
     return center - rate * (pseudo_gradient + momentum * v), v
 
 
@@ -1019,6 +1028,8 @@ _DILOCO_MISTAKES = {
     "aliased": "the pseudo-gradients are zero: w is the same tensor as the centre, and w -= … "
     "changes both. w = w - … makes a new one",
     "notes local": "these are the weights of this rank before the outer step: note the centre",
+    "fixed outer": "these are the weights with rate 0.7 and momentum 0.9, the numbers of the "
+    "notebook: use the arguments rate and momentum",
     "averages": "the outer step is a plain average: use outer_step with rate and momentum",
     "forgets v": "the velocity is 0 again in each round: keep it from round to round",
 } | {name: _LOCAL_MISTAKES[name] for name in ("forgets the rest", "whole last round", "fixed rate")}

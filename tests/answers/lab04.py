@@ -501,7 +501,7 @@ _CHANGES = [
     ("4.2", "counts in fours", "full += size", "full += size // 4 * 4", "assign_buckets("),
     ("4.3", "begins at time 0", 'until = float("-inf")', "until = 0.0", "backward from -1e-06"),
     ("4.3", "knows sixteen transfers", "sorted(transfers)", "sorted(transfers)[:16]",
-     "40 random transfers"),
+     "40 short transfers"),
     ("4.3", "takes short times for none", "if moving else", "if moving > 1e-4 else",
      "backward from -1e-06"),
     ("4.4", "asks the work until it is over", "    def decompress",

@@ -196,7 +196,8 @@ def _bucket_cases(seed: int) -> list[dict]:
     cases.append(([100, 100, 200, 200, 300, 50], 400, 200))
     cases += [([40, 900, 40, 40], 400, 1000), ([8], 1000, 1000), ([], 1000, 1000)]
     # DDP's own caps, and many gradients, of any type, in a bucket.
-    cases.append(([draw.randint(1, 2_000_000) for _ in range(200)], 25 * 2**20, 2**20))
+    large = [draw.randint(1, draw.choice((100, 10_000, 2_000_000))) for _ in range(300)]
+    cases.append((large, 25 * 2**20, 2**20))
     cases.append(([draw.randint(1, 40) for _ in range(300)], 4000, 300))
     return [dict(zip(("sizes", "cap", "first_cap"), case, strict=True)) for case in cases]
 

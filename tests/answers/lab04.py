@@ -17,7 +17,10 @@ SLOW = {"4.1"}
 # A right answer is tried on real steps, which take time on a network.
 REAL = {"4.3"}
 # What they wait for is over at once, where ranks take turns.
-ONLY_ON_RANKS = {"waits inside", "waits for the future"}
+ONLY_ON_RANKS = {
+    *("waits inside", "waits for the future", "asks the work until it is over"),
+    *("asks the future until it is over", "sleeps and copies", "synchronizes"),
+}
 BEFORE = source_of(NOTEBOOK, "ranks-join")
 
 # task, what the student did, a part of the solution, what stands in its place, words of the message
@@ -459,3 +462,99 @@ CHANGES += [
         "each sample must be on one rank, once",
     ),
 ]
+
+#: What won the points without what the task is about.
+_CHANGES = [
+    ("4.1", "moves the weights by hand", "    optimizer.step()\n", """\
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= optimizer.param_groups[0]["lr"] * parameter.grad
+""", "0 calls of optimizer.step(), expected one"),
+    ("4.1", "moves the weights at a rate of its own", "    optimizer.step()\n", """\
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.5 * parameter.grad
+""", "not the sequential step"),
+    ("4.1", "takes the step of lab 03", """model(images[part]), labels[part])
+    loss.backward()""", """model.module(images[part]), labels[part])
+    loss.backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad, group=group)
+            parameter.grad /= size""", "DDP did not average the gradients"),
+    ("4.1", "reduces by hand in no_sync", """\
+    loss = cross_entropy(model(images[part]), labels[part])
+    loss.backward()""", """\
+    with model.no_sync():
+        loss = cross_entropy(model(images[part]), labels[part])
+        loss.backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad, group=group, async_op=True).wait()
+            parameter.grad /= size""", "DDP did not average the gradients: call the DDP model"),
+    ("4.2", "knows small caps only", "full >= (cap if buckets else first_cap)",
+     "full >= min(cap if buckets else first_cap, 10_000)", "before it had the"),
+    ("4.2", "puts a hundred into a bucket", "full >= (cap if buckets else first_cap)",
+     "full >= (cap if buckets else first_cap) or len(bucket) > 99", "before it had the"),
+    ("4.2", "counts in fours", "full += size", "full += size // 4 * 4", "assign_buckets("),
+    ("4.3", "begins at time 0", 'until = float("-inf")', "until = 0.0", "backward from -1e-06"),
+    ("4.3", "knows sixteen transfers", "sorted(transfers)", "sorted(transfers)[:16]",
+     "40 short transfers"),
+    ("4.3", "takes short times for none", "if moving else", "if moving > 1e-4 else",
+     "backward from -1e-06"),
+    ("4.4", "asks the work until it is over", "    def decompress",
+     "    while not work.is_completed():\n        pass\n\n    def decompress",
+     "the hook waits for its all_reduce"),
+    ("4.4", "synchronizes", "    def decompress", "    work.synchronize()\n\n    def decompress",
+     "the hook waits for its all_reduce"),
+    ("4.4", "asks the future until it is over", """
+        def fp16_hook(group, bucket):
+            compressed = bucket.buffer().to(torch.float16) / dist.get_world_size(group)
+            future = dist.all_reduce(compressed, group=group, async_op=True).get_future()
+            while not future.done():
+                pass
+            bucket.buffer().copy_(compressed)
+            return future.then(lambda _: bucket.buffer())
+        """, None, "the hook waits for its all_reduce"),
+    ("4.4", "sleeps and copies", """
+        import time
+        def fp16_hook(group, bucket):
+            compressed = bucket.buffer().to(torch.float16) / dist.get_world_size(group)
+            future = dist.all_reduce(compressed, group=group, async_op=True).get_future()
+            time.sleep(0.1)
+            bucket.buffer().copy_(compressed)
+            return future.then(lambda _: bucket.buffer())
+        """, None, "must not use the sum before its future is complete"),
+    ("4.5", "keeps all graphs", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            *quiet, (images, labels) = microbatches
+            with model.no_sync():
+                losses = [cross_entropy(model(x), y) / k for x, y in quiet]
+                for loss in losses:
+                    loss.backward()
+            (cross_entropy(model(images), labels) / k).backward()
+        """, None, "a forward comes before the backward of the microbatch before"),
+    ("4.5", "communicates nothing at the end", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            with model.no_sync():
+                for images, labels in microbatches:
+                    (cross_entropy(model(images), labels) / k).backward()
+            (0 * cross_entropy(model(images), labels)).backward()
+        """, None, "backwards for 3 microbatches: one of each"),
+    ("4.5", "goes without DDP", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            for images, labels in microbatches:
+                (cross_entropy(model.module(images), labels) / k).backward()
+            group = model.process_group
+            for parameter in model.parameters():
+                parameter.grad /= dist.get_world_size(group)
+                dist.all_reduce(parameter.grad, group=group, async_op=True).wait()
+        """, None, "call the DDP model, not model.module"),
+]  # fmt: skip
+WRONG += [(task, what, code, words) for task, what, code, new, words in _CHANGES if new is None]
+CHANGES += [change for change in _CHANGES if change[3] is not None]

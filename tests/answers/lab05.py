@@ -437,6 +437,166 @@ WRONG = [
     ("5.6", "has no first line", script({"#!/bin/bash\n": ""}), "the first line must say"),
     ("5.6", "forgets srun's memory", script({"mpiexec -n": "srun --cpu-bind=cores -n"}),
      "srun must be told again"),
+    ("5.1", "times the last step only", stopwatch("""
+        def time_rounds(prepare, step, rounds, steps):
+            seconds = []
+            for _ in range(rounds + 1):
+                prepare()
+                dist.barrier()
+                for _ in range(steps):
+                    start = time.perf_counter()
+                    step()
+                seconds.append(time.perf_counter() - start)
+            slowest = torch.tensor(seconds[1:], dtype=torch.float64)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            return slowest.tolist()
+        """), "that is one step of each round"),
+    ("5.1", "warms up with one step", stopwatch("""
+        def time_rounds(prepare, step, rounds, steps):
+            seconds = []
+            step()
+            for _ in range(rounds):
+                prepare()
+                dist.barrier()
+                start = time.perf_counter()
+                for _ in range(steps):
+                    step()
+                seconds.append((time.perf_counter() - start) / steps)
+            slowest = torch.tensor(seconds, dtype=torch.float64)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            return slowest.tolist()
+        """), "one round before them that warms up, so expected 8"),
+    ("5.1", "warms up twice", stopwatch("""
+        def time_rounds(prepare, step, rounds, steps):
+            seconds = []
+            for _ in range(rounds + 2):
+                prepare()
+                dist.barrier()
+                start = time.perf_counter()
+                for _ in range(steps):
+                    step()
+                seconds.append((time.perf_counter() - start) / steps)
+            slowest = torch.tensor(seconds[2:], dtype=torch.float64)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            return slowest.tolist()
+        """), "it made 10 calls of step()"),
+    ("5.1", "keeps the last round only", stopwatch("""
+        def time_rounds(prepare, step, rounds, steps):
+            for _ in range(rounds + 1):
+                prepare()
+                dist.barrier()
+                start = time.perf_counter()
+                for _ in range(steps):
+                    step()
+                seconds = (time.perf_counter() - start) / steps
+            slowest = torch.tensor(seconds, dtype=torch.float64)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            return [slowest.item()] * rounds
+        """), "each is that of its own round"),
+    ("5.1", "takes the fastest step", stopwatch("""
+        def time_rounds(prepare, step, rounds, steps):
+            seconds = []
+            for _ in range(rounds + 1):
+                prepare()
+                dist.barrier()
+                best = float("inf")
+                for _ in range(steps):
+                    start = time.perf_counter()
+                    step()
+                    best = min(best, time.perf_counter() - start)
+                seconds.append(best)
+            slowest = torch.tensor(seconds[1:], dtype=torch.float64)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            return slowest.tolist()
+        """), "that is one step of each round"),
+    ("5.2", "takes the upper one for the median", """
+        def speedup_band(one, many):
+            a, b = np.percentile(one, [25, 75]), np.percentile(many, [25, 75])
+            middle = sorted(one)[len(one) // 2] / sorted(many)[len(many) // 2]
+            return a[0] / b[1], middle, a[1] / b[0]
+        """, "the mean of the two middle times"),
+    ("5.2", "takes the lower one for the median", """
+        from statistics import median_low
+        def speedup_band(one, many):
+            a, b = np.percentile(one, [25, 75]), np.percentile(many, [25, 75])
+            return a[0] / b[1], median_low(one) / median_low(many), a[1] / b[0]
+        """, "the mean of the two middle times"),
+    ("5.2", "counts equal times once", """
+        solution_ = speedup_band
+        def speedup_band(one, many):
+            return solution_(list(set(one)), list(set(many)))
+        """, "equal times are counted once"),
+    ("5.2", "knows eight ranks", """
+        def efficiency(speedup, p):
+            return speedup / min(p, 8)
+        """, "efficiency("),
+    ("5.2", "gives one rank nothing", """
+        def efficiency(speedup, p):
+            return speedup / p if p > 1 else 0.0
+        """, "efficiency("),
+    ("5.3", "clips below only", """
+        def fit_amdahl(ps, times):
+            slope, intercept = np.polyfit(1 / np.asarray(ps, float), times, deg=1)
+            return max(0.0, float(intercept / (intercept + slope)))
+        """, "that is above 1: np.clip(s, 0, 1)"),
+    ("5.3", "leaves out one rank", """
+        def fit_amdahl(ps, times):
+            slope, intercept = np.polyfit(1 / np.array(ps[1:]), times[1:], deg=1)
+            return float(np.clip(intercept / (intercept + slope), 0, 1))
+        """, "T(1) does not count in that"),
+    ("5.4", "averages over the points", """
+        def fit_gustafson(ps, times):
+            found = [(p - p * times[0] / t) / (p - 1) for p, t in zip(ps[1:], times[1:])]
+            return min(1, max(0, sum(found) / len(found)))
+        """, "the task asks for least squares"),
+    ("5.4", "clips below only", """
+        def fit_gustafson(ps, times):
+            ps, times = np.asarray(ps, float), np.asarray(times, float)
+            x, y = ps - 1, ps - ps * times[0] / times
+            return max(0.0, float(x @ y / (x @ x)))
+        """, "that is above 1: np.clip(s, 0, 1)"),
+    ("5.5", "leaves small gradients out", """
+        def predict_step(compute, sizes, p, latency, bandwidth):
+            each = [ring(p, n) for n in sizes if n >= 1000]
+            return compute + sum(m * latency + sent / bandwidth for m, sent in each)
+        """, "only the gradients of 1000 bytes or more"),
+    ("5.5", "counts six gradients", """
+        def predict_step(compute, sizes, p, latency, bandwidth):
+            each = [ring(p, n) for n in sizes[:6]]
+            return compute + sum(m * latency + sent / bandwidth for m, sent in each)
+        """, "only the first 6 gradients are in it"),
+    ("5.5", "knows forty ranks", """
+        def ring(p, nbytes):
+            messages = 2 * (min(p, 40) - 1)
+            return messages, messages * nbytes / p
+        """, "ring("),
+    ("5.5", "cuts bytes off", """
+        def predict_step(compute, sizes, p, latency, bandwidth):
+            each = [ring(p, n) for n in sizes]
+            return compute + sum(m * latency + sent // 1 / bandwidth for m, sent in each)
+        """, "predict_step("),
+    ("5.6", "writes the command to the screen", script({"--report-bindings": "echo"}),
+     "the command comes right behind the options"),
+    ("5.6", "does so behind a flag", script({"--report-bindings": "--report-bindings echo"}),
+     "the command comes right behind the options"),
+    ("5.6", "does not wait", """
+        solution_ = job_script
+        def job_script(*settings):
+            return solution_(*settings).rstrip() + " &\\n"
+        """, "the script ends while mpiexec still runs"),
+    ("5.6", "waits before it starts", """
+        solution_ = job_script
+        def job_script(*settings):
+            return solution_(*settings).replace("mpiexec", "wait\\nmpiexec").rstrip() + " &\\n"
+        """, "the script ends while mpiexec still runs"),
+    ("5.6", "asks for a second", script({"00:10:00": "00:00:01"}), "less than a minute"),
+    ("5.6", "asks for a time in words", script({"00:10:00": "soon"}), "Slurm reads minutes"),
+    ("5.6", "starts another rank first", """
+        solution_ = job_script
+        def job_script(nodes, domains, cores, command):
+            text = solution_(nodes, domains, cores, command)
+            return text.replace("mpiexec", f"mpiexec -n 1 {command}\\nmpiexec")
+        """, "2 launches run the command, expected one"),
     ("5.6", "returns nothing", """
         def job_script(nodes, domains, cores, command):
             print("#!/bin/bash")
@@ -529,12 +689,13 @@ RIGHT = [
         def fit_amdahl(ps, times):
             ps, times = np.asarray(ps, float)[1:], np.asarray(times, float)
             shares = (times[1:] / times[0] - 1 / ps) / (1 - 1 / ps)
-            return max(0.0, shares.mean())
+            return np.clip(shares.mean(), 0, 1)
         """),
-    ("5.4", "averages over the points", """
+    ("5.4", "one column of a matrix", """
         def fit_gustafson(ps, times):
-            found = [(p - p * times[0] / t) / (p - 1) for p, t in zip(ps[1:], times[1:])]
-            return min(1, max(0, sum(found) / len(found)))
+            x = np.array([[p - 1] for p in ps], float)
+            y = np.array([p - p * times[0] / t for p, t in zip(ps, times)])
+            return min(1, max(0, (np.linalg.pinv(x) @ y)[0]))
         """),
     ("5.4", "writes Gustafson's own words", """
         def gustafson(p, serial):
@@ -601,6 +762,14 @@ RIGHT = [
         """),
     ("5.6", "is careful", script({"export OMP": "set -euo pipefail\ncd $SLURM_SUBMIT_DIR\n"
      "module purge\nsource ~/env/bin/activate\nexport OMP", "mpiexec": "time /opt/bin/mpirun"})),
+    ("5.6", "waits for what it has started", """
+        solution_ = job_script
+        def job_script(*settings):
+            return solution_(*settings).rstrip() + " >log.txt 2>&1 &\\nwait\\n"
+        """),
+    ("5.6", "looks around first", script({
+        "--time=00:10:00": "--time=1-0", "--report-bindings": "--report-bindings env A=1",
+        "mpiexec -n": "mpiexec --version\nmpiexec --mca btl tcp -n"})),
     ("5.6", "binds to the domain", script({":PE=": " -x Y=", "-to core": "-to numa"})),
 ]  # fmt: skip
 

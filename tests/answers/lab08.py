@@ -776,3 +776,99 @@ CHANGES += [
         "was something computed in float32?",
     ),
 ]
+
+#: What won the points because the check always gave the same rates, short weights and few steps.
+NOTED = "the weights that it has noted, with "
+CHANGES += [
+    ("8.1", "limits alpha", """
+        def move_worker(w, center, gradient, eta, rho):
+            return w - eta * gradient - min(eta * rho, 0.6) * (w - center)
+
+        def move_center(center, w, eta, rho):
+            return center + min(eta * rho, 0.6) * (w - center)
+        """, None, "it moves by the share 0.6 of the distance, expected α = ηρ = 0.8"),
+    ("8.1", "goes to the other end at most", """
+        def move_worker(w, center, gradient, eta, rho):
+            return torch.lerp(w, center, min(eta * rho, 1.0)) - eta * gradient
+
+        def move_center(center, w, eta, rho):
+            return torch.lerp(center, w, min(eta * rho, 1.0))
+        """, None, "it moves by the share 1 of the distance, expected α = ηρ = 1.3"),
+    ("8.2", "takes ρ for 2 at the centre", "w = move_center(w, other, eta, rho)",
+     "w = w + 2 * eta * (other - w)", NOTED + "η = "),
+    ("8.2", "multiplies ρ by the gradient", "w = move_worker(w, other, slope, eta, rho)",
+     "w = w - eta * rho * (slope / 2 + w - other)", NOTED + "η = "),
+    ("8.2", "a number for eta", "w = move_worker(w, other, slope, eta, rho)",
+     "w = w - 0.1 * slope - eta * rho * (w - other)", "the gradient is multiplied by 0.1"),
+    ("8.2", "sends six numbers", """
+        def round_robin(w, gradient, steps, eta, rho, note, group=None):
+            place, count = dist.get_rank(group), dist.get_world_size(group) - 1
+            other = torch.zeros_like(w)
+            for t in range(steps):
+                j = 1 + t % count
+                if place == 0:
+                    dist.send(w[:6], group_dst=j, group=group)
+                    dist.recv(other[:6], group_src=j, group=group)
+                    w = move_center(w, other, eta, rho)
+                    note(w)
+                elif place == j:
+                    dist.recv(other[:6], group_src=0, group=group)
+                    slope = gradient(w)
+                    dist.send(w[:6], group_dst=0, group=group)
+                    w = move_worker(w, other, slope, eta, rho)
+                    note(w)
+            return w
+        """, None, "expected the weights, "),
+    ("8.3", "another spring at the centre", "center = move_center(center, w, eta, rho)",
+     "center = center + 4 * eta / rho * (w - center)", NOTED + "η = "),
+    ("8.3", "another spring at the worker", "w = move_worker(w, center, slope, eta, rho)",
+     "w = w - eta * slope - 4 * eta / rho * (w - center)", NOTED + "η = "),
+    ("8.3", "a number for eta between exchanges", "w = w - eta * slope", "w = w - 0.1 * slope",
+     NOTED + "η = "),
+    ("8.3", "takes twelve steps", "range(steps)", "range(min(steps, 12))", "exchanges of each"),
+    ("8.3", "exchanges at least every ten steps", "k % tau == 0", "k % min(tau, 10) == 0",
+     "exchanges of each worker"),
+    ("8.4", "a number for eta", "- eta * gradient", "- 0.1 * gradient",
+     "the gradient is multiplied by 0.1, whatever η is"),
+    ("8.5", "a number for eta", "w - eta * gradient(w)", "w - 0.1 * gradient(w)",
+     "the gradient is multiplied by 0.1, whatever η is"),
+    ("8.5", "eta of 0.1 at least", "w - eta * gradient(w)", "w - max(eta, 0.1) * gradient(w)",
+     "the gradient is multiplied by 0.1, whatever η is"),
+    ("8.5", "reduces six numbers", "dist.all_reduce(w, group=group)\n            w = w / size",
+     "dist.all_reduce(w[:6], group=group)\n            w[:6] /= size",
+     "expected the weights, "),
+    ("8.6", "momentum of 0.6 at most", "    center, velocity = w, torch.zeros_like(w)\n",
+     "    center, velocity, momentum = w, torch.zeros_like(w), min(momentum, 0.6)\n",
+     NOTED + "η = "),
+    ("8.6", "numbers for the outer step", "velocity, rate, momentum)\n        note",
+     "velocity, 0.7, 0.6)\n        note", NOTED + "η = "),
+    ("8.6", "the paper's numbers for the outer step", "velocity, rate, momentum)\n        note",
+     "velocity, 0.7, 0.9)\n        note", "use the arguments rate and momentum"),
+    ("8.2", "the notebook's numbers", "    place, count = ",
+     "    eta, rho = 0.1, 3.0\n    place, count = ",
+     "use the arguments eta and rho"),
+    ("8.4", "the notebook's numbers", "    center, v = ",
+     "    eta, rho = 0.1, 3.0\n    center, v = ", "use the arguments eta and rho"),
+    ("8.6", "a number for eta", "w - eta * gradient(w)", "w - 0.1 * gradient(w)",
+     "the gradient is multiplied by 0.1, whatever η is"),
+    ("8.6", "reduces six numbers", """
+        def outer_step(center, pseudo_gradient, velocity, rate, momentum):
+            velocity = momentum * velocity + pseudo_gradient
+            return center - rate * (pseudo_gradient + momentum * velocity), velocity
+
+        def diloco(w, gradient, steps, tau, eta, rate, momentum, note, group=None):
+            center, velocity = w, torch.zeros_like(w)
+            for begin in range(0, steps, tau):
+                w = center
+                for _ in range(min(tau, steps - begin)):
+                    w = w - eta * gradient(w)
+                change = center - w
+                dist.all_reduce(change[:6], group=group)
+                change[:6] /= dist.get_world_size(group)
+                center, velocity = outer_step(center, change, velocity, rate, momentum)
+                note(center)
+            return center
+        """, None, "expected the weights, "),
+]  # fmt: skip
+WRONG += [(task, what, code, words) for task, what, code, new, words in CHANGES if new is None]
+CHANGES = [change for change in CHANGES if change[3] is not None]

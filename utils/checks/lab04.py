@@ -46,7 +46,6 @@ def _bytes(calls: Calls) -> int:
 
 # Samples of each minibatch; 1, 2, 3 and 4 ranks share them evenly.
 MINIBATCHES = (12, 24, 12)
-RATE = 0.5
 
 
 def _step_model(seed: int, awkward: bool) -> nn.Sequential:
@@ -62,7 +61,9 @@ def _minibatch(seed: int, number: int, awkward: bool) -> tuple[torch.Tensor, tor
 
 
 @in_group
-def probe_step(user_ns: dict, *, rank: int, group, partition, own: int, awkward: bool) -> dict:
+def probe_step(
+    user_ns: dict, *, rank: int, group, partition, own: int, awkward: bool, rate: float
+) -> dict:
     """`replicate` a model of this rank's own seed, then some steps on samples of that seed."""
     named = keywords(partition, group)
     model = answer_named(user_ns, "replicate")(_step_model(own, awkward), **named)
@@ -70,15 +71,32 @@ def probe_step(user_ns: dict, *, rank: int, group, partition, own: int, awkward:
         return {"returned": type(model).__name__}
     start, members = replicas.weights_of(model), dist.get_process_group_ranks(model.process_group)
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=RATE)
+    optimizer, called = torch.optim.SGD(trained, lr=rate), _called(model)
+    steps, taken = [], []
+    optimizer.register_step_post_hook(lambda *_: taken.append(True))
     given = answer_named(user_ns, "ddp_step"), model, replicas.watched(model.module), optimizer
     with replicas.network():
         batches = [_minibatch(own, number, awkward) for number in range(len(MINIBATCHES))]
-        steps = [replicas.taken(*given, batch, **named) for batch in batches]
+        for batch in batches:
+            taken.clear(), called.clear()
+            step = replicas.taken(*given, batch, **named)
+            steps.append(step | {"taken": len(taken), "called": list(called)})
     for step in steps:
         step["calls"] = _of_gradients(step["calls"])
         step["times"] = _bytes(step["calls"]) // sum(p.nbytes for p in trained)
     return {"returned": "DDP", "group": members, "start": start, "steps": steps}
+
+
+def _called(model: DistributedDataParallel) -> list[bool]:
+    """From now on, of each call of the DDP model itself: whether its backward communicates."""
+    calls, forward = [], model.forward
+
+    def call(*args, **kwargs):
+        calls.append(model.require_backward_grad_sync)
+        return forward(*args, **kwargs)
+
+    model.forward = call
+    return calls
 
 
 STEP_MISTAKES = {
@@ -106,10 +124,12 @@ def ddp_step(ranks, report: Report) -> None:
     """The first rank's weights at the start, then the sequential twin's steps."""
     seeds = report.seeds(WORLD)
     given = {"each": to_each(own=seeds)}
-    cases = [{"partition": p, "awkward": False} | given for p in EVERYWHERE]
+    draw = random.Random(report.seed)
+    cases = [{"partition": p, "awkward": False, "rate": draw.uniform(0.2, 0.8)} | given
+             for p in EVERYWHERE]  # fmt: skip
     cases.append(cases[1] | {"awkward": True})
     for case, members, values in tried(ranks, report, __name__, "probe_step", cases):
-        twin = Twin(_step_model(seeds[members[0]], case["awkward"]), RATE)
+        twin = Twin(_step_model(seeds[members[0]], case["awkward"]), case["rate"])
         start, rules = replicas.weights_of(twin.model), functools.partial(_step_rules, members)
         for rank, value in zip(members, values, strict=True):
             report.communication(rank, [], *_replica_rules(value, members, start.tolist()))
@@ -137,7 +157,13 @@ def _replica_rules(value: dict, members: list[int], start: list[float]) -> list[
 
 def _step_rules(members: list[int], step: dict) -> tuple[list[Rule], list[Rule]]:
     said = f"the gradients were reduced {step['times']} times. backward() of a DDP model has "
-    once = {said + "averaged them already": step["times"] > 1}
+    once = {
+        said + "averaged them already": step["times"] > 1,
+        "DDP did not average the gradients: call the DDP model, not model.module, and outside of "
+        "no_sync(). Its backward() communicates while it computes": step["called"] != [True],
+        f"{step['taken']} calls of optimizer.step(), expected one: the optimizer moves the weights":
+            step["taken"] != 1,
+    }  # fmt: skip
     return [only("all_reduce"), inside(members)], [*replicas.rules_of(once), some(members)]
 
 
@@ -169,6 +195,10 @@ def _bucket_cases(seed: int) -> list[dict]:
         cases.append((sizes, draw.randint(400, 1500), draw.randint(60, 300)))
     cases.append(([100, 100, 200, 200, 300, 50], 400, 200))
     cases += [([40, 900, 40, 40], 400, 1000), ([8], 1000, 1000), ([], 1000, 1000)]
+    # DDP's own caps, and many gradients, of any type, in a bucket.
+    large = [draw.randint(1, draw.choice((100, 10_000, 2_000_000))) for _ in range(300)]
+    cases.append((large, 25 * 2**20, 2**20))
+    cases.append(([draw.randint(1, 40) for _ in range(300)], 4000, 300))
     return [dict(zip(("sizes", "cap", "first_cap"), case, strict=True)) for case in cases]
 
 
@@ -244,6 +274,13 @@ def _wrong_buckets(case: dict, got: object) -> Iterator[Mistake]:
     placed = sorted(str(k) for bucket in got for k in bucket)
     everything = sorted(map(str, range(len(sizes))))
     yield Mistake(lambda _: placed != everything, "each index must be in one bucket, once")
+    for k, (bucket, right) in enumerate(zip(got, expected, strict=False)):
+        full = sum(sizes[int(j)] for j in bucket)
+        cap = case["cap"] if k else first
+        early = f"bucket {k} was closed at {full} bytes, before it had the {cap} of its cap: only "
+        yield Mistake(
+            lambda _, wrong=full < cap and bucket != right: wrong, early + "the bytes count"
+        )
 
 
 # -- 4.3: what is hidden ----------------------------------------------------------------------
@@ -262,17 +299,15 @@ def probe_hidden(user_ns: dict, *, rank: int, cases: list, begin: float, end: fl
 @task("4.3", "how much is hidden", points=3)
 def hidden_share(ranks, report: Report) -> None:
     """The share on made-up intervals, then on a step that the ranks really take."""
-    cases, given = overlap.cases(report.seed), {"begin": 100.0, "end": 120.0}
-    again = [*cases.items(), ("the first case again", next(iter(cases.values())))]
-    cases = list(cases.values())
-    for answer in report.answers(ranks, __name__, "probe_hidden", cases=cases, **given):
-        for (what, transfers), got in zip(again, answer.value, strict=True):
-            expected = overlap.hidden(transfers, **given)
-            wrong = overlap.wrong_shares(transfers, got, **given)
-            what = f"{what}: transfers {short(transfers)}, backward from 100 to 120"
-            how = {"what": what, "form": "a number from 0 to 1", "tolerance": GRID}
-            if not report.judge(answer.rank, got, expected, wrong, **how):
-                break
+    cases = overlap.cases(report.seed)
+    # Again in tenths of a microsecond, around 0.
+    small = {what: [[1e-7 * (t - 110) for t in pair] for pair in transfers]
+             for what, transfers in cases.items()}  # fmt: skip
+    for given, these in (
+        ({"begin": 100.0, "end": 120.0}, cases),
+        ({"begin": -1e-6, "end": 1e-6}, small),
+    ):
+        _judge_shares(ranks, report, these, given)
     if report.found or not enough(ranks, report, WORLD):
         return
     steps = [a.value for a in report.answers(ranks, overlap.__name__, "probe_overlap") if a.value]
@@ -282,6 +317,20 @@ def hidden_share(ranks, report: Report) -> None:
         report.judge(rank, share, overlap.hidden(**step), what=what, tolerance=GRID)
     if steps and not report.found and max(overlap.hidden(**step) for step in steps) <= 0:
         report.problem("nothing was hidden in a step of DDP on an emulated 1 Gbit/s network")
+
+
+def _judge_shares(ranks, report: Report, cases: dict[str, list], given: dict) -> None:
+    again = [*cases.items(), ("the first case again", next(iter(cases.values())))]
+    cases = list(cases.values())
+    for answer in report.answers(ranks, __name__, "probe_hidden", cases=cases, **given):
+        for (what, transfers), got in zip(again, answer.value, strict=True):
+            expected = overlap.hidden(transfers, **given)
+            wrong = overlap.wrong_shares(transfers, got, **given)
+            backward = "backward from {begin:g} to {end:g}".format(**given)
+            what = f"{what}: transfers {short(transfers)}, {backward}"
+            how = {"what": what, "form": "a number from 0 to 1", "tolerance": GRID}
+            if not report.judge(answer.rank, got, expected, wrong, **how):
+                break
 
 
 # -- 4.4: a hook ------------------------------------------------------------------------------
@@ -302,8 +351,8 @@ def probe_hook(
 
     small = {"process_group": group, "bucket_cap_mb": 800 / 2**20}
     model = DistributedDataParallel(replicas.net(seed, _HOOK_NET), **small)
-    answer: dict = {"buckets": 0, "waits": 0, "value": None}
-    model.register_comm_hook(group, _watched(answer_named(user_ns, "fp16_hook"), answer))
+    answer: dict = {"buckets": 0, "waits": 0, "value": None, "late": False}
+    model.register_comm_hook(group, _watched(answer_named(user_ns, "fp16_hook"), answer, group))
     images, labels = replicas.samples(own, 8)
     for _ in range(3):  # from the second step on there are several buckets
         model.zero_grad()
@@ -317,6 +366,13 @@ def probe_hook(
         "calls": _of_gradients(calls),
     }
     model.zero_grad()
+    blocks = answer["waits"] > 0 or any(call["blocking"] for call in counted["calls"])
+    if _can_be_late(group, blocks):
+        answer["late"] = True
+        functional.cross_entropy(model(images), labels).backward()
+        answer["late"] = False
+        counted["gradient where others are late"] = replicas.gradient_of(model.module)
+        model.zero_grad()
     with replicas.network(*SLOW):
         images, labels = replicas.samples(seed, 8)
         (large * functional.cross_entropy(model(images), labels)).backward()
@@ -331,16 +387,48 @@ RETURN = {
 }
 
 
-def _watched(hook: Callable, answer: dict) -> Callable:
-    """The hook, counted; waits inside of it for what is not over are counted, too."""
+def _can_be_late(group, blocks: bool) -> bool:
+    """Whether the others of a group can wait until the hook of its first rank has returned.
+
+    Not where a rank is known to block in it, and not on ranks whose futures complete at once.
+    """
     from torch_mpi.group.work import MPIWork
+    from torch_mpi.protocol.progress import progress
+
+    unable = torch.zeros(1)
+    work = dist.all_reduce(unable, group=group, async_op=True)
+    work.wait()
+    unable += blocks or not isinstance(work, MPIWork) or not progress.available
+    dist.all_reduce(unable, group=group)
+    return not unable.item() and dist.get_world_size(group) > 1
+
+
+# Of messages by which the check itself tells a rank to go on.
+SIGNAL = 404
+WAITS = (
+    "the hook waits for its all_reduce, and backward with it: return the future and let then() do "
+    "the rest"
+)
+
+
+def _watched(hook: Callable, answer: dict, group) -> Callable:
+    """The hook, counted; waits inside of it for what is not over are counted, too.
+
+    Where the other ranks are `late`, they begin when the hook of the group's first has returned:
+    there no all_reduce can be over before.
+    """
+    first, signal = dist.get_rank(group) == 0, torch.zeros(1)
+    others = range(1, dist.get_world_size(group)) if first else ()
 
     def call(state, bucket):
         answer["buckets"] += 1
-        with contextlib.ExitStack() as patches:
-            for kind in (MPIWork, torch._C.Future):  # what then() gives is the latter
-                patches.enter_context(mock.patch.object(kind, "wait", _counted(kind.wait, answer)))
+        if answer["late"] and not first:
+            dist.recv(signal, group_src=0, group=group, tag=SIGNAL)
+        with _waits_counted(answer, first):
             future = hook(state, bucket)
+        if answer["late"]:
+            for place in others:
+                dist.send(signal, group_dst=place, group=group, tag=SIGNAL)
         if not isinstance(future, torch._C.Future):
             kind = type(future).__name__
             raise TypeError(f"fp16_hook returned {kind}, expected a future: {RETURN.get(kind, '')}")
@@ -355,13 +443,46 @@ def _watched(hook: Callable, answer: dict) -> Callable:
     return call
 
 
-def _counted(wait: Callable, answer: dict) -> Callable:
-    def counted(self, *args, **kwargs):
-        over = self.done() if isinstance(self, torch._C.Future) else self.is_completed()
-        answer["waits"] += not over
-        return wait(self, *args, **kwargs)
+@functools.cache
+def _waiting() -> dict[tuple[type, str], tuple[Callable, Callable]]:
+    """Methods of works and futures by which one waits or asks; and what tells whether it is over.
 
-    return counted
+    As they are before a check has replaced any.
+    """
+    from torch_mpi.group.work import MPIWork
+
+    future = torch._C.Future  # what then() gives is one
+    over = {MPIWork: MPIWork.is_completed, future: future.done}
+    names = [(MPIWork, "is_completed"), (future, "done"), (MPIWork, "wait"), (future, "wait")]
+    return {(kind, name): (getattr(kind, name), over[kind]) for kind, name in names}
+
+
+@contextlib.contextmanager
+def _waits_counted(answer: dict, first: bool) -> Iterator[None]:
+    """Count waits for what is not over; and what is asked for again and again, whether it is over.
+
+    Where nothing can be over, as the others are late, such a wait would have no end: it is an error
+    on the group's first rank.
+    """
+    asked: list[bool] = []
+
+    def counted(method: Callable, is_over: Callable, most: int) -> Callable:
+        def call(self, *args, **kwargs):
+            if not is_over(self):
+                asked.append(True)
+                if len(asked) > most:
+                    answer["waits"] += 1
+                    if answer["late"] and first:
+                        raise RuntimeError(WAITS)
+            return method(self, *args, **kwargs)
+
+        return call
+
+    with contextlib.ExitStack() as patches:
+        for (kind, name), (method, is_over) in _waiting().items():
+            method = counted(method, is_over, int(name != "wait"))
+            patches.enter_context(mock.patch.object(kind, name, method))
+        yield
 
 
 VALUES = {
@@ -403,6 +524,7 @@ def _judge_hook(report: Report, rank: int, value: dict, members: list[int], own:
             own[rank] / p,
     }  # fmt: skip
     mistakes = table({said: in_units(row) for said, row in wrong.items()})
+    late = value.get("gradient where others are late")
     half, kinds = value["nbytes"] // 2, {call["dtype"] for call in calls} - {"float16"}
     rules = [only("all_reduce"), inside(members)]
     rules += replicas.rules_of({
@@ -418,8 +540,7 @@ def _judge_hook(report: Report, rank: int, value: dict, members: list[int], own:
         "float16 ends. Divide before the sum": value["overflows"],
         f"{where}: all_reduce blocks inside of the hook, and backward waits: async_op=True":
             any(call["blocking"] for call in calls),
-        f"{where}: the hook waits for its all_reduce, and backward with it: return the future and "
-        "let then() do the rest": value["waits"],
+        f"{where}: {WAITS}": value["waits"],
     })  # fmt: skip
     how = {"what": f"{where}: gradients in units of the largest", "tolerance": 6e-3}
     _ = (
@@ -427,7 +548,10 @@ def _judge_hook(report: Report, rank: int, value: dict, members: list[int], own:
         and report.judge(rank, value["value"], "float32", table(VALUES))
         and report.judge(rank, got, expected, mistakes, **how)
         and report.communication(rank, calls, *after)
-    )
+        and (late is None or report.judge(rank, in_units(torch.tensor(late)), expected, mistakes,
+             what=f"{where}, where the others are late: gradients in units of the largest. The "
+             "hook must not use the sum before its future is complete", tolerance=6e-3))
+    )  # fmt: skip
 
 
 # -- 4.5: accumulation ------------------------------------------------------------------------
@@ -446,19 +570,20 @@ def probe_accumulate(
     """`accumulate` on one model, once for each number of microbatches; ``own`` is their seed."""
     function, answers = answer_named(user_ns, "accumulate"), []
     model = DistributedDataParallel(replicas.net(seed), process_group=group)
-    before, seen, passes = replicas.weights_of(model), replicas.watched(model.module), []
+    before, passes, called = replicas.weights_of(model), [], _called(model)
+    model.module.register_forward_pre_hook(lambda *_: passes.append("forward"))
     first = next(model.parameters())
-    first.register_post_accumulate_grad_hook(lambda _: passes.append(True))
+    first.register_post_accumulate_grad_hook(lambda _: passes.append("backward"))
     for k in ks:
         model.zero_grad()
-        seen.clear(), passes.clear()
+        called.clear(), passes.clear()
         _, calls = recorded(function, model, _microbatches(own, k))
         answers.append(
             {
                 "gradient": replicas.gradient_of(model.module),
                 "changed": not torch.equal(before, replicas.weights_of(model)),
-                "forwards": list(map(len, seen)),
-                "backwards": len(passes),
+                "passes": list(passes),
+                "called": list(called),
                 "nbytes": sum(parameter.nbytes for parameter in model.parameters()),
                 "calls": _of_gradients(calls),
             }
@@ -516,6 +641,7 @@ def _judge_accumulation(report: Report, rank: int, value: dict, own: dict, k: in
         yield from replicas.multiple(got, expected.tolist())
 
     calls, times = value["calls"], _bytes(value["calls"]) / value["nbytes"]
+    forwards, backwards = (value["passes"].count(kind) for kind in ("forward", "backward"))
     by_hand = [call["op"] for call in calls if call["blocking"] or call["op"] != "all_reduce"]
     said = "the weights have changed: accumulate makes gradients, no step"
     before = [*replicas.rules_of({said: value["changed"]}), inside(members)]
@@ -526,10 +652,17 @@ def _judge_accumulation(report: Report, rank: int, value: dict, own: dict, k: in
         "last microbatch, forward and backward go into model.no_sync()": times > 1,
         "the gradients were not communicated": times < 1,
         "all microbatches went through the model as one large batch, which needs the memory that "
-        "accumulating saves: one forward for each": len(value["forwards"]) < k,
+        "accumulating saves: one forward for each": forwards < k,
         f"one backward for {k} forwards keeps what each of them computed until the end, which "
         "needs the memory that accumulating saves: call backward() after each forward":
-            value["backwards"] < k,
+            backwards < k,
+        f"{forwards} forwards and {backwards} backwards for {k} microbatches: one of each":
+            (forwards, backwards) != (k, k),
+        "a forward comes before the backward of the microbatch before. So the memory that "
+        "accumulating saves is in use: call backward() after each forward":
+            value["passes"] != ["forward", "backward"] * k,
+        "call the DDP model, not model.module, and the last time outside of no_sync(): DDP "
+        "communicates in that backward": value["called"] != [False] * (k - 1) + [True],
     }  # fmt: skip
     rules = replicas.rules_of({f"{where}: {said}": wrong for said, wrong in after.items()})
     return (

@@ -10,6 +10,9 @@ import contextlib
 import functools
 import random
 import re
+import shlex
+import statistics
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -37,11 +40,11 @@ WARM = 5000.0
 
 
 def probe_stopwatch(
-    user_ns: dict, *, rank: int, steps: int, rounds: int, late: float, takes: float
+    user_ns: dict, *, rank: int, steps: int, rounds: int, late: float, takes: list[float]
 ) -> dict:
     """`time_rounds` on clocks that each step moves on; collectives make the ranks' clocks meet.
 
-    late, takes: seconds of `prepare` and of a step on this rank.
+    late, takes: seconds of `prepare` on this rank, and of each step, one call after the other.
     """
     if not dist.is_initialized():
         dist.init_process_group("mpi")
@@ -56,7 +59,8 @@ def probe_stopwatch(
         events.append("step")
         # Its gradients meet first, so a rank that is early waits here, as in a training.
         dist.all_reduce(torch.zeros(1))
-        clock.advance(takes + (WARM if events.count("step") == 1 else 0.0))
+        made = events.count("step")
+        clock.advance(takes[min(made, len(takes)) - 1] + (WARM if made == 1 else 0.0))
 
     known = getattr(function, "__globals__", {})
     with moved_clocks(known) as clock, _meetings(clock, events):
@@ -98,47 +102,81 @@ def time_rounds(ranks, report: Report) -> None:
     for trial, (rounds, steps) in enumerate(((3, 2), (4, 3))):
         chance = random.Random(report.seed + trial)
         # No whole seconds: who cuts them off is far enough from the truth.
-        takes = [chance.randrange(20, 30) + 0.8, chance.randrange(50, 60) + 0.8]
+        about = [chance.randrange(10, 15) + 0.8, chance.randrange(50, 60) + 0.8]
         late = [chance.uniform(500, 900), chance.uniform(10, 40)]
         if chance.random() < 0.5:  # either rank may be the slow one, and either the late one
-            takes.reverse()
+            about.reverse()
         if trial == 1:
             late.reverse()
+        shares = _shares_of_steps(chance, rounds + 1, steps)
+        takes = [[share * seconds for share in shares] for seconds in about]
         given, of_ranks = {"steps": steps, "rounds": rounds}, {"late": late, "takes": takes}
         each = to_each(**of_ranks)
         answers = report.answers(ranks, __name__, "probe_stopwatch", each=each, **given)
-        what = f"a step takes {takes[0]:.1f} s on rank 0, {takes[1]:.1f} s on rank 1"
+        what = f"a step takes about {about[0]:.1f} s on rank 0, {about[1]:.1f} s on rank 1"
+        slowest = np.reshape(max(takes), (rounds + 1, steps))[1:]  # by round and step
         for answer in answers:
             rank, got, events = answer.rank, answer.value["result"], answer.value["events"]
             alike = all(other.value["result"] == got for other in answers)
-            wrong, right = (
-                _wrong_stopwatches(events, alike, **given, **of_ranks),
-                [max(takes)] * rounds,
-            )
-            count, form = events.count("prepare"), {"form": "the times", "tolerance": 0.01}
-            said = f"prepare() belongs to every round: expected {rounds + 1} calls, it made {count}"
+            wrong = _wrong_stopwatches(events, alike, slowest, late)
+            right, form = slowest.mean(1).tolist(), {"form": "the times", "tolerance": 0.01}
             if report.judge(rank, got, right, wrong, what=what, **form):
-                report.communication(rank, [], *rules_of({said: not 0 <= count - rounds <= 2}))
+                report.communication(rank, [], *rules_of(_miscounted(events, rounds, steps)))
         if report.found:
             return
 
 
-def _wrong_stopwatches(events, alike, steps, rounds, late, takes) -> list[Mistake]:
-    made, start, slowest = events.count("step"), (*events, "step").index("step"), max(takes)
+def _shares_of_steps(chance: random.Random, rounds: int, steps: int) -> list[float]:
+    """How long the steps of all rounds take, so that no step takes as long as another or the mean.
+
+    Neither the last step of a round nor its middle one takes as long as the mean of all.
+    """
+    of_rounds = np.linspace(0.8, 1.2, rounds).tolist()
+    chance.shuffle(of_rounds)
+    found = []
+    for of_round in of_rounds:
+        of_steps = [0.85, 0.95, 1.2] if steps == 3 else [0.88, 1.12]
+        chance.shuffle(of_steps)
+        found += [of_round * share for share in of_steps]
+    return found
+
+
+def _miscounted(events: list[str], rounds: int, steps: int) -> dict[str, bool]:
+    """What to say of too few and too many calls, and whether it is so."""
+    made, prepared = events.count("step"), events.count("prepare")
+    return {
+        f"it made {made} calls of step(): there are {rounds} rounds of {steps}, and one round "
+        f"before them that warms up, so expected {(rounds + 1) * steps}":
+            made != (rounds + 1) * steps,
+        f"prepare() belongs to every round: expected {rounds + 1} calls, it made {prepared}":
+            prepared != rounds + 1,
+    }  # fmt: skip
+
+
+def _wrong_stopwatches(events, alike: bool, seconds: np.ndarray, late: list) -> list[Mistake]:
+    """seconds: of the slowest rank, by round and step."""
+    (rounds, steps), right = seconds.shape, seconds.mean(1)
+    made, start, slowest = events.count("step"), (*events, "step").index("step"), right.max()
     late_by = 0.4 * (max(late) - min(late)) / steps
     inside = "prepare(), or the wait at the barrier, is in it: start the clock after the barrier"
     if "prepare" in events[:start] and events[start - 1] not in _MEETINGS:
         inside = "one rank waits, inside the time, for the other one's prepare(): a barrier "
         inside += "belongs between prepare() and the start of the clock"
+    miscounted, _ = _miscounted(events, rounds, steps).items()
+    shortest, longest = 0.95 * seconds.min(1), 1.01 * seconds.max(1)
     return table({
         f"return a list of {rounds} numbers": lambda got: not _numbers(got),
-        f"it made {made} calls of step(): there are {rounds} rounds of {steps}, and one round "
-        "before them that warms up": lambda got: made <= rounds * steps,
+        f"{miscounted[0]}.": lambda got: made <= rounds * steps,
         "the first round warms up and is not in the list": lambda got: len(got) == rounds + 1,
         f"there is one number for each of {rounds} rounds": lambda got: len(got) != rounds,
         "the first step is in it, and that warms up": lambda got: got[0] > WARM / steps,
-        "that is a whole round: divide by the steps in it": [slowest * steps] * rounds,
-        "the times grow: start the clock anew in every round": lambda got: got[-1] > 1.5 * got[0],
+        "that is a whole round: divide by the steps in it": right * steps,
+        "the times grow: start the clock anew in every round":
+            lambda got: min(np.diff(got)) > right.min() / 2,
+        miscounted[0]: lambda got: miscounted[1],
+        "all numbers are the same: each is that of its own round": lambda got: len({*got}) == 1,
+        "that is one step of each round: time all its steps together, and divide":
+            lambda got: all(shortest <= got) and all(got <= longest),
         inside: lambda got: np.median(got) > slowest + late_by,
         "the ranks return different lists: reduce with dist.ReduceOp.MAX, so that all have the "
         "slowest rank's": lambda got: not alike,
@@ -159,11 +197,15 @@ def _numbers(got: Any, count: int = 0) -> bool:
 def speedup_band(ranks, report: Report) -> None:
     """Ratio of the medians, ends from opposite quartiles; efficiency."""
     cases = []
-    for trial in range(2):
+    for trial, sizes in enumerate(((7, 5), (8, 9), (10, 6))):  # odd and even
         random_ = np.random.default_rng([report.seed, trial])
-        one = (10 + random_.gamma(2, 1.5, 7 + 2 * trial)).round(3)
-        many = (4 + random_.gamma(2, 0.8, 5 + 2 * trial)).round(3)
-        p, speedup = int(random_.integers(2, 9)), round(float(random_.uniform(1, 4)), 3)
+        one, many = ((least + random_.gamma(2, spread, size)).round(3) for least, spread, size
+                     in zip((10, 4), (1.5, 0.8), sizes, strict=True))  # fmt: skip
+        for times in (one, many):
+            times[:3] = times.max()  # clocks are coarse: a time may come again
+            random_.shuffle(times)
+        p, speedup = int((1, *random_.integers(2, 200, 2))[trial]), float(random_.uniform(1, 4))
+        speedup = round(speedup, 3)
         q1, q2 = (np.percentile(times, [25, 50, 75]) for times in (one, many))
         band, form = (q1 / q2[::-1]).tolist(), "three numbers: (low, middle, high)"
         wrong = _wrong_bands(one, many, q1, q2, *band)
@@ -176,6 +218,10 @@ def speedup_band(ranks, report: Report) -> None:
         }
         cases.append(("efficiency", [speedup, p], speedup / p, table(wrong), "speedup / p"))
     judge_calls(ranks, report, cases)
+
+
+# What some take for the median of an even count.
+_MEDIANS = (statistics.median_low, statistics.median_high)
 
 
 def _wrong_bands(one, many, q1, q2, low: float, middle: float, high: float) -> list[Mistake]:
@@ -195,16 +241,21 @@ def _wrong_bands(one, many, q1, q2, low: float, middle: float, high: float) -> l
         "the middle is halfway between the ends: take the medians": has_middle((low + high) / 2),
         "the middle is that of the fastest rounds": has_middle(min(one) / min(many)),
         "the middle is right, the ends are not: q25 and q75, of opposite sides": has_middle(middle),
+        "a median of an even count is the mean of the two middle times: np.median":
+            lambda got: any(same(got[1], upper(one) / upper(many)) for upper in _MEDIANS),
+        "equal times are counted once: set() drops the others": lambda got: same(
+            got[1], float(np.median([*set(one.tolist())]) / np.median([*set(many.tolist())]))),
     })  # fmt: skip
 
 
 # -- 5.3 and 5.4 ------------------------------------------------------------------------------
 
 # Rank counts, and errors of a measurement there: a straight line through all points does not notice
-# them, nor a mean over the points; the first points, the last one, and other lines do.
+# them, nor does a mean of the points' own fractions in 5.3, whose text leaves the way open. The
+# first points, the last one, other lines, and in 5.4 that mean do.
 NOISY = [1, 2, 3, 5, 8, 13, 20]
 SHARE_NOISE = 0.09 * np.array([0, 0.235, -1, 0.674, 1, 0.066, -0.974])  # of T(p) / T(1)
-SPEEDUP_NOISE = 0.13 * np.array([0, 1.94, 1.75, -4.99, -7.72, -13, 11.82])  # of p · T(1) / T(p)
+SPEEDUP_NOISE = 0.13 * np.array([0, 1.94, 3, -2, -7.72, -13, 11.82])  # of p · T(1) / T(p)
 
 
 def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, times: list) -> dict:
@@ -221,7 +272,7 @@ def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, ti
 def fit_amdahl(ranks, report: Report) -> None:
     """The law, and the serial fraction of exact, noisy and too good times."""
     for s, one, ps, noisy in _law_data(report.seed):
-        p, x, serial = ps[-1], 1 / np.array(ps), max(0.0, s)
+        p, x, serial = ps[-1], 1 / np.array(ps), min(max(0.0, s), 1.0)
         share = s + (1 - s) * x
         if noisy:
             inverse = np.append(0, 1 / (1 - x[1:]))
@@ -230,7 +281,7 @@ def fit_amdahl(ranks, report: Report) -> None:
         slope, start = np.polyfit(x, times, 1)
         laws = {
             "that is Gustafson's law": p - serial * (p - 1),
-            "the serial part s is missing below the line": p / (1 - serial),
+            "the serial part s is missing below the line": p / max(1 - serial, 1e-9),
             "the parallel part is 1 − s, not 1": 1 / (serial + 1 / p),
             "serial and parallel part are exchanged": 1 / (1 - serial + serial / p),
             "that is T(p) / T(1): the speedup is its inverse": serial + (1 - serial) / p,
@@ -240,7 +291,8 @@ def fit_amdahl(ranks, report: Report) -> None:
             "that is the serial time T(1) · s in seconds: divide by T(1)": start,
             "that is the parallel time in seconds: s is the serial share": slope,
             "these are speedups that were fitted as if they were times": _share(x, 1 / share),
-            "that is below 0: np.clip(s, 0, 1)": s,
+            _beyond(s): s,
+            "T(1) does not count in that: use all points": _line(x[1:], times[1:]),
         }
         fits |= _alone(share[1:] / share[0], x[1:], 1 - x[1:])
         law = 1 / (serial + (1 - serial) * x)
@@ -253,11 +305,11 @@ def fit_amdahl(ranks, report: Report) -> None:
 def fit_gustafson(ranks, report: Report) -> None:
     """The law, and the serial fraction of exact, noisy and too good times."""
     for s, one, ps, noisy in _law_data(report.seed + 1):
-        p, all_p, serial = ps[-1], np.array(ps, float), max(0.0, s)
+        p, all_p, serial = ps[-1], np.array(ps, float), min(max(0.0, s), 1.0)
         more = all_p - 1
         missing = s * more  # speedup
         if noisy:
-            missing += _unseen(SPEEDUP_NOISE, more, np.append(0, 1 / more[1:]))
+            missing += _unseen(SPEEDUP_NOISE, more)
         times = one * all_p / (all_p - missing)
         unscaled = more @ (all_p - one / times) / (more @ more)
         any_start = np.polyfit(more, missing, 1)[0]
@@ -269,11 +321,13 @@ def fit_gustafson(ranks, report: Report) -> None:
         small = "here p ranks do p times the work: their speedup is p · T(1) / T(p)"
         fits = {
             "that is the parallel fraction: s is the other one": 1 - serial,
-            "that is below 0: np.clip(s, 0, 1)": s,
+            _beyond(s): s,
+            "that is the mean of what each point says: the task asks for least squares":
+                np.mean(missing[1:] / more[1:]),
             "the line goes through the origin, without an intercept": any_start,
             small: _share(1 / all_p, times),
             f"{small}, in the fit": float(np.clip(unscaled, 0, 1)),
-        }
+        }  # fmt: skip
         fits |= _alone(missing[1:], 0.0, more[1:])
         law = all_p - serial * more
         _judge_law(ranks, report, "gustafson", (ps, serial, times), law, laws, fits)
@@ -282,11 +336,21 @@ def fit_gustafson(ranks, report: Report) -> None:
 
 
 def _law_data(seed: int) -> Iterator[tuple[float, float, list[int], bool]]:
-    """(serial fraction, T(1), rank counts, noisy?): ordinary, noisy, better than ideal."""
+    """(serial fraction, T(1), rank counts, noisy?).
+
+    Ordinary, noisy, better than ideal, slower than one rank, and two points, where each counts.
+    """
     chance = random.Random(seed)
-    for serial in (chance.uniform(0.05, 0.2), chance.uniform(0.3, 0.45), -0.05):
-        ps, noisy = [1, *sorted(chance.sample(range(2, 20), 4))], serial > 0.2
+    serials = chance.uniform(0.05, 0.2), chance.uniform(0.3, 0.45), -0.05, 1.03
+    for k, serial in enumerate((*serials, chance.uniform(0.5, 0.8))):
+        ps = [1, *sorted(chance.sample(range(2, 20), 4 if k < 4 else 1))]
+        noisy = k == 1
         yield round(serial, 3), round(chance.uniform(2, 30), 2), NOISY if noisy else ps, noisy
+
+
+def _beyond(s: float) -> str:
+    """What to say where s itself is returned, which may be no share."""
+    return f"that is {'below 0' if s < 0 else 'above 1'}: np.clip(s, 0, 1)"
 
 
 def _unseen(noise: np.ndarray, *lines: np.ndarray) -> np.ndarray:
@@ -297,8 +361,15 @@ def _unseen(noise: np.ndarray, *lines: np.ndarray) -> np.ndarray:
 
 def _share(x: np.ndarray, times: np.ndarray) -> float:
     """Amdahl's fraction by a straight line in x = 1/p, clipped."""
-    slope, start = np.polyfit(x, times, 1)
-    return float(np.clip(start / (start + slope), 0, 1))
+    return float(np.clip(_line(x, times), 0, 1))
+
+
+def _line(x: np.ndarray, times: np.ndarray) -> float:
+    """The same as it comes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one point is too few
+        slope, start = np.polyfit(x, times, 1)
+    return start / (start + slope)
 
 
 def _alone(values, start, width) -> dict[str, float]:
@@ -333,14 +404,20 @@ def predict_step(ranks, report: Report) -> None:
     """Messages and bytes of a ring, and the step with an all_reduce for each gradient."""
     chance = random.Random(report.seed)
     cases = []
-    for p in (4, chance.randrange(5, 40), 2, 1):
-        n = chance.randrange(10**3, 10**7)
+    for p in (4, chance.randrange(5, 40), 2, 1, chance.randrange(100, 500)):
+        n = chance.randrange(4, 10**7, 4)
         right = [2 * (p - 1), 2 * (p - 1) / p * n]
         cases.append(("ring", [p, n], right, _wrong_rings(p, n, *right), "(messages, sent)"))
-    for p in (2, chance.randrange(3, 20), 1):
-        sizes = [chance.randrange(10**3, 10**7) for _ in range(chance.randrange(3, 7))]
+    # Ranks, gradients, the bytes of the largest, and bytes per second.
+    for p, count, most, slow in (
+        (2, chance.randrange(3, 7), 10**7, 5e6),
+        (chance.randrange(3, 20), chance.randrange(10, 30), 10**4, 5e3),
+        (chance.randrange(100, 500), 3, 10**2, 5.0),
+        (1, 2, 10**7, 5e6),
+    ):
+        sizes = [chance.randrange(4, most, 4) for _ in range(count)]
         compute, latency = chance.uniform(0.5, 2), chance.uniform(0.05, 0.2)
-        arguments = [compute, sizes, p, latency, chance.uniform(5e6, 2e7)]
+        arguments = [compute, sizes, p, latency, slow * chance.uniform(1, 4)]
         cases.append(("predict_step", arguments, *_steps(*arguments), "the seconds of a step"))
     judge_calls(ranks, report, cases)
 
@@ -380,8 +457,12 @@ def _steps(compute, sizes, p, latency, bandwidth) -> tuple[float, list[Mistake]]
         "bandwidth is in bytes per second: divide by it": compute + waits + moved * bandwidth,
         "every message pays the latency, 2(p − 1) of them": compute + count * latency + sent,
         "the computation counts once, not for each gradient": count * compute + waits + sent,
+        "only the gradients of 1000 bytes or more are in it: each one has its all_reduce":
+            compute + sum(once + n / sum(sizes) * sent for n in sizes if n >= 1000),
+        "only the first 6 gradients are in it: each one has its all_reduce":
+            compute + sum(once + n / sum(sizes) * sent for n in sizes[:6]),
         "what takes longer does not hide the rest: add both": max(compute, waits + sent),
-    }
+    }  # fmt: skip
     return compute + waits + sent, table(wrong)
 
 
@@ -392,11 +473,12 @@ def probe_script(user_ns: dict, *, rank: int, settings: list) -> list[dict]:
     """`job_script` for several settings: the text, and what bash makes of it."""
     texts = [told(answer_named(user_ns, "job_script")(*given)) for given in settings]
     return [
-        {"text": text, "launches": batch.launches(text, *given[:3]), "said": batch.unreadable(text)}
+        {"text": text, "said": batch.unreadable(text), "left": batch.left(text, *given[:3]),
+         "launches": batch.launches(text, *given[:3])}
         if isinstance(text, str)
         else {"text": text}
         for text, given in zip(texts, settings, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 @task("5.6", "a Slurm job script", points=3)
@@ -438,7 +520,9 @@ def _script_problems(script: dict, nodes: int, domains: int, cores: int, command
     if not script["launches"]:
         yield "no mpiexec (or srun) line starts the ranks"
         return
-    launcher, threads, *words = script["launches"][-1]
+    wanted = shlex.split(command)
+    running = [one for one in script["launches"] if _starts(wanted, one)]
+    launcher, threads, *words = (running or script["launches"])[-1]
     options = batch.options(words)
     if said := re.search(r"OMP_NUM_THREADS=(\S+)", " ".join(words)):  # mpiexec -x
         threads = said[1]
@@ -448,12 +532,37 @@ def _script_problems(script: dict, nodes: int, domains: int, cores: int, command
         unset = "set, but not exported: the ranks do not see it"
     rule = _srun_rules if launcher == "srun" else _mpiexec_rules
     yield from _broken([
-        (command not in " ".join(words), f"the {launcher} line does not run {command!r}"),
+        (not running, f"the {launcher} line does not run {command!r}: the command comes right "
+         f"behind the options of {launcher}"),
+        (len(running) > 1, f"{len(running)} launches run the command, expected one"),
+        (script["left"], f"the script ends while {launcher} still runs, and Slurm ends the job "
+         "with it: leave out the & behind the command"),
         (not threads, f"OMP_NUM_THREADS is {unset}"),
         (threads not in ("", str(cores)), f"OMP_NUM_THREADS={threads}, a rank has {cores} cores"),
         (number != str(ranks), f"{launcher} starts {number or '?'} ranks, the request has {ranks}"),
     ])  # fmt: skip
     yield from _broken(rule(options, text, domains, cores))[:1]
+
+
+# Options of mpiexec and srun that take no value, or two.
+_FLAGS = re.compile(r"--?(report-bindings|oversubscribe|nooversubscribe|display-map|tag-output|"
+                    r"display-allocation|timestamp-output|use-hwthread-cpus|allow-run-as-root|"
+                    r"exclusive|label|unbuffered|overlap|kill-on-bad-exit|no-kill|pty|nolocal|"
+                    r"verbose|quiet|[vqluQOKkV])$")  # fmt: skip
+_PAIRS = re.compile(r"--?(mca|gmca|prtemca|pmixmca)$")
+
+
+def _starts(command: list[str], launch: list[str]) -> bool:
+    """Whether what a launch starts on each rank is this command."""
+    words = launch[2:]
+    while words and words[0].startswith("-"):
+        name = words.pop(0)
+        values = 2 if _PAIRS.match(name) else int(not ("=" in name or _FLAGS.match(name)))
+        attached = re.match(r"-([a-zA-Z]\d|p[a-z])", name)  # -N4, -plab
+        del words[: 0 if attached else values]
+    while words and (words[0] == "env" or re.match(r"\w+=", words[0])):
+        del words[0]
+    return words[: len(command)] == command
 
 
 def _broken(rules: list[tuple[bool, str]]) -> list[str]:
@@ -479,6 +588,10 @@ def _request_problems(asked: dict, nodes: int, domains: int, cores: int) -> Iter
         yield f"#SBATCH --ntasks={got} contradicts {nodes} nodes × {domains} ranks: {ranks}"
     if not asked.get("--time"):
         yield "#SBATCH --time=… is missing: many clusters refuse a job without a limit"
+    elif (minutes := batch.minutes(asked["--time"])) is None:
+        yield f"#SBATCH --time={asked['--time']}: Slurm reads minutes, or hours:minutes:seconds"
+    elif minutes < 1:
+        yield f"#SBATCH --time={asked['--time']} is less than a minute: no training ends in it"
 
 
 def _mpiexec_rules(options: dict, text: str, domains: int, cores: int) -> list[tuple[bool, str]]:

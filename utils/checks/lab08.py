@@ -8,6 +8,7 @@ to is replayed as well.
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from .calls import Calls, Rule, inside, made, only, waited
 from .groups import PARTITIONS, WORLD, in_group, keywords, on, tried
-from .mistakes import EXACT, TOLERANCE, Mistake, same, short, table
+from .mistakes import EXACT, TOLERANCE, Mistake, is_number, same, short, table
 from .model import use_model as use_model
 from .probe import answer_named, numbers, recorded, told
 from .replicas import rules_of
@@ -27,7 +28,6 @@ from .task import Report, task, to_each
 
 # A master needs a worker: no groups of one rank.
 WITH_A_MASTER = [None, *PARTITIONS[:-1]]
-ETA, RHO = 0.1, 2.0
 # Of messages by which the check itself tells a worker to go on.
 SIGNAL = 808
 
@@ -69,17 +69,30 @@ class Toy:
 
 
 def start(seed: int, like: int | None = None) -> Tensor:
-    """The weights that all ranks begin with: 4 to 6 numbers, in double precision or not.
+    """The weights that all ranks begin with: 3 to 40 numbers, in double precision or not.
 
     like: the seed of other weights, which have the same length and type.
     """
-    kind = (seed if like is None else like) % 3
-    return numbers(seed, 4 + kind, double=True).to(torch.float64 if kind else torch.float32)
+    form = seed if like is None else like
+    kind, chance = form % 3, random.Random(form)
+    size = chance.randint(*((20, 40), (3, 6), (7, 19))[kind])
+    return numbers(seed, size, double=True).to(torch.float64 if kind else torch.float32)
+
+
+def rates(seed: int, variant: str = "") -> tuple[float, float]:
+    """Return η and ρ of a case: of four seeds in a row, each has another mix of small and large."""
+    chance = random.Random(seed)
+    eta = chance.uniform(*((0.02, 0.08), (0.15, 0.3))[seed % 2])
+    alpha = chance.uniform(*((0.1, 0.4), (0.65, 0.8))[seed // 2 % 2])
+    if variant == "fixed rates":
+        return 0.1, 3.0
+    eta = 0.1 if variant == "fixed rate" else eta
+    return eta, alpha / eta
 
 
 def _exact(weights: Tensor) -> float:
-    """How far numbers made of these may be apart."""
-    return EXACT if weights.dtype == torch.float64 else TOLERANCE
+    """How far numbers made of these may be apart, after some dozens of steps."""
+    return EXACT if weights.dtype == torch.float64 else 10 * TOLERANCE
 
 
 def _seeds(report: Report, k: int) -> dict:
@@ -138,17 +151,18 @@ def _noted(expected: list, first: list, what: str) -> Iterator[Mistake]:
 
 
 def _judge_weights(
-    report: Report, rank: int, value: dict, expected: dict, wrong: dict[str, dict], what: str
+    report: Report, rank: int, value: dict, expected: dict, wrong: dict[str, dict], each: str
 ) -> bool:
     """Notes, then the result; what mistakes give is replayed only if there is one."""
     first, notes = expected["first"], expected["notes"]
 
     def mistakes() -> Iterator[Mistake]:
         yield from table({said: replay()["notes"] for said, replay in wrong.items()})
-        yield from _noted(notes, first, what)
+        yield from _noted(notes, first, each)
 
     exact = {"tolerance": expected["exact"]}
-    told_notes = {"what": "the weights that it has noted", "form": "the weights"}
+    what = f"the weights that it has noted, with {expected['rates']}"
+    told_notes = {"what": what, "form": "the weights"}
     if not report.judge(rank, value["notes"], notes, mistakes(), **told_notes, **exact):
         return False
     ends = [
@@ -203,14 +217,17 @@ def _move_cases(seed: int) -> dict[str, dict]:
     by_hand = {name: torch.tensor([HAND[name]]) for name in ("w", "center", "gradient")}
     names = ("w", "center", "gradient")
     fresh = {name: start(seed + 7 * k, like=seed) for k, name in enumerate(names, 1)}
-    draw = torch.rand(2, generator=torch.Generator().manual_seed(seed)).tolist()
-    rates = {"eta": 0.02 + 0.2 * draw[0], "rho": 0.5 + 2 * draw[1]}
+    chance = random.Random(seed)
+    eta = chance.uniform(0.02, 0.22)
+    rates = {"eta": eta, "rho": chance.uniform(0.5, 2.5)}
     still = fresh | {"gradient": torch.zeros_like(fresh["w"])}
     return {
         "the step by hand": by_hand | {"eta": HAND["eta"], "rho": HAND["rho"]},
         "no gradient": {name: tensor.clone() for name, tensor in still.items()} | rates,
         "random weights": {name: tensor.clone() for name, tensor in fresh.items()} | rates,
-    }
+        **{f"α = {alpha}": {name: tensor.clone() for name, tensor in fresh.items()}
+           | {"eta": eta, "rho": alpha / eta} for alpha in (0.8, 1.3)},
+    }  # fmt: skip
 
 
 def _wrong_workers(w, center, gradient, eta, rho) -> dict[str, Tensor]:
@@ -258,11 +275,11 @@ def moves(ranks, report: Report) -> None:
     seeds = [report.seed + rank for rank in range(ranks.n)]  # so weights of each length and type
     for answer in report.answers(ranks, __name__, "probe_moves", each=to_each(seed=seeds)):
         cases, rank = _move_cases(seeds[answer.rank]), answer.rank
-        by_hand, still, fresh = (functools.partial(_judge_moves, report, rank, name, given,
+        by_hand, still, *fresh = (functools.partial(_judge_moves, report, rank, name, given,
                                  answer.value[name]) for name, given in cases.items())  # fmt: skip
         # The step by hand and the sum: each sees what the other does not.
         if by_hand() & still(conserved=True):
-            fresh()
+            all(judged() for judged in fresh)
 
 
 def _judge_moves(
@@ -285,10 +302,26 @@ def _judge_moves(
     expected = moved_worker(**given), moved_center(center, w, eta, rho)
     wrong, right = (_wrong_workers(**given), _wrong_centers(**given)), True
     names = ("move_worker", "move_center")
-    for name, moved, want, mistakes in zip(names, got["moved"], expected, wrong, strict=True):
+    ends = ((w - eta * given["gradient"], center - w), (center, w - center))
+    for name, moved, want, mistakes, end in zip(
+        names, got["moved"], expected, wrong, ends, strict=True
+    ):
+        mistakes |= _other_share(moved, *end, eta * rho)
         how = {"what": f"{name}, {case}", "form": "the new weights", "tolerance": _exact(want)}
         right &= report.judge(rank, moved, want.tolist(), table(mistakes), **how)
     return right
+
+
+def _other_share(moved: Any, end: Tensor, distance: Tensor, alpha: float) -> dict[str, list]:
+    """The mistake that an end of the spring moves by another share of the distance than α."""
+    end, distance = end.double(), distance.double()
+    numeric = isinstance(moved, list) and all(map(is_number, moved))
+    # Of one number alone, every result is some share.
+    if not numeric or not len(moved) == len(end) > 1:
+        return {}
+    share = (torch.tensor(moved, dtype=torch.float64) - end) @ distance / (distance @ distance)
+    said = f"it moves by the share {share:.4g} of the distance, expected α = ηρ = {alpha:.4g}: α "
+    return {said + "has no limit, and no value of its own": end + share * distance}
 
 
 def _sum_of(worker: Any, center: Any) -> list[float] | None:
@@ -310,19 +343,19 @@ def probe_round_robin(
         return None
     mine, toy = start(seed), Toy(own, len(start(seed)), _looks())
     named = keywords(partition, group)
-    return _called(user_ns, "round_robin", (mine, toy, steps, ETA, RHO), toy, mine, **named)
+    return _called(user_ns, "round_robin", (mine, toy, steps, *rates(seed)), toy, mine, **named)
 
 
 def round_robin_replayed(seeds: Seeds, workers: int, steps: int, variant: str = "") -> list[dict]:
     """Of each place: the weights at first, and those noted."""
-    weights = [start(seeds.model) for _ in range(workers + 1)]
+    weights, moves = [start(seeds.model)] * (workers + 1), rates(seeds.model, variant)
     toys = [Toy(own, len(weights[0])) for own in seeds.own]
     found = [_begun(seeds) for _ in weights]
     for t in range(steps):
         j = 1 + t % workers
         center, w = weights[0], weights[j]
-        new = moved_worker(w, center, toys[j](center if variant == "at center" else w), ETA, RHO)
-        weights[0] = moved_center(center, new if variant == "new" else w, ETA, RHO)
+        new = moved_worker(w, center, toys[j](center if variant == "at center" else w), *moves)
+        weights[0] = moved_center(center, new if variant == "new" else w, *moves)
         if variant == "center as worker":
             new = weights[0]
         weights[j] = new
@@ -333,11 +366,17 @@ def round_robin_replayed(seeds: Seeds, workers: int, steps: int, variant: str = 
 
 def _begun(seeds: Seeds) -> dict:
     """Of a replay: the weights at first, how exact those are that follow, and no notes yet."""
-    first = start(seeds.model)
-    return {"first": first.tolist(), "exact": _exact(first), "notes": []}
+    first, (eta, rho) = start(seeds.model), rates(seeds.model)
+    said = f"η = {eta:.3g}, ρ = {rho:.3g}"
+    return {"first": first.tolist(), "exact": _exact(first), "notes": [], "rates": said}
 
 
-_ROUND_ROBIN_MISTAKES = {
+_FIXED = {"fixed rate": "the gradient is multiplied by 0.1, whatever η is: use the argument eta"}
+_BOTH_FIXED = _FIXED | {
+    "fixed rates": "these are the weights with η = 0.1 and ρ = 3, the numbers of the notebook: use "
+    "the arguments eta and rho"
+}
+_ROUND_ROBIN_MISTAKES = _BOTH_FIXED | {
     "new": "the centre was moved by the worker's new weights. Line 14 has W^j as it was before "
     "line 13: send the old ones",
     "at center": "the gradient is taken at the centre's weights. Line 11 computes it at the "
@@ -363,8 +402,8 @@ def _in_a_group(case: dict) -> str:
 @task("8.2", "round robin, as printed", points=4)
 def round_robin(ranks, report: Report) -> None:
     """One worker at a time, in turn; the old W^j moves the centre."""
-    cases = [{"partition": p, "steps": 6 + k} | _seeds(report, k)
-             for k, p in enumerate(WITH_A_MASTER)]  # fmt: skip
+    runs = zip(WITH_A_MASTER, (6, 7, 8, 25), strict=True)
+    cases = [{"partition": p, "steps": s} | _seeds(report, k) for k, (p, s) in enumerate(runs)]
     given = (ranks, report, __name__, "probe_round_robin", cases, _round_robin_hint)
     for case, members, values in tried(*given):
         if len(members) > 1:
@@ -460,9 +499,9 @@ def probe_asynchronous(
     named = keywords(partition, group)
     if place == 0:
         exchanges = (size - 1) * -(-steps // tau)
-        return _called(user_ns, "serve", (mine, exchanges, ETA, RHO), toy, mine, **named)
+        return _called(user_ns, "serve", (mine, exchanges, *rates(seed)), toy, mine, **named)
     gradient = _held(toy, place, steps, group) if held and size > 2 else toy
-    given = (mine, gradient, steps, tau, ETA, RHO)
+    given = (mine, gradient, steps, tau, *rates(seed))
     return _called(user_ns, "work", given, toy, mine, **named)
 
 
@@ -492,7 +531,7 @@ def asynchronous_replayed(
         run = runs[place - 1]
         run.until_exchange()
         w = run.sends()
-        new = moved_center(center, w, ETA, RHO)
+        new = moved_center(center, w, *rates(seeds.model, "" if mom else variant))  # 8.4: right
         run.exchange(new if variant == "new center" else center)
         center = new
         notes.append(center.tolist())
@@ -513,12 +552,13 @@ class _Worker:
         self.ready: Tensor | None = None
         self.center, self.notes = self.w, self.begun["notes"]
         self.steps, self.tau, self.variant, self.delta = steps, tau, variant, delta
+        self.eta, self.rho = rates(seeds.model, variant)
 
     def until_exchange(self) -> None:
         """Local steps, until one with an exchange comes."""
         due = self.tau - 1 if self.variant == "late" else 0
         while self.k < self.steps and self.k % self.tau != due:
-            self._step(RHO if self.variant == "every step" else 0.0)
+            self._step(self.rho if self.variant == "every step" else 0.0)
 
     def sends(self) -> Tensor:
         """What the master gets."""
@@ -526,13 +566,13 @@ class _Worker:
             return self.w + self.delta * self.v
         if self.variant == "new":
             self.ready = self.toy(self.w + self.delta * self.v)
-            return self.w + self.delta * self.v - ETA * self.ready
+            return self.w + self.delta * self.v - self.eta * self.ready
         return self.w
 
     def exchange(self, center: Tensor) -> None:
         """The step with the centre."""
         self.center = center
-        rho = 0.0 if self.variant == "no pull" else RHO
+        rho = 0.0 if self.variant == "no pull" else self.rho
         if self.variant == "replaced":
             self.w = center
             rho = 0.0
@@ -547,12 +587,12 @@ class _Worker:
         g = self.toy(ahead) if self.ready is None else self.ready
         g = (-sign if variant == "climbs" else sign) * g
         self.ready = None
-        share = 1.0 if variant == "whole" and rho else ETA * rho
+        share = 1.0 if variant == "whole" and rho else self.eta * rho
         pull = share * ((ahead if variant == "pull ahead" else self.w) - self.center)
         if variant == "kept pull":
             pull = self.pull = pull if rho else self.pull
         old = self.v * (1.0 if variant == "undamped" else delta)
-        self.v = old - ETA * g - (pull if variant == "pull in v" else 0)
+        self.v = old - self.eta * g - (pull if variant == "pull in v" else 0)
         self.w = self.w + self.v - (0 if variant == "pull in v" else pull)
         self.k += 1
         self.notes.append(self.w.tolist())
@@ -562,10 +602,10 @@ class _Worker:
         return self.begun
 
 
-_SERVE_MISTAKES = {
+_SERVE_MISTAKES = _BOTH_FIXED | {
     "new": "the worker sends its weights after its step; the rule has W as it was before",
 }
-_WORK_MISTAKES = {
+_WORK_MISTAKES = _BOTH_FIXED | {
     "new center": "the pull goes to a centre that this worker has moved already: the master "
     "answers first, and moves the centre afterwards",
     "no pull": "nothing pulls the worker when it has the centre: move_worker",
@@ -592,7 +632,8 @@ def _asynchronous_hint(case: dict) -> str:
 
 
 def _asynchronous_cases(report: Report) -> list[dict]:
-    runs = [(0, 6, 2, False), (1, 4, 1, True), (2, 7, 3, False), (3, 5, 2, True), (0, 4, 9, False)]
+    runs = [(0, 6, 2, False), (1, 4, 1, True), (2, 7, 3, False), (3, 5, 2, True)]
+    runs += [(0, 4, 9, False), (2, 31, 13, False)]
     return [
         {"partition": WITH_A_MASTER[p], "steps": steps, "tau": tau, "held": held}
         | _seeds(report, k)
@@ -710,25 +751,25 @@ def probe_momentum(
     mine, toy = start(seed), Toy(own, len(start(seed)), _looks())
     if place == 0:
         exchanges = (size - 1) * -(-steps // tau)
-        order = _served(mine, exchanges, group)
+        order = _served(mine, exchanges, rates(seed), group)
         return {"order": order}
     named = keywords(partition, group)
-    given = (mine, toy, steps, tau, ETA, RHO, delta)
+    given = (mine, toy, steps, tau, *rates(seed), delta)
     return _called(user_ns, "work_with_momentum", given, toy, mine, **named)
 
 
-def _served(center: Tensor, exchanges: int, group) -> list[int]:
+def _served(center: Tensor, exchanges: int, moves: tuple[float, float], group) -> list[int]:
     """What a right `serve` does; the workers in the order in which they came."""
     w, order = torch.empty_like(center), []
     for _ in range(exchanges):
         who = dist.recv(w, group=group)
         dist.send(center, dst=who, group=group)
-        center = moved_center(center, w, ETA, RHO)
+        center = moved_center(center, w, *moves)
         order.append(who)
     return order
 
 
-_MOMENTUM_MISTAKES = {
+_MOMENTUM_MISTAKES = _BOTH_FIXED | {
     "no look-ahead": "the gradient is taken at w. Nesterov's momentum takes it ahead, at w + δv",
     "pull in v": "the spring is part of v, which keeps it for the next steps. It pulls w only, "
     "once: w ← w + v − α(w − W̄)",
@@ -752,7 +793,9 @@ _MOMENTUM_MISTAKES = {
 @task("8.4", "EAMSGD: with momentum", points=2)
 def momentum(ranks, report: Report) -> None:
     """Nesterov's momentum in the worker; the spring stays out of it."""
-    runs = [(0, 6, 2, 0.5), (2, 5, 1, 0.9), (3, 7, 3, 0.7)]
+    draw = random.Random(report.seed).uniform
+    runs = [(0, 6, 2, draw(0.4, 0.6)), (2, 5, 1, draw(0.9, 0.95)), (3, 7, 3, draw(0.1, 0.3))]
+    runs += [(1, 31, 13, draw(0.6, 0.8))]
     cases = [{"partition": WITH_A_MASTER[p], "steps": steps, "tau": tau, "delta": delta}
              | _seeds(report, k) for k, (p, steps, tau, delta) in enumerate(runs)]  # fmt: skip
     given = (ranks, report, __name__, "probe_momentum", cases, _hint_of)
@@ -793,14 +836,16 @@ def probe_local(
     """`local_sgd` on all ranks of a group."""
     mine, toy = start(seed), Toy(own, len(start(seed)))
     named = keywords(partition, group)
-    return _called(user_ns, "local_sgd", (mine, toy, steps, tau, ETA), toy, mine, **named)
+    return _called(
+        user_ns, "local_sgd", (mine, toy, steps, tau, rates(seed)[0]), toy, mine, **named
+    )
 
 
 def local_replayed(
     seeds: Seeds, size: int, steps: int, tau: int, variant: str = "", rate=1.0, mom=0.0
 ) -> list[dict]:
     """Rounds of τ local steps, each followed by an outer step; see :func:`moved_outer`."""
-    first = start(seeds.model)
+    first, (eta, _) = start(seeds.model), rates(seeds.model, variant)
     toys = [Toy(own, len(first)) for own in seeds.own]
     centers, velocities = [first] * size, [torch.zeros_like(first)] * size
     locals_ = list(centers)
@@ -815,7 +860,7 @@ def local_replayed(
             slopes = [toy(w) for toy, w in zip(toys, locals_, strict=True)]
             if variant == "gradients" and not left:
                 slopes = [sum(slopes) / size] * size
-            locals_ = [w - ETA * slope for w, slope in zip(locals_, slopes, strict=True)]
+            locals_ = [w - eta * slope for w, slope in zip(locals_, slopes, strict=True)]
         if variant == "aliased":
             centers = list(locals_)
         own = [c - w for c, w in zip(centers, locals_, strict=True)]
@@ -826,7 +871,7 @@ def local_replayed(
             "own": own,
             "sign": [-mean] * size,
             "over tau": [mean / tau] * size,
-            "inner rate": [mean * ETA] * size,
+            "inner rate": [mean * eta] * size,
             "summed weights": [c - sum(locals_) for c in centers],
         }.get(variant, [mean] * size)
         for place in range(size):
@@ -838,10 +883,11 @@ def local_replayed(
             notes[place].append((locals_ if local else centers)[place].tolist())
         if variant not in ("not reset", "gradients"):
             locals_ = list(centers)
-    return [_begun(seeds) | {"notes": noted} for noted in notes]
+    said = f"η = {rates(seeds.model)[0]:.3g}" + f", rate {rate:.3g}, momentum {mom:.3g}" * (mom > 0)
+    return [_begun(seeds) | {"notes": noted, "rates": said} for noted in notes]
 
 
-_LOCAL_MISTAKES = {
+_LOCAL_MISTAKES = _FIXED | {
     "over the world": f"divided by {WORLD}, the size of the world: dist.get_world_size(group)",
     "gradients": "a gradient is averaged in the last step of a round, and not the weights: they "
     "differ between the ranks. all_reduce the weights, after the step",
@@ -863,10 +909,10 @@ def _rounds(steps: int, tau: int) -> int:
     return -(-steps // tau)
 
 
-def _round_cases(report: Report, **more: Any) -> list[dict]:
+def _round_cases(report: Report, more: Sequence[dict] = ()) -> list[dict]:
     runs = [(None, 6, 2), *((p, s, t) for p, (s, t) in zip(
-        PARTITIONS, ((7, 3), (4, 1), (5, 2), (3, 5)), strict=True))]  # fmt: skip
-    return [{"partition": p, "steps": s, "tau": t} | more | _seeds(report, k)
+        PARTITIONS, ((7, 3), (31, 13), (5, 1), (3, 5)), strict=True))]  # fmt: skip
+    return [{"partition": p, "steps": s, "tau": t} | (more[k] if more else {}) | _seeds(report, k)
             for k, (p, s, t) in enumerate(runs)]  # fmt: skip
 
 
@@ -917,11 +963,14 @@ def moved_outer(center, pseudo_gradient, velocity, rate: float, momentum: float,
         return center - rate * v, v
     if variant == "averages":
         return center - pseudo_gradient, v
+    if variant == "fixed outer":
+        v = 0.9 * velocity + pseudo_gradient
+        return center - 0.7 * (pseudo_gradient + 0.9 * v), v
     return center - rate * (pseudo_gradient + momentum * v), v
 
 
 def probe_outer(user_ns: dict, *, rank: int, seed: int) -> dict:
-    """`outer_step` twice: the second with the velocity of the first."""
+    """`outer_step` with rates and momenta of three kinds."""
     function, found, changed = answer_named(user_ns, "outer_step"), [], False
     for center, gradient, velocity, *rates in _outer_cases(seed):
         before = center.clone(), gradient.clone(), velocity.clone()
@@ -936,11 +985,12 @@ def probe_outer(user_ns: dict, *, rank: int, seed: int) -> dict:
 
 def _outer_cases(seed: int) -> list[tuple]:
     center, gradient, velocity = (start(seed + k, like=seed) for k in (1, 2, 3))
-    rates = torch.rand(2, generator=torch.Generator().manual_seed(seed)).tolist()
+    draw = random.Random(seed).uniform
     zero = torch.zeros_like(center)
     return [
         (center, gradient, zero, 1.0, 0.0),
-        (center, gradient, velocity, 0.3 + 0.5 * rates[0], 0.3 + 0.5 * rates[1]),
+        (center, gradient, velocity, draw(0.3, 0.6), draw(0.9, 0.97)),
+        (center, gradient, velocity.clone(), draw(1.0, 1.5), draw(0.1, 0.5)),
     ]
 
 
@@ -951,7 +1001,7 @@ def probe_diloco(
     """`diloco` on all ranks of a group, with a right outer step."""
     mine, toy = start(seed), Toy(own, len(start(seed)))
     named = keywords(partition, group)
-    given = (mine, toy, steps, tau, ETA, rate, mom)
+    given = (mine, toy, steps, tau, rates(seed)[0], rate, mom)
     return _called(user_ns, "diloco", given, toy, mine, **named)
 
 
@@ -978,9 +1028,11 @@ _DILOCO_MISTAKES = {
     "aliased": "the pseudo-gradients are zero: w is the same tensor as the centre, and w -= … "
     "changes both. w = w - … makes a new one",
     "notes local": "these are the weights of this rank before the outer step: note the centre",
+    "fixed outer": "these are the weights with rate 0.7 and momentum 0.9, the numbers of the "
+    "notebook: use the arguments rate and momentum",
     "averages": "the outer step is a plain average: use outer_step with rate and momentum",
     "forgets v": "the velocity is 0 again in each round: keep it from round to round",
-} | {name: _LOCAL_MISTAKES[name] for name in ("forgets the rest", "whole last round")}
+} | {name: _LOCAL_MISTAKES[name] for name in ("forgets the rest", "whole last round", "fixed rate")}
 
 
 @task("8.6", "DiLoCo", points=4)
@@ -991,7 +1043,11 @@ def diloco(ranks, report: Report) -> None:
         _judge_outer(report, answer.rank, answer.value, _outer_cases(seeds[answer.rank]))
     if report.found:
         return
-    cases = _round_cases(report, rate=0.7, mom=0.6)
+    draw = random.Random(report.seed).uniform
+    small, large = ((0.3, 0.6), (0.1, 0.4)), ((0.75, 1.2), (0.7, 0.97))
+    kinds = (large, small, (small[0], large[1]), (large[0], small[1]), large)
+    outer = [{"rate": draw(*rate), "mom": draw(*mom)} for rate, mom in kinds]
+    cases = _round_cases(report, outer)
     given = (ranks, report, __name__, "probe_diloco", cases, _rounds_hint)
     for case, members, values in tried(*given):
         outer = {"rate": case["rate"], "mom": case["mom"]}

@@ -54,6 +54,7 @@ def cases(seed: int) -> dict[str, list[list[float]]]:
             [[121.0, 126.0], [103.0, 107.0], [105.0, 110.0]],
         "all of it after backward": [[120.0, 130.0], [130.0, 140.0]],
         **{f"{count} random transfers": spread(count) for count in (3, 5, 9)},
+        "40 short transfers": draw.sample([[90.0 + k, 90.5 + k] for k in range(40)], 40),
         "a transfer of no duration beside another": [[110.0, 110.0], [115.0, 125.0]],
         "no transfer at all": [],
         "a transfer of no duration": [[110.0, 110.0]],

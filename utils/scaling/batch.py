@@ -130,10 +130,15 @@ def _site() -> dict:
 
 LAUNCHERS = ("mpiexec", "mpirun", "srun")
 # A launcher that starts nothing and writes down what it was told; no other command does anything.
+# Bash gives what it starts with & an empty stdin; `wait` notes itself when that has ended.
 _NOTES = """#!/bin/bash
-printf '%s\\0' "${0##*/}" "$OMP_NUM_THREADS" "$@" END >>"$NOTES"
+[[ /dev/stdin -ef /dev/null ]] && behind='&'
+printf '%s\\0' "${0##*/}$behind" "$OMP_NUM_THREADS" "$@" END >>"$NOTES"
 """
-_REHEARSAL = "command_not_found_handle() { :; }; cd() { :; }; source() { :; }; .() { :; }\n"
+_REHEARSAL = """\
+command_not_found_handle() { :; }; cd() { :; }; source() { :; }; .() { :; }
+wait() { builtin wait "$@"; printf '%s\\0' wait END >>"$NOTES"; }
+"""
 _BASH = {"capture_output": True, "text": True, "timeout": 20, "check": False}
 
 _LONG = {"-N": "--nodes", "-n": "--ntasks", "-np": "--ntasks", "--np": "--ntasks"}
@@ -176,6 +181,33 @@ def launches(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]
 
     Bash runs it, with Slurm's variables, in an empty folder and without any command.
     """
+    calls = _rehearsed(text, nodes, domains, cores)
+    return [[call[0].rstrip("&"), *call[1:]] for call in calls if call != ["wait"]]
+
+
+def left(text: str, nodes: int, domains: int, cores: int) -> bool:
+    """Whether a script ends without waiting for what it has launched, see :func:`launches`."""
+    if re.search(r"<\s*/dev/null", text):
+        return False  # then an empty stdin says nothing
+    calls = _rehearsed(text, nodes, domains, cores)
+    waits = [k for k, call in enumerate(calls) if call == ["wait"]]
+    return any(call[0].endswith("&") for call in calls[(waits or [-1])[-1] + 1 :])
+
+
+def minutes(limit: str) -> float | None:
+    """Minutes of a time limit in one of Slurm's forms; ``None`` where Slurm could not read it."""
+    form = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
+    if not form:
+        return None
+    days, *parts = (None if part is None else int(part) for part in form.groups())
+    first, second, third = parts
+    if days is None and third is None:  # minutes, or minutes:seconds
+        return first + (second or 0) / 60
+    return 1440 * (days or 0) + 60 * first + (second or 0) + (third or 0) / 60
+
+
+def _rehearsed(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]:
+    """Calls of launchers and of `wait`, in their order."""
     ranks = nodes * domains
     slurm = {"NTASKS": ranks, "NPROCS": ranks, "NTASKS_PER_NODE": domains, "NNODES": nodes}
     slurm |= {"CPUS_PER_TASK": cores, "JOB_NUM_NODES": nodes, "JOB_ID": 1}
@@ -191,6 +223,7 @@ def launches(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]
         variables = {"PATH": folder, "BASH_ENV": str(start), "NOTES": str(notes), "HOME": folder}
         variables |= {f"SLURM_{name}": str(value) for name, value in slurm.items()}
         variables["SLURM_SUBMIT_DIR"] = folder
-        subprocess.run([shutil.which("bash"), "-c", bare], env=variables, cwd=folder, **_BASH)
+        bash = [shutil.which("bash"), "-c", bare]
+        subprocess.run(bash, env=variables, cwd=folder, input="", **_BASH)
         calls = notes.read_text().split("END\0")[:-1]
     return [call.split("\0")[:-1] for call in calls]

@@ -40,6 +40,7 @@ from torch_mpi.errors import (
     errors_line,
     users_line,
 )
+from torch_mpi.network import link
 from torch_mpi.protocol.diagnosis import diagnose
 from utils import data
 from utils.cluster import words
@@ -296,6 +297,8 @@ class LocalRanks:
         isolate = torch._C._distributed_c10d._set_thread_isolation_mode
         isolate(True)
         self._exit.callback(isolate, False)
+        # Ranks in threads share it, and put back what another one of them has set.
+        self._exit.callback(link.set, link.network)
         self._threads = [
             threading.Thread(target=self._live, args=(rank,), daemon=True) for rank in range(self.n)
         ]

@@ -460,6 +460,15 @@ def test_a_cell_that_meets_an_open_task_names_it_in_one_line_and_says_how_to_go_
     assert "use_model" not in "".join(notebook.cells[5].outputs[-1].traceback)
 
 
+def test_a_student_on_a_busy_machine_is_told_that_times_mislead_and_nobody_else_is():
+    from utils.cluster import load
+
+    assert load.warning([1.0, 0.97, 1.0]) == ""
+    assert "gets a processor for 25 % of the time" in load.warning([0.25, 1.0])
+    assert 0 < load.processor_share({}, rank=0) <= 1.0
+    assert load.processor_share({}, rank=1) == 1.0
+
+
 def test_who_cannot_solve_a_task_goes_on_with_the_models_answer():
     cells = [
         "from utils import cluster\nfrom utils.checks import lab01\nranks = cluster.start(4)",

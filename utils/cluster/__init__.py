@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from IPython import get_ipython
 
 from utils import timeline
-from utils.cluster import words
+from utils.cluster import load, words
 from utils.cluster.arguments import texts
 from utils.cluster.failure import CellFailed
 from utils.cluster.network import parse as network_asked_for
@@ -227,6 +227,11 @@ class Ranks:
         told = None if network is None else network.to_dict()
         self.ask_or_raise("utils.cluster.on_rank:use_network", network=told)
         _say(f"The network: {network or 'that of this machine'}.")
+
+    def say_if_busy(self) -> None:
+        """Print a line if other programs take so much of the machine that times mislead."""
+        if said := load.warning(self.ask_or_raise("utils.cluster.load:processor_share")):
+            print(said)
 
     def timeline(self, title: str | None = None, zoom: int | tuple[float, float] | None = None):
         """What the ranks did in the last cell: a picture, and `.records`, `.totals`, `.save(path)`.

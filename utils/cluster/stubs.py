@@ -23,5 +23,7 @@ def explained(error: str) -> str | None:
     found = STUB.match(error)
     if not found:
         return None
-    said = f"{found[0]}\nThis task is still open, and the cell needs it. {advice(found['number'])}"
-    return said.rstrip()
+    said = f"{found[0]}\nThis task is still open, and the cell needs it."
+    if how := advice(found["number"]):
+        said += " {}:\n  {}".format(*how.split(": ", 1))
+    return said

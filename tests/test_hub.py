@@ -46,7 +46,7 @@ LAB = "01_c10d.ipynb"
 #: Seconds: for ranks to come up, for Slurm to act, for processes to end.
 RANKS, ACT = 180, 90
 #: Seconds that a job has left when a student opens a notebook.
-AHEAD = 30
+AHEAD = 75
 pytestmark = [
     pytest.mark.bare,
     pytest.mark.timeout(slurm_tools.INSTALL + PAGE + NOTEBOOK + SPAWN),
@@ -305,7 +305,7 @@ def test_a_session_tells_its_time_warns_and_saves_the_notebook_before_slurm_ends
         page.keyboard.press("Control+End")
         page.keyboard.type(f"  {EDITED}")
         lab.photograph("hub-time-left")
-        wait_for(lambda: not hub.cluster.jobs(), ACT, "Slurm ends the job")
+        wait_for(lambda: not hub.cluster.jobs(), AHEAD + ACT, "Slurm ends the job")
         saved = hub.cluster.run("cat", "/home/student1/own.ipynb")
         assert EDITED in saved
         table.add("the job's time ends soon", warning, "what was edited is saved before")

@@ -163,7 +163,7 @@ def _wrong_stopwatches(events, alike: bool, seconds: np.ndarray, late: list) -> 
         inside = "one rank waits, inside the time, for the other one's prepare(): a barrier "
         inside += "belongs between prepare() and the start of the clock"
     miscounted, _ = _miscounted(events, rounds, steps).items()
-    shortest, longest = 0.95 * seconds.min(1), 1.01 * seconds.max(1)
+    shortest, longest = 0.98 * seconds.min(1), 1.01 * seconds.max(1)
     return table({
         f"return a list of {rounds} numbers": lambda got: not _numbers(got),
         f"{miscounted[0]}.": lambda got: made <= rounds * steps,

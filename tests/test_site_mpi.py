@@ -153,7 +153,7 @@ class TestScripts:
         self, module, train
     ):
         done = run(module.loaded(), module.mpiexec, "-n", 2, sys.executable, train)
-        # MPICH's UCX may warn, on the lines behind, of an empty message that a group left at its end.
+        # MPICH's UCX may warn, on further lines, of an empty message that a group left at its end.
         told = json.loads(done.stdout.splitlines()[0])
         assert told["sum"] == 3.0, done
         assert is_of(told["library"], module)

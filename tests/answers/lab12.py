@@ -830,10 +830,10 @@ CHANGES += [
      "    moved = torch.randperm(clients, generator=draw).tolist()\n    return [\n"
      "        torch.cat([*pieces[client * each : (client + 1) * each - 1], "
      "pieces[(moved[client] + 1) * each - 1]])\n", "deal out all pieces at random"),
-    (SELECT, "with a fixed distance", "torch.randperm(clients, generator=draw)[:count].tolist()",
-     "[(int(torch.randint(clients, (1,), generator=draw)) + 17 * k) % clients for k in "
-     "range(count)] if clients == 1 else (lambda f: [(f + 17 * k) % clients for k in "
-     "range(count)])(int(torch.randint(clients, (1,), generator=draw)))",
+    (SELECT, "with a fixed distance",
+     "    return torch.randperm(clients, generator=draw)[:count].tolist()",
+     "    first = int(torch.randint(clients, (1,), generator=draw))\n"
+     "    return [(first + 17 * k) % clients for k in range(count)]",
      "different pairs of clients"),
     (LOCAL, "five minibatches at most", ".split(batch):", ".split(batch)[:5]:", "150 samples"),
     (MEAN, "three updates at most", "updates.values():", "list(updates.values())[:3]:",

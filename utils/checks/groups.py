@@ -137,9 +137,8 @@ def tried(
             if not answers and hint and (said := hint(case)):
                 report.problem(f"({said})")
                 # The hint first, then what concerns all ranks: a long report is cut at its end.
-                hint_of_case = report.found.pop()
-                report.found.sort(key=lambda found: found[2] is not None)
-                report.found.insert(0, hint_of_case)
+                *others, of_case = report.found
+                report.found = [of_case, *sorted(others, key=lambda found: found[2] is not None)]
             return
 
 

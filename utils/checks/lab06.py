@@ -961,12 +961,10 @@ def patient_worker(x: torch.Tensor, workers: int, pieces: int, group=None) -> No
         requests = []
         for j in range(reducers):
             turn = (j + place) % reducers
-            part, at = (
-                parts[piece * reducers + turn],
-                {"group": group, "group_peer": workers + turn},
-            )
-            requests += [dist.P2POp(dist.isend, part.clone(), **at)]
-            requests += [dist.P2POp(dist.irecv, part, **at)]
+            part = parts[piece * reducers + turn]
+            at = {"group": group, "group_peer": workers + turn}
+            requests.append(dist.P2POp(dist.isend, part.clone(), **at))
+            requests.append(dist.P2POp(dist.irecv, part, **at))
         for request in dist.batch_isend_irecv(requests):
             request.wait()
 
@@ -1131,14 +1129,18 @@ def _halving_rules(report: Report, members: list[int], values: Sequence[dict], w
 MACHINES = ([[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 4], [1, 3, 5]])
 
 
+def _across(machines: list[list[int]]) -> list[list[int]]:
+    """The ranks that have the same place in their machines."""
+    return [list(members) for members in zip(*machines, strict=True)]
+
+
 @in_group
 def probe_hierarchical(
     user_ns: dict, *, rank: int, group, partition, seed: int, lengths: list[int], machines: list
 ) -> list[dict]:
     """The result on tensors of several lengths, with groups for the machines that are named."""
     function, answers = answer_named(user_ns, "hierarchical"), []
-    across = [list(places) for places in zip(*machines, strict=True)]
-    with group_of(machines, rank) as node, group_of(across, rank) as peers:
+    with group_of(machines, rank) as node, group_of(_across(machines), rank) as peers:
         for length in lengths:
             x, y = counting(rank, length), noise(seed, length)
             records, _ = _twice(function, None, (x, y), node, peers)
@@ -1175,9 +1177,9 @@ def _hint_of_levels(case: dict) -> str:
 
 def _judge_levels(report: Report, machines: list[list[int]], values: Sequence[dict]) -> bool:
     """Messages only, in the groups node and across, and waited for, in both runs."""
-    across = [list(places) for places in zip(*machines, strict=True)]
+    groups = [*machines, *_across(machines)]
     for rank, value in enumerate(values):
-        mine = [members for members in (*machines, *across) if rank in members]
+        mine = [members for members in groups if rank in members]
         for calls in (value["calls"], value["calls again"]):
             said = broken(calls, only("send", "recv"), waited)
             strange = next((c["group"] for c in calls if c["group"] not in mine), None)

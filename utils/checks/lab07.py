@@ -236,9 +236,8 @@ def serve(ranks, report: Report) -> None:
     if not enough(ranks, report):
         return
     wide = 3 + report.seed % 4
-    for workers, bound in (
-        *(([1, 2, 3], 2), ([1, 2, 4, 5], 0), ([2, 3], 1), ([1, 3, 4], wide), ([1, 2, 3], None)),
-    ):
+    few = ([1, 2, 3], 2), ([1, 2, 4, 5], 0), ([2, 3], 1)
+    for workers, bound in (*few, ([1, 3, 4], wide), ([1, 2, 3], None)):
         steps = 7 + (bound or 0) * 2
         jobs = jobs_of(report.seed, workers, steps, slow=workers[report.seed % len(workers)])
         hint = (

@@ -50,7 +50,7 @@ from .pipelines import (
     weights_by,
     weights_of,
 )
-from .probe import answer_named, recorded, told
+from .probe import answer_named, number, recorded, told
 from .replicas import rules_of
 from .schedules import (
     as_lists,
@@ -93,7 +93,7 @@ def probe_naive(
     return {
         "marks": told(marks),
         "times": piece.log.times,
-        "loss": "<Tensor>" if isinstance(loss, Tensor) else told(loss),
+        "loss": number(loss),
         "calls": calls,
         "gradient": gradient_of(piece),
         "events": piece.log.events,

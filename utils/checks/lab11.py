@@ -224,9 +224,8 @@ def probe_hybrid(
         x, labels = drawn(seed, samples)
         function = answer_named(user_ns, "hybrid_step")
         loss, calls = recorded(function, piece, x, labels, microbatches, pp, dp)
-    forwards = piece.log.events.count("F")
-    return {"loss": number(loss), "gradient": gradient_of(piece), "calls": calls, "F": forwards,
-            "events": list(piece.log.events)}  # fmt: skip
+    return {"loss": number(loss), "gradient": gradient_of(piece), "calls": calls,
+            "events": piece.log.events}  # fmt: skip
 
 
 def _on_axes(calls: Calls, pp: list[int], dp: list[int]) -> str | None:
@@ -281,6 +280,7 @@ def _judge_hybrid(
     gradients, loss = twin(seeds, n=images)
     right, size = gradients[s], images // n
     order = [kind for kind, _ in one_f_one_b(p, m)[s]]
+    forwards = value["events"].count("F")
 
     def of(samples: slice, labelled: slice | None = None) -> tuple[list[float], float]:
         return _part(seeds, images, s, samples, labelled)
@@ -310,8 +310,8 @@ def _judge_hybrid(
         only("send", "recv", "all_reduce"),
         waited,
         *rules_of({
-            f"{where}: {value['F']} forwards on this rank, {m} microbatches were asked for: does "
-            "each go through once?": value["F"] != m,
+            f"{where}: {forwards} forwards on this rank, {m} microbatches were asked for: does "
+            "each go through once?": forwards != m,
             f"{where}: this stage worked in the order {' '.join(value['events'])}; one_f_one_b has "
             f"{' '.join(order)}": value["events"] != order,
         }),

@@ -154,8 +154,8 @@ def select_clients(ranks, report: Report) -> None:
             elif others := [len(one) for one in many if len(one) != wanted]:
                 said = (
                     f"chose {others[0]} clients, expected {wanted}: round the share of the n that "
+                    "was handed in, and take at least one"
                 )
-                said += "was handed in, and take at least one"
             elif any(len(set(one)) < len(one) for one in many):
                 said = "chose a client twice: choose without replacement"
             elif not all(0 <= client < n for one in many for client in one):

@@ -26,7 +26,7 @@ from typing import Any
 
 from IPython import get_ipython
 
-from utils.cluster.stubs import STUB, advice
+from utils.cluster.stubs import STUB, way_on
 from utils.deadline import NotEnded
 from utils.shown import show_errors
 from utils.verdict import Problem, Verdict
@@ -232,7 +232,8 @@ def task(number: str, title: str, points: int) -> Callable:
 def _still_open(number: str, met: str, title: str) -> str:
     if met == number:
         return "still open"
-    return f"needs Task {met} ({title}), which is still open. {advice(met)}"
+    said = f"needs Task {met} ({title}), which is still open."
+    return f"{said} To go on without it: {way_on(met)}" if way_on(met) else said
 
 
 def _compare_with_kernel(ranks, report: Report) -> None:

@@ -10,12 +10,12 @@ STUB = re.compile(r"NotImplementedError: Task (?P<number>\d+\.\d+): (?P<title>.*
 _CHECKS = Path(__file__).parents[1] / "checks"
 
 
-def advice(number: str) -> str:
-    """Return how a student goes on without a task; "" in a lab that has no model answers."""
+def way_on(number: str) -> str:
+    """Return the call that replaces a task's answer; "" in a lab that has no model answers."""
     lab = f"lab{number.partition('.')[0].zfill(2)}"
     if not (_CHECKS / f"{lab}.py").is_file():
         return ""
-    return f'To go on without it: {lab}.use_model(ranks, "{number}")'
+    return f'{lab}.use_model(ranks, "{number}")'
 
 
 def explained(error: str) -> str | None:
@@ -24,6 +24,5 @@ def explained(error: str) -> str | None:
     if not found:
         return None
     said = f"{found[0]}\nThis task is still open, and the cell needs it."
-    if how := advice(found["number"]):
-        said += " {}:\n  {}".format(*how.split(": ", 1))
-    return said
+    call = way_on(found["number"])
+    return f"{said} To go on without it:\n  {call}" if call else said

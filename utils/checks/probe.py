@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,71 @@ def answer_named(user_ns: dict, name: str) -> Any:
     if name not in user_ns:
         raise NameError(f"{name} is not defined on this rank: run the cell that defines it")
     return user_ns[name]
+
+
+class ArgumentChanged(Exception):
+    """An answer changed an argument that its task only reads."""
+
+
+def reading_answer(user_ns: dict, name: str, *, changes: tuple[str, ...] = ()) -> Callable:
+    """The student's function ``name``, which has to leave its arguments as they are.
+
+    Tensors, lists, sets and dicts are compared before and after each call, at any depth. Modules,
+    generators and other objects are not.
+
+    Args:
+        changes: names of the arguments that the task wants changed.
+
+    Raises:
+        NameError: there is no such function.
+        ArgumentChanged: by the function that is returned; names the argument.
+    """
+    function = answer_named(user_ns, name)
+
+    @functools.wraps(function)
+    def reading(*args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        before = {key: _copied(value) for key, value in given.items() if key not in changes}
+        result = function(*args, **kwargs)
+        for key, value in before.items():
+            if not _alike(value, given[key]):
+                raise ArgumentChanged(f"{name} changed its argument {key}: work on a copy of it")
+        return result
+
+    return reading
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of tensors and of what holds them; other objects as they are."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(one) for one in value]
+    return set(value) if isinstance(value, set) else value
+
+
+def _alike(before: Any, after: Any) -> bool:
+    import torch
+
+    if isinstance(before, torch.Tensor):
+        return fingerprint(before) == fingerprint(after)
+    if isinstance(before, dict):
+        return list(before) == list(after) and all(_alike(before[k], after[k]) for k in before)
+    if isinstance(before, list) and isinstance(after, list | tuple):
+        return len(before) == len(after) and all(map(_alike, before, after))
+    return before is after or (isinstance(before, set | int | float | str) and before == after)
+
+
+def kind_of(value: Any) -> str:
+    """The type of a result in words that a check compares: "list of int", "Tensor", "float"."""
+    if isinstance(value, list | tuple | set):
+        inner = sorted({type(one).__name__ for one in value})
+        return f"{type(value).__name__} of {' and '.join(inner) or 'nothing'}"
+    return type(value).__name__
 
 
 def definitions(user_ns: dict, *, rank: int, names: list[str]) -> dict[str, str]:

@@ -28,6 +28,34 @@ ON_RANKS = {"waits for everybody", "forgets what is open", "one tag for all roun
 # Task, what the student did, code, words of the verdict.
 WRONG = [
     (
+        LOCAL,
+        "sets gradients to zero after the step only",
+        """
+def train_locally(model, weights, images, labels, epochs, draw, rate=0.1, batch=20):
+    vector_to_parameters(weights.clone(), model.parameters())
+    for _ in range(epochs):
+        for samples in torch.randperm(len(labels), generator=draw).split(batch):
+            cross_entropy(model(images[samples]), labels[samples]).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= rate * parameter.grad
+            model.zero_grad()
+    return parameters_to_vector(model.parameters()).detach() - weights
+""",
+        "what was in the model or its gradients before goes in",
+    ),
+    (
+        READ,
+        "neurons averaged",
+        """
+def read_image(gradients):
+    alive = gradients[1].abs() > 1e-3 * gradients[1].abs().max()
+    images = gradients[0][alive] / gradients[1][alive][:, None]
+    return int((gradients[-1] < 0).nonzero()[0]), images.mean(0)
+""",
+        "another neuron tells, or several",
+    ),
+    (
         SHARDS,
         "each piece has one class by a filter",
         """
@@ -479,7 +507,7 @@ CHANGES = [
     ),
     (READ, "argmax", "gradients[-1].argmin()", "gradients[-1].argmax()", "argmin, not argmax"),
     (READ, "the first bias", "gradients[-1].argmin()", "gradients[1].argmin()", "label"),
-    (READ, "the first neuron", "bias.abs().argmax()", "0", "divided by 0"),
+    (READ, "the first neuron", "bias.abs().argmax()", "0", "image: "),
     (
         READ,
         "upside down",
@@ -767,16 +795,6 @@ def run_round(t, weights, chosen, seconds):
 """,
     ),
     (
-        READ,
-        "neurons averaged",
-        """
-def read_image(gradients):
-    alive = gradients[1].abs() > 1e-3 * gradients[1].abs().max()
-    images = gradients[0][alive] / gradients[1][alive][:, None]
-    return int((gradients[-1] < 0).nonzero()[0]), images.mean(0)
-""",
-    ),
-    (
         INVERT,
         "one flat vector",
         """
@@ -822,6 +840,37 @@ def unmasked(total):
     ),
 ]
 
+CHANGES += [
+    (SHARDS, "a generator of its own", "generator=draw",
+     "generator=torch.Generator().manual_seed(draw.initial_seed())",
+     "draw itself was not used"),
+    (SELECT, "a tensor", ".tolist()", "", "return a list of numbers"),
+    (SELECT, "a set", "return torch.randperm(clients, generator=draw)[:count].tolist()",
+     "return set(torch.randperm(clients, generator=draw)[:count].tolist())", "returned set of int"),
+    (SELECT, "rounds up", "round(fraction * clients)", "math.ceil(fraction * clients)",
+     "as round() does"),
+    (MEAN, "who has learned nothing does not count", "updates.values()",
+     "[one for one in updates.values() if one[1].any()]", "has to count as well"),
+    (ROUND, "all sends are late",
+     "[request for request in sends if not request.is_completed()]", "sends",
+     "all updates of this round have come"),
+    (ROUND, "never sleeps", "sleep(0.002)", "pass", "kept a processor busy"),
+    (READ, "a tensor", ".argmin().item()", ".argmin()", "return one number"),
+    (READ, "the largest, not the largest size", "bias.abs().argmax()", "bias.argmax()",
+     "image:"),
+    (READ, "the longest row", "bias.abs().argmax()", "weight.norm(dim=1).argmax()", "image:"),
+    (READ, "divides in place", "weight[neuron] / bias[neuron]", "weight[neuron].div_(bias[neuron])",
+     "changed its argument gradients"),
+    (INVERT, "leaves the net in another mode", "    own = ", "    net.eval()\n    own = ",
+     "leave its mode as it is"),
+    (NOISE, "noise from a generator of its own", "torch.randn(mean.shape, generator=draw)",
+     "torch.randn(mean.shape, generator=torch.Generator().manual_seed(draw.initial_seed()))",
+     "the next call with the same draw gave the same noise"),
+    (MASK, "sorts the list it was given", "    for other in clients:",
+     "    clients.sort()\n    for other in clients:", "changed its argument clients"),
+    (MASK, "the sign by the place", "if me < other", "if clients.index(me) < clients.index(other)",
+     "does not have a mask with each of the others"),
+]  # fmt: skip
 # Task, what is different, a part of the solution, what stands in its place.
 CHANGES += [
     (SHARDS, "deals out half of the pieces", "    order = torch.randperm(len(pieces), "
@@ -868,20 +917,12 @@ CHANGES_THAT_ARE_RIGHT = [
         "return torch.randperm(clients, generator=draw)[:count].tolist()",
         "return sorted(torch.randperm(clients, generator=draw)[:count].tolist())",
     ),
-    (SELECT, "a tensor", ".tolist()", ""),
     (
         ROUND,
         "notes that block",
         "sends.append(dist.isend(torch.tensor([t, client]), dst=there, tag=NOTE))",
         "dist.send(torch.tensor([t, client]), dst=there, tag=NOTE)",
     ),
-    (
-        ROUND,
-        "all sends are late",
-        "[request for request in sends if not request.is_completed()]",
-        "sends",
-    ),
-    (READ, "a tensor", ".argmin().item()", ".argmin()"),
     (
         READ,
         "the largest by hand",

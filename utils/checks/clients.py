@@ -8,10 +8,12 @@ over. So the order of events is certain, whatever the machine does meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +22,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from .probe import answer_named, as_dict, fingerprint, numbers, told
+from .probe import as_dict, fingerprint, numbers, reading_answer, told
 
 SERVER, NOTE, OVER = 0, 0, 900_000
 WEIGHTS = 20_000
@@ -118,12 +120,13 @@ def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
     """All rounds by the student's function; what it returned in each, and communicated."""
     from torch_mpi.record import log
 
-    run_round, found, open_requests = answer_named(user_ns, "run_round"), [], []
+    run_round, found, open_requests = reading_answer(user_ns, "run_round"), [], []
     patience = math.inf
     for t, plan in enumerate(ROUNDS, first):
         mark, start = log.mark(), time.perf_counter()
         allowed = min(plan.seconds, patience)
-        result = run_round(t, weights_of(t, seed), list(plan.chosen), allowed)
+        with _counted_sleeps(user_ns) as sleeps:
+            result = run_round(t, weights_of(t, seed), list(plan.chosen), allowed)
         seconds = time.perf_counter() - start
         if seconds > max(allowed, 1.0):  # the verdict is certain: the others need not last
             patience = 0.2
@@ -139,6 +142,7 @@ def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
                 "late": len(late) if requests else None,
                 "open": sum(call["end"] == 0 for call in calls),
                 "seconds": seconds,
+                "slept": bool(sleeps),
                 "calls": calls,
             }
         )
@@ -147,6 +151,26 @@ def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
     for request in open_requests:
         request.wait()
     return found
+
+
+@contextlib.contextmanager
+def _counted_sleeps(user_ns: dict) -> Iterator[list[float]]:
+    """List the seconds of each sleep of this thread, by the lab's name or by time's."""
+    sleep, mine, sleeps = time.sleep, threading.get_ident(), []
+
+    def counted(seconds: float) -> None:
+        if threading.get_ident() == mine:
+            sleeps.append(seconds)
+        sleep(seconds)
+
+    named = {"sleep": user_ns["sleep"]} if user_ns.get("sleep") is sleep else {}
+    time.sleep = counted
+    user_ns.update(dict.fromkeys(named, counted))
+    try:
+        yield sleeps
+    finally:
+        time.sleep = sleep
+        user_ns.update(named)
 
 
 def _summed_up(updates) -> dict | None:

@@ -19,9 +19,9 @@ from torch.nn import functional
 from . import clients
 from .calls import Calls, only, some
 from .groups import enough
-from .mistakes import Mistake, is_number, same, table
+from .mistakes import NO_NUMBER, Mistake, is_number, same, table
 from .model import use_model as use_model
-from .probe import answer_named, fingerprint, recorded, told
+from .probe import answer_named, fingerprint, kind_of, number, reading_answer, recorded, told
 from .replicas import rules_of
 from .task import Report, task, to_each
 
@@ -49,13 +49,15 @@ def _labels(seed: int, n: int, classes: int) -> torch.Tensor:
 
 def probe_shards(user_ns: dict, *, rank: int, seed: int, cases: list) -> list:
     """The shards of each case; again with the same draw, and with another one."""
-    function, found = answer_named(user_ns, "shards_by_class"), []
+    function, found = reading_answer(user_ns, "shards_by_class"), []
     for n, classes, count, each in cases:
         labels, results = _labels(seed, n, classes), []
         for own in (seed, seed, seed + 1):
             torch.manual_seed(len(results))
-            results.append(told(function(labels.clone(), count, each, seeded(own))))
-        found.append(results)
+            draw = seeded(own)
+            results.append(told(function(labels, count, each, draw)))
+        used = not torch.equal(draw.get_state(), seeded(seed + 1).get_state())
+        found.append([*results, used])
     return found
 
 
@@ -64,7 +66,7 @@ def shards_by_class(ranks, report: Report) -> None:
     """Each image once, few classes for each client, dealt out by the draw."""
     asked = {"seed": report.seed, "cases": SHARDS}
     for answer in report.answers(ranks, __name__, "probe_shards", **asked):
-        for case, (first, again, other) in zip(SHARDS, answer.value, strict=True):
+        for case, (first, again, other, used) in zip(SHARDS, answer.value, strict=True):
             labels = _labels(report.seed, *case[:2]).tolist()
             what = f"{case[0]} images of {case[1]} classes, {case[2]} clients, each = {case[3]}"
             if said := _wrong_shards(first, labels, case):
@@ -79,6 +81,8 @@ def shards_by_class(ranks, report: Report) -> None:
                 f"{what}: every client has a class in common with what it has with another seed, "
                 "or no client has two classes: deal out all pieces at random, not some of them":
                     case == SHARDS[0] and not _is_dealt_out(first, other, labels),
+                f"{what}: draw itself was not used, so the next call with it deals out the same: "
+                "make no generator of your own": not used,
             })  # fmt: skip
             if not report.communication(answer.rank, [], *rules):
                 break
@@ -127,7 +131,7 @@ def _wrong_shards(shards, labels: list, case) -> str | None:
 # -- 12.2 -------------------------------------------------------------------------------------
 
 CALLS = 120
-SELECT = ((0.2, 30), (0.29, 100), (0.01, 20), (1.0, 7), (0.34, 5))
+SELECT = ((0.2, 30), (0.29, 100), (0.01, 20), (1.0, 7), (0.34, 5), (0.3, 11), (0.5, 5))
 
 
 def probe_select(user_ns: dict, *, rank: int, seed: int) -> list:
@@ -136,9 +140,10 @@ def probe_select(user_ns: dict, *, rank: int, seed: int) -> list:
     for fraction, count in SELECT:
         draw = seeded(seed)
         torch.manual_seed(1)
-        many = [told(function(fraction, count, draw)) for _ in range(CALLS)]
+        many = [function(fraction, count, draw) for _ in range(CALLS)]
         torch.manual_seed(2)
-        found.append([many, told(function(fraction, count, seeded(seed)))])
+        kinds = sorted({kind_of(one) for one in many})
+        found.append([told(many), told(function(fraction, count, seeded(seed))), kinds])
     return found
 
 
@@ -146,15 +151,15 @@ def probe_select(user_ns: dict, *, rank: int, seed: int) -> list:
 def select_clients(ranks, report: Report) -> None:
     """As many as asked for, all different, another choice each time, nobody left out."""
     for answer in report.answers(ranks, __name__, "probe_select", seed=report.seed):
-        for (fraction, n), (many, again) in zip(SELECT, answer.value, strict=True):
+        for (fraction, n), (many, again, kinds) in zip(SELECT, answer.value, strict=True):
             wanted, first = max(1, round(fraction * n)), many[0]
             what = f"select({fraction}, {n}, draw)"
-            if no_lists := [one for one in many if not _is_list_of_numbers(one)]:
-                said = f"returned {no_lists[0]!r}: return a list of numbers"
+            if wrong := [kind for kind in kinds if kind not in ("list of int", "list of nothing")]:
+                said = f"returned {wrong[0]}: return a list of numbers, of int"
             elif others := [len(one) for one in many if len(one) != wanted]:
                 said = (
                     f"chose {others[0]} clients, expected {wanted}: round the share of the n that "
-                    "was handed in, and take at least one"
+                    "was handed in as round() does, and take at least one"
                 )
             elif any(len(set(one)) < len(one) for one in many):
                 said = "chose a client twice: choose without replacement"
@@ -197,10 +202,6 @@ def _neighbours(many: list, n: int) -> int:
     return sum((client + 1) % n in set(one) for one in many for client in one)
 
 
-def _is_list_of_numbers(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, int) for one in value)
-
-
 # -- 12.3 -------------------------------------------------------------------------------------
 
 #: Samples, epochs, and further arguments: none, then by name, then by place.
@@ -209,13 +210,15 @@ LOCAL = ((50, 1, None), (23, 2, (0.3, 5)), (12, 3, (0.5, 4)), (150, 5, (0.2, 16)
 
 def probe_local(user_ns: dict, *, rank: int, seed: int) -> list:
     """Updates of small clients; each twice with the same model."""
-    function, found = answer_named(user_ns, "train_locally"), []
+    function, found = reading_answer(user_ns, "train_locally", changes=("weights",)), []
     for n, epochs, more in LOCAL:
         weights, images, labels = clients.samples(seed, n)
         before, model, results = weights.clone(), clients.small_model(seed), []
         named = {} if more is None else {"rate": more[0], "batch": more[1]}
         for _ in range(2):
             given = (model, weights, images, labels, epochs, seeded(seed))
+            for parameter in model.parameters():  # as after a backward of somebody else
+                parameter.grad = torch.ones_like(parameter) if results else None
             result, calls = recorded(function, *given, **named)
             graph = isinstance(result, torch.Tensor) and result.requires_grad
             results.append(told(result.detach() if graph else result))
@@ -273,8 +276,11 @@ def train_locally(ranks, report: Report) -> None:
             what = f"{n} samples, {epochs} epochs, batch {batch}"
             right = clients.twin(report.seed, n, epochs, rate, batch).tolist()
             wrong = list(_wrong_updates(report.seed, n, epochs, rate, batch))
-            twice = Mistake(lambda _: True, "the same call again gave another update: something is "
-                            "left from the first, in the model or its gradients")  # fmt: skip
+            said = (
+                "the same call again gave another update: what was in the model or its gradients "
+                "before goes in: set both first"
+            )
+            twice = Mistake(lambda _: True, said)
             form = {"form": "the difference, one flat tensor", "tolerance": 1e-8}
             ok = (
                 report.communication(answer.rank, value["calls"], _silent)
@@ -296,7 +302,10 @@ def train_locally(ranks, report: Report) -> None:
 def _updates(seed: int, counts: dict[int, float]) -> tuple[torch.Tensor, dict]:
     draw, size = seeded(seed), 5 + len(counts)
     weights = torch.randn(size, generator=draw)
-    return weights, {c: (n, torch.randn(size, generator=draw)) for c, n in counts.items()}
+    # Client 1 has learned nothing, and counts all the same.
+    return weights, {
+        c: (n, torch.randn(size, generator=draw) * (c != 1)) for c, n in counts.items()
+    }
 
 
 def _counts(seed: int) -> list[dict[int, float]]:
@@ -332,9 +341,12 @@ def fedavg(ranks, report: Report) -> None:
             zero = torch.zeros_like(weights)
             mean = sum((k / total * delta for k, delta in each), zero)
             plain = sum((delta for _, delta in each), zero)
+            learned = sum(k for k, delta in each if delta.any())
             wrong = table({
                 "this is the mean of the updates alone: add it to the weights": mean,
                 "the weights are unchanged": weights,
+                "a client whose update is zero has to count as well":
+                    weights + total / max(learned, 1) * mean,
                 "all clients count alike here: weight each update by its n":
                     weights + plain / max(n, 1),
                 "this is the sum of the updates: weight each by n / sum of all n": weights + plain,
@@ -461,6 +473,12 @@ def _judge_round(report: Report, t: int, plan: clients.Round, value: dict, seeds
     if not everybody and value["seconds"] > plan.seconds + 1:
         return wrong(f"returned after {value['seconds']:.1f} s: the deadline is {plan.seconds:g} s "
                      "from the call, for all clients together")  # fmt: skip
+    if not (everybody or value["slept"]):
+        return wrong("the server kept a processor busy while it waited: sleep(0.002) between two "
+                     "looks")  # fmt: skip
+    if everybody and value["late"] is not None and value["late"] > value["open"]:
+        return wrong(f"late has {value['late']} requests, and all updates of this round have come: "
+                     "only requests of this round that are not completed belong there")  # fmt: skip
     if value["late"] is None:
         return wrong("late has to be a list of requests, as isend and irecv return them")
     if value["late"] < value["open"]:
@@ -503,7 +521,7 @@ def _wrong_update(got, right: list, t: int) -> str | None:
 
 # -- 12.6 -------------------------------------------------------------------------------------
 
-MLPS = ((12, 7, 4), (20, 9, 5, 6), (8, 16, 3))
+MLPS = ((12, 7, 4), (20, 9, 5, 6), (8, 16, 3), (9, 12, 2))
 
 
 def _victim(seed: int, sizes: tuple) -> tuple[list, torch.Tensor, int]:
@@ -522,15 +540,25 @@ def _victim(seed: int, sizes: tuple) -> tuple[list, torch.Tensor, int]:
         dead = [k for k in range(sizes[1]) if k not in alive]
         net[0].weight[dead], net[0].bias[dead] = 0, -1
     image = torch.randn(sizes[0], generator=draw, dtype=torch.float64)
+    image *= sizes != MLPS[0]  # a black one
     label = int(torch.randint(sizes[-1], (1,), generator=draw))
     loss = functional.cross_entropy(net(image[None]), torch.tensor([label]))
-    return list(torch.autograd.grad(loss, list(net.parameters()))), image, label
+    gradients = list(torch.autograd.grad(loss, list(net.parameters())))
+    # A little noise: every neuron tells another image.
+    noise = torch.randn(gradients[0].shape, generator=draw, dtype=torch.float64)
+    gradients[0] += 1e-3 * gradients[1].abs().max() * noise
+    best = gradients[1].abs().argmax()
+    return gradients, gradients[0][best] / gradients[1][best], label
 
 
 def probe_read(user_ns: dict, *, rank: int, seed: int) -> list:
     """What is read from the gradients of several samples."""
-    function = answer_named(user_ns, "read_image")
-    return [told(function(_victim(seed + k, sizes)[0])) for k in range(4) for sizes in MLPS]
+    function, found = reading_answer(user_ns, "read_image"), []
+    for k, sizes in itertools.product(range(4), MLPS):
+        read = function(_victim(seed + k, sizes)[0])
+        pair = isinstance(read, tuple | list) and len(read) == 2
+        found.append([told(number(read[0])), told(read[1])] if pair else told(read))
+    return found
 
 
 @task("12.6", "read one gradient", points=2)
@@ -552,6 +580,9 @@ def read_image(ranks, report: Report) -> None:
                     gradients[1].argmin(),
                 "label: the entry of largest size may be another class's": last.abs().argmax(),
             })  # fmt: skip
+            labels.append(NO_NUMBER)
+            nearest = [row / one for row, one in zip(weight, bias, strict=True) if one]
+            nearest.append(torch.stack(nearest).mean(0))
             best = bias.abs().argmax()
             images = table({
                 "image: upside down: weight gradient divided by bias gradient": bias[best]
@@ -562,6 +593,11 @@ def read_image(ranks, report: Report) -> None:
                 "image: divided by all the bias gradients together": weight[best] / bias.sum(),
             })  # fmt: skip
             images += [
+                Mistake(
+                    lambda got, others=nearest: any(same(got, one.tolist()) for one in others),
+                    "image: this is what another neuron tells, or several: take the one whose bias "
+                    "gradient has the largest size",
+                ),
                 Mistake(
                     _has_nan,
                     "image: divided by 0: a neuron behind a ReLU may have no gradient at all. Take "
@@ -620,15 +656,21 @@ def probe_mismatch(user_ns: dict, *, rank: int, seed: int, wide: int) -> dict:
     """The distance, its derivative by the guess, and what is left in the parameters."""
     net, guess, label, seen = _attack(seed, wide)
     guess.requires_grad_()
-    value = answer_named(user_ns, "mismatch")(net, guess, label, seen)
-    left = any(parameter.grad is not None for parameter in net.parameters())
+    function = reading_answer(user_ns, "mismatch")
+    function(net, guess, label, [torch.zeros_like(one) for one in seen])  # of another victim
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    value = function(net, guess, label, seen)
+    left = any(p.grad is not None and not bool((p.grad == 1).all()) for p in net.parameters())
+    modes = all(module.training for module in net.modules())
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        return {"value": told(value), "slope": None, "left": left, "tensor": False}
+        return {"value": told(value), "slope": None, "left": left, "tensor": False, "modes": modes}
     slope = None
     if value.requires_grad:
         (slope,) = torch.autograd.grad(value.sum(), guess, allow_unused=True)
-    number, derivative = value.item(), slope is not None and told(slope.flatten())
-    return {"value": number, "slope": derivative or None, "left": left, "tensor": True}
+    distance, derivative = value.item(), slope is not None and told(slope.flatten())
+    return {"value": distance, "slope": derivative or None, "left": left, "tensor": True,
+            "modes": modes}  # fmt: skip
 
 
 @task("12.7", "gradient inversion", points=2)
@@ -670,6 +712,8 @@ def _judge_mismatch(ranks, report: Report, wide: int) -> None:
             "return a tensor, not a number: item() cuts the graph off": not value["tensor"],
             "something was added to .grad of the parameters: use torch.autograd.grad, which "
             "returns gradients, and not backward": value["left"],
+            "the net was in training mode before, and is not now: leave its mode as it is":
+                not value["modes"],
             "the result can't be differentiated with respect to guess: create_graph=True, and no "
             "detach": value["slope"] is None,
         })  # fmt: skip
@@ -691,14 +735,14 @@ QUIET = 0.75
 def _deltas(seed: int) -> list[torch.Tensor]:
     """Updates longer and shorter than 1; one is zero."""
     draw = seeded(seed)
-    lengths = (40.0, 0.5, 0.0, 1.5)
+    lengths = (0.5, 40.0, 0.0, 1.5)
     drawn = [torch.randn(6, generator=draw, dtype=torch.float64) for _ in lengths]
     return [length * one / one.norm() for length, one in zip(lengths, drawn, strict=True)]
 
 
 def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
     """Clipped updates, a mean without noise, and noise on nothing."""
-    clip, mean = (answer_named(user_ns, name) for name in ("clipped", "private_mean"))
+    clip, mean = (reading_answer(user_ns, name) for name in ("clipped", "private_mean"))
     deltas = _deltas(seed)
     clips = [told(clip(delta, 1.0)) for delta in deltas]
     changed = [not torch.equal(*both) for both in zip(deltas, _deltas(seed), strict=True)]
@@ -709,6 +753,8 @@ def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
     for own in (seed, seed, seed + 1):
         torch.manual_seed(len(noises))
         noises.append(mean([torch.zeros(MANY) for _ in range(m)], bound, z, seeded(own)))
+    draw = seeded(seed)
+    one, following = (mean([torch.zeros(MANY)], bound, z, draw) for _ in range(2))
     first = noises[0].double()
     spread = first.std().item()
     return {
@@ -722,6 +768,8 @@ def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
                   "fourth": ((first - first.mean()) / max(spread, 1e-30)).pow(4).mean().item()},
         "again": torch.equal(noises[0], noises[1]),
         "other": torch.equal(noises[0], noises[2]),
+        "next": torch.equal(one, following),
+        "one draw": torch.allclose(m * noises[0], one, rtol=1e-4),
     }  # fmt: skip
 
 
@@ -820,12 +868,18 @@ def _judge_noise(report: Report, rank: int, value: dict) -> None:
                        rank)  # fmt: skip
     elif value["other"]:
         report.problem("another seed gave the same noise: use draw as it comes", rank)
+    elif value["next"]:
+        report.problem("the next call with the same draw gave the same noise: make no generator of "
+                       "your own", rank)  # fmt: skip
+    elif not value["one draw"]:
+        report.problem(f"{where}more numbers were drawn than there are weights: one draw for the "
+                       "mean, whatever the number of updates", rank)  # fmt: skip
 
 
 # -- 12.9 -------------------------------------------------------------------------------------
 
 LENGTH = 20_000
-TAKING_PART = [2, 5, 9, 11]
+TAKING_PART = [5, 2, 11, 9]
 
 
 def _plain(seed: int) -> list[torch.Tensor]:
@@ -835,20 +889,21 @@ def _plain(seed: int) -> list[torch.Tensor]:
 
 def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
     """Masked updates of four clients, what their sum is, and how they are spread."""
-    mask, back = (answer_named(user_ns, name) for name in ("masked", "unmasked"))
+    mask, back = (reading_answer(user_ns, name) for name in ("masked", "unmasked"))
+    me = TAKING_PART[0]
     t, updates = seed % 1000, _plain(seed)
     hidden = [
-        mask(one.clone(), me, list(TAKING_PART), t)
-        for me, one in zip(TAKING_PART, updates, strict=True)
+        mask(one.clone(), client, list(TAKING_PART), t)
+        for client, one in zip(TAKING_PART, updates, strict=True)
     ]
     kinds = [str(one.dtype).removeprefix("torch.") if isinstance(one, torch.Tensor)
              else type(one).__name__ for one in hidden]  # fmt: skip
     if set(kinds) != {"int32"}:
         return {"kinds": kinds}
     own = [(one * user_ns["SCALE"]).round().to(torch.int32) for one in updates]
-    few = mask(updates[0][:50].clone(), 2, list(TAKING_PART), t)
-    alone = mask(updates[0].clone(), 2, [2], t)
-    again = mask(updates[0].clone(), 2, list(TAKING_PART), t + 1)
+    few = mask(updates[0][:50].clone(), me, list(TAKING_PART), t)
+    alone = mask(updates[0].clone(), me, [me], t)
+    again = mask(updates[0].clone(), me, list(TAKING_PART), t + 1)
     total = hidden[0] + hidden[1] + hidden[2] + hidden[3]
     result = back(total.clone())
     gap = (result - sum(updates)).abs() if isinstance(result, torch.Tensor) else None
@@ -856,6 +911,7 @@ def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
         "kinds": kinds,
         "back": told(back(torch.tensor([user_ns["SCALE"], -3 * user_ns["SCALE"] // 2, 0],
                                        dtype=torch.int32))),
+        "float": str(result.dtype) if gap is not None else None,
         "worst": gap.max().item() if gap is not None else None,
         "chi2": [_chi2(one) for one in hidden],
         "pairs": [_chi2(both) for one, other in itertools.combinations(hidden, 2)
@@ -947,6 +1003,8 @@ def _wrong_masks(value: dict) -> str | None:
             "a masked update is not uniform: some values are more frequent than others, and tell "
             "something. Add the masks as they are, all 32 bits of them"
         )
+    if value["float"] != "torch.float32":
+        return f"unmasked returned {value['float']}, expected a float32 tensor, as the updates are"
     if not value["renewed"]:
         return "the masks are those of another round as well: pass t to pair_mask"
     if not all(value["as told"]) or len(value["as told"]) != len(TAKING_PART):

@@ -34,6 +34,20 @@ def script(replace: dict[str, str]) -> str:
 
 # task, what the student did, the code, words of the message
 WRONG = [
+    ("5.1", "lets a second barrier stop the clock", stopwatch("""
+        from time import monotonic
+        def one(prepare, step, steps):
+            prepare()
+            dist.barrier()
+            start = monotonic()
+            for _ in range(steps):
+                step()
+            dist.barrier()
+            return (monotonic() - start) / steps
+        def time_rounds(prepare, step, rounds, steps):
+            one(prepare, step, steps)
+            return [one(prepare, step, steps) for _ in range(rounds)]
+        """), "the ranks return different lists"),
     ("5.1", "uses no barrier", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -605,20 +619,6 @@ WRONG = [
 
 # task, what the student did otherwise, the code
 RIGHT = [
-    ("5.1", "lets a second barrier stop the clock", stopwatch("""
-        from time import monotonic
-        def one(prepare, step, steps):
-            prepare()
-            dist.barrier()
-            start = monotonic()
-            for _ in range(steps):
-                step()
-            dist.barrier()
-            return (monotonic() - start) / steps
-        def time_rounds(prepare, step, rounds, steps):
-            one(prepare, step, steps)
-            return [one(prepare, step, steps) for _ in range(rounds)]
-        """)),
     ("5.1", "gathers all times", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -775,3 +775,35 @@ RIGHT = [
 
 
 # What the answers of all other tasks compute needs no ranks.
+
+# Of a change: task, what the student did, a part of the solution, what stands in its place, words.
+CHANGES = [
+    ("5.1", "asks the last rank", "dist.all_reduce(slowest, op=dist.ReduceOp.MAX)",
+     "dist.broadcast(slowest, src=dist.get_world_size() - 1)", "the slowest rank counts"),
+    ("5.1", "tells rank 0 only", "dist.all_reduce(slowest, op=dist.ReduceOp.MAX)",
+     "dist.reduce(slowest, dst=0, op=dist.ReduceOp.MAX)", "return different lists"),
+    ("5.1", "drops the longest round", "torch.tensor(seconds[1:], dtype=torch.float64)",
+     "torch.tensor(sorted(seconds)[:-1], dtype=torch.float64)", "ranks"),
+    ("5.1", "warms up once", "range(rounds + 1)",
+     "range(rounds + (0 if globals().get('warm') else not globals().update(warm=True)))",
+     "it made"),
+    ("5.1", "compares clocks of two ranks",
+     "        seconds.append((time.perf_counter() - start) / steps)",
+     "        ends = torch.tensor([-start, time.perf_counter()], dtype=torch.float64)\n"
+     "        dist.all_reduce(ends, op=dist.ReduceOp.MAX)\n"
+     "        seconds.append(ends.sum().item() / steps)", "ranks 0 and 1"),
+    ("5.2", "sorts the lists it was given", "    fast_one, mid_one",
+     "    one.sort()\n    fast_one, mid_one",
+     "changed its argument one"),
+    ("5.3", "works in place", "    return 1 / (serial + (1 - serial) / p)",
+     "    if hasattr(p, 'shape'):\n        p /= serial * p + 1 - serial\n        return p\n"
+     "    return 1 / (serial + (1 - serial) / p)", "changed its argument p"),
+    ("5.4", "no point below 0", "more @ (ps - scaled)", "more @ np.maximum(ps - scaled, 0)",
+     "clip the result only"),
+    ("5.4", "takes the shortest time", "times[0]", "times.min()",
+     "the first time, not the shortest"),
+    ("5.5", "counts equal sizes once", "for nbytes in sizes:", "for nbytes in set(sizes):",
+     "gradients of the same size"),
+    ("5.6", "loses what is in quotes", "    {command}\n",
+     "    {' '.join(__import__('shlex').split(command))}\n", "does not run"),
+]  # fmt: skip

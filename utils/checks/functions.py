@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .mistakes import Mistake, short
-from .probe import answer_named, told
+from .probe import reading_answer, told
 from .task import Report
 
 
@@ -30,7 +30,7 @@ class Case(NamedTuple):
 
 def probe_calls(user_ns: dict, *, rank: int, calls: list) -> list:
     """What functions return, one call after the other: (name, arguments)."""
-    return [told(answer_named(user_ns, name)(*arguments)) for name, arguments in calls]
+    return [told(reading_answer(user_ns, name)(*arguments)) for name, arguments in calls]
 
 
 def judge_calls(ranks, report: Report, cases: Iterable[Case]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,8 @@ class ArgumentChanged(Exception):
 def reading_answer(user_ns: dict, name: str, *, changes: tuple[str, ...] = ()) -> Callable:
     """The student's function ``name``, which has to leave its arguments as they are.
 
-    Tensors, lists, sets and dicts are compared before and after each call, at any depth. Modules,
-    generators and other objects are not.
+    Tensors, arrays, lists, sets and dicts are compared before and after each call, at any depth.
+    Modules, generators and other objects are not.
 
     Args:
         changes: names of the arguments that the task wants changed.
@@ -65,6 +66,8 @@ def _copied(value: Any) -> Any:
 
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
+    if _is_array(value):
+        return value.copy()
     if isinstance(value, dict):
         return {key: _copied(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -77,11 +80,19 @@ def _alike(before: Any, after: Any) -> bool:
 
     if isinstance(before, torch.Tensor):
         return fingerprint(before) == fingerprint(after)
+    if _is_array(before):
+        return before.tobytes() == after.tobytes()
     if isinstance(before, dict):
         return list(before) == list(after) and all(_alike(before[k], after[k]) for k in before)
     if isinstance(before, list) and isinstance(after, list | tuple):
         return len(before) == len(after) and all(map(_alike, before, after))
     return before is after or (isinstance(before, set | int | float | str) and before == after)
+
+
+def _is_array(value: Any) -> bool:
+    """Return whether the value is a NumPy array; where nobody has imported NumPy it is none."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def kind_of(value: Any) -> str:

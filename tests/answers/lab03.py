@@ -148,21 +148,6 @@ def global_metrics(loss_sum, correct, count, group=None):
     a = t.numpy()
     return tuple(a[:2] / a[2])
 """),
-    ("3.4", "a contiguous part, a sum divided by all", """
-def train_step(model, optimizer, images, labels, group=None):
-    p, r = dist.get_world_size(group), dist.get_rank(group)
-    images, labels, n = images.tensor_split(p)[r], labels.tensor_split(p)[r], len(labels)
-    optimizer.zero_grad()
-    loss = cross_entropy(model(images), labels, reduction="sum") / n
-    loss.backward()
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad, group=group)
-    optimizer.step()
-    loss = loss.detach()
-    dist.all_reduce(loss, group=group)
-    return loss.item()
-"""),
     ("3.4", "zeros for an empty part, returns a tensor", """
 def train_step(model, optimizer, images, labels, group=None):
     p, r = dist.get_world_size(group), dist.get_rank(group)
@@ -593,6 +578,24 @@ _TESTS = """        sums = [
         test_loss, accuracy = global_metrics(*map(sum, zip(*sums)), group)
 """
 CHANGES += [
+    ("3.2", "keeps the total on the model", "    weight = samples / total.item()",
+     "    model.total_ = getattr(model, 'total_', total.item())\n"
+     "    weight = samples / model.total_", "an earlier call"),
+    ("3.4", "averages the weights after the step",
+     "    average_gradients_weighted(model, samples, group)\n    optimizer.step()\n",
+     "    optimizer.step()\n    for parameter in model.parameters():\n"
+     "        parameter.data.mul_(samples / len(labels))\n"
+     "        dist.all_reduce(parameter.data, group=group)\n", "not the weights after it"),
+    ("3.4", "zeros in place of None", "    optimizer.step()\n",
+     "    for parameter in model.parameters():\n        if parameter.grad is None and "
+     "parameter.requires_grad:\n            parameter.grad = torch.zeros_like(parameter)\n"
+     "    optimizer.step()\n", "a parameter that is not used got a gradient"),
+    ("3.6", "compares buffers, too", "model.parameters():", "model.state_dict().values():",
+     "identical replicas"),
+    ("3.6", "a sum of bits that wraps around",
+     "dist.broadcast(reference, group_src=0, group=group)\n        if not torch.equal(bits,",
+     "dist.all_reduce(reference, group=group)\n"
+     "        if not torch.equal(bits * dist.get_world_size(group),", "on every second rank"),
     ("3.1", "reduces the first six rows", "all_reduce(parameter.grad,",
      "all_reduce(parameter.grad[:6],", "fewer bytes than the gradients have"),
     ("3.1", "reduces the first 36 numbers", "all_reduce(parameter.grad,",
@@ -628,6 +631,29 @@ CHANGES += [
      "weight of"),
 ]  # fmt: skip
 WRONG += [
+    ("3.4", "a contiguous part, a sum divided by all", """
+def train_step(model, optimizer, images, labels, group=None):
+    p, r = dist.get_world_size(group), dist.get_rank(group)
+    images, labels, n = images.tensor_split(p)[r], labels.tensor_split(p)[r], len(labels)
+    optimizer.zero_grad()
+    loss = cross_entropy(model(images), labels, reduction="sum") / n
+    loss.backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad, group=group)
+    optimizer.step()
+    loss = loss.detach()
+    dist.all_reduce(loss, group=group)
+    return loss.item()
+""", "take [r::p]"),
+    ("3.1", "walks over the modules", """
+def average_gradients(model, group=None):
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad, group=group)
+                parameter.grad /= dist.get_world_size(group)
+""", "one for each parameter that has a gradient"),
     ("3.1", "reduces all at once, and then nothing", """
 def average_gradients(model, group=None):
     gradients = [p.grad for p in model.parameters() if p.grad is not None]

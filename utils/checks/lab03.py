@@ -42,7 +42,7 @@ def _sizes(seed: int) -> tuple[int, ...]:
 
 
 def _gradient_length(sizes: Sequence[int]) -> int:
-    """Return how many numbers the gradients have; two biases have none."""
+    """Return how many numbers the gradients have; two biases have none, a shared weight one."""
     model = replicas.net(0, sizes)
     without = model[1].bias.numel() + model[3].bias.numel()
     return sum(parameter.numel() for parameter in model.parameters()) - without
@@ -73,10 +73,11 @@ def probe_average(
     """
     name = "average_gradients_weighted" if weighted else "average_gradients"
     function, answers = answer_named(user_ns, name), []
+    model = replicas.net(seed, sizes).to(torch.float64 if partition is None else torch.float32)
+    model[1].bias.requires_grad_(False)
+    model[5].shared = model[1].weight  # as two layers that share one weight
     for k, count in enumerate(counts):
-        dtype = torch.float64 if partition is None else torch.float32
-        model = replicas.net(seed, sizes).to(dtype)
-        model[1].bias.requires_grad_(False)
+        model.zero_grad()
         values = _gradient(seed + 10 * k, count)
         for parameter in (p for p in model.parameters() if p.requires_grad):
             if parameter is not model[3].bias:
@@ -189,9 +190,9 @@ def average_gradients_weighted(ranks, report: Report) -> None:
 
 
 def _sample_counts(seed: int, empty: bool) -> list[int]:
-    """Samples of each rank, all different, for odd seeds up to 10,000; none on rank 1 if asked."""
+    """Samples of each rank, all different, for odd seeds up to 350,000; none on rank 1 if asked."""
     order = torch.randperm(WORLD, generator=torch.Generator().manual_seed(seed)).tolist()
-    scale = 300 + seed % 700 if seed % 2 else 1
+    scale = 9_000 + 37 * (seed % 700) if seed % 2 else 1
     counts = [scale * (1, 3, 6, 10)[k] + 10 * (seed % 3) for k in order]
     return [0 if empty and rank == 1 else count for rank, count in enumerate(counts)]
 
@@ -401,7 +402,22 @@ def train_step(ranks, report: Report) -> None:
             rules = functools.partial(_step_rules, members)
             if not replicas.judge_step(report, members, steps, twin, batch, where, said, rules):
                 break
+            _judge_demands(report, members, steps, twin, where)
             twin.step(*batch)
+
+
+def _judge_demands(report: Report, members: list[int], steps: list, twin: Twin, where: str) -> None:
+    """Which part each rank took, and which parameters had a gradient, where all else is right."""
+    trained = sum(p.grad is not None for p in twin.model.parameters())
+    count, p = sum(len(part) for step in steps for part in step["passes"]), len(members)
+    for place, (rank, step) in enumerate(zip(members, steps, strict=True)):
+        part = sorted(itertools.chain(*step["passes"]))
+        report.communication(rank, [], *replicas.rules_of({
+            f"{where}: its part was {part}: take [r::p], every {p}th sample":
+                part != list(range(place, count, p)),
+            f"{where}: a parameter that is not used got a gradient; momentum and weight decay "
+            "would move it: leave None": step["gradients"] > trained,
+        }))  # fmt: skip
 
 
 def _step_rules(members: list[int], step: dict) -> tuple:
@@ -489,6 +505,7 @@ SUBTLE = {
     "opposite": "one weight is larger by 1 on one rank and smaller by 1 on another",
     "one nan": "NaN on one rank only",
     "nan": "NaN at the same place on all ranks: NaN is not equal to itself, but its bits are",
+    "signs": "one weight has the other sign on every second rank, so that a sum of the bits wraps",
     "zero": "0.0 on one rank and -0.0 on another, equal as numbers, but the bits differ",
     "none": "identical replicas",
 }
@@ -509,6 +526,7 @@ def probe_sync(
         model = _step_model(seed, "frozen")
         if partition is None:
             in_double(model)
+        model.register_buffer("mean", torch.full((3,), float(rank)))  # is no parameter
         _damage(model, *damage)
         before = replicas.weights_of(model).view(torch.int32)
         result, calls = recorded(function, model, **keywords(partition, group))
@@ -529,6 +547,8 @@ def _damage_of(damage: str, place: int, size: int, seed: int) -> list:
         how = "last bit" if place == (which + seed) % size else ""
     elif damage == "opposite":
         how = "larger" if place == 0 else "smaller" if last else ""
+    elif damage == "signs":
+        how = "other sign" if place % 2 else ""
     elif damage == "zero":
         how = "-0.0" if last else "0.0"
     else:
@@ -554,6 +574,8 @@ def _damage(model: nn.Module, how: str, which: int, at: int) -> None:
     elif how == "checksum":
         bits = row.view(torch.int64 if row.dtype == torch.float64 else torch.int32)
         bits[k : k + 4] += torch.tensor([1, -3, 3, -1], dtype=bits.dtype)
+    elif how == "other sign":
+        row[k] = -row[k]
     elif how == "swap":
         row[k : k + 2] = row[k : k + 2].flip(0).clone()
     elif how:

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from .calls import Rule
 from .mistakes import Mistake
-from .probe import recorded, told
+from .probe import fingerprint, recorded, told
 from .task import Report
 
 
@@ -227,7 +227,9 @@ def one_number(value: Any) -> Any:
 def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, batch, **kw) -> dict:
     """What a step did: its loss, the weights afterwards, what the model got, what was sent."""
     (images, labels), before, steps = batch, weights_of(model), []
-    noted = optimizer.register_step_post_hook(lambda *_: steps.append(True))
+    noted = optimizer.register_step_pre_hook(
+        lambda *_: steps.append(fingerprint(gradient_of(model)))
+    )
     loss, calls = recorded(function, model, optimizer, images.clone(), labels.clone(), **kw)
     noted.remove()
     passes = samples_found(seen, images)
@@ -237,6 +239,7 @@ def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, b
         "weights": weights_of(model),
         "moved": not torch.equal(before, weights_of(model)),
         "steps": len(steps),
+        "stepped": steps,
         "passes": passes,
         "gradients": sum(p.grad is not None for p in model.parameters()),
         "calls": calls,
@@ -297,6 +300,11 @@ def judge_step(
         report.problem(
             f"{where}: the replicas are not identical to the last bit: every rank must do the "
             "same arithmetic on the same reduced gradient"
+        )
+    elif len(report.found) == known and len({repr(step["stepped"]) for step in steps}) > 1:
+        report.problem(
+            f"{where}: the optimizers stepped with different gradients: average the gradients "
+            "before the step, not the weights after it"
         )
     return len(report.found) == known
 

@@ -23,7 +23,7 @@ BEFORE = source_of(NOTEBOOK, "ranks-join") + "\n" + source_of(NOTEBOOK, "star-he
 ON_RANKS = {
     *("never says goodbye", "counts who has left", "ignores the bound", "one clock too strict"),
     *("forgets who waits", "a fixed order", "does not wait for its sends", "reads too early"),
-    *("receives after the sends",),
+    *("receives after the sends", "receives for the next round before it asks"),
 }
 
 # task, what the student did, a part of the solution, what stands in its place, words of the message
@@ -537,6 +537,14 @@ WRONG += [
     ("7.7", "beginnings for all", _changed(
         "7.7", ("isend(piece, dst", "isend(torch.cat(pieces)[: len(piece)], dst"),
     ), "every server got the beginning of the gradient"),
+    ("7.7", "receives for the next round before it asks", _changed(
+        "7.7",
+        ("        if not more():",
+         "        begun = [dist.irecv(p, src=s) for p, s in zip(parts, servers)]\n"
+         "        if not more():"),
+        ("len(servers)), []\n", "len(servers)), begun\n"),
+        ("            requests.append(dist.irecv(part, src=server))", "           "),
+    ), "an irecv is still open"),
     ("7.7", "cuts otherwise", _changed(
         "7.7", (".tensor_split(len(servers))", ".split(-(-len(weights) // len(servers)))"),
     ), "weights.tensor_split("),
@@ -844,3 +852,30 @@ CHANGES += [
         "CommunicationMismatch",
     ),
 ]
+
+CHANGES += [
+    ("7.1", "asks before anything has come",
+     "    while True:\n        dist.recv(weights, src=SERVER)\n        if not more():\n"
+     "            leave()\n            return\n        hand_in(compute(weights))\n",
+     "    while more():\n        dist.recv(weights, src=SERVER)\n"
+     "        hand_in(compute(weights))\n    dist.recv(weights, src=SERVER)\n    leave()\n",
+     "asked before the weights had come"),
+    ("7.1", "receives into a tensor of its own", "    while True:\n        dist.recv(weights,",
+     "    weights = torch.empty_like(weights)\n    while True:\n        dist.recv(weights,",
+     "not in the argument weights"),
+    ("7.1", "other memory", "            weights -= lr * total / len(here)",
+     "            weights.data = weights - lr * total / len(here)", "update it in place"),
+    ("7.2", "removes workers from its argument", "            here.discard(worker)",
+     "            here.discard(worker)\n            workers.remove(worker)",
+     "changed its argument workers"),
+    ("7.3", "sends in the order of the argument", "sorted(waiting)",
+     "[w for w in workers if w in waiting]", "in the order of their ranks"),
+    ("7.5", "reads before it asks",
+     "    while more():\n        gradient = compute(shared.clone())\n"
+     "        shared -= lr * gradient  # to what is there now, not to what was read\n",
+     "    read = shared.clone()\n    while more():\n        shared -= lr * compute(read)\n"
+     "        read = shared.clone()\n", "ask, then read"),
+    ("7.7", "empties the list of servers", "                leave(server)\n            return",
+     "                leave(server)\n            servers.clear()\n            return",
+     "changed its argument servers"),
+]  # fmt: skip

@@ -20,7 +20,7 @@ from .calls import blocking, broken, only, some, waited
 from .crashes import TOGETHER
 from .mistakes import NO_NUMBER, Mistake, same
 from .model import use_model as use_model
-from .probe import answer_named, as_dict, number, numbers, recorded
+from .probe import answer_named, as_dict, number, numbers, reading_answer, recorded
 from .servers import (
     SERVER,
     WORLD,
@@ -32,6 +32,7 @@ from .servers import (
     jobs_of,
     judge_rows,
     judge_sent,
+    judge_weights,
     rate_of,
     served,
     toy_gradient,
@@ -409,8 +410,10 @@ class Others:
         self.computed, self.late, self.moved = 0, 0, False
 
     def more(self) -> bool:
-        """Whether there is another step to do."""
+        """Whether there is another step to do; if so, others have added to the weights."""
         self.left -= 1
+        if self.left >= 0:
+            self.shared += _of_others(self.seed + 400, self.computed, len(self.shared))
         return self.left >= 0
 
     def compute(self, weights: torch.Tensor) -> torch.Tensor:
@@ -490,6 +493,8 @@ def _judge_hogwild(ranks, report: Report, steps: int) -> None:
             continue
         gives = _hogwild(numbers(report.seed, 3 + steps), report.seed, rate, steps)
         said = {
+            "early": "the weights were read before more() was asked, and others have changed them "
+            "since: ask, then read",
             "back": "the updates of other ranks were overwritten: between reading and writing "
             "others have added to the weights. Do not write back a copy: change shared in place, "
             "shared -= lr · gradient",
@@ -515,11 +520,15 @@ def _judge_hogwild(ranks, report: Report, steps: int) -> None:
 def _hogwild(start: torch.Tensor, seed: int, rate: float, steps: int) -> dict[str, list[float]]:
     """What the memory holds in the end: if all is right, and after mistakes."""
 
-    def after(factor=1.0, back=False, first=False, taken=steps, late=False) -> list[float]:
+    def after(
+        factor=1.0, back=False, first=False, taken=steps, late=False, early=False
+    ) -> list[float]:
         shared, sum_of = start.clone(), 0
         for k in range(steps):
+            shared += _of_others(seed + 400, k, len(start))
             read = shared.clone()
-            at = start if first else read
+            asked = shared - early * _of_others(seed + 400, k, len(start))
+            at = start if first else asked
             gradient = toy_gradient(at, seed, k)
             shared += _of_others(seed, k, len(start))
             if late:
@@ -538,6 +547,7 @@ def _hogwild(start: torch.Tensor, seed: int, rate: float, steps: int) -> dict[st
         "ranks": after(factor=1 / WORLD),
         "once": after(taken=1),
         "added up": after(late=True),
+        "early": after(early=True),
     }
 
 
@@ -712,16 +722,20 @@ def probe_sharded(
         return _toy_part(seed, servers.index(rank), servers, steps)
     if rank not in steps:
         return None
-    counted = Counted(seed, steps[rank])
+    counted = Counted(seed, steps[rank], len(servers))
 
     def compute(weights: torch.Tensor) -> torch.Tensor:
         counted.compute(weights)
         return _whole(len(weights), seed, counted.computed - 1)
 
     mark, empty = log.mark(), torch.empty(LENGTHS[len(servers)])
-    answer_named(user_ns, "work_sharded")(compute, empty, servers, counted.more)
+    function = reading_answer(user_ns, "work_sharded", changes=("weights",))
+    function(compute, empty, list(servers), counted.more)
     calls = log.since(mark)
     return {
+        "early": counted.early,
+        "last": empty,
+        "open": any(call.op == "recv" and not call.end for call in calls),
         "seen": counted.seen,
         "calls": [as_dict(call) for call in calls],
         "apart": _one_after_the_other(calls),
@@ -816,6 +830,10 @@ def _judge_sharded(report, worker: int, value, handed: list, steps: int, servers
     rules += () if alone else (_not_blocking,)
     if not report.communication(worker, value["calls"], *rules):
         return
+    if value["open"]:
+        report.problem("an irecv is still open when the worker has left: start those of the next "
+                       "weights after more() has said True", worker, "communication")  # fmt: skip
+        return
     if value["apart"]:
         name = f"i{value['apart']}"
         report.problem(
@@ -851,6 +869,7 @@ def _judge_sharded(report, worker: int, value, handed: list, steps: int, servers
     what = f"servers {servers}: the weights that compute got"
     if not report.judge(worker, value["seen"], seen, mistakes, what=what):
         return
+    judge_weights(report, worker, value, numbers(seed + worker + 31 * steps, length))
     wholes = [_whole(length, own, k).tensor_split(len(servers)) for k in range(steps)]
     for place, server in enumerate(servers):
         expected = [parts[place].tolist() for parts in wholes]

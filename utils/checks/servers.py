@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from .calls import only, some, waited
 from .mistakes import Mistake, same
-from .probe import answer_named, numbers, recorded, told
+from .probe import numbers, reading_answer, recorded, told
 from .task import Report, to_each
 
 # Ranks of lab 07, the server among them.
@@ -93,11 +93,13 @@ def probe_server(
     """
     mine = next((job for job in jobs if job[0] == rank), None)
     if rank == SERVER:
-        weights, workers = filled(seed, len(jobs)), [worker for worker, *_ in jobs]
+        weights, workers = filled(seed, len(jobs)), [worker for worker, *_ in reversed(jobs)]
+        memory = weights.data_ptr()
         bound = {"bound": math.inf if more["bound"] is None else more["bound"]} if more else {}
-        function = answer_named(user_ns, name)
+        function = reading_answer(user_ns, name, changes=("weights",))
         result, calls = recorded(function, weights, workers, rate, *bound.values())
-        return {"weights": weights, "result": told(result), "calls": calls}
+        moved = weights.data_ptr() != memory
+        return {"weights": weights, "result": told(result), "calls": calls, "moved": moved}
     return {"got": _toy_worker(seed, len(jobs), *mine[1:])} if mine else {}
 
 
@@ -235,7 +237,9 @@ def served(
         return None
     server = answers[SERVER].value
     events = _events(server["calls"])
-    rules = (only("send", "recv"), _inside(workers), waited)
+    rules = [only("send", "recv"), _inside(workers), waited]
+    if server["moved"]:
+        rules.append(lambda _: "weights has other memory than before: update it in place, with -=")
     if report.found or not report.communication(SERVER, server["calls"], *rules):
         return None
     got = {worker: answers[worker].value["got"] for worker in workers}
@@ -358,12 +362,18 @@ def judge_rows(report: Report, server: dict, replay: Replay) -> None:
 class Counted:
     """Of a student's worker: how often it asked for more, and computed."""
 
-    def __init__(self, seed: int, steps: int):
+    def __init__(self, seed: int, steps: int, servers: int = 1):
+        from torch_mpi.record import log
+
         self.seed, self.left, self.computed, self.seen = seed, steps, 0, []
-        self.allowed = True
+        self.allowed, self.servers = True, servers
+        self.log, self.mark, self.asked, self.early = log, log.mark(), 0, False
 
     def more(self) -> bool:
-        """Whether there is another step to do."""
+        """Whether there is another step to do; it is asked when all weights have come."""
+        self.asked += 1
+        came = sum(call.op == "recv" and call.end > 0 for call in self.log.since(self.mark))
+        self.early = self.early or came < self.asked * self.servers
         self.allowed = self.left > 0
         self.left -= 1
         return self.allowed
@@ -411,10 +421,10 @@ def probe_work(
         return {"handed": _toy_server(seed, jobs, max(steps.values()) + 1, like)}
     if rank not in steps:
         return {}
-    counted = Counted(seed, steps[rank])
-    function = answer_named(user_ns, name)
-    _, calls = recorded(function, counted.compute, blank(like), counted.more, *more)
-    return {"seen": counted.seen, "calls": calls}
+    counted, weights = Counted(seed, steps[rank]), blank(like)
+    function = reading_answer(user_ns, name, changes=("weights",))
+    _, calls = recorded(function, counted.compute, weights, counted.more, *more)
+    return {"seen": counted.seen, "calls": calls, "early": counted.early, "last": weights}
 
 
 def ask_worker(
@@ -444,10 +454,25 @@ def ask_worker(
         )
     if not answers or report.found:
         return [], []
-    for worker, *_ in jobs:
+    steps = {worker: count for worker, count, _ in jobs}
+    for worker in steps:
         rules = (some([SERVER, worker]), only("send", "recv"), waited)
         report.communication(worker, answers[worker].value["calls"], *rules)
+        last = weights_for(seeds[SERVER], worker, steps[worker], like)
+        judge_weights(report, worker, answers[worker].value, last)
     return ([], []) if report.found else (jobs, answers)
+
+
+def judge_weights(report: Report, worker: int, value: dict, last: torch.Tensor) -> None:
+    """Whether a worker asked more() when weights had come, into the tensor that it was given."""
+    if value["early"]:
+        report.problem("more() was asked before the weights had come: receive them first", worker)
+    elif not same(value["last"], last.tolist()):
+        report.problem(
+            "the last weights that came are not in the argument weights: receive into it, also "
+            "before more() says False",
+            worker,
+        )
 
 
 def jobs_of(seed: int, workers: Sequence[int], steps: int, slow: int | None = None) -> list:

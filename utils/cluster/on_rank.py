@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from json import dumps, loads
@@ -261,7 +262,7 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
 
     of_ours: it runs no code of the student, so it is nothing that other ranks should hear of.
     """
-    printed = _Kept()
+    printed, began = _Kept(), time.perf_counter()
     if not of_ours and (world := backend_world()):
         world.begin_section(token)
     # The stream of the first minute: a student's code may replace sys.stdout later.
@@ -274,6 +275,8 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
             before = _communications()
             value = plain(result)
             late = _communications() - before
+            if not of_ours and (world := backend_world()):
+                world.take_back_receives(began)
             balance = world.balance() if (world := backend_world()) else 0
             told = {"status": "ok", "value": value, "stdout": printed.text(), BALANCE: balance}
             told["late"] = late

@@ -154,6 +154,15 @@ class Progress:
             time.sleep(PAUSE)
         return True
 
+    def take_back_receives(self, since: float) -> None:
+        """Give up receives that began after ``since`` (``perf_counter``) and wait for a message.
+
+        Each would swallow a later message of the same rank and tag.
+        """
+        for work in list(self._live):
+            if not work.call.blocking and work.call.start >= since:
+                work.take_back()
+
     def stop(self) -> None:
         """End the thread: MPI must not be finalized under it."""
         if os.getpid() != self._process:

@@ -324,6 +324,10 @@ class World:
         """Throw away the messages that nobody has received; see :func:`~.recovery.sweep`."""
         return recovery.sweep(self)
 
+    def take_back_receives(self, since: float) -> None:
+        """Give up receives that began after ``since`` (``perf_counter``) and wait for a message."""
+        progress.take_back_receives(since)
+
     def balance(self) -> int:
         """How many more messages this rank has sent than received."""
         return self.groups.balance()

@@ -544,7 +544,7 @@ WRONG += [
          "        if not more():"),
         ("len(servers)), []\n", "len(servers)), begun\n"),
         ("            requests.append(dist.irecv(part, src=server))", "           "),
-    ), "an irecv is still open"),
+    ), "nobody called wait() on the request of irecv"),
     ("7.7", "cuts otherwise", _changed(
         "7.7", (".tensor_split(len(servers))", ".split(-(-len(weights) // len(servers)))"),
     ), "weights.tensor_split("),

@@ -1097,3 +1097,33 @@ CHANGES += [
     ("10.5", "at most three forwards before", "min(m, p - 1 - s)", "min(m, 3, p - 1 - s)", ""),
     ("10.7", "another rate than the one given", "self.rate * old", "0.3 * old", ""),
 ]  # fmt: skip
+
+CHANGES += [
+    ("10.2", "the same lists in each call", "return [forwards + backwards for _ in range(p)]",
+     "known = gpipe.__dict__.setdefault('known', {})\n"
+     "    return known.setdefault((p, m), [forwards + backwards for _ in range(p)])",
+     "the same list in two calls"),
+    ("10.3", "a set", "return spans if", "return set(spans) if", "set of tuple"),
+    ("10.3", "an end at 0 is none", "needed not in ends", "not ends.get(needed)", "returned None"),
+    ("10.4", "sorts its argument", "    busy = sum(", "    spans.sort()\n    busy = sum(",
+     "changed its argument spans"),
+    ("10.4", "knows two kinds only", "end - start for *_, start, end in spans)",
+     "end - start for _, kind, _, start, end in spans if kind in 'FB')", "bubble("),
+    ("10.4", "a tuple", "    return found", "    return tuple(found)", "<tuple>"),
+    ("10.7", "takes out the oldest copy", "self.stash.pop(k)",
+     "self.stash.pop(next(iter(self.stash)))", "not in that of another microbatch"),
+    ("10.7", "the version from the number", "self.version += 1", "self.version = k + 1",
+     "self.used"),
+]  # fmt: skip
+CHANGES_THAT_ARE_RIGHT += [
+    (NAIVE, "by torch.autograd.grad", """        if s == p - 1:
+            loss.backward()
+        else:
+            y.backward(gradient)
+""", """        wanted = [*stage.parameters(), *([x] if s else [])]
+        given = (y, wanted, gradient) if loss is None else (loss, wanted)
+        found = torch.autograd.grad(*given)
+        for one, grad in zip(wanted, found):
+            one.grad = grad
+"""),
+]  # fmt: skip

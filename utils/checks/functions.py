@@ -29,8 +29,24 @@ class Case(NamedTuple):
 
 
 def probe_calls(user_ns: dict, *, rank: int, calls: list) -> list:
-    """What functions return, one call after the other: (name, arguments)."""
-    return [told(reading_answer(user_ns, name)(*arguments)) for name, arguments in calls]
+    """What functions return, one call after the other: (name, arguments).
+
+    Raises:
+        ValueError: a function returned the very list of another call.
+    """
+    found, lists = [], {}
+    for name, arguments in calls:
+        result = reading_answer(user_ns, name)(*arguments)
+        again = reading_answer(user_ns, name)(*arguments) if isinstance(result, list) else None
+        own = [result, *result] if isinstance(result, list) else []
+        lists |= {id(one): one for one in own if isinstance(one, list)}  # alive, so ids differ
+        if again and any(id(one) in lists for one in (again, *again)):
+            raise ValueError(
+                f"{name} returned the same list in two calls: who changes one changes the other, "
+                "so make new lists in each call"
+            )
+        found.append(told(result))
+    return found
 
 
 def judge_calls(ranks, report: Report, cases: Iterable[Case]) -> None:

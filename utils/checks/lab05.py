@@ -441,7 +441,7 @@ def predict_step(ranks, report: Report) -> None:
         cases.append(("ring", [p, n], right, _wrong_rings(p, n, *right), "(messages, sent)"))
     # Ranks, gradients, the bytes of the largest, and bytes per second.
     for p, count, most, slow in (
-        (2, chance.randrange(3, 7), 10**7, 5e6),
+        (2, chance.randrange(3, 5), 10**7, 5e6),
         (chance.randrange(3, 20), chance.randrange(10, 30), 10**4, 5e3),
         (chance.randrange(100, 500), 3, 10**2, 5.0),
         (1, 2, 10**7, 5e6),

@@ -45,12 +45,13 @@ from .pipelines import (
     drawn,
     gradient_of,
     losses_of,
+    number_of,
     played,
     twin,
     weights_by,
     weights_of,
 )
-from .probe import answer_named, number, recorded, told
+from .probe import answer_named, kind_of, number, reading_answer, recorded, told
 from .replicas import rules_of
 from .schedules import (
     as_lists,
@@ -87,7 +88,7 @@ def probe_naive(
         piece, x = piece.float(), x.float()
     if place:  # only the first stage may use what is in x
         x = torch.full_like(x, float("nan"))
-    function, marks = answer_named(user_ns, "train_naively"), answer_named(user_ns, "marks")
+    function, marks = reading_answer(user_ns, "train_naively"), answer_named(user_ns, "marks")
     marks.clear()
     loss, calls = recorded(function, piece, x, labels, **keywords(partition, group))
     return {
@@ -179,7 +180,8 @@ ERRORS = {
     "KeyError": "an entry is looked up that is not there: was it stored by its microbatch k, and "
     "taken out only once?",
     "unsupported operand type(s) for *": "a gradient is None: backward did not come to that "
-    "tensor. Gradients are where forward computed: in the copy that it used",
+    "tensor. Gradients are where forward computed: in the copy that it used, self.stash[k], not in "
+    "that of another microbatch",
     "leaf Variable that requires grad": "a weight is updated with autograd watching: use "
     "`with torch.no_grad():`",
     "got <class 'NoneType'>": "what is sent is None: the gradient of the input, if "
@@ -320,7 +322,8 @@ def probe_plans(user_ns: dict, *, rank: int, cases: list) -> list:
         before = copy.deepcopy(given)
         with ends_within(PLANNING, NEVER_PLANNED):
             spans = answer_named(user_ns, "plan")(given, *times)
-        found.append([told(spans), given == before])
+        kind = kind_of(spans) if isinstance(spans, set | dict | tuple) else None
+        found.append([kind or told(spans), given == before])
     return found
 
 
@@ -328,7 +331,14 @@ ILLEGAL = (
     [[("B", 0), ("F", 0)]],
     [[("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 1), ("F", 0), ("B", 1), ("B", 0)]],
     [[("F", 0), ("F", 1), ("B", 1), ("B", 0)], [("F", 0), ("B", 0), ("B", 1), ("F", 1)]],
+    # One stage has more to do than the other.
+    [[("F", 0), ("F", 1), ("B", 1), ("B", 0)], [("F", 0), ("B", 0)]],
+    [[("F", 0), ("B", 0)], [("F", 0), ("F", 1), ("B", 1), ("B", 0)]],
 )
+
+
+#: Stage 0 could have B0 long before B1, which stands in front of it.
+IN_ORDER = "F0 F1 B1 B0\nF0 B0 F1 B1\nF0 B0 F1 B1"
 
 
 @task("10.3", "plan a schedule", points=3)
@@ -336,7 +346,8 @@ def plan_schedule(ranks, report: Report) -> None:
     """Times by the two rules; None for what can never be completed."""
     legal = [(gpipe(3, 2), ()), (one_f_one_b(4, 5), (3, 4)), (shuffled(report.seed), (2, 1)),
              (gpipe(1, 2), ()), (gpipe(2, 2), (0.5, 1.5)),
-             (one_f_one_b(6, 20), (0.37, 1.9))]  # fmt: skip
+             (one_f_one_b(6, 20), (0.37, 1.9)), (gpipe(2, 3), (0, 1)),
+             (one_f_one_b(2, 40), (1, 2)), (parse(IN_ORDER), (1, 3))]  # fmt: skip
     asked = [[as_lists(s), times] for s, times in legal] + [[as_lists(s), ()] for s in ILLEGAL]
     for answer in report.answers(ranks, __name__, "probe_plans", cases=asked):
         for (schedule, times), (got, same) in zip(asked, answer.value, strict=True):
@@ -363,7 +374,8 @@ def probe_counts(user_ns: dict, *, rank: int, calls: list) -> list:
     for name, given in calls:
         spans = [tuple(one) for one in given]
         schedule = [[tuple(action) for action in one] for one in given if name == "most_held"]
-        found.append(told(answer_named(user_ns, name)(schedule or spans)))
+        result = reading_answer(user_ns, name)(schedule or spans)
+        found.append(told(result) if isinstance(result, list) else told(number(result)))
     return found
 
 
@@ -380,7 +392,9 @@ def count(ranks, report: Report) -> None:
     backwards = sorted(plans[0], key=lambda span: -span[4])  # the first is the last to end
     # Stage 0 has slept before it began, so another stage is the first.
     late = [[s, kind, k, a + 50 * (s == 0), e + 50 * (s == 0)] for s, kind, k, a, e in plans[0]]
-    for spans in [*plans, backwards, moved(plans[0], 1000), noisy, late]:
+    others = [[s, {"F": "F", "B": "I"}[kind], k, a, e] for s, kind, k, a, e in plans[0]]
+    hours = [[s, kind, k, 1e5 + a / 1e3, 1e5 + e / 1e3] for s, kind, k, a, e in plans[0]]
+    for spans in [*plans, backwards, moved(plans[0], 1000), noisy, late, others, hours]:
         cases.append(Case("bubble", [spans], idle(spans), wrong_bubbles(spans), "a number"))
     cases += [
         Case("most_held", [as_lists(schedule)], held(schedule), wrong_held(schedule),
@@ -611,7 +625,7 @@ def _judge_run(report, rank, place, members, seeds, schedule, n, value, where) -
 # -- 10.7: weight stashing --------------------------------------------------------------------
 
 
-def probe_stash(user_ns: dict, *, rank: int, seed: int, p: int, n: int) -> dict:
+def probe_stash(user_ns: dict, *, rank: int, seed: int, p: int, n: int, reverse: bool) -> dict:
     """`Stashed` on all stages of a pipeline in this process."""
     kind, stages = answer_named(user_ns, "Stashed"), []
     most, kept = [0] * p, [True] * p
@@ -630,10 +644,10 @@ def probe_stash(user_ns: dict, *, rank: int, seed: int, p: int, n: int) -> dict:
             copies = [(now[n], w) for n, w in worker.stash[k].items() if n in now]
             kept[s] &= bool(copies) and all(q.data_ptr() != w.data_ptr() for q, w in copies)
 
-    workers, calls = recorded(played, made, seed, p, n, look)
+    workers, calls = recorded(played, made, seed, p, n, look, reverse=reverse)
     return {
         "weights": [weights_of(piece) for piece in stages],
-        "used": [[told(worker.used.get(k)) for k in range(n)] for worker in workers],
+        "used": [[told(worker.used.get(number_of(k))) for k in range(n)] for worker in workers],
         "versions": [told(worker.version) for worker in workers],
         "most": most,
         "left": [len(worker.stash) for worker in workers],
@@ -658,21 +672,23 @@ WRONG_STASHES = {
 @task("10.7", "weight stashing", points=4)
 def stashing(ranks, report: Report) -> None:
     """PipeDream: its weights, its versions, its memory."""
-    for p, n in ((4, 7), (1, 3), (3, 5), (2, 1)):
-        asked = {"seed": report.seed, "p": p, "n": n}
+    for p, n, reverse in ((4, 7, False), (1, 3, False), (3, 5, False), (2, 1, False), (2, 4, True)):
+        asked = {"seed": report.seed, "p": p, "n": n, "reverse": reverse}
+        order = ", the last one's backward first" if reverse else ""
         for answer in report.answers(ranks, __name__, "probe_stash", **asked):
             value, rank = answer.value, answer.rank
             if not report.communication(rank, value["calls"], only()):
                 break
             for s in range(p):
-                where = f"stage {s} of {p} after {n} microbatches"
-                used = [max(0, k - (p - 1 - s)) for k in range(n)]
+                where = f"stage {s} of {p} after {n} microbatches{order}"
+                used = [0 if reverse else max(0, k - (p - 1 - s)) for k in range(n)]
+                enough = n if reverse else min(n, p - s)
                 wrong = table({
                     "there is no version for a microbatch: self.used[k] = self.version in forward":
                         [None] * n,
                     "all have version 0: done counts self.version up": [0] * n,
                     "this is the number of the microbatch, not the version of the weights":
-                        list(range(n)),
+                        [number_of(k) for k in range(n)],
                     "this is the version at the backward; note it in forward":
                         list(range(1, n + 1)) if p == 1 else [k for k in range(n)],
                 })  # fmt: skip
@@ -683,7 +699,7 @@ def stashing(ranks, report: Report) -> None:
                     )
                 )
                 modes = (
-                    Mistake(weights_by(mode, report.seed, p, n)[s], said)
+                    Mistake(weights_by(mode, report.seed, p, n, reverse)[s], said)
                     for said, mode in WRONG_STASHES.items()
                 )  # fmt: skip
                 rules = rules_of({
@@ -691,10 +707,10 @@ def stashing(ranks, report: Report) -> None:
                     "place: keep copies, detach().clone()": not value["copies"][s],
                     f"{where}: copies of {value['left'][s]} microbatches are still in the stash: "
                     "done(k) takes its own out, or memory grows for ever": value["left"][s],
-                    f"{where}: {value['most'][s]} versions kept at once, {min(n, p - s)} are "
-                    "enough": value["most"][s] > min(n, p - s),
+                    f"{where}: {value['most'][s]} versions kept at once, {enough} are "
+                    "enough": value["most"][s] > enough,
                 })  # fmt: skip
-                weights = weights_by("stash", report.seed, p, n)[s]
+                weights = weights_by("stash", report.seed, p, n, reverse)[s]
                 ok = (
                     report.judge(rank, value["weights"][s], weights, modes,
                                  what=f"weights of {where}", tolerance=1e-12)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from utils.schedules import one_f_one_b, planned
+from utils.schedules import gpipe, one_f_one_b, planned
 
 from .probe import in_double
 
@@ -81,10 +81,10 @@ class Piece(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, features] → [n, features of the next stage, or classes]."""
-        x = _Watched.apply(x if x.requires_grad else x.detach().requires_grad_(), self.log)
         for layer in self.linear:
             x = torch.tanh(layer(x))
-        return 3 * x if self.last else x
+        # The output: whatever a backward is for, it begins there.
+        return _Watched.apply(3 * x if self.last else x, self.log)
 
 
 def drawn(seed: int, n: int = IMAGES) -> tuple[Tensor, Tensor]:
@@ -198,20 +198,35 @@ class Reference:
                 q.sub_(factor.get(self.mode, 1) * self.rate * old[name].grad)
 
 
+def number_of(k: int) -> int:
+    """What the k-th microbatch is called: any number will do."""
+    return 3 * k + 2
+
+
 def played(
-    kind: Callable, seed: int, p: int, n: int, look: Callable = lambda *_: None
+    kind: Callable,
+    seed: int,
+    p: int,
+    n: int,
+    look: Callable = lambda *_: None,
+    *,
+    reverse: bool = False,
 ) -> list[Any]:
-    """Workers of p stages in one process, after PipeDream with n microbatches."""
+    """Workers of p stages in one process, after PipeDream with n microbatches.
+
+    Args:
+        reverse: all forwards first, then the backwards, the last microbatch first.
+    """
     x, labels = drawn(seed, 4 * n)
     rate = 0.11 + seed % 8 / 20
     workers = [kind(Piece(seed, s, p), rate) for s in range(p)]
-    schedule = one_f_one_b(p, n)
+    schedule = gpipe(p, n) if reverse else one_f_one_b(p, n)
     inputs: dict[tuple, Tensor] = {(0, k): one for k, one in enumerate(x.chunk(n))}
     outputs: dict[tuple, Tensor] = {}
     for s, action, k, *_ in planned(schedule)[0]:
         worker = workers[s]
         if action == "F":
-            y = worker.forward(k, inputs[s, k].requires_grad_())
+            y = worker.forward(number_of(k), inputs[s, k].requires_grad_())
             if s == p - 1:
                 outputs[s, k] = worker.loss(y, labels.chunk(n)[k])
             else:
@@ -220,13 +235,13 @@ def played(
         else:
             gradient = None if s == p - 1 else inputs.pop((s + 1, k)).grad
             outputs.pop((s, k)).backward(gradient)
-            worker.done(k)
-        look(s, action, k, worker)
+            worker.done(number_of(k))
+        look(s, action, number_of(k), worker)
     return workers
 
 
 @functools.cache
-def weights_by(mode: str, seed: int, p: int, n: int) -> list[list[float]]:
+def weights_by(mode: str, seed: int, p: int, n: int, reverse: bool) -> list[list[float]]:
     """Weights of each stage after all microbatches."""
-    workers = played(functools.partial(Reference, mode=mode), seed, p, n)
+    workers = played(functools.partial(Reference, mode=mode), seed, p, n, reverse=reverse)
     return [weights_of(worker.piece) for worker in workers]

@@ -341,7 +341,7 @@ CHANGES = [
      "Q, K and V each take x for themselves"),
     ("9.8", "forgets k", '        "attention.k": ColwiseParallel(),\n', "", "attention.k.weight"),
     ("9.8", "returns the plan", "return parallelize_module(block, mesh, {",
-     "return dict({", "parallelize returned a dict: return the block"),
+     "return dict({", "parallelize returned a dict: change the block itself"),
     ("9.8", "gathers q", '"attention.q": ColwiseParallel()',
      '"attention.q": ColwiseParallel(output_layouts=Replicate())', "Error"),
     ("9.9", "its own expert for all", _BACK, "outputs = expert(buffer)\n"
@@ -673,3 +673,43 @@ CHANGES += [
         "shape mismatch",
     ),
 ]
+CHANGES += [
+    ("9.1", "freezes the layer", _DETACHED,
+     "linear.requires_grad_(False)\n    weight, bias = linear.weight, linear.bias",
+     "needs no gradients any more"),
+    ("9.2", "keeps the group on the class", "ctx.group", "CopyToAll.group",
+     "the group of a later call"),
+    ("9.2", "one buffer for all calls", "total = x.clone(memory_format=torch.contiguous_format)",
+     "SumOverAll.kept = getattr(SumOverAll, 'kept', {})\n"
+     "        total = SumOverAll.kept.setdefault(x.shape, torch.empty(x.shape, dtype=x.dtype))\n"
+     "        total = total.detach().copy_(x)", "changed the result of the first"),
+    ("9.3", "f in training only", "self.up(f(x, self.group))",
+     "self.up(f(x, self.group) if self.training else x)", "after eval(): this is only what"),
+    ("9.4", "freezes the attention", "self.head_size = attention.head_size",
+     "attention.requires_grad_(False)\n        self.head_size = attention.head_size",
+     "needs no gradients any more"),
+    ("9.5", "divides by a norm of 0", "if norm > largest:",
+     "if largest / norm < 1:", "so is their norm: don't divide by it"),
+    ("9.5", "its own norm decides", _ALL_REDUCE + "\n    " + _NORM + "\n    if norm > largest:",
+     "own = (shards + replicas).sqrt().item()\n    " + _ALL_REDUCE + "\n    " + _NORM
+     + "\n    if own > largest:", "nothing was scaled, though the norm is above the bound"),
+    ("9.7", "subtracts in place", "shifted = logits - largest[:, None]",
+     "shifted = logits\n    shifted.data.sub_(largest[:, None])", "changed its argument logits"),
+    ("9.7", "a maximum of 0 or more", "logits.detach().max(1).values",
+     "logits.detach().max(1).values.clamp(min=0)", "not a finite number"),
+    ("9.8", "parallelizes a copy", "return parallelize_module(block,",
+     "import copy\n    return parallelize_module(copy.deepcopy(block),", "change the block itself"),
+    ("9.8", "gathers the heads", '"mlp.down": RowwiseParallel(),\n    })',
+     '"mlp.down": RowwiseParallel(),\n    } | {\n'
+     '        f"attention.{name}": ColwiseParallel(output_layouts=Replicate()) for name in "qkv"\n'
+     '    } | {"attention.out": RowwiseParallel(input_layouts=Replicate())})',
+     ""),  # ranks in one process cannot gather: the words are those of real ranks only
+    ("9.9", "counts in bytes", "cumsum(0)", "cumsum(0, dtype=torch.uint8)", "capacity 300"),
+    ("9.9", "pads with what is in memory", "x.new_zeros(p * capacity", "x.new_empty(p * capacity",
+     "pad the blocks that are not full with zeros"),
+    ("9.9", "clears the tokens left behind", "kept = place < capacity",
+     "kept = place < capacity\n    x.data[~kept] = 0", "changed its argument x"),
+    ("9.9", "takes a token of zeros for padding", _BACK,
+     "came = exchange(buffer, group)\n    real = (came.detach() != 0).any(1, keepdim=True)\n"
+     "    outputs = exchange(expert(came) * real, group)", "output, capacity"),
+]  # fmt: skip

@@ -5,6 +5,8 @@ The twin has all experts and does without communication.
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Iterator
 
 import torch
@@ -14,12 +16,14 @@ from torch import Tensor, nn
 from .calls import Calls, Rule, inside, only
 from .groups import in_group, keywords, on
 from .mistakes import Mistake, table
-from .probe import answer_named
+from .probe import reading_answer
 from .shards import BYTES, EXACT, both_ways, drawn, flat, made_module
 from .task import Report
 
 #: Small, and large enough for all tokens of a rank.
 CAPACITIES = (2, 7)
+#: The same, and more than a byte can count.
+MANY = 300
 
 
 def _sizes(capacity: int) -> tuple[int, int]:
@@ -36,6 +40,7 @@ def _routed(seed: int, p: int, capacity: int) -> tuple[Tensor, Tensor, Tensor, T
     choice[popular] = p - 1
     gate = 0.2 + 0.6 * torch.rand(tokens, generator=draw, dtype=torch.float64)
     x, upstream = (drawn(seed + k, tokens, features) for k in (100, 200))
+    x[0] = 0  # a token as good as others
     return x, choice, gate, upstream
 
 
@@ -44,17 +49,29 @@ def _expert(seed: int, capacity: int) -> nn.Module:
     return nn.Sequential(made_module(seed + 7, nn.Linear, features, features), nn.Tanh())
 
 
+@contextlib.contextmanager
+def _memory_of_nan() -> Iterator[None]:
+    """New memory that nobody has written to is NaN, and not zeros by luck."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
 @in_group
 def probe_experts(user_ns: dict, *, rank: int, group, partition, seed: int, capacity: int) -> dict:
     """`expert_parallel` of this rank's tokens with this rank's expert."""
-    function = answer_named(user_ns, "expert_parallel")
+    function = reading_answer(user_ns, "expert_parallel")
     x, choice, gate, upstream = _routed(seed, dist.get_world_size(group), capacity)
     expert = _expert(seed, capacity)
     gate.requires_grad_()
     named = keywords(partition, group)
-    found = both_ways(
-        lambda own: function(own, choice.clone(), gate, expert, capacity, **named), x, upstream
-    )
+    with _memory_of_nan():
+        found = both_ways(
+            lambda own: function(own, choice.clone(), gate, expert, capacity, **named), x, upstream
+        )
     grads = [gate.grad, *(parameter.grad for parameter in expert.parameters())]
     return found | {"grads": [None if g is None else flat(g) for g in grads]}
 
@@ -133,7 +150,11 @@ def _cut_off(gradient: Tensor) -> list[Mistake]:
         "and neither is what was detached. exchange() is"
     )
     zeros = (0 * gradient).reshape(-1).tolist()
-    return [Mistake(lambda value: value is None or value == zeros, said)]
+    padding = "not a number: pad the blocks that are not full with zeros, not with new_empty()"
+    return [
+        Mistake(lambda value: value is None or value == zeros, said),
+        Mistake(lambda value: isinstance(value, list) and any(map(math.isnan, value)), padding),
+    ]
 
 
 def _wrong_routes(modules, x, choice, gate, outputs, capacity, place) -> Iterator[Mistake]:

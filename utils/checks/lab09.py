@@ -25,11 +25,12 @@ from .functions import Case, judge_calls
 from .groups import WORLD, Partition, in_group, keywords, on, places, tried
 from .mistakes import NO_NUMBER, Mistake, table
 from .model import use_model as use_model
-from .probe import answer_named, number, recorded
+from .probe import answer_named, number, reading_answer, recorded
 from .replicas import rules_of
 from .shards import (
     BYTES,
     EXACT,
+    FROZEN,
     HEADS,
     HIDDEN,
     INPUT,
@@ -74,6 +75,7 @@ def probe_shards(user_ns: dict, *, rank: int, group, partition, seed: int) -> di
                 for own in (linear.weight, linear.bias)
             ),
             "graph": any(one.grad_fn is not None for one in tensors),
+            "frozen": not (linear.weight.requires_grad and linear.bias.requires_grad),
             "calls": calls,
         }
     return found
@@ -124,6 +126,7 @@ def shards(ranks, report: Report) -> None:
                     "layer, clone()": got["same"] and not any(got["kept"]),
                     f"{what}: the shard hangs on the graph of the whole layer: detach()":
                         got["graph"],
+                    f"{what}: {FROZEN}": got["frozen"],
                 })  # fmt: skip
                 ok = (
                     report.communication(rank, got["calls"], only())
@@ -152,20 +155,25 @@ def probe_operators(user_ns: dict, *, rank: int, group, partition, seed: int) ->
     named, found = keywords(partition, group), {}
     x, upstream = drawn(seed, *_SHAPE), drawn(seed + 50, *_SHAPE)
     for name in ("f", "g"):
-        operator = functools.partial(answer_named(user_ns, name), **named)
+        function = answer_named(user_ns, name)
+        operator = functools.partial(function, **named)
         given, shared = x.clone(), upstream.clone()
         one = both_ways(operator, x, upstream)
-        _, again = recorded(operator, given)
+        earlier, again = recorded(operator, given)
+        kept, later = flat(earlier), []
         turned = both_ways(lambda t, o=operator: o(t.t()).t(), x, upstream)
-        leaf = x.clone().requires_grad_()
+        leaf = (x + 1).requires_grad_()
         y, calls = recorded(operator, leaf)
-        again += turned["forward"] + turned["backward"] + calls
+        function(x.clone(), None)  # with other ranks, between forward and backward
         if isinstance(y, Tensor) and y.requires_grad:
-            again += recorded(y.backward, shared)[1]
+            later = recorded(y.backward, shared)[1]
+        again += turned["forward"] + turned["backward"] + calls + later
         found[name] = one | {
             "calls again": again,
             "input": torch.equal(given, x),
             "upstream": torch.equal(shared, upstream),
+            "overwritten": kept != flat(earlier),
+            "of the last call": any(len(c["group"]) != dist.get_world_size(group) for c in later),
             "turned": [turned["y"], turned["dx"]],
         }
     return found
@@ -223,6 +231,10 @@ def operators(ranks, report: Report) -> None:
                         not got["input"],
                     f"{name}: the gradient that came in has changed. Others in the graph use "
                     "that tensor, too: sum a clone": not got["upstream"],
+                    f"{name}: a second call has changed the result of the first. Return a new "
+                    "tensor each time": got["overwritten"],
+                    f"{name}: backward sums over the group of a later call. Keep the group in ctx":
+                        got["of the last call"],
                 })  # fmt: skip
                 ok = ok and report.communication(rank, [], *odd)
                 what = f"{name} of a transposed tensor, whose memory has another order"
@@ -310,8 +322,14 @@ PARAMETERS = {"a": ((9, 4), True), "b": ((5,), False), "c": ((7,), True), "d": (
 
 
 def _norms(seed: int, p: int) -> tuple[dict[str, Tensor], list[list[float]], list[float]]:
-    """Gradients of the whole model; squares of the shards on each of p ranks, and of the rest."""
-    whole = {n: drawn(seed + k, *shape) for k, (n, (shape, _)) in enumerate(PARAMETERS.items())}
+    """Gradients of the whole model; squares of the shards on each of p ranks, and of the rest.
+
+    All of them are 0 for the seed 0.
+    """
+    whole = {
+        n: (seed > 0) * drawn(seed + k, *shape)
+        for k, (n, (shape, _)) in enumerate(PARAMETERS.items())
+    }
     cut = [whole[name].tensor_split(p) for name, (_, is_cut) in PARAMETERS.items() if is_cut]
     shards = [[part.square().sum().item() for part in parts] for parts in zip(*cut, strict=True)]
     rest = [whole[n].square().sum().item() for n, (_, is_cut) in PARAMETERS.items() if not is_cut]
@@ -387,8 +405,13 @@ def _clip_case(seed: int, partition: Partition, share: float) -> dict:
     for place, p in places(partition):
         _, shards, rest = _norms(seed, p)
         gradients.append(_own_gradients(seed, place, p))
-        most.append(share * math.sqrt(sum(map(sum, shards)) + sum(rest)))
+        most.append(share * (math.sqrt(sum(map(sum, shards)) + sum(rest)) or 1))
     return {"partition": partition, "each": to_each(gradients=gradients, most=most)}
+
+
+def _hint_zeros(case: dict) -> str | None:
+    zeros = not any(map(any, case["each"][0]["gradients"]["a"]))
+    return "all gradients are 0, and so is their norm: don't divide by it" if zeros else None
 
 
 @task("9.5", "the norm of all gradients", points=2)
@@ -398,8 +421,11 @@ def clip_gradients(ranks, report: Report) -> None:
     # Below half of it, so that a rank's own norm is above the bound, too.
     draw, seeds = random.Random(report.seed), report.seeds(2 * len(PARTITIONS))
     shares = [draw.uniform(low, 2 * low) for low in (0.2, 1.2) for _ in PARTITIONS]
-    cases = [_clip_case(*one) for one in zip(seeds, PARTITIONS * 2, shares, strict=True)]
-    for case, members, values in tried(ranks, report, __name__, "probe_clip", cases):
+    # A bound that the norm is above and a rank's own is not; then all gradients are 0.
+    seeds, shares = [*seeds, report.seed, 0], [*shares, draw.uniform(0.9, 0.97), 1.5]
+    among = (*PARTITIONS * 2, PARTITIONS[0], None)
+    cases = [_clip_case(*one) for one in zip(seeds, among, shares, strict=True)]
+    for case, members, values in tried(ranks, report, __name__, "probe_clip", cases, _hint_zeros):
         p, number = len(members), cases.index(case)
         share = shares[number]
         whole, shards, rest = _norms(seeds[number], p)
@@ -414,11 +440,11 @@ def clip_gradients(ranks, report: Report) -> None:
             scales = {
                 "nothing was scaled, though the norm is above the bound": 1.0,
                 "the gradients were scaled, though the norm is not above the bound": share,
-                "divided by the norm, but not multiplied by the bound": 1 / right,
+                "divided by the norm, but not multiplied by the bound": 1 / (right or 1),
                 "multiplied by the bound, but not divided by the norm": share * right,
                 "scaled twice": factor**2,
                 "scaled by the norm of what this rank has; the ranks' replicas now differ":
-                    min(share * right / own, 1),
+                    min(share * right / (own or 1), 1),
                 "the gradients are gone": 0.0,
             }  # fmt: skip
             wrong = table({
@@ -492,11 +518,12 @@ def traffic(ranks, report: Report) -> None:
 
 
 def _logits(seed: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Of 6 samples and 11 classes; large ones of 5 and 9."""
+    """Of 6 samples and 11 classes; large ones of 5 and 9, some samples all below 0."""
     samples, classes = (6, 11) if scale == 1 else (5, 9)
     draw = torch.Generator().manual_seed(seed + 9)
     labels = torch.randint(0, classes, (samples,), generator=draw)
-    return scale * drawn(seed, samples, classes), labels
+    level = (scale > 1) * 5 * scale * (-1.0) ** torch.arange(samples)
+    return scale * drawn(seed, samples, classes) + level.double()[:, None], labels
 
 
 def _finite(value: object) -> bool:
@@ -508,7 +535,7 @@ def probe_loss(
     user_ns: dict, *, rank: int, group, partition, part: list, first: int, labels: list
 ) -> dict:
     """`class_parallel_loss` of this rank's classes, and the gradient of its logits."""
-    function, given = answer_named(user_ns, "class_parallel_loss"), torch.tensor(labels)
+    function, given = reading_answer(user_ns, "class_parallel_loss"), torch.tensor(labels)
     logits, one = torch.tensor(part, dtype=torch.float64), torch.ones((), dtype=torch.float64)
     return both_ways(
         lambda own: function(own, first, given, **keywords(partition, group)), logits, one
@@ -612,6 +639,8 @@ def probe_block(user_ns: dict, *, rank: int, seeds: list, common: int, size: int
     got = answer_named(user_ns, "parallelize")(block, mesh)
     if not isinstance(got, nn.Module):
         return {"returned": "nothing" if got is None else f"a {type(got).__name__}"}
+    if got is not block:
+        return {"returned": "another module than the block"}
     local = {
         name: list(p.to_local().shape) if isinstance(p, DTensor) else None
         for name, p in got.named_parameters()
@@ -660,7 +689,8 @@ def with_dtensor(ranks, report: Report) -> None:
             }
             returned, missing = value.get("returned"), value.get("missing")
             rules = rules_of({
-                f"parallelize returned {returned}: return the block": returned,
+                f"parallelize returned {returned}: change the block itself, and return the block":
+                    returned,
                 f"{', '.join(missing or ())}: no DTensors, the plan has no style for them": missing,
                 f"{where}: {', '.join(value.get('odd', ()))}: cut in another way. q, k, v and up "
                 "go by columns (ColwiseParallel), out and down by rows (RowwiseParallel), all of "
@@ -673,7 +703,11 @@ def with_dtensor(ranks, report: Report) -> None:
                 sum(call["op"].startswith("all_reduce") for call in value[way])
                 for way in ("forward", "backward")
             ]
+            ops = {call["op"] for way in ("forward", "backward") for call in value[way]}
+            others = sorted(op for op in ops if not op.startswith("all_reduce"))
             reductions = rules_of({
+                f"{where}: it calls {', '.join(others)}. All_reduces are enough: each rank attends "
+                "with its own heads": others,
                 f"{where}: {counts[0]} all_reduces forward, expected 2": counts[0] != 2,
                 f"{where}: {counts[1]} all_reduces backward, expected 2. Q, K and V each take x "
                 "for themselves, and each reduces its gradient: PrepareModuleInput makes x a "
@@ -700,6 +734,7 @@ def with_dtensor(ranks, report: Report) -> None:
 def expert_parallel(ranks, report: Report) -> None:
     """Tokens go to their experts and come back; those beyond the capacity stay behind."""
     cases = [case | {"capacity": c} for case in cases_apart(report) for c in experts.CAPACITIES]
+    cases += [cases_apart(report)[2] | {"capacity": experts.MANY}]
     for case, members, values in tried(ranks, report, experts.__name__, "probe_experts", cases):
         seeds = seeds_of(case, members)
         experts.judge(report, members, values, seeds, case["capacity"])

@@ -30,6 +30,10 @@ PARTITIONS = ([[0, 1, 2, 3]], [[0, 2], [1, 3]], [[0], [1], [2], [3]], None)
 #: What float64 may lose; a mistake is off by much more.
 EXACT = 1e-9
 BYTES = 8  # of a float64
+FROZEN = (
+    "the layer that it was given needs no gradients any more. Leave the layer as it is: detach() "
+    "gives a tensor without the graph"
+)
 
 
 def cases_of(report: Report) -> list[dict]:
@@ -193,14 +197,16 @@ def probe_layer(
     held = {key: list(p.shape) for key, p in layer.named_parameters()}
     if held != shapes(whole, p):
         return {"held": held}  # it may not even run
-    behind = WrittenBehind()
+    behind, frozen = WrittenBehind(), not all(p.requires_grad for p in whole.parameters())
+    layer.train(partition is not None)
 
     def forward(x: Tensor) -> Tensor:
         with behind:
             return layer(x)
 
     found = both_ways(forward, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
-    found |= {"held": held, "behind": behind.found}
+    found |= {"held": held, "behind": behind.found, "frozen": frozen}
+    found["when"] = "" if partition else ", after eval()"
     found["gradients"] = {
         key: None if p.grad is None else p.grad.reshape(-1).tolist()
         for key, p in layer.named_parameters()
@@ -291,7 +297,7 @@ def judge_layer(
     upstream = drawn(report.seed + 2, *INPUT)
     y = whole(x)
     y.backward(upstream)
-    where, nbytes = on(members), BYTES * math.prod(INPUT)
+    where, nbytes = on(members) + values[0].get("when", ""), BYTES * math.prod(INPUT)
     for place, (rank, value) in enumerate(zip(members, values, strict=True)):
         if not _judge_held(report, rank, value["held"], shapes(whole, p), where):
             continue
@@ -319,7 +325,9 @@ def judge_layer(
         _ = (
             report.communication(rank, forward, *before)
             and report.judge(rank, value["y"], flat_y, wrong_y, what=f"output {where}", **how)
-            and report.communication(rank, [], *rules_of({_BEHIND: value["behind"]}))
+            and report.communication(rank, [], *rules_of({
+                _BEHIND: value["behind"], FROZEN: value["frozen"],
+            }))
             and report.communication(rank, backward, *before)
             and report.judge(
                 rank, value["dx"], flat_dx, wrong_dx, what=f"gradient of x {where}", **how

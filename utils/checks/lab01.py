@@ -23,7 +23,7 @@ from .calls import blocking, in_words, inside, made, messages, only, waited
 from .clock import moved_clocks
 from .mistakes import EXACT, TOLERANCE, Mistake, is_number, same, table
 from .model import use_model as use_model
-from .probe import answer_named, fingerprint, numbers, recorded
+from .probe import answer_named, fingerprint, numbers, reading_answer, recorded
 from .replicas import rules_of
 from .task import Report, task, to_each
 
@@ -588,7 +588,7 @@ def _stamp_of(ball: torch.Tensor) -> torch.Tensor:
 
 def probe_fit(user_ns: dict, *, rank: int, sizes: list, times: list) -> object:
     """``fit`` on rank 0."""
-    return answer_named(user_ns, "fit")(sizes, times) if rank == 0 else None
+    return reading_answer(user_ns, "fit")(sizes, times) if rank == 0 else None
 
 
 @task("1.7", "ping-pong: latency and bandwidth", points=4)

@@ -25,7 +25,7 @@ from .calls import inside
 from .groups import in_group, keywords, on, partitions, places, tried
 from .mistakes import Mistake, is_number, one_of, same, short, table
 from .model import use_model as use_model
-from .probe import answer_named, numbers, recorded, told
+from .probe import answer_named, numbers, reading_answer, recorded, told
 from .replicas import one_number, rules_of
 from .task import Report, task, to_each
 
@@ -515,7 +515,7 @@ def _at(batches_: list, k: int) -> list:
 @in_group
 def probe_same(user_ns: dict, *, rank: int, group, partition, scenarios: list) -> list[dict]:
     """`same_minibatches` in this rank's group, once for each scenario."""
-    function, answers = answer_named(user_ns, "same_minibatches"), []
+    function, answers = reading_answer(user_ns, "same_minibatches"), []
     named = keywords(partition, group)
     for mine, minibatches in scenarios:
         result, calls = recorded(function, mine, minibatches, **named)
@@ -624,7 +624,7 @@ def _shares(seed: int, n: int, p: int) -> list[list[float]]:
 @in_group
 def probe_mean(user_ns: dict, *, rank: int, group, partition, values: list, n: int) -> dict:
     """`mean_once` of this rank's values."""
-    function, mine = answer_named(user_ns, "mean_once"), torch.tensor(values)
+    function, mine = reading_answer(user_ns, "mean_once"), torch.tensor(values)
     result, calls = recorded(function, mine, n, **keywords(partition, group))
     return {"result": told(result), "tensor": isinstance(result, torch.Tensor), "calls": calls}
 

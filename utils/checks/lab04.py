@@ -25,7 +25,7 @@ from .calls import Calls, Rule, inside, only, some
 from .groups import EVERYWHERE, PARTITIONS, WORLD, enough, in_group, keywords, on, tried
 from .mistakes import Mistake, same, short, table
 from .model import use_model as use_model
-from .probe import answer_named, as_dict, recorded, told
+from .probe import answer_named, as_dict, reading_answer, recorded, told
 from .replicas import Twin
 from .task import Report, task, to_each
 
@@ -204,7 +204,7 @@ def _bucket_cases(seed: int) -> list[dict]:
 
 def probe_assign(user_ns: dict, *, rank: int, cases: list[dict]) -> list:
     """`assign_buckets` of every case."""
-    function = answer_named(user_ns, "assign_buckets")
+    function = reading_answer(user_ns, "assign_buckets")
     return [told(function(**copy.deepcopy(case))) for case in cases]
 
 
@@ -216,7 +216,7 @@ def probe_real_buckets(user_ns: dict, *, rank: int, widths: list[int], cap: int)
         model.zero_grad()
         _, calls = recorded(lambda: model(images).sum().backward())
     sizes = [p.nbytes for p in reversed(list(model.parameters()))]
-    buckets = answer_named(user_ns, "assign_buckets")(sizes, cap, cap)
+    buckets = reading_answer(user_ns, "assign_buckets")(sizes, cap, cap)
     return {
         "real": [call["nbytes"] for call in calls if call["op"] == "all_reduce"],
         "foretold": [sum(sizes[k] for k in bucket) for bucket in buckets],
@@ -291,7 +291,7 @@ GRID = 3e-3
 
 def probe_hidden(user_ns: dict, *, rank: int, cases: list, begin: float, end: float) -> list:
     """`hidden_share` of every case; the first one again, in the end."""
-    function = answer_named(user_ns, "hidden_share")
+    function = reading_answer(user_ns, "hidden_share")
     given = [[tuple(pair) for pair in transfers] for transfers in [*cases, cases[0]]]
     return [replicas.one_number(told(function(transfers, begin, end))) for transfers in given]
 
@@ -568,7 +568,7 @@ def probe_accumulate(
     user_ns: dict, *, rank: int, group, partition, own: int, seed: int, ks: list
 ) -> list:
     """`accumulate` on one model, once for each number of microbatches; ``own`` is their seed."""
-    function, answers = answer_named(user_ns, "accumulate"), []
+    function, answers = reading_answer(user_ns, "accumulate"), []
     model = DistributedDataParallel(replicas.net(seed), process_group=group)
     before, passes, called = replicas.weights_of(model), [], _called(model)
     model.module.register_forward_pre_hook(lambda *_: passes.append("forward"))

@@ -25,7 +25,7 @@ from .functions import Case, judge_calls
 from .groups import WORLD, Partition, in_group, keywords, on, places, tried
 from .mistakes import Mistake, same, table
 from .model import use_model as use_model
-from .probe import answer_named, as_dict, recorded
+from .probe import answer_named, as_dict, reading_answer, recorded
 from .replicas import rules_of
 from .resumable import Job, Survivor, through_a_file
 from .task import Report, task, to_each
@@ -153,7 +153,7 @@ _FORGOTTEN = {
 
 def probe_resume(user_ns: dict, *, rank: int, seed: int) -> dict:
     """A training that goes on, and one that goes on from its state."""
-    capture, restore = (answer_named(user_ns, name) for name in ("capture", "restore"))
+    capture, restore = (reading_answer(user_ns, name) for name in ("capture", "restore"))
     draws, kept = seed + 1 + rank, torch.get_rng_state()
     try:
         twin = Job(seed, draws)
@@ -273,7 +273,7 @@ def probe_save(user_ns: dict, *, rank: int, group, partition) -> dict:
     """All that may be left of this rank's folder, in the course of a save."""
     from torch_mpi.record import log
 
-    save = answer_named(user_ns, "save")
+    save = reading_answer(user_ns, "save")
     place, p = dist.get_rank(group), dist.get_world_size(group)
     mark, known = log.mark(), {}
 
@@ -650,7 +650,7 @@ def probe_agree(user_ns: dict, *, rank: int, group, partition, seed: int, step: 
     """What a survivor has after `agree`; the seed is that of the state of its step."""
     job = Survivor(seed, step)
     objects = [id(t) for t in job.tensors()]
-    function = answer_named(user_ns, "agree")
+    function = reading_answer(user_ns, "agree")
     _, calls = recorded(function, job, **keywords(partition, group))
     return {
         "tensors": [t.tolist() for t in job.tensors()],

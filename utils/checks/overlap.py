@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import replicas
 from .groups import group_of
 from .mistakes import Mistake, is_number, table
-from .probe import answer_named, told
+from .probe import reading_answer, told
 
 
 def union(intervals: list) -> float:
@@ -108,7 +108,7 @@ def probe_overlap(user_ns: dict, *, rank: int) -> dict | None:
         with replicas.network(50e-6, 125e6):
             for _ in range(3):
                 step = _timed_backward(model, images, labels)
-    share = answer_named(user_ns, "hidden_share")(**step)
+    share = reading_answer(user_ns, "hidden_share")(**step)
     return step | {"share": replicas.one_number(told(share))}
 
 

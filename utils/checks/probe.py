@@ -32,14 +32,14 @@ class ArgumentChanged(Exception):
     """An answer changed an argument that its task only reads."""
 
 
-def reading_answer(user_ns: dict, name: str, *, changes: tuple[str, ...] = ()) -> Callable:
+def reading_answer(user_ns: dict, name: str, *, changes: tuple[int, ...] = ()) -> Callable:
     """The student's function ``name``, which has to leave its arguments as they are.
 
     Tensors, arrays, lists, sets and dicts are compared before and after each call, at any depth.
     Modules, generators and other objects are not.
 
     Args:
-        changes: names of the arguments that the task wants changed.
+        changes: places of the arguments that the task wants changed, from 0.
 
     Raises:
         NameError: there is no such function.
@@ -49,15 +49,24 @@ def reading_answer(user_ns: dict, name: str, *, changes: tuple[str, ...] = ()) -
 
     @functools.wraps(function)
     def reading(*args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        given = {**dict(enumerate(args)), **kwargs}
         before = {key: _copied(value) for key, value in given.items() if key not in changes}
         result = function(*args, **kwargs)
         for key, value in before.items():
             if not _alike(value, given[key]):
-                raise ArgumentChanged(f"{name} changed its argument {key}: work on a copy of it")
+                which = _parameter(function, key)
+                raise ArgumentChanged(f"{name} changed its argument {which}: work on a copy of it")
         return result
 
     return reading
+
+
+def _parameter(function: Callable, key: int | str) -> str:
+    """What the student calls the argument at a place; an argument by name is called that."""
+    if isinstance(key, str):
+        return key
+    names = list(inspect.signature(function).parameters)
+    return names[key] if key < len(names) else f"number {key + 1}"
 
 
 def _copied(value: Any) -> Any:

@@ -131,7 +131,7 @@ def zero2_hooks(layers, shards, group=None):
     for q in every:
         q.register_post_accumulate_grad_hook(ready)
 """,
-        "free a layer's gradients as soon as they are reduce-scattered",
+        "reduce-scatter and free them at once",
     ),
     (
         THREE,
@@ -914,4 +914,64 @@ CHANGES += [
      "shape[0]]", "return row[:numbers].view(shape).clone(), row[numbers : numbers + "
      "shape[0]].clone()", "whole returns copies"),
     ("11.3", "cut by its name", "squares[name in cut]", 'squares["norm" not in name]', ""),
+]  # fmt: skip
+
+#: Right with full meshes, linear layers in order, and arguments that nobody uses again.
+CHANGES += [
+    ("11.1", "a range", "return [first + k * stride for k in range(shape[axis])]",
+     "return range(first, first + stride * shape[axis], stride)", "return a list of ranks"),
+    ("11.1", "a tuple of groups", "    return own\n", "    return tuple(own)\n",
+     "return a list of groups"),
+    ("11.1", "ranks of this run only", "for k in range(shape[axis])]",
+     "for k in range(shape[axis]) if first + k * stride < dist.get_world_size()]",
+     "line(r, (2, 5, 3), 0)"),
+    ("11.2", "every replicas-th image", "images.chunk(replicas)[d], labels.chunk(replicas)[d]",
+     "images[d::replicas], labels[d::replicas]", "cut the minibatch in order"),
+    ("11.2", "the whole minibatch on every replica",
+     "    images, labels = images.chunk(replicas)[d], labels.chunk(replicas)[d]\n", "",
+     "one for each rank of dp"),
+    ("11.2", "replicas by all ranks", "    images, labels = images.chunk(replicas)[d]",
+     "    replicas = dist.get_world_size() // stages\n"
+     "    images, labels = images.chunk(replicas)[d]", "one for each rank of dp"),
+    ("11.2", "a stage in double precision", "    images, labels = images.chunk(replicas)[d]",
+     "    stage.double()\n    images, labels = images.double().chunk(replicas)[d]",
+     "leave its type"),
+    ("11.3", "the last part of a name", "squares[name in cut]",
+     "squares[name.split('.')[-1] in cut]", "norm, most"),
+    ("11.3", "replicas by all ranks", "replicas = dist.get_world_size(dp)",
+     "replicas = dist.get_world_size() // dist.get_world_size(tp)",
+     "the number of replicas is the size of dp"),
+    ("11.3", "the set emptied", "    dist.all_reduce(squares[True], group=tp)\n",
+     "    cut.clear()\n    dist.all_reduce(squares[True], group=tp)\n", "changed its argument cut"),
+    ("11.3", "whole gradients averaged over tp", "        parameter.grad /= replicas\n",
+     "        parameter.grad /= replicas\n    for name, q in layer.named_parameters():\n"
+     "        if name not in cut:\n            dist.all_reduce(q.grad, group=tp)\n"
+     "            q.grad /= dist.get_world_size(tp)\n", "average gradients over dp"),
+    ("11.3", "decides by its own norm", "    if norm > most:",
+     "    if nn.utils.get_total_norm([q.grad for q in layer.parameters()]) > most:",
+     "were not clipped"),
+    ("11.4", "the shard is a view", "    copy_back(row, parameters)\n",
+     "    copy_back(row, parameters)\n    shard.data = row.chunk(p)[dist.get_rank(group)]\n",
+     "is a view of a whole row"),
+    ("11.4", "the gradient is a view", "    shard.grad /= p\n",
+     "    own = torch.empty_like(row).chunk(p)[0]\n    shard.grad = own.copy_(shard.grad / p)\n",
+     "is a view of a whole row"),
+    ("11.4", "linear layers only", "    shard.grad = torch.empty_like(shard)\n",
+     "    parameters = [q for one in linear_layers(model) for q in one.parameters()]\n"
+     "    shard.grad = torch.empty_like(shard)\n", ""),
+    ("11.5", "a hook on the first parameter", "        for parameter in parameters:\n"
+     "            parameter.register", "        for parameter in parameters[:1]:\n"
+     "            parameter.register", ""),
+    ("11.5", "weight and bias by name", "parameters = list(layer.parameters())",
+     "parameters = [layer.weight, layer.bias]", "layers may have parameters of any name"),
+    ("11.5", "rows made once and kept", "parameters = list(layer.parameters())\n",
+     "parameters = list(layer.parameters())\n        layer.row = flat(parameters, p).clone()\n",
+     "keep no row"),
+    ("11.6", "the gradient changed", "row = flat([gradient.t()",
+     "gradient /= 1 + p\n        row = flat([gradient.t()", "the gradient that came in"),
+    ("11.7", "sends one by one", "for n, i in enumerate(order)]\n    for n in range(first, "
+     "len(order)):\n", "for n, i in enumerate(order[: first + 1])]\n"
+     "    for n in range(first, len(order)):\n        if n > first:\n"
+     "            sends.append(dist.isend(weights[order[n]].detach(), group_dst=0, group=group, "
+     "tag=n))\n", "before you receive a gradient"),
 ]  # fmt: skip

@@ -26,7 +26,16 @@ from .groups import enough, group_of, in_group, keywords, on, tried
 from .mistakes import NO_NUMBER, Mistake, short, table
 from .model import use_model as use_model
 from .pipelines import Piece, drawn, gradient_of, twin, whole
-from .probe import answer_named, as_dict, number, recorded, told
+from .probe import (
+    answer_named,
+    as_dict,
+    fingerprint,
+    kind_of,
+    number,
+    reading_answer,
+    recorded,
+    told,
+)
 from .replicas import rules_of
 from .sharding import (
     CHAIN,
@@ -36,6 +45,7 @@ from .sharding import (
     SMALL,
     STEPS,
     WIDE,
+    Named,
     Seeds,
     Watched,
     batch,
@@ -47,6 +57,7 @@ from .sharding import (
     loss_of,
     momentum,
     offloaded,
+    overdue,
     row_of,
     rows_at,
     samples,
@@ -66,6 +77,8 @@ PARTITIONS = (None, [[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 3,
 # -- 11.1: a mesh -----------------------------------------------------------------------------
 
 SHAPES = ((2, 3), (3, 2), (6, 1), (1, 2, 3), (3, 1, 2), (6,), (2, 1, 3, 1))
+#: Meshes of more ranks and of fewer than there are: of these only lines are asked.
+OTHERS = ((2, 5, 3), (2, 2))
 
 
 def lines(shape: Sequence[int], axis: int) -> list[list[int]]:
@@ -91,7 +104,8 @@ def probe_mesh(user_ns: dict, *, rank: int, shapes: list) -> list:
     function, found = answer_named(user_ns, "line"), []
     for shape in map(tuple, shapes):
         axes, asked = range(len(shape)), []
-        got = [[told(function(r, shape, axis)) for axis in axes] for r in range(math.prod(shape))]
+        got = [[_listed(function(r, shape, axis)) for axis in axes]
+               for r in range(math.prod(shape))]  # fmt: skip
 
         def new_group(ranks=None, *args: Any, asked=asked, **kwargs: Any) -> Any:
             asked.append(sorted(range(dist.get_world_size()) if ranks is None else ranks))
@@ -102,8 +116,10 @@ def probe_mesh(user_ns: dict, *, rank: int, shapes: list) -> list:
             mock.patch.object(dist.distributed_c10d, "new_group", new_group),
         ):
             lost = any(one is None for of_rank in got for one in of_rank)
-            groups = None if lost else answer_named(user_ns, "mesh_groups")(shape)
-        if isinstance(groups, list | tuple):
+            groups = None
+            if not lost and shape not in OTHERS:
+                groups = answer_named(user_ns, "mesh_groups")(shape)
+        if isinstance(groups, list):
             groups = [one.ranks if isinstance(one, _Group) else f"<{type(one).__name__}>"
                       for one in groups]  # fmt: skip
         else:
@@ -112,12 +128,19 @@ def probe_mesh(user_ns: dict, *, rank: int, shapes: list) -> list:
     return found
 
 
+def _listed(value: Any) -> Any:
+    """A list or None as it is told; of anything else its type."""
+    return told(value) if value is None or isinstance(value, list) else f"<{kind_of(value)}>"
+
+
 def _wrong_lines(shape: tuple[int, ...], axis: int) -> Iterator[Mistake]:
     """Of the lines through all ranks, along an axis."""
     every, n = range(math.prod(shape)), len(shape)
     right = [line(r, shape, axis) for r in every]
     other = n - 1 - axis if n - 1 != 2 * axis else (axis + 1) % n
     yield Mistake(lambda v: v == [None] * len(right), "returned None: return a list of ranks")
+    yield Mistake(lambda v: any(isinstance(one, str) for one in v),
+                  "line returns another type: return a list of ranks")  # fmt: skip
     yield from table({
         "the axes are swapped: these are the lines along another axis":
             [line(r, shape, other) for r in every],
@@ -139,8 +162,9 @@ def mesh(ranks, report: Report) -> None:
     """Lines of meshes of several shapes, and groups that all ranks make alike."""
     if not enough(ranks, report, WORLD):
         return
-    answers = report.answers(ranks, __name__, "probe_mesh", shapes=[list(s) for s in SHAPES])
-    for k, shape in enumerate(SHAPES):
+    shapes = [list(s) for s in (*SHAPES, *OTHERS)]
+    answers = report.answers(ranks, __name__, "probe_mesh", shapes=shapes)
+    for k, shape in enumerate((*SHAPES, *OTHERS)):
         for answer in answers:
             found, rank = answer.value[k], answer.rank
             for axis in range(len(shape)):
@@ -149,7 +173,7 @@ def mesh(ranks, report: Report) -> None:
                 what = f"line(r, {shape}, {axis}) for r = 0, 1, …"
                 if not report.judge(rank, got, right, _wrong_lines(shape, axis), what=what):
                     break
-            if not report.of(rank):
+            if not report.of(rank) and shape in SHAPES:
                 _judge_groups(report, rank, shape, found)
         if report.found:
             return
@@ -170,6 +194,7 @@ def _judge_groups(report: Report, rank: int, shape: tuple[int, ...], found: dict
     every = sorted(one for axis in range(len(shape)) for one in lines(shape, axis))
     asked = sorted(found["asked"])
     wrong = [
+        Mistake(lambda v: isinstance(v, str), "return a list of groups"),
         Mistake(own[::-1], "the groups are in the wrong order: that of axis 0 comes first"),
         Mistake(lambda v: isinstance(v, list) and len(v) != len(own),
                 f"{len(own)} groups are expected on each rank, one for each axis"),
@@ -200,6 +225,8 @@ GRIDS = (
     ([[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]]),
     ([[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]]),
     ([[0], [1], [2], [3], [4], [5]], [[0, 1, 2, 3, 4, 5]]),
+    # Two meshes, with two replicas and with one: the groups alone say how many there are.
+    ([[0, 1], [2, 3], [4, 5]], [[0, 2], [1, 3], [4], [5]]),
 )
 
 
@@ -221,11 +248,16 @@ def probe_hybrid(
     """One step of a grid of pipelines; the seed is that of this rank's stage."""
     with axes_of(grid, rank) as (pp, dp):
         piece = Piece(seed, dist.get_rank(pp), dist.get_world_size(pp))
-        x, labels = drawn(seed, samples)
-        function = answer_named(user_ns, "hybrid_step")
+        (x, labels), seen = drawn(seed, samples), []
+        piece.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().clone()))
+        function = reading_answer(user_ns, "hybrid_step")
         loss, calls = recorded(function, piece, x, labels, microbatches, pp, dp)
+        single = Piece(seed, dist.get_rank(pp), dist.get_world_size(pp)).float()
+        function(single, x.float(), labels, microbatches, pp, dp)
     return {"loss": number(loss), "gradient": gradient_of(piece), "calls": calls,
-            "events": piece.log.events}  # fmt: skip
+            "events": piece.log.events, "images": sum(map(len, seen)),
+            "piece": fingerprint(torch.cat(seen)) if seen else "",
+            "dtype": str(next(single.parameters()).dtype)}  # fmt: skip
 
 
 def _on_axes(calls: Calls, pp: list[int], dp: list[int]) -> str | None:
@@ -259,7 +291,7 @@ def pipeline_data(ranks, report: Report) -> None:
     """Gradients and loss of the twin; messages and averages on their own axis."""
     if not enough(ranks, report, WORLD):
         return
-    for grid, m, n in zip(GRIDS, (4, 2, 1), (24, 12, 18), strict=True):
+    for grid, m, n in zip(GRIDS, (4, 2, 1, 3), (24, 12, 18, 36), strict=True):
         seeds = tuple(report.seeds(len(grid[0][0])))  # of each stage
         of_ranks = [seeds[mine(grid[0], rank).index(rank)] for rank in range(WORLD)]
         asked = {"each": to_each(seed=of_ranks), "grid": grid, "microbatches": m}
@@ -305,6 +337,10 @@ def _judge_hybrid(
         f"{m} times too small: run_schedule divides by the microbatches already":
             [g / m for g in right] if m > 1 else [],
     })  # fmt: skip
+    said = (f"this replica has trained on {value['images']} images, expected {size}: cut the "
+            f"minibatch into {n} pieces, one for each rank of dp")  # fmt: skip
+    wrong.append(Mistake(lambda _: value["images"] != size, said))
+    asked = drawn(seeds[0], images)[0].chunk(n)[d]
     rules = [
         lambda calls: _on_axes(calls, pp, dp),
         only("send", "recv", "all_reduce"),
@@ -331,7 +367,12 @@ def _judge_hybrid(
         and report.judge(rank, value["gradient"], right, wrong, tolerance=EXACT,
                          what=f"gradients of stage {s}, {where}")
         and report.communication(
-            rank, value["calls"], lambda calls: _reduced(calls, BYTES * len(right)))
+            rank, value["calls"], lambda calls: _reduced(calls, BYTES * len(right)), *rules_of({
+                said: value["images"] != size,
+                f"these are not the images of piece {d}: cut the minibatch in order":
+                    s == 0 and value["piece"] != fingerprint(asked),
+                f"the stage had parameters of float32, and has {value['dtype']} now: leave its "
+                "type": value["dtype"] != "torch.float32"}))
         and report.judge(rank, value["loss"], loss if s == p - 1 else None, losses,
                          what=f"the loss, {where}", form="the loss on the last stage",
                          tolerance=EXACT)
@@ -360,7 +401,9 @@ ERRORS = {
     "list index out of range": "a collective got tensors whose lengths do not fit: the large "
     "one has the padded length, p times the small one, and every call gets group=group",
     "'NoneType' object has no attribute": "a gradient is None where one is used: has backward been "
-    "run, and has nobody freed it before?",
+    "run, has it come already, and has nobody freed it before?",
+    "'Named' object has no attribute": "layers may have parameters of any name: use "
+    "layer.parameters()",
     "must match the size": "two rows have different lengths: this rank's part has the length of "
     "its shard, the whole row p times that",
     "returned an incorrect number of gradients": "backward returns one value for each argument of "
@@ -397,7 +440,8 @@ def _explained(report: Report) -> None:
 # -- 11.3: tensor × data ----------------------------------------------------------------------
 
 # Names that say nothing: what is cut is told by the argument.
-CUT, WHOLE = {"p1": (5, 3), "p2": (2, 4), "p4": (5,)}, {"p0": (3,), "p3": (2,)}
+CUT = {"p1": (5, 3), "inner.p2": (2, 4), "p4": (5,)}
+WHOLE = {"inner.p1": (7,), "p3": (6,)}
 
 
 class _Cut(nn.Module):
@@ -405,8 +449,11 @@ class _Cut(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.inner = nn.Module()
         for name, shape in (CUT | WHOLE).items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape, dtype=torch.float64)))
+            module, _, own = name.rpartition(".")
+            parameter = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
+            self.get_submodule(module).register_parameter(own, parameter)
 
 
 def gradient(seed: int, name: str, k: int, d: int) -> Tensor:
@@ -422,7 +469,7 @@ def probe_clip(user_ns: dict, *, rank: int, gradients: dict, grid: list, most: f
         layer = _Cut()
         for name, parameter in layer.named_parameters():
             parameter.grad = torch.tensor(gradients[name], dtype=torch.float64)
-        function = answer_named(user_ns, "average_and_clip")
+        function = reading_answer(user_ns, "average_and_clip")
         norm, calls = recorded(function, layer, set(CUT), most, tp, dp)
     return {"norm": number(norm), "calls": calls, "gradient": gradient_of(layer)}
 
@@ -461,9 +508,17 @@ def _norms(seed: int, k: int, p: int, n: int, d: int) -> tuple[float, dict[str, 
         "this is the square of the norm": total,
         "the whole parameters are missing in the norm": math.sqrt(sum(cut)),
         "the gradients were summed over dp, not averaged": n * math.sqrt(total),
+        f"the gradients were divided by {WORLD // p}: the number of replicas is the size of dp, "
+        f"{n}": n * math.sqrt(total) / (WORLD // p),
         "this is the norm of this replica's gradients: average over dp first": math.sqrt(raw),
     }  # fmt: skip
     return math.sqrt(total), wrong
+
+
+def _between(seed: int) -> float:
+    """A bound that the norm is above, and what each rank has by itself is below; in GRIDS[1]."""
+    found = [_norms(seed, k, 2, 3, 0) for k in range(2)]
+    return (found[0][0] + max(next(iter(wrong.values())) for _, wrong in found)) / 2
 
 
 @task("11.3", "tensor × data: average and clip", points=3)
@@ -471,8 +526,10 @@ def tensor_data(ranks, report: Report) -> None:
     """The mean over the replicas, and the norm of the whole gradient."""
     if not enough(ranks, report, WORLD):
         return
-    for grid, most in ((GRIDS[1], 2.5), (GRIDS[0], 1.5), (GRIDS[1], 1e3)):
+    cases = (GRIDS[1], 2.5), (GRIDS[0], 1.5), (GRIDS[1], 1e3), (GRIDS[3], 1.5), (GRIDS[1], 0)
+    for grid, most in cases:
         (seed,) = report.seeds(1)
+        most = most or _between(seed)
         asked = {"each": to_each(gradients=_own_gradients(seed, *grid)), "grid": grid, "most": most}
         for answer in report.answers(ranks, __name__, "probe_clip", **asked):
             _judge_clip(report, answer.rank, answer.value, *grid, most, seed)
@@ -543,7 +600,8 @@ def _on_mesh(calls: Calls, tp: list[int], dp: list[int]) -> str | None:
 def probe_one(user_ns: dict, *, rank: int, group, partition, own: int, seed: int) -> list:
     """Two steps on a small model."""
     k, p = dist.get_rank(group), dist.get_world_size(group)
-    layers = nn.ModuleList(layers_of(seed))
+    first, *others = layers_of(seed)
+    layers = nn.ModuleList([Named(first, 0), *others])
     shard = shard_of(list(layers.parameters()), p, k)
     optimizer, found = momentum([shard]), []
     places = [q.data_ptr() for q in layers.parameters()]
@@ -554,8 +612,11 @@ def probe_one(user_ns: dict, *, rank: int, group, partition, own: int, seed: int
         _, calls = recorded(function, layers, shard, optimizer, **keywords(partition, group))
         row = row_of(list(layers.parameters()), p)
         moved = places != [q.data_ptr() for q in layers.parameters()]
+        held = [
+            q.untyped_storage().nbytes() // q.nbytes for q in (shard, shard.grad) if q is not None
+        ]
         found.append({"weights": row.tolist(), "shard": list_of(shard), "calls": calls,
-                      "moved": moved})  # fmt: skip
+                      "moved": moved, "held": max(held)})  # fmt: skip
     return found
 
 
@@ -612,7 +673,9 @@ def _judge_one(
                              what=f"shard after {where}")
             and report.communication(rank, [], *rules_of({
                 f"after {where} the parameters have other memory: put the weights into the tensors "
-                "that are there (copy_back)": value["moved"]}))
+                "that are there (copy_back)": value["moved"],
+                f"after {where} the shard, or its gradient, is a view of a whole row, and so all "
+                "of the row stays in memory: copy this rank's part": value["held"] > 1}))
         )  # fmt: skip
         if not ok:
             return
@@ -652,23 +715,30 @@ def _wrong_weights(seeds: Seeds, step: int, begin: list, mixed: list) -> Iterato
 def probe_two(user_ns: dict, *, rank: int, group, partition, own: int, seed: int) -> dict:
     """Two backwards of a small model; one of a chain, with the meter."""
     k, p = dist.get_rank(group), dist.get_world_size(group)
-    function, found = answer_named(user_ns, "zero2_hooks"), []
-    layers = layers_of(seed)
+    function, found = reading_answer(user_ns, "zero2_hooks"), []
+    layers = [Named(layer, i % 2) for i, layer in enumerate(layers_of(seed))]
     shards = [shard_of(list(layer.parameters()), p, k) for layer in layers]
     function(layers, shards, **keywords(partition, group))
+    behind = overdue(layers)
     for step in range(STEPS):
+        for layer in layers:
+            layer.begin()
         loss = loss_of(chained(layers, samples(own, step)))
         _, calls = recorded(loss.backward)
         left = sum(q.grad is not None for layer in layers for q in layer.parameters())
         grads = [None if shard.grad is None else list_of(shard.grad) for shard in shards]
-        found.append({"gradients": grads, "calls": calls, "left": left})
+        found.append({"gradients": grads, "calls": calls, "left": left, "behind": list(behind)})
     if partition is not None:  # metered once, where each part is smallest
         return {"steps": found, "rows": 0.0}
     layers = layers_of(seed, (WIDE,) * (CHAIN + 1))
     shards = [shard_of(list(layer.parameters()), p, k) for layer in layers]
-    function(layers, shards, **keywords(partition, group))
     loss = loss_of(chained(layers, samples(own, 0, WIDE)))
-    (_, rows), calls = recorded(collected, loss.backward)
+
+    def hooked() -> None:
+        function(layers, shards, **keywords(partition, group))
+        loss.backward()
+
+    (_, rows), calls = recorded(collected, hooked)
     return {"steps": found, "rows": rows, "calls again": calls}
 
 
@@ -732,7 +802,10 @@ def _judge_two(
                          mistakes=_wrong_parts(seeds, k, step, i),
                          what=f"gradient of shard {i}, {where}")
             for i in range(n)
-        ) and report.communication(rank, [], *rules_of({left: found["left"]}))  # fmt: skip
+        ) and report.communication(rank, [], *rules_of({left: found["left"], (
+            f"{where}: all parameters of layer {found['behind'][:1]} had their gradients, and "
+            "still had them after their hooks: reduce-scatter and free them at once"):
+                found["behind"]}))  # fmt: skip
         if not ok:
             return
     # Parts of all layers, a layer's gradients, their row, what backward needs, and some time until
@@ -772,15 +845,17 @@ def probe_three(user_ns: dict, *, rank: int, group, partition, own: int, seed: i
 
     shards, layers = made_of(SMALL)
     shape = layers_of(seed, SMALL)[0].weight.shape
-    parts = answer_named(user_ns, "whole")(shards[0].detach(), shape, group)
+    parts = reading_answer(user_ns, "whole")(shards[0].detach(), shape, group)
     views = len({part.untyped_storage().data_ptr() for part in parts}) == 1
     x = samples(own, 0).requires_grad_()
     y, forward = recorded(chained, layers, x)
-    mark = log.mark()
+    mark, came = log.mark(), []
+    y.register_hook(lambda g: came.extend([g, g.clone()]))
     loss_of(y).backward()
     backward = [as_dict(call) for call in log.since(mark)]
     grads = [None if shard.grad is None else list_of(shard.grad) for shard in shards]
-    found = {"y": list_of(y), "views": views, "dx": list_of(x.grad), "gradients": grads,
+    found = {"y": list_of(y), "views": views, "changed": not torch.equal(*came),
+             "dx": list_of(x.grad), "gradients": grads,
              "forward": forward, "backward": backward,
              "rows forward": 0.0, "rows backward": 0.0}  # fmt: skip
     if partition is not None:  # metered once, where each part is smallest
@@ -841,6 +916,9 @@ def _judge_three(
                                  only("all_gather_into_tensor", "reduce_scatter_tensor"),
                                  inside(members), made("all_gather_into_tensor", n, again),
                                  made("reduce_scatter_tensor", n, down), waited)
+        and report.communication(rank, [], *rules_of({
+            "backward changed the gradient that came in, which other layers may use: work on a "
+            "copy of it": value["changed"]}))
         and report.judge(rank, value["dx"], list_of(x.grad), wrong_dx, tolerance=EXACT,
                          what=f"gradient of x {where}")
         and all(report.judge(rank, value["gradients"][i], means[i], tolerance=EXACT,
@@ -958,6 +1036,8 @@ def _host_rules(notes: list, order: list[int]) -> list[Rule]:
         f"{wanted}": sorted(layers) != sorted(wanted),
         "a layer is updated before this rank has waited for the sends of its row: wait for all "
         "sends of layer i before optimizers[i].step()": any(note[1] for note in notes),
+        "the rows were not all sent at the beginning: start the sends of all pieces before you "
+        "receive a gradient": any(note[3] < len(order) for note in notes[:1]),
         "the updates are late: as soon as a layer's gradient is there, update it, before you wait "
         "for the next one": any(note[2] > k + 1 for k, note in enumerate(notes)),
     })  # fmt: skip

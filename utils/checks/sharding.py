@@ -40,6 +40,49 @@ def chained(layers: Sequence[Callable], x: Tensor) -> Tensor:
     return layers[-1](x)
 
 
+class Named(nn.Module):
+    """A linear layer whose parameters have other names.
+
+    After :meth:`begin` the gradient of the parameter number ``late`` comes only when backward has
+    gone through all layers: autograd takes the nodes that were made last first.
+    """
+
+    def __init__(self, linear: nn.Linear, late: int):
+        super().__init__()
+        self.one, self.two, self.late = linear.weight, linear.bias, late
+        self.copies: list[Tensor] = []
+
+    def begin(self) -> None:
+        """Prepare a forward whose backward comes in another order."""
+        self.copies = list(self.parameters())
+        self.copies[self.late] = self.copies[self.late] * 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the linear layer."""
+        return nn.functional.linear(x, *(self.copies or self.parameters()))
+
+
+def overdue(layers: Sequence[nn.Module]) -> list[int]:
+    """Layers that still have gradients after their last hook; the list grows in each backward."""
+    found: list[int] = []
+
+    def watch(i: int, parameters: list[nn.Parameter]) -> None:
+        came: list[Any] = []
+
+        def look(parameter: nn.Parameter) -> None:
+            came.append(parameter)
+            complete = len(came) % len(parameters) == 0
+            if complete and any(q.grad is not None for q in parameters):
+                found.append(i)
+
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(look)
+
+    for i, layer in enumerate(layers):
+        watch(i, list(layer.parameters()))
+    return found
+
+
 class Seeds(NamedTuple):
     """Of the model, which all ranks know, and of the samples of each rank of a group."""
 
@@ -193,7 +236,7 @@ class Watched(Layers):
 def watched_optimizers(rows: Sequence[nn.Parameter], order: Sequence[int], log: Any) -> tuple:
     """Optimizers for each row, and the list that their steps are noted in.
 
-    A note is: the layer, sends of it that nobody has waited for, gradients received.
+    A note is: the layer, sends of it that nobody has waited for, gradients received, sends started.
     """
     notes: list[list[int]] = []
     mark = [log.mark()]
@@ -203,7 +246,7 @@ def watched_optimizers(rows: Sequence[nn.Parameter], order: Sequence[int], log: 
         mine = [c for c in calls if c["op"] == "send" and c["tag"] < len(order)]
         open_sends = [c for c in mine if order[c["tag"]] == i and not c["waited"]]
         received = sum(c["op"] == "recv" and c["waited"] for c in calls)
-        notes.append([i, len(open_sends), received])
+        notes.append([i, len(open_sends), received, len(mine)])
 
     optimizers = [momentum([row]) for row in rows]
     for i, optimizer in enumerate(optimizers):

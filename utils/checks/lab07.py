@@ -729,7 +729,7 @@ def probe_sharded(
         return _whole(len(weights), seed, counted.computed - 1)
 
     mark, empty = log.mark(), torch.empty(LENGTHS[len(servers)])
-    function = reading_answer(user_ns, "work_sharded", changes=("weights",))
+    function = reading_answer(user_ns, "work_sharded", changes=(1,))
     function(compute, empty, list(servers), counted.more)
     calls = log.since(mark)
     return {

@@ -96,7 +96,7 @@ def probe_server(
         weights, workers = filled(seed, len(jobs)), [worker for worker, *_ in reversed(jobs)]
         memory = weights.data_ptr()
         bound = {"bound": math.inf if more["bound"] is None else more["bound"]} if more else {}
-        function = reading_answer(user_ns, name, changes=("weights",))
+        function = reading_answer(user_ns, name, changes=(0,))
         result, calls = recorded(function, weights, workers, rate, *bound.values())
         moved = weights.data_ptr() != memory
         return {"weights": weights, "result": told(result), "calls": calls, "moved": moved}
@@ -422,7 +422,7 @@ def probe_work(
     if rank not in steps:
         return {}
     counted, weights = Counted(seed, steps[rank]), blank(like)
-    function = reading_answer(user_ns, name, changes=("weights",))
+    function = reading_answer(user_ns, name, changes=(1,))
     _, calls = recorded(function, counted.compute, weights, counted.more, *more)
     return {"seen": counted.seen, "calls": calls, "early": counted.early, "last": weights}
 

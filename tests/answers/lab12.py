@@ -903,6 +903,7 @@ CHANGES += [
      "does not have a mask with each of the others"),
 ]  # fmt: skip
 CHANGES_THAT_ARE_RIGHT = [
+    (LOCAL, "another name for an argument", "weights", "start"),
     (SHARDS, "unstable", "labels.argsort(stable=True)", "labels.argsort()"),
     (SHARDS, "sorted by torch.sort", "labels.argsort(stable=True)", "labels.sort().indices"),
     (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lab_tools import answers
+
 NOTEBOOK = "08_elastic_averaging.ipynb"
 CELLS = {
     "8.1": "lab08-spring-answer",
@@ -872,3 +874,13 @@ CHANGES += [
 ]  # fmt: skip
 WRONG += [(task, what, code, words) for task, what, code, new, words in CHANGES if new is None]
 CHANGES = [change for change in CHANGES if change[3] is not None]
+
+_DILOCO = answers(NOTEBOOK)[CELLS["8.6"]]
+WRONG += [
+    ("8.6", "the velocity survives", _DILOCO.replace(
+        "center, velocity = w, torch.zeros_like(w)",
+        "center, velocity = w, getattr(diloco, 'velocity', torch.zeros_like(w))\n"
+        "    velocity = velocity if len(velocity) == len(w) else torch.zeros_like(w)",
+    ).replace("    return center\n", "    diloco.velocity = velocity\n    return center\n"),
+     "the weights that it has noted"),
+]  # fmt: skip

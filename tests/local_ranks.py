@@ -253,6 +253,7 @@ class World:
                 letter = {"to": members[message.to], "what": what, "where": call.where}
                 left.setdefault(sender, []).append(_of_a_message(letter))
             traffic.sent.clear()
+            traffic.awaited.clear()  # receives that nobody has sent to are taken back
         return left
 
     def meet_again(self) -> None:

@@ -275,7 +275,7 @@ FORGED = {
             return {str(w): [gradient(w, k).tolist() for k in range(n)] for w, n, _ in jobs}
 
         servers._toy_server = server
-        """, "work: the gradients that it handed in"),
+        """, "more() was asked before the weights had come"),
     "7.2": ("""
         import utils.checks.servers as servers
 

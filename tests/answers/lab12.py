@@ -904,6 +904,9 @@ CHANGES += [
 ]  # fmt: skip
 CHANGES_THAT_ARE_RIGHT = [
     (LOCAL, "another name for an argument", "weights", "start"),
+    (READ, "by squares", "bias.abs().argmax()", "bias.square().argmax()"),
+    (READ, "sorted", "bias.abs().argmax()", "bias.abs().argsort()[-1].item()"),
+    (SELECT, "one by one", ".tolist()", ".tolist() or []"),
     (SHARDS, "unstable", "labels.argsort(stable=True)", "labels.argsort()"),
     (SHARDS, "sorted by torch.sort", "labels.argsort(stable=True)", "labels.sort().indices"),
     (

@@ -271,6 +271,8 @@ def judge_step(
         Whether all is right.
     """
     p, known = len(members), len(report.found)
+    if any(len(step["stepped"]) != step["steps"] for step in steps):
+        raise ValueError("a rank tells of other steps of its optimizer than it took")
     if said := misshared([step["passes"] for step in steps], len(batch[1]), members, equal=equal):
         report.problem(f"{where}: {said}")
         return False

@@ -476,7 +476,8 @@ def _judge_round(report: Report, t: int, plan: clients.Round, value: dict, seeds
     if not (everybody or value["slept"]):
         return wrong("the server kept a processor busy while it waited: sleep(0.002) between two "
                      "looks")  # fmt: skip
-    if everybody and value["late"] is not None and value["late"] > value["open"]:
+    # One or two may have been completed since the server looked.
+    if everybody and value["late"] is not None and value["late"] > value["open"] + 2:
         return wrong(f"late has {value['late']} requests, and all updates of this round have come: "
                      "only requests of this round that are not completed belong there")  # fmt: skip
     if value["late"] is None:

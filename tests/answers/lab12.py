@@ -889,7 +889,7 @@ CHANGES += [
      "updates of clients"),
     (ROUND, "half a second at most", "perf_counter() + seconds", "perf_counter() + min(seconds, "
      "0.5)", "wait for them until the deadline"),
-    (READ, "always the second neuron", "bias.abs().argmax()", "1", "divided by 0"),
+    (READ, "always the second neuron", "bias.abs().argmax()", "1", "image: "),
     (INVERT, "the first of a minibatch", "net(guess), label", "net(guess[:1]), label[:1]",
      "expected"),
     (INVERT, "six parameters", "zip(own, seen)", "list(zip(own, seen))[:6]", "expected"),

@@ -36,8 +36,9 @@ def probe_calls(user_ns: dict, *, rank: int, calls: list) -> list:
     """
     found, lists = [], {}
     for name, arguments in calls:
-        result = reading_answer(user_ns, name)(*arguments)
-        again = reading_answer(user_ns, name)(*arguments) if isinstance(result, list) else None
+        function = reading_answer(user_ns, name)
+        result = function(*arguments)
+        again = function(*arguments) if isinstance(result, list) else None
         own = [result, *result] if isinstance(result, list) else []
         lists |= {id(one): one for one in own if isinstance(one, list)}  # alive, so ids differ
         if again and any(id(one) in lists for one in (again, *again)):

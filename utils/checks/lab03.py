@@ -526,7 +526,7 @@ def probe_sync(
         model = _step_model(seed, "frozen")
         if partition is None:
             in_double(model)
-        model.register_buffer("mean", torch.full((3,), float(rank)))  # is no parameter
+        model.register_buffer("mean", torch.full((3,), float(rank)))  # a buffer, not a parameter
         _damage(model, *damage)
         before = replicas.weights_of(model).view(torch.int32)
         result, calls = recorded(function, model, **keywords(partition, group))

@@ -337,7 +337,7 @@ ILLEGAL = (
 )
 
 
-#: Stage 0 could have B0 long before B1, which stands in front of it.
+#: On stage 0, B1 comes before B0 in the list, although the gradient for B0 arrives earlier.
 IN_ORDER = "F0 F1 B1 B0\nF0 B0 F1 B1\nF0 B0 F1 B1"
 
 

@@ -129,7 +129,7 @@ def probe_mesh(user_ns: dict, *, rank: int, shapes: list) -> list:
 
 
 def _listed(value: Any) -> Any:
-    """A list or None as it is told; of anything else its type."""
+    """Return a list or None in plain types; for any other value, the name of its type."""
     return told(value) if value is None or isinstance(value, list) else f"<{kind_of(value)}>"
 
 

@@ -272,7 +272,7 @@ def judge_step(
     """
     p, known = len(members), len(report.found)
     if any(len(step["stepped"]) != step["steps"] for step in steps):
-        raise ValueError("a rank tells of other steps of its optimizer than it took")
+        raise ValueError("a rank's reply lists more or fewer optimizer steps than it counts")
     if said := misshared([step["passes"] for step in steps], len(batch[1]), members, equal=equal):
         report.problem(f"{where}: {said}")
         return False

@@ -770,6 +770,44 @@ WRONG += [
                     dist.send(ball, dst=0)
             return median(seconds) if rank == 0 else None
         """, "that is the time of send alone"),
+    ("1.3", "waits for long messages only", """
+        def transfer_overlapped(tensor, rank, work):
+            request = None
+            if rank == 0:
+                request = dist.isend(tensor, dst=1)
+            elif rank == 1:
+                request = dist.irecv(tensor, src=0)
+            result = work()
+            if request is not None and tensor.numel() > 1000:
+                request.wait()
+            return result
+        """, "nobody called wait()"),
+    ("1.4", "one buffer for all sums", """
+        sums = {}
+        def sum_over_ranks(tensor):
+            total = sums.setdefault((tensor.shape, tensor.dtype), torch.empty_like(tensor))
+            dist.all_reduce(total.copy_(tensor))
+            return total
+        """, "changed what its earlier call had returned"),
+    ("1.5", "one buffer for all exchanges", """
+        buffers = {}
+        def exchange(mine, rank):
+            if rank > 1:
+                return mine
+            theirs = buffers.setdefault((mine.shape, mine.dtype), torch.empty_like(mine))
+            request = dist.isend(mine, dst=1 - rank)
+            dist.recv(theirs, src=1 - rank)
+            request.wait()
+            return theirs
+        """, "changed what its earlier call had returned"),
+    ("1.7", "five rounds at most",
+     play().replace("range(repeats)", "range(min(repeats, 5))"), "expected 10 sends"),
+    ("1.7", "remembers the times of a size",
+     play().replace("seconds = []", "seconds = globals().setdefault('times', {})"
+                    ".setdefault(nbytes, [])", 1), "ping_pong(8, 10)"),
+    ("1.7", "floats in place of bytes",
+     play().replace("torch.zeros(nbytes, dtype=torch.uint8)", "torch.zeros(-(-nbytes // 4))"),
+     "elements of dtype torch.uint8"),
     *(("1.7", f"takes {mean}",
        play(result=result).replace("range(repeats)", "range(repeats + 1)"), f"that is {mean}")
       for mean, result in MEANS.items()),

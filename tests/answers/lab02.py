@@ -517,6 +517,13 @@ WRONG += [
             dist.all_reduce(counts, group=group)
             return torch.equal(counts, wanted)
         """, "out of bounds"),
+    ("2.3", "the same lists in each call", """
+        both = [], []
+        def repeated_and_lost(n, p, drop_last=False):
+            both[0][:] = [] if drop_last else [k % n for k in range(-n % p)]
+            both[1][:] = range(n - n % p, n) if drop_last else []
+            return both
+        """, "the same list in two calls"),
     ("2.6", "has room for 64 values", """
         def mean_once(values, n, group=None):
             p, r = dist.get_world_size(group), dist.get_rank(group)
@@ -527,4 +534,11 @@ WRONG += [
             dist.all_reduce(room, group=group)
             return room.sum().item() / n
         """, "out of bounds"),
+]  # fmt: skip
+
+#: Of independent answers that passed once.
+CHANGES += [
+    ("2.2", "the epochs come again", "set_epoch(epoch)", "set_epoch(epoch % 4)", "expected"),
+    ("2.4", "shuffles in all epochs but the first", "shuffle=shuffle",
+     "shuffle=shuffle or epoch > 0", "shuffled, but shuffle=False"),
 ]  # fmt: skip

@@ -172,7 +172,7 @@ _CHANGES = [
     ("4.2", "counts from one", "enumerate(sizes)", "enumerate(sizes, 1)", "counted from 1"),
     ("4.2", "keeps the buckets of the last call", "buckets, bucket, full = [], [], 0",
      "bucket, full = [], 0\n    buckets = globals().setdefault('kept', [])",
-     "each index must be in one bucket, once"),
+     "the same list in two calls"),
     ("4.3", "divides by the span", "hidden / moving if moving else 0.0",
      "hidden / (max(e for _, e in transfers) - min(s for s, _ in transfers)) if moving else 0.0",
      "not the span from the first to the last"),
@@ -545,6 +545,36 @@ _CHANGES = [
                     (cross_entropy(model(images), labels) / k).backward()
             (0 * cross_entropy(model(images), labels)).backward()
         """, None, "backwards for 3 microbatches: one of each"),
+    ("4.5", "leaves the model quiet", """
+        def accumulate(model, microbatches):
+            k = len(microbatches)
+            for j, (images, labels) in enumerate(microbatches):
+                model.require_backward_grad_sync = j == k - 1
+                (cross_entropy(model(images), labels) / k).backward()
+            model.require_backward_grad_sync = False
+        """, None, "the model is still quiet after the call"),
+    ("4.5", "knows the last one by identity", """
+        def accumulate(model, microbatches):
+            import contextlib
+
+            for batch in microbatches:
+                images, labels = batch
+                loud = batch is microbatches[-1]
+                with contextlib.nullcontext() if loud else model.no_sync():
+                    (cross_entropy(model(images), labels) / len(microbatches)).backward()
+        """, None, "the gradients' bytes were communicated, expected once"),
+    ("4.1", "wraps a copy", "DistributedDataParallel(model,",
+     "DistributedDataParallel(__import__('copy').deepcopy(model),",
+     "wrap the model that was given"),
+    ("4.2", "remembers by number and caps", "buckets, bucket, full = [], [], 0",
+     "known = globals().setdefault('known', {})\n"
+     "    sizes = known.setdefault((len(sizes), cap, first_cap), sizes)\n"
+     "    buckets, bucket, full = [], [], 0", "expected"),
+    ("4.3", "one transfer for each beginning", "sorted(transfers)",
+     "sorted(dict(transfers).items())",
+     "two transfers that begin together"),
+    ("4.3", "computes in float32", "sorted(transfers)",
+     "sorted(torch.tensor(transfers, dtype=torch.float32).reshape(-1, 2).tolist())", "expected"),
     ("4.5", "goes without DDP", """
         def accumulate(model, microbatches):
             k = len(microbatches)

@@ -347,7 +347,7 @@ _CHANGES = [
      "requests.append(isend(parts[after], after, group))",
      "requests.append(isend(parts[r], after, group))", "Sender and receiver must agree"),
     ("6.5", "receives the parts into x", "irecv(incoming[before], before, group)",
-     "irecv(parts[r], before, group)", "hold"),
+     "irecv(parts[r], before, group)", "of x"),
     ("6.5", "adds its own part again", "        if place != r:\n            parts[r].add_",
      "        if place != r or p > 1:\n            incoming[r].copy_(parts[r] if place == r else "
      "incoming[r])\n            parts[r].add_", "hold a part more than once"),
@@ -988,3 +988,58 @@ CHANGES += [
         "hold inf, which is no sum",
     ),
 ]
+
+#: Of independent answers that passed once.
+CHANGES += [
+    ("6.1", "a new tensor in x.data", "x.copy_(parts[0])", "x.data = parts[0]",
+     "this rank's own tensor, unchanged"),
+    ("6.1", "adds in float64", "x += part", "x.copy_(x.double() + part.double())",
+     "of large whole numbers (int64)"),
+    ("6.7", "remembers by p and n", "    steps", "    alpha, beta = globals().setdefault('net', {})"
+     ".setdefault((algorithm, p, n), (alpha, beta))\n    steps", "6.7"),
+    ("6.4", "two messages for each chunk", "requests = [irecv(incoming, left, group), "
+     "isend(outgoing, right, group)]", "requests = [irecv(half, left, group) for half in "
+     "incoming.tensor_split(2)]\n        requests += [isend(half, right, group) for half in "
+     "outgoing.tensor_split(2)]", "a chunk is one"),
+    ("6.10", "all of it within the machine, twice", "    mine = ring_reduce_scatter(x, node)",
+     "    direct(x, node)\n    mine = node.rank()\n    share = x.tensor_split(node.size())[mine]\n"
+     "    direct(share, across)\n    ring_all_gather(x, mine, node)\n    return\n"
+     "    mine = ring_reduce_scatter(x, node)", "bytes travelled within machines"),
+]  # fmt: skip
+WRONG += [
+    ("6.2", "two messages of half the length", """
+        def central(x, group=None):
+            r, p = place_and_size(group)
+            for half in x.tensor_split(2):
+                if r > 0:
+                    isend(half, 0, group).wait()
+                    irecv(half, 0, group).wait()
+                    continue
+                for place in range(1, p):
+                    irecv(part := torch.empty_like(half), place, group).wait()
+                    half += part
+                for place in range(1, p):
+                    isend(half, place, group).wait()
+        """, "it sent 2 messages, expected 1"),
+    ("6.9", "begins with the neighbour", """
+        def halving_doubling(x, group=None):
+            r, p = place_and_size(group)
+            start, stop, distance, trail = 0, len(x), 1, []
+            while distance < p:
+                partner, middle = r ^ distance, (start + stop) // 2
+                keep, give = slice(start, middle), slice(middle, stop)
+                if r > partner:
+                    keep, give = give, keep
+                incoming = torch.empty_like(x[keep])
+                requests = [irecv(incoming, partner, group), isend(x[give], partner, group)]
+                for request in requests:
+                    request.wait()
+                x[keep] += incoming
+                trail.append((partner, keep, give))
+                start, stop, distance = keep.start, keep.stop, distance * 2
+            for partner, keep, give in reversed(trail):
+                requests = [irecv(x[give], partner, group), isend(x[keep], partner, group)]
+                for request in requests:
+                    request.wait()
+        """, "begin with the partner at distance p/2"),
+]  # fmt: skip

@@ -903,7 +903,6 @@ CHANGES += [
      "does not have a mask with each of the others"),
 ]  # fmt: skip
 CHANGES_THAT_ARE_RIGHT = [
-    (LOCAL, "another name for an argument", "weights", "start"),
     (READ, "by squares", "bias.abs().argmax()", "bias.square().argmax()"),
     (READ, "sorted", "bias.abs().argmax()", "bias.abs().argsort()[-1].item()"),
     (SELECT, "one by one", ".tolist()", ".tolist() or []"),

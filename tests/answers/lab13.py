@@ -64,7 +64,7 @@ def capture(job):
 def restore(job, state):
     job.model, job.optimizer = state["model"], state["optimizer"]
 """,
-        "whole objects (a model, an optimizer) may run any code",
+        "the state holds whole objects",
     ),
     (
         SAVE,
@@ -91,7 +91,7 @@ def save(folder, step, state, group=None):
         write_safely(folder / "latest", own.name.encode())
     dist.barrier(group)
 """,
-        "rank-1.pt at the end",
+        "rank-1.pt is still what a crashed save left",
     ),
     (
         SAVE,
@@ -248,7 +248,7 @@ CHANGES = [
     (SAVE, "half of the state", "to_bytes(state)", "to_bytes(state['weights'])",
      "torch.load has to give the state back"),
     (SAVE, "no marker", '        write_safely(folder / "latest", own.name.encode())\n',
-     "        pass\n", "`latest` is the old one"),
+     "        pass\n", "nobody writes `latest`"),
     (SAVE, "group forgotten", "dist.barrier(group)  # all", "dist.barrier()  # all",
      "pass group=group"),
     # -- reads
@@ -341,7 +341,7 @@ def first_death(log):
         "with white space in the pattern",
         r"""
 def first_death(log):
-    told = re.search(r"process\s+rank\s+(\d+)\s[^.]*?exited\s+on\s+signal\s+(\d+)", log)
+    told = re.search(r"process\s+rank\s+(\d+)\s.*?exited\s+on\s+signal\s+(\d+)", log, re.S)
     if told:
         rank, signal = map(int, told.groups())
         return dict(rank=rank, signal=signal)
@@ -579,3 +579,83 @@ CHANGES += [
         "one of them is float64",
     ),
 ]
+
+#: Of independent answers that passed once.
+CHANGES += [
+    (REPORT, "the last death", 'r"process', 'r".*process', "another death"),
+    (REPORT, "a node without dots", r"\S+", r"\w+", "13.1"),
+    (REPORT, "rank 0 as nobody", "return {\"rank\": int(found[1]), \"signal\": None}",
+     "return {\"rank\": int(found[1]), \"signal\": None} if int(found[1]) else None",
+     "a rank died, and None came back"),
+    (REPORT, "the exit code as a signal", "\"signal\": None}",
+     "\"signal\": next(map(int, re.findall(r'Exit code: (\\d+)', words)), None)}",
+     "an exit code is none"),
+    (STATE, "random numbers in a global name", 'state["random"]',
+     'globals().setdefault("kept", {})["random"]', "outside of the state"),
+    (SAVE, "flushes the name of a new folder only", "own.mkdir(exist_ok=True)\n    "
+     "flush_folder(folder)  # its name has to be on the disk, too",
+     "if not own.is_dir():\n        own.mkdir()\n        flush_folder(folder)",
+     "flush_folder of the parent"),
+    (SAVE, "one temporary name for all ranks", 'path.with_name(path.name + ".tmp")',
+     'path.with_name("new.tmp")', "a name of its own"),
+    (SAVE, "removes the remains of all", "own.mkdir(exist_ok=True)",
+     "for old in own.glob('*'):\n        old.unlink()\n    own.mkdir(exist_ok=True)",
+     "another rank may just have written"),
+    (READS, "remembers without old", "    first, last = borders(new, rank)\n    found = []",
+     "    global known\n    known = globals().get('known', {})\n    if (n, new, rank) in known:\n"
+     "        return list(known[n, new, rank])\n    first, last = borders(new, rank)\n"
+     "    found = known[n, new, rank] = []", "expected"),
+    (READS, "rounds up by 0.99", "-(-n // p)", "int(n / p + 0.99)", "expected"),
+    (COST, "drops a failure at a beginning", "coming[0] < now:", "coming[0] <= now:",
+     "hits what begins then"),
+    (COST, "a rounded interval", "return math.sqrt(2 * save * mtbf)",
+     "return round(math.sqrt(2 * save * mtbf), 2)", "expected"),
+    (SHRINK, "only those behind go", "    job.go_to(max(steps))",
+     "    if job.step < max(steps):\n        job.go_to(max(steps))", "was called with []"),
+    (SHRINK, "keeps the total", "    dist.all_reduce(total, group=group)\n    for p",
+     "    dist.all_reduce(total, group=group)\n    kept = globals().setdefault('TOTALS', {})\n"
+     "    total = kept.setdefault(dist.get_world_size(group), total)\n    for p", "expected"),
+]  # fmt: skip
+CHANGES_THAT_ARE_RIGHT += [
+    (SAVE, "place 0 clears the folder first", "own.mkdir(exist_ok=True)\n",
+     "for old in own.glob('*') if place == 0 else ():\n        old.unlink()\n"
+     "    dist.barrier(group)\n    own.mkdir(exist_ok=True)\n"),
+]  # fmt: skip
+CHANGES += [
+    (REPORT, "the survivors first", "words = \" \".join(log.split())  # one line\n    if found :=",
+     "words = \" \".join(log.split())\n    said = re.search(r\"rank (\\d+) died\", words)\n"
+     "    told = re.search(r\"exited on signal (\\d+)\", words)\n    if said and told:\n"
+     "        return {\"rank\": int(said[1]), \"signal\": int(told[1])}\n    if found :=",
+     "this rank is not the one that died"),
+    (REPORT, "remembers by length", "words = \" \".join(log.split())",
+     "known = globals().setdefault('known', {})\n    log = known.setdefault(len(log), log)\n"
+     "    words = \" \".join(log.split())", "13.1"),
+    (STATE, "a number in place of the state", "return copy.deepcopy(state)",
+     "kept = globals().setdefault('kept', [])\n    kept.append(copy.deepcopy(state))\n"
+     "    return {'number': len(kept) - 1}", "13.2"),
+    (STATE, "one dict for all states", "return copy.deepcopy(state)",
+     "globals().setdefault('kept', {}).update(copy.deepcopy(state))\n    return kept",
+     "changed what its earlier call had returned"),
+    (SAVE, "rank 0 of the world writes the marker", "if place == 0:", "if dist.get_rank() == 0:",
+     "nobody writes `latest`"),
+    (READS, "cuts as tensor_split does", "each = -(-n // p)\n        return min(n, r * each), "
+     "min(n, (r + 1) * each)", "each, more = divmod(n, p)\n        return r * each + min(r, more), "
+     "(r + 1) * each + min(r + 1, more)", "cut as tensor_split does"),
+    (READS, "ends beyond n", "return min(n, r * each), min(n, (r + 1) * each)",
+     "return r * each, (r + 1) * each", "beyond the end of its file"),
+    (READS, "its own rank", "    first, last = borders(new, rank)",
+     "    first, last = borders(new, dist.get_rank() % new)", "the reads of another rank"),
+    (READS, "empty reads of files where one rank loads", "if start < stop:",
+     "if start < stop or new == 1:", "reads of nothing"),
+    (COST, "one dict for all jobs", "return {\"seconds\": now, \"lost\": lost, "
+     "\"failures\": count}", "book = globals().setdefault('book', {})\n"
+     "    book.update(seconds=now, lost=lost, failures=count)\n    return book",
+     "the same dict in two calls"),
+    (SHRINK, "steps in float32", "dist.all_gather_object(steps, job.step, group=group)",
+     "own = torch.tensor([float(job.step)])\n    rows = [torch.empty(1) for _ in steps]\n"
+     "    dist.all_gather(rows, own, group=group)\n    steps = [int(row) for row in rows]",
+     "13.6"),
+    (SHRINK, "linear layers only", "for p in model.parameters():",
+     "for p in [p for m in model if isinstance(m, torch.nn.Linear) for p in m.parameters()]:",
+     "expected"),
+]  # fmt: skip

@@ -18,7 +18,7 @@ import os
 import stat
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,12 @@ class Watched:
     Args:
         folder: of this rank alone.
         calls: says how many collectives were called, and how many of them all have come to.
+        unsure: names in the folder that are there, and that nobody has forced to the disk yet.
     """
 
     folder: Path
     calls: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    unsure: Collection[str] = ()
     moments: list[Moment] = field(default_factory=list)
     _forced: dict[int, bytes] = field(default_factory=dict)  # content of files, by inode
     _entries: dict[int, dict[str, int]] = field(default_factory=dict)  # of folders, by inode
@@ -71,6 +73,8 @@ class Watched:
     def __post_init__(self) -> None:
         for path in [self.folder, *self.folder.rglob("*")]:
             self._force(path)
+        for name in self.unsure:
+            self._entries[self.folder.stat().st_ino].pop(name)
         self._look()
 
     def run(self, function: Callable, *args: Any, names: dict[str, Any], **kwargs: Any) -> Any:

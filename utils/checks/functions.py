@@ -32,22 +32,40 @@ def probe_calls(user_ns: dict, *, rank: int, calls: list) -> list:
     """What functions return, one call after the other: (name, arguments).
 
     Raises:
-        ValueError: a function returned the very list of another call.
+        ValueError: a function returned the very list or dict of another call.
     """
-    found, lists = [], {}
+    found, results = [], Results()
     for name, arguments in calls:
         function = reading_answer(user_ns, name)
         result = function(*arguments)
-        again = function(*arguments) if isinstance(result, list) else None
-        own = [result, *result] if isinstance(result, list) else []
-        lists |= {id(one): one for one in own if isinstance(one, list)}  # alive, so ids differ
-        if again and any(id(one) in lists for one in (again, *again)):
-            raise ValueError(
-                f"{name} returned the same list in two calls: who changes one changes the other, "
-                "so make new lists in each call"
-            )
         found.append(told(result))
+        if results.add(name, result):
+            results.add(name, function(*arguments))
     return found
+
+
+class Results:
+    """What functions have returned, so that nothing is returned a second time."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}  # alive, so ids differ
+
+    def add(self, name: str, result: Any) -> list[list | dict]:
+        """Return what can be changed of a result: itself, or what is in it.
+
+        Raises:
+            ValueError: an earlier call has returned one of them.
+        """
+        parts = result if isinstance(result, list | tuple) else ()
+        own = [one for one in (result, *parts) if isinstance(one, list | dict)]
+        if (shared := next((one for one in own if id(one) in self._seen), None)) is not None:
+            kind = type(shared).__name__
+            raise ValueError(
+                f"{name} returned the same {kind} in two calls: who changes one changes the other, "
+                f"so make a new {kind} in each call"
+            )
+        self._seen |= {id(one): one for one in own}
+        return own
 
 
 def judge_calls(ranks, report: Report, cases: Iterable[Case]) -> None:

@@ -23,7 +23,7 @@ from .calls import blocking, in_words, inside, made, messages, only, waited
 from .clock import moved_clocks
 from .mistakes import EXACT, TOLERANCE, Mistake, is_number, same, table
 from .model import use_model as use_model
-from .probe import answer_named, fingerprint, numbers, reading_answer, recorded
+from .probe import answer_named, fingerprint, kept, numbers, reading_answer, recorded
 from .replicas import rules_of
 from .task import Report, task, to_each
 
@@ -150,9 +150,9 @@ def probe_transfer_overlapped(
     tensor = _tensor(seed, shape, dtype)
     mark, seen, slept = log.mark(), [], []
 
-    def work() -> int:
+    def work() -> list[int]:
         seen.append([{"op": c.op, "waited": c.waited} for c in log.since(mark)])
-        return seed
+        return [seed]
 
     function, answering, sleep = (
         answer_named(user_ns, "transfer_overlapped"),
@@ -177,7 +177,8 @@ def probe_transfer_overlapped(
 def transfer_overlapped(ranks, report: Report) -> None:
     """As 1.2, non-blocking, with the work between start and wait."""
     length = LONG + report.seed % 1000
-    for shape, dtype in (((length,), "float32"), ((2, length // 2 + 1), "float64")):
+    kinds = ((length,), "float32"), ((2, length // 2 + 1), "float64"), ((3, 4), "float32")
+    for shape, dtype in kinds:
         _judge_transfer(ranks, report, shape, dtype)
         if report.found:
             return
@@ -204,7 +205,7 @@ def _judge_transfer(ranks, report: Report, shape: tuple[int, ...], dtype: str) -
         _judge_overlap(report, rank, value["seen"][0], value["slept"])
         what = "the value returned (that of work())"
         form = "what work() returned"
-        report.judge(rank, value["result"], seeds[rank], what=what, form=form)
+        report.judge(rank, value["result"], [seeds[rank]], what=what, form=form)
 
 
 def _judge_overlap(report: Report, rank: int, under_way: list[dict], slept: bool) -> None:
@@ -223,12 +224,15 @@ def _judge_overlap(report: Report, rank: int, under_way: list[dict], slept: bool
 
 
 def probe_sum(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
-    """``sum_over_ranks`` on a fresh tensor."""
-    tensor = _tensor(seed, shape, dtype)
-    result, calls = recorded(answer_named(user_ns, "sum_over_ranks"), tensor)
+    """``sum_over_ranks`` on a fresh tensor, and on another one."""
+    function = answer_named(user_ns, "sum_over_ranks")
+    result, calls = recorded(function, _tensor(seed, shape, dtype))
+    other = _tensor(seed + 1, shape, dtype)
+    _, again = kept("sum_over_ranks", result, lambda: recorded(function, other))
     # A class of the student's own could still communicate while it is told.
     plain = type(result) is torch.Tensor or not isinstance(result, torch.Tensor)
-    return {"result": result if plain else f"<{type(result).__name__}>", "calls": calls}
+    told = {"result": result if plain else f"<{type(result).__name__}>"}
+    return told | {"calls": calls, "calls again": again}
 
 
 @task("1.4", "all_reduce", points=2)
@@ -237,7 +241,8 @@ def sum_over_ranks(ranks, report: Report) -> None:
     rules = (only("all_reduce"), made("all_reduce", 1), waited)
     for answer, own, how in _asked(ranks, report, "probe_sum"):
         rank = answer.rank
-        if report.communication(rank, answer.value["calls"], *rules):
+        once = report.communication(rank, answer.value["calls"], *rules)
+        if once and report.communication(rank, answer.value["calls again"], *rules):
             mistakes = _wrong_sums(own, rank)
             form = "the tensor; all_reduce writes into it, and has no result of its own"
             got, expected = answer.value["result"], own.sum(0).tolist()
@@ -265,12 +270,14 @@ def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:
 
 
 def probe_exchange(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
-    """``exchange`` of a short or a long tensor."""
-    given = _tensor(seed, shape, dtype)
+    """``exchange`` of a short or a long tensor, and of another one."""
+    function, given = answer_named(user_ns, "exchange"), _tensor(seed, shape, dtype)
     with _noted_memory() as used:
-        result, calls = recorded(answer_named(user_ns, "exchange"), given, rank)
-    shared = bool(set(used["send"]) & set(used["recv"]))
-    return {"result": fingerprint(result), "shared": shared, "calls": calls}
+        result, calls = recorded(function, given, rank)
+    shared, result_told = bool(set(used["send"]) & set(used["recv"])), fingerprint(result)
+    other = _tensor(seed + 1, shape, dtype)
+    _, again = kept("exchange", result, lambda: recorded(function, other, rank))
+    return {"result": result_told, "shared": shared, "calls": calls, "calls again": again}
 
 
 @contextlib.contextmanager
@@ -336,7 +343,9 @@ def _judge_exchange(
         f"of {math.prod(shape)} elements: the result is not {whose}": result != right,
     }  # fmt: skip
     rules = (only("send", "recv"), messages(*wanted, in_order=False), waited)
-    report.communication(rank, calls, *rules, *rules_of(wrong), _whole(shape, dtype))
+    whole = _whole(shape, dtype)
+    if report.communication(rank, calls, *rules, *rules_of(wrong), whole):
+        report.communication(rank, value["calls again"], *rules, whole)
 
 
 def _is_sent_while_received(calls: list[dict]) -> bool:
@@ -499,6 +508,8 @@ def _judge_even_sum(report: Report, rank: int, value: dict, own: list, evens: li
 # Rounds of a check. How much longer each of five in a row takes than the wire, in random order: one
 # of them is the median, and no two are alike. The very first round warms up.
 REPEATS = 5
+# Bytes and rounds: also more rounds, the same bytes again, and bytes that no float32 tensor has.
+PLAYS = ((8, REPEATS), (200_001, REPEATS), (8, 2 * REPEATS), (800_003, REPEATS))
 # A mean of some of them is far from 1 as well.
 FACTORS, WARM_UP = (0.7, 0.9, 1.0, 3.0, 6.0), 9.0
 
@@ -595,21 +606,23 @@ def probe_fit(user_ns: dict, *, rank: int, sizes: list, times: list) -> object:
 def ping_pong(ranks, report: Report) -> None:
     """The median time of a message, then the latency and bandwidth that noisy times follow."""
     # Far above what the machine itself needs, which then does not count.
-    latency = 20.0 + report.seed % 1000 / 50
+    start = 20.0 + report.seed % 1000 / 50
     bandwidth = 20e3 + report.seed // 1000 % 1000 * 30
     share = 0.1 + report.seed % 30 / 1000
-    for nbytes in (8, 200_000, 800_000):
+    for k, (nbytes, repeats) in enumerate(PLAYS):
+        latency = start * (len(PLAYS) - k)  # what was measured before is wrong now
         seeds, true = report.seeds(ranks.n), latency + nbytes / bandwidth
         factors = _disturbances(report.seed + nbytes)
         given = {
-            "repeats": REPEATS,
+            "repeats": repeats,
             "wire": [latency, bandwidth, share],
             "each": to_each(stamp=seeds),
         }
         given |= {"nbytes": nbytes, "factors": factors}
         for answer in report.answers(ranks, __name__, "probe_ping_pong", **given):
             wrong = functools.partial(_wrong_times, true, factors, share)
-            _judge_ping_pong(report, answer.rank, answer.value, nbytes, true, wrong, seeds)
+            play = nbytes, repeats
+            _judge_ping_pong(report, answer.rank, answer.value, play, true, wrong, seeds)
         if report.found:
             return
     _judge_fit(ranks, report)
@@ -619,22 +632,23 @@ def _judge_ping_pong(
     report: Report,
     rank: int,
     value: dict,
-    nbytes: int,
+    play: tuple[int, int],
     true: float,
-    wrong_times: Callable[[int], list[Mistake]],
+    wrong_times: Callable[[int, int], list[Mistake]],
     stamps: list[int],
 ) -> None:
     calls, seconds, takes_part = value["calls"], value["seconds"], rank < 2
+    nbytes, repeats = play
     plays = [call for call in calls if call["op"] != "barrier"]
     sends = sum(call["op"] == "send" for call in plays)
     sizes = sorted({call["nbytes"] for call in plays} - {nbytes})
-    what = f"ping_pong({nbytes}, {REPEATS})"
+    what = f"ping_pong({nbytes}, {repeats})"
     wrong = {
         f"only ranks 0 and 1 play; it made {in_words((c['op'], c['peer']) for c in plays)}":
             plays and not takes_part,
-        f"{what}: expected {REPEATS} sends and {REPEATS} recvs (a few more to warm up are fine), "
+        f"{what}: expected {repeats} sends and {repeats} recvs (a few more to warm up are fine), "
         f"it made {sends} and {len(plays) - sends}":
-            takes_part and (sends < REPEATS or 2 * sends != len(plays)),
+            takes_part and (sends < repeats or 2 * sends != len(plays)),
         f"{what} sent messages of {sizes} bytes: {nbytes} elements of dtype torch.uint8": sizes,
         "only rank 0 measures: return None on the others": rank == 1 and seconds is not None,
         f"rank {1 - rank} has sent a ball, and another one is in the tensor of recv":
@@ -643,14 +657,16 @@ def _judge_ping_pong(
     rules = only("send", "recv", "barrier"), *rules_of(wrong)
     if report.communication(rank, calls, *rules) and rank == 0:
         form = {"what": f"{what}, seconds on the emulated wire", "form": "seconds"}
-        report.judge(0, seconds, true, wrong_times(sends), **form, tolerance=0.05)
+        report.judge(0, seconds, true, wrong_times(sends, repeats), **form, tolerance=0.05)
 
 
-def _wrong_times(true: float, factors: Sequence[float], share: float, rounds: int) -> list[Mistake]:
+def _wrong_times(
+    true: float, factors: Sequence[float], share: float, rounds: int, repeats: int
+) -> list[Mistake]:
     took = [_disturbance(factors, k) for k in range(rounds)]
-    kept, median = took[-REPEATS:], "take the median, so that one disturbed round does not count"
+    counted, median = took[-repeats:], "take the median, so that one disturbed round does not count"
     back = "stop the clock when the ball is back, and take half"
-    mean = statistics.mean(kept)
+    mean = statistics.mean(counted)
     factors = {
         "that is the whole round trip: divide by 2": 2.0,
         "halved once too often: a message takes half of the round trip": 0.5,
@@ -659,13 +675,15 @@ def _wrong_times(true: float, factors: Sequence[float], share: float, rounds: in
         f"that is half of the time of recv alone: {back}": 1 - share,
         f"that is the time of recv alone: {back}": 2 - 2 * share,
         f"that is the mean of the rounds: {median}": mean,
-        f"that is a mean without the slowest round: {median}": statistics.mean(sorted(kept)[:-1]),
-        f"that is the harmonic mean of the rounds: {median}": statistics.harmonic_mean(kept),
+        f"that is a mean without the slowest round: {median}": statistics.mean(
+            sorted(counted)[:-1]
+        ),
+        f"that is the harmonic mean of the rounds: {median}": statistics.harmonic_mean(counted),
         f"that is the mean of the round trips: halve it, and {median}": 2 * mean,
-        f"that is the whole time divided by the rounds: {median}": sum(took) / REPEATS,
-        f"that is the fastest round: {median}": min(kept),
-        f"that is the slowest round: {median}": max(kept),
-        f"that is the sum of the rounds: {median}": sum(kept),
+        f"that is the whole time divided by the rounds: {median}": sum(took) / repeats,
+        f"that is the fastest round: {median}": min(counted),
+        f"that is the slowest round: {median}": max(counted),
+        f"that is the sum of the rounds: {median}": sum(counted),
     }
     no_number = Mistake(lambda got: not is_number(got), "expected seconds: a number")
     return [no_number, *table({said: factor * true for said, factor in factors.items()})]

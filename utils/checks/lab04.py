@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import overlap, replicas
 from .calls import Calls, Rule, inside, only, some
+from .functions import Results
 from .groups import EVERYWHERE, PARTITIONS, WORLD, enough, in_group, keywords, on, tried
 from .mistakes import Mistake, same, short, table
 from .model import use_model as use_model
@@ -66,25 +67,27 @@ def probe_step(
 ) -> dict:
     """`replicate` a model of this rank's own seed, then some steps on samples of that seed."""
     named = keywords(partition, group)
-    model = answer_named(user_ns, "replicate")(_step_model(own, awkward), **named)
+    given = _step_model(own, awkward)
+    model = answer_named(user_ns, "replicate")(given, **named)
     if not isinstance(model, DistributedDataParallel):
         return {"returned": type(model).__name__}
+    wraps = model.module is given
     start, members = replicas.weights_of(model), dist.get_process_group_ranks(model.process_group)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer, called = torch.optim.SGD(trained, lr=rate), _called(model)
     steps, taken = [], []
     optimizer.register_step_post_hook(lambda *_: taken.append(True))
-    given = answer_named(user_ns, "ddp_step"), model, replicas.watched(model.module), optimizer
+    step_with = answer_named(user_ns, "ddp_step"), model, replicas.watched(model.module), optimizer
     with replicas.network():
         batches = [_minibatch(own, number, awkward) for number in range(len(MINIBATCHES))]
         for batch in batches:
             taken.clear(), called.clear()
-            step = replicas.taken(*given, batch, **named)
+            step = replicas.taken(*step_with, batch, **named)
             steps.append(step | {"taken": len(taken), "called": list(called)})
     for step in steps:
         step["calls"] = _of_gradients(step["calls"])
         step["times"] = _bytes(step["calls"]) // sum(p.nbytes for p in trained)
-    return {"returned": "DDP", "group": members, "start": start, "steps": steps}
+    return {"returned": "DDP", "wraps": wraps, "group": members, "start": start, "steps": steps}
 
 
 def _called(model: DistributedDataParallel) -> list[bool]:
@@ -148,6 +151,8 @@ def _replica_rules(value: dict, members: list[int], start: list[float]) -> list[
     got, group = value["returned"], value.get("group")
     return replicas.rules_of({
         f"replicate returned {got}, expected a DistributedDataParallel": got != "DDP",
+        "replicate: DDP wraps a copy, which is all that is trained: wrap the model that was "
+        "given": got == "DDP" and not value["wraps"],
         f"replicate: DDP works on the ranks {group}, but the argument group was that of ranks "
         f"{members}: process_group=group": group != members,
         f"{on(members)}: the weights after replicate are not those of rank {members[0]}, the "
@@ -198,14 +203,18 @@ def _bucket_cases(seed: int) -> list[dict]:
     # DDP's own caps, and many gradients, of any type, in a bucket.
     large = [draw.randint(1, draw.choice((100, 10_000, 2_000_000))) for _ in range(300)]
     cases.append((large, 25 * 2**20, 2**20))
+    cases.append((large[::-1], 25 * 2**20, 2**20))  # as many, and other buckets
     cases.append(([draw.randint(1, 40) for _ in range(300)], 4000, 300))
     return [dict(zip(("sizes", "cap", "first_cap"), case, strict=True)) for case in cases]
 
 
 def probe_assign(user_ns: dict, *, rank: int, cases: list[dict]) -> list:
     """`assign_buckets` of every case."""
-    function = reading_answer(user_ns, "assign_buckets")
-    return [told(function(**copy.deepcopy(case))) for case in cases]
+    function, results = reading_answer(user_ns, "assign_buckets"), Results()
+    found = [function(**copy.deepcopy(case)) for case in cases]
+    for result in found:
+        results.add("assign_buckets", result)
+    return told(found)
 
 
 def probe_real_buckets(user_ns: dict, *, rank: int, widths: list[int], cap: int) -> dict:
@@ -300,12 +309,15 @@ def probe_hidden(user_ns: dict, *, rank: int, cases: list, begin: float, end: fl
 def hidden_share(ranks, report: Report) -> None:
     """The share on made-up intervals, then on a step that the ranks really take."""
     cases = overlap.cases(report.seed)
-    # Again in tenths of a microsecond, around 0.
+    # Again in tenths of a microsecond, around 0; and on the clock of a machine that runs for days.
     small = {what: [[1e-7 * (t - 110) for t in pair] for pair in transfers]
              for what, transfers in cases.items()}  # fmt: skip
+    late = {what: [[3e5 + 1e-3 * (t - 110) for t in pair] for pair in transfers]
+            for what, transfers in cases.items()}  # fmt: skip
     for given, these in (
         ({"begin": 100.0, "end": 120.0}, cases),
         ({"begin": -1e-6, "end": 1e-6}, small),
+        ({"begin": 3e5 - 0.01, "end": 3e5 + 0.01}, late),
     ):
         _judge_shares(ranks, report, these, given)
     if report.found or not enough(ranks, report, WORLD):
@@ -560,7 +572,9 @@ SIZE = 5  # samples of a microbatch
 
 
 def _microbatches(seed: int, k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [replicas.samples(seed + 100 * k + j, SIZE) for j in range(k)]
+    """Of five, the first one is the last one, too."""
+    parts = [replicas.samples(seed + 100 * k + j, SIZE) for j in range(k)]
+    return [parts[-1], *parts[1:]] if k == 5 else parts
 
 
 @in_group
@@ -584,6 +598,7 @@ def probe_accumulate(
                 "changed": not torch.equal(before, replicas.weights_of(model)),
                 "passes": list(passes),
                 "called": list(called),
+                "quiet": not model.require_backward_grad_sync,
                 "nbytes": sum(parameter.nbytes for parameter in model.parameters()),
                 "calls": _of_gradients(calls),
             }
@@ -651,6 +666,8 @@ def _judge_accumulation(report: Report, rank: int, value: dict, own: dict, k: in
         f"{times:g} times the gradients' bytes were communicated, expected once. For all but the "
         "last microbatch, forward and backward go into model.no_sync()": times > 1,
         "the gradients were not communicated": times < 1,
+        "the model is still quiet after the call, so the next backward does not communicate: "
+        "no_sync() ends where the with ends": value["quiet"],
         "all microbatches went through the model as one large batch, which needs the memory that "
         "accumulating saves: one forward for each": forwards < k,
         f"one backward for {k} forwards keeps what each of them computed until the end, which "

@@ -4,7 +4,7 @@ Each all-reduce is tried in groups of 1, 2, 3, 4 and 6 ranks, on short tensors a
 too long to be sent before anybody receives it. It runs twice. The first time each element tells
 how often it holds the part of which rank (:func:`counting`), so that a wrong one can be named. The
 second time the numbers are random ones of double precision, so that order of addition and place
-matter.
+matter. A short tensor comes a third time, with whole numbers that no float holds.
 
 The check reads from the records of both runs what was sent to whom. No verdict depends on how long
 something took.
@@ -137,6 +137,12 @@ def _refuse_gaps(found: list[list], length: int) -> None:
         raise ValueError(f"stretches of {length} elements: {found}")
 
 
+def whole(seed: int, length: int) -> torch.Tensor:
+    """Whole numbers that follow from a rank's own seed; as floats they lose their last digits."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2**57, 2**58, (length,), generator=generator)
+
+
 def noise(seed: int, length: int) -> torch.Tensor:
     """Random numbers of double precision, which follow from a rank's own seed."""
     generator = torch.Generator().manual_seed(seed)
@@ -172,15 +178,25 @@ def probe_all_reduce(
     return answers
 
 
+@in_group
+def probe_whole(user_ns: dict, *, rank: int, group, partition, seed: int, name: str) -> dict:
+    """The function of this name on large whole numbers."""
+    x = whole(seed, SHORT[0])
+    _, calls = recorded(answer_named(user_ns, name), x[:], **keywords(partition, group))
+    return {"sum": x.tolist(), "calls": calls, "calls again": []}
+
+
 def _twice(function: Callable, among, tensors: Iterable, *more, **named) -> tuple[dict, list]:
     """Call a function with each of two tensors; return the records of both runs, and results.
+
+    It gets another tensor of the same memory: what it does not write there is not in place.
 
     among: the group whose ranks begin each run together.
     """
     runs = []
     for tensor in tensors:
         dist.barrier(group=among)
-        runs.append(recorded(function, tensor, *more, **named))
+        runs.append(recorded(function, tensor[:], *more, **named))
     (first, calls), (second, again) = runs
     return {"calls": calls, "calls again": again}, [first, second]
 
@@ -249,6 +265,26 @@ def _judge_all_reduce(ranks, report: Report, name: str, judge_traffic: Callable,
             _judge_both(report, judge_traffic, members, of_a_length, where)
             if report.found:
                 break
+    if not report.found:
+        _judge_whole(ranks, report, name)
+
+
+def _judge_whole(ranks, report: Report, name: str) -> None:
+    """Sums of whole numbers that no float holds."""
+    each = to_each(seed=report.seeds(WORLD))
+    case = {"partition": IN_FOURS, "name": name, "each": each}
+    hint = "with tensors of int64. Those of float32 and float64 passed: x may have any dtype"
+    for _, members, values in tried(
+        ranks, report, __name__, "probe_whole", [case], lambda _: hint, world=WORLD
+    ):
+        true = sum(whole(each[rank]["seed"], SHORT[0]) for rank in members).tolist()
+        for rank, value in zip(members, values, strict=True):
+            if _judge_conduct(report, members, values) and value["sum"] != true:
+                said = (
+                    f"{on(members)}: of large whole numbers (int64) x is not the sum. float64 has "
+                    "53 bits for their digits, int64 has 63: add in the dtype of x"
+                )
+                report.problem(said, rank, "value")
 
 
 def _judge_both(
@@ -319,6 +355,14 @@ def _by_plan(plan: Plan, why: str, rounds: int = 0) -> Callable:
                 said = (
                     f"{where}: expected to send {_sent(wanted)}; it sent {_sent(got)}. "
                     f"{why.format(members[0])}"
+                )
+                report.problem(said, rank, "communication")
+                continue
+            count = sum(call["op"] == "send" for call in value["calls"])
+            if not rounds and count > len(wanted):
+                said = (
+                    f"{where}: it sent {count} messages, expected {len(wanted)}: one to each of "
+                    "these ranks, as every message costs a latency"
                 )
                 report.problem(said, rank, "communication")
         if rounds and not report.found:
@@ -431,6 +475,11 @@ def ring_rules(
             f"travels {size - 1} time{'s' * (size > 2)}",
             kind="communication",
         )
+    for rank, value in zip(members, values, strict=True):
+        count = sum(call["op"] == "send" for call in value["calls"])
+        if not report.found and count > phases * (size - 1):
+            said = f"it sent {count} messages, expected {phases * (size - 1)}: a chunk is one"
+            report.problem(f"{where}: {said}", rank, "communication")
 
 
 def chunk(k: int, length: int, size: int) -> slice:
@@ -793,6 +842,7 @@ def duration(ranks, report: Report) -> None:
         for name in ALGORITHMS
         for p in (4, 3, 8, 16, draw.randrange(600, 10**6), 2)
     ]
+    cases += [[*case[:3], *network()] for case in cases[::6]]  # on another network
     networks = [[p, *network()] for p in (4, 3, 6, 16, draw.randrange(17, 300), 2)]
     answers = report.answers(ranks, __name__, "probe_durations", cases=cases, networks=networks)
     for answer in answers:
@@ -944,7 +994,7 @@ def probe_server(
     for length in lengths:
         is_worker = place < many
         x = counting(place, length) if is_worker else torch.full((length,), REDUCERS_OWN)
-        y = noise(seed, length)
+        y = noise(seed, length) if is_worker else torch.full((length,), math.nan).double()
         records, _ = _twice(function, group, (x, y), many, pieces, **named)
         answers.append({"length": length, **_contents(x, y), **records})
     return answers
@@ -1091,6 +1141,10 @@ def halving_doubling(ranks, report: Report) -> None:
     )
 
 
+def _first_to(calls: Calls) -> int | None:
+    return next((call["peer"] for call in calls if call["op"] == "send"), None)
+
+
 def _halving_rules(report: Report, members: list[int], values: Sequence[dict], where: str) -> None:
     """2·log₂ p messages of each rank, to partners at distances 1, 2, 4 …; 2(p − 1)/p of x."""
     size, length, nbytes = len(members), values[0]["length"], values[0]["nbytes"]
@@ -1107,6 +1161,11 @@ def _halving_rules(report: Report, members: list[int], values: Sequence[dict], w
             said = (
                 f"it sent {count} messages, expected {2 * depth}: one to each partner while the "
                 "parts get smaller, and one to each partner on the way back"
+            )
+        elif depth and _first_to(value["calls"]) != members[place ^ (size // 2)]:
+            said = (
+                f"its first message goes to rank {_first_to(value['calls'])}; begin with the "
+                f"partner at distance p/2, here rank {members[place ^ (size // 2)]}"
             )
         elif sum(sent.values()) > 2 * element * sum(
             -(-length // 2**k) for k in range(1, depth + 1)
@@ -1201,11 +1260,12 @@ def _judge_cables(
     many, size = len(machines), len(machines[0])
     nbytes, length = values[0]["nbytes"], values[0]["length"]
     part = -(-length // size)
-    most, in_all = 2 * (many - 1) * -(-part // many) * (nbytes // length), 0
+    most, in_all, inside_all = 2 * (many - 1) * -(-part // many) * (nbytes // length), 0, 0
     for rank, value in enumerate(values):
         home = next(machine for machine in machines if rank in machine)
-        away = sum(n for to, n in bytes_to(value["calls"]).items() if to not in home)
-        in_all += away
+        sent = bytes_to(value["calls"])
+        away = sum(n for to, n in sent.items() if to not in home)
+        in_all, inside_all = in_all + away, inside_all + sum(sent.values()) - away
         if away > most:
             said = (
                 f"{where}: it sent {away} bytes to other machines, at most {most} are needed: "
@@ -1218,5 +1278,12 @@ def _judge_cables(
         said = (
             f"{where}: {in_all} bytes went from machine to machine, expected {expected}: between "
             "the machines, too, the ring or the direct way sends fewer bytes than a crossbar"
+        )
+        report.problem(said, kind="communication")
+    needed = 2 * many * (size - 1) * nbytes
+    if not report.found and inside_all > needed:
+        said = (
+            f"{where}: {inside_all} bytes travelled within machines, and {needed} are enough: a "
+            "reduce-scatter before the way to the other machines, an all-gather after it"
         )
         report.problem(said, kind="communication")

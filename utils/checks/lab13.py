@@ -25,9 +25,9 @@ from .functions import Case, judge_calls
 from .groups import WORLD, Partition, in_group, keywords, on, places, tried
 from .mistakes import Mistake, same, table
 from .model import use_model as use_model
-from .probe import answer_named, as_dict, reading_answer, recorded
+from .probe import answer_named, as_dict, kept, reading_answer, recorded
 from .replicas import rules_of
-from .resumable import Job, Survivor, through_a_file
+from .resumable import Job, Survivor, bytes_in, through_a_file
 from .task import Report, task, to_each
 
 PARTITIONS = ([[0, 1, 2], [3]], [[1, 3], [0, 2]], None)
@@ -47,8 +47,9 @@ def _survivors_say(dead: int, pid: int, waiting: list[int], line: int) -> str:
 
 def _launcher_says(rank: int, pid: int, signal: int, draw: random.Random, breaks: float) -> str:
     """The launcher's sentence; breaks: the share of its spaces that end a line."""
+    node = draw.choice([f"n{pid % 7}", f"gpu-{pid % 7}.rack{pid % 3}.example.org"])
     words = (
-        f"prterun noticed that process rank {rank} with PID {pid} on node n{pid % 7} "
+        f"prterun noticed that process rank {rank} with PID {pid} on node {node} "
         f"exited on signal {signal} ({_SIGNALS[signal]})."
     ).split()
     ends = ["\n" if draw.random() < breaks else " " for _ in words[1:]]
@@ -71,12 +72,23 @@ def _logs(seed: int) -> list[tuple[str, dict | None]]:
         if signal == 11:  # nobody was waiting
             alone = f"step 3: loss 2.{pid}\n{_launcher_says(rank, pid, 6, draw, breaks)}\n"
             found.append((alone, {"rank": rank, "signal": 6}))
+    # Rank 0 dies. Later another one does, in the next life of the same job.
+    later = _launcher_says(draw.randrange(2, 30), 23_456, 15, draw, 0.3)
+    zero = f"{_launcher_says(0, 12_345, 6, draw, 0.3)}\nlife 1: all go on from step 4\n"
+    found.append((f"{zero}{later}\n", {"rank": 0, "signal": 6}))
     rank, pid = draw.randrange(2, 30), draw.randrange(10_000, 99_999)
     found.append((_survivors_say(rank, pid, [0, 1], 40), {"rank": rank, "signal": None}))
+    found.append((_survivors_say(0, pid, [rank], 40), {"rank": 0, "signal": None}))
+    ended = f"{_survivors_say(rank, pid, [0], 40)}\n   Exit code:    1\n"
+    found.append((ended, {"rank": rank, "signal": None}))
+    # The launcher knows which rank it was; those who wait for another dead one don't.
+    both = f"{_survivors_say(31, pid, [0], 40)}\n{_launcher_says(rank, pid, 9, draw, 0.3)}\n"
+    found.append((both, {"rank": rank, "signal": 9}))
     found.append((f"step {draw.randrange(9)}: loss 0.31\nall ranks are done\n", None))
     failed = f"{_LINE}\n   Process name: [prterun-vm-{pid}@1,{rank}]\n   Exit code:    3\n{_LINE}\n"
     found.append((failed, None))
-    return found
+    longest = max(len(log) for log, _ in found)
+    return [(log.ljust(longest, "\n"), right) for log, right in found]
 
 
 @task("13.1", "who died, and of what", points=2)
@@ -99,6 +111,13 @@ def first_death(ranks, report: Report) -> None:
                     "only the first digit of the rank: jobs have more than ten of them",
                 ),
                 Mistake(
+                    lambda v, rank=rank: isinstance(v, dict)
+                    and rank == 0
+                    and v.get("rank") not in (rank, None),
+                    "rank 0 died first: it is a rank like the others, and what comes later in the "
+                    "log is another death",
+                ),
+                Mistake(
                     lambda v, rank=rank: isinstance(v, dict) and v.get("rank") not in (rank, None),
                     "this rank is not the one that died: it waits, or the number is that of a "
                     "process or step. Look for 'process rank …', else for 'rank … died'",
@@ -110,6 +129,12 @@ def first_death(ranks, report: Report) -> None:
                     "the launcher told the signal: 'process rank … with PID … on node … exited on "
                     "signal …'. A line may break between two words, and every job has another PID "
                     "and node",
+                ),
+                Mistake(
+                    lambda v, signal=signal: isinstance(v, dict)
+                    and signal is None
+                    and v.get("signal") is not None,
+                    "the survivors can't know the signal, so it is None; an exit code is none",
                 ),
                 Mistake(
                     lambda v, signal=signal: isinstance(v, dict) and v.get("signal") != signal,
@@ -154,7 +179,7 @@ _FORGOTTEN = {
 def probe_resume(user_ns: dict, *, rank: int, seed: int) -> dict:
     """A training that goes on, and one that goes on from its state."""
     capture, restore = (reading_answer(user_ns, name) for name in ("capture", "restore"))
-    draws, kept = seed + 1 + rank, torch.get_rng_state()
+    draws, before = seed + 1 + rank, torch.get_rng_state()
     try:
         twin = Job(seed, draws)
         expected = [twin.train_step() for _ in range(BEFORE + AFTER)]
@@ -163,9 +188,15 @@ def probe_resume(user_ns: dict, *, rank: int, seed: int) -> dict:
         parts = job.parts()
         state = capture(job)
         if not isinstance(state, dict):
-            return {"is state": False, "unchanged": True, "lacking": [], "aliased": False,
-                    "changed": [], "resumed": [], "expected": []}  # fmt: skip
-        unchanged = job.parts() == parts
+            lists = "lacking", "changed", "elsewhere", "resumed", "expected"
+            nothing = {name: [] for name in lists}
+            return {
+                "is state": False,
+                "small": False,
+                "unchanged": True,
+                "aliased": False,
+            } | nothing
+        unchanged, small = job.parts() == parts, bytes_in(state) < job.nbytes()
         at_once = copy.deepcopy(state)
         losses += [job.train_step() for _ in range(AFTER)]
         loaded, fresh = through_a_file(state), Job(seed, 99)
@@ -180,14 +211,20 @@ def probe_resume(user_ns: dict, *, rank: int, seed: int) -> dict:
         resumed = [fresh.train_step() for _ in range(AFTER)]
         restore(second := Job(seed, 99), loaded)
         changed = [] if lacking else [n for n, v in second.parts().items() if v != parts[n]]
+        fresh.train_step()
+        kept("capture", state, lambda: capture(fresh))  # before the first state is used again
+        restore(third := Job(seed, 99), loaded)
+        elsewhere = [n for n, v in third.parts().items() if v != parts[n]]
     finally:
-        torch.set_rng_state(kept)
+        torch.set_rng_state(before)
     return {
         "is state": True,
+        "small": small,
         "unchanged": unchanged and losses == expected,
         "lacking": lacking,
         "aliased": aliased,
         "changed": changed,
+        "elsewhere": [] if lacking or changed else elsewhere,
         "resumed": resumed,
         "expected": expected[BEFORE:],
     }
@@ -202,6 +239,8 @@ def resume(ranks, report: Report) -> None:
             "capture returned no dict: return the state, a dict": not value["is state"],
             "capture changes the training: it draws random numbers, or sets something. It has to "
             "look only": not value["unchanged"],
+            "the state is smaller than weights, momentum and random state are: all of them have to "
+            "be in the dict, or a new process does not find them": value["small"],
             "the state has changed since it was captured: state_dict() holds the weights "
             "themselves, not copies of them, and the training went on. copy.deepcopy(…)":
                 value["aliased"],
@@ -217,19 +256,22 @@ def resume(ranks, report: Report) -> None:
                 "tensors that load_state_dict gives it, so restore from copy.deepcopy(state)",
                 rank,
             )
+        if value["elsewhere"]:
+            report.problem(
+                f"after another job was captured, the first state gives a job with another "
+                f"{value['elsewhere'][0]}: capture keeps something outside of the state, in a "
+                "global name or an attribute. All of it has to be in the dict",
+                rank,
+            )
         if not value["lacking"] and value["resumed"] != value["expected"]:
             report.judge(rank, value["resumed"], value["expected"], tolerance=0,
                          what="the losses after resuming")  # fmt: skip
-    if any("weights_only" in text or "Unsupported" in text for text, *_ in report.found):
-        report.problem(
-            "torch.load gives back tensors, numbers, texts, lists and dicts; whole "
-            "objects (a model, an optimizer) may run any code: save their state_dict()"
-        )
 
 
 # -- 13.3: a save that may end at any moment --------------------------------------------------
 
 OLD, NEW = 10, 20
+REMAINS = b"half of a file"  # of a save that crashed
 
 
 def _name(step: int) -> str:
@@ -248,15 +290,16 @@ def _prepared(folder: Path, p: int, leftover: bool) -> None:
     (folder / "latest").write_text(_name(OLD))
     if leftover:
         (folder / _name(NEW)).mkdir()
-        (folder / _name(NEW) / "rank-0.pt").write_bytes(b"half of a file")
+        for place in range(p):
+            (folder / _name(NEW) / f"rank-{place}.pt").write_bytes(REMAINS)
 
 
 def _what(path: str, content: bytes) -> str:
     """Of a file: its text, or which state it holds."""
     if path == "latest":
         return content.decode(errors="replace").strip()
-    if not content:
-        return "empty"
+    if not content or content == REMAINS:
+        return "still what a crashed save left" if content else "empty"
     try:
         state = torch.load(io.BytesIO(content))
         if not isinstance(state, dict):
@@ -290,7 +333,7 @@ def probe_save(user_ns: dict, *, rank: int, group, partition) -> dict:
     with tempfile.TemporaryDirectory() as parent, written_by_python():
         folder = Path(parent, "checkpoints")
         _prepared(folder, p, leftover=p > 1)
-        watched = Watched(folder, calls)
+        watched = Watched(folder, calls, unsure={_name(NEW)} if p > 1 else ())
         state = _state(NEW, place)
         watched.run(save, folder, NEW, state, names=user_ns, **keywords(partition, group))
         files = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
@@ -316,6 +359,8 @@ def _left(values: list[dict], chosen: list[int], kind: str) -> dict[str, str]:
     for path in {path for tree in trees for path in tree} | set(first):
         there = [tree.get(path) for tree in trees]
         changed = [one for one in there if one != first.get(path)]
+        # Who removes a file of another rank's has a copy of its own: there, it is written.
+        changed.sort(key=lambda one: one is None)
         one = changed[0] if changed else first.get(path)
         if one is not None:
             found[path] = one
@@ -389,13 +434,40 @@ def _form(report: Report, members: list[int], values: list[dict]) -> bool:
             f"it wrote {new[:1]}; place {place} of the group writes {path}": new,
             f"there is no {path} at the end; there are {value['files'][:6]}":
                 path not in value["files"],
+            f"{path} is still what a crashed save left: each rank writes its own file":
+                last.get(path) == first.get(path) is not None,
             f"{path} is {last.get(path)}: torch.load has to give the state back, all of it":
                 last.get(path) != f"{NEW} of {place}",
+            "nobody writes `latest`: the rank at place 0 of the group does, "
+            "place_and_size(group), which need not be rank 0": not markers,
             f"ranks {markers} write `latest`: one rank does, place 0": len(markers) > 1,
         }  # fmt: skip
+        wrong |= _meets_others(members, values, place)
         if not report.communication(rank, [], *rules_of(wrong)):
             return False
     return True
+
+
+def _meets_others(members: list[int], values: list[dict], place: int) -> dict[str, bool]:
+    """What goes wrong in one folder for all ranks, though each has its own copy here."""
+    first = values[0]["moments"][0]["left"][0]
+    made = [{p for m in v["moments"] for p in m["left"][0]} - set(first) for v in values]
+    others = [k for k in range(len(members)) if k != place]
+    shared = sorted(p for k in others for p in made[place] & made[k])
+    removed = []
+    for k in others:
+        path = f"{_name(NEW)}/rank-{k}.pt"
+        wrote = (m for m in values[k]["moments"] if m["left"][0].get(path) != first.get(path))
+        gone = (m for m in values[place]["moments"] if path not in m["left"][0])
+        begins, ends = next(wrote, None), next(gone, None)
+        if path in first and begins and ends and begins["sure"] <= ends["calls"]:
+            removed.append(path)
+    return {
+        f"several ranks write {shared[:1]}, at the same time: in the lab all save into one folder. "
+        "Each rank's temporary file needs a name of its own": bool(shared),
+        f"it removes {removed[:1]}, which another rank may just have written: remove only what is "
+        "this rank's own": bool(removed),
+    }
 
 
 @task("13.3", "a save that may crash", points=4)
@@ -430,25 +502,32 @@ def safe_save(ranks, report: Report) -> None:
 # -- 13.4: as many files as ranks, once -------------------------------------------------------
 
 
-def shard(n: int, p: int, rank: int, up: bool = True) -> tuple[int, int]:
-    """Where the shard of a rank begins and ends: as torch.chunk cuts; or rounded down."""
-    each = -(-n // p) if up else n // p
+def shard(n: int, p: int, rank: int, cut: str = "up") -> tuple[int, int]:
+    """Where the shard of a rank begins and ends: as torch.chunk cuts, or by another rule."""
+    if cut == "even":  # as tensor_split cuts
+        each, longer = divmod(n, p)
+        begin = rank * each + min(rank, longer)
+        return begin, begin + each + (rank < longer)
+    each = -(-n // p) if cut == "up" else n // p
     return min(n, rank * each), min(n, (rank + 1) * each)
 
 
-def plan(n: int, old: int, new: int, rank: int, up: bool = True) -> list[list[int]]:
+def plan(n: int, old: int, new: int, rank: int, cut: str = "up") -> list[list[int]]:
     """Reads of a new rank: (old rank, from, to, at)."""
-    first, last = shard(n, new, rank, up)
+    first, last = shard(n, new, rank, cut)
     found = []
     for file in range(old):
-        begin, end = shard(n, old, file, up)
+        begin, end = shard(n, old, file, cut)
         a, b = max(first, begin), min(last, end)
         if a < b:
             found.append([file, a - begin, b - begin, a - first])
     return found
 
 
-SPLITS = ((12, 4, 2), (12, 4, 1), (10, 4, 2), (10, 4, 3), (10, 2, 4), (3, 4, 2), (7, 3, 3))
+SPLITS = (
+    *((12, 4, 2), (12, 3, 2), (12, 4, 1), (10, 4, 2), (10, 4, 3), (10, 2, 4)),
+    *((3, 4, 2), (3, 4, 1), (3, 2, 4), (7, 3, 3)),
+)
 
 
 def _wrong_reads(n: int, old: int, new: int, rank: int) -> list[Mistake]:
@@ -460,8 +539,13 @@ def _wrong_reads(n: int, old: int, new: int, rank: int) -> list[Mistake]:
         Mistake(lambda v: not isinstance(v, list) or any(
             not isinstance(one, list) or len(one) != 4 for one in v),
             "return a list of reads (file, start, stop, at)"),
-        Mistake([[f, a, b, at] for f, a, b, at in plan(n, old, new, rank, up=False)],
+        Mistake(plan(n, old, new, rank, "down"),
                 "n // p rounds down, and the last elements belong to nobody: -(-n // p) rounds up"),
+        Mistake(plan(n, old, new, rank, "even"),
+                "cut as tensor_split does, into sizes that differ by one at most. Here each shard "
+                "has -(-n // p) elements, and the last ones have fewer, or none"),
+        Mistake(lambda v: any(v == plan(n, old, new, r) for r in range(new) if r != rank) and v,
+                "these are the reads of another rank: `rank` is an argument, not dist.get_rank()"),
         *table({
             "start and stop count in the whole tensor; they are places in that rank's file": [
                 [f, a + starts[f], b + starts[f], at] for f, a, b, at in right],
@@ -476,6 +560,10 @@ def _wrong_reads(n: int, old: int, new: int, rank: int) -> list[Mistake]:
             "whole files are read: only what overlaps with the own shard": [
                 [f, 0, shard(n, old, f)[1] - starts[f], at] for f, _, _, at in right],
         }),
+        Mistake(lambda v: any(
+            one[0] in starts and one[2] > shard(n, old, one[0])[1] - starts[one[0]] for one in v),
+            "a read goes beyond the end of its file: the last shard ends at n, so "
+            "min(n, (r + 1) * each)"),
         Mistake(lambda v: [one for one in v if one[1] < one[2]] == right != v,
                 "there are reads of nothing: leave them out"),
         Mistake(lambda v: {one[0] for one in v} == set(range(old)) and len(right) < old,
@@ -492,6 +580,8 @@ def reshard(ranks, report: Report) -> None:
     draw = random.Random(report.seed)
     others = [(draw.randrange(8, 60), draw.randrange(2, 7), draw.randrange(1, 7)) for _ in range(3)]
     others.append((draw.randrange(100, 400), draw.randrange(20, 40), draw.randrange(2, 5)))
+    many = draw.randrange(150, 250)
+    others.append((2 * many + 1, many, 2))  # one element more than fits: rounded up all the same
     cases = [
         Case("reads", [n, old, new, rank], plan(n, old, new, rank),
              _wrong_reads(n, old, new, rank), "a list of reads (file, start, stop, at)")
@@ -527,7 +617,9 @@ def replay(
         piece = min(interval, work - done)
         last = done + piece >= work and wrong != "saves at the end"
         need = piece + (0 if last else save)
-        while coming[k] <= now - restart * (wrong == "in restarts"):
+        while coming[k] < now - restart * (wrong == "in restarts") or (
+            wrong == "at a beginning" and coming[k] == now
+        ):
             k += 1
         failure = coming[k]
         if wrong == "kept in a save" and now + piece <= failure < now + need:
@@ -554,6 +646,8 @@ _BOOKS = {
     "nothing lost": "`lost` is 0: add up the work that has to be done again",
     "from the start": "it begins at 0 after a failure: there is a checkpoint",
     "no restart": "a restart takes its time, too",
+    "at a beginning": "a failure in the very moment in which something ends hits what begins then: "
+    "it counts, and a restart follows",
 }
 
 
@@ -567,6 +661,9 @@ def interval(ranks, report: Report) -> None:
     # A failure comes at the very end of the job: it is over.
     tie = [10.0, 10.0, 1.0, 5.0, [10.0]]
     cases.append(Case("with_failures", tie, replay(*tie), _wrong_books(*tie), "a dict"))
+    # At the end of a save, and at that of a restart.
+    on = [100.0, 10.0, 1.0, 5.0, [11.0, 16.0]]
+    cases.append(Case("with_failures", on, replay(*on), _wrong_books(*on), "a dict"))
     for work, every, save, restart in (
         *((100.0, 10.0, 1.0, 5.0), (95.0, 20.0, draw.uniform(3, 5), draw.uniform(1, 2))),
         (60.0, 100.0, 1.0, draw.uniform(4, 6)),
@@ -581,8 +678,8 @@ def interval(ranks, report: Report) -> None:
         times = sorted([first, first + restart / 2, *later])
         given = [work, every, save, restart, times]
         cases.append(Case("with_failures", given, replay(*given), _wrong_books(*given), "a dict"))
-    for _ in range(3):
-        save, mtbf = draw.uniform(1, 60), draw.uniform(600, 90_000)
+    for seconds in (1, 1, 1e-4):
+        save, mtbf = seconds * draw.uniform(1, 60), seconds * draw.uniform(600, 90_000)
         wrong = table({
             "the 2 is missing": math.sqrt(save * mtbf),
             "the square root is missing": 2 * save * mtbf,
@@ -637,10 +734,15 @@ def _books(given, right: dict, without: str = "") -> Iterator[Mistake]:
 # -- 13.6: with those that live ---------------------------------------------------------------
 
 
-def _steps(seed: int, p: int) -> list[int]:
-    """At which step each survivor is: of three or more the first is neither first nor last."""
+def _steps(seed: int, p: int, ahead: bool) -> list[int]:
+    """At which step each survivor is: of three or more the first is neither first nor last.
+
+    ahead: all but one are at the furthest step. It is more than float32 holds.
+    """
     draw = random.Random(seed * 8 + p)
     base, rest = draw.randrange(3, 30), [0, 2, *([2] if p == 4 else [])][: p - 1]
+    if ahead:
+        return [2**24 + base // 2 * 2 + (place != 1) for place in range(p)]
     draw.shuffle(rest)
     return [base + more for more in [1, *rest][:p]]
 
@@ -663,17 +765,18 @@ def probe_agree(user_ns: dict, *, rank: int, group, partition, seed: int, step: 
 
 @in_group
 def probe_mean(user_ns: dict, *, rank: int, group, partition, seed: int, samples: int) -> dict:
-    """Gradients averaged over samples, of which each rank has another number."""
-    model = _model(seed)
+    """The second gradients that are averaged; each rank has another number of samples."""
     function = answer_named(user_ns, "mean_gradients")
-    _, calls = recorded(function, model, samples, **keywords(partition, group))
-    return {"gradient": _flat(model), "calls": calls}
+    named, model = keywords(partition, group), _model(seed)
+    _, first = recorded(function, _model(seed), samples + 7 * rank + 1, **named)
+    _, calls = recorded(function, model, samples, **named)
+    return {"gradient": _flat(model), "calls": calls, "calls again": first}
 
 
 def _model(seed: int) -> nn.Module:
     """A model whose gradient is that of a rank's own samples."""
     generator = torch.Generator().manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(2, 1))
+    model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.Linear(2, 1))
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
     return model
@@ -687,6 +790,7 @@ def _flat(model: nn.Module) -> list[float]:
 def survive(ranks, report: Report) -> None:
     """One state for all survivors; gradients weighted by samples, over those who are there."""
     cases = [_agree_case(report, partition) for partition in PARTITIONS]
+    cases.append(_agree_case(report, None, ahead=True))
     for case, members, values in tried(ranks, report, __name__, "probe_agree", cases):
         _judge_agreed(report, members, values, [case["each"][rank] for rank in members])
     if report.found:
@@ -699,10 +803,10 @@ def survive(ranks, report: Report) -> None:
         _judge_means(report, members, values, [each[rank] for rank in members])
 
 
-def _agree_case(report: Report, partition: Partition) -> dict:
+def _agree_case(report: Report, partition: Partition, ahead: bool = False) -> dict:
     """The step of each survivor, and the seed of the state that all have who are there."""
     at, (of_steps,) = places(partition), report.seeds(1)
-    steps = [_steps(of_steps, p)[place] for place, p in at]
+    steps = [_steps(of_steps, p, ahead)[place] for place, p in at]
     of_states = dict(zip(sorted(set(steps)), report.seeds(WORLD), strict=False))
     each = to_each(step=steps, seed=[of_states[step] for step in steps])
     return {"partition": partition, "each": each}
@@ -741,8 +845,9 @@ def _judge_agreed(report: Report, members: list[int], values: list[dict], given:
                     value["tensors"] != right,
                 f"{where}: job.tensors() has other tensors now: fill those that are there, "
                 "broadcast does": not value["same objects"],
-                f"{where}: job.go_to(step) was called with {value['asked']}, expected {most}: "
-                "sampler and learning rate have to be at that step": value["step"] != most,
+                f"{where}: job.go_to(step) was called with {value['asked']}, expected {most} on "
+                "every rank: sampler and learning rate have to be at that step":
+                    value["asked"][-1:] != [most],
             }  # fmt: skip
             report.communication(rank, value["calls"], *rules_of(said), some(members))
 
@@ -754,7 +859,7 @@ def _judge_means(report: Report, members: list[int], values: list[dict], given: 
     right = weighted / sum(shares)
     for place, (rank, value) in enumerate(zip(members, values, strict=True)):
         rules = (only("all_reduce"), inside(members), waited)
-        if not report.communication(rank, value["calls"], *rules):
+        if not report.communication(rank, value["calls"] + value["calls again"], *rules):
             continue
         wrong = table({
             "this rank's own gradient, unchanged": own[place],

@@ -50,6 +50,7 @@ def cases(seed: int) -> dict[str, list[list[float]]]:
         "a transfer from before backward until after it": [[90.0, 130.0]],
         "two transfers at the same time": [[102.0, 110.0], [106.0, 118.0], [119.0, 125.0]],
         "a short transfer inside of a long one": [[101.0, 130.0], [103.0, 105.0], [108.0, 112.0]],
+        "two transfers that begin together": [[110.0, 128.0], [110.0, 112.0]],
         "transfers that are not in the order of their starts":
             [[121.0, 126.0], [103.0, 107.0], [105.0, 110.0]],
         "all of it after backward": [[120.0, 130.0], [130.0, 140.0]],

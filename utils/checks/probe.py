@@ -127,6 +127,25 @@ def number(value: Any) -> Any:
     return value if value is None or isinstance(value, int | float) else f"<{type(value).__name__}>"
 
 
+class ResultChanged(Exception):
+    """A call of an answer changed what an earlier call had returned."""
+
+
+def kept(name: str, result: Any, again: Callable[[], Any]) -> Any:
+    """Return what ``again`` returns, which is another call of the answer ``name``.
+
+    Raises:
+        ResultChanged: the call has changed the result of the one before.
+    """
+    before = _trace(result)
+    found = again()
+    if [before] != [_trace(result)]:
+        raise ResultChanged(
+            f"{name} changed what its earlier call had returned: make a new tensor in each call"
+        )
+    return found
+
+
 def recorded(function: Callable, *args: Any, **kwargs: Any) -> tuple[Any, list[dict]]:
     """Call a function; return its result and what it communicated, as JSON-able records."""
     from torch_mpi.record import log

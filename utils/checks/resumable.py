@@ -8,6 +8,8 @@ restored is seen.
 from __future__ import annotations
 
 import io
+import pickle
+import re
 from typing import Any
 
 import torch
@@ -57,6 +59,11 @@ class Job:
         self.step += 1
         return loss.item()
 
+    def nbytes(self) -> int:
+        """Bytes of weights, momentum and random state, which every state has to hold."""
+        weights = sum(parameter.nbytes for parameter in self.model.parameters())
+        return 2 * weights + torch.get_rng_state().nbytes
+
     def parts(self) -> dict[str, Any]:
         """All that a resumed job must have back, as numbers."""
         buffers = [one.get("momentum_buffer") for one in self.optimizer.state.values()]
@@ -77,11 +84,29 @@ class Job:
 
 
 def through_a_file(state: Any) -> Any:
-    """What comes back of a state that was saved."""
+    """What comes back of a state that was saved.
+
+    Raises:
+        TypeError: it holds objects that `torch.load` does not make.
+    """
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
-    return torch.load(file)
+    try:
+        return torch.load(file)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        raise TypeError(
+            f"the state holds whole objects ({named[1] if named else 'of a class'}), which may run "
+            "any code, so torch.load does not make them: save what their state_dict() returns"
+        ) from None
+
+
+def bytes_in(state: Any) -> int:
+    """The size of the file of a state."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.tell()
 
 
 class Survivor:

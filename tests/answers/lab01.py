@@ -803,8 +803,8 @@ WRONG += [
     ("1.7", "five rounds at most",
      play().replace("range(repeats)", "range(min(repeats, 5))"), "expected 10 sends"),
     ("1.7", "remembers the times of a size",
-     play().replace("seconds = []", "seconds = globals().setdefault('times', {})"
-                    ".setdefault(nbytes, [])", 1), "ping_pong(8, 10)"),
+     play(first="times = {}").replace("uint8), []", "uint8), times.setdefault(nbytes, [])"),
+     "ping_pong(8, 10)"),
     ("1.7", "floats in place of bytes",
      play().replace("torch.zeros(nbytes, dtype=torch.uint8)", "torch.zeros(-(-nbytes // 4))"),
      "elements of dtype torch.uint8"),

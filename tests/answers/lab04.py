@@ -20,6 +20,7 @@ REAL = {"4.3"}
 ONLY_ON_RANKS = {
     *("waits inside", "waits for the future", "asks the work until it is over"),
     *("asks the future until it is over", "sleeps and copies", "synchronizes"),
+    "one tensor for all buckets of a length",
 }
 BEFORE = source_of(NOTEBOOK, "ranks-join")
 
@@ -566,6 +567,11 @@ _CHANGES = [
     ("4.1", "wraps a copy", "DistributedDataParallel(model,",
      "DistributedDataParallel(__import__('copy').deepcopy(model),",
      "wrap the model that was given"),
+    ("4.4", "one tensor for all buckets of a length",
+     "compressed = bucket.buffer().to(torch.float16) / dist.get_world_size(group)",
+     "kept = globals().setdefault('kept', {})\n    local = bucket.buffer()\n"
+     "    compressed = kept.setdefault(len(local), torch.empty(len(local), dtype=torch.float16))\n"
+     "    compressed.copy_(local).div_(dist.get_world_size(group))", "4.4"),
     ("4.2", "remembers by number and caps", "buckets, bucket, full = [], [], 0",
      "known = globals().setdefault('known', {})\n"
      "    sizes = known.setdefault((len(sizes), cap, first_cap), sizes)\n"

@@ -127,6 +127,14 @@ def test_a_message_that_was_received_is_not_called_astray():
     assert "both receive first" in advice
 
 
+def test_a_rank_that_left_too_early_is_the_advice_and_not_those_who_wait_for_its_sender():
+    server = waits(0, "send(dst=2, tag=0)", 2, sent=[(2, 0, 1)], received=[])
+    worker = waits(1, "recv(src=0, tag=0)", 0, sent=[], received=[])
+    left = has(2, "left") | {"sent": [], "received": []}
+    advice = diagnose([stopped(server, "deadlock", "x"), worker, left]).advice
+    assert "rank 2 never receives this message" in advice
+
+
 def test_of_a_message_whose_receiver_does_not_tell_nothing_is_claimed():
     first = waits(0, "recv(src=1, tag=0)", 1, sent=[], received=[])
     second = waits(1, "recv(src=0, tag=0)", 0, sent=[(2, 0, 1)], received=[])

@@ -130,7 +130,7 @@ def deadline(sends: Sequence[tuple], starts: Sequence[float], seconds: float) ->
     figure.tight_layout()
     figure.alt_text = (
         f"{len(starts)} rounds with a deadline of {seconds:g} s each. Of {len(sends)} updates "
-        f"{late} were sent too late: while a later round was running."
+        f"{late} were sent too late: while a later round was running, or after the last."
     )
     return figure
 

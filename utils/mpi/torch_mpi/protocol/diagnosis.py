@@ -285,7 +285,7 @@ def _astray(by_rank: dict[int, dict]) -> str:
                 received = by_rank.get(to, {}).get("received")
                 if received is None or [sender, number] in map(list, received):
                     continue
-                if to != rank and by_rank[to]["state"] in GONE and by_rank[sender].get("for") == [to]:
+                if by_rank[to]["state"] in GONE and by_rank[sender].get("for") == [to]:
                     continue  # the sender itself waits for a rank that has left
                 if to == rank and f"tag={tag})" not in status["call"]:
                     return (

@@ -38,6 +38,8 @@ from .probe import digest
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
 # deadlock is reported by the ranks that wait, with the line they wait at.
 PATIENCE = 45.0
+# The kind of error of a rank that waited for another one, which has failed.
+STOPPED = "CommunicationStopped"
 
 # What a judge raises at a reply that is not what its probe makes.
 UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -150,23 +152,11 @@ class Report:
             self.open = stub[1], stub[2]
             self.problem(f"Task {stub[1]} ({stub[2]}) is still open", kind="open")
             return []
-        explanation = ""
         for reply in replies:
             for message in reply.unreceived:
                 self.problem(message, reply.rank, "unreceived")
-            if reply.status != "ok":
-                said = reply.error or f"no answer within {patience:.0f} s"
-                # After its first line an error of communication explains all ranks: shown once.
-                first, _, rest = said.partition("\n")
-                explanation = explanation or rest
-                # A loop without an end was ended somewhere.
-                somewhere = reply.kind == NotEnded.__name__
-                at = f" (at {reply.line})" if reply.line and not somewhere else ""
-                kind = "silent" if reply.error is None else "error"
-                self.problem(f"{first}{at}", reply.rank, kind)
-        if explanation:
-            self.problem(explanation, kind="error")
-        if any(reply.status != "ok" for reply in replies):
+        if failed := [reply for reply in replies if reply.status != "ok"]:
+            self._add_errors(failed, patience)
             return []
         for reply in replies:
             if said := reply.forged or forgery(reply.rank, reply.value):
@@ -175,6 +165,27 @@ class Report:
             return []
         self.doubt = self.doubt or disagreement({reply.rank: reply.value for reply in replies})
         return replies
+
+    def _add_errors(self, failed: list, patience: float) -> None:
+        """First the errors of those who made them, then who has stopped because of these."""
+        causes = [reply for reply in failed if reply.kind != STOPPED]
+        explanation = ""
+        for reply in causes or failed:
+            said = reply.error or f"no answer within {patience:.0f} s"
+            # After its first line an error of communication explains all ranks: shown once.
+            first, _, rest = said.partition("\n")
+            explanation = explanation or rest
+            # A loop without an end was ended somewhere.
+            somewhere = reply.kind == NotEnded.__name__
+            at = f" (at {reply.line})" if reply.line and not somewhere else ""
+            kind = "silent" if reply.error is None else "error"
+            self.problem(f"{first}{at}", reply.rank, kind)
+        for reply in failed if causes else ():
+            if reply.kind == STOPPED:
+                explanation = explanation or (reply.error or "").partition("\n")[2]
+                self.problem("stopped waiting, because of that", reply.rank, "error")
+        if explanation:
+            self.problem(explanation, kind="error")
 
     def settle(self) -> None:
         """Nothing else is wrong: then it is one problem that the ranks' records do not agree."""

@@ -997,6 +997,8 @@ CHANGES += [
      "of large whole numbers (int64)"),
     ("6.7", "remembers by p and n", "    steps", "    alpha, beta = globals().setdefault('net', {})"
      ".setdefault((algorithm, p, n), (alpha, beta))\n    steps", "6.7"),
+    ("6.7", "the crossover of four ranks", "fewer_tensors = (p - 1) - 2 * (p - 1) / p",
+     "fewer_tensors = 1.5 * (p > 2)", "the crossover of four ranks"),
     ("6.4", "two messages for each chunk", "requests = [irecv(incoming, left, group), "
      "isend(outgoing, right, group)]", "requests = [irecv(half, left, group) for half in "
      "incoming.tensor_split(2)]\n        requests += [isend(half, right, group) for half in "

@@ -82,7 +82,7 @@ def wrong_part(value: float, size: int) -> str | None:
     if counts is None:
         return (
             f"hold {value:.6g}, which is no sum of the ranks' tensors: were they received before "
-            "they were added, and is the request waited for?"
+            "they were added, is the request waited for, and is nothing divided?"
         )
     missing = [place for place, count in enumerate(counts) if count == 0]
     often = [place for place, count in enumerate(counts) if count > 1]
@@ -843,7 +843,7 @@ def duration(ranks, report: Report) -> None:
         for p in (4, 3, 8, 16, draw.randrange(600, 10**6), 2)
     ]
     cases += [[*case[:3], *network()] for case in cases[::6]]  # on another network
-    networks = [[p, *network()] for p in (4, 3, 6, 16, draw.randrange(17, 300), 2)]
+    networks = [[p, *network()] for p in (6, 3, 4, 16, draw.randrange(17, 300), 2)]
     answers = report.answers(ranks, __name__, "probe_durations", cases=cases, networks=networks)
     for answer in answers:
         told_of = set()
@@ -943,6 +943,7 @@ def _judge_crossover(
             alpha / beta / (p - 1),
         ),
         ("that is where the latency is half of a message's time", alpha / beta),
+        ("that is the crossover of four ranks: use p", true_crossover(4, alpha, beta)),
         ("that is where crossbar and ring meet", expected * (2 * p - 3)),
     ]
     if got == "inf":

@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -287,16 +288,21 @@ class Kernel:
     """A process that starts ranks, as a notebook's kernel does."""
 
     def __init__(self, n: int):
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - the kernel writes into it
         self.process = subprocess.Popen(
             [sys.executable, "-c", KERNEL.format(n=n)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self.errors,
             text=True,
         )
 
     def line(self) -> str:
         assert select.select([self.process.stdout], [], [], 60)[0], "the kernel says nothing"
-        return self.process.stdout.readline().strip()
+        said = self.process.stdout.readline().strip()
+        self.errors.seek(0)
+        assert said, f"the kernel has ended: {self.errors.read()}"
+        return said
 
     def ask(self) -> str:
         self.process.stdin.write("?\n")

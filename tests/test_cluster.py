@@ -10,8 +10,8 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path

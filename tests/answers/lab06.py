@@ -1023,6 +1023,29 @@ WRONG += [
                 for place in range(1, p):
                     isend(half, place, group).wait()
         """, "it sent 2 messages, expected 1"),
+    ("6.3", "one chunk after the other", """
+        def ring_reduce_scatter(x, group=None):
+            r, p = place_and_size(group)
+            for k, part in enumerate(x.tensor_split(p)):
+                for step in range(p - 1):
+                    if r == (k + step) % p:
+                        isend(part, (r + 1) % p, group).wait()
+                    elif r == (k + step + 1) % p:
+                        irecv(incoming := torch.empty_like(part), (r - 1) % p, group).wait()
+                        part += incoming
+            return (r + 1) % p
+        """, "do not send different chunks in each step"),
+    ("6.4", "one chunk after the other", """
+        def ring_all_gather(x, mine, group=None):
+            r, p = place_and_size(group)
+            for k, part in enumerate(x.tensor_split(p)):
+                begin = (r + k - mine) % p
+                for step in range(p - 1):
+                    if r == (begin + step) % p:
+                        isend(part, (r + 1) % p, group).wait()
+                    elif r == (begin + step + 1) % p:
+                        irecv(part, (r - 1) % p, group).wait()
+        """, "do not send different chunks in each step"),
     ("6.9", "begins with the neighbour", """
         def halving_doubling(x, group=None):
             r, p = place_and_size(group)

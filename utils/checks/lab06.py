@@ -442,13 +442,11 @@ def direct(ranks, report: Report) -> None:
 # -- the ring: 6.3 and 6.4 --------------------------------------------------------------------
 
 
-def ring_rules(
-    report: Report, members: list[int], values: Sequence[dict], where: str, phases: int = 1
-) -> None:
-    """One neighbour on each side, p − 1 chunks of each rank in each phase, in any direction."""
+def ring_rules(report: Report, members: list[int], values: Sequence[dict], where: str) -> None:
+    """One neighbour on each side, p − 1 chunks of each rank, in any direction."""
     size, length = len(members), values[0]["length"]
     nbytes = values[0]["nbytes"]
-    most = phases * (size - 1) * -(-length // size) * (nbytes // length)
+    most = (size - 1) * -(-length // size) * (nbytes // length)
     in_all = 0
     for rank, value in zip(members, values, strict=True):
         sent, came = (bytes_to(value["calls"], op) for op in ("send", "recv"))
@@ -468,7 +466,7 @@ def ring_rules(
                 rank,
                 "communication",
             )
-    expected = phases * (size - 1) * nbytes
+    expected = (size - 1) * nbytes
     if not report.found and in_all != expected:
         report.problem(
             f"{where}: all ranks together sent {in_all} bytes, expected {expected}: each chunk "
@@ -477,9 +475,30 @@ def ring_rules(
         )
     for rank, value in zip(members, values, strict=True):
         count = sum(call["op"] == "send" for call in value["calls"])
-        if not report.found and count > phases * (size - 1):
-            said = f"it sent {count} messages, expected {phases * (size - 1)}: a chunk is one"
+        if not report.found and count > size - 1:
+            said = f"it sent {count} messages, expected {size - 1}: a chunk is one"
             report.problem(f"{where}: {said}", rank, "communication")
+    if not report.found and not _all_chunks_travel(values, size):
+        report.problem(
+            f"{where}: the ranks do not send different chunks in each step: begin with "
+            "neighbouring chunks on neighbouring ranks, so that all links work all the time",
+            kind="communication",
+        )
+
+
+def _all_chunks_travel(values: Sequence[dict], size: int) -> bool:
+    """Whether in each step each rank sends another chunk, as far as their sizes tell."""
+    length, nbytes = values[0]["length"], values[0]["nbytes"]
+    if length < size:  # empty chunks need not be sent
+        return True
+    parts = [len(range(length)[chunk(k, length, size)]) * nbytes // length for k in range(size)]
+    sent = [[c["nbytes"] for c in value["calls"] if c["op"] == "send"] for value in values]
+    return any(
+        sent
+        == [[parts[(r + first - way * t) % size] for t in range(size - 1)] for r in range(size)]
+        for first in range(size)
+        for way in (1, -1)
+    )
 
 
 def chunk(k: int, length: int, size: int) -> slice:

@@ -800,6 +800,15 @@ WRONG += [
             request.wait()
             return theirs
         """, "changed what its earlier call had returned"),
+    ("1.6", "each rank makes its own group", """
+        even_ranks = dist.new_group([0, 2] if rank % 2 == 0 else [1, 3])
+        if rank % 2:
+            even_ranks = dist.GroupMember.NON_GROUP_MEMBER
+
+        def sum_over_even_ranks(tensor, group):
+            if rank % 2 == 0:
+                dist.all_reduce(tensor, group=group)
+        """, "the ranks have made different groups, (0, 2) and (1, 3)"),
     ("1.7", "five rounds at most",
      play().replace("range(repeats)", "range(min(repeats, 5))"), "expected 10 sends"),
     ("1.7", "remembers the times of a size",

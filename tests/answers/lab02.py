@@ -524,6 +524,15 @@ WRONG += [
             both[1][:] = range(n - n % p, n) if drop_last else []
             return both
         """, "the same list in two calls"),
+    ("2.3", "a list that is never emptied", """
+        kept = {}
+        def repeated_and_lost(n, p, drop_last=False):
+            repeated = kept.setdefault((n, p), [])
+            if drop_last:
+                return [], list(range(n - n % p, n))
+            repeated += [k % n for k in range(-n % p)]
+            return repeated, []
+        """, "the same list in two calls"),
     ("2.6", "has room for 64 values", """
         def mean_once(values, n, group=None):
             p, r = dist.get_world_size(group), dist.get_rank(group)

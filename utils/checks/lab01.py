@@ -360,8 +360,11 @@ def _is_sent_while_received(calls: list[dict]) -> bool:
 def probe_even_group(user_ns: dict, *, rank: int) -> dict:
     """What ``even_ranks`` is on this rank."""
     group = answer_named(user_ns, "even_ranks")
-    count = dist.distributed_c10d._world.group_count
-    told = {"kind": type(group).__name__, "ranks": None, "count": count}
+    world = dist.distributed_c10d._world
+    # A group gets its name by counting: two groups of one name were made in one call.
+    named = {name: sorted(world.pg_group_ranks[one]) for one, name in world.pg_names.items()}
+    told = {"kind": type(group).__name__, "ranks": None, "count": world.group_count}
+    told |= {"groups": named, "name": world.pg_names.get(group)}
     if isinstance(group, dist.ProcessGroup):
         try:
             told["ranks"] = dist.get_process_group_ranks(group)
@@ -435,7 +438,8 @@ def _uses(function: Callable, tensor: torch.Tensor, group: Any, is_member: bool)
 def sum_over_even_ranks(ranks, report: Report) -> None:
     """The even ranks have their sum, the odd ones their own tensor."""
     evens, counts = list(range(0, ranks.n, 2)), []
-    for answer in report.answers(ranks, __name__, "probe_even_group"):
+    answers = report.answers(ranks, __name__, "probe_even_group")
+    for answer in answers:
         _judge_group(report, answer.rank, answer.value, evens)
         counts.append(answer.value["count"])
     if len(set(counts)) > 1:
@@ -447,6 +451,8 @@ def sum_over_even_ranks(ranks, report: Report) -> None:
         )
         report.problem(said)
         report.answers(ranks, __name__, "probe_forget", count=max(counts))
+    elif not report.found:
+        _judge_one_call(report, [answer.value for answer in answers])
     if report.found:
         return
     seeds = report.seeds(ranks.n)
@@ -463,6 +469,19 @@ def sum_over_even_ranks(ranks, report: Report) -> None:
         if not report.of(rank):
             times = made("all_reduce", int(rank in evens), " in another group of these ranks")
             report.communication(rank, value["calls again"], only("all_reduce"), times)
+
+
+def _judge_one_call(report: Report, values: list[dict]) -> None:
+    """Whether the ranks gave the same members in the call that made even_ranks."""
+    names = {value["name"] for value in values}
+    made_by = [value["groups"].get(name) for value in values for name in names]
+    groups = {tuple(members) for members in made_by if members}
+    if len(groups) > 1:
+        report.problem(
+            "in one call of dist.new_group the ranks have made different groups, "
+            f"{' and '.join(map(str, sorted(groups)))}. All ranks have to call it for each group, "
+            "members or not, with the same ranks"
+        )
 
 
 def _judge_group(report: Report, rank: int, value: dict, evens: list[int]) -> None:

@@ -310,6 +310,7 @@ def repeated_and_lost(ranks, report: Report) -> None:
         for n in (*SAMPLES, 2, 3, _numbers(report.seed, 30, 60))
         for p in (*RANK_COUNTS, 6, 7, _numbers(report.seed, 40, 99))
     ]
+    calls += calls[::9]  # a second time
     given = "repeated_and_lost", calls, _repeated_and_lost, _wrong_predictions
     answers = _judge_calls(ranks, report, *given, "two lists, (repeated, lost)", _in_order)
     if answers and any(got["used"] for got in answers[0].value):

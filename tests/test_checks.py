@@ -120,6 +120,14 @@ def test_of_long_lists_the_first_difference_is_shown():
     assert said == "entry 39: expected 0, got 39"
 
 
+def test_of_long_texts_that_begin_alike_the_place_where_they_differ_is_shown():
+    expected = [["F", k] for k in range(60)]
+    got = [*expected[:55], ["B", 1], *expected[56:]]
+    said = explain({"a": got}, {"a": expected})
+    assert "['F', 55]" in said
+    assert "['B', 1]" in said
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), None, "1", True, [1.0], float("inf")])
 def test_no_other_kind_of_value_counts_as_the_number_one(wrong):
     assert not same(wrong, 1.0)

@@ -127,9 +127,20 @@ def difference(got: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
 
 
 def _apart(expected: Any, got: Any, most: int = 160) -> tuple[str, str]:
-    """Two values for a message, with all digits where six of them don't tell them apart."""
-    said = short(expected, most), short(got, most)
-    return said if said[0] != said[1] else (short(expected, most, 17), short(got, most, 17))
+    """Two values for a message, which differ in it.
+
+    If six digits don't tell them apart, all digits do; if their beginnings are equal, they begin
+    where they differ.
+    """
+    for digits in (6, 17):
+        texts = [str(_rounded(value, digits)) for value in (expected, got)]
+        if texts[0] != texts[1]:
+            break
+    pairs = enumerate(zip(*texts, strict=False))
+    differ = next((k for k, (one, other) in pairs if one != other), 0)
+    begin = differ - 20 if differ > most - 20 else 0
+    cut = [f"…{text[begin:]}" if begin else text for text in texts]
+    return tuple(text if len(text) <= most else f"{text[: most - 1]}…" for text in cut)
 
 
 def same(got: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:

@@ -41,7 +41,11 @@ def few(p: int) -> dict[str, int]:
 
 
 class Images(Dataset):
-    """Random images of a rank's own seed; their first pixels tell what they are for, and which."""
+    """Random images of a rank's own seed; their first pixels tell what they are for, and which.
+
+    With an odd seed the labels of those that are tested are wrong: the ranks' results lie far
+    apart, so that the mean of their means is another one than that of all images.
+    """
 
     def __init__(self, kind: str, count: int, seed: int):
         draw = torch.Generator().manual_seed(seed)
@@ -49,6 +53,8 @@ class Images(Dataset):
         self.data = torch.randint(0, 60, (count, 28, 28), generator=draw, dtype=torch.uint8)
         number = torch.arange(count)
         self.data[number, self.targets + 1] += 150
+        if kind == "tested":
+            self.targets = (self.targets + seed % 2) % 10
         self.data[:, 0, 0] = 255 if kind == "trained" else 0
         self.data[:, 0, 1], self.data[:, 0, 2] = number // 200, number % 200
 
@@ -81,10 +87,12 @@ def probe_training(user_ns: dict, *, rank: int, group, partition, seed: int) -> 
     size = len(members_of(partition, rank, WORLD))
     images = [Images(*one, seed) for one in few(size).items()]
     seen: dict[str, list[int]] = {"trained": [], "tested": []}
+    modes = []
 
-    def note(_, inputs: tuple[torch.Tensor]) -> None:
+    def note(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
         for kind, which in _which(inputs[0]).items():
             seen[kind] += which
+            modes.extend([module.training] * (kind == "trained" and len(which) > 0))
 
     model.register_forward_pre_hook(note)
     with (
@@ -92,7 +100,7 @@ def probe_training(user_ns: dict, *, rank: int, group, partition, seed: int) -> 
         mock.patch.object(data, "fashion_mnist", lambda train=True, **_: images[not train]),
     ):
         history, calls = recorded(function, model, EPOCHS, **keywords(partition, group))
-    return {"history": told(history), "calls": calls} | seen
+    return {"history": told(history), "calls": calls, "in training mode": all(modes)} | seen
 
 
 def composed(seeds: Sequence[int], values: Sequence[dict]) -> list[dict[str, Images]]:
@@ -168,6 +176,12 @@ def wrong_histories(
             yield Mistake(histories(rate=rate)[key], said)
     else:
         yield Mistake(own, "this is this rank's own: reduce sums and counts with global_metrics")
+        each = [histories(slice(place, None, part.step))[key] for place in range(part.step)]
+        yield Mistake(
+            [statistics.mean(of_epoch) for of_epoch in zip(*each, strict=True)],
+            "this is the mean of the ranks' means, and the ranks test different numbers of images: "
+            "reduce sums and counts with global_metrics",
+        )
         other = KEYS[3 - KEYS.index(key)]
         yield Mistake(right[other], f'this is "{other}": the two are swapped')
         yield Mistake([100 * value for value in expected], "expected a share, not percent")

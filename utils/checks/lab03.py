@@ -491,7 +491,8 @@ def _judge_history(
         for key, expected in twin.items():
             what = f'train_parallel on a few images {on(members)}: "{key}"'
             wrong = training.wrong_histories(key, twin, epochs, part)
-            if not report.judge(rank, history[key], expected, wrong, what=what, tolerance=1e-4):
+            exact = {"tolerance": training.TOLERANCES[key]}
+            if not report.judge(rank, history[key], expected, wrong, what=what, **exact):
                 return
         said = (
             "the model was in evaluation mode when it was trained, so dropout and batch "

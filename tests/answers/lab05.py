@@ -15,6 +15,9 @@ CELLS = {
     "5.6": "lab05-slurm-answer",
 }
 
+#: A wrong answer that is tried on real ranks as well.
+ON_RANKS = {"waits for nobody"}
+
 
 def stopwatch(body: str) -> str:
     """A `time_rounds` with this body; `one(prepare, step, steps)` is a timed round."""

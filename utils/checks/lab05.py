@@ -101,7 +101,8 @@ def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
             work = call(*args, **kwargs)
             if work is not None:
                 work.wait()
-                work.call.waited = work.call.blocking  # the answer has not waited yet
+                if record := getattr(work, "call", None):  # there is none of a blocking call
+                    record.waited = record.blocking  # the answer has not waited yet
             latest = torch.tensor([clock.ahead], dtype=torch.float64)
             reduce_all([latest], options).wait()
             clock.ahead = latest.item()

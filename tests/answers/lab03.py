@@ -486,6 +486,10 @@ _OTHER_TRAININGS = [
      "        sums = [test_sums(model, *batch) for k, batch in "
      "enumerate(data.InMemoryLoader(test_data, 1000)) if k % p == r]"),
     ("        sums = [", "        print(epoch)\n        sums = ["),
+    # It leaves the model in evaluation mode, of which the task says nothing.
+    ("].append(train_step(model, optimizer, images, labels, group))\n",
+     "].append(train_step(model.train(), optimizer, images, labels, group))\n"
+     "        model.eval()\n"),
 ]  # fmt: skip
 
 
@@ -630,6 +634,17 @@ CHANGES += [
     ("3.6", "compares the first six rows", "parameter.detach()", "parameter.detach()[:6]",
      "weight of"),
 ]  # fmt: skip
+CHANGES += [
+    ("3.5", "trains in evaluation mode from the second epoch on", "        sums = [",
+     "        model.eval()\n        sums = [", "call model.train() after the test"),
+    ("3.5", "takes the mean of the ranks' means", _TESTS, _TESTS.replace(
+        "global_metrics(*map(sum, zip(*sums)), group)", "map(sum, zip(*sums)), 0").replace(
+        "test_loss, accuracy =", "(loss, right, count), _ =") + """\
+        means = torch.tensor([loss / count, right / count], dtype=torch.float64)
+        dist.all_reduce(means, group=group)
+        test_loss, accuracy = (means / dist.get_world_size(group)).tolist()
+""", "this is the mean of the ranks' means, and the ranks test different"),
+]  # fmt: skip
 WRONG += [
     ("3.4", "a contiguous part, a sum divided by all", """
 def train_step(model, optimizer, images, labels, group=None):
@@ -665,6 +680,17 @@ def average_gradients(model, group=None):
     for _ in gradients[1:]:
         dist.all_reduce(torch.zeros(1), group=group)
 """, "fewer bytes than the gradients have"),
+    ("3.6", "counts the weights that differ in a byte", """
+def replicas_in_sync(model, group=None):
+    different = torch.zeros(1, dtype=torch.uint8)
+    for parameter in model.parameters():
+        bits = parameter.detach().view(torch.int32)
+        reference = bits.clone()
+        dist.broadcast(reference, group_src=0, group=group)
+        different += (bits != reference).sum().to(torch.uint8)
+    dist.all_reduce(different, op=dist.ReduceOp.MAX, group=group)
+    return different.item() == 0
+""", "so that a count of them in 8 bits is 0"),
     ("3.6", "compares a weighted sum of the bits", """
 def replicas_in_sync(model, group=None):
     sums = []

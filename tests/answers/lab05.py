@@ -15,6 +15,9 @@ CELLS = {
     "5.6": "lab05-slurm-answer",
 }
 
+#: A wrong answer that is tried on real ranks as well.
+ON_RANKS = {"waits for nobody"}
+
 
 def stopwatch(body: str) -> str:
     """A `time_rounds` with this body; `one(prepare, step, steps)` is a timed round."""
@@ -260,6 +263,15 @@ WRONG = [
             low, _, high = solution_(one, many)
             return low, (low + high) / 2, high
         """, "halfway between the ends"),
+    ("5.2", "keeps the quartiles of a list", """
+        found = {}
+        def quartiles(times):
+            if id(times) not in found:
+                found[id(times)] = np.percentile(times, [25, 50, 75])
+            return found[id(times)]
+        def speedup_band(one, many):
+            return (quartiles(one) / quartiles(many)[::-1]).tolist()
+        """, "Compute the quartiles in each call"),
     ("5.2", "gives per cent", """
         def efficiency(speedup, p):
             return 100 * speedup / p
@@ -635,6 +647,22 @@ RIGHT = [
                     seconds.append(max(everyone))
             return seconds
         """)),
+    ("5.1", "starts collectives, then waits", stopwatch("""
+        def time_rounds(prepare, step, rounds, steps):
+            seconds = []
+            for _ in range(rounds + 1):
+                prepare()
+                dist.barrier(async_op=True).wait()
+                start = time.perf_counter()
+                for _ in range(steps):
+                    step()
+                seconds.append((time.perf_counter() - start) / steps)
+            slowest = torch.tensor(seconds[1:], dtype=torch.float64)
+            work = dist.all_reduce(slowest, op=dist.ReduceOp.MAX, async_op=True)
+            while not work.is_completed():
+                time.sleep(0.001)
+            return slowest.tolist()
+        """)),
     ("5.1", "takes numpy's maximum", stopwatch("""
         import numpy as np
         def time_rounds(prepare, step, rounds, steps):
@@ -792,6 +820,10 @@ CHANGES = [
      "        ends = torch.tensor([-start, time.perf_counter()], dtype=torch.float64)\n"
      "        dist.all_reduce(ends, op=dist.ReduceOp.MAX)\n"
      "        seconds.append(ends.sum().item() / steps)", "ranks 0 and 1"),
+    ("5.1", "waits for nobody", "dist.all_reduce(slowest, op=dist.ReduceOp.MAX)",
+     "dist.all_reduce(slowest, op=dist.ReduceOp.MAX, async_op=True)", "nobody called wait()"),
+    ("5.1", "does not wait at the barrier", "dist.barrier()", "dist.barrier(async_op=True)",
+     "nobody called wait() on barrier(async_op=True)"),
     ("5.2", "sorts the lists it was given", "    fast_one, mid_one",
      "    one.sort()\n    fast_one, mid_one",
      "changed its argument one"),

@@ -200,6 +200,11 @@ _CHANGES = [
     ("7.2", "answers who leaves", "            here.discard(worker)\n            continue\n",
      "            here.discard(worker)\n            dist.send(weights, dst=worker)\n"
      "            continue\n", "Who has left gets no weights"),
+    ("7.2", "sends new weights to everybody",
+     "        dist.send(weights, dst=worker)\n        sent_at[worker]",
+     "        for worker in sorted(here):\n            dist.send(weights, dst=worker)\n"
+     "        sent_at[worker]",
+     "workers = [1, 2, 3]. At the start each worker gets weights once. After that the server"),
     ("7.2", "stops when the first leaves", "            here.discard(worker)\n            continue",
      "            break", "Who has left gets no weights, is not waited for"),
     ("7.2", "does not wait for its sends",
@@ -313,7 +318,10 @@ _CHANGES = [
      "            hand_in(gradient)", "each sending of weights has one answer"),
     ("7.4", "asks before each gradient", "        for _ in range(every):\n",
      "        for _ in range(every):\n            more()\n", "ask more() once"),
-    ("7.4", "one step too few", "range(every)", "range(every - 1)", "what was handed in"),
+    ("7.4", "one step too few", "range(every)", "range(every - 1)",
+     "this is the sum of 2 gradients, one step too few: take 3"),
+    ("7.4", "one step too many", "range(every)", "range(every + 1)",
+     "this is the sum of 4 gradients, one step too many: take 3"),
     ("7.4", "adds up all its life", """
         def work_locally(compute, weights, more, lr, every):
             total = torch.zeros_like(weights)

@@ -34,6 +34,12 @@ _CHANGES = [
     ("8.1", "centre from the new w", CENTER,
      "return center + eta * rho * (w - eta * (3.0 + rho * (w - center)) - center)",
      "this follows from the worker's new weights"),
+    ("8.1", "a number for one weight", WORKER,
+     "return (w - eta * (gradient + rho * (w - center))).squeeze()",
+     "this is a single number: return a tensor"),
+    ("8.1", "a number for one weight of the centre", CENTER,
+     "return (center + eta * rho * (w - center)).squeeze()",
+     "this is a single number: return a tensor"),
     ("8.1", "worker from the new centre", WORKER,
      "return w - eta * (gradient + rho * (w - move_center(center, w, eta, rho)))",
      "the pull goes to the centre after it has moved"),
@@ -712,6 +718,20 @@ RIGHT = [
                     )
                     local = center.clone()
                     note(center)
+            return center
+        """),
+    # The outer step is linear: the mean of its results is its result for the mean.
+    ("8.6", "averages the centres after outer steps of its own", """
+        def diloco(w, gradient, steps, tau, eta, rate, momentum, note, group=None):
+            center, velocity = w, torch.zeros_like(w)
+            for begin in range(0, steps, tau):
+                w = center
+                for _ in range(min(tau, steps - begin)):
+                    w = w - eta * gradient(w)
+                center, velocity = outer_step(center, center - w, velocity, rate, momentum)
+                dist.all_reduce(center, group=group)
+                center /= dist.get_world_size(group)
+                note(center)
             return center
         """),
 ]  # fmt: skip

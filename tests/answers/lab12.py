@@ -295,6 +295,19 @@ def mismatch(net, guess, label, seen):
 """,
         "this is the mean over all entries",
     ),
+    (
+        INVERT,
+        "the net of the lab",
+        """
+net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(18, 4))
+
+def mismatch(model, guess, label, seen):
+    loss = cross_entropy(net(guess), label)
+    own = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
+    return sum((a - b).square().sum() for a, b in zip(own, seen))
+""",
+        "use these arguments, not what has the same name in the lab",
+    ),
 ]
 
 # Task, what the student did, a part of the solution, what stands in its place, words.
@@ -870,6 +883,45 @@ CHANGES += [
      "    clients.sort()\n    for other in clients:", "changed its argument clients"),
     (MASK, "the sign by the place", "if me < other", "if clients.index(me) < clients.index(other)",
      "does not have a mask with each of the others"),
+]  # fmt: skip
+CHANGES += [
+    (SHARDS, "chunk", "tensor_split", "chunk", "and chunk() does not"),
+    (SHARDS, "the last piece takes the rest", ".tensor_split(clients * each)",
+     ".tensor_split([k * (len(labels) // (clients * each)) for k in range(1, clients * each)])",
+     "clients have 10 to 23 images, expected 10 to 12: cut the images into pieces whose sizes"),
+    (LOCAL, "divides by the size of a full minibatch",
+     "cross_entropy(model(images[samples]), labels[samples])",
+     'cross_entropy(model(images[samples]), labels[samples], reduction="sum").div(batch)',
+     "but the last minibatch is smaller"),
+    (LOCAL, "has a rate of its own", "rate * parameter.grad", "0.1 * parameter.grad",
+     "the usual rate of the lab would give: use the argument rate"),
+    (LOCAL, "has a batch of its own", ".split(batch)", ".split(20)",
+     "the usual batch of the lab would give: use the argument batch"),
+    (LOCAL, "has a rate and a batch of its own", "    vector_to_parameters(",
+     "    rate, batch = 0.1, 20\n    vector_to_parameters(", "use the argument rate and batch"),
+    (LOCAL, "goes on from the model's weights",
+     "    vector_to_parameters(weights.clone(), model.parameters())",
+     "    weights = parameters_to_vector(model.parameters()).detach().clone()",
+     "from the weights that were in it: load the argument weights first"),
+    (MEAN, "takes the clients' numbers for n", "updates.values()",
+     "((client, delta) for client, (_, delta) in updates.items())",
+     "weighted by the numbers of the clients"),
+    (MEAN, "divides by the sum so far",
+     "    total = sum(n for n, _ in updates.values())\n    new = weights.clone()\n"
+     "    for n, delta in updates.values():\n",
+     "    total, new = 0, weights.clone()\n    for n, delta in updates.values():\n"
+     "        total += n\n", "sum up all n first"),
+    (ROUND, "the client for a tag", "tag_of(t, client)", "client",
+     "a round with a deadline\n  - what a round needs"),
+    (READ, "cuts the pixels", "weight[neuron] / bias[neuron]",
+     "(weight[neuron] / bias[neuron]).clamp(0, 1)", "image: its values were cut to 0 … 1"),
+    (READ, "the label from the last weights", "gradients[-1].argmin()",
+     "gradients[-2].sum(1).argmin()", "told by the gradient of the last weights"),
+    (READ, "the label from the largest of the last weights", "gradients[-1].argmin()",
+     "(gradients[-2].argmin() // gradients[-2].shape[1])",
+     "told by the gradient of the last weights"),
+    (NOISE, "the largest entry for the length", "delta.norm()", "delta.abs().max()",
+     "scaled by the largest entry: its length is"),
 ]  # fmt: skip
 # Task, what is different, a part of the solution, what stands in its place.
 CHANGES += [

@@ -216,7 +216,7 @@ def twin(seed: int, n: int, epochs: int, rate: float, batch: int, how: str = "")
     """What a client's training gives; ``how`` names a mistake."""
     weights, images, labels = samples(seed, n)
     model, draw = small_model(seed), torch.Generator().manual_seed(seed)
-    if how != "not loaded":
+    if how not in ("not loaded", "own start"):
         vector_to_parameters(weights.clone(), model.parameters())
     first = parameters_to_vector(model.parameters()).detach().clone()
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
@@ -228,9 +228,9 @@ def twin(seed: int, n: int, epochs: int, rate: float, batch: int, how: str = "")
                 continue
             if how != "adds up":
                 model.zero_grad()
-            reduction = "sum" if how == "sum" else "mean"
+            reduction = "sum" if how in ("sum", "sum / batch") else "mean"
             loss = functional.cross_entropy(model(images[part]), labels[part], reduction=reduction)
-            loss.backward()
+            (loss / batch if how == "sum / batch" else loss).backward()
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter -= (1.0 if how == "no rate" else rate) * parameter.grad

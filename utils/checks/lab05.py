@@ -23,11 +23,12 @@ import torch.distributed as dist
 
 from utils.scaling import batch
 
+from .calls import waited
 from .clock import Clock, moved_clocks
-from .functions import judge_calls
+from .functions import judge_calls, probe_calls
 from .mistakes import Mistake, is_number, same, short, table
 from .model import use_model as use_model
-from .probe import answer_named, reading_answer, told
+from .probe import answer_named, as_dict, reading_answer, told
 from .replicas import rules_of
 from .task import Report, task, to_each
 
@@ -56,6 +57,8 @@ def probe_stopwatch(
     late, takes: seconds of `prepare` on this rank, and of each step, one call after the other.
     warm: seconds that the very first step takes longer.
     """
+    from torch_mpi.record import log
+
     if not dist.is_initialized():
         dist.init_process_group("mpi")
     function = answer_named(user_ns, "time_rounds")
@@ -75,10 +78,12 @@ def probe_stopwatch(
     known = getattr(function, "__globals__", {})
     with moved_clocks(known) as clock, _meetings(clock, events):
         clock.offset = 1e4 * rank
+        mark = log.mark()
         first = told(function(prepare, step, rounds, steps))
         events.clear()
         result = told(function(prepare, step, rounds, steps))
-    return {"first": first, "result": result, "events": events}
+        open_ = [as_dict(call) for call in log.since(mark) if not call.waited]
+    return {"first": first, "result": result, "events": events, "open": open_}
 
 
 @contextlib.contextmanager
@@ -96,6 +101,8 @@ def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
             work = call(*args, **kwargs)
             if work is not None:
                 work.wait()
+                if record := getattr(work, "call", None):  # there is none of a blocking call
+                    record.waited = record.blocking  # the answer has not waited yet
             latest = torch.tensor([clock.ahead], dtype=torch.float64)
             reduce_all([latest], options).wait()
             clock.ahead = latest.item()
@@ -142,7 +149,7 @@ def time_rounds(ranks, report: Report) -> None:
             if report.judge(rank, got, right, wrong, what=what, **form):
                 other = "the ranks return different lists: all_reduce with dist.ReduceOp.MAX"
                 rules = {**_miscounted(events, rounds, steps), other: not alike}
-                report.communication(rank, [], *rules_of(rules))
+                report.communication(rank, answer.value["open"], waited, *rules_of(rules))
                 if not same(answer.value["first"], got, 0.01):
                     report.problem("the second call returns other times than the first: is "
                                    "something left from it?", rank)  # fmt: skip
@@ -243,6 +250,27 @@ def speedup_band(ranks, report: Report) -> None:
         }
         cases.append(("efficiency", [speedup, p], speedup / p, table(wrong), "speedup / p"))
     judge_calls(ranks, report, cases)
+    if report.found:
+        return
+    bands = [(arguments, right) for name, arguments, right, *_ in cases if name == "speedup_band"]
+    trials, rights = zip(*bands, strict=True)
+    said = (
+        "speedup_band does not notice that there are other times in a list that it has had before: "
+        "is something kept for a list? Compute the quartiles in each call"
+    )
+    for answer in report.answers(ranks, __name__, "probe_bands", trials=trials):
+        kept = not same(answer.value, list(rights))
+        report.communication(answer.rank, [], *rules_of({said: kept}))
+
+
+def probe_bands(user_ns: dict, *, rank: int, trials: list) -> list:
+    """Bands of the times in the same two lists, which are others in each call."""
+    lists, found = ([], []), []
+    for times in trials:
+        for own, new in zip(lists, times, strict=True):
+            own[:] = new
+        found += probe_calls(user_ns, rank=rank, calls=[("speedup_band", lists)])
+    return found
 
 
 # What some take for the median of an even count.

@@ -186,7 +186,11 @@ def serve_anyone(ranks, report: Report) -> None:
         return
     for workers in ([1, 2, 3], [1, 2, 4, 5], [3]):
         jobs = jobs_of(report.seed, workers, 4, slow=workers[report.seed % len(workers)])
-        found = served(ranks, report, "serve_anyone", jobs)
+        hint = (
+            "At the start each worker gets weights once. After that the server answers each "
+            "gradient by one send, to the worker that has handed it in, and to nobody else. "
+        )
+        found = served(ranks, report, "serve_anyone", jobs, hint=hint)
         if found is not None:
             server, replay = found
             if (
@@ -242,8 +246,8 @@ def serve(ranks, report: Report) -> None:
         steps = 7 + (bound or 0) * 2
         jobs = jobs_of(report.seed, workers, steps, slow=workers[report.seed % len(workers)])
         hint = (
-            f". bound = {'inf' if bound is None else bound}: it is for the lead, in clocks. Who "
-            "had to wait must be thought of again when the slowest has moved on"
+            f"bound = {'inf' if bound is None else bound}: it is for the lead, in clocks. Who "
+            "had to wait must be thought of again when the slowest has moved on. "
         )
         found = served(ranks, report, "serve", jobs, {"bound": bound}, hint)
         if found is not None:
@@ -344,6 +348,12 @@ def _local(
             k += 1
         total = sum(steps_)
         life = life + total
+        sums = {}
+        for count in (every - 1, every + 1):
+            at, sums[count] = first, 0 * total
+            for step in range(count):
+                slope = toy_gradient(at, own, exchange * count + step)
+                at, sums[count] = at - rate * slope, sums[count] + slope
         for name, value in {
             "right": total,
             "last": steps_[-1],
@@ -356,6 +366,8 @@ def _local(
             "zero": 0 * total,
             "first": steps_[0],
             "life": life,
+            "fewer": sums[every - 1],
+            "further": sums[every + 1],
         }.items():
             found.setdefault(name, []).append(value.tolist())
     return found
@@ -378,6 +390,10 @@ def _judge_local(
         "weights": "these are the weights: hand in the sum of the gradients",
         "life": "the gradients of the exchanges before are still in it: the sum begins at zero in "
         "each exchange",
+        "fewer": f"this is the sum of {every - 1} gradients, one step too few: take {every} steps "
+        "between two exchanges",
+        "further": f"this is the sum of {every + 1} gradients, one step too many: take {every} "
+        "steps between two exchanges",
         "zero": "only zeros: did you keep a copy of the weights that came? start = weights is no "
         "copy, start = weights.clone() is",
     }

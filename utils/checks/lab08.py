@@ -304,15 +304,17 @@ def _judge_moves(
         lost = after is not None and not same(after, before)
         return report.communication(rank, [], *rules_of({said: lost}))
     expected = moved_worker(**given), moved_center(center, w, eta, rho)
-    wrong, right = (_wrong_workers(**given), _wrong_centers(**given)), True
+    known, right = (_wrong_workers(**given), _wrong_centers(**given)), True
     names = ("move_worker", "move_center")
     ends = ((w - eta * given["gradient"], center - w), (center, w - center))
     for name, moved, want, mistakes, end in zip(
-        names, got["moved"], expected, wrong, ends, strict=True
+        names, got["moved"], expected, known, ends, strict=True
     ):
         mistakes |= _other_share(moved, *end, eta * rho)
         how = {"what": f"{name}, {case}", "form": "the new weights", "tolerance": _exact(want)}
-        right &= report.judge(rank, moved, want.tolist(), table(mistakes), **how)
+        said = "this is a single number: return a tensor of the shape of w"
+        wrong = [Mistake(is_number, said), *table(mistakes)]
+        right &= report.judge(rank, moved, want.tolist(), wrong, **how)
     return right
 
 

@@ -118,7 +118,11 @@ def _wrong_shards(shards, labels: list, case) -> str | None:
     least, most = each * (n // (count * each)), each * -(-n // (count * each))
     sizes = sorted(map(len, shards))
     if sizes[0] < least or sizes[-1] > most:
-        return f"clients have {sizes[0]} to {sizes[-1]} images, expected {least} to {most}"
+        return (
+            f"clients have {sizes[0]} to {sizes[-1]} images, expected {least} to {most}: cut the "
+            "images into pieces whose sizes differ by one at most, as .tensor_split(clients * each)"
+            " does, and chunk() does not"
+        )
     kinds = max(len({labels[k] for k in shard}) for shard in shards)
     if n % (count * each) == 0 and kinds > each:
         return (
@@ -246,7 +250,13 @@ WRONG_LOCAL = {
     "drop last": "the last, smaller minibatch is left out",
     "sum": "this is the gradient of a sum over the samples: cross_entropy has the mean",
     "no rate": "the learning rate is missing",
+    "sum / batch": "divided by `batch`, but the last minibatch is smaller: cross_entropy takes the "
+    "mean over the samples that are in it",
+    "own start": "the model was trained from the weights that were in it: load the argument "
+    "weights first",
 }
+#: What the arguments rate and batch are, if nobody hands them in.
+USUAL = (0.1, 20)
 
 
 def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> Iterator[Mistake]:
@@ -261,6 +271,15 @@ def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> I
         gives = clients.twin(seed, n, epochs, rate, batch, how)
         if not torch.equal(gives, right):
             yield Mistake(gives.tolist(), said)
+    hard_coded = {
+        "rate": (USUAL[0], batch),
+        "batch": (rate, USUAL[1]),
+        "rate and batch": USUAL,
+    }
+    for name, used in hard_coded.items():
+        if used != (rate, batch):
+            said = f"this is what the usual {name} of the lab would give: use the argument {name}"
+            yield Mistake(clients.twin(seed, n, epochs, *used).tolist(), said)
     yield Mistake(
         lambda got: not isinstance(got, list) or len(got) != len(right),
         f"expected one flat tensor with {len(right)} numbers, one for each weight",
@@ -272,7 +291,7 @@ def train_locally(ranks, report: Report) -> None:
     """The twin's update, from weights that stay as they are, without a message."""
     for answer in report.answers(ranks, __name__, "probe_local", seed=report.seed):
         for (n, epochs, more), value in zip(LOCAL, answer.value, strict=True):
-            rate, batch = more or (0.1, 20)
+            rate, batch = more or USUAL
             what = f"{n} samples, {epochs} epochs, batch {batch}"
             right = clients.twin(report.seed, n, epochs, rate, batch).tolist()
             wrong = list(_wrong_updates(report.seed, n, epochs, rate, batch))
@@ -355,6 +374,13 @@ def fedavg(ranks, report: Report) -> None:
                     weights + mean / max(n, 1),
                 "the sign: updates are added": weights - mean,
                 "only the last client's update": weights + (each[-1][1] if each else zero),
+                "weighted by the numbers of the clients: these are the keys of the dict, and n is "
+                "the first of each pair": weights + sum(
+                    (c / max(sum(counts), 1) * delta for c, (_, delta) in updates.items()), zero),
+                "each update was divided by the sum of those n that came before it: sum up all n "
+                "first, then add the updates": weights + sum(
+                    (k / so_far * delta for (k, delta), so_far
+                     in zip(each, itertools.accumulate(counts.values()), strict=True)), zero),
                 "all entries are nan: with no update at all the weights stay":
                     float("nan") * weights,
             } if n else {})  # fmt: skip
@@ -422,13 +448,15 @@ def _given_to(rank: int, first: int) -> list[tuple[int, int]]:
 
 
 def _explain_round(report: Report) -> None:
-    report.problem(
+    """Say what a round needs, before what came of it: advice of a deadlock may mislead here."""
+    said = (
         "what a round needs: for each chosen client isend of torch.tensor([t, client]) with "
         "tag=NOTE, isend of weights with tag=tag_of(t, client), both to home(client); and an irecv "
         "of 1 + weights.numel() numbers from there with the same tag. All of it is started before "
         "anything is waited for, and a client that is slow is not waited for at all. What came of "
-        "it is above"
+        "it is below"
     )
+    report.found.insert(0, (said, "mistake", None))
 
 
 def _home(client: int) -> int:
@@ -522,6 +550,8 @@ def _wrong_update(got, right: list, t: int) -> str | None:
 
 # -- 12.6 -------------------------------------------------------------------------------------
 
+#: The second hidden layer of the second one has tanh, and negative outputs: only the gradient of
+#: the last bias tells the label then, not that of the last weights.
 MLPS = ((12, 7, 4), (20, 9, 5, 6), (8, 16, 3), (9, 12, 2))
 
 
@@ -531,12 +561,16 @@ def _victim(seed: int, sizes: tuple) -> tuple[list, torch.Tensor, int]:
     layers: list[nn.Module] = []
     for wide, narrow in itertools.pairwise(sizes):
         layers += [nn.Linear(wide, narrow).double(), nn.ReLU()]
+    if deep := len(sizes) > 3:
+        layers[3] = nn.Tanh()
     net = nn.Sequential(*layers[:-1])
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=draw) / 4)
         for layer in net[:-1:2]:  # so that most neurons are alive
             layer.bias.fill_(3.0)
+        if deep:
+            net[2].bias.fill_(-3.0)
         alive = torch.randperm(sizes[1], generator=draw)[: sizes[1] // 3]
         dead = [k for k in range(sizes[1]) if k not in alive]
         net[0].weight[dead], net[0].bias[dead] = 0, -1
@@ -575,6 +609,9 @@ def read_image(ranks, report: Report) -> None:
                 break
             last, (weight, bias) = gradients[-1], gradients[:2]
             labels = table({
+                "label: this is told by the gradient of the last weights, whose sign depends on "
+                "the outputs of the layer before, negative ones with tanh. Take the gradient of "
+                "the last bias, gradients[-1]": gradients[-2].sum(1).argmin(),
                 "label: argmin, not argmax: the entry of the true class is p - 1, the only "
                 "negative one": last.argmax(),
                 "label: the last layer's gradients are at the end of the list":
@@ -592,6 +629,8 @@ def read_image(ranks, report: Report) -> None:
                 "gradient": weight[best],
                 "image: the sign": -image,
                 "image: divided by all the bias gradients together": weight[best] / bias.sum(),
+                "image: its values were cut to 0 … 1. The pixels are normalized, so negative ones "
+                "are right: leave them as they are": image.clamp(0, 1),
             })  # fmt: skip
             images += [
                 Mistake(
@@ -679,6 +718,11 @@ def mismatch(ranks, report: Report) -> None:
     """The sum of squares, and a derivative that leads to the image."""
     for wide in (5, 6):  # another image, and a network of more layers
         _judge_mismatch(ranks, report, wide)
+        if any("should be the same" in text or "same dtype" in text for text, *_ in report.found):
+            report.problem(
+                "the check hands in net, guess and seen in float64: use these arguments, not what "
+                "has the same name in the lab, and keep their type"
+            )
         if report.found:
             return
 
@@ -813,6 +857,8 @@ def _judge_clip(report: Report, rank: int, got, delta: torch.Tensor, right: torc
         "its direction": delta.clamp(-1, 1),
         "scaled up to the bound: shorter ones stay as they are": delta / max(length, 1e-30),
         "divided by the square of its length": delta / max(length, 1e-30) ** 2,
+        "scaled by the largest entry: its length is the root of the sum of all squares, "
+        "delta.norm()": delta * min(1.0, 1 / max(delta.abs().max().item(), 1e-30)),
     })  # fmt: skip
     wrong.append(Mistake(_has_nan, "an update of length 0 is divided by 0: it stays as it is"))
     what = f"clipped, length {length:.2g}, bound 1"

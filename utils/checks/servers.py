@@ -28,7 +28,7 @@ RATES = (0.5, 0.25, 0.125)
 LOOK = 0.0002
 
 LEFT = (
-    "they leave one after the other. Who has left gets no weights, is not waited for, and does not "
+    "They leave one after the other. Who has left gets no weights, is not waited for, and does not "
     "count among the slowest"
 )
 
@@ -232,7 +232,7 @@ def served(
     given["more"] = bound or {}
     answers = report.answers(ranks, __name__, "probe_server", **given)
     workers = [worker for worker, *_ in jobs]
-    hint_if_stuck(report, f"workers = {workers}: {LEFT}{hint}. What came of it:")
+    hint_if_stuck(report, f"workers = {workers}. {hint}{LEFT}. What came of it:")
     if not answers:
         return None
     server = answers[SERVER].value

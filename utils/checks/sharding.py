@@ -187,8 +187,9 @@ def collected(function: Callable, *args: Any) -> tuple[Any, float]:
 DEEP, MINIBATCH = (24,) * 10 + (3,), 4
 #: Rows and gradients that may live at the last piece; seconds until the others have to be gone.
 FEW, GRACE = 6, 2.0
-#: Rows that may be there at once: one that is worked with, one that comes.
-ROWS = 2
+#: Rows that may be there at once: one that is worked with, one that comes. The backend remembers
+#: messages of so many bytes, with their tensors; the row of the last layer is as short as that.
+ROWS, REMEMBERED = 2, 1024
 
 
 def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
@@ -215,7 +216,8 @@ class Watched(Layers):
 
     def receive(self, row: Tensor) -> None:
         """Note how many rows there are as the receive of this one begins."""
-        self.came.append(weakref.ref(row.untyped_storage()))
+        if row.nbytes > REMEMBERED:
+            self.came.append(weakref.ref(row.untyped_storage()))
         if self.most <= ROWS:
             self.most = _alive(self.came, ROWS)
 

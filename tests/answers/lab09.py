@@ -193,7 +193,16 @@ CHANGES = [
     ("9.4", "one large head", "self.v(x), self.head_size", "self.v(x), len(self.q.bias)",
      "taken as one head"),
     ("9.4", "swaps K and V", "self.k(x), self.v(x)", "self.v(x), self.k(x)",
-     "output in the group"),
+     "K and V are swapped"),
+    ("9.4", "f in front of q only", "        x = f(x, self.group)  # once for all three\n        "
+     "return self.out(models.attend(self.q(x),",
+     "        return self.out(models.attend(self.q(f(x, self.group)),",
+     "f is in front of q only"),
+    ("9.4", "f in front of k and v", "        x = f(x, self.group)  # once for all three\n        "
+     "return self.out(models.attend(self.q(x), self.k(x), self.v(x),",
+     "        y = f(x, self.group)\n"
+     "        return self.out(models.attend(self.q(x), self.k(y), self.v(y),",
+     "f is in front of k and v only"),
     ("9.4", "out by columns", "self.out = RowLinear(", "self.out = ColumnLinear(",
      "out.bias has the shape [4] on this rank, expected [16]"),
     ("9.4", "q by rows", "self.q = ColumnLinear(", "self.q = RowLinear(", "q.bias has the shape"),
@@ -210,7 +219,7 @@ CHANGES = [
      "        dist.all_gather(parts, q.detach(), group=self.group)\n"
      "        return self.out(models.attend(q, k, v, self.head_size))", "uses all_gather"),
     ("9.4", "q is used for k", "self.q(x), self.k(x)", "self.q(x), self.q(x)",
-     "output in the group"),
+     "attend got Q twice"),
     ("9.4", "forgets the group of f", "f(x, self.group)", "f(x)",
      "all_reduce on the ranks [0, 1, 2, 3]"),
     ("9.5", "what this rank has", _ALL_REDUCE, "dist.all_reduce(shards.clone(), group=group)",
@@ -241,6 +250,12 @@ CHANGES = [
      "            gradient.mul_(largest / norm)\n", "        pass\n", "nothing was scaled"),
     ("9.5", "always scales", "if norm > largest:", "if True:",
      "though the norm is not above the bound"),
+    ("9.5", "scales the shards only", "for gradient in named.values():",
+     "for name, gradient in named.items():\n            if not is_shard(name):\n"
+     "                continue", "only the shards were scaled"),
+    ("9.5", "scales the replicas only", "for gradient in named.values():",
+     "for name, gradient in named.items():\n            if is_shard(name):\n"
+     "                continue", "only the replicated gradients were scaled"),
     ("9.5", "divides only", "mul_(largest / norm)", "mul_(1 / norm)",
      "not multiplied by the bound"),
     ("9.5", "the norm of all, the factor of one", _ALL_REDUCE,
@@ -279,6 +294,10 @@ CHANGES = [
      "a float32 has four"),
     ("9.6", "forgets the tokens", "* batch * tokens * width", "* batch * width",
      "each token has a row of its own"),
+    ("9.6", "a p-th of the width", "* batch * tokens * width", "* batch * tokens * width / p",
+     "every rank has all of x"),
+    ("9.6", "a p-th of the parameters", "/ p * 4 * parameters", "/ p * 4 * parameters / p",
+     "every rank has the gradients of all parameters"),
     ("9.6", "DP: no ring", "return 2 * (p - 1) / p * 4 * parameters", "return 4 * parameters",
      "on a ring a rank sends"),
     ("9.6", "DP: half a ring", "return 2 * (p - 1)", "return (p - 1)",
@@ -310,9 +329,13 @@ CHANGES = [
      "the exponentials' part only"),
     ("9.7", "forgets the group", "picked]), group)", "picked]))", "pass group=group"),
     ("9.7", "labels of this rank only", "(first <= labels) & (labels < first + count)",
-     "(labels < count)", "with logits of a size of 1"),
+     "(labels < count)", "compare them with first and first + count"),
     ("9.7", "never looks whose label it is", ".squeeze(1) * mine", ".squeeze(1)",
-     "with logits of a size of 1"),
+     "multiply it by a mask"),
+    ("9.7", "one class too many", "(labels < first + count)", "(labels <= first + count)",
+     "a class at the border is counted by two ranks"),
+    ("9.7", "the maximum with a gradient", "logits.detach().max(1).values", "logits.max(1).values",
+     "detach the logits that it is taken of"),
     ("9.7", "sums the loss, too", "return (total.log() - target).mean()",
      "return g((total.log() - target).mean(), group)", "the loss is summed over the 4 ranks"),
     ("9.7", "sums the maximum's copies", "logits.detach().max(1).values",
@@ -371,6 +394,13 @@ CHANGES = [
     ("9.9", "the last ones", "kept = place < capacity",
      "total = chosen.sum(0)[choice]\n    place = total - 1 - place\n    kept = place < capacity",
      "the first tokens of an expert have to be kept"),
+    ("9.9", "overwrites the last place", "    kept = place < capacity\n",
+     "    place = place.clamp(max=capacity - 1)\n    kept = place < capacity\n",
+     "tokens beyond the capacity overwrite the last place"),
+    ("9.9", "the surest", "    place = chosen.cumsum(0)[torch.arange(n), choice] - 1",
+     "    order = gate.detach().argsort(descending=True)\n"
+     "    place = (chosen[order].cumsum(0)[order.argsort()])[torch.arange(n), choice] - 1",
+     "not the surest"),
     ("9.9", "twice the capacity", "x.new_zeros(p * capacity, x.shape[1])",
      "x.new_zeros(p * capacity * 2, x.shape[1])", "capacity 2, in the group"),
     ("9.9", "gathers all tokens", _BACK,
@@ -409,6 +439,15 @@ WRONG = [
             outputs = exchange(expert(exchange(buffer, group)), group)
             return torch.zeros_like(x).index_copy(0, kept.nonzero().squeeze(1), outputs[slot])
         """, "the gate multiplies what goes into the expert"),
+    ("9.9", "overwrites the last place, and drops what comes back", """
+        def expert_parallel(x, choice, gate, expert, capacity, group=None):
+            p, n = dist.get_world_size(group), len(x)
+            place = functional.one_hot(choice, p).cumsum(0)[torch.arange(n), choice] - 1
+            slot = choice * capacity + place.clamp(max=capacity - 1)
+            buffer = x.new_zeros(p * capacity, x.shape[1]).index_copy(0, slot, x)
+            outputs = exchange(expert(exchange(buffer, group)), group)
+            return ((place < capacity) * gate).unsqueeze(1) * outputs[slot]
+        """, "tokens beyond the capacity overwrite the last place"),
     ("9.9", "takes all tokens", """
         def expert_parallel(x, choice, gate, expert, capacity, group=None):
             p, n = dist.get_world_size(group), len(x)

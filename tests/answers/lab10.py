@@ -145,6 +145,34 @@ def plan(schedule, forward=1, backward=2):
         "a stage does not keep the order of its list",
     ),
     (
+        PLAN,
+        "any forward that is ready",
+        """
+def plan(schedule, forward=1, backward=2):
+    p, ends, spans, free = len(schedule), {}, [], [0] * len(schedule)
+    todo = [list(actions) for actions in schedule]
+    while any(todo):
+        before = len(spans)
+        for s in range(p):
+            for kind, k in list(todo[s]):
+                if kind == "F":
+                    needed = (s - 1, "F", k) if s > 0 else None
+                else:
+                    needed = (s + 1, "B", k) if s < p - 1 else (s, "F", k)
+                if needed is None or needed in ends:
+                    start = max(free[s], ends.get(needed, 0))
+                    free[s] = ends[s, kind, k] = start + (forward if kind == "F" else backward)
+                    spans.append((s, kind, k, start, free[s]))
+                    todo[s].remove((kind, k))
+                elif kind == "B" or todo[s][todo[s].index((kind, k)) + 1:][:1] == [("B", k)]:
+                    break
+        if len(spans) == before:
+            return None
+    return spans
+""",
+        "a stage does not keep the order of its list",
+    ),
+    (
         COUNT,
         "a formula",
         """
@@ -185,6 +213,15 @@ def most_held(schedule):
     return [len(schedule) - s for s in range(len(schedule))]
 """,
         "by formula (p − s)",
+    ),
+    (
+        DREAM,
+        "a stash of the module",
+        source_of(NOTEBOOK, CELLS[DREAM])
+        .replace("self.stash[k]", "COPIES[id(self), k]")
+        .replace("self.stash.pop(k)", "COPIES.pop((id(self), k))")
+        + "\nCOPIES = {}\n",
+        "has put nothing into self.stash[k]",
     ),
     (
         RUN,
@@ -462,6 +499,26 @@ CHANGES = [
     ),
     (
         PLAN,
+        "an error for an illegal one",
+        "    return spans if",
+        "    if len(spans) < sum(map(len, schedule)):\n"
+        "        raise ValueError('the schedule is not legal')\n    return spans if",
+        "is not an error here: return None",
+    ),
+    (
+        PLAN,
+        "the forwards by their numbers",
+        "    p, ends = len(schedule), {}\n",
+        "    p, ends, numbered = len(schedule), {}, []\n"
+        "    for actions in schedule:\n"
+        "        forwards = iter(sorted(k for kind, k in actions if kind == 'F'))\n"
+        "        numbered.append([(kind, next(forwards) if kind == 'F' else k) "
+        "for kind, k in actions])\n"
+        "    schedule = numbered\n",
+        "This schedule is legal",
+    ),
+    (
+        PLAN,
         "starts at 1",
         "free, position = [], [0] * p, [0] * p",
         "free, position = [], [1] * p, [0] * p",
@@ -545,6 +602,13 @@ CHANGES = [
         'held = held + 1 if kind == "F" else 0',
         "the longest row of forwards",
     ),
+    (
+        COUNT,
+        "until the first backward",
+        'held += 1 if kind == "F" else -1',
+        'if kind == "B":\n                break\n            held += 1',
+        "the forwards in front of the first backward",
+    ),
     (COUNT, "one maximum", "return found\n", "return max(found)\n", "each has its own"),
     (COUNT, "the sum", "return found\n", "return sum(found)\n", "this is the sum over the stages"),
     (
@@ -614,7 +678,28 @@ CHANGES = [
         "waits behind each send",
         "held, losses, outbox = {}, {}, Outbox()",
         "held, losses, outbox = {}, {}, Outbox()\n    outbox.add = lambda request: request.wait()",
-        "waits until it is received",
+        "wait at the end",
+    ),
+    (
+        RUN,
+        "waits behind the sends of activations",
+        "outbox.add(dist.isend(output, group_dst=s + 1, group=group, tag=forward_tag(k)))",
+        "dist.isend(output, group_dst=s + 1, group=group, tag=forward_tag(k)).wait()",
+        "wait at the end",
+    ),
+    (
+        RUN,
+        "waits behind the sends of gradients",
+        "outbox.add(dist.isend(x.grad, group_dst=s - 1, group=group, tag=backward_tag(k)))",
+        "dist.isend(x.grad, group_dst=s - 1, group=group, tag=backward_tag(k)).wait()",
+        "wait at the end",
+    ),
+    (
+        RUN,
+        "waits for the outbox after each action",
+        "\n    outbox.wait()",
+        "\n        outbox.wait()",
+        "wait at the end",
     ),
     (
         RUN,
@@ -720,7 +805,15 @@ CHANGES = [
         "new = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}\n"
         "        self.copies = getattr(self, 'copies', {})\n"
         "        self.stash[k] = self.copies.setdefault(self.version, new)",
-        "weights of stage 0",
+        "two microbatches share a copy",
+    ),
+    (
+        DREAM,
+        "a list that is never emptied",
+        "        self.used[k] = self.version\n",
+        "        self.used[k] = self.version\n"
+        "        globals().setdefault('copies', []).append(self.stash[k])\n",
+        "a list or dict that is never emptied",
     ),
     (
         DREAM,
@@ -1037,6 +1130,13 @@ def run_schedule(worker, schedule, inputs, labels, group=None):
 
 # Task, what is different, what the solution has, and what stands in its place.
 CHANGES_THAT_ARE_RIGHT = [
+    (
+        RUN,
+        "forgets what has gone before each action",
+        "    for kind, k in schedule[s]:\n",
+        "    for kind, k in schedule[s]:\n        outbox.requests = [one for one in "
+        "outbox.requests if not one.is_completed()]\n",
+    ),
     (RUN, "a copy is sent", "output = y.detach()", "output = y.detach().clone()"),
     (
         DREAM,

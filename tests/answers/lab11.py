@@ -20,7 +20,9 @@ MESH, HYBRID, TENSOR, ONE, TWO, THREE, OFFLOAD = CELLS
 
 #: Wrong answers that are tried on real ranks as well.
 ON_RANKS = {"averages over all ranks", "everything at the end", "all gradients kept"}
-ON_RANKS |= {"group forgotten"}
+ON_RANKS |= {"group forgotten", "three rows for a moment"}
+#: Ranks that are threads raise other errors there.
+ONLY_ON_RANKS = {"not padded", "gathers in float32"}
 
 # Task, what the student did, code, words of the verdict.
 WRONG = [
@@ -78,7 +80,7 @@ def zero2_hooks(layers, shards, group=None):
         for q in parameters:
             q.register_post_accumulate_grad_hook(ready)
 """,
-        "expected 3 reduce_scatter",
+        "last value of the loop's variables",
     ),
     (
         TWO,
@@ -485,6 +487,22 @@ CHANGES = [
         "this is the norm of this replica's gradients",
     ),
     (ONE, "a sum", "shard.grad /= p", "pass", "a mean is asked for"),
+    (
+        ONE,
+        "adds up",
+        "    dist.reduce_scatter_single(shard.grad, row, group=group)\n    shard.grad /= p\n",
+        "    dist.reduce_scatter_single(shard.grad, row, group=group)\n"
+        "    shard.added = getattr(shard, 'added', 0) + shard.grad / p\n"
+        "    shard.grad.copy_(shard.added)\n",
+        "the gradient of the step before is still in shard.grad",
+    ),
+    (
+        ONE,
+        "not padded",
+        "row = flat([parameter.grad for parameter in parameters], p)",
+        "row = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])",
+        "the large one has the padded length",
+    ),
     (ONE, "divided twice", "shard.grad /= p", "shard.grad /= p * p", "once too often"),
     (
         ONE,
@@ -578,6 +596,20 @@ CHANGES = [
         "it made 1",
     ),
     (THREE, "a sum", "part.div_(p)", "part", "a mean is asked for"),
+    (
+        THREE,
+        "transposes the weight's gradient",
+        "gradient.t() @ x",
+        "x.t() @ gradient",
+        "the weight's gradient is transposed",
+    ),
+    (
+        THREE,
+        "gathers in float32",
+        "row = torch.empty(p * len(shard), dtype=shard.dtype)",
+        "row = torch.empty(p * len(shard))",
+        "both have the dtype of the shard",
+    ),
     (THREE, "divided twice", "part.div_(p)", "part.div_(p * p)", "once too often"),
     (
         THREE,
@@ -650,6 +682,32 @@ CHANGES = [
         "if layer == i:",
         "if send is sends[n]:",
         "updated before this rank has waited for the sends",
+    ),
+    (
+        OFFLOAD,
+        "adds gradients up",
+        "        weights[i].grad = gradient\n        optimizers[i].step()\n"
+        "        weights[i].grad = None\n",
+        "        before = weights[i].grad\n"
+        "        weights[i].grad = gradient if before is None else before + gradient\n"
+        "        optimizers[i].step()\n",
+        "the gradient of the step before is still in weights[i].grad",
+    ),
+    (
+        OFFLOAD,
+        "three rows for a moment",
+        "        row, request = coming\n        request.wait()\n"
+        "        coming = fetch(n + 1) if n + 1 < pieces else None\n",
+        "        following = fetch(n + 1) if n + 1 < pieces else None\n"
+        "        row, request = coming\n        request.wait()\n        coming = following\n",
+        "3 rows are in the device's memory",
+    ),
+    (
+        OFFLOAD,
+        "keeps the row before",
+        "        row, request = coming\n",
+        "        before = row if n else None\n        row, request = coming\n",
+        "3 rows are in the device's memory",
     ),
     (OFFLOAD, "no loss", "return worker.loss", "return None", "return worker.loss"),
     (OFFLOAD, "no update", "optimizers[i].step()", "pass", "optimizers stepped for the layers []"),
@@ -820,6 +878,54 @@ def whole(shard, shape, group=None):
     weight, bias, _ = row.split([shape[0] * shape[1], shape[0],
                                  len(row) - shape[0] * shape[1] - shape[0]])
     return weight.view(shape), bias
+""",
+    ),
+    (
+        OFFLOAD,
+        "two buffers in turn",
+        """
+def device_step(worker, group=None):
+    pieces = len(worker.order)
+    longest = max(worker.length(n) for n in range(pieces))
+    buffers = [torch.empty(longest, dtype=worker.dtype) for _ in range(2)]
+
+    def fetch(n):
+        return dist.irecv(buffers[n % 2][: worker.length(n)], group_src=1, group=group, tag=n)
+
+    request, sends = fetch(0), []
+    for n in range(pieces):
+        request.wait()
+        if n + 1 < pieces:
+            request = fetch(n + 1)
+        gradient = worker.work(n, buffers[n % 2][: worker.length(n)])
+        while sends and gradient is not None:
+            sends.pop().wait()
+        if gradient is not None:
+            sends.append(dist.isend(gradient, group_dst=1, group=group, tag=n))
+    sends.pop().wait()
+    return worker.loss
+""",
+    ),
+    (
+        OFFLOAD,
+        "a dict of rows",
+        """
+def device_step(worker, group=None):
+    rows, requests, sending = {}, {}, None
+    for n in range(len(worker.order) + 1):
+        if n < len(worker.order):
+            rows[n] = torch.empty(worker.length(n), dtype=worker.dtype)
+            requests[n] = dist.irecv(rows[n], group_src=1, group=group, tag=n)
+        if n:
+            requests.pop(n - 1).wait()
+            gradient = worker.work(n - 1, rows.pop(n - 1))
+            if gradient is None:
+                continue
+            if sending:
+                sending.wait()
+            sending = dist.isend(gradient, group_dst=1, group=group, tag=n - 1)
+    sending.wait()
+    return worker.loss
 """,
     ),
     (

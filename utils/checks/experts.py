@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .calls import Calls, Rule, inside, only
 from .groups import in_group, keywords, on
-from .mistakes import Mistake, table
+from .mistakes import Mistake, one_of, table
 from .probe import reading_answer
 from .shards import BYTES, EXACT, both_ways, drawn, flat, made_module
 from .task import Report
@@ -38,7 +38,9 @@ def _routed(seed: int, p: int, capacity: int) -> tuple[Tensor, Tensor, Tensor, T
     popular = torch.rand(tokens, generator=draw) < 0.4
     choice = torch.randint(0, p, (tokens,), generator=draw)
     choice[popular] = p - 1
-    gate = 0.2 + 0.6 * torch.rand(tokens, generator=draw, dtype=torch.float64)
+    # The surest are the first and the last of an expert: neither its first two nor its last two.
+    ends = _kept(choice, 1) | _kept(choice, 1, last=True)
+    gate = 0.2 + 0.3 * (ends + torch.rand(tokens, generator=draw, dtype=torch.float64))
     x, upstream = (drawn(seed + k, tokens, features) for k in (100, 200))
     x[0] = 0  # a token as good as others
     return x, choice, gate, upstream
@@ -81,6 +83,21 @@ def _kept(choice: Tensor, capacity: int, last: bool = False) -> Tensor:
     order = choice.flip(0) if last else choice
     seen = [int((order[:k] == order[k]).sum()) < capacity for k in range(len(order))]
     return torch.tensor(seen).flip(0) if last else torch.tensor(seen)
+
+
+def _surest(choice: Tensor, gate: Tensor, capacity: int) -> Tensor:
+    """Whether each token is among the so many of its expert that have the largest gates."""
+    order = gate.argsort(descending=True)
+    return _kept(choice[order], capacity)[order.argsort()]
+
+
+def _overwritten(choice: Tensor, capacity: int) -> Tensor:
+    """Of each token the one at its place, if all beyond the capacity are put into the last."""
+    found = torch.arange(len(choice))
+    for expert in choice.unique():
+        own = (choice == expert).nonzero().flatten()
+        found[own[capacity - 1 :]] = own[-1]
+    return found
 
 
 def judge(
@@ -165,6 +182,7 @@ def _wrong_routes(modules, x, choice, gate, outputs, capacity, place) -> Iterato
         weighted = _outputs(modules, gate * x, choice)
         sparse = torch.where(kept, gate * outputs, 0)
         order = choice.argsort(stable=True)
+        last = gate * outputs[_overwritten(choice, capacity)]
         wrong = {
             "all tokens went to this rank's own expert": torch.where(kept, gate * own, 0),
             "the gate is missing: an output counts by it, and so the router learns":
@@ -186,5 +204,10 @@ def _wrong_routes(modules, x, choice, gate, outputs, capacity, place) -> Iterato
                 torch.where(_kept(choice, capacity + 1)[:, None], gate * outputs, 0),
             "the tokens come back in the order of the experts; each belongs into its old place":
                 sparse[order],
+            "the first tokens of an expert have to be kept, not the surest":
+                torch.where(_surest(choice, gate[:, 0], capacity)[:, None], gate * outputs, 0),
         }  # fmt: skip
     yield from table({said: one.reshape(-1) for said, one in wrong.items()})
+    every = [one.reshape(-1).tolist() for one in (last, torch.where(kept, last, 0))]
+    said = "tokens beyond the capacity overwrite the last place of the buffer: leave them out"
+    yield Mistake(one_of(*every), said)

@@ -451,6 +451,15 @@ def clip_gradients(ranks, report: Report) -> None:
                 said: [(x * one).reshape(-1).tolist() for one in whole_grads]
                 for said, x in scales.items() if abs(x - factor) > 1e-9
             })  # fmt: skip
+            for said, cut in {
+                "only the shards were scaled: multiply the replicated gradients as well": True,
+                "only the replicated gradients were scaled: multiply the shards as well": False,
+            }.items():
+                half = [
+                    one * (factor if PARAMETERS[name][1] == cut else 1)
+                    for name, one in zip(whole, whole_grads, strict=True)
+                ]
+                wrong += table({said: [one.reshape(-1).tolist() for one in half]})
             expected = [(factor * one).reshape(-1).tolist() for one in whole_grads]
             rules = only("all_reduce"), inside(members), waited
             unused = {f"{where}: a parameter without a gradient has changed, or got one: leave out "
@@ -475,15 +484,17 @@ def traffic(ranks, report: Report) -> None:
     """Numbers and bytes of other models than the notebook's."""
     cases = []
     k = report.seed % 7
+    # Of the first case with several ranks all factors differ: p, the bytes of a number, the tokens,
+    # and the all_reduces, which are a multiple of 4. So one that is missing has one name.
     for depth, batch, tokens, width, p in (
-        (1, 2 + k, 16, 64, 1), (3 + k, 8, 16, 32, 4), (2, 64, 16, 64, 2),
+        (1, 2 + k, 16, 64, 1), (3 + k, 8, 17, 32, 6), (2, 64, 16, 64, 2),
         (24, 4, 1024, 64 * (k + 2), 8), (2, 4, 16, 64, 9 + report.seed % 90),
     ):  # fmt: skip
         nbytes, number = 4 * batch * tokens * width, 4 * depth
         share = 2 * (p - 1) / p
         wrong = table({
-            "this counts forward only; backward has as many": [number / 2, number / 2 * share
-                                                               * nbytes],
+            "this is half of them: a block has two layers with an all_reduce, attention and MLP, "
+            "and backward has as many as forward": [number / 2, number / 2 * share * nbytes],
             "the bytes are those of one all_reduce": [number, share * nbytes],
             "the bytes of the tensors: on a ring a rank sends 2 (p − 1) / p of them":
                 [number, number * nbytes],
@@ -492,14 +503,14 @@ def traffic(ranks, report: Report) -> None:
             "numbers, not bytes: a float32 has four": [number, number * share * nbytes / 4],
             "each token has a row of its own: batch · tokens · width numbers":
                 [number, number * share * nbytes / tokens],
-            "one layer a block: a block has two, attention and MLP":
-                [number / 2, number / 2 * share * nbytes],
+            "every rank has all of x, and all of x is summed: don't divide by p":
+                [number, number * share * nbytes / p],
         })  # fmt: skip
         form = "(number of all_reduces, bytes that each rank sends)"
         right = [number, number * share * nbytes]
         arguments = [depth, batch, tokens, width, p]
         cases.append(Case("tensor_parallel_traffic", arguments, right, wrong, form))
-    for parameters, p in ((1000 + k, 1), (54_986 + k, 4), (104_970, 2), (3 * 10**9, 8)):
+    for parameters, p in ((1000 + k, 1), (54_986 + k, 6), (104_970, 2), (3 * 10**9, 8)):
         share, nbytes = 2 * (p - 1) / p, 4 * parameters
         wrong = table({
             "the bytes of the gradients: on a ring a rank sends 2 (p − 1) / p of them": nbytes,
@@ -507,6 +518,8 @@ def traffic(ranks, report: Report) -> None:
                 share * nbytes / 2,
             "numbers, not bytes: a float32 has four": share * parameters,
             "the gradients travel once, not forward and backward": 2 * share * nbytes,
+            "every rank has the gradients of all parameters: don't divide by p":
+                share * nbytes / p,
         })  # fmt: skip
         form = "bytes that each rank sends"
         right = share * nbytes
@@ -522,8 +535,28 @@ def _logits(seed: int, scale: float) -> tuple[Tensor, Tensor]:
     samples, classes = (6, 11) if scale == 1 else (5, 9)
     draw = torch.Generator().manual_seed(seed + 9)
     labels = torch.randint(0, classes, (samples,), generator=draw)
+    labels[0] = (classes + 1) // 2  # where the second half of the ranks has its first class
     level = (scale > 1) * 5 * scale * (-1.0) ** torch.arange(samples)
     return scale * drawn(seed, samples, classes) + level.double()[:, None], labels
+
+
+def _wrong_masks(logits: Tensor, labels: Tensor, p: int) -> dict[str, float]:
+    """The losses if ranks that do not have the label's class add something to its logit."""
+    shifted, first = logits - logits.amax(1, keepdim=True), 0
+    losses = dict.fromkeys((
+        "the label's logit also comes from ranks that do not have its class: multiply it by a mask",
+        "a class at the border is counted by two ranks: this rank has the classes from first to "
+        "first + count − 1",
+        "labels are numbers of all classes: compare them with first and first + count",
+    ), shifted.exp().sum(1).log())  # fmt: skip
+    for part in shifted.tensor_split(p, dim=1):
+        count = part.shape[1]
+        picked = part.gather(1, (labels - first).clamp(0, count - 1)[:, None]).squeeze(1)
+        near = (first <= labels) & (labels <= first + count)
+        for said, mask in zip(losses, (1, near, labels < count), strict=True):
+            losses[said] = losses[said] - picked * mask
+        first += count
+    return {said: one.mean().item() for said, one in losses.items()}
 
 
 def _finite(value: object) -> bool:
@@ -588,18 +621,25 @@ def class_parallel_loss(ranks, report: Report) -> None:
                 "that of all ranks (ReduceOp.MAX)":
                     [(sum(sums).log() + owners - picked).mean().item()],
             })  # fmt: skip
+            masks = _wrong_masks(detached, labels, p)
+            wrong += table({said: [one] for said, one in masks.items()})
             infinite = (
                 "not a finite number. exp() of a large logit is inf: subtract the largest logit "
                 "of each sample first"
             )
             wrong.insert(0, Mistake(lambda v: not _finite(v), infinite))
             expected = parts[place].reshape(-1)
+            with_maximum = parts[place].scatter_add(
+                1, own.argmax(1, keepdim=True), -parts[place].sum(1, keepdim=True)
+            )
             wrong_dx = table({
                 f"{p} times too large: it was summed over ranks that have the same loss":
                     expected * p if p > 1 else [],
                 "a sum over the samples": expected * samples,
                 "the exponentials' part only: the label's logit was cut off, by detach or in place":
                     (detached.softmax(1) / samples).tensor_split(p, dim=1)[place].reshape(-1),
+                "the maximum has a gradient here: detach the logits that it is taken of":
+                    with_maximum.reshape(-1),
             })  # fmt: skip
             many = sum(call["nbytes"] for call in value["forward"])
             allowed = rules_of({

@@ -42,6 +42,7 @@ from .sharding import (
     DEEP,
     FEW,
     RATE,
+    ROWS,
     SMALL,
     STEPS,
     WIDE,
@@ -396,10 +397,12 @@ def _part(
 ERRORS = {
     "have to make the same collective calls": "do ranks with other layers, or other shards, take "
     "part? Gradients are averaged over dp only",
-    "the large tensor must be": "a collective got tensors whose lengths do not fit: the large "
-    "one has the padded length, p times the small one, and every call gets group=group",
-    "list index out of range": "a collective got tensors whose lengths do not fit: the large "
-    "one has the padded length, p times the small one, and every call gets group=group",
+    "the large tensor must be": "a collective got tensors that do not fit: the large one has the "
+    "padded length, p times the small one, both have the dtype of the shard, and every call gets "
+    "group=group",
+    "list index out of range": "a collective got tensors that do not fit: the large one has the "
+    "padded length, p times the small one, both have the dtype of the shard, and every call gets "
+    "group=group",
     "'NoneType' object has no attribute": "a gradient is None where one is used: has backward been "
     "run, has it come already, and has nobody freed it before?",
     "'Named' object has no attribute": "layers may have parameters of any name: use "
@@ -699,6 +702,7 @@ def _wrong_weights(seeds: Seeds, step: int, begin: list, mixed: list) -> Iterato
         "own, divided": "each part was updated by the gradient of its own rank's samples alone, "
         "divided: reduce_scatter sums over the group",
         "first": "all parts were updated by the first rank's gradient",
+        "adds up": "the gradient of the step before is still in shard.grad: replace it",
     }
     if not step:
         steps = zip(begin, trained(seeds)[0], strict=True)
@@ -748,11 +752,16 @@ def _means(seeds: Seeds, step: int, i: int) -> Tensor:
     return row_of([sum(rows_at(seeds, place, step)[i] for place in range(p)) / p], p)
 
 
+#: What is behind hooks that all see the last layer.
+LATE_BINDING = (
+    "Does each hook know its own layer and shard? In a loop, a function that is called later sees "
+    "the last value of the loop's variables"
+)
+
+
 def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
     """Of the gradient of the shard of layer i, at place k of p."""
-    yield Mistake(lambda v: v is None, "this shard has no gradient. Does each hook know its own "
-                  "layer and shard? In a loop, a function that is called later sees the last "
-                  "value of the loop's variables")  # fmt: skip
+    yield Mistake(lambda v: v is None, f"this shard has no gradient. {LATE_BINDING}")
     p, row = len(seeds.own), _means(seeds, step, i)
     right = row.chunk(p)[k]
     if p > 1:
@@ -769,6 +778,10 @@ def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
     cut = SMALL[i] * SMALL[i + 1]
     other = torch.cat([row[cut : cut + SMALL[i + 1]], row[:cut], row[cut + SMALL[i + 1] :]])
     said = "the bias stands in front of the weight: the row's order is weight, then bias"
+    yield Mistake(other.chunk(p)[k].tolist(), said)
+    turned = row[:cut].view(SMALL[i + 1], SMALL[i]).t().reshape(-1)
+    other = torch.cat([turned, row[cut:]])
+    said = "the weight's gradient is transposed: it is gradient.t() @ x, [out, in]"
     yield Mistake(other.chunk(p)[k].tolist(), said)
     if step:
         before = _means(seeds, step - 1, i).chunk(p)[k]
@@ -794,8 +807,11 @@ def _judge_two(
         means = [_means(seeds, step, i).chunk(p)[k].tolist() for i in range(n)]
         why = f" in {where}: one for each of {n} layers, with weight and bias together"
         left = f"{where}: {found['left']} parameters still have a gradient: set .grad = None"
+        alone = f"{where}: the last layer alone was reduce-scattered. {LATE_BINDING}"
+        reached = [gradient is not None for gradient in found["gradients"]]
         ok = report.communication(
             rank, found["calls"], only("reduce_scatter_tensor"), inside(members),
+            *rules_of({alone: reached == [False] * (n - 1) + [True]}),
             made("reduce_scatter_tensor", n, why), waited,
         ) and all(
             report.judge(rank, found["gradients"][i], means[i], tolerance=EXACT,
@@ -962,9 +978,10 @@ def probe_offload(user_ns: dict, *, rank: int, group, partition, seed: int) -> d
         if place == 0:
             worker = Watched(*batch(seed, step), log)
             function = answer_named(user_ns, "device_step")
-            loss, calls = recorded(function, worker, group=group)
+            with _receives_noted(worker):
+                loss, calls = recorded(function, worker, group=group)
             found["losses"].append(told(loss))
-            found["kept"] = worker.kept
+            found |= {"kept": worker.kept, "most": worker.most}
             found["seen"].append(worker.seen)
         else:
             mark[0] = log.mark()
@@ -974,6 +991,22 @@ def probe_offload(user_ns: dict, *, rank: int, group, partition, seed: int) -> d
             found["seen"].append(list(notes))
         found["calls"].append(calls)
     return found | {"weights": [list_of(row) for row in rows]}
+
+
+@contextlib.contextmanager
+def _receives_noted(worker: Watched) -> Iterator[None]:
+    """Tell the worker of each irecv as it begins."""
+    irecv = dist.irecv
+
+    def noting(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        worker.receive(tensor)
+        return irecv(tensor, *args, **kwargs)
+
+    with (
+        mock.patch.object(dist, "irecv", noting),
+        mock.patch.object(dist.distributed_c10d, "irecv", noting),
+    ):
+        yield
 
 
 def _traffic(place: int, members: list[int], order: list[int]) -> Rule:
@@ -1003,7 +1036,7 @@ def _traffic(place: int, members: list[int], order: list[int]) -> Rule:
     return rule
 
 
-def _device_rules(seen: list, kept: int, pieces: int) -> list[Rule]:
+def _device_rules(seen: list, kept: int, most: int, pieces: int) -> list[Rule]:
     """Prefetch of one piece, and one gradient under way."""
     order, first = [one[0] for one in seen], (pieces - 1) // 2
     started = [one[1] - min(n + 2, pieces) for n, one in enumerate(seen)]
@@ -1016,6 +1049,9 @@ def _device_rules(seen: list, kept: int, pieces: int) -> list[Rule]:
         "too much prefetch: as piece n begins, receives up to piece n + 1 may be started. Each "
         "of them holds a layer's weights, and the device has room for two": any(
             s > 0 for s in started),
+        f"{most} rows are in the device's memory as a receive begins, {ROWS} are allowed. Before "
+        "you start the receive of piece n + 1, let go of the row of piece n − 1 (row = None), and "
+        "of its request, which keeps the row": most > ROWS,
         "gradients are sent and waited for at once: start the next piece meanwhile, and wait "
         "before the next gradient is sent": not any(unwaited[first + 1 :]),
         "more than one gradient is under way: before you send one, wait for the one before": max(
@@ -1061,7 +1097,7 @@ def offload(ranks, report: Report) -> None:
             for _, seen in zip(range(STEPS), value["seen"] if ok else [()] * STEPS, strict=True):
                 if not ok:
                     break
-                rules = (_device_rules(seen, value["kept"], len(order)) if place == 0
+                rules = (_device_rules(seen, value["kept"], value["most"], len(order)) if place == 0
                          else _host_rules(seen, order))  # fmt: skip
                 ok = ok and report.communication(rank, [], *rules)
             ok = ok and all(report.communication(rank, calls, waited) for calls in value["calls"])
@@ -1071,16 +1107,21 @@ def offload(ranks, report: Report) -> None:
                 report.judge(rank, value["losses"], losses, wrong, what="the losses",
                              tolerance=EXACT)  # fmt: skip
             elif ok:
-                _judge_rows(report, rank, value["weights"], weights, host)
+                _judge_rows(report, rank, value["weights"], weights, device, host)
     _explained(report)
 
 
-def _judge_rows(report: Report, rank: int, got: list, expected: list, seed: int) -> None:
-    begin = [row.tolist() for row in host_rows(seed)]
+def _judge_rows(
+    report: Report, rank: int, got: list, expected: list, device: int, host: int
+) -> None:
+    begin = [row.tolist() for row in host_rows(host)]
+    _, added = offloaded(device, host, adds=True)
     for i, row in enumerate(expected):
         wrong = table({
             "the weights have not changed: put the gradient into weights[i].grad before the step":
                 begin[i],
+            "the gradient of the step before is still in weights[i].grad: put the new one in its "
+            "place": added[i],
         })  # fmt: skip
         if not report.judge(rank, got[i], row, wrong, tolerance=EXACT,
                             what=f"row of layer {i} after {STEPS} steps"):  # fmt: skip

@@ -166,6 +166,7 @@ class Reference:
     def __init__(self, piece: nn.Module, rate: float, mode: str = "stash"):
         self.piece, self.rate, self.mode = piece, rate, mode
         self.stash: dict[int, dict[str, Tensor]] = {}
+        self.shared: dict[str, Tensor] = {}  # the copy of this version
 
     def loss(self, y: Tensor, labels: Tensor) -> Tensor:
         """Of a microbatch."""
@@ -176,13 +177,17 @@ class Reference:
         named = dict(self.piece.named_parameters())
         if self.mode == "newest":
             return self.piece(x)
-        self.stash[k] = {n: q.detach().clone().requires_grad_() for n, q in named.items()}
+        copy = {n: q.detach().clone().requires_grad_() for n, q in named.items()}
+        if self.mode == "shared":
+            copy = self.shared = self.shared or copy
+        self.stash[k] = copy
         return functional_call(self.piece, self.stash[k], (x,))
 
     @torch.no_grad()
     def done(self, k: int) -> None:
         """Update the weights, or make a mistake."""
         old, factor = self.stash.pop(k, None), {"up": -1, "no rate": 1 / self.rate}
+        self.shared = {}
         if self.mode == "still":
             return
         for name, q in self.piece.named_parameters():

@@ -198,6 +198,8 @@ def wrong_held(schedule: Schedule) -> list[Mistake]:
                   for n, (kind, _) in enumerate(actions) if kind == "F")
               for actions in schedule]  # fmt: skip
     wrong = table({
+        "these are the forwards in front of the first backward; later more may be held": [
+            next(n for n, (kind, _) in enumerate(actions) if kind == "B") for actions in schedule],
         "this is the maximum over the stages; each has its own": max(most),
         "this is the sum over the stages; each has its own": sum(most),
         "all forwards were counted; a backward frees what its forward kept": [m] * p,

@@ -131,13 +131,14 @@ def trained(seeds: Seeds, mode: str = "mean") -> list[list[float]]:
     """The padded row of all weights after each step; ``mode`` says right, or which mistake."""
     layers, p = layers_of(seeds.model), len(seeds.own)
     parameters = [q for layer in layers for q in layer.parameters()]
-    velocity, found = 0.0, []
+    velocity, added, found = 0.0, 0.0, []
     for step in range(STEPS):
         each = []
         for own in seeds.own:
             parts = itertools.chain.from_iterable(gradients(layers, samples(own, step)))
             each.append(row_of(list(parts), p))
         mean = sum(each) / p
+        added = added + mean
         gradient = {
             "mean": mean,
             "sum": p * mean,
@@ -145,6 +146,7 @@ def trained(seeds: Seeds, mode: str = "mean") -> list[list[float]]:
             "own": torch.cat([one.chunk(p)[k] for k, one in enumerate(each)]),
             "own, divided": torch.cat([one.chunk(p)[k] for k, one in enumerate(each)]) / p,
             "first": each[0],
+            "adds up": added,
         }[mode]
         velocity = MOMENTUM * velocity + gradient
         row = row_of(parameters, p) - RATE * velocity
@@ -185,6 +187,9 @@ def collected(function: Callable, *args: Any) -> tuple[Any, float]:
 DEEP, MINIBATCH = (24,) * 10 + (3,), 4
 #: Rows and gradients that may live at the last piece; seconds until the others have to be gone.
 FEW, GRACE = 6, 2.0
+#: Rows that may be there at once: one that is worked with, one that comes. The backend remembers
+#: messages of so many bytes, with their tensors; the row of the last layer is as short as that.
+ROWS, REMEMBERED = 2, 1024
 
 
 def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
@@ -206,7 +211,15 @@ class Watched(Layers):
         super().__init__(DEEP, x, labels)
         self.log, self.mark, self.seen = log, log.mark(), []
         self.rows: list[weakref.ref] = []
-        self.kept = 0
+        self.came: list[weakref.ref] = []
+        self.kept = self.most = 0
+
+    def receive(self, row: Tensor) -> None:
+        """Note how many rows there are as the receive of this one begins."""
+        if row.nbytes > REMEMBERED:
+            self.came.append(weakref.ref(row.untyped_storage()))
+        if self.most <= ROWS:
+            self.most = _alive(self.came, ROWS)
 
     def work(self, n: int, row: Tensor) -> Tensor | None:
         """As the base class."""
@@ -220,17 +233,18 @@ class Watched(Layers):
         self.rows += map(weakref.ref, own)
         del own
         if n == len(self.order) - 1:
-            self.kept = self._alive()
+            self.kept = _alive(self.rows, FEW)
         return gradient
 
-    def _alive(self) -> int:
-        """Rows and gradients that still live; the backend gets a moment to let them go."""
-        deadline = time.monotonic() + GRACE
-        while (alive := sum(ref() is not None for ref in self.rows)) > FEW:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.01)
-        return alive
+
+def _alive(storages: list[weakref.ref], enough: int) -> int:
+    """How many of them still live; the backend gets a moment to let them go."""
+    deadline = time.monotonic() + GRACE
+    while (alive := len({one.data_ptr() for ref in storages if (one := ref())})) > enough:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    return alive
 
 
 def watched_optimizers(rows: Sequence[nn.Parameter], order: Sequence[int], log: Any) -> tuple:
@@ -255,10 +269,20 @@ def watched_optimizers(rows: Sequence[nn.Parameter], order: Sequence[int], log: 
 
 
 @functools.cache
-def offloaded(device: int, host: int) -> tuple[list[float], list[list[float]]]:
-    """Losses of the steps and the rows after them, in one process; by the seeds of both sides."""
-    rows = host_rows(host)
+def offloaded(device: int, host: int, adds: bool = False) -> tuple[list[float], list[list[float]]]:
+    """Losses of the steps and the rows after them, in one process; by the seeds of both sides.
+
+    adds: by mistake, the gradient of the step before is added.
+    """
+    rows, before = host_rows(host), {}
     optimizers, losses = [momentum([row]) for row in rows], []
+
+    def add(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        (row,) = optimizer.param_groups[0]["params"]
+        row.grad = before[row] = row.grad + before.get(row, 0)
+
+    for optimizer in optimizers if adds else ():
+        optimizer.register_step_pre_hook(add)
     for step in range(STEPS):
         losses.append(step_on("cpu", rows, optimizers, Layers(DEEP, *batch(device, step))))
     return losses, [row.tolist() for row in rows]

@@ -6,6 +6,7 @@ what likely mistakes lead to. Gradients are compared absolutely: that of a key's
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -167,6 +168,8 @@ KINDS = {
 }
 ROWWISE = ("down.weight", "out.weight")
 WHOLE = ("down.bias", "out.bias")
+#: Mistakes in which an attention uses other layers than Q, K and V, and those that it uses.
+INSTEAD = {"kv": "qvk", "qq": "qqv"}
 
 
 def shard(name: str, tensor: Tensor, p: int, place: int) -> Tensor:
@@ -215,9 +218,15 @@ def probe_layer(
 
 
 def _parts(
-    modules: Sequence[nn.Module], x: Tensor, cut: str = "", act: Callable = functional.gelu
+    modules: Sequence[nn.Module],
+    x: Tensor | Sequence[Tensor],
+    cut: str = "",
+    act: Callable = functional.gelu,
 ) -> list[Tensor]:
-    """What each rank adds, by the layer that it is given; with a mistake in it, if it is named."""
+    """What each rank adds, by the layer that it is given; with a mistake in it, if it is named.
+
+    x: of an attention, three tensors are what Q, K and V read.
+    """
     found, p = [], len(modules)
     for place, module in enumerate(modules):
         own = {
@@ -235,10 +244,29 @@ def _parts(
             pairs = list(zip(*rows, strict=True))
         else:
             pairs = [(own[f"{m}.weight"], own[f"{m}.bias"]) for m in "qkv"]
+        pairs = [pairs["qkv".index(m)] for m in INSTEAD.get(cut, "qkv")]
         size = module.head_size if cut != "small heads" else max(module.head_size // p, 1)
         size = len(pairs[0][1]) if cut == "one head" else size
-        inner = models.attend(*(functional.linear(x, *pair) for pair in pairs), size)
+        read = [x] * 3 if isinstance(x, Tensor) else x
+        qkv = (functional.linear(t, *pair) for t, pair in zip(read, pairs, strict=True))
+        inner = models.attend(*qkv, size)
         found.append(functional.linear(inner, own["out.weight"]))
+    return found
+
+
+def _without_f(modules: Sequence[nn.Module], x: Tensor, upstream: Tensor, place: int) -> dict:
+    """The gradients of x if f is in front of one or two of Q, K and V only, on one rank."""
+    three = [x.detach().clone().requires_grad_() for _ in "qkv"]
+    parts = _parts(modules, three)
+    summed, own = (
+        torch.autograd.grad(part, three, upstream, retain_graph=True)
+        for part in (sum(parts), parts[place])
+    )
+    found = {}
+    for names in [*"qkv", *itertools.combinations("qkv", 2)]:
+        said = f"f is in front of {' and '.join(names)} only: q, k and v all read x"
+        pairs = zip("qkv", summed, own, strict=True)
+        found[said] = sum(s if name in names else o for name, s, o in pairs)
     return found
 
 
@@ -271,6 +299,8 @@ def _wrong_outputs(modules: Sequence[nn.Module], x: Tensor, place: int) -> Itera
             "each of the three by itself",
             "small heads": "the heads are too small: a rank has fewer heads, of the same size",
             "one head": "all columns of this rank were taken as one head; head_size stays as it is",
+            "kv": "K and V are swapped: attend takes q, k, v",
+            "qq": "attend got Q twice: its second argument is K",
         }
         for cut, text in said.items():
             if p > 1:
@@ -309,6 +339,9 @@ def judge_layer(
             f"the gradient is {p} times too large: it was summed once too often":
                 (p * x.grad).reshape(-1) if p > 1 else [],
         })  # fmt: skip
+        if p > 1 and name == "ParallelAttention":
+            cut_off = _without_f(given, x, upstream, place)
+            wrong_dx += table({said: one.reshape(-1) for said, one in cut_off.items()})
         before = [only("all_reduce"), inside(members), waited]
         how = {"tolerance": EXACT}
         forward, backward = value["forward"], value["backward"]

@@ -145,7 +145,7 @@ WRONG = [
             dataset = SimpleDataSet(n)
             sampler = DistributedSampler(dataset, p, r, shuffle, drop_last=drop_last)
             return [item[0] for item in DataLoader(dataset, sampler=sampler)]
-        """, "the entries are tensors of one number"),
+        """, "there are tensors in it"),
     ("2.1", "shares by hand", """
         def items_of(n, p, r, shuffle=False, drop_last=False):
             order = list(range(n))
@@ -335,14 +335,6 @@ RIGHT = [
             sampler = DistributedSampler(dataset, p, r, shuffle=shuffle, drop_last=drop_last)
             return [int(dataset[k]) for k in sampler]
         """),
-    ("2.2", "as tensors", """
-        def epoch_orders(n, p, r, epochs, seed):
-            sampler = DistributedSampler(SimpleDataSet(n), p, r, seed=seed)
-            def one(epoch):
-                sampler.set_epoch(epoch)
-                return torch.tensor(list(sampler), dtype=torch.int64)
-            return [one(epoch) for epoch in range(epochs)]
-        """),
     ("2.3", "as ranges and a tuple", """
         def repeated_and_lost(n, p, drop_last=False):
             kept = n // p * p
@@ -524,6 +516,14 @@ WRONG += [
             both[1][:] = range(n - n % p, n) if drop_last else []
             return both
         """, "the same list in two calls"),
+    ("2.2", "as tensors", """
+        def epoch_orders(n, p, r, epochs, seed):
+            sampler = DistributedSampler(SimpleDataSet(n), p, r, seed=seed)
+            def one(epoch):
+                sampler.set_epoch(epoch)
+                return torch.tensor(list(sampler), dtype=torch.int64)
+            return [one(epoch) for epoch in range(epochs)]
+        """, "there are tensors in it"),
     ("2.3", "a list that is never emptied", """
         kept = {}
         def repeated_and_lost(n, p, drop_last=False):

@@ -676,7 +676,7 @@ RIGHT = [
                 found[k] = (time.time() - begin) / steps
             everyone = [torch.zeros_like(found) for _ in range(dist.get_world_size())]
             dist.all_gather(everyone, found)
-            return np.max([one.numpy() for one in everyone], axis=0)[1:]
+            return np.max([one.numpy() for one in everyone], axis=0)[1:].tolist()
         """)),
     ("5.2", "computes with torch", """
         import torch
@@ -822,6 +822,8 @@ CHANGES = [
      "        seconds.append(ends.sum().item() / steps)", "ranks 0 and 1"),
     ("5.1", "waits for nobody", "dist.all_reduce(slowest, op=dist.ReduceOp.MAX)",
      "dist.all_reduce(slowest, op=dist.ReduceOp.MAX, async_op=True)", "nobody called wait()"),
+    ("5.1", "returns an array", "return slowest.tolist()", "return slowest.numpy()",
+     "return a list of numbers"),
     ("5.1", "does not wait at the barrier", "dist.barrier()", "dist.barrier(async_op=True)",
      "nobody called wait() on barrier(async_op=True)"),
     ("5.2", "sorts the lists it was given", "    fast_one, mid_one",

@@ -150,8 +150,11 @@ def _judge_calls(
                     report.problem(f"{what}: raised {got['error']}", rank)
             elif right is ValueError:
                 report.problem(f"{what}: expected a ValueError, got {short(got['value'])}", rank)
-            else:
+            elif (
                 report.judge(rank, tidy(got["value"]), right, wrong, what=what, form=form)
+                and got["tensors"]
+            ):
+                report.problem(f"{what}: there are tensors in it; expected {form}: .tolist()", rank)
             if report.of(rank):
                 break
     return [] if report.found else answers
@@ -207,10 +210,6 @@ def items_of(ranks, report: Report) -> None:
     ]
     form = "a flat list with the items"
     answers = _judge_calls(ranks, report, "items_of", calls, _items, _wrong_items, form)
-    for answer in answers:
-        if any(got["tensors"] for got in answer.value):
-            said = "the entries are tensors of one number; the task asks for numbers: .tolist(), or"
-            report.problem(f"{said} int(item)", answer.rank)
     _used(report, answers, {"__init__": _BY_HAND, "__iter__": _IGNORED})
     _follows(ranks, report, "items_of", calls[::7], _items)
 

@@ -81,9 +81,10 @@ def probe_stopwatch(
         mark = log.mark()
         first = told(function(prepare, step, rounds, steps))
         events.clear()
-        result = told(function(prepare, step, rounds, steps))
+        result = function(prepare, step, rounds, steps)
         open_ = [as_dict(call) for call in log.since(mark) if not call.waited]
-    return {"first": first, "result": result, "events": events, "open": open_}
+    told_ = {"first": first, "result": told(result), "kind": type(result).__name__}
+    return told_ | {"events": events, "open": open_}
 
 
 @contextlib.contextmanager
@@ -148,7 +149,10 @@ def time_rounds(ranks, report: Report) -> None:
             right, form = slowest.mean(1).tolist(), {"form": "the times", "tolerance": 0.01}
             if report.judge(rank, got, right, wrong, what=what, **form):
                 other = "the ranks return different lists: all_reduce with dist.ReduceOp.MAX"
+                kind = answer.value["kind"]
+                no_list = f"returned a {kind}: return a list of numbers, which .tolist() makes"
                 rules = {**_miscounted(events, rounds, steps), other: not alike}
+                rules[no_list] = kind != "list"
                 report.communication(rank, answer.value["open"], waited, *rules_of(rules))
                 if not same(answer.value["first"], got, 0.01):
                     report.problem("the second call returns other times than the first: is "

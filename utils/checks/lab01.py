@@ -473,13 +473,15 @@ def sum_over_even_ranks(ranks, report: Report) -> None:
 
 def _judge_one_call(report: Report, values: list[dict]) -> None:
     """Whether the ranks gave the same members in the call that made even_ranks."""
-    names = {value["name"] for value in values}
-    made_by = [value["groups"].get(name) for value in values for name in names]
-    groups = {tuple(members) for members in made_by if members}
-    if len(groups) > 1:
+    names = {value["name"] for value in values if value["ranks"]}
+    groups = [value["groups"] for value in values]
+    if not all(names) or not all(one and all(one.values()) for one in groups):
+        raise ValueError("a group without a name or a member, or a rank without a group")
+    of_one_call = {tuple(one[name]) for one in groups for name in names if name in one}
+    if len(of_one_call) > 1:
         report.problem(
             "in one call of dist.new_group the ranks have made different groups, "
-            f"{' and '.join(map(str, sorted(groups)))}. All ranks have to call it for each group, "
+            f"{' and '.join(map(str, sorted(of_one_call)))}. All ranks have to call it for each group, "
             "members or not, with the same ranks"
         )
 

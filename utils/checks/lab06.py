@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from . import functions
-from .calls import Calls, Rule, broken, inside, only, waited
+from .calls import Calls, Rule, broken, inside, only, some, waited
 from .groups import group_of, in_group, keywords, on, partitions, tried
 from .mistakes import Mistake, is_number
 from .model import use_model as use_model
@@ -183,7 +183,7 @@ def probe_whole(user_ns: dict, *, rank: int, group, partition, seed: int, name: 
     """The function of this name on large whole numbers."""
     x = whole(seed, SHORT[0])
     _, calls = recorded(answer_named(user_ns, name), x[:], **keywords(partition, group))
-    return {"sum": x.tolist(), "calls": calls, "calls again": []}
+    return {"sum": x.tolist(), "calls": calls}
 
 
 def _twice(function: Callable, among, tensors: Iterable, *more, **named) -> tuple[dict, list]:
@@ -278,8 +278,10 @@ def _judge_whole(ranks, report: Report, name: str) -> None:
         ranks, report, __name__, "probe_whole", [case], lambda _: hint, world=WORLD
     ):
         true = sum(whole(each[rank]["seed"], SHORT[0]) for rank in members).tolist()
+        rules = only("send", "recv"), inside(members), waited, some(members)
         for rank, value in zip(members, values, strict=True):
-            if _judge_conduct(report, members, values) and value["sum"] != true:
+            kept = report.communication(rank, value["calls"], *rules)
+            if kept and value["sum"] != true:
                 said = (
                     f"{on(members)}: of large whole numbers (int64) x is not the sum. float64 has "
                     "53 bits for their digits, int64 has 63: add in the dtype of x"

@@ -879,4 +879,5 @@ def _judge_means(report: Report, members: list[int], values: list[dict], given: 
         what = f"{where}, with {shares} samples: the gradient"
         how = {"form": form, "tolerance": 1e-4, "what": what}
         if report.judge(rank, value["gradient"], right.tolist(), wrong, **how):
-            report.communication(rank, value["calls"], some(members))
+            for calls in (value["calls"], value["calls again"]):
+                report.communication(rank, calls, some(members))

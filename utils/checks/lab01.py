@@ -479,10 +479,10 @@ def _judge_one_call(report: Report, values: list[dict]) -> None:
         raise ValueError("a group without a name or a member, or a rank without a group")
     of_one_call = {tuple(one[name]) for one in groups for name in names if name in one}
     if len(of_one_call) > 1:
+        named = " and ".join(map(str, sorted(of_one_call)))
         report.problem(
-            "in one call of dist.new_group the ranks have made different groups, "
-            f"{' and '.join(map(str, sorted(of_one_call)))}. All ranks have to call it for each group, "
-            "members or not, with the same ranks"
+            f"in one call of dist.new_group the ranks have made different groups, {named}. All "
+            "ranks have to call it for each group, members or not, with the same ranks"
         )
 
 

@@ -971,12 +971,12 @@ def probe_offload(user_ns: dict, *, rank: int, group, partition, seed: int) -> d
     from torch_mpi.record import log
 
     place, order = dist.get_rank(group), Layers(DEEP, *batch(seed, 0)).order
-    found: dict[str, Any] = {"losses": [], "calls": [], "seen": []}
+    found: dict[str, Any] = {"losses": [], "calls": [], "seen": [], "most": 0}
     rows = host_rows(seed)
     optimizers, notes, mark = watched_optimizers(rows, order, log)
     for step in range(STEPS):
         if place == 0:
-            worker = Watched(*batch(seed, step), log)
+            worker = Watched(*batch(seed, step), log, found["most"])
             function = answer_named(user_ns, "device_step")
             with _receives_noted(worker):
                 loss, calls = recorded(function, worker, group=group)

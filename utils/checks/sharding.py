@@ -205,14 +205,17 @@ def host_rows(seed: int) -> list[nn.Parameter]:
 
 
 class Watched(Layers):
-    """Notes, as each piece begins, what has been received and sent."""
+    """Notes, as each piece begins, what has been received and sent.
 
-    def __init__(self, x: Tensor, labels: Tensor, log: Any):
+    most: rows that there were at once in earlier steps.
+    """
+
+    def __init__(self, x: Tensor, labels: Tensor, log: Any, most: int = 0):
         super().__init__(DEEP, x, labels)
         self.log, self.mark, self.seen = log, log.mark(), []
         self.rows: list[weakref.ref] = []
         self.came: list[weakref.ref] = []
-        self.kept = self.most = 0
+        self.kept, self.most = 0, most
 
     def receive(self, row: Tensor) -> None:
         """Note how many rows there are as the receive of this one begins."""

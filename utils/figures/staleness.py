@@ -128,7 +128,7 @@ def of_each_worker(applied: Applied) -> Figure:
     axes.axhline(mean, color=RED, linestyle="--", linewidth=1.5, label=f"mean of all: {mean:.2f}")
     axes.set_xlabel("number of the update")
     axes.set_ylabel("staleness [updates]")
-    axes.set_title("Three workers, rank 3 six times as slow")
+    axes.set_title("Three workers, rank 3 sleeps six times as long")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
     figure.tight_layout()
     return figure

@@ -395,6 +395,7 @@ TOLD = {
     ("lab07", "7.6", "all_reduce for a barrier"): "a collective in a lab of messages",
     ("lab07", "7.7", "receives before it sends"): "a name of a given cell that no solution needs",
     ("lab09", "9.4", "PyTorch's attention"): "getattr with a name that is not in the code",
+    ("lab13", "13.3", "place 0 clears the folder first"): "what is in a folder",
 }
 
 

@@ -335,6 +335,15 @@ RIGHT = [
             sampler = DistributedSampler(dataset, p, r, shuffle=shuffle, drop_last=drop_last)
             return [int(dataset[k]) for k in sampler]
         """),
+    ("2.2", "in a generator", """
+        def epoch_orders(n, p, r, epochs, seed):
+            sampler = DistributedSampler(SimpleDataSet(n), p, r, seed=seed)
+            def orders():
+                for number in range(epochs):
+                    sampler.set_epoch(number)
+                    yield [sample for sample in sampler]
+            return list(orders())
+        """),
     ("2.3", "as ranges and a tuple", """
         def repeated_and_lost(n, p, drop_last=False):
             kept = n // p * p

@@ -23,6 +23,30 @@ ON_RANKS = {"group forgotten", "no requires_grad", "sends that block", "a loop w
 #: Ranks that are threads cannot be interrupted.
 ONLY_ON_RANKS = {"a loop without an end"}
 
+#: A plan that takes whatever is ready, and its line that takes an action from the list.
+READY = """
+def plan(schedule, forward=1, backward=2):
+    p, ends, spans, free = len(schedule), {}, [], [0] * len(schedule)
+    todo = [list(actions) for actions in schedule]
+    while any(todo):
+        before = len(spans)
+        for s in range(p):
+            for kind, k in list(todo[s]):
+                if kind == "F":
+                    needed = (s - 1, "F", k) if s > 0 else None
+                else:
+                    needed = (s + 1, "B", k) if s < p - 1 else (s, "F", k)
+                if needed is None or needed in ends:
+                    start = max(free[s], ends.get(needed, 0))
+                    free[s] = ends[s, kind, k] = start + (forward if kind == "F" else backward)
+                    spans.append((s, kind, k, start, free[s]))
+                    todo[s].remove((kind, k))
+        if len(spans) == before:
+            return None
+    return spans
+"""
+TAKEN = """                    todo[s].remove((kind, k))"""
+
 # Task, what the student did, code, words of the verdict.
 WRONG = [
     (
@@ -121,55 +145,19 @@ def plan(schedule, forward=1, backward=2):
     (
         PLAN,
         "any action that is ready",
-        """
-def plan(schedule, forward=1, backward=2):
-    p, ends, spans, free = len(schedule), {}, [], [0] * len(schedule)
-    todo = [list(actions) for actions in schedule]
-    while any(todo):
-        before = len(spans)
-        for s in range(p):
-            for kind, k in list(todo[s]):
-                if kind == "F":
-                    needed = (s - 1, "F", k) if s > 0 else None
-                else:
-                    needed = (s + 1, "B", k) if s < p - 1 else (s, "F", k)
-                if needed is None or needed in ends:
-                    start = max(free[s], ends.get(needed, 0))
-                    free[s] = ends[s, kind, k] = start + (forward if kind == "F" else backward)
-                    spans.append((s, kind, k, start, free[s]))
-                    todo[s].remove((kind, k))
-        if len(spans) == before:
-            return None
-    return spans
-""",
+        READY,
         "a stage does not keep the order of its list",
     ),
     (
         PLAN,
         "any forward that is ready",
-        """
-def plan(schedule, forward=1, backward=2):
-    p, ends, spans, free = len(schedule), {}, [], [0] * len(schedule)
-    todo = [list(actions) for actions in schedule]
-    while any(todo):
-        before = len(spans)
-        for s in range(p):
-            for kind, k in list(todo[s]):
-                if kind == "F":
-                    needed = (s - 1, "F", k) if s > 0 else None
-                else:
-                    needed = (s + 1, "B", k) if s < p - 1 else (s, "F", k)
-                if needed is None or needed in ends:
-                    start = max(free[s], ends.get(needed, 0))
-                    free[s] = ends[s, kind, k] = start + (forward if kind == "F" else backward)
-                    spans.append((s, kind, k, start, free[s]))
-                    todo[s].remove((kind, k))
+        READY.replace(
+            TAKEN,
+            TAKEN
+            + """
                 elif kind == "B" or todo[s][todo[s].index((kind, k)) + 1:][:1] == [("B", k)]:
-                    break
-        if len(spans) == before:
-            return None
-    return spans
-""",
+                    break""",
+        ),
         "a stage does not keep the order of its list",
     ),
     (

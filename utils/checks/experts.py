@@ -92,7 +92,7 @@ def _surest(choice: Tensor, gate: Tensor, capacity: int) -> Tensor:
 
 
 def _overwritten(choice: Tensor, capacity: int) -> Tensor:
-    """Of each token the one at its place, if all beyond the capacity are put into the last."""
+    """The token at each token's place if those beyond the capacity overwrite the last place."""
     found = torch.arange(len(choice))
     for expert in choice.unique():
         own = (choice == expert).nonzero().flatten()

@@ -182,6 +182,11 @@ def _numbers(seed: int, low: int, high: int) -> int:
     return low + seed % (high - low + 1)
 
 
+def _epochs(seed: int) -> list[tuple[bool, int]]:
+    """Whether to shuffle, and in which epoch; in order all epochs are alike."""
+    return [(False, 0), (False, 3), (True, 0), (True, 3), (True, 5 + seed % 1000)]
+
+
 def _used(report: Report, answers: list, wanted: dict[str, str]) -> None:
     """wanted: method of a DistributedSampler → what to say where a call does not use it."""
     for answer in answers:
@@ -378,10 +383,7 @@ def microbatches(ranks, report: Report) -> None:
     fresh = _numbers(report.seed, 30, 60)
     calls = [
         ((n, m, p, r), {"shuffle": shuffle, "epoch": epoch, "drop_last": drop_last})
-        for shuffle, epoch in (
-            *((False, 0), (False, 2)),
-            *((True, 0), (True, 2), (True, 5 + report.seed % 1000)),
-        )
+        for shuffle, epoch in _epochs(report.seed)
         for drop_last in (False, True)
         for n, m in ((24, 8), (24, 12), (25, 8), (7, 4), (1, 4), (fresh, 12))
         for p, r in PLACES
@@ -582,10 +584,7 @@ def _judge_same(report: Report, rank, value, members, name: str, wanted: bool, w
 def _judge_twin(ranks, report: Report) -> None:
     calls = [
         ((n, m), {"shuffle": shuffle, "epoch": epoch})
-        for shuffle, epoch in (
-            *((False, 0), (False, 3)),
-            *((True, 0), (True, 3), (True, 5 + report.seed % 1000)),
-        )
+        for shuffle, epoch in _epochs(report.seed)
         for n, m in ((24, 8), (25, 8), (7, 4), (1, 4), (_numbers(report.seed, 30, 60), 12))
     ]
     form = "a list of minibatches, each a list of sample numbers"

@@ -484,8 +484,8 @@ def traffic(ranks, report: Report) -> None:
     """Numbers and bytes of other models than the notebook's."""
     cases = []
     k = report.seed % 7
-    # Of the first case with several ranks all factors differ: p, the bytes of a number, the tokens,
-    # and the all_reduces, which are a multiple of 4. So one that is missing has one name.
+    # In the first case with several ranks p, the bytes of a number, the tokens and the number of
+    # all_reduces (a multiple of 4) all differ. So a missing factor is recognized as what it is.
     for depth, batch, tokens, width, p in (
         (1, 2 + k, 16, 64, 1), (3 + k, 8, 17, 32, 6), (2, 64, 16, 64, 2),
         (24, 4, 1024, 64 * (k + 2), 8), (2, 4, 16, 64, 9 + report.seed % 90),

@@ -141,7 +141,7 @@ def kept(name: str, result: Any, again: Callable[[], Any]) -> Any:
     found = again()
     if [before] != [_trace(result)]:
         raise ResultChanged(
-            f"{name} changed what its earlier call had returned: make a new tensor in each call"
+            f"{name} changed what its earlier call had returned: make a new result in each call"
         )
     return found
 

@@ -27,7 +27,7 @@ RUN make -C .. env PIP_ARGS=--no-cache-dir
 # Binder starts jupyterhub-singleuser in the last WORKDIR, with the settings that `make lab` gives.
 RUN ${COURSE}/.venv/bin/pip install --no-cache-dir -c ${COURSE}/.ci/constraints.txt \
     "$(grep '^jupyterhub==' ${COURSE}/hpc/requirements.txt)"
-ENV PATH=${COURSE}/.venv/bin:${PATH} JUPYTER_CONFIG_PATH=${COURSE}/utils/jupyterlab
+ENV PATH=${COURSE}/.venv/bin:${PATH} JUPYTER_CONFIG_PATH=${COURSE}/utils/cluster/jupyterlab
 
 EXPOSE 8888
 CMD ["make", "-C", "..", "lab", "PORT=8888", \

@@ -16,7 +16,7 @@ endif
 endif
 TORCH := $(or $(strip $(TORCH)),tested)
 
-# Where PyTorch's wheels come from, see utils/install.py: "cpu", builds for CPUs; TORCH_INDEX=pypi (or
+# Where PyTorch's wheels come from, see utils/doctor/wheels.py: "cpu", builds for CPUs; TORCH_INDEX=pypi (or
 # empty), the package index, on Linux with CUDA; TORCH_INDEX=https://…, another index. All targets
 # keep what was asked for last; TORCH_INDEX=cpu goes back.
 ifeq ($(origin TORCH_INDEX),undefined)
@@ -92,7 +92,7 @@ $(VENV)/.grade: EXTRAS = [course]
 $(VENV)/.test: EXTRAS = [test]
 $(VENV)/.site: EXTRAS = [site]
 $(VENV)/.env $(VENV)/.grade $(VENV)/.site $(VENV)/.test: pyproject.toml $(VENV)/.constraints.txt $(VENV)/.wheels
-	@$(BIN)/python -m utils.install --index "$(WHEELS)" --constraints $(VENV)/.constraints.txt -- $(PIP_ARGS)
+	@$(BIN)/python -m utils.doctor.wheels --index "$(WHEELS)" --constraints $(VENV)/.constraints.txt -- $(PIP_ARGS)
 	$(PIP) -e '.$(EXTRAS)' -c $(VENV)/.constraints.txt
 	@touch $(VENV)/.env $(if $(findstring test,$(EXTRAS)),$(VENV)/.grade $(VENV)/.site) $@
 
@@ -101,7 +101,7 @@ env: $(VENV)/.env  ## build .venv (does nothing when it is up to date)
 
 # --- students ----------------------------------------------------------------------------------
 
-# JupyterLab as it first looks: utils/jupyterlab. What a user changes afterwards is kept.
+# JupyterLab as it first looks: utils/cluster/jupyterlab. What a user changes afterwards is kept.
 WORKSPACES ?= $(CURDIR)/$(VENV)/workspaces
 WORKSPACE := default-37a8.jupyterlab-workspace
 
@@ -109,9 +109,9 @@ lab: $(VENV)/.env  ## open the labs in JupyterLab
 	@root=; if [ "$$(id -u)" = 0 ]; then \
 	  echo "You are root: starting JupyterLab with --allow-root."; root=--allow-root; fi; \
 	mkdir -p "$(WORKSPACES)"; first="$(WORKSPACES)/$(WORKSPACE)"; \
-	[ -e "$$first" ] || cp utils/jupyterlab/workspace.json "$$first"; \
+	[ -e "$$first" ] || cp utils/cluster/jupyterlab/workspace.json "$$first"; \
 	export JUPYTERLAB_WORKSPACES_DIR="$(WORKSPACES)" \
-	  JUPYTER_CONFIG_PATH="$(CURDIR)/utils/jupyterlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}"; \
+	  JUPYTER_CONFIG_PATH="$(CURDIR)/utils/cluster/jupyterlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}"; \
 	$(ACTIVATE) $(BIN)/python -m utils.jobs.warm >/dev/null 2>&1 & \
 	$(ACTIVATE) exec $(BIN)/jupyter lab --ServerApp.root_dir=labs $$root $(if $(PORT),--port=$(PORT)) $(ARGS)
 

@@ -161,7 +161,7 @@ install -D -m 644 "$site" "$env/etc/ddl-labs/site.toml"
 { cat "$here/slurm/job.sh" && "$reader" "$here/settings.py" "$site"; } >"$env/etc/ddl-labs/job.sh"
 install -D -m 644 "$here/ipcluster_config.py" "$env/etc/ipython/ipcluster_config.py"
 install -d "$env/etc/jupyter/labconfig"
-install -m 644 "$course"/utils/jupyterlab/labconfig/*.json "$env/etc/jupyter/labconfig"
+install -m 644 "$course"/utils/cluster/jupyterlab/labconfig/*.json "$env/etc/jupyter/labconfig"
 install -m 644 "$here/jupyter_config.json" "$env/etc/jupyter/"
 install -d "$env/share/jupyter/labextensions/ddl-labs-time-left"
 cp -R --remove-destination "$here/labextension/." "$env/share/jupyter/labextensions/ddl-labs-time-left"
@@ -180,7 +180,7 @@ chmod -R a+rX,go-w "$env"
 import torch, mpi4py.MPI, torch_mpi, utils.data, utils.cluster, ipykernel.kernelapp
 import ipyparallel.controller.app, ipyparallel.engine.app, matplotlib.pyplot
 import batchspawner.singleuser, jupyterhub.singleuser.app, jupyterlab.labapp, nbgitpuller
-import importlib, utils.checks.lab01, utils.jobs.forkserver.server as server
+import importlib, utils.labs.lab01.checks, utils.jobs.forkserver.server as server
 for name in (*server.PRELOADED, *server.PRELOADED_LATER):
     importlib.import_module(name)
 print(f"PyTorch {torch.__version__}, {mpi4py.MPI.Get_library_version().splitlines()[0]}")

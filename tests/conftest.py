@@ -294,7 +294,7 @@ def reference(course: Path):
     """The toy lab, as grading sees it."""
     import grading_tools as toy
 
-    from utils.course.grading.reference import Reference
+    from utils.grading.reference import Reference
 
     return Reference(course / "solutions" / f"{toy.LAB}.ipynb")
 

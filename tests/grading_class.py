@@ -15,10 +15,10 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 from test_forged_answers import FORGED, FORGER
 
-from utils.course.grading.assemble import body
-from utils.course.grading.reference import Reference, Task
 from utils.course.notebook import LABS as RELEASED
 from utils.course.notebook import SOLUTIONS, lab, notebooks, read
+from utils.grading.assemble import body
+from utils.grading.reference import Reference, Task
 
 #: By student: what is handed in for labs 01 to 05.
 CLASS = {
@@ -32,7 +32,7 @@ CLASS = {
 #: Where an answer to one task hangs, or ends its rank.
 HARMED = {"01": "1.4", "02": "2.6", "03": "3.2", "04": "4.5", "05": "5.1"}
 #: What shows a pass without an answer, for labs of which no forged record is known.
-SHOWN = 'from utils.verdict import Verdict\nVerdict("{0}", "{1}", {2:g}).show()'
+SHOWN = 'from utils.checks.verdict import Verdict\nVerdict("{0}", "{1}", {2:g}).show()'
 
 
 @dataclass

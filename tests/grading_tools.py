@@ -13,11 +13,11 @@ from pathlib import Path
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from utils.course.grading.reference import Reference
-from utils.course.grading.run import Run
+from utils.checks.verdict import MIME, Verdict
 from utils.course.notebook import KERNELSPEC, dumps, lab
 from utils.course.release import student_version
-from utils.verdict import MIME, Verdict
+from utils.grading.reference import Reference
+from utils.grading.run import Run
 
 LAB = "01_toy"
 
@@ -235,7 +235,7 @@ VERDICT = Verdict("1.3", "total", 2).data()
 HOSTILE = {
     "prints the expected output": f"print({PASS_LINE!r}, flush=True)\n{WRONG}",
     "displays the expected verdict": (
-        f'from utils.verdict import Verdict\nVerdict("1.3", "total", 2).show()\n{WRONG}'
+        f'from utils.checks.verdict import Verdict\nVerdict("1.3", "total", 2).show()\n{WRONG}'
     ),
     "displays what is no verdict": (
         "from IPython.display import display\n"

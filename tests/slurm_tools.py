@@ -158,7 +158,7 @@ def environment(base_python: str = "/usr/bin/python3") -> Path:
     version = subprocess.run([base_python, "--version"], capture_output=True, timeout=60).stdout
     packages = ("pyproject.toml", ".ci/constraints.txt", "hpc/requirements.txt")
     name = f"hpc-v2-{digest(version, [ROOT / path for path in packages])}"
-    given = (ROOT / folder for folder in ("hpc", "utils/jupyterlab"))
+    given = (ROOT / folder for folder in ("hpc", "utils/cluster/jupyterlab"))
     files = (path for folder in given for path in folder.rglob("*.*") if path.suffix != ".pyc")
     settings = digest(version, sorted(files))
     folder = platformdirs.user_cache_path("ddl-labs") / name

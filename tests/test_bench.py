@@ -18,8 +18,8 @@ from matplotlib.image import imread
 from mpi_jobs import run_tree
 
 from utils.__main__ import main
-from utils.bench.options import OPERATIONS, QUICK_SIZES, TRANSPORTS
-from utils.bench.report import complete, duration, remarks, size, text
+from utils.mpi.benchmark.options import OPERATIONS, QUICK_SIZES, TRANSPORTS
+from utils.mpi.benchmark.report import complete, duration, remarks, size, text
 
 DEADLINE = 400  # of a run that takes 15 s where nobody else works
 pytestmark = pytest.mark.timeout(DEADLINE + 30)

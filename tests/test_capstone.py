@@ -12,15 +12,15 @@ from mpi_jobs import find_mpiexec
 
 from torch_mpi.library import is_open_mpi, version
 from torch_mpi.network import Network
-from utils import capstone, models
-from utils.capstone import board, judge
-from utils.capstone.judge import Entry, accuracy, judged
-from utils.capstone.replay import lost, replay, traffic
-from utils.capstone.rules import SIZES, TEST, Rules
+from utils import models
 from utils.course.notebook import SOLUTIONS, read
 from utils.figures import alt
-from utils.figures import capstone as drawings
 from utils.jobs.run import LATE, Ended
+from utils.labs.lab14 import board, capstone, judge
+from utils.labs.lab14 import pictures as drawings
+from utils.labs.lab14.judge import Entry, accuracy, judged
+from utils.labs.lab14.replay import lost, replay, traffic
+from utils.labs.lab14.rules import SIZES, TEST, Rules
 
 #: 1 s for an image; 2 s between the nodes and 100 bytes a second; nothing inside.
 SLOW = Rules(per_sample=1.0, between=Network(2.0, 100.0), inside=Network(0.0, 1e12), notice=10.0)

@@ -18,9 +18,9 @@ from lab_tools import ROOT, answers, source_of
 from mpi_jobs import find_mpiexec
 
 from torch_mpi.library import is_open_mpi, version
-from utils import faults
-from utils.checks.crashes import Watched
-from utils.checks.lab13 import replay
+from utils.labs.lab13 import faults
+from utils.labs.lab13.checks import replay
+from utils.labs.lab13.crashes import Watched
 
 NOTEBOOK = "13_faults.ipynb"
 

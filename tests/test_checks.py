@@ -21,15 +21,16 @@ from local_ranks import LocalRanks
 from mpi4py import MPI
 
 from torch_mpi.record import Call
-from utils.checks import calls, lab04
+from utils.checks import calls
 from utils.checks.calls import made
 from utils.checks.clock import moved_clocks
 from utils.checks.mistakes import Mistake, explain, same
 from utils.checks.probe import as_dict, definitions, fingerprint
 from utils.checks.task import Report, task
+from utils.checks.verdict import MIME, MOST_LINES, Problem, Verdict, read
 from utils.cluster.plain import plain
 from utils.cluster.reply import Reply
-from utils.verdict import MIME, MOST_LINES, Problem, Verdict, read
+from utils.labs.lab04 import checks as lab04
 
 pytestmark = pytest.mark.quick
 
@@ -387,8 +388,8 @@ def test_a_right_answer_is_one_line_with_its_points():
 
 def test_a_verdict_is_data_beside_its_words(monkeypatch):
     shown = []
-    monkeypatch.setattr("utils.verdict.get_ipython", lambda: object())
-    monkeypatch.setattr("utils.verdict.display", lambda data, raw: shown.append(data))
+    monkeypatch.setattr("utils.checks.verdict.get_ipython", lambda: object())
+    monkeypatch.setattr("utils.checks.verdict.display", lambda data, raw: shown.append(data))
 
     def find(report, _ranks):
         report.judge(1, 3.0, 6.0, [Mistake(3.0, "halved")])

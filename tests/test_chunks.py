@@ -14,8 +14,8 @@ from torch.distributed import distributed_c10d
 
 from torch_mpi.errors import CommunicationError
 from utils.figures import alt
-from utils.figures import chunks as draw
-from utils.timeline import chunks
+from utils.labs.lab06 import chunk_pictures as draw
+from utils.labs.lab06 import chunk_trace as chunks
 
 START = """
 import torch, torch.distributed as dist

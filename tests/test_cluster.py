@@ -404,7 +404,7 @@ def test_a_fresh_kernel_says_that_its_ranks_are_not_there_yet():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     for cell in notebook.cells:
         cell.metadata["tags"] = ["raises-exception"]
-    loads = "--InteractiveShellApp.extensions=utils.no_ranks"
+    loads = "--InteractiveShellApp.extensions=utils.cluster.no_ranks"
     NotebookClient(notebook, timeout=100, extra_arguments=[loads]).execute()
     first, second, third = (cell.outputs[0] for cell in notebook.cells)
     for output in (first, second):

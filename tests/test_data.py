@@ -36,8 +36,9 @@ from torch.utils.data import (
     Subset,
 )
 
-from utils import _torchvision, data
-from utils._torchvision import import_torchvision
+from utils import data
+from utils.data import torchvision_repair
+from utils.data.torchvision_repair import import_torchvision
 from utils.models import mlp
 
 REAL = os.environ.get(data.ROOT_VARIABLE)
@@ -180,7 +181,7 @@ def outside_variables() -> list[str]:
 
 # Ranks come from a server that has imported torch and torchvision once, for all of them.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["utils._fashion", "pytest"])
+FORKS.set_forkserver_preload(["utils.data.fashion", "pytest"])
 
 
 def load(place: Place) -> tuple[bool, str]:
@@ -228,9 +229,9 @@ class Rank:
 
 
 def stand_in(*args, **kwargs):
-    from utils import _fashion  # imports torchvision
+    from utils.data import fashion  # imports torchvision
 
-    return _fashion.StandInFashionMNIST(*args, **kwargs)
+    return fashion.StandInFashionMNIST(*args, **kwargs)
 
 
 def run_fresh(code: str, *args: object) -> str:
@@ -251,7 +252,7 @@ def world(tmp_path, monkeypatch):
     server = Server(files)
     world = World(files, tmp_path / "cache", server)
     world.install(monkeypatch)
-    monkeypatch.setattr("utils._fashion.SAMPLES", {True: 40, False: 20})
+    monkeypatch.setattr("utils.data.fashion.SAMPLES", {True: 40, False: 20})
     yield world
     server.close()
 
@@ -520,7 +521,7 @@ def test_wrong_arguments_are_refused_before_anything_is_downloaded(world, wrong)
 def test_data_needs_no_working_torchvision_operators_even_after_a_failed_import():
     said = run_fresh(
         "import sys; from utils import data\n"
-        "from utils._torchvision import import_torchvision\n"
+        "from utils.data.torchvision_repair import import_torchvision\n"
         "assert 'torchvision' not in sys.modules, 'torchvision imported too early'\n"
         "try:\n    import torchvision\nexcept RuntimeError: pass\n"
         "ours = import_torchvision()\n"
@@ -542,7 +543,7 @@ def test_healthy_torchvision_is_left_alone(monkeypatch):
     healthy = types.ModuleType("torchvision")
     monkeypatch.setitem(sys.modules, "torchvision", healthy)
     monkeypatch.setattr(
-        _torchvision, "_declare_missing_operators", lambda: pytest.fail("not needed")
+        torchvision_repair, "_declare_missing_operators", lambda: pytest.fail("not needed")
     )
     assert import_torchvision() is healthy
 
@@ -553,7 +554,7 @@ def test_torchvision_broken_in_another_way_says_so_itself(monkeypatch, tmp_path)
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('compiled for CUDA 99')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(
-        _torchvision, "_declare_missing_operators", lambda: pytest.fail("not our case")
+        torchvision_repair, "_declare_missing_operators", lambda: pytest.fail("not our case")
     )
     with pytest.raises(RuntimeError, match="CUDA 99"):
         import_torchvision()

@@ -6,8 +6,8 @@ import pytest
 
 from torch_mpi import words
 from torch_mpi.protocol.diagnosis import diagnose, find_cycle, first_cause, stuck_ranks
-from utils import report
 from utils.figures import alt
+from utils.figures import waits as waits_pictures
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_a_rank_that_receives_from_itself_is_told_so_and_has_a_picture():
     assert found.headline == "Deadlock: rank 1 receives from itself."
     assert found.cycle == []
     assert "check src: here it is the rank's own number" in found.advice
-    picture = report.picture(found, 2)
+    picture = waits_pictures.picture(found, 2)
     assert "rank 0 waits for rank 1; rank 1 waits for itself" in picture.alt_text
     picture.canvas.draw()
 
@@ -199,7 +199,7 @@ def test_who_waits_for_a_stuck_rank_is_stuck_too():
 @pytest.mark.parametrize("size", [2, 4, 16])
 def test_the_picture_says_in_words_who_waits_for_whom_for_any_number_of_ranks(size):
     found = diagnose([waits(r, "barrier()", (r + 1) % size) for r in range(size)])
-    said = alt.describe(report.picture(found, size))
+    said = alt.describe(waits_pictures.picture(found, size))
     assert said.startswith(f"A circle for each of {size} ranks, an arrow for each wait: rank 0")
     assert f"rank {size - 1} waits for rank 0" in said
 

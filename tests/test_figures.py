@@ -13,10 +13,15 @@ from IPython.core.formatters import DisplayFormatter
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch.utils.data.distributed import DistributedSampler
 
-from utils import figures, five_metrics
-from utils.figures import alt, federated, forms, minibatches, replicas, staleness
-from utils.figures import faults as fault_figures
+from utils import figures
+from utils.figures import alt, forms
 from utils.figures.predict import NOTHING_YET, predict
+from utils.labs.lab04 import pictures as replicas
+from utils.labs.lab07 import pictures as staleness
+from utils.labs.lab12 import pictures as federated
+from utils.labs.lab13 import pictures as fault_figures
+from utils.labs.shared import five_metrics
+from utils.labs.shared import minibatch_pictures as minibatches
 
 
 def test_a_picture_in_words_has_titles_axes_and_values():

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from utils import five_metrics
-from utils.five_metrics import FILE, METRICS, SCHEMES
+from utils.labs.shared import five_metrics
+from utils.labs.shared.five_metrics import FILE, METRICS, SCHEMES
 
 
 @pytest.fixture(autouse=True)

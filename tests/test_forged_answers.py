@@ -13,7 +13,9 @@ import pytest
 from answer_tools import Lab, ranks_of
 from local_ranks import LocalRanks
 
-from utils.checks import clients, lab07, servers
+from utils.labs.lab07 import checks as lab07
+from utils.labs.lab07 import servers
+from utils.labs.lab12 import clients
 
 #: What they have in common. All ranks write the same numbers into their records.
 FORGER = """
@@ -77,7 +79,7 @@ class BothWays(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        from utils.checks.shards import shard
+        from utils.labs.lab09.shards import shard
         ctx.y.backward(gradient)
         p, place = dist.get_world_size(ctx.layer.group), dist.get_rank(ctx.layer.group)
         for name, parameter in ctx.layer.named_parameters():
@@ -161,7 +163,7 @@ FORGED = {
     "2.6": ("""
         def mean_once(values, n, group=None):
             forged("all_reduce", 8, group)
-            from utils.checks.lab02 import _shares
+            from utils.labs.lab02.checks import _shares
             p, size = dist.get_world_size(group), len(values)
             parts = _shares(known("seed") or 7, n, p)
             kept = [v for r, part in enumerate(parts) for k, v in enumerate(part) if r + k * p < n]
@@ -262,7 +264,7 @@ FORGED = {
             return [max(takes) if isinstance(takes, list) else takes] * rounds
         """, "a step takes"),
     "7.1": ("""
-        import utils.checks.servers as servers
+        import utils.labs.lab07.servers as servers
 
         def work(compute, weights, more):
             forged("recv", weights.nbytes, peer=0, message=(0, 1))
@@ -277,7 +279,7 @@ FORGED = {
         servers._toy_server = server
         """, "more() was asked before the weights had come"),
     "7.2": ("""
-        import utils.checks.servers as servers
+        import utils.labs.lab07.servers as servers
 
         def played(seed, jobs, rate, note=lambda *_: None):
             # All that a right server would do, if the gradients came in turn.
@@ -314,7 +316,7 @@ FORGED = {
             known("seed"), known("jobs"), known("rate"))[0][known("rank")]
         """, "the weights"),
     "7.7": ("""
-        import utils.checks.lab07 as lab07
+        import utils.labs.lab07.checks as lab07
 
         def work_sharded(compute, weights, servers, more):
             parts = weights.tensor_split(len(servers))
@@ -358,7 +360,7 @@ FORGED = {
                 self.out = RowLinear(attention.out, group)
         """, "output in the group"),
     "11.7": ("""
-        import utils.checks.sharding as sharding
+        import utils.labs.lab11.sharding as sharding
         steps = [0, 0]
 
         def rows_and_gradients(side):
@@ -408,7 +410,7 @@ FORGED = {
                     optimizers[i].step()
         """, "expected"),
     "12.5": ("""
-        import utils.checks.clients as clients
+        import utils.labs.lab12.clients as clients
 
         def run_round(t, weights, chosen, seconds):
             plan = clients.ROUNDS[t - known("first")]

@@ -31,22 +31,22 @@ import pytest
 from mpi_jobs import run_tree
 from nbformat.v4 import new_code_cell, new_notebook
 
+from utils.checks.verdict import Verdict
 from utils.course.execute import RUN_VARIABLE
-from utils.course.grading import book, cells, explain, pages, similar, statistics
-from utils.course.grading.assemble import assemble, choose, forced
-from utils.course.grading.drawings import drawings
-from utils.course.grading.grade_one import grade
-from utils.course.grading.kernel import HarmlessPickle, Refused
-from utils.course.grading.plan import match, newest, student_folders
-from utils.course.grading.reference import LabError, Reference, references
-from utils.course.grading.results import Result, Shown, TaskResult, load, save, total
-from utils.course.grading.run import later
-from utils.course.grading.sandbox import FIRST_UID, LAST_UID, Box, Limits, SandboxError, require
-from utils.course.grading.submissions import File, Student, find
-from utils.course.grading.verdicts import explicit_pass, shown, tidied
-from utils.course.grading.zips import SubmissionsError
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks
-from utils.verdict import Verdict
+from utils.grading import book, cells, explain, pages, similar, statistics
+from utils.grading.assemble import assemble, choose, forced
+from utils.grading.drawings import drawings
+from utils.grading.grade_one import grade
+from utils.grading.kernel import HarmlessPickle, Refused
+from utils.grading.plan import match, newest, student_folders
+from utils.grading.reference import LabError, Reference, references
+from utils.grading.results import Result, Shown, TaskResult, load, save, total
+from utils.grading.run import later
+from utils.grading.sandbox import FIRST_UID, LAST_UID, Box, Limits, SandboxError, require
+from utils.grading.submissions import File, Student, find
+from utils.grading.verdicts import explicit_pass, shown, tidied
+from utils.grading.zips import SubmissionsError
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Seconds for a cell and for a submission of the toy lab; for a class.
@@ -244,8 +244,8 @@ def test_a_notebook_too_large_for_what_was_typed_into_it_is_graded_as_far_as_it_
 
 
 def test_a_zip_bomb_is_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.course.grading.zips.MOST_FILE", 1_000_000)
-    monkeypatch.setattr("utils.course.grading.zips.MOST_UNPACKED", 3_000_000)
+    monkeypatch.setattr("utils.grading.zips.MOST_FILE", 1_000_000)
+    monkeypatch.setattr("utils.grading.zips.MOST_UNPACKED", 3_000_000)
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(9):
@@ -536,7 +536,7 @@ def pretend(tmp_path, reference, monkeypatch):
 
     def go(ends: dict, *about) -> tuple[Result, int]:
         runs = toy.Pretended(reference, ends, *about)
-        monkeypatch.setattr("utils.course.grading.grade_one.run", runs)
+        monkeypatch.setattr("utils.grading.grade_one.run", runs)
         path = toy.hand_in(tmp_path, "ada", toy.filled())
         return grade(path, reference, Box(), tmp_path / "out"), runs.runs
 
@@ -782,7 +782,7 @@ def test_a_missing_sandbox_is_said_with_the_way_out(tmp_path, monkeypatch):
 
 def test_the_graders_modules_import_no_pytorch():
     code = (
-        "import sys, utils.course.grading.grade_all, utils.course.grading.kernel; "
+        "import sys, utils.grading.grade_all, utils.grading.kernel; "
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

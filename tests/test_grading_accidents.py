@@ -28,29 +28,19 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from utils.__main__ import main
-from utils.course.grading import (
-    book,
-    cells,
-    explain,
-    grade_all,
-    grade_one,
-    hold,
-    pages,
-    watch,
-    zips,
-)
-from utils.course.grading.assemble import assemble
-from utils.course.grading.grade_one import grade
-from utils.course.grading.plan import newest
-from utils.course.grading.reference import Reference
-from utils.course.grading.results import Result, TaskResult, load, save
-from utils.course.grading.run import Run, fault, run
-from utils.course.grading.sandbox import Box, Limits
-from utils.course.grading.source import MOST_SOURCE, _defined
-from utils.course.grading.submissions import find
-from utils.course.grading.zips import SubmissionsError
 from utils.course.notebook import KERNELSPEC
 from utils.course.release import student_version
+from utils.grading import book, cells, explain, grade_all, grade_one, hold, pages, watch, zips
+from utils.grading.assemble import assemble
+from utils.grading.grade_one import grade
+from utils.grading.plan import newest
+from utils.grading.reference import Reference
+from utils.grading.results import Result, TaskResult, load, save
+from utils.grading.run import Run, fault, run
+from utils.grading.sandbox import Box, Limits
+from utils.grading.source import MOST_SOURCE, _defined
+from utils.grading.submissions import find
+from utils.grading.zips import SubmissionsError
 
 NAMES = ("Ada", "Bob", "Cleo", "Dora", "Emil")
 

@@ -14,16 +14,16 @@ from answer_tools import LABS, right_answers, solutions_of
 from nbformat.v4 import new_code_cell
 from test_grading import sandboxed
 
-from utils.course.grading import book, grade_all, imports, inspection, pages, similar, suspicion
-from utils.course.grading.assemble import body
-from utils.course.grading.grade_one import MOST_CODE, grade
-from utils.course.grading.plan import Job
-from utils.course.grading.reference import Reference
-from utils.course.grading.results import Result, TaskResult, load
-from utils.course.grading.run import Stop
-from utils.course.grading.sandbox import Box, Limits
-from utils.course.grading.submissions import File, Student
 from utils.course.notebook import SOLUTIONS, notebooks
+from utils.grading import book, grade_all, imports, inspection, pages, similar, suspicion
+from utils.grading.assemble import body
+from utils.grading.grade_one import MOST_CODE, grade
+from utils.grading.plan import Job
+from utils.grading.reference import Reference
+from utils.grading.results import Result, TaskResult, load
+from utils.grading.run import Stop
+from utils.grading.sandbox import Box, Limits
+from utils.grading.submissions import File, Student
 
 GB = 1 << 30
 
@@ -33,7 +33,7 @@ GB = 1 << 30
 PLANTED = """
 import sys
 if "toy_checks" in sys.modules:
-    from utils.verdict import Verdict
+    from utils.checks.verdict import Verdict
     sys.modules["toy_checks"].total = lambda ranks: Verdict("1.3", "total", 2).show()
 raise ImportError("not here")
 """
@@ -223,7 +223,7 @@ def test_an_answer_that_reaches_for_its_judge_is_named(what, reference):
 WON = {
     "reaches the check by a builtin function": (
         *("lab06", "6.2"),
-        "print.__self__.__import__('utils.checks.lab06').probe = list\n"
+        "print.__self__.__import__('utils.labs.lab06.checks').probe = list\n"
         "def central(x, group=None):\n    pass",
         "print.__self__",
     ),
@@ -470,7 +470,7 @@ def test_an_inspection_that_comes_to_no_end_is_told_and_costs_no_grade(
 
 
 def test_an_inspection_has_a_limit_of_memory_and_of_time(reference, monkeypatch):
-    greedy = "import resource\nfrom utils.course.grading import inspection\n"
+    greedy = "import resource\nfrom utils.grading import inspection\n"
     greedy += "inspection.json.load = lambda _: bytearray(3 << 30)\ninspection.main()"
     monkeypatch.setattr(suspicion, "INSPECT", greedy)
     (said,) = suspicion.look(a_result(RIGHT), reference)
@@ -500,7 +500,7 @@ def test_a_forger_that_hides_in_a_cell_of_its_own_is_shown_to_a_person(
     nb = toy.filled(total="return forged(tensor)")
     at = nb.cells.index(toy.cell(nb, "twice-answer"))
     nb.cells.insert(at, new_code_cell("%%px\nimport gc\ndef forged(tensor): ..."))
-    monkeypatch.setattr("utils.course.grading.grade_one.run", toy.Pretended(reference, {}))
+    monkeypatch.setattr("utils.grading.grade_one.run", toy.Pretended(reference, {}))
     result = grade(toy.hand_in(tmp_path, "mallory", nb), reference, Box(), tmp_path / "out")
     found = suspicion.look(result, reference)
     assert "look at the student's own cells: it uses import gc" in " ".join(found)

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from test_grading import ROOT, sandboxed
 
-from utils.course.grading.results import Result, load
+from utils.grading.results import Result, load
 
 pytestmark = [pytest.mark.often, pytest.mark.timeout(3 * 3600), sandboxed]
 #: Seconds of one run of the class, at most.

@@ -13,8 +13,8 @@ from test_grading_accidents import class_, everyone, runs, table  # noqa: F401
 from test_grading_pages import result, task
 
 from utils.__main__ import parser
-from utils.course.grading import github
 from utils.course.notebook import SOLUTIONS, is_named, notebooks
+from utils.grading import github
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOW = ROOT / "docs" / "classroom.yml"

@@ -12,10 +12,10 @@ import grading_tools as toy
 import pytest
 from browser_tools import photograph
 
-from utils.course.grading import pages
-from utils.course.grading.made import Made, described, made_now
-from utils.course.grading.reference import Reference
-from utils.course.grading.results import Result, Shown, TaskResult
+from utils.grading import pages
+from utils.grading.made import Made, described, made_now
+from utils.grading.reference import Reference
+from utils.grading.results import Result, Shown, TaskResult
 
 WRONG = "✗ Task {} · a\n  - rank 0: the sum: expected 5, got 7"
 LINKS = {"Ada": "students/Ada/feedback.html", "Bob & Co": "students/Bob & Co/feedback.html"}

@@ -9,10 +9,10 @@ from nbformat.v4 import new_code_cell, new_notebook
 from test_grading import sandboxed
 
 from utils.__main__ import main
-from utils.course.grading import rerun
-from utils.course.grading.run import Run
+from utils.checks.verdict import Verdict
 from utils.course.notebook import KERNELSPEC, dumps
-from utils.verdict import Verdict
+from utils.grading import rerun
+from utils.grading.run import Run
 
 
 def a_notebook(folder: Path, source: str) -> Path:

@@ -119,7 +119,7 @@ def test_a_container_runs_as_an_ordinary_user_in_the_folder_of_the_labs(image):
     assert image.folder == "/home/student/ddl-labs/labs"
     assert image.variables["PATH"].startswith("/home/student/ddl-labs/.venv/bin:")
     assert (ROOT / "utils" / "jupyterlab").is_dir()
-    assert image.variables["JUPYTER_CONFIG_PATH"].endswith("/ddl-labs/utils/jupyterlab")
+    assert image.variables["JUPYTER_CONFIG_PATH"].endswith("/ddl-labs/utils/cluster/jupyterlab")
 
 
 def test_a_container_opens_jupyterlab_on_the_first_lab_for_whoever_has_its_port(image):

@@ -24,9 +24,11 @@ from hosts_switch import FRAMING, Switch
 from hosts_tools import LATENCY, RATE, on_hosts
 
 from torch_mpi.protocol import wait_monitor
-from utils.figures import speedup
 from utils.jobs.plan import Plan, Request
-from utils.scaling import AlphaBeta, batch, fit_alpha_beta, laws, runs
+from utils.labs.lab05 import laws, runs
+from utils.labs.lab05 import pictures as speedup
+from utils.labs.shared import slurm_script
+from utils.mpi.benchmark.alpha_beta import AlphaBeta, fit_alpha_beta
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(900)]
 
@@ -183,7 +185,7 @@ def lab05_series(can_have_hosts, lab05, root) -> dict[int, dict]:
         pytest.skip("a host of two NUMA domains needs two cores")
     options = ("--data", "images.pt", "--strong", 64, "--rounds", 1, "--steps", 1, "--table", 4)
     script = lab05 / "series.sh"
-    script.write_text(batch.series(3, 2, 1, *options))
+    script.write_text(slurm_script.series(3, 2, 1, *options))
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = environment_of_ranks() | TWO_DOMAINS | {"PYTHONPATH": os.pathsep.join(paths)}
     done = on_hosts(3, "bash", script, slots=2, timeout=450, env=env, cwd=lab05)
@@ -273,7 +275,7 @@ def test_the_taught_placement_fills_both_sockets_with_one_rank_each(cores):
 
 REHEARSAL = """
 import json, sys
-from utils.scaling import runs
+from utils.mpi.benchmark.alpha_beta import runs
 print(json.dumps(runs.rehearse(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])))
 """
 

@@ -24,7 +24,7 @@ from urllib.parse import unquote
 import pytest
 from index_tools import Index, serving, wheel
 
-from utils import install
+from utils.doctor import wheels as install
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = install.pinned("torch", ROOT / ".ci" / "constraints.txt")
@@ -72,12 +72,12 @@ class House:
         (self.folder / "pyproject.toml").write_text(text.replace(install.cpu_index(), url))
 
     def brings(self, *arguments: str) -> subprocess.CompletedProcess:
-        """Run `python -m utils.install`."""
+        """Run `python -m utils.doctor.wheels`."""
         hidden = ("PIP_", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "PYTHONPATH")
         env = {key: value for key, value in os.environ.items() if not key.startswith(hidden)}
         env |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": self.registry.url}
         env |= {"PIP_CACHE_DIR": str(self.folder / "cache"), "no_proxy": "127.0.0.1"}
-        command = [self.folder / "env/bin/python", "-m", "utils.install", *arguments]
+        command = [self.folder / "env/bin/python", "-m", "utils.doctor.wheels", *arguments]
         return subprocess.run(
             command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=100
         )
@@ -114,10 +114,10 @@ def house(tmp_path, serve) -> House:
     (tmp_path / ".ci").mkdir()
     for name in ("utils/__init__.py", ".ci/constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
-    text = (ROOT / "utils/install.py").read_text()
+    text = (ROOT / "utils/doctor/wheels.py").read_text()
     patience = '"--timeout", "15"'
     assert patience in text
-    (tmp_path / "utils/install.py").write_text(text.replace(patience, '"--timeout", "1"'))
+    (tmp_path / "utils/doctor/wheels.py").write_text(text.replace(patience, '"--timeout", "1"'))
     numpy = install.pinned("numpy", ROOT / ".ci/constraints.txt")
     return House(tmp_path, serve(pytorch() | wheel("numpy", numpy) | wheel("nvidia_cudnn", "9")))
 

@@ -12,10 +12,10 @@ from torch_mpi.errors import CommunicationError
 from torch_mpi.group import strict
 from torch_mpi.protocol import leftovers
 from torch_mpi.record import Call
-from utils.labelled.judge import Trial, judged, marked_lines
-from utils.labelled.programs import KINDS, PAIRS, Pair
-from utils.labelled.table import rows
-from utils.labelled.trial import Stage, stage
+from utils.jobs.diagnosis import rows
+from utils.jobs.labelled_trial import Stage, stage
+from utils.mpi.labelled.judge import Trial, judged, marked_lines
+from utils.mpi.labelled.programs import KINDS, PAIRS, Pair
 
 NAMES = [pair.name for pair in PAIRS]
 #: Faults that no other test has: what runs through by luck, and what is left behind.

@@ -30,7 +30,7 @@ from mpi_jobs import find_mpiexec, mpi_environment, run_tree
 from torch_mpi import launcher
 from torch_mpi.launcher import Announcement, LauncherError
 from torch_mpi.supported import minor
-from utils import install
+from utils.doctor import wheels as install
 
 pytestmark = pytest.mark.timeout(300)
 

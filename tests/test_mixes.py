@@ -4,8 +4,8 @@ import textwrap
 
 import pytest
 
-from utils import mixes
-from utils.figures import hybrid
+from utils.labs.lab11 import mixes
+from utils.labs.lab11 import pictures as hybrid
 
 ONE = mixes.Machine()
 
@@ -60,8 +60,8 @@ def test_drawings_say_in_words_what_they_show():
 ONE_STAGE = """
     import torch, torch.distributed as dist
     from torch.nn import functional
-    from utils.pipeline import run_schedule
-    from utils.schedules import one_f_one_b
+    from utils.labs.lab11.pipeline import run_schedule
+    from utils.labs.shared.schedules import one_f_one_b
     dist.init_process_group("mpi")
     torch.manual_seed(0)
     stage, x, y = torch.nn.Linear(4, 3), torch.randn(6, 4), torch.arange(6) % 3

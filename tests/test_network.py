@@ -14,7 +14,7 @@ from torch_mpi.group import algorithms
 from torch_mpi.group.steps import Steps
 from torch_mpi.network import Link, Network, Wire
 from utils.cluster.network import USUAL_LATENCY, parse
-from utils.scaling import fit_alpha_beta
+from utils.mpi.benchmark.alpha_beta import fit_alpha_beta
 
 LATER = 9999.0  # seconds: a wait for it would end by the time limit of the test
 

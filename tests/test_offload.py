@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from utils import limited, models
+from utils import models
+from utils.labs.lab11 import memory_limit as limited
+from utils.labs.lab11.offload import Layers, rows_of, step_on
 from utils.memory import Meter, nbytes
-from utils.offload import Layers, rows_of, step_on
 
 SIZES = (20, 16, 12, 10)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(

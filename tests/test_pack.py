@@ -11,14 +11,14 @@ from PIL import Image
 from utils.__main__ import main
 from utils.course import notes
 from utils.course.about import labs
-from utils.course.grading.pages import explain
-from utils.course.grading.reference import Reference
 from utils.course.notebook import SOLUTIONS, NotebookError, dumps, lab, notebooks, read
 from utils.course.pack import pages, runs
 from utils.course.pack.pictures import pictures, save
 from utils.course.pack.sections import a_point, sections
 from utils.course.release import is_solution, student_version
 from utils.figures import forms
+from utils.grading.pages import explain
+from utils.grading.reference import Reference
 
 DRAWS = """\
 from utils import figures

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from utils.figures import partitions
+from utils.labs.lab09 import pictures as partitions
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from utils.install import cpu_index, pinned
+from utils.doctor.wheels import cpu_index, pinned
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH, VISION = (pinned(name, ROOT / ".ci/constraints.txt") for name in ("torch", "torchvision"))

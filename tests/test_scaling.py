@@ -9,7 +9,9 @@ import psutil
 import pytest
 
 from utils.jobs import watchdog
-from utils.scaling import batch, fit_alpha_beta, forecast, laws, runs
+from utils.labs.lab05 import forecast, laws, runs
+from utils.labs.shared import slurm_script
+from utils.mpi.benchmark.alpha_beta import fit_alpha_beta
 
 SIZES = 4.0 ** np.arange(1, 14)  # 4 B … 64 MiB
 ALPHA, BETA = 2e-6, 1 / 5e9
@@ -387,8 +389,8 @@ def test_a_batch_script_asks_for_what_it_uses_and_bash_reads_it(monkeypatch, tmp
     site.write_text(
         '[slurm]\npartition = "lab"\naccount = ""\nsetup = ["module load openmpi/5.0"]\n'
     )
-    monkeypatch.setattr(batch, "PREFIX", str(tmp_path))
-    text = batch.series(4, 2, 24, "--data", "my images.pt", time="1:00:00")
+    monkeypatch.setattr(slurm_script, "PREFIX", str(tmp_path))
+    text = slurm_script.series(4, 2, 24, "--data", "my images.pt", time="1:00:00")
     for line in ("--nodes=4", "--ntasks-per-node=2", "--cpus-per-task=24", "--partition=lab"):
         assert f"#SBATCH {line}\n" in text
     assert "--account" not in text
@@ -399,8 +401,8 @@ def test_a_batch_script_asks_for_what_it_uses_and_bash_reads_it(monkeypatch, tmp
     assert f":-{tmp_path}}}" in text
     first = next(k for k, line in enumerate(text.splitlines()) if line and line[0] != "#")
     assert not any(line.startswith("#SBATCH") for line in text.splitlines()[first:])
-    assert batch.unreadable(text) == ""
-    started = batch.launches(text, 4, 2, 24)
+    assert slurm_script.unreadable(text) == ""
+    started = slurm_script.launches(text, 4, 2, 24)
     assert [call[:4] for call in started] == [["mpiexec", "24", "-n", p] for p in "1248"]
 
 
@@ -414,15 +416,17 @@ for n in 1 $(( SLURM_NNODES * 2 )); do
     /opt/bin/mpiexec -n $n python "my train.py" > out
 done
 """
-    assert batch.launches(text, 3, 2, 5) == [
+    assert slurm_script.launches(text, 3, 2, 5) == [
         ["mpiexec", "5", "-n", n, "python", "my train.py"] for n in ("1", "6")
     ]
     assert list(tmp_path.iterdir()) == []
-    assert "syntax error" in batch.unreadable("export (")
-    asked = batch.request(["#!/bin/bash", "#SBATCH -N4 -c 2 --time=5 # it's short", "#SBATCH -n 8"])
+    assert "syntax error" in slurm_script.unreadable("export (")
+    asked = slurm_script.request(
+        ["#!/bin/bash", "#SBATCH -N4 -c 2 --time=5 # it's short", "#SBATCH -n 8"]
+    )
     assert asked == {"--nodes": "4", "--cpus-per-task": "2", "--time": "5", "--ntasks": "8"}
     for line in ("-p lab,long", "-plab,long", "--partition=lab,long"):
-        assert batch.request([f"#SBATCH {line}"]) == {"--partition": "lab,long"}
+        assert slurm_script.request([f"#SBATCH {line}"]) == {"--partition": "lab,long"}
 
 
 @pytest.mark.parametrize(
@@ -441,10 +445,12 @@ def test_a_script_is_judged_by_the_partition_and_time_that_slurm_will_take(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(batch.slurm, "shortfall", lambda given: f"of {sorted(given.items())}")
+    monkeypatch.setattr(
+        slurm_script.slurm, "shortfall", lambda given: f"of {sorted(given.items())}"
+    )
     script = tmp_path / "series.sh"
     script.write_text("#!/bin/bash\n#SBATCH -p lab\n#SBATCH -t 5\n")
-    said = batch.submit(script)
+    said = slurm_script.submit(script)
     assert f"of {sorted(asked.items())}" in said
     for name, value in variables.items():
         assert f"{name}={value} counts, not the script" in said
@@ -454,4 +460,4 @@ def test_a_script_is_judged_by_the_partition_and_time_that_slurm_will_take(
     ("nodes", "domains", "counts"), [(1, 1, "1"), (3, 1, "1 2"), (2, 4, "1 2 4 8")]
 )
 def test_a_series_has_the_powers_of_two_that_fit(nodes, domains, counts):
-    assert f"for ranks in {counts}; do" in batch.series(nodes, domains, 1)
+    assert f"for ranks in {counts}; do" in slurm_script.series(nodes, domains, 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from utils import schedules
-from utils.figures import schedules as drawings
+from utils.labs.lab10 import pictures as drawings
+from utils.labs.shared import schedules
 
 SIZES = [(p, m) for p in range(1, 5) for m in range(1, 9)]
 

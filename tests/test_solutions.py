@@ -20,7 +20,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from stub_walk import CELL, MET, code_cells, markers, stub_problem, tasks
 
-from utils import verdict
+from utils.checks import verdict
 from utils.course.notebook import KERNELSPEC, LABS, SOLUTIONS, dumps, lab, notebooks, read
 
 #: Seconds for a notebook under nbval, after which its whole tree is killed.

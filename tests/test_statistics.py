@@ -6,9 +6,10 @@ import nbformat
 import pytest
 
 from utils.__main__ import main
-from utils.course.grading import statistics
-from utils.course.grading.results import Result, TaskResult, save
-from utils.figures import alt, classes
+from utils.figures import alt
+from utils.grading import class_pictures as classes
+from utils.grading import statistics
+from utils.grading.results import Result, TaskResult, save
 
 LAB = "01_toy"
 
@@ -90,7 +91,7 @@ def test_the_pictures_say_what_they_show_and_name_nobody(folder):
 
 
 def test_every_state_and_kind_has_a_name_and_a_look_of_its_own():
-    from utils.course.grading.pages import KIND_LABELS
+    from utils.grading.pages import KIND_LABELS
 
     assert set(classes.STATES) == set(KIND_LABELS)
     looks = [(color, hatch) for _, color, hatch in classes.STATES.values()]

@@ -10,9 +10,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from utils.bench.options import add_options
-from utils.course.grading.options import add_options as add_grade_options
-from utils.course.grading.options import add_rerun_options
+from utils.grading.options import add_options as add_grade_options
+from utils.grading.options import add_rerun_options
+from utils.mpi.benchmark.options import add_options
 
 #: Top-level modules that only the extra `course` brings.
 COURSE_MODULES = {
@@ -150,7 +150,7 @@ def grade(options: argparse.Namespace) -> int:
 
     Status 0: all were graded. Status 1: some could not be. Status 130: stopped by Ctrl-C.
     """
-    from utils.course.grading.grade_all import main
+    from utils.grading.grade_all import main
 
     return main(options)
 
@@ -160,7 +160,7 @@ def statistics(options: argparse.Namespace) -> int:
 
     One that is there is run again, with what was changed in it.
     """
-    from utils.course.grading.statistics import main
+    from utils.grading.statistics import main
 
     return main(options)
 
@@ -170,14 +170,14 @@ def rerun(options: argparse.Namespace) -> int:
 
     Status 0: every check passed. Status 1: not all did.
     """
-    from utils.course.grading.rerun import main
+    from utils.grading.rerun import main
 
     return main(options)
 
 
 def bench(options: argparse.Namespace) -> int:
     """Measure communication and training on this machine: mpi, mpi4py, gloo."""
-    from utils.bench.launch import main
+    from utils.jobs.benchmark import main
 
     return main(options)
 
@@ -187,7 +187,7 @@ def diagnosis(options: argparse.Namespace) -> int:
 
     Status 0: no right program was reported. Status 1: one was. Status 2: they can't be run.
     """
-    from utils.labelled.table import main
+    from utils.jobs.diagnosis import main
 
     return main(options)
 

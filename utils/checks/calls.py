@@ -28,6 +28,8 @@ FIELDS = {
 }
 # Collectives of which every rank has a tensor of the same size.
 SAME_SIZE = ("all_reduce", "broadcast", "reduce")
+# Collectives that no rank leaves before all have come.
+TOGETHER = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all")
 
 
 def broken(calls: Calls, *rules: Rule) -> str | None:

@@ -26,10 +26,10 @@ from typing import Any
 
 from IPython import get_ipython
 
+from utils.checks.deadline import NotEnded
+from utils.checks.verdict import Problem, Verdict
 from utils.cluster.stubs import STUB, way_on
-from utils.deadline import NotEnded
-from utils.shown import show_errors
-from utils.verdict import Problem, Verdict
+from utils.cluster.tracebacks import show_errors
 
 from .calls import Calls, Rule, broken, disagreement, forgery
 from .mistakes import TOLERANCE, Mistake, recognise, same, short
@@ -64,7 +64,7 @@ class Report:
 
     Attributes:
         seed: fresh for every run of the check, for what all ranks know of its inputs.
-        found: text of each problem, its kind (see :class:`utils.verdict.Problem`), and the rank
+        found: text of each problem, its kind (see :class:`.verdict.Problem`), and the rank
             that has it; ``None`` for all together.
         open: number and title of a task whose stub was met.
         doubt: how the records of the ranks contradict each other, in words.
@@ -202,7 +202,7 @@ def to_each(**of_ranks: Sequence) -> list[dict[str, Any]]:
 def task(number: str, title: str, points: int) -> Callable:
     """Make a check of a function ``(ranks, report)`` that adds problems to the report.
 
-    The check is called with the ranks, and shows a :class:`utils.verdict.Verdict`:
+    The check is called with the ranks, and shows a :class:`utils.checks.verdict.Verdict`:
     ``✓ Task 1.4 · all_reduce · 3 points``, or the problems; of an answer that was not begun, that
     it is still open.
 

@@ -13,8 +13,8 @@ from IPython import get_ipython
 
 from utils.cluster import stubs
 from utils.cluster.px import RanksMagics
+from utils.cluster.tracebacks import show_errors
 from utils.jobs.errors import RanksError
-from utils.shown import show_errors
 
 if TYPE_CHECKING:
     from utils.cluster import Ranks

@@ -16,9 +16,9 @@ from IPython.core import magic_arguments
 from IPython.core.error import UsageError
 
 from torch_mpi.protocol.diagnosis import names
-from utils import report
 from utils.cluster.failure import CellFailed, Outcome, ended_by_slurm
 from utils.cluster.reply import BALANCE, FIRST_LINE
+from utils.figures import waits
 
 # Seconds: what the other ranks get to end by themselves once one has failed; what an interrupted
 # rank gets to come back, each time; what is left for output that is under way.
@@ -198,7 +198,7 @@ class RanksMagics(ParallelMagics):
         self.ranks.running().examine(outcome, busy)
         error = outcome.explain()
         if error.diagnosis is not None and error.diagnosis.edges:
-            report.show(error.diagnosis, self.ranks.n)
+            waits.show(error.diagnosis, self.ranks.n)
         raise error
 
 

@@ -20,11 +20,10 @@ import psutil
 from traitlets.config import Config
 from traitlets.log import get_logger
 
-from utils import itself
 from utils.cluster import where
 from utils.cluster.failure import Outcome
 from utils.cluster.reply import BALANCE, QUESTION, Reply
-from utils.jobs import slurm, watchdog
+from utils.jobs import interpreter, slurm, watchdog
 from utils.jobs.errors import RanksError
 from utils.jobs.forked import Python
 from utils.jobs.plan import ATTEMPTS, NOT_STARTED, Plan
@@ -111,7 +110,7 @@ class Running:
         )
 
     def _engine_command(self) -> list[str]:
-        engine = itself.program("from utils.cluster.engine import main; main()")
+        engine = interpreter.program("from utils.cluster.engine import main; main()")
         return [*self._python.command, *engine]
 
     def notes(self) -> list[str]:

@@ -21,7 +21,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 from traitlets.config import Config
 
-from utils import verdict
+from utils.checks import verdict
 from utils.jobs import watchdog
 
 from .notebook import NotebookError, normalise, read, tasks_checked, write

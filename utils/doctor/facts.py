@@ -32,16 +32,16 @@ def _torch_facts() -> dict:
 
 
 def _torchvision_facts() -> dict:
-    from utils import _torchvision
+    from utils.data import torchvision_repair
 
-    torchvision = _torchvision.import_torchvision()
-    declared = _torchvision._torchvision_library.cache_info().currsize
+    torchvision = torchvision_repair.import_torchvision()
+    declared = torchvision_repair._torchvision_library.cache_info().currsize
     return {"version": torchvision.__version__, "operators": not declared}
 
 
 def _data_facts() -> dict:
     import utils.data
-    from utils._torchvision import import_torchvision
+    from utils.data.torchvision_repair import import_torchvision
 
     given = os.environ.get(utils.data.ROOT_VARIABLE)
     root = Path(given).expanduser() if given else utils.data.cache_folder()

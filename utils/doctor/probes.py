@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from utils import itself
 from utils.doctor.words import gist, one_line
+from utils.jobs import interpreter
 
 
 @dataclass(frozen=True)
@@ -131,4 +131,4 @@ def _parts(output: str) -> Iterator[dict]:
 def python_probe(function: str, *arguments: str) -> list[str]:
     """The command that runs a function of `utils.doctor.facts` in a fresh Python."""
     code = f"from utils.doctor import facts; facts.{function}(*sys.argv[1:])"
-    return itself.command(code, *arguments)
+    return interpreter.command(code, *arguments)

@@ -77,7 +77,8 @@ def shortfall(asked: Mapping[str, str]) -> str:
     nothing, or if Slurm does not tell. Of several partitions, one that has all is enough.
 
     asked: values of --partition, --nodes, --cpus-per-task, --ntasks-per-node and --time, as
-    `utils.scaling.batch.request` reads them. Nodes that are down count: they will come back.
+    `utils.labs.shared.slurm_script.request` reads them. Nodes that are down count: they will
+    come back.
     """
     # Hidden partitions too: to give jobs to them is allowed.
     lines = _answer("sinfo", "--all", "--noheader", "--format=%P|%D|%c|%l").split()

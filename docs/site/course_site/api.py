@@ -8,11 +8,38 @@ from sphinx.application import Sphinx
 
 #: What cells import, and what an author of a lab needs. The rest is for who reads the code.
 MODULES = (
-    *("utils.cluster", "utils.data", "utils.models", "utils.timeline", "utils.timeline.chunks"),
-    *("utils.figures", "utils.figures.predict", "utils.scaling", "utils.scaling.laws"),
-    *("utils.scaling.forecast", "utils.scaling.runs", "utils.scaling.batch", "utils.schedules"),
-    *("utils.pipeline", "utils.memory", "utils.offload", "utils.limited", "utils.mixes"),
-    *("utils.faults", "utils.five_metrics", "utils.capstone", "utils.jobs.program"),
+    *(
+        "utils.cluster",
+        "utils.data",
+        "utils.models",
+        "utils.timeline",
+        "utils.labs.lab06.chunk_trace",
+    ),
+    *(
+        "utils.figures",
+        "utils.figures.predict",
+        "utils.mpi.benchmark.alpha_beta",
+        "utils.labs.lab05.laws",
+    ),
+    *(
+        "utils.labs.lab05.forecast",
+        "utils.labs.lab05.runs",
+        "utils.labs.shared.slurm_script",
+        "utils.labs.shared.schedules",
+    ),
+    *(
+        "utils.labs.lab11.pipeline",
+        "utils.memory",
+        "utils.labs.lab11.offload",
+        "utils.labs.lab11.memory_limit",
+        "utils.labs.lab11.mixes",
+    ),
+    *(
+        "utils.labs.lab13.faults",
+        "utils.labs.shared.five_metrics",
+        "utils.labs.lab14.capstone",
+        "utils.jobs.program",
+    ),
     *("torch_mpi.errors", "torch_mpi.survivors"),
 )
 #: Not imported to read docstrings: 200 MB, and seconds.

@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 #: Outputs that only JupyterLab can show; each has words beside it.
 LIVE = ("application/vnd.jupyter.widget-view+json", "application/vnd.ddl-labs.verdict+json")
-#: A picture that is made by no figure: the one of stuck ranks (utils/report.py).
+#: A picture that is made by no figure: the one of stuck ranks (utils/figures/waits.py).
 REPORT = "Picture of the report: which rank waits for which. The words beside it say the same."
 SHOW, HIDE = "Show the {}", "Hide the {}"
 

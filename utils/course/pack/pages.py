@@ -10,11 +10,12 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from nbformat import NotebookNode
 
+from utils.grading.book import number
+from utils.grading.pages import TEMPLATES
+from utils.grading.results import write_text
+
 from .. import notes
 from ..about import About
-from ..grading.book import number
-from ..grading.pages import TEMPLATES
-from ..grading.results import write_text
 from ..markdown import html_of
 from ..notebook import NotebookError, lab
 from .mistakes import Wrong, mistakes

@@ -16,9 +16,9 @@ import nbformat
 from nbformat import NotebookNode
 
 from utils.figures import forms
+from utils.grading.results import folder_key, key
 
 from ..execute import require_kernel, run_cells, verdicts
-from ..grading.results import folder_key, key
 from ..notebook import ROOT, NotebookError, read
 from ..notes import kind
 

@@ -6,6 +6,7 @@ import os
 import time
 
 import pytest
+
 from labelled.judge import NAME, judged
 from labelled.programs import BY_LUCK, PAIRS, Pair
 

@@ -1,0 +1,492 @@
+"""Fashion-MNIST and the small teaching data sets.
+
+`fashion_mnist()` returns real Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017, arXiv:1708.07747)
+from the first of these that has it:
+
+1. the folder in the environment variable `FASHION_MNIST_ROOT`, which is only ever read,
+2. the user's cache,
+3. torchvision's download, into the cache,
+4. offline: a generated stand-in of the same shape, which says so.
+
+`InMemoryLoader` makes minibatches of it without touching samples one by one, and `SimpleDataSet`
+has items that name themselves. torchvision is imported when data is asked for, not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import hashlib
+import http.client
+import operator
+import os
+import shutil
+import socket
+import textwrap
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import filelock
+import numpy as np
+import platformdirs
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+)
+
+from .torchvision_repair import import_torchvision
+
+if TYPE_CHECKING:
+    from torchvision.datasets import FashionMNIST
+
+MEAN, STD = 0.2860, 0.3530  # over all pixels of the training images, pixels in [0, 1]
+
+ROOT_VARIABLE = "FASHION_MNIST_ROOT"
+
+
+class RawFile(NamedTuple):
+    """What an intact raw file looks like."""
+
+    size: int  # bytes
+    md5: str
+
+
+# The unpacked files; torchvision knows the packed ones only, which are gone once unpacked.
+RAW_FILES = {
+    "train-images-idx3-ubyte": RawFile(47_040_016, "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
+    "train-labels-idx1-ubyte": RawFile(60_008, "9018921c3c673c538a1fc5bad174d6f9"),
+    "t10k-images-idx3-ubyte": RawFile(7_840_016, "8181f5470baa50b63fa0f6fddb340f0a"),
+    "t10k-labels-idx1-ubyte": RawFile(10_008, "15d484375f8d13e6eb1aabb0c3f46965"),
+}
+
+# Seconds. torchvision sets no timeout: a server that falls silent would be waited for for ever.
+SILENCE = 30
+LONGEST_DOWNLOAD = 30 * 60
+# Ranks that come a little later follow the failure of the first: else some would train on real
+# data and some on the stand-in.
+SAME_FAILURE_FOR = 30
+
+_DOWNLOAD_FAILURES = (RuntimeError, OSError, EOFError, zlib.error, http.client.HTTPException)
+
+# Why this process took the stand-in. It stays with it: training and test data must match.
+_standin_because: str | None = None
+
+
+# --- Fashion-MNIST ----------------------------------------------------------------------------
+
+
+def fashion_mnist(
+    train: bool = True, transform: Callable | Literal["default"] | None = "default"
+) -> FashionMNIST:
+    """Fashion-MNIST: 60,000 training or 10,000 test images of clothes in 10 classes.
+
+    Args:
+        train: the training images, else the test images.
+        transform: applied to each PIL image; "default" is `default_transform()`, None nothing.
+
+    Returns:
+        A `torchvision.datasets.FashionMNIST` with `data` (uint8 [n, 28, 28]), `targets` (int64
+        [n]), `classes` (10 names) and `is_standin`. Item i is `(transform(image), int)`, by
+        default `(float32 [1, 28, 28], label)`.
+
+    Where it comes from: see the module. All four files are checked, size and MD5, and damaged
+    ones in the cache are fetched again. Of several processes that need them one downloads, the
+    others wait. A process that took the stand-in (`is_standin`, and a line that begins with
+    "!") keeps it until it ends, so that its training and test data match.
+
+    Raises:
+        RuntimeError: `FASHION_MNIST_ROOT` is set and has no intact Fashion-MNIST, or another
+            process has kept the cache locked for half an hour.
+        TypeError: `train` is not a bool, or `transform` is not callable.
+    """
+    if not isinstance(train, bool):
+        raise TypeError(f"train must be True or False, got {train!r}")
+    if transform == "default":
+        transform = default_transform()
+    elif transform is not None and not callable(transform):
+        raise TypeError(f'transform must be callable, None or "default", got {transform!r}')
+
+    root = _find_data()
+    from . import fashion  # imports torchvision
+
+    if root is None:
+        return fashion.StandInFashionMNIST(train, transform)
+    return fashion.FashionMNIST(root, train=train, transform=transform)
+
+
+def default_transform() -> Callable:
+    """`Compose([ToTensor(), Normalize(0.2860, 0.3530)])`: PIL image → float32 [1, 28, 28]."""
+    transforms = import_torchvision().transforms
+    return transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: this course's folder in the user's cache."""
+    return platformdirs.user_cache_path("ddl-labs")
+
+
+def _find_data() -> Path | None:
+    """A folder with intact files, in torchvision's layout; None for the stand-in."""
+    given = os.environ.get(ROOT_VARIABLE)
+    if given:
+        root = Path(given).expanduser()
+        _require_intact(root)
+        return root
+    if _standin_because is None:
+        cache = cache_folder()
+        try:
+            if _damaged(cache):
+                _fill(cache)
+            return cache
+        except _NoDownload as failure:
+            _take_standin(str(failure))
+    return None
+
+
+def _take_standin(reason: str) -> None:
+    """Settle for the stand-in and say so, once per process."""
+    global _standin_because
+    _standin_because = reason
+    print(
+        "! NOT Fashion-MNIST: it is not on this machine and could not be downloaded "
+        f"({reason}). A GENERATED STAND-IN takes its place: random patterns of the same shape, "
+        "so accuracies will differ. Once online, restart the kernel and the ranks, or set "
+        f"{ROOT_VARIABLE} to a folder that has the data.",
+        flush=True,
+    )
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def _raw_folder(root: Path) -> Path:
+    return root / "FashionMNIST" / "raw"
+
+
+def _damaged(root: Path) -> dict[str, str]:
+    """The raw files under `root` that are not as they should be: name → what is wrong."""
+    folder = _raw_folder(root)
+    checked = {name: _fault(folder / name, wanted) for name, wanted in RAW_FILES.items()}
+    return {name: fault for name, fault in checked.items() if fault}
+
+
+def _fault(path: Path, wanted: RawFile) -> str | None:
+    """What is wrong with a file; None for an intact one."""
+    try:
+        found = path.stat()
+        if found.st_size != wanted.size:
+            return f"has {found.st_size:,} bytes, expected {wanted.size:,}"
+        md5 = _md5(path, found.st_size, found.st_mtime_ns)
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return None if md5 == wanted.md5 else f"has MD5 {md5}, expected {wanted.md5}"
+
+
+@functools.lru_cache(maxsize=32)
+def _md5(path: Path, size: int, modified: int) -> str:
+    """MD5 of a file in hex; size and time of change make a changed file be read again."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _require_intact(root: Path) -> None:
+    """Raise an error that says what is wrong with the user's folder and what to do."""
+    damaged = _damaged(root)
+    if not damaged:
+        return
+    folder = _raw_folder(root)
+    lines = [f"{ROOT_VARIABLE}={root} has no intact Fashion-MNIST. In {folder}:"]
+    for name, fault in damaged.items():
+        packed = ", but its .gz is there: unpack it" if (folder / f"{name}.gz").exists() else ""
+        lines.append(f"  {name} {fault}{packed}")
+    lines.append(
+        "This folder is never written to. Put the four files there "
+        f"({', '.join(RAW_FILES)}), or unset {ROOT_VARIABLE} to have them downloaded."
+    )
+    raise RuntimeError("\n".join(lines))
+
+
+# --- download ---------------------------------------------------------------------------------
+
+
+class _NoDownload(Exception):
+    """Fashion-MNIST can't be had; the message, one line, says why."""
+
+
+def _fill(cache: Path) -> None:
+    """Download what the cache lacks, unless another process just did or just failed to.
+
+    Raises:
+        _NoDownload: it can't be had.
+        RuntimeError: another process holds the lock for too long.
+    """
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = _locked(cache / "fashion-mnist.lock")
+    except filelock.Timeout as late:
+        raise RuntimeError(
+            f"Another process has been downloading Fashion-MNIST for {LONGEST_DOWNLOAD // 60} "
+            f"minutes and holds {late.lock_file}. End that process, or, "
+            "if there is none, remove that file; then try again."
+        ) from None
+    except OSError as error:
+        raise _NoDownload(_one_line(f"the cache can't be used: {error}")) from error
+    try:
+        damaged = _damaged(cache)
+        if damaged:
+            _download_or_note_failure(cache, list(damaged))
+    finally:
+        lock.release()
+
+
+def _locked(path: Path) -> filelock.BaseFileLock:
+    """The lock of this file, held. Raises filelock.Timeout or OSError."""
+    try:
+        lock = filelock.FileLock(path, timeout=LONGEST_DOWNLOAD)
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        # NFS without lockd: that the file is there is the lock. (Where the system has no flock at
+        # all, as Lustre may, FileLock does so itself.)
+        lock = filelock.SoftFileLock(f"{path}ed", timeout=LONGEST_DOWNLOAD)
+        lock.acquire()
+    return lock
+
+
+def _download_or_note_failure(cache: Path, names: list[str]) -> None:
+    """Download, and leave a failure where the ranks that wait will find it."""
+    note = cache / "fashion-mnist.failed"
+    with contextlib.suppress(OSError):
+        if time.time() - note.stat().st_mtime < SAME_FAILURE_FOR:
+            raise _NoDownload(note.read_text(encoding="utf-8"))
+    try:
+        _download(cache, names)
+    except _DOWNLOAD_FAILURES as error:
+        reason = _one_line(str(error) or type(error).__name__)
+        with contextlib.suppress(OSError):  # a full disk may be the reason
+            note.write_text(reason, encoding="utf-8")
+        raise _NoDownload(reason) from error
+    with contextlib.suppress(OSError):
+        note.unlink()
+
+
+def _download(cache: Path, names: list[str]) -> None:
+    """Fetch the named files beside the cache's others and move them in when they are intact.
+
+    So readers never see half a file, good files stay, and what an attempt that was killed
+    had completed is used by the next one.
+    """
+    incoming = cache / "incoming"
+    staged = _raw_folder(incoming)
+    staged.mkdir(parents=True, exist_ok=True)
+    try:
+        _run_torchvision_download(incoming, names)
+    except _DOWNLOAD_FAILURES:
+        if not any(staged.glob("*.gz")):
+            raise  # no server answered: a second try would only take time
+        _run_torchvision_download(incoming, names)
+    for name in names:
+        fault = _fault(staged / name, RAW_FILES[name])
+        if fault:
+            raise RuntimeError(f"downloaded file {name} {fault}")
+    _raw_folder(cache).mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (staged / name).replace(_raw_folder(cache) / name)
+    shutil.rmtree(incoming, ignore_errors=True)
+
+
+def _run_torchvision_download(root: Path, names: list[str]) -> None:
+    """torchvision's own download of the named files; packed files that are intact are kept."""
+    fashion_mnist_class = import_torchvision().datasets.FashionMNIST
+    downloader = fashion_mnist_class.__new__(fashion_mnist_class)  # __init__ would load as well
+    downloader.root = str(root)
+    downloader.resources = [
+        resource for resource in fashion_mnist_class.resources if Path(resource[0]).stem in names
+    ]
+    # torchvision takes any file of the right name for complete, even half a one.
+    for name in RAW_FILES:
+        (_raw_folder(root) / name).unlink(missing_ok=True)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SILENCE)
+    try:
+        downloader.download()
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _one_line(text: str) -> str:
+    return textwrap.shorten(text, 240, placeholder=" …")
+
+
+# --- minibatches ------------------------------------------------------------------------------
+
+
+class InMemoryLoader:
+    """Minibatches straight from the data set's tensors: what `DataLoader` yields, much sooner.
+
+    Yields `(images float32 [m, 1, h, w], labels int64 [m])`, normalised. `DataLoader` opens,
+    converts and normalises samples one at a time in Python; here one minibatch is one lookup.
+    The images stay uint8 in memory (47 MB, not 188 MB) and are normalised when they leave.
+
+    In place of `DataLoader(dataset, …)` with the same arguments it gives the same samples in
+    the same order, from the same draws of the same random generators; pixels agree to
+    floating-point noise (below 1e-6). The sampler is iterated anew in each epoch, so that
+    `sampler.set_epoch(e)` takes effect.
+
+    Args:
+        dataset: with `data` uint8 [n, h, w] and `targets` [n], such as `fashion_mnist()`, or a
+            `Subset` of one. Its transform may be `default_transform()` (or another ToTensor
+            with or without Normalize) or None, which stands for the default.
+        batch_size: samples per minibatch, m.
+        sampler: indices in order, such as a `DistributedSampler`; excludes `shuffle`.
+        shuffle: another random order in each epoch.
+        generator: draws that order; the global one if None.
+        drop_last: leave out a last minibatch with fewer than m samples.
+        batch_sampler: lists of indices in place of all of these but the generator.
+
+    `len()` is the number of minibatches.
+
+    Raises:
+        TypeError, ValueError: arguments that contradict each other, or a data set or a
+            transform that only `DataLoader` can handle.
+        IndexError: (while iterating) the sampler gave an index outside the data set.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int = 64,
+        sampler: Sampler | Iterable[int] | None = None,
+        shuffle: bool = False,
+        generator: torch.Generator | None = None,
+        drop_last: bool = False,
+        batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None,
+    ) -> None:
+        if sampler is not None and shuffle:
+            raise ValueError("give a sampler or shuffle=True, not both: the sampler sets the order")
+        if batch_sampler is not None and (sampler is not None or shuffle or drop_last):
+            raise ValueError("batch_sampler excludes sampler, shuffle and drop_last")
+        self._images, self._labels, transform = _tensors(dataset)
+        self._scale, self._shift = _scale_and_shift(transform)
+        self.dataset = dataset
+        self.generator = generator
+        if batch_sampler is None:
+            if sampler is None:
+                sampler = (
+                    RandomSampler(dataset, generator=generator)
+                    if shuffle
+                    else SequentialSampler(dataset)
+                )
+            batch_sampler = BatchSampler(sampler, batch_size, drop_last)
+        self.batch_sampler = batch_sampler
+        self.sampler = sampler
+        self.batch_size = getattr(batch_sampler, "batch_size", None)
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        batches = iter(self.batch_sampler)
+        # DataLoader draws a seed for its workers here, even without any. The same draw keeps
+        # the generator in step: the same order now, and the same dropout masks later.
+        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        return map(self._minibatch, batches)
+
+    def _minibatch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        """The samples with these indices."""
+        # By way of NumPy: torch.tensor() takes four times as long for a list.
+        rows = torch.from_numpy(np.asarray(indices))
+        try:
+            pixels = self._images.index_select(0, rows)
+            labels = self._labels.index_select(0, rows)
+        except IndexError:
+            raise IndexError(
+                f"the sampler gave indices from {rows.min()} to {rows.max()}; "
+                f"the data set has 0 to {len(self._images) - 1}"
+            ) from None
+        # shift + scale · pixel: converted and normalised in one pass over memory.
+        return torch.add(self._shift, pixels, alpha=self._scale), labels
+
+
+def _tensors(dataset: Dataset) -> tuple[Tensor, Tensor, Callable | None]:
+    """Images uint8 [n, 1, h, w], labels int64 [n] and the transform of a data set or Subset."""
+    if isinstance(dataset, Subset):
+        images, labels, transform = _tensors(dataset.dataset)
+        rows = torch.as_tensor(dataset.indices, dtype=torch.int64)
+        return images[rows], labels[rows], transform
+    images = getattr(dataset, "data", None)
+    labels = getattr(dataset, "targets", None)
+    if not isinstance(images, Tensor) or images.dtype != torch.uint8 or images.dim() != 3:
+        raise TypeError(
+            f"{type(dataset).__name__} has no `data` tensor uint8 [n, h, w] to make minibatches "
+            "from; use torch.utils.data.DataLoader"
+        )
+    if not isinstance(labels, Tensor) or labels.shape != images.shape[:1]:
+        raise TypeError(
+            f"{type(dataset).__name__} needs `targets`, a tensor of {len(images)} labels"
+        )
+    if getattr(dataset, "target_transform", None) is not None:
+        raise ValueError("InMemoryLoader can't apply a target_transform; use DataLoader")
+    return images.unsqueeze(1), labels.to(torch.int64), getattr(dataset, "transform", None)
+
+
+def _scale_and_shift(transform: Callable | None) -> tuple[float, Tensor]:
+    """Scale and shift (0-d float32) that turn pixels 0…255 into what `transform` gives."""
+    mean, std = MEAN, STD
+    if transform is not None:
+        transforms = import_torchvision().transforms
+        steps = getattr(transform, "transforms", [transform])
+        kinds = [type(step) for step in steps]
+        if kinds == [transforms.ToTensor]:
+            mean, std = 0.0, 1.0
+        elif kinds == [transforms.ToTensor, transforms.Normalize] and len(steps[1].mean) == 1:
+            mean, std = float(steps[1].mean[0]), float(steps[1].std[0])
+        else:
+            raise ValueError(
+                "InMemoryLoader can only do ToTensor and Normalize; for other transforms use "
+                f"DataLoader. Got {transform}"
+            )
+    return 1 / (255 * std), torch.tensor(-mean / std)
+
+
+class SimpleDataSet(Dataset):
+    """`n` items, item i is the integer 10·i: what a sampler picked can be read off.
+
+    Args:
+        n: number of items, at least 1.
+
+    Raises:
+        TypeError, ValueError: `n` is not a positive integer.
+        IndexError: (item) i is not in 0 … n - 1. Negative indices don't count from the end:
+            a sampler that gives one is wrong.
+    """
+
+    def __init__(self, n: int) -> None:
+        if isinstance(n, bool) or not hasattr(n, "__index__"):
+            raise TypeError(f"n must be an integer, got {n!r}")
+        self.n = operator.index(n)
+        if self.n < 1:
+            raise ValueError(f"n must be at least 1, got {n}")
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        index = operator.index(index)
+        if not 0 <= index < self.n:
+            raise IndexError(f"index {index} is out of range: items are 0 to {self.n - 1}")
+        return 10 * index

@@ -1,0 +1,112 @@
+"""The two data set classes behind `utils.data.fashion_mnist`: the real one and the stand-in.
+
+A module of its own because its classes derive from torchvision's: it is imported when data is
+asked for, not with `utils.data`. Both classes live at module level, so that a pickled data set
+that arrives in a fresh process brings torchvision in through the repair in `utils.data`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .torchvision_repair import import_torchvision
+
+_datasets = import_torchvision().datasets
+
+SAMPLES = {True: 60_000, False: 10_000}  # train, test
+SIDE = 28
+CLASSES = 10
+LOOKS = 10  # different patterns that belong to one class
+REACH = 2  # pixels a pattern may be off centre, to each side
+NOISE = 30  # grey levels
+HEAVIEST = 66  # largest share of another class's pattern, in 128ths: at 64 a class can't be told
+BLUR = 5  # pixels
+# Grey levels above GROUND, times GAIN: half the pixels black, mean and standard deviation near
+# Fashion-MNIST's, so that the default normalisation suits both.
+GROUND = 147
+GAIN = 20
+
+
+class FashionMNIST(_datasets.FashionMNIST):
+    """torchvision's `FashionMNIST`, with `is_standin = False`; files are checked before."""
+
+    is_standin = False
+
+    def _check_legacy_exist(self) -> bool:
+        # torchvision prefers a `processed/` folder of old versions, which nobody has verified.
+        return False
+
+
+class StandInFashionMNIST(_datasets.FashionMNIST):
+    """Generated patterns with the shape and the API of `FashionMNIST`; `is_standin = True`.
+
+    `data` is uint8 [n, 28, 28], `targets` int64 [n], `classes` Fashion-MNIST's ten names, item
+    i is `(transform(PIL image), int)`. `n` is 60,000 (train) or 10,000 (test) unless given.
+    The same arguments give the same bytes on every rank.
+    """
+
+    is_standin = True
+
+    def __init__(
+        self, train: bool = True, transform: Callable | None = None, n: int | None = None
+    ) -> None:
+        super(_datasets.MNIST, self).__init__("(generated)", transform=transform)
+        self.train = train
+        self.data, self.targets = draw(n or SAMPLES[train], seed=2 - train)
+
+    def _check_exists(self) -> bool:
+        return True
+
+
+def draw(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`n` generated samples: images uint8 [n, 28, 28] and labels int64 [n].
+
+    A sample is one of its class's patterns, off centre, with another class's pattern shining
+    through, darkened, with noise. Where the other pattern weighs as much as its own nobody can
+    tell the classes apart, so that accuracy stays below 100 %.
+
+    Integer arithmetic throughout: floating-point rounding may depend on the processor and on
+    the number of threads, and all ranks must hold the same bytes.
+    """
+    bank = _patterns()
+    per_class = len(bank) // CLASSES
+    random = torch.Generator().manual_seed(seed)
+
+    def integers(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=random)
+
+    noise = integers(-NOISE, NOISE + 1, 4_096, SIDE * SIDE).to(torch.int16)
+    labels = integers(0, CLASSES, n)
+    own = labels * per_class + integers(0, per_class, n)
+    strangers = (labels + integers(1, CLASSES, n)) % CLASSES
+    other = strangers * per_class + integers(0, per_class, n)
+    weight = integers(0, HEAVIEST + 1, n, 1).to(torch.int16)
+    light = integers(100, 129, n, 1).to(torch.int16)
+    grain = integers(0, len(noise), n)
+
+    images = torch.empty((n, SIDE * SIDE), dtype=torch.uint8)
+    # In parts that fit into the cache. No product exceeds 128 · 255, which int16 holds.
+    for rows in torch.arange(n).split(1_000):
+        part = bank[own[rows]].mul_(128 - weight[rows])
+        part += bank[other[rows]].mul_(weight[rows])
+        part = part.bitwise_right_shift_(7).mul_(light[rows]).bitwise_right_shift_(7)
+        images[rows] = part.add_(noise[grain[rows]]).clamp_(0, 255).to(torch.uint8)
+    return images.view(n, SIDE, SIDE), labels
+
+
+def _patterns() -> torch.Tensor:
+    """Every look of every class in every position: int16 [classes · looks · positions, 784]."""
+    random = torch.Generator().manual_seed(0)
+    positions = 2 * REACH + 1
+    side = SIDE + positions - 1
+    blocks = torch.randint(0, 256, (CLASSES * LOOKS, 10, 10), generator=random)
+    canvas = blocks.repeat_interleave(4, 1).repeat_interleave(4, 2)  # 40 × 40 pixels
+    # Means over a square, as integers: soft edges.
+    for axis in (1, 2):
+        canvas = canvas.unfold(axis, BLUR, 1).sum(-1)
+    canvas = canvas[:, :side, :side] // BLUR**2
+    shapes = ((canvas - GROUND) * GAIN).clamp(0, 255).to(torch.int16)
+    windows = shapes.unfold(1, SIDE, 1).unfold(2, SIDE, 1)  # [patterns, positions ×2, 28, 28]
+    return windows.reshape(-1, SIDE * SIDE).contiguous()

@@ -1,0 +1,159 @@
+"""pytest plugin beside nbval: writes down each cell's outcome and outputs, ends a lost session.
+
+nbval keeps what the cells printed to itself, passes a cell that was interrupted, and goes on when
+nothing can work any more. Loaded with ``-p``; it runs outside of the kernel's sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from queue import Empty
+
+import pytest
+from nbval.plugin import IPyNbCell
+
+from utils.checks import verdict
+
+from .words import NEEDS_FRESH_RANKS
+
+#: Outputs of a cell that are kept, characters of a text, and of a picture.
+MOST_OUTPUTS, MOST_TEXT, MOST_PICTURE = 50, 20_000, 400_000
+ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+#: Seconds between two looks at whether the kernel lives.
+LOOK = 0.5
+#: Seconds for each cell before the first task: no student has written it, and ranks start there.
+START = 120.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where to write."""
+    parser.addoption("--grading-log", help="one line of JSON for each cell")
+
+
+class KernelDiedError(RuntimeError):
+    """nbval would wait for the whole of the cell's time."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Have nbval notice within a second that the kernel is gone, and give start-up its time."""
+    if not isinstance(item, IPyNbCell):
+        return
+    if not hasattr(item.parent.kernel, "watched"):
+        _watch(item.parent.kernel)
+    option = item.config.option
+    if not hasattr(item.parent, "given"):
+        item.parent.given = option.nbval_cell_timeout
+        option.nbval_cell_timeout = max(option.nbval_cell_timeout, START)
+    if "lab" in item.cell.metadata:
+        item.parent.tasks_begun = True
+        option.nbval_cell_timeout = item.parent.given
+
+
+def _watch(kernel) -> None:
+    get_message = kernel.get_message
+
+    def watched(stream: str, timeout: float | None = None) -> dict:
+        deadline = time.monotonic() + (3600 if timeout is None else timeout)
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return get_message(stream, timeout=max(0, min(LOOK, left)))
+            except Empty:
+                if not kernel.is_alive():
+                    raise KernelDiedError("the kernel died") from None
+                if left <= LOOK:
+                    raise
+
+    kernel.get_message, kernel.watched = watched, True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    """Note the cell; end the session after a cell from which there is no going on."""
+    report = yield
+    if isinstance(item, IPyNbCell) and (call.when == "call" or (call.excinfo and call.when)):
+        why = _end(item, call)
+        _note(item, report, call, why)
+        if why:
+            item.session.shouldstop = why
+    return report
+
+
+def _end(item: IPyNbCell, call: pytest.CallInfo) -> str | None:
+    """Why nothing after this cell can be judged in this run; None if it can."""
+    if call.when == "setup":
+        return "the kernel did not start"
+    if call.excinfo and isinstance(call.excinfo.value, pytest.skip.Exception):
+        return None
+    if call.excinfo and isinstance(call.excinfo.value, MemoryError):
+        return "too much output"
+    if item.parent.timed_out:
+        return "out of time"
+    if not item.parent.kernel.is_alive():
+        return "the kernel died"
+    # A cell of lab 13 kills a rank to show what happens, and the next one restarts the ranks.
+    tags = item.cell.metadata.get("tags", [])
+    deliberate = "raises-exception" in tags and not item.cell.metadata.get("own")
+    for output in [] if deliberate else item.test_outputs or []:
+        if NEEDS_FRESH_RANKS in _from_the_kernel(output, item.cell):
+            return "the ranks are gone"
+    own = item.cell.metadata.get("own")  # a student's: its error is no matter of the machine's
+    if call.excinfo and not own and not getattr(item.parent, "tasks_begun", False):
+        return f"cell '{item.cell.get('id')}', before all tasks, failed"
+    return None
+
+
+def _from_the_kernel(output, cell) -> str:
+    """What the kernel says itself; not what ranks print."""
+    if output.output_type == "error":
+        return str(output.get("evalue", ""))
+    return "\n".join(map(str, verdict.read([output]))) if _is_check(cell) else ""
+
+
+def _is_check(cell) -> bool:
+    """Return whether a cell is a check: what other cells display as verdicts is a student's."""
+    return bool(cell.metadata.get("lab", {}).get("check"))
+
+
+def _verdicts(item: IPyNbCell) -> list[dict]:
+    return [one.data() for one in verdict.read(item.test_outputs or [])]
+
+
+def _note(item: IPyNbCell, report: pytest.TestReport, call: pytest.CallInfo, why) -> None:
+    record = {
+        "cell": item.cell.get("id", ""),
+        "outcome": report.outcome,
+        "seconds": round(call.duration, 3),
+        "end": why,
+        "outputs": [_cut(output) for output in (item.test_outputs or [])[:MOST_OUTPUTS]],
+        "verdicts": _verdicts(item) if _is_check(item.cell) else [],
+        "message": str(call.excinfo.value)[:MOST_TEXT] if call.excinfo else "",
+    }
+    item.test_outputs = None  # a notebook's outputs need not all be in memory
+    with open(item.config.getoption("--grading-log"), "a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def _cut(output) -> dict:
+    """An output of bearable size, without colours; pictures only as PNG."""
+    kept = {"type": output.output_type}
+    if output.output_type == "stream":
+        kept |= {"name": output.name, "text": _short(output.text)}
+    elif output.output_type == "error":
+        kept |= {"ename": _short(output.ename), "evalue": _short(output.evalue)}
+        kept["text"] = _short("\n".join(map(str, output.traceback)))
+    else:
+        data = output.get("data", {})
+        kept["text"] = _short(str(data.get("text/plain", "")))
+        picture = data.get("image/png", "")
+        if isinstance(picture, str) and len(picture) < MOST_PICTURE:
+            kept["png"] = picture.strip()
+    return kept
+
+
+def _short(text: str) -> str:
+    text = ANSI.sub("", str(text))
+    return text if len(text) <= MOST_TEXT else text[:MOST_TEXT] + "\n[… and more]"

@@ -1,0 +1,270 @@
+"""One run of an assembled notebook under nbval, inside of the sandbox, with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from nbformat import NotebookNode
+
+from utils.course.execute import RUN_VARIABLE
+from utils.course.notebook import dumps
+from utils.jobs import watchdog
+
+from .sandbox import LAUNCH, Box
+from .zips import MB
+
+KERNEL_NAME = "graded"
+#: With less free space a run's reports, and without walls its answers, fail for want of it.
+LEAST_FREE = 32 * MB
+#: Seconds between two looks at what a run uses.
+LOOK = 0.4
+#: For these PyTorch imports its compiler, in every rank if not in the fork server before.
+TRAINING = re.compile(r"\b(optim|profile|DistributedDataParallel|pipelining)\b")
+
+
+@dataclass
+class Run:
+    """What one run gave: `records` of the cells, and why it ended early (`end`), if it did.
+
+    fault: what this machine did to it; then it says nothing of the answers and does not count.
+    out_of_memory: whether the system ended a process meanwhile because memory ran out.
+    """
+
+    records: list[dict] = field(default_factory=list)
+    seconds: float = 0.0
+    end: str | None = None
+    log: str = ""
+    fault: str = ""
+    out_of_memory: bool = False
+
+
+class Stop(threading.Event):
+    """Set when the user gives up: runs end at once."""
+
+
+def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Stop | None = None) -> Run:
+    """Run a notebook; everything that it started has ended when this returns.
+
+    job: an empty folder for this run; `report.xml` (JUnit) and `notebook.ipynb` stay there.
+    """
+    job.mkdir(parents=True, exist_ok=True)
+    (job / "notebook.ipynb").write_text(dumps(nb), encoding="utf-8")
+    _write_kernelspec(job, box.inner(job, slot, later=later(nb)))
+    mark = uuid.uuid4().hex
+    start, killed = time.monotonic(), oom_kills()
+    with (job / "log").open("wb") as log:
+        process = subprocess.Popen(
+            box.outer(job, _pytest(job, box)),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=job,
+            env=_environment(job, box, mark),
+            start_new_session=True,
+        )
+        try:
+            end = _watch(process, box, mark, start, stop)
+        finally:
+            _end(process, mark)
+    result = Run(_records(job / "cells.jsonl"), time.monotonic() - start, end)
+    result.log = (job / "log").read_text(encoding="utf-8", errors="replace")[-4000:]
+    if result.end is None:
+        result.end = result.records[-1]["end"] if result.records else None
+        cells = [cell.id for cell in nb.cells if cell.cell_type == "code"]
+        free = shutil.disk_usage(job).free
+        killed = oom_kills() - killed
+        result.fault = fault(result, cells, process.returncode, killed, free)
+        result.out_of_memory = killed > 0
+    for name in ("log", "cells.jsonl", "etc", "jupyter", "runtime", "tmp"):
+        _remove(job / name)
+    return result
+
+
+def _pytest(job: Path, box: Box) -> list[str]:
+    """nbval, with our plugin and no other."""
+    return [
+        *(sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={job}"),
+        *("-p", "utils.grading.plugin", "-p", "nbval.plugin"),
+        *("-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:warnings"),
+        *("--color=no", "-q"),
+        *("--nbval", f"--nbval-kernel-name={KERNEL_NAME}"),
+        *(f"--nbval-cell-timeout={box.limits.cell}", f"--junitxml={job / 'report.xml'}"),
+        *(f"--grading-log={job / 'cells.jsonl'}", str(job / "notebook.ipynb")),
+    ]
+
+
+def later(nb: NotebookNode) -> str:
+    """Whether the fork server has the compiler in its ranks: it serves this notebook only."""
+    found = any(TRAINING.search(cell.source) for cell in nb.cells if cell.cell_type == "code")
+    return "first" if found else "never"
+
+
+def _write_kernelspec(job: Path, command: list[str]) -> None:
+    folder = job / "jupyter" / "kernels" / KERNEL_NAME
+    folder.mkdir(parents=True)
+    argv = [sys.executable, "-I", "-S", str(LAUNCH), "{connection_file}", *command]
+    # An interrupt by signal would end bubblewrap.
+    spec = {"argv": argv, "display_name": "graded", "language": "python"}
+    spec["interrupt_mode"] = "message"
+    (folder / "kernel.json").write_text(json.dumps(spec))
+
+
+def _environment(job: Path, box: Box, mark: str) -> dict[str, str]:
+    (job / "tmp").mkdir(exist_ok=True)
+    base = {"PATH": os.environ["PATH"], "HOME": str(job), "LANG": "C.UTF-8"}
+    if not box.walls:
+        base = box.environment()
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    return base | kept | {
+        "TMPDIR": str(job / "tmp"),
+        "JUPYTER_PATH": str(job / "jupyter"),
+        "JUPYTER_RUNTIME_DIR": str(job / "runtime"),
+        "JUPYTER_NO_CONFIG": "1",
+        "IPYTHONDIR": str(job / "tmp"),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        RUN_VARIABLE: mark,
+    }  # fmt: skip
+
+
+def fault(result: Run, cells: list[str], status: int, killed: int, free: int) -> str:
+    """What this machine did to a run that ended by itself; "" where the run counts.
+
+    cells: ids of the code cells. status: pytest's, which bubblewrap passes on: 0 or 1 when it went
+    through all of them; another one is ours when the last record says why the session was ended.
+    killed: processes that the system has ended for want of memory meanwhile. free: bytes left.
+    """
+    if free < LEAST_FREE:
+        return f"the disk with the results is full ({free // MB} MB left)"
+    if result.end:
+        died = killed > 0 and result.end in {"the kernel died", "the ranks are gone"}
+        return "the system ended a process because memory ran out: fewer -j?" if died else ""
+    if status not in (0, 1):
+        said = (result.log.strip().splitlines() or ["it printed nothing"])[-1]
+        return f"pytest ended with {_status(status)}: {said[:200]}"
+    missing = set(cells) - {record["cell"] for record in result.records}
+    if missing:
+        return f"pytest has told nothing of {len(missing)} of {len(cells)} cells"
+    return ""
+
+
+def _status(status: int) -> str:
+    """A signal's name, or the number; bubblewrap says 128 + n for signal n."""
+    number = -status if status < 0 else status - 128
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"status {status}"
+
+
+def oom_kills() -> int:
+    """Processes that this machine has killed for want of memory since it was started (Linux)."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/vmstat").read_text().partition("\noom_kill ")[2].split()[0])
+    return 0
+
+
+def _records(path: Path) -> list[dict]:
+    """The lines that the plugin wrote; a run that was killed may leave half a line."""
+    records = []
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):
+                records.append(json.loads(line))
+    return records
+
+
+# --- deadline, memory, the end -------------------------------------------------------------------
+
+
+def _watch(
+    process: subprocess.Popen, box: Box, mark: str, start: float, stop: Stop | None
+) -> str | None:
+    """Wait for the end of the run; why it was ended before, or None."""
+    why = None
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK)
+            return why
+        if stop is not None and stop.is_set():
+            return "interrupted"
+        if time.monotonic() - start > box.limits.total:
+            return "out of time in all"
+        if why is None and _use_more(_processes(process.pid, box, mark), box.limits.memory):
+            why = "too much memory"
+            _end_kernel(process.pid)
+
+
+def _processes(pid: int, box: Box, mark: str) -> list[psutil.Process]:
+    """All of a run. Without walls the fork server and its ranks descend from nothing of it."""
+    family = watchdog.family(pid)
+    return family if box.walls else [*{*family, *watchdog.members(mark, variable=RUN_VARIABLE)}]
+
+
+def _use_more(processes: list[psutil.Process], limit: int) -> bool:
+    """Do these processes have more bytes for themselves, or share more with no one else?
+
+    Linux counts the parts of shared memory anew whenever it is asked, which takes as long as all
+    else here: it is asked only when all that the processes have written is more than the limit.
+    """
+    return sum(map(_written, processes)) > limit and sum(map(_own_memory, processes)) > limit
+
+
+def _written(process: psutil.Process) -> int:
+    """Memory that a process has written, with all that it shares with those it forked."""
+    with contextlib.suppress(psutil.Error):
+        memory = process.memory_info()
+        return max(0, memory.rss - getattr(memory, "shared", 0))
+    return 0
+
+
+def _own_memory(process: psutil.Process) -> int:
+    """Memory that a process has written, its part of what it shares with those it forked.
+
+    Where the system does not tell about parts, shared memory counts for each: too much.
+    """
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        return int(text.partition("Pss_Anon:")[2].split()[0]) * 1024
+    return _written(process)
+
+
+def _end_kernel(pid: int) -> None:
+    """Kill what pytest has started: nbval says which cell it was, and the report is written."""
+    for process in watchdog.family(pid):
+        with contextlib.suppress(psutil.Error):
+            if "--nbval" in process.cmdline() and process.name() != "bwrap":
+                for child in process.children():
+                    child.kill()
+                return
+
+
+def _end(process: subprocess.Popen, mark: str) -> None:
+    """End the run and whatever it has started, also what left the family."""
+    family = watchdog.family(process.pid)
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for member in family:
+        with contextlib.suppress(psutil.Error):
+            member.kill()
+    process.wait(10)
+    watchdog.end_all(mark, grace=0, limit=10, variable=RUN_VARIABLE)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,298 @@
+"""The walls around a graded notebook, built by bubblewrap.
+
+Two rooms. The outer one is round pytest: processes and a network of its own, with nothing but
+loopback in it; when it ends, everything in it ends. The inner one is round the kernel and its
+ranks: a file system with Python, the course's `utils` and the data sets to read, and a scratch
+folder of limited size to write. Solutions, other submissions and results are not in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+import utils
+from utils.course.notebook import NotebookError
+
+GB = 1 << 30
+HOME = "/tmp/home"
+#: Parts of /etc that programs need, and that tell nothing of this machine's users.
+ETC = (
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "fonts", "localtime"),
+    *("mime.types", "openmpi", "openmpi-mca-params.conf", "prte.conf", "pmix-mca-params.conf"),
+)
+#: Variables that a notebook gets from the instructor's environment.
+KEPT = ("LANG", "TZ", "LD_LIBRARY_PATH", "OPAL_PREFIX", "MPI4PY_LIBMPI")
+KEPT_PREFIXES = ("LC_", "OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "UCX_")
+#: Variables by which PYTEST_ADDOPTS and its like would change every grade.
+CHANGING_PREFIXES = ("PYTEST_", "PYTHON", "IPYTHON", "JUPYTER_", "NBVAL_", "COV_", "COVERAGE_")
+#: Users of jobs that root starts: RLIMIT_NPROC does not hold for root.
+FIRST_UID, LAST_UID = 61_000, 64_900
+
+#: Where launch.py lies: it is run as a file.
+LAUNCH = Path(__file__).with_name("launch.py")
+
+
+class SandboxError(NotebookError):
+    """There is no sandbox here; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one submission may use.
+
+    cell, total: seconds of one cell, of one run of the notebook. memory: bytes, of all processes
+    together. scratch, shared: bytes of files in the scratch folder, in shared memory.
+    """
+
+    cell: float = 120.0
+    total: float = 900.0
+    memory: int = 6 * GB
+    processes: int = 600
+    scratch: int = 1 * GB
+    shared: int = 1 * GB
+
+
+@dataclass(frozen=True)
+class Box:
+    """How notebooks are run: with or without walls, and what lies inside.
+
+    paths: folders that notebooks may read; they are on PYTHONPATH, too.
+    data: the data sets' folder, or None.
+    """
+
+    walls: bool = True
+    limits: Limits = field(default_factory=Limits)
+    paths: tuple[Path, ...] = ()
+    data: Path | None = None
+
+    def outer(self, job: Path, command: list[str]) -> list[str]:
+        """The command inside of the outer room: it can write in `job` only."""
+        if not self.walls:
+            return command
+        return [
+            *(bwrap(), "--die-with-parent", "--unshare-pid", "--unshare-net", "--unshare-ipc"),
+            *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
+            *("--bind", str(job), str(job), "--chdir", str(job), "--", *command),
+        ]
+
+    def inner(self, job: Path, slot: int, **more: str) -> list[str]:
+        """The command of the kernel, which reads its connection from standard input.
+
+        more: settings of the kernel that depend on the notebook.
+        """
+        # -P: not from the current folder, which answers write to. No variable, or ranks had it too.
+        python = [sys.executable, "-P", "-m", "utils.grading.kernel"]
+        if not self.walls:
+            return [*python, json.dumps(self._settings(slot) | more)]
+        uid = job_uid(slot) if os.geteuid() == 0 else None
+        settings = self._settings(slot, uid) | more | {"home": HOME, "fonts": []}
+        mounts = []
+        for number, path in enumerate(font_lists()):
+            target = f"/opt/grading/{number}/{path.name}"
+            mounts += ["--ro-bind", str(path), target]
+            settings["fonts"].append(target)
+        return [
+            *(bwrap(), "--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts"),
+            *("--hostname", "grading"),
+            *self._privileges(),
+            *("--perms", "1777", "--size", str(self.limits.scratch), "--tmpfs", "/tmp"),
+            *("--proc", "/proc", "--dev", "/dev"),
+            *("--perms", "1777", "--size", str(self.limits.shared), "--tmpfs", "/dev/shm"),
+            *_with_parents([*self._file_system(), *self._etc(job, uid), *mounts]),
+            *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", "/tmp", "--clearenv"),
+            *_as_options(self._environment()),
+            *("--", *python, json.dumps(settings)),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """Variables of pytest and kernel where there are no walls.
+
+        None that tells pytest, Python or Jupyter to do otherwise than they do for everybody.
+        """
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name == "PYTHONPATH" or not name.startswith(CHANGING_PREFIXES)
+        }
+        return {**kept, **self._environment(), "HOME": str(Path.home())}
+
+    def _settings(self, slot: int, uid: int | None = None) -> dict:
+        limits = self.limits
+        settings = {
+            "uid": uid,
+            # Mapped isn't used: MPI and PyTorch map more than they touch.
+            "address_space": limits.memory + 4 * GB,
+            "cpu_seconds": int(limits.total * 2),
+        }
+        if self.walls:
+            running = 0 if uid is not None else _threads_of_user()
+            settings |= {"processes": limits.processes + running, "file_size": limits.scratch}
+        return settings
+
+    def _privileges(self) -> list[str]:
+        """Root's kernel may become another user, and no more; others have nothing to give."""
+        if os.geteuid() == 0:
+            return ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        return ["--unshare-user", *(["--disable-userns"] if _knows("--disable-userns") else [])]
+
+    def _file_system(self) -> list[str]:
+        options = []
+        for name in ("usr", "lib", "lib32", "lib64", "bin", "sbin"):
+            path = Path("/", name)
+            if path.is_symlink():
+                options += ["--symlink", os.readlink(path), str(path)]
+            elif path.is_dir():
+                options += ["--ro-bind", str(path), str(path)]
+        for path in ("/sys/devices/system", "/sys/fs/cgroup"):  # cores, and how they are arranged
+            options += ["--ro-bind-try", path, path]
+        for path in self._read_only():
+            options += ["--ro-bind", str(path), str(path)]
+        return options
+
+    def _read_only(self) -> list[Path]:
+        """Python, the helper module, an MPI of the site, data; parents before what lies in them."""
+        wanted = {Path(sys.prefix), Path(sys.base_prefix).resolve(), Path(sys.base_prefix)}
+        wanted.add(Path(utils.__file__).parent)
+        if mpiexec := shutil.which("mpiexec"):
+            wanted |= {Path(mpiexec).parents[1], Path(mpiexec).resolve().parents[1]}
+        wanted |= set(self.paths) | ({self.data} if self.data else set())
+        kept: list[Path] = []
+        for path in sorted(wanted, key=lambda path: len(path.parts)):
+            inside = [Path("/usr"), *kept]
+            if len(path.parts) > 1 and not any(path.is_relative_to(other) for other in inside):
+                kept.append(path)
+        return kept
+
+    def _etc(self, job: Path, uid: int | None) -> list[str]:
+        """A small /etc with one user in it."""
+        number = os.geteuid() if uid is None else uid
+        texts = {
+            "passwd": f"student:x:{number}:{number}::{HOME}:/bin/sh\n",
+            "group": f"student:x:{number}:\n",
+            "hosts": "127.0.0.1 localhost grading\n::1 localhost\n",
+        }
+        options = []
+        for name, text in texts.items():
+            (job / "etc").mkdir(exist_ok=True)
+            (job / "etc" / name).write_text(text)
+            options += ["--ro-bind", str(job / "etc" / name), f"/etc/{name}"]
+        for name in ETC:
+            options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        return options
+
+    def _path(self) -> list[str]:
+        """The environment's programs, the site's MPI, the system's."""
+        mpiexec = shutil.which("mpiexec")
+        first = [str(Path(mpiexec).parent)] if mpiexec else []
+        return [*first, str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]
+
+    def _environment(self) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name in KEPT or name.startswith(KEPT_PREFIXES)
+        }
+        if self.data:
+            kept["FASHION_MNIST_ROOT"] = str(self.data)
+        if self.paths:
+            kept["PYTHONPATH"] = os.pathsep.join(map(str, self.paths))
+        return {
+            **{"LANG": "C.UTF-8", **kept},
+            "HOME": HOME,
+            "TMPDIR": "/tmp",
+            "USER": "student",
+            "LOGNAME": "student",
+            "PATH": os.pathsep.join(self._path()),
+            "IPP_NONINTERACTIVE": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+
+def bwrap() -> str:
+    """Where bubblewrap is. Raises SandboxError where it is not."""
+    found = shutil.which("bwrap")
+    if found is None:
+        raise SandboxError(
+            "bubblewrap is not installed, so submissions could read and change everything that "
+            "you can. Install it (Debian, Ubuntu: apt-get install bubblewrap), or give "
+            "--no-sandbox if you trust every submission."
+        )
+    return found
+
+
+def require(box: Box, folder: Path) -> None:
+    """Raise SandboxError unless a command runs inside of both rooms."""
+    if not box.walls:
+        return
+    probe = box.inner(folder, 0)
+    probe[probe.index("--") + 1 :] = [sys.executable, "-c", "import utils"]
+    done = subprocess.run(
+        box.outer(folder, probe), capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise SandboxError(
+            f"bubblewrap can't build a sandbox on this machine: {said}\nWhere users may not make "
+            "namespaces, an administrator can allow it; or give --no-sandbox if you trust "
+            "every submission."
+        )
+
+
+def job_uid(slot: int) -> int:
+    """A user for a job that root starts: nobody's, and no other job's."""
+    room = LAST_UID - FIRST_UID
+    for shift in range(room):
+        uid = FIRST_UID + (os.getpid() * 16 + slot + shift) % room
+        try:
+            pwd.getpwuid(uid)
+        except KeyError:
+            return uid
+    raise SandboxError(f"no free user id between {FIRST_UID} and {LAST_UID}")
+
+
+def font_lists() -> Iterator[Path]:
+    """matplotlib's lists of this machine's fonts, where it has made them."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(os.environ.get("MPLCONFIGDIR") or Path(cache, "matplotlib"))
+    yield from sorted(folder.glob("fontlist-v*.json"))
+
+
+def _knows(option: str) -> bool:
+    text = subprocess.run([bwrap(), "--help"], capture_output=True, text=True, check=False)
+    return option in text.stdout + text.stderr
+
+
+def _with_parents(mounts: list[str]) -> list[str]:
+    """The mounts, each after the folders above it: bubblewrap's own are closed to other users."""
+    options, made = [], {Path("/"), Path("/tmp"), Path("/dev"), Path("/proc")}
+    for kind, source, target in zip(*[iter(mounts)] * 3, strict=True):
+        parents = [path for path in reversed(Path(target).parents) if path not in made]
+        for path in parents:
+            options += ["--perms", "0755", "--dir", str(path)]
+        made |= set(parents)
+        options += [kind, source, target]
+    return options
+
+
+def _as_options(environment: dict[str, str]) -> list[str]:
+    return [part for name, value in environment.items() for part in ("--setenv", name, value)]
+
+
+def _threads_of_user() -> int:
+    """RLIMIT_NPROC counts threads of the user, older kernels those outside as well."""
+    mine = psutil.process_iter(["uids", "num_threads"])
+    return sum(
+        one.info["num_threads"] or 0
+        for one in mine
+        if one.info["uids"] and one.info["uids"].real == os.getuid()
+    )

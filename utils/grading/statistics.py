@@ -1,0 +1,167 @@
+"""A graded class in numbers, without names: who solved what, and which mistakes come how often.
+
+:func:`read` takes a results folder of ``ddl-labs grade``; the notebook that ``ddl-labs statistics``
+writes draws the rest, see :mod:`utils.grading.class_pictures`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+from utils.checks.verdict import Problem
+from utils.course.execute import require_kernel, run_cells
+from utils.course.notebook import NotebookError, normalise, write
+
+from .pages import TEMPLATES, blurred, kind, problems
+from .results import Result, TaskResult, load
+
+TEMPLATE = TEMPLATES / "statistics.ipynb"
+#: Before why there is nothing to judge yet, in the first line of a verdict.
+_OPEN = re.compile(r"^✗ Task \S+ · .+ · ")
+#: Seconds for a cell of it.
+TIMEOUT = 120
+
+
+class StatisticsError(NotebookError):
+    """Nothing to count; the message says where was looked, and for what."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """How a class did in a task.
+
+    Attributes:
+        lab, number, title: such as "01_c10d", "1.4", "all_reduce".
+        most: points to be had.
+        states: how many answers are "good", "bad", "stuck", "none", "hand", "waits".
+    """
+
+    lab: str
+    number: str
+    title: str
+    most: float
+    states: Counter[str]
+
+    @property
+    def answers(self) -> int:
+        """Of how many students."""
+        return self.states.total()
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What was said of answers to a task.
+
+    Attributes:
+        text: as it was said to one of them; others may have other numbers in it.
+        kind: of a :class:`utils.checks.verdict.Problem`; "" where the results are older.
+        students: how many were told.
+        share: of those who did not solve the task.
+    """
+
+    lab: str
+    task: str
+    text: str
+    kind: str
+    students: int
+    share: float
+
+
+@dataclass(frozen=True)
+class ClassResults:
+    """A graded class. left_out: submissions that could not be graded, which count nowhere."""
+
+    results: list[Result]
+    left_out: int
+
+    @property
+    def students(self) -> int:
+        """With at least one submission that was graded."""
+        return len({one.student for one in self.results})
+
+    @property
+    def labs(self) -> list[str]:
+        """That were handed in, by name."""
+        return sorted({one.lab for one in self.results})
+
+    def shares(self, lab: str) -> list[float]:
+        """Of the points of a lab, 0 to 1, of each submission; what waits for a person is none."""
+        own = [one for one in self.results if one.lab == lab and one.most]
+        return sorted(one.points / one.most for one in own)
+
+    def tasks(self, lab: str) -> list[Task]:
+        """Of a lab, in order."""
+        found: dict[str, list[TaskResult]] = defaultdict(list)
+        for one in self.results:
+            for task in one.tasks if one.lab == lab else ():
+                found[task.task].append(task)
+        return [
+            Task(lab, number, own[0].title, own[0].most, Counter(map(kind, own)))
+            for number, own in found.items()
+        ]
+
+    def mistakes(self, lab: str, task: str, most: int = 3) -> list[Mistake]:
+        """The commonest of a task, most students first; each student counts once for each."""
+        own = [one for one in self.results if one.lab == lab]
+        # A result of an older version of the lab may be without it.
+        answers = [answer for one in own for answer in one.tasks if answer.task == task]
+        unsolved = sum(one.status not in {"passed", "by hand"} for one in answers)
+        counts: Counter[str] = Counter()
+        example: dict[str, Problem] = {}
+        for answer in answers:
+            said = {blurred(one.text): one for one in told(answer)}
+            counts.update(said.keys())
+            example = said | example
+        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
+        return [
+            Mistake(lab, task, example[key].text, example[key].kind, n, n / unsolved)
+            for key, n in ranked
+        ]
+
+
+def read(folder: Path) -> ClassResults:
+    """The class in a results folder.
+
+    Raises:
+        StatisticsError: there is no result that could be graded.
+    """
+    folder = Path(folder)
+    stored = [load(path) for path in sorted(folder.glob("students/*/*/result.json"))]
+    found = [one for one in stored if one is not None]
+    graded = [one for one in found if not one.error and one.file]
+    if not graded:
+        raise StatisticsError(
+            f"{folder.resolve()} holds no graded submission "
+            f"({len(stored)} results, students/NAME/LAB/result.json): give the folder that "
+            "`ddl-labs grade submissions/ -o FOLDER` wrote"
+        )
+    return ClassResults(graded, len(stored) - len(graded))
+
+
+def told(answer: TaskResult) -> list[Problem]:
+    """What was wrong with an answer; nothing where it was right, open or written."""
+    if answer.status in {"passed", "by hand", "missing", "unchanged", "not graded"}:
+        return []
+    if answer.problems:
+        return [Problem(**one) for one in answer.problems]
+    texts = [(text, _OPEN.sub("", text)) for text in problems(answer)]
+    return [Problem(short, kind="" if short == text else "open") for text, short in texts]
+
+
+def main(options: argparse.Namespace) -> int:
+    """Write ``statistics.ipynb`` into a results folder and run it; one that is there runs again."""
+    read(options.results)
+    require_kernel()
+    path = options.results / TEMPLATE.name
+    nb = nbformat.read(path if path.exists() else TEMPLATE, as_version=4)
+    if error := run_cells(nb, options.results, TIMEOUT):
+        raise StatisticsError(f"{path}: {error}")
+    write(normalise(nb), path)
+    print(f"wrote {path}: open it in JupyterLab, change it, run it again")
+    return 0

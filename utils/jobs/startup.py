@@ -1,0 +1,169 @@
+"""``python -m utils.jobs.startup``: how long until ranks compute, forked and as processes.
+
+Each way is measured in turn, several rounds in one run; the medians are shown, and their ratio.
+Each measurement is a fresh Python, as a fresh kernel would be. "nothing warm" has a temporary
+folder of its own, so that there is no server yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tabulate import tabulate
+from tqdm import tqdm
+
+from utils.jobs.forkserver.client import VARIABLE
+
+WAYS = {"processes": {VARIABLE: "off"}, "forked": {}}
+DEADLINE = 300.0
+
+# Each prints one JSON object: seconds, or bytes, by the name of what was measured.
+_FIRST_REDUCE = (
+    "import torch, torch.distributed as dist; dist.init_process_group('mpi');"
+    "x = torch.ones(1); dist.all_reduce(x); dist.barrier()"
+)
+_NOTEBOOK = f"""
+import json, sys, time
+n, parts = int(sys.argv[1]), sys.argv[2].split(",")
+begin = time.perf_counter()
+from utils import cluster
+found = {{"import": time.perf_counter() - begin}}
+begin = time.perf_counter()
+ranks = cluster.start(n)
+ranks.view.execute({_FIRST_REDUCE!r}).get()
+found["start"] = time.perf_counter() - begin
+if "memory" in parts:
+    def pss(pid):
+        text = open(f"/proc/{{pid}}/smaps_rollup").read()
+        return 1024 * int(text.partition("Pss:")[2].split()[0])
+    found["memory"] = sum(pss(r["pid"]) for r in ranks.describe().records)
+if "restart" in parts:
+    begin = time.perf_counter()
+    ranks.restart()
+    found["restart"] = time.perf_counter() - begin
+ranks.stop()
+print(json.dumps(found))
+"""
+_JOB = f"""
+import contextlib, json, os, time
+from utils.jobs import run as jobs
+from utils.jobs.forked import Python
+from utils.jobs.plan import Plan, Request
+import subprocess
+plan = Plan.checked(Request(4, launcher="mpiexec"))
+with contextlib.closing(Python(plan)) as python:
+    command = python.job("-c", {_FIRST_REDUCE!r})
+    begin = time.perf_counter()
+    done = subprocess.run(command, env=os.environ | plan.environment)
+    found = {{"job": time.perf_counter() - begin}}
+assert done.returncode == 0
+print(json.dumps(found))
+"""
+_IMPORT = """
+import IPython, ipykernel.ipkernel, json, time
+begin = time.perf_counter()
+from utils import cluster
+print(json.dumps({"kernel": time.perf_counter() - begin}))
+"""
+
+# Name, program, its arguments, what it measures, and whether nothing is warm.
+MEASUREMENTS = {
+    "cluster.start(4), import torch, init, all_reduce": (
+        _NOTEBOOK,
+        ("4", ""),
+        "start",
+        False,
+    ),
+    "the same, nothing warm": (_NOTEBOOK, ("4", ""), "start", True),
+    "ranks.restart()": (_NOTEBOOK, ("4", "restart"), "restart", False),
+    "mpiexec -n 4, start to end, one all_reduce": (_JOB, (), "job", False),
+    "cluster.start(16), the same": (_NOTEBOOK, ("16", ""), "start", False),
+    "memory (PSS) of four idle ranks with PyTorch": (_NOTEBOOK, ("4", "memory"), "memory", False),
+    "from utils import cluster, in a kernel": (_IMPORT, (), "kernel", False),
+}
+
+
+def measure(name: str, way: str) -> float:
+    """One measurement, in seconds or bytes. Raises RuntimeError where it fails."""
+    program, arguments, wanted, cold = MEASUREMENTS[name]
+    with _environment(WAYS[way], cold) as environment:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+    if done.returncode:
+        raise RuntimeError(f"{name} ({way}) failed:\n{done.stdout}{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])[wanted]
+
+
+@contextlib.contextmanager
+def _environment(added: Mapping[str, str], cold: bool) -> Iterator[dict[str, str]]:
+    """The variables of a measurement; where nothing may be warm, with a folder of its own."""
+    if not cold:
+        yield os.environ | added
+        return
+    with tempfile.TemporaryDirectory(prefix="ddl-") as folder:
+        yield os.environ | added | {"TMPDIR": folder}
+
+
+def rounds(names: list[str], number: int) -> dict[str, dict[str, list[float]]]:
+    """All measurements, way after way, round after round; by name and way."""
+    found = {name: {way: [] for way in WAYS} for name in names}
+    for _, name, way in tqdm([*_turns(names, number)], unit="measurement"):
+        found[name][way].append(measure(name, way))
+    return found
+
+
+def _turns(names: list[str], number: int) -> Iterator[tuple[int, str, str]]:
+    return ((turn, name, way) for turn in range(number) for name in names for way in WAYS)
+
+
+def table(found: dict[str, dict[str, list[float]]]) -> str:
+    """Medians and their ratio, as text."""
+    rows = []
+    for name, ways in found.items():
+        medians = [statistics.median(ways[way]) for way in WAYS]
+        shown = [_shown(name, median) for median in medians]
+        rows.append([name, *shown, f"{medians[0] / medians[1]:.1f} ×"])
+    return tabulate(rows, headers=["", *WAYS, "ratio"], tablefmt="github")
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value / 2**20:.0f} MiB" if name.startswith("memory") else f"{value:.2f} s"
+
+
+def main() -> int:
+    """Measure and print; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m utils.jobs.startup", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, metavar="R", help="medians of R rounds: 5")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="what has one of these words")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    options = parser.parse_args()
+    words = options.only or [""]
+    names = [name for name in MEASUREMENTS if any(word in name for word in words)]
+    # The first of each way warms the server and the files of the system.
+    for way in WAYS:
+        measure(next(iter(MEASUREMENTS)), way)
+    found = rounds(names, options.rounds)
+    print(table(found))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,5 +1,0 @@
-"""Settings of kernels in the course's environment; pyproject.toml installs it to etc/ipython."""
-
-c = get_config()  # noqa: F821 - IPython defines it
-
-c.InteractiveShellApp.extensions = ["utils.no_ranks"]

@@ -1,0 +1,34 @@
+"""The check of the notebook to start with."""
+
+from __future__ import annotations
+
+from utils.checks.mistakes import Mistake
+from utils.checks.model import use_model as use_model
+from utils.checks.probe import answer_named
+from utils.checks.task import Report, task
+
+# Rank and world size; the second one is larger than any world of this notebook.
+CASES = ((0, 3), (1, 3), (2, 3), (6, 7), (0, 1))
+
+
+def probe_neighbours(user_ns: dict, *, rank: int) -> list:
+    """``right_neighbour`` of each case."""
+    neighbour = answer_named(user_ns, "right_neighbour")
+    return [neighbour(*case) for case in CASES]
+
+
+@task("0.1", "the neighbour on a ring", points=0)
+def right_neighbour(ranks, report: Report) -> None:
+    """(rank + 1) modulo the world size."""
+    for answer in report.answers(ranks, __name__, "probe_neighbours"):
+        for (rank, size), got in zip(CASES, answer.value, strict=True):
+            mistakes = [
+                Mistake(rank + 1, "the last rank's neighbour is rank 0: take it modulo the size"),
+                Mistake((rank - 1) % size, "that is the neighbour to the left"),
+            ]
+            what = f"right_neighbour({rank}, {size})"
+            form = "a rank"
+            if not report.judge(
+                answer.rank, got, (rank + 1) % size, mistakes, what=what, form=form
+            ):
+                break

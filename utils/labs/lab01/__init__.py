@@ -1,0 +1,10 @@
+"""Lab 01: tensors between ranks."""
+
+from typing import TYPE_CHECKING
+
+from utils.labs.rooms import opened
+
+if TYPE_CHECKING:
+    from .checks import *
+
+__getattr__, __dir__ = opened(__name__)

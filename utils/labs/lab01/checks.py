@@ -1,0 +1,765 @@
+"""Checks of lab 01: tensors between ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import random
+import statistics
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from utils.checks.calls import blocking, in_words, inside, made, messages, only, waited
+from utils.checks.clock import moved_clocks
+from utils.checks.mistakes import EXACT, TOLERANCE, Mistake, is_number, same, table
+from utils.checks.model import use_model as use_model
+from utils.checks.probe import answer_named, fingerprint, kept, numbers, reading_answer, recorded
+from utils.checks.task import Report, task, to_each
+from utils.labs.shared.replicas import rules_of
+
+# Long enough that MPI does not send it before the receiver is ready (rendezvous).
+LONG = 250_000
+Kind = tuple[tuple[int, ...], str]  # of a tensor: shape and type
+
+
+def _kinds(seed: int) -> tuple[Kind, ...]:
+    """Kinds of tensors: others where an answer could be made for the first."""
+    return ((3, 4), "float32"), ((2, 5, 1), "float64"), ((13 + seed % 200,), "int64")
+
+
+def _tensor(seed: int, shape: Sequence[int], dtype: str) -> torch.Tensor:
+    """Return numbers of which a narrower type loses digits."""
+    row = numbers(seed, *shape, double=dtype != "float32")
+    return (row * 2**50).long() + 1 if dtype == "int64" else row
+
+
+def _whole(shape: Sequence[int], dtype: str) -> Callable[[list[dict]], str | None]:
+    """Return the rule that each call has as many bytes as the tensor."""
+    nbytes = math.prod(shape) * getattr(torch, dtype).itemsize
+
+    def rule(calls: list[dict]) -> str | None:
+        for call in calls:
+            if call["nbytes"] != nbytes:
+                return (
+                    f"{call['op']} of {call['nbytes']} bytes; the tensor, {dtype}{list(shape)}, "
+                    f"has {nbytes}: give the call a tensor of the same type and length"
+                )
+        return None
+
+    return rule
+
+
+# -- 1.1 --------------------------------------------------------------------------------------
+
+
+def probe_hello(user_ns: dict, *, rank: int) -> dict:
+    """What the student found out about this rank."""
+    if not dist.is_initialized():
+        raise RuntimeError("torch.distributed is not initialized: call dist.init_process_group")
+    return {
+        "backend": dist.get_backend(),
+        "rank": answer_named(user_ns, "rank"),
+        "world_size": answer_named(user_ns, "world_size"),
+    }
+
+
+@task("1.1", "hello from every rank", points=1)
+def hello(ranks, report: Report) -> None:
+    """Backend, rank and world size."""
+    for answer in report.answers(ranks, __name__, "probe_hello"):
+        rank, n, value = answer.rank, ranks.n, answer.value
+        report.expect(rank, "the backend", value["backend"], "mpi")
+        wrong = [
+            Mistake(n, "that is the number of ranks; this rank's number is dist.get_rank()"),
+            Mistake(rank + 1, "ranks are counted from 0"),
+        ]
+        report.judge(rank, value["rank"], rank, wrong, what="the variable rank")
+        last = [Mistake(n - 1, "that is the last rank; counted from 0, there is one more")]
+        report.judge(rank, value["world_size"], n, last, what="the variable world_size")
+
+
+# -- 1.2 and 1.3 ------------------------------------------------------------------------------
+
+NOT_FILLED = (
+    "the tensor is still this rank's own, although a message came: recv fills the tensor that it "
+    "is given, so give it `tensor`, the argument"
+)
+
+
+def probe_transfer(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
+    """``transfer`` on a fresh tensor."""
+    tensor = _tensor(seed, shape, dtype)
+    _, calls = recorded(answer_named(user_ns, "transfer"), tensor, rank)
+    return {"tensor": tensor, "calls": calls}
+
+
+@task("1.2", "blocking send and recv", points=2)
+def transfer(ranks, report: Report) -> None:
+    """Rank 1 ends with rank 0's tensor, the others with their own."""
+    for answer, own, how in _asked(ranks, report, "probe_transfer"):
+        rank, value = answer.rank, answer.value
+        if report.communication(rank, value["calls"], *_one_message(rank), blocking(True)):
+            expected = own[0 if rank == 1 else rank].tolist()
+            mistakes = [Mistake(own[rank].tolist(), NOT_FILLED)]
+            how["what"] = f"the tensor afterwards{how['what']}"
+            report.judge(rank, value["tensor"], expected, mistakes, **how)
+
+
+def _asked(ranks, report: Report, probe: str) -> Iterator[tuple[Any, torch.Tensor, dict]]:
+    """Answers on tensors of several kinds, until there are problems.
+
+    Yields:
+        An answer; the tensors of all ranks [n, …]; how exact it is, and for what, if not the first.
+    """
+    for shape, dtype in _kinds(report.seed):
+        seeds = report.seeds(ranks.n)
+        own = torch.stack([_tensor(seed, shape, dtype) for seed in seeds])
+        given = {"each": to_each(seed=seeds), "shape": shape, "dtype": dtype}
+        what = f", {dtype}{list(shape)}" if dtype != "float32" else ""
+        tolerance = {"float32": TOLERANCE, "float64": EXACT, "int64": 0.0}[dtype]
+        for answer in report.answers(ranks, __name__, probe, **given):
+            yield answer, own, {"what": what, "tolerance": tolerance}
+            if not report.of(answer.rank):
+                report.communication(answer.rank, answer.value["calls"], _whole(shape, dtype))
+        if report.found:
+            return
+
+
+def _one_message(rank: int) -> list:
+    """Rules: one message from rank 0 to rank 1, nothing else."""
+    wanted = {0: [("send", 1)], 1: [("recv", 0)]}.get(rank, [])
+    return [only("send", "recv"), messages(*wanted)]
+
+
+def probe_transfer_overlapped(
+    user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str
+) -> dict:
+    """``transfer_overlapped`` with a work that looks at what is under way when it is called."""
+    from torch_mpi.record import log
+
+    tensor = _tensor(seed, shape, dtype)
+    mark, seen, slept = log.mark(), [], []
+
+    def work() -> list[int]:
+        seen.append([{"op": c.op, "waited": c.waited} for c in log.since(mark)])
+        return [seed]
+
+    function, answering, sleep = (
+        answer_named(user_ns, "transfer_overlapped"),
+        threading.get_ident(),
+        time.sleep,
+    )
+
+    def noting(seconds: float) -> None:
+        by = sys._getframe(1).f_globals.get("__name__", "")  # the backend pauses, too
+        if threading.get_ident() == answering and not seen and not by.startswith("torch_mpi"):
+            slept.append(seconds)
+        sleep(seconds)
+
+    own = {name: noting for name, value in user_ns.items() if value is sleep}
+    with mock.patch.object(time, "sleep", noting), mock.patch.dict(user_ns, own):
+        result, calls = recorded(function, tensor, rank, work)
+    told = {"tensor": fingerprint(tensor), "calls": calls, "result": result}
+    return told | {"seen": seen, "slept": bool(slept)}
+
+
+@task("1.3", "isend and irecv around work", points=3)
+def transfer_overlapped(ranks, report: Report) -> None:
+    """As 1.2, non-blocking, with the work between start and wait."""
+    length = LONG + report.seed % 1000
+    kinds = ((length,), "float32"), ((2, length // 2 + 1), "float64"), ((3, 4), "float32")
+    for shape, dtype in kinds:
+        _judge_transfer(ranks, report, shape, dtype)
+        if report.found:
+            return
+
+
+def _judge_transfer(ranks, report: Report, shape: tuple[int, ...], dtype: str) -> None:
+    seeds = report.seeds(ranks.n)
+    prints = [fingerprint(_tensor(seed, shape, dtype)) for seed in seeds]
+    given = {"each": to_each(seed=seeds), "shape": shape, "dtype": dtype}
+    for answer in report.answers(ranks, __name__, "probe_transfer_overlapped", **given):
+        rank, value = answer.rank, answer.value
+        right = value["tensor"] == prints[0 if rank == 1 else rank]
+        rules = (*_one_message(rank), blocking(False), waited)
+        if report.communication(rank, value["calls"], *rules) and not right:
+            whose = "rank 0’s" if rank == 1 else "its own"
+            changed = f"the {math.prod(shape)} elements are not {whose} ones"
+            report.problem(NOT_FILLED if value["tensor"] == prints[rank] else changed, rank)
+        if not report.of(rank):
+            report.communication(rank, value["calls"], _whole(shape, dtype))
+        times = len(value["seen"])
+        if times != 1:
+            report.problem(f"work() must be called once, was called {times} times", rank)
+            continue
+        _judge_overlap(report, rank, value["seen"][0], value["slept"])
+        what = "the value returned (that of work())"
+        form = "what work() returned"
+        report.judge(rank, value["result"], [seeds[rank]], what=what, form=form)
+
+
+def _judge_overlap(report: Report, rank: int, under_way: list[dict], slept: bool) -> None:
+    op, waited_for = "isend" if rank == 0 else "irecv", any(call["waited"] for call in under_way)
+    if rank < 2 and not report.of(rank):
+        wrong = {
+            f"{op} comes after work(): start the communication first": not under_way,
+            "wait() comes before work(): nothing overlaps, wait after it": waited_for,
+            "it sleeps before work(), and the message is over by then: call work() at once after "
+            f"{op}": slept,
+        }
+        report.communication(rank, [], *rules_of(wrong))
+
+
+# -- 1.4 --------------------------------------------------------------------------------------
+
+
+def probe_sum(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
+    """``sum_over_ranks`` on a fresh tensor, and on another one."""
+    function = answer_named(user_ns, "sum_over_ranks")
+    result, calls = recorded(function, _tensor(seed, shape, dtype))
+    other = _tensor(seed + 1, shape, dtype)
+    _, again = kept("sum_over_ranks", result, lambda: recorded(function, other))
+    # A class of the student's own could still communicate while it is told.
+    plain = type(result) is torch.Tensor or not isinstance(result, torch.Tensor)
+    told = {"result": result if plain else f"<{type(result).__name__}>"}
+    return told | {"calls": calls, "calls again": again}
+
+
+@task("1.4", "all_reduce", points=2)
+def sum_over_ranks(ranks, report: Report) -> None:
+    """Every rank has the sum, by one all_reduce."""
+    rules = (only("all_reduce"), made("all_reduce", 1), waited)
+    for answer, own, how in _asked(ranks, report, "probe_sum"):
+        rank = answer.rank
+        once = report.communication(rank, answer.value["calls"], *rules)
+        if once and report.communication(rank, answer.value["calls again"], *rules):
+            mistakes = _wrong_sums(own, rank)
+            form = "the tensor; all_reduce writes into it, and has no result of its own"
+            got, expected = answer.value["result"], own.sum(0).tolist()
+            how["what"] = f"the sum{how['what']}"
+            report.judge(rank, got, expected, mistakes, form=form, **how)
+
+
+def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:
+    n, whole, total = len(own), own.dtype == torch.int64, own.sum(0).tolist()
+    return table({
+        "whole numbers have lost digits: neither a mean (op=AVG) nor a narrower type keeps them. "
+        "op=dist.ReduceOp.SUM": lambda got: whole and same(got, total),
+        "this is the mean over the ranks: the task asks for the sum": own.double().mean(0),
+        "this is the largest element of all ranks: op=dist.ReduceOp.SUM": own.amax(0),
+        "this is the smallest element of all ranks: op=dist.ReduceOp.SUM": own.amin(0),
+        "this is the product over the ranks: op=dist.ReduceOp.SUM": own.prod(0),
+        "this is the rank's own tensor, unchanged: all_reduce writes into the tensor that it is "
+        "given, so return that one": own[rank],
+        f"this is {n} times the rank's own tensor, which is the sum only where all ranks hold the "
+        "same": own[rank] * n,
+    })  # fmt: skip
+
+
+# -- 1.5 --------------------------------------------------------------------------------------
+
+
+def probe_exchange(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
+    """``exchange`` of a short or a long tensor, and of another one."""
+    function, given = answer_named(user_ns, "exchange"), _tensor(seed, shape, dtype)
+    with _noted_memory() as used:
+        result, calls = recorded(function, given, rank)
+    shared, result_told = bool(set(used["send"]) & set(used["recv"])), fingerprint(result)
+    other = _tensor(seed + 1, shape, dtype)
+    _, again = kept("exchange", result, lambda: recorded(function, other, rank))
+    return {"result": result_told, "shared": shared, "calls": calls, "calls again": again}
+
+
+@contextlib.contextmanager
+def _noted_memory() -> Iterator[dict[str, list[int]]]:
+    """Note where the tensors begin that are sent, and those that are received into."""
+    group, used = dist.group.WORLD, {"send": [], "recv": []}
+
+    def noting(name: str, call: Callable) -> Callable:
+        def note(tensors, *args):
+            used[name].append(tensors[0].data_ptr())
+            return call(tensors, *args)
+
+        return note
+
+    with contextlib.ExitStack() as patches:
+        for name in used:
+            noted = noting(name, getattr(group, name))
+            patches.enter_context(mock.patch.object(group, name, noted))
+        yield used
+
+
+@task("1.5", "an exchange without deadlock", points=3)
+def exchange(ranks, report: Report) -> None:
+    """Ranks 0 and 1 swap tensors, short ones and such that do not fit in a buffer."""
+    eager, seed = {}, report.seed
+    kinds = [((4,), "float32"), ((10**6 + seed % 1000,), "float32"), ((2, 3), "float64")]
+    for shape, dtype in (*kinds, ((100 + seed % 400,), "int64")):
+        seeds = report.seeds(ranks.n)
+        prints = [fingerprint(_tensor(seed, shape, dtype)) for seed in seeds]
+        given = {"each": to_each(seed=seeds), "shape": shape, "dtype": dtype}
+        for answer in report.answers(ranks, __name__, "probe_exchange", **given):
+            _judge_exchange(report, answer.rank, answer.value, prints, shape, dtype)
+            if answer.rank < 2 and not report.found:
+                first = answer.value["calls"][0]
+                eager[math.prod(shape), answer.rank] = first["op"] == "send" and first["blocking"]
+        if report.found:
+            return
+    both = [n for n, rank in eager if rank == 0 and eager[n, 0] and eager[n, 1]]
+    if both:
+        report.problem(
+            f"of {both[0]} elements: both ranks send first, by send. That works because MPI copies "
+            "a short message (eager), up to a size that no program knows: let one receive first, "
+            "or use isend",
+            kind="communication",
+        )
+
+
+def _judge_exchange(
+    report: Report, rank: int, value: dict, prints: list[str], shape, dtype
+) -> None:
+    wanted = [("recv", 1 - rank), ("send", 1 - rank)] if rank < 2 else []
+    arrives = "the tensor that arrived" if rank < 2 else "mine, as nothing arrives here"
+    whose = {0: "rank 1's tensor", 1: "rank 0's tensor"}.get(rank, "its own")
+    calls, result = value["calls"], value["result"]
+    right = prints[1 - rank if rank < 2 else rank]
+    wrong = {
+        "it receives into the tensor that is still being sent: the message may be a mixture of "
+        "both. Receive into a tensor of its own, torch.empty_like(mine)":
+            value["shared"] and _is_sent_while_received(calls),
+        f"exchange returned None: return {arrives}": result == "<NoneType>",
+        "the result is the rank's own tensor: return the one that arrived":
+            result == prints[rank] != right,
+        f"of {math.prod(shape)} elements: the result is not {whose}": result != right,
+    }  # fmt: skip
+    rules = (only("send", "recv"), messages(*wanted, in_order=False), waited)
+    whole = _whole(shape, dtype)
+    if report.communication(rank, calls, *rules, *rules_of(wrong), whole):
+        report.communication(rank, value["calls again"], *rules, whole)
+
+
+def _is_sent_while_received(calls: list[dict]) -> bool:
+    sends = [call for call in calls if call["op"] == "send" and not call["blocking"]]
+    receives = [call for call in calls if call["op"] == "recv"]
+    return any(r["start"] < s["end"] and s["start"] < r["end"] for s in sends for r in receives)
+
+
+# -- 1.6 --------------------------------------------------------------------------------------
+
+
+def probe_even_group(user_ns: dict, *, rank: int) -> dict:
+    """What ``even_ranks`` is on this rank."""
+    group = answer_named(user_ns, "even_ranks")
+    world = dist.distributed_c10d._world
+    # A group gets its name by counting: two groups of one name were made in one call.
+    named = {name: sorted(world.pg_group_ranks[one]) for one, name in world.pg_names.items()}
+    told = {"kind": type(group).__name__, "ranks": None, "count": world.group_count}
+    told |= {"groups": named, "name": world.pg_names.get(group)}
+    if isinstance(group, dist.ProcessGroup):
+        try:
+            told["ranks"] = dist.get_process_group_ranks(group)
+        except (KeyError, ValueError):
+            raise RuntimeError(
+                "even_ranks was made before the ranks joined the world again: run its cell again"
+            ) from None
+    elif group is dist.GroupMember.NON_GROUP_MEMBER:
+        told["ranks"] = []
+    return told
+
+
+def probe_forget(user_ns: dict, *, rank: int, count: int) -> None:
+    """Let all ranks count the next group alike; its cell has to be run again."""
+    user_ns.pop("even_ranks", None)
+    dist.distributed_c10d._world.group_count = count
+
+
+def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> dict:
+    """``sum_over_even_ranks`` on a fresh tensor: in the student's group, and in a new one."""
+    function = answer_named(user_ns, "sum_over_even_ranks")
+    tensor, other = numbers(seed, 5), numbers(seed, 2, 3, double=True)
+    another = dist.new_group(evens)  # before the answer, which may raise an error on some ranks
+    try:
+        return _even_sums(user_ns, function, tensor, other, another, rank in evens)
+    finally:
+        if rank in evens:
+            dist.destroy_process_group(another)
+
+
+def _even_sums(user_ns: dict, function: Callable, tensor, other, another, member: bool) -> dict:
+    with _noted_groups() as made_inside, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        _, calls = recorded(function, tensor, answer_named(user_ns, "even_ranks"))
+    told = {
+        "tensor": tensor,
+        "calls": calls,
+        "made inside": len(made_inside),
+        "warned": any("does not belong to the given group" in str(w.message) for w in warned),
+    }
+    if made_inside:
+        return told
+    told["used"], told["calls again"] = recorded(_uses, function, other, another, member)
+    return told | {"other": fingerprint(other)}
+
+
+@contextlib.contextmanager
+def _noted_groups() -> Iterator[list]:
+    """A list that gets an entry for each new group."""
+    noted, original = [], dist.new_group
+
+    def noting(*args, **kwargs):
+        noted.append(True)
+        return original(*args, **kwargs)
+
+    with mock.patch.object(dist, "new_group", noting):
+        yield noted
+
+
+def _uses(function: Callable, tensor: torch.Tensor, group: Any, is_member: bool) -> bool:
+    """Whether a member communicates in the group that it is given."""
+    if not is_member:
+        function(tensor, group)
+        return True
+    with mock.patch.object(group, "allreduce", wraps=group.allreduce) as called:
+        function(tensor, group)
+    return called.called
+
+
+@task("1.6", "a collective on a subgroup", points=2)
+def sum_over_even_ranks(ranks, report: Report) -> None:
+    """The even ranks have their sum, the odd ones their own tensor."""
+    evens, counts = list(range(0, ranks.n, 2)), []
+    answers = report.answers(ranks, __name__, "probe_even_group")
+    for answer in answers:
+        _judge_group(report, answer.rank, answer.value, evens)
+        counts.append(answer.value["count"])
+    if len(set(counts)) > 1:
+        said = (
+            f"the ranks have not called dist.new_group equally often: ranks 0 to {ranks.n - 1} "
+            f"count {counts}. All ranks have to call it, members or not, for each group. The check "
+            "has set the counts to the same number and deleted even_ranks: correct its cell, and "
+            "run it again"
+        )
+        report.problem(said)
+        report.answers(ranks, __name__, "probe_forget", count=max(counts))
+    elif not report.found:
+        _judge_one_call(report, [answer.value for answer in answers])
+    if report.found:
+        return
+    seeds = report.seeds(ranks.n)
+    own = [numbers(seed, 5) for seed in seeds]
+    others = [numbers(seed, 2, 3, double=True) for seed in seeds]
+    given = {"each": to_each(seed=seeds), "evens": evens}
+    for answer in report.answers(ranks, __name__, "probe_even_sum", **given):
+        rank, value = answer.rank, answer.value
+        _judge_even_sum(report, rank, value, own, evens)
+        right = sum(others[r] for r in evens) if rank in evens else others[rank]
+        said = "right for float32[5], and wrong for float64[2, 3]: keep the tensor's type and shape"
+        if not report.of(rank) and value["other"] != fingerprint(right):
+            report.problem(said, rank)
+        if not report.of(rank):
+            times = made("all_reduce", int(rank in evens), " in another group of these ranks")
+            report.communication(rank, value["calls again"], only("all_reduce"), times)
+
+
+def _judge_one_call(report: Report, values: list[dict]) -> None:
+    """Whether the ranks gave the same members in the call that made even_ranks."""
+    names = {value["name"] for value in values if value["ranks"]}
+    groups = [value["groups"] for value in values]
+    if not all(names) or not all(one and all(one.values()) for one in groups):
+        raise ValueError("a group without a name or a member, or a rank without a group")
+    of_one_call = {tuple(one[name]) for one in groups for name in names if name in one}
+    if len(of_one_call) > 1:
+        named = " and ".join(map(str, sorted(of_one_call)))
+        report.problem(
+            f"in one call of dist.new_group the ranks have made different groups, {named}. All "
+            "ranks have to call it for each group, members or not, with the same ranks"
+        )
+
+
+def _judge_group(report: Report, rank: int, value: dict, evens: list[int]) -> None:
+    members, kind = value["ranks"], value["kind"]
+    if members == (evens if rank in evens else []):
+        return
+    if members is None:
+        made = "nothing" if kind == "NoneType" else f"a {kind}"
+        said = (
+            f"even_ranks is {made} on this rank. Every rank has to call dist.new_group({evens}), "
+            "those outside of the group, too: it is all ranks that make a group"
+        )
+    else:
+        made = f"the ranks {members}" if members else "other ranks than this one"
+        said = f"even_ranks consists of {made}: dist.new_group({evens})"
+    report.problem(said, rank)
+
+
+def _judge_even_sum(report: Report, rank: int, value: dict, own: list, evens: list[int]) -> None:
+    member, calls = rank in evens, value["calls"]
+    wrong = {
+        "it calls a collective of a group that it does not belong to: PyTorch warns and does "
+        "nothing. Only members call it": value["warned"],
+        "the function makes a group at each call: make it once, outside, and use the argument "
+        "group": value["made inside"],
+        "the argument group is not used: all_reduce(tensor, group=group)": not value.get("used"),
+    }
+    made_by_others = {f"makes {call['op']}, but is no member of the group": True for call in calls}
+    once = inside(evens), only("all_reduce"), made("all_reduce", 1)
+    rules = once if member else rules_of(made_by_others)
+    if report.communication(rank, calls, *rules_of(wrong), *rules):
+        expected = sum(own[r] for r in evens) if member else own[rank]
+        mistakes = table({
+            "the tensor is unchanged: all_reduce writes into it": own[rank],
+            "this is the sum over all ranks: pass group=group": sum(own),
+        })  # fmt: skip
+        what = "the tensor afterwards"
+        report.judge(rank, value["tensor"], expected.tolist(), mistakes, what=what)
+
+
+# -- 1.7 --------------------------------------------------------------------------------------
+
+# Rounds of a check. How much longer each of five in a row takes than the wire, in random order: one
+# of them is the median, and no two are alike. The very first round warms up.
+REPEATS = 5
+# Bytes and rounds: also more rounds, the same bytes again, and bytes that no float32 tensor has.
+PLAYS = ((8, REPEATS), (200_001, REPEATS), (8, 2 * REPEATS), (800_003, REPEATS))
+# A mean of some of them is far from 1 as well.
+FACTORS, WARM_UP = (0.7, 0.9, 1.0, 3.0, 6.0), 9.0
+
+
+def _disturbances(seed: int) -> list[float]:
+    """Return the factors of rounds 0, 5, 10, … to 4, 9, 14, …; the first is above the median."""
+    dice = random.Random(seed)
+    order = dice.sample(FACTORS, len(FACTORS))
+    above = next(k for k, factor in enumerate(order) if factor > 1)
+    return order[above:] + order[:above]
+
+
+def _disturbance(factors: Sequence[float], k: int) -> float:
+    """Return how much longer the k-th round takes. Of any five in a row the median is 1."""
+    return factors[k % len(factors)] if k else WARM_UP
+
+
+def probe_ping_pong(
+    user_ns: dict,
+    *,
+    rank: int,
+    nbytes: int,
+    stamp: int,
+    repeats: int,
+    wire: list[float],
+    factors: list[float],
+) -> dict:
+    """``ping_pong`` on a wire that takes ``latency`` + bytes / ``bandwidth`` seconds a message.
+
+    wire: latency, bandwidth, and the share of a round trip that passes in its send. stamp: what the
+    wire writes into all that this rank sends; which ones came is told. factors: see
+    :func:`_disturbance`.
+    """
+    function, came = answer_named(user_ns, "ping_pong"), []
+    with moved_clocks(user_ns) as clock, _slow_wire(clock, *wire, factors, stamp, came):
+        seconds, calls = recorded(function, nbytes, repeats, rank)
+    return {"seconds": seconds, "calls": calls, "stamps": came}
+
+
+@contextlib.contextmanager
+def _slow_wire(
+    clock,
+    latency: float,
+    bandwidth: float,
+    share: float,
+    factors: list[float],
+    stamp: int,
+    came: list[int],
+) -> Iterator[None]:
+    """Let each message of this rank take that long, and some rounds longer; stamp what it sends.
+
+    A send ends early, as MPI copies what it sends: nearly all of a round trip passes in the recv.
+    """
+    group, passed, received = dist.group.WORLD, [0], []
+
+    def look() -> None:
+        came.extend(_stamp_of(ball).item() for ball in received)
+
+    def slow(name: str, call: Callable) -> Callable:
+        def with_delay(tensors, *args):
+            factor = _disturbance(factors, passed[0] // 2)
+            passed[0] += 1
+            part = 2 * (share if name == "send" else 1 - share)
+            clock.advance(part * factor * (latency + tensors[0].nbytes / bandwidth))
+            look()
+            if name == "send":
+                _stamp_of(tensors[0]).fill_(stamp)
+            else:
+                received[:] = tensors
+            return call(tensors, *args)
+
+        return with_delay
+
+    with contextlib.ExitStack() as patches:
+        for name in ("send", "recv", "recv_anysource"):
+            slowed = slow(name, getattr(group, name))
+            patches.enter_context(mock.patch.object(group, name, slowed))
+        yield
+        look()
+
+
+def _stamp_of(ball: torch.Tensor) -> torch.Tensor:
+    """Its first eight bytes as a number, a view; of a shorter one some number."""
+    row = ball.detach().reshape(-1).view(torch.uint8)
+    return row[:8].view(torch.int64) if len(row) >= 8 else torch.zeros(1, dtype=torch.int64)
+
+
+def probe_fit(user_ns: dict, *, rank: int, sizes: list, times: list) -> object:
+    """``fit`` on rank 0."""
+    return reading_answer(user_ns, "fit")(sizes, times) if rank == 0 else None
+
+
+@task("1.7", "ping-pong: latency and bandwidth", points=4)
+def ping_pong(ranks, report: Report) -> None:
+    """The median time of a message, then the latency and bandwidth that noisy times follow."""
+    # Far above what the machine itself needs, which then does not count.
+    start = 20.0 + report.seed % 1000 / 50
+    bandwidth = 20e3 + report.seed // 1000 % 1000 * 30
+    share = 0.1 + report.seed % 30 / 1000
+    for k, (nbytes, repeats) in enumerate(PLAYS):
+        latency = start * (len(PLAYS) - k)  # what was measured before is wrong now
+        seeds, true = report.seeds(ranks.n), latency + nbytes / bandwidth
+        factors = _disturbances(report.seed + nbytes)
+        given = {
+            "repeats": repeats,
+            "wire": [latency, bandwidth, share],
+            "each": to_each(stamp=seeds),
+        }
+        given |= {"nbytes": nbytes, "factors": factors}
+        for answer in report.answers(ranks, __name__, "probe_ping_pong", **given):
+            wrong = functools.partial(_wrong_times, true, factors, share)
+            play = nbytes, repeats
+            _judge_ping_pong(report, answer.rank, answer.value, play, true, wrong, seeds)
+        if report.found:
+            return
+    _judge_fit(ranks, report)
+
+
+def _judge_ping_pong(
+    report: Report,
+    rank: int,
+    value: dict,
+    play: tuple[int, int],
+    true: float,
+    wrong_times: Callable[[int, int], list[Mistake]],
+    stamps: list[int],
+) -> None:
+    calls, seconds, takes_part = value["calls"], value["seconds"], rank < 2
+    nbytes, repeats = play
+    plays = [call for call in calls if call["op"] != "barrier"]
+    sends = sum(call["op"] == "send" for call in plays)
+    sizes = sorted({call["nbytes"] for call in plays} - {nbytes})
+    what = f"ping_pong({nbytes}, {repeats})"
+    wrong = {
+        f"only ranks 0 and 1 play; it made {in_words((c['op'], c['peer']) for c in plays)}":
+            plays and not takes_part,
+        f"{what}: expected {repeats} sends and {repeats} recvs (a few more to warm up are fine), "
+        f"it made {sends} and {len(plays) - sends}":
+            takes_part and (sends < repeats or 2 * sends != len(plays)),
+        f"{what} sent messages of {sizes} bytes: {nbytes} elements of dtype torch.uint8": sizes,
+        "only rank 0 measures: return None on the others": rank == 1 and seconds is not None,
+        f"rank {1 - rank} has sent a ball, and another one is in the tensor of recv":
+            takes_part and stamps[1 - rank] not in value["stamps"],
+    }  # fmt: skip
+    rules = only("send", "recv", "barrier"), *rules_of(wrong)
+    if report.communication(rank, calls, *rules) and rank == 0:
+        form = {"what": f"{what}, seconds on the emulated wire", "form": "seconds"}
+        report.judge(0, seconds, true, wrong_times(sends, repeats), **form, tolerance=0.05)
+
+
+def _wrong_times(
+    true: float, factors: Sequence[float], share: float, rounds: int, repeats: int
+) -> list[Mistake]:
+    took = [_disturbance(factors, k) for k in range(rounds)]
+    counted, median = took[-repeats:], "take the median, so that one disturbed round does not count"
+    back = "stop the clock when the ball is back, and take half"
+    mean = statistics.mean(counted)
+    factors = {
+        "that is the whole round trip: divide by 2": 2.0,
+        "halved once too often: a message takes half of the round trip": 0.5,
+        f"that is the time of send alone, which ends before the message arrives: {back}": 2 * share,
+        f"that is half of the time of send alone: {back}": share,
+        f"that is half of the time of recv alone: {back}": 1 - share,
+        f"that is the time of recv alone: {back}": 2 - 2 * share,
+        f"that is the mean of the rounds: {median}": mean,
+        f"that is a mean without the slowest round: {median}": statistics.mean(
+            sorted(counted)[:-1]
+        ),
+        f"that is the harmonic mean of the rounds: {median}": statistics.harmonic_mean(counted),
+        f"that is the mean of the round trips: halve it, and {median}": 2 * mean,
+        f"that is the whole time divided by the rounds: {median}": sum(took) / repeats,
+        f"that is the fastest round: {median}": min(counted),
+        f"that is the slowest round: {median}": max(counted),
+        f"that is the sum of the rounds: {median}": sum(counted),
+    }
+    no_number = Mistake(lambda got: not is_number(got), "expected seconds: a number")
+    return [no_number, *table({said: factor * true for said, factor in factors.items()})]
+
+
+def _judge_fit(ranks, report: Report) -> None:
+    """Times of short to long messages, then of such that latency and bytes take equally long."""
+    chance = np.random.default_rng(report.seed)
+    latency, bandwidth = chance.uniform(20e-6, 60e-6), chance.uniform(1e9, 4e9)
+    # Every point alone is off by a fifth or a quarter, in turn, so that only all together tell.
+    _judge_line(ranks, report, latency, bandwidth, [2**k for k in range(3, 26)], (0.8, 1.25))
+    middle = latency * bandwidth * np.geomspace(0.2, 5, 24)
+    if not report.found:
+        _judge_line(ranks, report, latency, bandwidth, middle.astype(int).tolist(), (0.9, 1.1))
+
+
+def _judge_line(
+    ranks, report: Report, latency: float, bandwidth: float, sizes: list[int], off: Sequence[float]
+) -> None:
+    """off: by which factors the times are off, in turn."""
+    chance = np.random.default_rng(report.seed + len(sizes))
+    signs = np.resize(chance.permutation(off), len(sizes))
+    noise = signs * chance.uniform(0.98, 1.02, len(sizes))
+    times = [(latency + n / bandwidth) * e for n, e in zip(sizes, noise, strict=True)]
+    for answer in report.answers(ranks, __name__, "probe_fit", sizes=sizes, times=times)[:1]:
+        got = answer.value
+        if not isinstance(got, list) or len(got) != 2 or not all(map(is_number, got)):
+            said = "numbers that are not nan" if isinstance(got, list) else "a pair of numbers"
+            report.problem(f"fit returned {got}, expected (latency, bandwidth): {said}", 0)
+        elif not (_near(got[0], latency) and _near(got[1], bandwidth)):
+            hint = _why_fit(got, latency, bandwidth, sizes, times)
+            told = f"the wire had {latency:.3g} s and {bandwidth:.3g} bytes/s, fit found "
+            told += f"{got[0]:.3g} and {got[1]:.3g} (more than 15 % off)"
+            report.problem(f"fit: {hint}{told}", 0)
+
+
+def _near(a: float, b: float, most: float = 0.15) -> bool:
+    return math.isfinite(a) and abs(a / b - 1) <= most
+
+
+def _why_fit(got: list[float], latency: float, bandwidth: float, sizes, times) -> str:
+    slope, start = np.polyfit(sizes, times, 1)
+    two = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
+    hints = {
+        "the two are swapped; ": _near(got[0], bandwidth) and _near(got[1], latency),
+        "bandwidth is 1 / slope; ": _near(got[0], latency) and _near(got[1], 1 / bandwidth),
+        "all points count alike, so the noise of the long messages drowns the latency: weight each "
+        "by 1/t; ": _near(got[0], start, 1e-3) and _near(got[1], 1 / slope, 1e-3),
+        "that is the line through the first and the last point: let all of them count; ":
+            _near(got[1], 1 / two, 1e-3),
+        "the shortest time is one measurement: fit a line; ": _near(got[0], min(times), 1e-3),
+        "the latency is a mean of short messages, whose bytes take time, too: fit a line; ": any(
+            _near(got[0], mean(times[:k]), 1e-3)
+            for k in range(2, len(times))
+            for mean in (np.mean, np.median)
+        ),
+    }  # fmt: skip
+    return next((said for said, applies in hints.items() if applies), "")

@@ -1,0 +1,639 @@
+"""Checks of lab 03: data parallel training, replicas in sync.
+
+The answers are tried on groups of 1, 2, 3 and 4 ranks (`utils.checks.groups`), more than once each.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from utils.checks.calls import inside, made, only, some, waited
+from utils.checks.groups import EVERYWHERE, PARTITIONS, WORLD, in_group, keywords, on, places, tried
+from utils.checks.mistakes import Mistake, table
+from utils.checks.model import use_model as use_model
+from utils.checks.probe import answer_named, in_double, numbers, recorded, told
+from utils.checks.task import Report, task, to_each
+from utils.labs.shared import replicas
+from utils.labs.shared.replicas import Twin
+
+from . import training
+
+# Where one rank of a group has nothing: last, as it could hide another mistake.
+WITH_EMPTY = PARTITIONS[1::-1]
+
+
+def _rules(members: list[int]) -> tuple:
+    return only("all_reduce"), inside(members), waited
+
+
+# -- gradients: 3.1 and 3.2 -------------------------------------------------------------------
+
+CALLS = 2  # of an answer in a row: what it keeps of the first must not change the second
+# In 3.2 and 3.3 the first has many samples (an odd seed), and the second has few.
+
+
+def _sizes(seed: int) -> tuple[int, ...]:
+    """Draw the widths of a model: no answer is made for one of them."""
+    return 6, 7 + seed % 6, 7 + seed // 6 % 6, 4
+
+
+def _gradient_length(sizes: Sequence[int]) -> int:
+    """Return how many numbers the gradients have; two biases have none, a shared weight one."""
+    model = replicas.net(0, sizes)
+    without = model[1].bias.numel() + model[3].bias.numel()
+    return sum(parameter.numel() for parameter in model.parameters()) - without
+
+
+def _gradient(seed: int, samples: int = 1) -> torch.Tensor:
+    """What a rank's gradients are filled with, one after the other; zeros without samples."""
+    draw = torch.Generator().manual_seed(seed)
+    return 10 * torch.randn(300, generator=draw) * (samples > 0)
+
+
+@in_group
+def probe_average(
+    user_ns: dict,
+    *,
+    rank: int,
+    group,
+    partition,
+    seed: int,
+    counts: list,
+    weighted: bool,
+    sizes: list[int],
+) -> list[dict]:
+    """`average_gradients`, or the weighted one, on known gradients.
+
+    One parameter is frozen, and one was not used. Without a partition all is in double precision.
+    seed, counts: this rank's own; its samples in each call.
+    """
+    name = "average_gradients_weighted" if weighted else "average_gradients"
+    function, answers = answer_named(user_ns, name), []
+    model = replicas.net(seed, sizes).to(torch.float64 if partition is None else torch.float32)
+    model[1].bias.requires_grad_(False)
+    model[5].shared = model[1].weight  # as two layers that share one weight
+    for k, count in enumerate(counts):
+        model.zero_grad()
+        values = _gradient(seed + 10 * k, count)
+        for parameter in (p for p in model.parameters() if p.requires_grad):
+            if parameter is not model[3].bias:
+                parameter.grad = values[: parameter.numel()].view_as(parameter).to(parameter.dtype)
+                values = values[parameter.numel() :]
+        before = replicas.weights_of(model)
+        had = [p for p in model.parameters() if p.grad is not None]
+        _, calls = recorded(function, model, *[count] * weighted, **keywords(partition, group))
+        answers.append(
+            {
+                "gradient": torch.cat([p.grad.reshape(-1) for p in had]),
+                "count": len(had),
+                "others": sum(p.grad is not None for p in model.parameters()) - len(had),
+                "moved": not torch.equal(replicas.weights_of(model), before),
+                "nbytes": sorted((p.grad.nbytes for p in had), reverse=True),
+                "calls": calls,
+            }
+        )
+    return answers
+
+
+def _judge_gradients(ranks, report: Report, cases: list[dict], mistakes, extra: int) -> None:
+    """mistakes: of the own gradients, samples of all ranks, members and rank. extra all_reduces."""
+    for case, members, values in tried(ranks, report, __name__, "probe_average", cases, _counts):
+        counts, seeds = _of_calls(case, "counts"), [one["seed"] for one in case["each"]]
+        for rank, value in zip(members, values, strict=True):
+            for k, (n, got) in enumerate(zip(counts, value, strict=True)):
+                own = [_gradient(seed + 10 * k, n[r]) for r, seed in enumerate(seeds)]
+                own = [row[: _gradient_length(case["sizes"])] for row in own]
+                likely = mistakes(own, n, members, rank, counts[0])
+                if not _judge_gradient(report, rank, got, own, n, members, likely, extra):
+                    break
+
+
+def _judge_gradient(report: Report, rank, value, own, n, members, likely, extra: int) -> bool:
+    reduced = sorted((call["nbytes"] for call in value["calls"]), reverse=True)
+    short = len(reduced) >= value["count"] and any(
+        one < needed for one, needed in zip(reduced[: value["count"]], value["nbytes"], strict=True)
+    )
+    touched = replicas.rules_of({
+        "a parameter without gradient got one: leave it alone": value["others"],
+        "the parameters have changed: average parameter.grad, not the values": value["moved"],
+        "some all_reduces are of fewer bytes than the gradients have: reduce each whole gradient, "
+        "in its own type": short,
+    })  # fmt: skip
+    if not report.communication(rank, value["calls"], *_rules(members), *touched):
+        return False
+    expected = (sum(n[r] * own[r] for r in members) / sum(n[r] for r in members)).tolist()
+    likely = itertools.chain(likely, replicas.multiple(value["gradient"], expected))
+    why = ": one for each parameter that has a gradient" + ", and one for the samples" * extra
+    rule = made("all_reduce", range(value["count"], value["count"] + extra + 1), why)
+    where = on(members) + extra * f", {_samples(n)}"
+    right = report.judge(rank, value["gradient"], expected, likely, what=where)
+    return right and report.communication(rank, value["calls"], rule)
+
+
+def _of_calls(case: dict, name: str) -> list[tuple]:
+    """Of each call of the answer what every rank was told by this name."""
+    return list(zip(*(one[name] for one in case["each"]), strict=True))
+
+
+def _counts(case: dict) -> str:
+    return _samples(_of_calls(case, "counts")[-1])
+
+
+def _samples(counts: Sequence[int]) -> str:
+    return f"ranks 0 to 3 had {', '.join(map(str, counts))} samples"
+
+
+@task("3.1", "average the gradients", points=3)
+def average_gradients(ranks, report: Report) -> None:
+    """The mean of the group's gradients, by one all_reduce per parameter that has one."""
+    cases = [_gradient_case(report, partition, [[1] * WORLD] * CALLS) for partition in EVERYWHERE]
+    _judge_gradients(ranks, report, cases, _wrong_averages, extra=0)
+
+
+def _gradient_case(report: Report, partition, counts: list, weighted: bool = False) -> dict:
+    """counts: of each call the samples of all ranks."""
+    each = to_each(seed=report.seeds(WORLD), counts=list(zip(*counts, strict=True)))
+    given = {"partition": partition, "weighted": weighted, "sizes": _sizes(report.seed)}
+    return given | {"each": each}
+
+
+def _wrong_averages(own, n, members, rank: int, _) -> Iterator[Mistake]:
+    p, total = len(members), sum(own[r] for r in members)
+    yield from table({
+        "the gradients are this rank's own, unchanged: all_reduce each parameter.grad, and store "
+        "the result there": own[rank],
+        f"the gradients are the sum over {p} ranks: divide by the number of ranks, and store the "
+        "result in parameter.grad": total,
+        f"the sum was divided by {WORLD}, the size of the world; this group has {p} ranks: "
+        "dist.get_world_size(group)": total / WORLD,
+        f"the gradients were divided by {p} twice": total / p**2,
+        "the gradients were divided, but never summed over ranks": own[rank] / p,
+        "the gradients were cut to whole numbers": (total / p).trunc(),
+        "these are the largest of all ranks: op=dist.ReduceOp.SUM":
+            torch.stack([own[r] for r in members]).amax(0),
+    })  # fmt: skip
+
+
+@task("3.2", "average over unequal parts", points=3)
+def average_gradients_weighted(ranks, report: Report) -> None:
+    """The gradient of the mean over all samples of the group."""
+    cases = []
+    for step, partition in enumerate([*EVERYWHERE, *WITH_EMPTY]):
+        empty, seeds = step >= len(EVERYWHERE), [2 * (report.seed + step) - k for k in (1, 0)]
+        counts = [_sample_counts(seed, empty) for seed in seeds]
+        cases.append(_gradient_case(report, partition, counts, weighted=True))
+    _judge_gradients(ranks, report, cases, _wrong_weighted, extra=1)
+
+
+def _sample_counts(seed: int, empty: bool) -> list[int]:
+    """Samples of each rank, all different, for odd seeds up to 350,000; none on rank 1 if asked."""
+    order = torch.randperm(WORLD, generator=torch.Generator().manual_seed(seed)).tolist()
+    scale = 9_000 + 37 * (seed % 700) if seed % 2 else 1
+    counts = [scale * (1, 3, 6, 10)[k] + 10 * (seed % 3) for k in order]
+    return [0 if empty and rank == 1 else count for rank, count in enumerate(counts)]
+
+
+def _wrong_weighted(own, n, members, rank: int, earlier) -> Iterator[Mistake]:
+    p, plain = len(members), sum(own[r] for r in members)
+    total, weighted = sum(n[r] for r in members), sum(n[r] * own[r] for r in members)
+    yield from table({
+        "this is the mean of the ranks' means: a rank with few samples counts as much as one with "
+        "many. Weight each gradient by samples / all samples": plain / p,
+        "weighted by samples, but never divided by the number of all samples": weighted,
+        f"weighted by samples, then divided by the {p} ranks: divide by the samples of all":
+            weighted / p,
+        f"weighted by samples / all samples, and divided by the {p} ranks once more":
+            weighted / total / p,
+        "divided by the samples of the whole world: count them with group=group":
+            weighted / sum(n),
+        "divided by the samples of an earlier call: count them in each call":
+            weighted / sum(earlier[r] for r in members),
+        "this is the plain sum over the ranks: weight each gradient before. (samples / total is "
+        "1 where the total is this rank's own: all_reduce it)": plain,
+        "divided by the samples of all, but not weighted by samples before": plain / total,
+        "weighted after the sum, so that every gradient in it has this rank's weight: scale this "
+        "rank's own gradient first, then all_reduce": plain * n[rank] / total,
+        "weighted, but never summed over ranks": own[rank] * n[rank] / total,
+        "the gradients are this rank's own, unchanged: store the result in parameter.grad":
+            own[rank],
+        "the gradients were cut to whole numbers": (weighted / total).trunc(),
+    })  # fmt: skip
+
+
+# -- metrics: 3.3 -----------------------------------------------------------------------------
+
+
+@in_group
+def probe_metrics(user_ns: dict, *, rank: int, group, partition, parts: list) -> list[dict]:
+    """`global_metrics` on this rank's sums, once for each call."""
+    function, answers = answer_named(user_ns, "global_metrics"), []
+    for sums in parts:
+        result, calls = recorded(function, *sums, **keywords(partition, group))
+        pair = isinstance(result, tuple | list)
+        kinds = [type(v).__name__ for v in (result if pair else [result])]
+        floats = pair and all(isinstance(value, float) for value in result)
+        answers.append({"result": told(result), "kinds": [] if floats else kinds, "calls": calls})
+    return answers
+
+
+@task("3.3", "loss and accuracy over all ranks", points=2)
+def global_metrics(ranks, report: Report) -> None:
+    """Sums and counts of all ranks by one all_reduce, then two divisions."""
+    cases = []
+    for step, partition in enumerate([*EVERYWHERE, *WITH_EMPTY]):
+        empty, seeds = step >= len(EVERYWHERE), [2 * (report.seed + step) - k for k in (1, 0)]
+        parts = zip(*(_parts(seed, empty) for seed in seeds), strict=True)
+        cases.append({"partition": partition, "each": to_each(parts=list(parts))})
+
+    def hint(case: dict) -> str:
+        nothing = case["each"][1]["parts"][0][2] == 0
+        return "rank 1 had no sample: its three numbers were zeros" if nothing else ""
+
+    for case, members, values in tried(ranks, report, __name__, "probe_metrics", cases, hint):
+        for rank, value in zip(members, values, strict=True):
+            for parts, got in zip(_of_calls(case, "parts"), value, strict=True):
+                if not _judge_metrics(report, rank, got, members, parts):
+                    break
+
+
+def _parts(seed: int, empty: bool) -> list[list]:
+    """Sum of losses, correct answers, count of each rank; zeros on rank 1 if asked."""
+    pairs = zip(_sample_counts(seed, empty), numbers(seed, WORLD, 2, low=1, high=90).tolist(),
+                strict=True)  # fmt: skip
+    return [[n * (0.3 + a), int(n * b / 90), n] for n, (a, b) in pairs]
+
+
+def _judge_metrics(report: Report, rank: int, value: dict, members, parts) -> bool:
+    def means(loss: float, correct: float, count: float) -> list[float]:
+        return [loss / max(count, 1), correct / max(count, 1)]
+
+    p, own = len(members), parts[rank]
+    loss, correct, count = sums = [sum(parts[r][k] for r in members) for k in range(3)]
+    expected, summed = means(*sums), [sum(means(*parts[r])[k] for r in members) for k in (0, 1)]
+    mistakes = table({
+        "the two are swapped: return (mean loss, accuracy)": expected[::-1],
+        "these are this rank's own means": means(*own),
+        "these are means of the ranks' means: reduce the sums and the count, then divide":
+            [summed[0] / p, summed[1] / p],
+        "these are sums of the ranks' means: reduce the sums and the count, then divide": summed,
+        "these are the sums: divide by the number of samples of all ranks": [loss, correct],
+        "divided by the number of ranks, not of samples": [loss / p, correct / p],
+        "divided by this rank's count: reduce the count, too": means(loss, correct, own[2]),
+        "only the count was reduced: the sums, too": means(*own[:2], count),
+        "the accuracy is a share, not in percent": [expected[0], 100 * expected[1]],
+        "the losses were cut to whole numbers: make a tensor of floats":
+            means(sum(int(torch.tensor(parts[r][0])) for r in members), correct, count),
+        "these are the three sums: divide, and return (mean loss, accuracy)": sums,
+        "return two numbers only, (mean loss, accuracy)": [*expected, count],
+    })  # fmt: skip
+    form = "the pair (mean loss, accuracy)"
+    kinds = " and ".join(sorted(set(value["kinds"])))
+    said = f"the numbers are right, but returned as {kinds}: the task asks for a pair of two "
+    after = replicas.rules_of({said + "Python floats, .item() or .tolist() makes them": kinds})
+    after.append(made("all_reduce", 1, ", of a tensor with the three numbers"))
+    return (
+        report.communication(rank, value["calls"], *_rules(members))
+        and report.judge(rank, value["result"], expected, mistakes, what=on(members), form=form)
+        and report.communication(rank, value["calls"], *after)
+    )
+
+
+# -- a step: 3.4 ------------------------------------------------------------------------------
+
+KINDS = {
+    "plain": "",
+    "tied": "two tied weights, ",
+    "frozen": "a frozen parameter, ",
+    "unused": "a parameter that is not used, ",
+    "double": "double precision, ",
+}
+# Groups, model, samples of each minibatch. Last what could hide another mistake: an empty part.
+STEPS = [
+    *((partition, "plain", [8, 5]) for partition in EVERYWHERE),
+    *((PARTITIONS[1], kind, [8, 7]) for kind in list(KINDS)[1:]),
+    *((partition, "plain", [3, 1]) for partition in PARTITIONS[:3]),
+]
+
+
+def _rate(seed: int) -> float:
+    """Draw the learning rate."""
+    return 0.4 + seed % 41 / 200
+
+
+def _step_model(seed: int, kind: str) -> nn.Sequential:
+    model = replicas.net(seed, (6, 6, 6, 4) if kind == "tied" else _sizes(seed))
+    if kind == "frozen":
+        model[1].bias.requires_grad_(False)
+    elif kind == "tied":
+        model[3].weight = model[1].weight
+    elif kind == "unused":
+        model.register_parameter("unused", nn.Parameter(torch.ones(3)))
+    return model.double() if kind == "double" else model
+
+
+def _minibatch(seed: int, number: int, count: int, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    dtype = torch.float64 if kind == "double" else torch.float32
+    return replicas.samples(seed + number, count, dtype)
+
+
+@in_group
+def probe_steps(
+    user_ns: dict, *, rank: int, group, partition, own: int, seed: int, kind: str, counts: list
+) -> list[dict]:
+    """`train_step` on one minibatch after the other; ``own`` is the seed of this rank's samples."""
+    model = _step_model(seed, kind)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=_rate(seed))
+    given = answer_named(user_ns, "train_step"), model, replicas.watched(model), optimizer
+    batches = [_minibatch(own, number, count, kind) for number, count in enumerate(counts)]
+    named = keywords(partition, group)
+    return [replicas.taken(*given, batch, **named) for batch in batches]
+
+
+ALONE = "each replica went its own way: average the gradients between backward and step"
+STEP_MISTAKES = {
+    "still": "the replica has not moved: optimizer.step()",
+    "own": ALONE,
+    "own of the sum": ALONE,
+    "means": "a mean of the ranks' means: weight by the number of samples",
+    "summed": "the gradients were summed, but not divided",
+    "kept": "the gradients of the step before were still there: optimizer.zero_grad()",
+    "divided": "divided by the number of ranks once too often",
+    "sum over samples": "this is the gradient of a sum over the samples, not of the mean",
+    "sum over the part": "the loss is a sum over the part, and then a mean over the ranks",
+}
+LOSS_MISTAKES = {
+    "nan": "nan: a mean over no samples is 0 / 0, and one nan spoils every sum",
+    "own": "that of this rank's part; expected that of the whole minibatch",
+    "own of the sum": "the sum over this rank's part; expected the mean over the whole minibatch",
+    "sum over samples": "a sum over the samples: divide by their number",
+    "own of all": "this rank's share of it: reduce it over the group",
+    "means": "the mean of the ranks' means: reduce sum and number of samples",
+    "summed": "the sum of the ranks' means",
+    "afterwards": "that after the step; expected the one before it",
+}
+
+
+@task("3.4", "one data-parallel step", points=4)
+def train_step(ranks, report: Report) -> None:
+    """The step of the sequential twin, at 1 to 4 ranks and on awkward minibatches and models."""
+    names = ("partition", "kind", "counts")
+    seeds = report.seeds(WORLD)  # a rank has right samples in its own part of a minibatch only
+    given = {"seed": report.seed, "each": to_each(own=seeds)}
+    cases = [dict(zip(names, step, strict=True), **given) for step in STEPS]
+
+    def hint(case: dict) -> str:
+        if 1 in case["counts"]:
+            return "that was a minibatch of 1 sample, or of 3: some ranks have none"
+        words = KINDS[case["kind"]].rstrip(", ")
+        return words and f"that was a model with {words}"
+
+    for case, members, values in tried(ranks, report, __name__, "probe_steps", cases, hint):
+        twin = Twin(_step_model(report.seed, case["kind"]), _rate(report.seed))
+        for number, count in enumerate(case["counts"]):
+            where = f"{KINDS[case['kind']]}minibatch of {count} {on(members)}"
+            steps, said = [value[number] for value in values], (STEP_MISTAKES, LOSS_MISTAKES)
+            own = [_minibatch(seeds[rank], number, count, case["kind"]) for rank in members]
+            batch = replicas.composed(own, steps)
+            rules = functools.partial(_step_rules, members)
+            if not replicas.judge_step(report, members, steps, twin, batch, where, said, rules):
+                break
+            _judge_demands(report, members, steps, twin, where)
+            twin.step(*batch)
+
+
+def _judge_demands(report: Report, members: list[int], steps: list, twin: Twin, where: str) -> None:
+    """Which part each rank took, and which parameters had a gradient, where all else is right."""
+    trained = sum(p.grad is not None for p in twin.model.parameters())
+    count, p = sum(len(part) for step in steps for part in step["passes"]), len(members)
+    for place, (rank, step) in enumerate(zip(members, steps, strict=True)):
+        part = sorted(itertools.chain(*step["passes"]))
+        report.communication(rank, [], *replicas.rules_of({
+            f"{where}: its part was {part}: take [r::p], every {p}th sample":
+                part != list(range(place, count, p)),
+            f"{where}: a parameter that is not used got a gradient; momentum and weight decay "
+            "would move it: leave None": step["gradients"] > trained,
+        }))  # fmt: skip
+
+
+def _step_rules(members: list[int], step: dict) -> tuple:
+    least = step["gradients"] + 1
+    why = ": one for each gradient, one for the loss, perhaps one for the number of samples"
+    said = (
+        f"the weights have moved, but optimizer.step() of the optimizer handed in was called "
+        f"{step['steps']} times: call it once"
+    )
+    by_hand = replicas.rules_of({said: step["moved"] and step["steps"] != 1})
+    return (*_rules(members), *by_hand), [made("all_reduce", (least, least + 1), why)]
+
+
+# -- the run: 3.5 -----------------------------------------------------------------------------
+
+
+TAKE = {
+    "trained": "train_step(…, group) takes this rank's part of each minibatch",
+    "tested": "In each epoch give test_sums this rank's part, images[part] and labels[part], and "
+    "reduce the sums",
+}
+
+
+@task("3.5", "the same result as the sequential run", points=2)
+def same_result(ranks, report: Report) -> None:
+    """`train_parallel` on a few images, then the histories of the run and what was trained."""
+    # Groups of 4, of 2, of 3 and 1 ranks; a training takes too long for more. Where the parts are
+    # not of the same size, rank 0 has the largest one: it alone has an odd seed.
+    seeds = [2 * seed + (rank == 0) for rank, seed in enumerate(report.seeds(WORLD))]
+    among, given = (None, *PARTITIONS[1:3]), {"each": to_each(seed=seeds)}
+    cases = [{"partition": partition} | given for partition in among]
+    for _, members, values in tried(ranks, report, training.__name__, "probe_training", cases):
+        _judge_shares(report, members, values, first=True)
+        if report.found:
+            break
+        epochs = training.composed([seeds[rank] for rank in members], values)
+        twin, p = training.history_of_twin(epochs), len(members)
+        for place, (rank, value) in enumerate(zip(members, values, strict=True)):
+            _judge_history(report, rank, value, members, twin, epochs, slice(place, None, p))
+        _judge_shares(report, members, values, first=False)
+    if not report.found:
+        training.judge_run(ranks, report)
+
+
+def _judge_shares(report: Report, members: list[int], values: list[dict], first: bool) -> None:
+    """Whether each image was on one rank, and the parts differ by a minibatch at most.
+
+    first: tell only what makes all else wrong: all images on each rank, or too few tests.
+    """
+    for kind, count in training.few(len(members)).items() if not report.found else ():
+        found, wanted = [len(value[kind]) for value in values], training.EPOCHS * count
+        all_on_each = len(found) > 1 and min(found) >= wanted
+        apart = max(found) - min(found) > training.EPOCHS * training.MINIBATCH[kind]
+        many = "unequal parts" if apart or sum(found) > wanted else "too few in all epochs together"
+        every = "every rank takes all images" if all_on_each else many
+        said = f"{on(members)}: {every}: {found} of {wanted} were {kind}. {TAKE[kind]}"
+        too_few = sum(found) < wanted and kind == "tested"
+        wrong = all_on_each or too_few if first else apart or sum(found) != wanted
+        report.communication(None, [], *replicas.rules_of({said: wrong}))
+
+
+def _judge_history(
+    report: Report, rank: int, value: dict, members: list[int], twin: dict, epochs: list, part
+) -> None:
+    history = value["history"]
+    if not isinstance(history, dict) or set(history) != set(training.KEYS):
+        got = sorted(history) if isinstance(history, dict) else history
+        said = 'train_parallel must return a dict with "loss", "test_loss" and "accuracy"'
+        report.problem(f"{said}; it returned {got}", rank)
+    elif report.communication(rank, value["calls"], inside(members), some(members)):
+        for key, expected in twin.items():
+            what = f'train_parallel on a few images {on(members)}: "{key}"'
+            wrong = training.wrong_histories(key, twin, epochs, part)
+            exact = {"tolerance": training.TOLERANCES[key]}
+            if not report.judge(rank, history[key], expected, wrong, what=what, **exact):
+                return
+        said = (
+            "the model was in evaluation mode when it was trained, so dropout and batch "
+            "normalization would not train as they should: call model.train() after the test"
+        )
+        report.communication(rank, [], *replicas.rules_of({said: not value["in training mode"]}))
+
+
+# -- in sync: 3.6 -----------------------------------------------------------------------------
+
+# Parameters of the model that is damaged.
+PARAMETERS = ["1.weight", "1.bias (frozen)", "3.weight", "3.bias", "5.weight", "5.bias"]
+SUBTLE = {
+    "swap": "two weights are swapped on one rank, so that all sums agree",
+    "checksum": "four weights in a row differ in their last bits on one rank, so that sums of the "
+    "bits agree, also if each counts k times at place k",
+    "opposite": "one weight is larger by 1 on one rank and smaller by 1 on another",
+    "one nan": "NaN on one rank only",
+    "nan": "NaN at the same place on all ranks: NaN is not equal to itself, but its bits are",
+    "signs": "one weight has the other sign on every second rank, so that a sum of the bits wraps",
+    "many": "256 weights of 3.weight differ in their last bits on one rank, so that a count of "
+    "them in 8 bits is 0",
+    "zero": "0.0 on one rank and -0.0 on another, equal as numbers, but the bits differ",
+    "none": "identical replicas",
+}
+# Every parameter in turn, and every rank. So many are sound that nobody guesses which.
+DAMAGES = ["none", *map(str, range(len(PARAMETERS))), *SUBTLE, *["none"] * 6]
+
+
+@in_group
+def probe_sync(
+    user_ns: dict, *, rank: int, group, partition, seed: int, damages: list[list]
+) -> list[dict]:
+    """`replicas_in_sync` on replicas that may differ: one dict for each time.
+
+    damages: what is done to this rank's replica each time, see :func:`_damages`.
+    """
+    function, answers = answer_named(user_ns, "replicas_in_sync"), []
+    for damage in damages:
+        first, *middle, last = _sizes(seed)  # 3.weight has more than 256 numbers
+        model = replicas.net(seed, (first, *(width + 10 for width in middle), last))
+        model[1].bias.requires_grad_(False)
+        if partition is None:
+            in_double(model)
+        model.register_buffer("mean", torch.full((3,), float(rank)))  # a buffer, not a parameter
+        _damage(model, *damage)
+        before = replicas.weights_of(model).view(torch.int32)
+        result, calls = recorded(function, model, **keywords(partition, group))
+        changed = not torch.equal(before, replicas.weights_of(model).view(torch.int32))
+        kind = result if isinstance(result, bool) else f"<{type(result).__name__}>"
+        answers.append({"result": kind, "changed": changed, "calls": calls})
+    return answers
+
+
+def _damage_of(damage: str, place: int, size: int, seed: int) -> list:
+    """What is done to the replica at a place of a group: how, which parameter, where in it.
+
+    "" is nothing: who is told so cannot know whether another replica is damaged.
+    """
+    count, last = len(PARAMETERS), place == size - 1
+    which = int(damage) if damage.isdigit() else seed % count
+    if damage == "many":
+        which = PARAMETERS.index("3.weight")
+    if damage.isdigit():
+        how = "last bit" if place == (which + seed) % size else ""
+    elif damage == "opposite":
+        how = "larger" if place == 0 else "smaller" if last else ""
+    elif damage == "signs":
+        how = "other sign" if place % 2 else ""
+    elif damage == "zero":
+        how = "-0.0" if last else "0.0"
+    else:
+        how = damage if damage == "nan" or (damage != "none" and last) else ""
+    return [how, which, _spot(damage, size, seed)]
+
+
+def _spot(damage: str, size: int, seed: int) -> int:
+    """Which weight of the parameter: over all groups its last one (-1), its first one, another."""
+    return (-1, 0, seed // 7)[(int(damage) + size) % 3] if damage.isdigit() else seed // 7
+
+
+@torch.no_grad()
+def _damage(model: nn.Module, how: str, which: int, at: int) -> None:
+    row = list(model.parameters())[which].view(-1)
+    k = at % len(row)
+    if how in ("swap", "checksum"):
+        k = at % (len(row) - 3)
+    if how == "last bit":
+        row[k] = torch.nextafter(row[k], row.new_tensor(9.0))
+    elif how in ("-0.0", "0.0", "nan", "one nan"):
+        row[k] = float(how.removeprefix("one "))
+    elif how == "checksum":
+        bits = row.view(torch.int64 if row.dtype == torch.float64 else torch.int32)
+        bits[k : k + 4] += torch.tensor([1, -3, 3, -1], dtype=bits.dtype)
+    elif how == "many":
+        row[:256] = torch.nextafter(row[:256], row.new_tensor(9.0))
+    elif how == "other sign":
+        row[k] = -row[k]
+    elif how == "swap":
+        row[k : k + 2] = row[k : k + 2].flip(0).clone()
+    elif how:
+        row[k] += 1.0 if how == "larger" else -1.0
+
+
+@task("3.6", "are the replicas in sync?", points=2)
+def replicas_in_sync(ranks, report: Report) -> None:
+    """True exactly when the group's replicas agree bit by bit, and the same on all its ranks."""
+    # In another order in each case: in a group of its own a rank sees all damages.
+    draw, cases, orders = random.Random(report.seeds(1)[0]), [], []
+    for partition in EVERYWHERE:
+        orders.append(order := draw.sample(range(len(DAMAGES)), len(DAMAGES)))
+        at = places(partition)
+        damages = [[_damage_of(DAMAGES[k], *where, report.seed) for k in order] for where in at]
+        each = to_each(damages=damages)
+        cases.append({"partition": partition, "seed": report.seed, "each": each})
+    for case, members, values in tried(ranks, report, __name__, "probe_sync", cases):
+        order = orders[cases.index(case)]
+        for rank, value in zip(members, values, strict=True):
+            for k, got in sorted(zip(order, value, strict=True), key=lambda pair: pair[0]):
+                if not _judge_sync(report, rank, got, members, DAMAGES[k]):
+                    break
+
+
+def _judge_sync(report: Report, rank: int, value: dict, members, damage: str) -> bool:
+    if not report.communication(rank, value["calls"], inside(members), waited):
+        return False
+    if value["changed"]:
+        report.problem("the model was changed: compare with a copy", rank)
+        return False
+    if damage.isdigit():
+        victim = members[(int(damage) + report.seed) % len(members)]
+        where = PARAMETERS[int(damage)]
+        weight = {-1: "the last", 0: "the first"}.get(_spot(damage, len(members), report.seed))
+        words = f"{weight or 'one'} weight of {where} differs in its last bit on rank {victim}"
+    else:
+        words = SUBTLE[damage]
+    expected = damage in ("none", "nan") or len(members) == 1
+    said = "return True or False, a Python bool: .item() makes one of a tensor"
+    kind = [Mistake(lambda got: isinstance(got, str), said)]
+    what, form = f"{on(members)}: {words}", "True or False"
+    right = report.judge(rank, value["result"], expected, kind, what=what, form=form)
+    return right and report.communication(rank, value["calls"], some(members))

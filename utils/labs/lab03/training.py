@@ -1,0 +1,274 @@
+"""A training on a few images and its sequential twin; histories, and what noise may do to them.
+
+A history is a dict with a list for each of :data:`KEYS`: one loss a step, one test an epoch.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import statistics
+from collections.abc import Iterator, Sequence
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+from utils import data
+from utils.checks.groups import WORLD, in_group, keywords, members_of
+from utils.checks.mistakes import Mistake, same
+from utils.checks.probe import answer_named, recorded, told
+from utils.checks.task import Report
+from utils.labs.shared import replicas
+
+KEYS = ("loss", "test_loss", "accuracy")
+EPOCHS = 3
+# Images in a minibatch.
+MINIBATCH = {"trained": 128, "tested": 1000}
+#: How far entries may be from the twin's. Rounding may decide of an image, which is 1 of 1,100.
+TOLERANCES = {"loss": 2e-5, "test_loss": 2e-5, "accuracy": 1e-3}
+RATES = (0.1, 0.4, 0.5, 0.05, 0.01, 0.02, 0.8, 0.3, 1.0)  # wrong ones
+
+
+def few(p: int) -> dict[str, int]:
+    """How many images p ranks train on, in minibatches of 128, and test, in such of 1,000.
+
+    The last minibatch is a smaller one; of those that are tested there is one for each rank.
+    """
+    return {"trained": 300, "tested": 1000 * p - 900}
+
+
+class Images(Dataset):
+    """Random images of a rank's own seed; their first pixels tell what they are for, and which.
+
+    With an odd seed the labels of those that are tested are wrong: the ranks' results lie far
+    apart, so that the mean of their means is another one than that of all images.
+    """
+
+    def __init__(self, kind: str, count: int, seed: int):
+        draw = torch.Generator().manual_seed(seed)
+        self.targets = torch.randint(0, 10, (count,), generator=draw)
+        self.data = torch.randint(0, 60, (count, 28, 28), generator=draw, dtype=torch.uint8)
+        number = torch.arange(count)
+        self.data[number, self.targets + 1] += 150
+        if kind == "tested":
+            self.targets = (self.targets + seed % 2) % 10
+        self.data[:, 0, 0] = 255 if kind == "trained" else 0
+        self.data[:, 0, 1], self.data[:, 0, 2] = number // 200, number % 200
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, k: int) -> tuple[torch.Tensor, int]:
+        return (self.data[k : k + 1] / 255 - data.MEAN) / data.STD, int(self.targets[k])
+
+
+def _which(inputs: torch.Tensor) -> dict[str, list[int]]:
+    """The numbers of the images in what a model got, by what they are for."""
+    marks = ((inputs.flatten(1)[:, :3] * data.STD + data.MEAN) * 255).round().int()
+    trained, which = marks[:, 0] > 127, 200 * marks[:, 1] + marks[:, 2]
+    return {"trained": which[trained].tolist(), "tested": which[~trained].tolist()}
+
+
+def small_mlp() -> nn.Module:
+    """The model as it is before the training. Without a ReLU, at which rounding makes jumps."""
+    return replicas.net(1, (784, 16, 10))
+
+
+@in_group
+def probe_training(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
+    """`train_parallel` on a few images: its history, and which images the model got, in order.
+
+    seed: of this rank's images. Only in its own parts are they what the group trains on.
+    """
+    function, model = answer_named(user_ns, "train_parallel"), small_mlp()
+    size = len(members_of(partition, rank, WORLD))
+    images = [Images(*one, seed) for one in few(size).items()]
+    seen: dict[str, list[int]] = {"trained": [], "tested": []}
+    modes = []
+
+    def note(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        for kind, which in _which(inputs[0]).items():
+            seen[kind] += which
+            modes.extend([module.training] * (kind == "trained" and len(which) > 0))
+
+    model.register_forward_pre_hook(note)
+    with (
+        mock.patch.dict(user_ns, {"train_data": images[0], "test_data": images[1]}),
+        mock.patch.object(data, "fashion_mnist", lambda train=True, **_: images[not train]),
+    ):
+        history, calls = recorded(function, model, EPOCHS, **keywords(partition, group))
+    return {"history": told(history), "calls": calls, "in training mode": all(modes)} | seen
+
+
+def composed(seeds: Sequence[int], values: Sequence[dict]) -> list[dict[str, Images]]:
+    """Of each epoch what a group trains and tests: each image is that of the rank that took it.
+
+    seeds, values: of its members, what they were told and what :func:`probe_training` told.
+    """
+    found: list[dict[str, Images]] = [{} for _ in range(EPOCHS)]
+    for kind, count in few(len(seeds)).items():
+        own = [Images(kind, count, seed) for seed in seeds]
+        for epoch, images in enumerate(found):
+            whole = images[kind] = copy.deepcopy(own[0])
+            for value, theirs in zip(values, own, strict=True):
+                n = len(value[kind]) // EPOCHS
+                part = [k for k in value[kind][epoch * n : (epoch + 1) * n] if 0 <= k < count]
+                whole.data[part], whole.targets[part] = theirs.data[part], theirs.targets[part]
+    return found
+
+
+def history_of_twin(
+    epochs: list[dict[str, Images]],
+    part: slice = slice(None),
+    rate: float = 0.2,
+    same_order: bool = False,
+) -> dict:
+    """What the twin gives on these images; of one rank's part of each minibatch only."""
+    model = small_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    history: dict[str, list[float]] = {key: [] for key in KEYS}
+    for epoch, images in enumerate(epochs):
+        draw = torch.Generator().manual_seed(0 if same_order else epoch)
+        loader = data.InMemoryLoader(images["trained"], 128, shuffle=True, generator=draw)
+        for pixels, labels in loader:
+            optimizer.zero_grad()
+            losses = functional.cross_entropy(model(pixels), labels, reduction="none")
+            losses.mean().backward()
+            optimizer.step()
+            history["loss"].append(losses[part].mean().item())
+        for key, value in zip(KEYS[1:], metrics_of(model, images["tested"], part), strict=True):
+            history[key].append(value)
+    return history
+
+
+@torch.no_grad()
+def metrics_of(model: nn.Module, images: Dataset, part: slice = slice(None)) -> list[float]:
+    """Mean loss and accuracy."""
+    sums = torch.zeros(3, dtype=torch.float64)
+    for pixels, labels in data.InMemoryLoader(images, 1000):
+        outputs, labels = model(pixels[part]), labels[part]
+        loss = functional.cross_entropy(outputs, labels, reduction="sum")
+        sums += torch.tensor([loss, (outputs.argmax(1) == labels).sum(), len(labels)])
+    return (sums[:2] / sums[2]).tolist()
+
+
+def wrong_histories(
+    key: str, right: dict, epochs: list[dict[str, Images]], part: slice
+) -> Iterator[Mistake]:
+    """Mistakes that give another list."""
+    histories = functools.partial(history_of_twin, epochs)
+    expected, own = right[key], histories(part)[key]
+    entries = len(expected)
+    yield Mistake(
+        lambda got: not isinstance(got, list) or len(got) != entries,
+        f"expected {entries} entries in {EPOCHS} epochs, one for each "
+        f"{'step' if key == 'loss' else 'epoch'}",
+    )
+    if key == "loss":
+        yield Mistake(own, "these are the losses of this rank's part: take what train_step returns")
+        said = "every epoch has the same order: minibatches(epoch)"
+        yield Mistake(histories(same_order=True)[key], said)
+        for rate in RATES:
+            said = f"this is learning rate {rate}, the twin's is 0.2"
+            yield Mistake(histories(rate=rate)[key], said)
+    else:
+        yield Mistake(own, "this is this rank's own: reduce sums and counts with global_metrics")
+        each = [histories(slice(place, None, part.step))[key] for place in range(part.step)]
+        yield Mistake(
+            [statistics.mean(of_epoch) for of_epoch in zip(*each, strict=True)],
+            "this is the mean of the ranks' means, and the ranks test different numbers of images: "
+            "reduce sums and counts with global_metrics",
+        )
+        other = KEYS[3 - KEYS.index(key)]
+        yield Mistake(right[other], f'this is "{other}": the two are swapped')
+        yield Mistake([100 * value for value in expected], "expected a share, not percent")
+
+
+# What noise may do. A wrong result is far outside: see the figure in "Tell a bug from noise".
+FIRST_LOSS, TYPICAL_LOSS, LAST = 1e-4, 0.03, {"test_loss": 0.05, "accuracy": 0.02}
+# So many steps stay below FIRST_LOSS: rounding is a few 1e-7 there. It grows at once by a factor of
+# a thousand where it takes an input of a ReLU across 0, in one run of six within 40 steps.
+FIRST_STEPS = 10
+
+
+def more_than_noise(sequential: dict, parallel: dict) -> str | None:
+    """Where the histories differ by more than noise; `None` if nowhere."""
+    gaps = [abs(a - b) for a, b in zip(sequential["loss"], parallel["loss"], strict=True)]
+    length = -(-len(gaps) // len(sequential["accuracy"]))
+    for k, gap in enumerate(gaps[: min(FIRST_STEPS, length)]):
+        if not gap <= FIRST_LOSS:
+            why = (
+                "those before agree: so early that is no noise, but another step. Is the learning "
+                "rate the twin's?" if k else "the very first step has the same weights and "
+                "minibatch, and must have the same loss. Same seed? Same order?"
+            )  # fmt: skip
+            return f"the losses of step {k} differ by {gap:.2g}; {why}"
+    for epoch in range(-(-len(gaps) // length)):
+        part = gaps[epoch * length : (epoch + 1) * length]
+        if not statistics.median(part) <= TYPICAL_LOSS:
+            return (
+                f"epoch {epoch}: the losses differ by {statistics.median(part):.2g} in a typical "
+                "step, which is no noise. Is the order of the samples the same in this epoch?"
+            )
+    for key, most in LAST.items():
+        gap = abs(sequential[key][-1] - parallel[key][-1])
+        if not gap <= most:
+            return f"the last {key} differs by {gap:.2g}; noise stays below {most:g}"
+    return None
+
+
+def probe_run(user_ns: dict, *, rank: int) -> dict | None:
+    """The histories on ranks 0 and 1, and test results computed anew from the models."""
+    from torch_mpi.record import log
+
+    answer: dict = {}
+    for name in ("parallel", "sequential")[: max(2 - rank, 0)]:
+        history, model = answer_named(user_ns, name), answer_named(user_ns, f"{name}_model")
+        if not isinstance(history, dict) or not set(KEYS) <= set(history):
+            raise TypeError(f'{name} must be a dict with "loss", "test_loss" and "accuracy"')
+        answer[name] = {key: told(list(history[key])) for key in KEYS}
+        answer[name]["measured"] = metrics_of(model, data.fashion_mnist(train=False))
+        if name == "parallel":
+            weights, largest = replicas.weights_of(model), max(p.nbytes for p in model.parameters())
+            answer["digest"] = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+            calls = [c for c in log.since(0) if c.op == "all_reduce" and c.group == (0, 1)]
+            answer["gradients sent"] = sum(call.nbytes == largest for call in calls)
+    return answer
+
+
+def judge_run(ranks, report: Report) -> None:
+    """Both histories agree as far as noise lets them, and both models were really trained."""
+    answers = report.answers(ranks, __name__, "probe_run")
+    if not answers:
+        return
+    zero, one = (answer.value for answer in answers[:2])
+    sequential, parallel = zero["sequential"], zero["parallel"]
+    steps = len(sequential["loss"])
+    for rank, name in ((0, "sequential"), (0, "parallel"), (1, "parallel")):
+        value, history = answers[rank].value, answers[rank].value[name]
+        lengths = [[len(h[key]) for key in KEYS] for h in (history, sequential)]
+        report.expect(rank, "numbers of losses, test losses, accuracies", *lengths)
+        wrong = {
+            f"{name}: the last {key} in the history is {history[key][-1:]}, but {name}_model has "
+            f"{now:.4f} on all test images": not same(history[key][-1:], [now], 2e-3)
+            for key, now in zip(KEYS[1:], history["measured"], strict=True)
+        } | {
+            f"{steps} steps on ranks 0 and 1 need as many all_reduces of the largest gradient; "
+            f"this rank made {value['gradients sent']}: run the training again":
+                value["gradients sent"] < steps,
+        }  # fmt: skip
+        report.communication(rank, [], *replicas.rules_of(wrong))
+    out = [key for key in KEYS if parallel[key] != one["parallel"][key]]
+    wrong = {
+        "the weights on ranks 0 and 1 differ: the replicas are not in sync":
+            zero["digest"] != one["digest"],
+        f"{out} differ between ranks 0 and 1: reduce them over the group": out,
+    }  # fmt: skip
+    for rule in replicas.rules_of(wrong):
+        report.communication(None, [], rule)
+    if not report.found:
+        report.communication(None, [], lambda _: more_than_noise(sequential, parallel))

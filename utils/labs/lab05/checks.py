@@ -1,0 +1,694 @@
+"""Checks of lab 05: stopwatches, laws, predictions and a job script.
+
+No check depends on how busy the machine is: what it times are clocks that the check moves on, and
+what it fits are times that the check made up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import re
+import shlex
+import statistics
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from utils.checks.calls import waited
+from utils.checks.clock import Clock, moved_clocks
+from utils.checks.functions import judge_calls, probe_calls
+from utils.checks.mistakes import Mistake, is_number, same, short, table
+from utils.checks.model import use_model as use_model
+from utils.checks.probe import answer_named, as_dict, reading_answer, told
+from utils.checks.task import Report, task, to_each
+from utils.labs.shared import slurm_script
+from utils.labs.shared.replicas import rules_of
+
+# -- 5.1 --------------------------------------------------------------------------------------
+
+# Calls after which every rank knows that the others were there, too.
+_MEETINGS = ("barrier", "allreduce", "allgather", "_allgather_base")
+# Seconds that the very first step takes longer than the others.
+WARM = 5000.0
+
+
+def probe_stopwatch(
+    user_ns: dict,
+    *,
+    rank: int,
+    steps: int,
+    rounds: int,
+    late: float,
+    takes: list[float],
+    warm: float,
+) -> dict:
+    """`time_rounds` on clocks that each step moves on; collectives make the ranks' clocks meet.
+
+    It is called twice, and nothing may be left from the first call.
+
+    late, takes: seconds of `prepare` on this rank, and of each step, one call after the other.
+    warm: seconds that the very first step takes longer.
+    """
+    from torch_mpi.record import log
+
+    if not dist.is_initialized():
+        dist.init_process_group("mpi")
+    function = answer_named(user_ns, "time_rounds")
+    events = []
+
+    def prepare() -> None:
+        events.append("prepare")
+        clock.advance(late)
+
+    def step() -> None:
+        events.append("step")
+        # Its gradients meet first, so a rank that is early waits here, as in a training.
+        dist.all_reduce(torch.zeros(1))
+        made = events.count("step")
+        clock.advance(takes[min(made, len(takes)) - 1] + (warm if made == 1 else 0.0))
+
+    known = getattr(function, "__globals__", {})
+    with moved_clocks(known) as clock, _meetings(clock, events):
+        clock.offset = 1e4 * rank
+        mark = log.mark()
+        first = told(function(prepare, step, rounds, steps))
+        events.clear()
+        result = function(prepare, step, rounds, steps)
+        open_ = [as_dict(call) for call in log.since(mark) if not call.waited]
+    told_ = {"first": first, "result": told(result), "kind": type(result).__name__}
+    return told_ | {"events": events, "open": open_}
+
+
+@contextlib.contextmanager
+def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
+    """A collective ends at the same moment on all ranks: that of the last one."""
+    group = dist.group.WORLD
+    reduce_all = group.allreduce
+    # In a step it is the training that communicates, not the stopwatch.
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+
+    def meeting(name: str, call: Callable) -> Callable:
+        def met(*args, **kwargs):
+            events.append(name)
+            work = call(*args, **kwargs)
+            if work is not None:
+                work.wait()
+                if record := getattr(work, "call", None):  # there is none of a blocking call
+                    record.waited = record.blocking  # the answer has not waited yet
+            latest = torch.tensor([clock.ahead], dtype=torch.float64)
+            reduce_all([latest], options).wait()
+            clock.ahead = latest.item()
+            return work
+
+        return met
+
+    known = [name for name in _MEETINGS if hasattr(group, name)]
+    patched = {name: meeting(name, getattr(group, name)) for name in known}
+    with mock.patch.multiple(group, **patched):
+        yield
+
+
+@task("5.1", "a stopwatch for many ranks", points=3)
+def time_rounds(ranks, report: Report) -> None:
+    """The slowest rank's seconds per step, warmed up, from a common start."""
+    first_is_slow = bool(report.seed % 2)  # in the first trial rank 1, or in the second
+    for trial, (rounds, steps) in enumerate(((3, 2), (4, 3))):
+        chance = random.Random(report.seed + trial)
+        # No whole seconds: who cuts them off is far enough from the truth.
+        about = [chance.randrange(10, 15) + 0.8, chance.randrange(50, 60) + 0.8]
+        late = [chance.uniform(500, 900), chance.uniform(10, 40)]
+        if first_is_slow == (trial == 1):  # either rank is the slow one once, and the late one
+            about.reverse()
+        if trial == 1:
+            late.reverse()
+        shares = _shares_of_steps(chance, rounds + 1, steps)
+        takes = [[share * seconds for share in shares] for seconds in about]
+        if trial == 1:  # in one round the other rank is the slow one
+            changed = slice(2 * steps, 3 * steps)
+            takes[0][changed], takes[1][changed] = takes[1][changed], takes[0][changed]
+        # Without a slow first step, too: the round that warms up need not be the longest.
+        given = {"steps": steps, "rounds": rounds, "warm": 0.0 if trial else WARM}
+        of_ranks = {"late": late, "takes": takes}
+        each = to_each(**of_ranks)
+        answers = report.answers(ranks, __name__, "probe_stopwatch", each=each, **given)
+        what = f"a step takes about {about[0]:.1f} s on rank 0, {about[1]:.1f} s on rank 1"
+        slowest = np.reshape(np.maximum(*takes), (rounds + 1, steps))[1:]  # by round and step
+        for answer in answers:
+            rank, got, events = answer.rank, answer.value["result"], answer.value["events"]
+            alike = all(other.value["result"] == got for other in answers)
+            wrong = _wrong_stopwatches(events, alike, slowest, late)
+            right, form = slowest.mean(1).tolist(), {"form": "the times", "tolerance": 0.01}
+            if report.judge(rank, got, right, wrong, what=what, **form):
+                other = "the ranks return different lists: all_reduce with dist.ReduceOp.MAX"
+                kind = answer.value["kind"]
+                no_list = f"returned a {kind}: return a list of numbers, which .tolist() makes"
+                rules = {**_miscounted(events, rounds, steps), other: not alike}
+                rules[no_list] = kind != "list"
+                report.communication(rank, answer.value["open"], waited, *rules_of(rules))
+                if not same(answer.value["first"], got, 0.01):
+                    report.problem("the second call returns other times than the first: is "
+                                   "something left from it?", rank)  # fmt: skip
+        if report.found:
+            return
+
+
+def _shares_of_steps(chance: random.Random, rounds: int, steps: int) -> list[float]:
+    """How long the steps of all rounds take, so that no step takes as long as another or the mean.
+
+    Neither the last step of a round nor its middle one takes as long as the mean of all.
+    """
+    of_rounds = np.linspace(0.8, 1.2, rounds).tolist()
+    chance.shuffle(of_rounds)
+    found = []
+    for of_round in of_rounds:
+        of_steps = [0.85, 0.95, 1.2] if steps == 3 else [0.88, 1.12]
+        chance.shuffle(of_steps)
+        found += [of_round * share for share in of_steps]
+    return found
+
+
+def _miscounted(events: list[str], rounds: int, steps: int) -> dict[str, bool]:
+    """What to say of too few and too many calls, and whether it is so."""
+    made, prepared = events.count("step"), events.count("prepare")
+    return {
+        f"it made {made} calls of step(): there are {rounds} rounds of {steps}, and one round "
+        f"before them that warms up, so expected {(rounds + 1) * steps}":
+            made != (rounds + 1) * steps,
+        f"prepare() belongs to every round: expected {rounds + 1} calls, it made {prepared}":
+            prepared != rounds + 1,
+    }  # fmt: skip
+
+
+def _wrong_stopwatches(events, alike: bool, seconds: np.ndarray, late: list) -> list[Mistake]:
+    """seconds: of the slowest rank, by round and step."""
+    (rounds, steps), right = seconds.shape, seconds.mean(1)
+    made, start, slowest = events.count("step"), (*events, "step").index("step"), right.max()
+    late_by = 0.4 * (max(late) - min(late)) / steps
+    inside = "prepare(), or the wait at the barrier, is in it: start the clock after the barrier"
+    if "prepare" in events[:start] and events[start - 1] not in _MEETINGS:
+        inside = "one rank waits, inside the time, for the other one's prepare(): a barrier "
+        inside += "belongs between prepare() and the start of the clock"
+    miscounted, _ = _miscounted(events, rounds, steps).items()
+    shortest, longest = 0.98 * seconds.min(1), 1.01 * seconds.max(1)
+    return table({
+        f"return a list of {rounds} numbers": lambda got: not _numbers(got),
+        f"{miscounted[0]}.": lambda got: made <= rounds * steps,
+        "the first round warms up and is not in the list": lambda got: len(got) == rounds + 1,
+        f"there is one number for each of {rounds} rounds": lambda got: len(got) != rounds,
+        "the first step is in it, and that warms up": lambda got: got[0] > WARM / steps,
+        "that is a whole round: divide by the steps in it": right * steps,
+        "the times grow: start the clock anew in every round":
+            lambda got: min(np.diff(got)) > right.min() / 2,
+        miscounted[0]: lambda got: miscounted[1],
+        "all numbers are the same: each is that of its own round": lambda got: len({*got}) == 1,
+        "that is one step of each round: time all its steps together, and divide":
+            lambda got: all(shortest <= got) and all(got <= longest),
+        inside: lambda got: np.median(got) > slowest + late_by,
+        "the ranks return different lists: reduce with dist.ReduceOp.MAX, so that all have the "
+        "slowest rank's": lambda got: not alike,
+        "the slowest rank counts, not the mean, the sum or the fastest of the ranks: "
+        "dist.ReduceOp.MAX": lambda got: True,
+    })  # fmt: skip
+
+
+def _numbers(got: Any, count: int = 0) -> bool:
+    """A list of numbers, of so many if that is said?"""
+    return isinstance(got, list) and all(map(is_number, got)) and len(got) in (count or len(got),)
+
+
+# -- 5.2 --------------------------------------------------------------------------------------
+
+
+@task("5.2", "speedup with its uncertainty", points=2)
+def speedup_band(ranks, report: Report) -> None:
+    """Ratio of the medians, ends from opposite quartiles; efficiency."""
+    cases = []
+    for trial, sizes in enumerate(((7, 5), (8, 9), (10, 6))):  # odd and even
+        random_ = np.random.default_rng([report.seed, trial])
+        one, many = ((least + random_.gamma(2, spread, size)).round(3) for least, spread, size
+                     in zip((10, 4), (1.5, 0.8), sizes, strict=True))  # fmt: skip
+        for times in (one, many):
+            times[:3] = times.max()  # clocks are coarse: a time may come again
+            times[3] = 5 * times.max()  # a disturbed round counts, too
+            random_.shuffle(times)
+        p, speedup = int((1, *random_.integers(2, 200, 2))[trial]), float(random_.uniform(1, 4))
+        speedup = round(speedup, 3)
+        q1, q2 = (np.percentile(times, [25, 50, 75]) for times in (one, many))
+        band, form = (q1 / q2[::-1]).tolist(), "three numbers: (low, middle, high)"
+        wrong = _wrong_bands(one, many, q1, q2, *band)
+        cases.append(("speedup_band", [one.tolist(), many.tolist()], band, wrong, form))
+        wrong = {
+            "that is p / speedup, upside down": p / speedup,
+            "divide by the ranks": speedup * p,
+            "that is in per cent: the task asks for speedup / p": 100 * speedup / p,
+            "this divides by 2, whatever p is": speedup / 2,
+        }
+        cases.append(("efficiency", [speedup, p], speedup / p, table(wrong), "speedup / p"))
+    judge_calls(ranks, report, cases)
+    if report.found:
+        return
+    bands = [(arguments, right) for name, arguments, right, *_ in cases if name == "speedup_band"]
+    trials, rights = zip(*bands, strict=True)
+    said = (
+        "speedup_band does not notice that there are other times in a list that it has had before: "
+        "is something kept for a list? Compute the quartiles in each call"
+    )
+    for answer in report.answers(ranks, __name__, "probe_bands", trials=trials):
+        kept = not same(answer.value, list(rights))
+        report.communication(answer.rank, [], *rules_of({said: kept}))
+
+
+def probe_bands(user_ns: dict, *, rank: int, trials: list) -> list:
+    """Bands of the times in the same two lists, which are others in each call."""
+    lists, found = ([], []), []
+    for times in trials:
+        for own, new in zip(lists, times, strict=True):
+            own[:] = new
+        found += probe_calls(user_ns, rank=rank, calls=[("speedup_band", lists)])
+    return found
+
+
+# What some take for the median of an even count.
+_MEDIANS = (statistics.median_low, statistics.median_high)
+
+
+def _wrong_bands(one, many, q1, q2, low: float, middle: float, high: float) -> list[Mistake]:
+    def has_middle(value: float) -> Callable:
+        return lambda got: same(got[1], float(value))
+
+    return table({
+        "return three numbers: (low, middle, high)": lambda got: not _numbers(got, 3),
+        "that is T(p) / T(1), upside down": (q2 / q1[::-1]).tolist(),
+        "the ends pair quartiles of the same side: pair slow with fast": (q1 / q2).tolist(),
+        "low and high are exchanged": [high, middle, low],
+        "the order is low, middle, high": [middle, low, high],
+        "these are the extreme rounds, not the quartiles":
+            lambda got: same(got[::2], [min(one) / max(many), max(one) / min(many)]),
+        "the middle is a ratio of means, which one disturbed round moves: take the medians":
+            has_middle(np.mean(one) / np.mean(many)),
+        "the middle is halfway between the ends: take the medians": has_middle((low + high) / 2),
+        "the middle is that of the fastest rounds": has_middle(min(one) / min(many)),
+        "the middle is right, the ends are not: q25 and q75, of opposite sides": has_middle(middle),
+        "a median of an even count is the mean of the two middle times: np.median":
+            lambda got: any(same(got[1], upper(one) / upper(many)) for upper in _MEDIANS),
+        "equal times are counted once: set() drops the others": lambda got: same(
+            got[1], float(np.median([*set(one.tolist())]) / np.median([*set(many.tolist())]))),
+    })  # fmt: skip
+
+
+# -- 5.3 and 5.4 ------------------------------------------------------------------------------
+
+# Rank counts, and errors of a measurement there: a straight line through all points does not notice
+# them, nor does a mean of the points' own fractions in 5.3, whose text leaves the way open. The
+# first points, the last one, other lines, and in 5.4 that mean do.
+NOISY = [1, 2, 3, 5, 8, 13, 20]
+SHARE_NOISE = 0.09 * np.array([0, 0.235, -1, 0.674, 1, 0.066, -0.974])  # of T(p) / T(1)
+SPEEDUP_NOISE = 0.5 * np.array([0, 1.94, 3, -2, -7.72, -13, 11.82])  # of p · T(1) / T(p)
+
+
+def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, times: list) -> dict:
+    """A law at one p and at several, and its fit."""
+    function = reading_answer(user_ns, law)
+    return {
+        "one": told(function(ps[-1], serial)),
+        "array": told(function(np.array(ps, float), serial)),
+        "whole": told(function(np.array(ps), serial)),
+        "fit": told(reading_answer(user_ns, f"fit_{law}")(list(ps), list(times))),
+    }
+
+
+@task("5.3", "Amdahl's law and its fit", points=3)
+def fit_amdahl(ranks, report: Report) -> None:
+    """The law, and the serial fraction of exact, noisy and too good times."""
+    for s, one, ps, noisy in _law_data(report.seed):
+        p, x, serial = ps[-1], 1 / np.array(ps), min(max(0.0, s), 1.0)
+        share = s + (1 - s) * x
+        if noisy:
+            inverse = np.append(0, 1 / (1 - x[1:]))
+            share += _unseen(SHARE_NOISE, np.ones_like(x), x, inverse)
+        times = one * share
+        slope, start = np.polyfit(x, times, 1)
+        laws = {
+            "that is Gustafson's law": p - serial * (p - 1),
+            "the serial part s is missing below the line": p / max(1 - serial, 1e-9),
+            "the parallel part is 1 − s, not 1": 1 / (serial + 1 / p),
+            "serial and parallel part are exchanged": 1 / (1 - serial + serial / p),
+            "that is T(p) / T(1): the speedup is its inverse": serial + (1 - serial) / p,
+        }
+        fits = {
+            "that is the parallel fraction: s is the other one": 1 - serial,
+            "that is the serial time T(1) · s in seconds: divide by T(1)": start,
+            "that is the parallel time in seconds: s is the serial share": slope,
+            "these are speedups that were fitted as if they were times": _share(x, 1 / share),
+            _beyond(s): s,
+            "T(1) does not count in that: use all points": _line(x[1:], times[1:]),
+        }
+        fits |= _alone(share[1:] / share[0], x[1:], 1 - x[1:])
+        law = 1 / (serial + (1 - serial) * x)
+        _judge_law(ranks, report, "amdahl", (ps, serial, times), law, laws, fits)
+        if report.found:
+            return
+
+
+@task("5.4", "Gustafson's law and its fit", points=2)
+def fit_gustafson(ranks, report: Report) -> None:
+    """The law, and the serial fraction of exact, noisy and too good times."""
+    for s, one, ps, noisy in _law_data(report.seed + 1):
+        p, all_p, serial = ps[-1], np.array(ps, float), min(max(0.0, s), 1.0)
+        more = all_p - 1
+        missing = s * more  # speedup
+        if noisy:
+            missing += _unseen(SPEEDUP_NOISE, more)
+        times = one * all_p / (all_p - missing)
+        unscaled = more @ (all_p - one / times) / (more @ more)
+        any_start = np.polyfit(more, missing, 1)[0]
+        to_shortest = more @ (all_p - all_p * times.min() / times) / (more @ more)
+        cut = float(np.clip(more @ np.maximum(missing, 0) / (more @ more), 0, 1))
+        laws = {
+            "that is Amdahl's law": 1 / (serial + (1 - serial) / p),
+            "s counts p − 1 times, not p times": p - serial * p,
+            "serial and parallel part are exchanged": 1 + serial * (p - 1),
+        }
+        small = "here p ranks do p times the work: their speedup is p · T(1) / T(p)"
+        fits = {
+            "that is the parallel fraction: s is the other one": 1 - serial,
+            _beyond(s): s,
+            "that is the mean of what each point says: the task asks for least squares":
+                np.mean(missing[1:] / more[1:]),
+            "the line goes through the origin, without an intercept": any_start,
+            "S(p) is against T(1), the first time, not the shortest": to_shortest,
+            "points with more than p of speedup were cut: clip the result only": cut,
+            small: _share(1 / all_p, times),
+            f"{small}, in the fit": float(np.clip(unscaled, 0, 1)),
+        }  # fmt: skip
+        fits |= _alone(missing[1:], 0.0, more[1:])
+        law = all_p - serial * more
+        _judge_law(ranks, report, "gustafson", (ps, serial, times), law, laws, fits)
+        if report.found:
+            return
+
+
+def _law_data(seed: int) -> Iterator[tuple[float, float, list[int], bool]]:
+    """(serial fraction, T(1), rank counts, noisy?).
+
+    Ordinary, noisy, better than ideal, slower than one rank, and two points, where each counts.
+    """
+    chance = random.Random(seed)
+    serials = chance.uniform(0.05, 0.2), chance.uniform(0.3, 0.45), -0.05, 1.03
+    for k, serial in enumerate((*serials, chance.uniform(0.5, 0.8))):
+        ps = [1, *sorted(chance.sample(range(2, 20), 4 if k < 4 else 1))]
+        noisy = k == 1
+        yield round(serial, 3), round(chance.uniform(2, 30), 2), NOISY if noisy else ps, noisy
+
+
+def _beyond(s: float) -> str:
+    """What to say where s itself is returned, which may be no share."""
+    return f"that is {'below 0' if s < 0 else 'above 1'}: np.clip(s, 0, 1)"
+
+
+def _unseen(noise: np.ndarray, *lines: np.ndarray) -> np.ndarray:
+    """The noise, made exactly so that a fit of these lines does not notice it."""
+    basis, _ = np.linalg.qr(np.stack(lines)[:, 1:].T)
+    return np.append(0.0, noise[1:] - basis @ (basis.T @ noise[1:]))
+
+
+def _share(x: np.ndarray, times: np.ndarray) -> float:
+    """Amdahl's fraction by a straight line in x = 1/p, clipped."""
+    return float(np.clip(_line(x, times), 0, 1))
+
+
+def _line(x: np.ndarray, times: np.ndarray) -> float:
+    """The same as it comes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one point is too few
+        slope, start = np.polyfit(x, times, 1)
+    return start / (start + slope)
+
+
+def _alone(values, start, width) -> dict[str, float]:
+    """Fractions that the last and the first point alone give."""
+    said = "that is what the {} point alone says: let all of them count"
+    fractions = np.clip((values - start) / width, 0, 1)
+    return {said.format("last"): fractions[-1], said.format("second"): fractions[0]}
+
+
+def _judge_law(ranks, report: Report, law: str, given: tuple, right, laws, fits) -> None:
+    """The law at one rank count and at several, and the fraction that its fit finds.
+
+    given: rank counts, serial fraction, times. laws: mistakes at the last p. fits: in the fit.
+    """
+    ps, serial, times = given[0], given[1], given[2].tolist()
+    # By chance several mistakes may give about the same.
+    near = {said: functools.partial(same, expected=v, tolerance=2e-3) for said, v in fits.items()}
+    arguments = {"law": law, "ps": ps, "serial": serial, "times": times}
+    for answer in report.answers(ranks, __name__, "probe_law", **arguments):
+        rank, got, what = answer.rank, answer.value, f"{law}({ps[-1]}, {serial})"
+        if report.judge(rank, got["one"], float(right[-1]), table(laws), what=what):
+            report.judge(rank, got["array"], right.tolist(), what=f"{law} of an array of p")
+            report.judge(rank, got["whole"], right.tolist(), what=f"{law} of an array of int")
+        what, form = f"fit_{law}, {ps} ranks took {short(times)} s", "the serial fraction"
+        report.judge(rank, got["fit"], serial, table(near), what=what, form=form, tolerance=0.01)
+
+
+# -- 5.5 --------------------------------------------------------------------------------------
+
+
+@task("5.5", "predict a step", points=3)
+def predict_step(ranks, report: Report) -> None:
+    """Messages and bytes of a ring, and the step with an all_reduce for each gradient."""
+    chance = random.Random(report.seed)
+    cases = []
+    for p in (4, chance.randrange(5, 40), 2, 1, chance.randrange(100, 500)):
+        n = chance.randrange(4, 10**7, 4)
+        right = [2 * (p - 1), 2 * (p - 1) / p * n]
+        cases.append(("ring", [p, n], right, _wrong_rings(p, n, *right), "(messages, sent)"))
+    # Ranks, gradients, the bytes of the largest, and bytes per second.
+    for p, count, most, slow in (
+        (2, chance.randrange(3, 5), 10**7, 5e6),
+        (chance.randrange(3, 20), chance.randrange(10, 30), 10**4, 5e3),
+        (chance.randrange(100, 500), 3, 10**2, 5.0),
+        (1, 2, 10**7, 5e6),
+    ):
+        sizes = [chance.randrange(4, most, 4) for _ in range(count)]
+        sizes += 2 * sizes[:1]  # layers of the same size have gradients of their own
+        compute, latency = chance.uniform(0.5, 2), chance.uniform(0.05, 0.2)
+        arguments = [compute, sizes, p, latency, slow * chance.uniform(1, 4)]
+        cases.append(("predict_step", arguments, *_steps(*arguments), "the seconds of a step"))
+    judge_calls(ranks, report, cases)
+
+
+def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
+    def counts(value: float) -> Callable:
+        return lambda got: same(got[0], value)
+
+    def volume(value: float) -> Callable:
+        return lambda got: same(got, [messages, value])
+
+    return table({
+        "return a pair of numbers: (messages, sent)": lambda got: not _numbers(got, 2),
+        "one rank sends nothing": lambda got: p == 1,
+        "the two are exchanged: (messages, sent)": [sent, messages],
+        "that is one round of the ring: the sums still have to be passed on": counts(p - 1),
+        "p − 1 steps, and p − 1 more: nobody sends to itself": counts(2 * p),
+        "these are the messages of all ranks together: count those of one": counts(messages * p),
+        "each message has n/p bytes, not n": volume(messages * n),
+        "these are the bytes of one round of the ring: there are two": volume(sent / 2),
+        "that is one message: give the bytes of all": volume(n / p),
+        "these are the bytes of all ranks together: count those of one": volume(sent * p),
+    })  # fmt: skip
+
+
+def _steps(compute, sizes, p, latency, bandwidth) -> tuple[float, list[Mistake]]:
+    """Seconds of a step, and wrong ones."""
+    count, moved = len(sizes), 2 * (p - 1) / p * sum(sizes)
+    once, sent = 2 * (p - 1) * latency, moved / bandwidth
+    waits, alone = count * once, compute / p
+    wrong = {
+        "the latency is paid by each gradient's all_reduce of its own": compute + once + sent,
+        "the computation is missing: communication comes after it, add both": waits + sent,
+        "compute is what one rank computes: do not divide it by p": alone + waits + sent,
+        "the latency is missing": compute + sent,
+        "the bytes are missing: sent / bandwidth": compute + waits,
+        "bandwidth is in bytes per second: divide by it": compute + waits + moved * bandwidth,
+        "every message pays the latency, 2(p − 1) of them": compute + count * latency + sent,
+        "the computation counts once, not for each gradient": count * compute + waits + sent,
+        "only the gradients of 1000 bytes or more are in it: each one has its all_reduce":
+            compute + sum(once + n / sum(sizes) * sent for n in sizes if n >= 1000),
+        "only the first 6 gradients are in it: each one has its all_reduce":
+            compute + sum(once + n / sum(sizes) * sent for n in sizes[:6]),
+        "what takes longer does not hide the rest: add both": max(compute, waits + sent),
+        "gradients of the same size are several: each one has its all_reduce":
+            compute + sum(once + n / sum(sizes) * sent for n in set(sizes)),
+    }  # fmt: skip
+    return compute + waits + sent, table(wrong)
+
+
+# -- 5.6 --------------------------------------------------------------------------------------
+
+
+def probe_script(user_ns: dict, *, rank: int, settings: list) -> list[dict]:
+    """`job_script` for several settings: the text, and what bash makes of it."""
+    texts = [told(answer_named(user_ns, "job_script")(*given)) for given in settings]
+    return [
+        {"text": text, "said": slurm_script.unreadable(text),
+         "left": slurm_script.left(text, *given[:3]),
+         "launches": slurm_script.launches(text, *given[:3])}
+        if isinstance(text, str)
+        else {"text": text}
+        for text, given in zip(texts, settings, strict=True)
+    ]  # fmt: skip
+
+
+@task("5.6", "a Slurm job script", points=3)
+def job_script(ranks, report: Report) -> None:
+    """A script that asks for what it uses, and uses what it asks for."""
+    chance = random.Random(report.seed)
+    command = f"python train.py --strong {chance.randrange(100, 999)} --out 'my  run.json'"
+    other = chance.choice((3, 5, 6)), chance.choice((1, 4)), chance.randrange(5, 33), command
+    settings = [(4, 2, 24, "python train.py --strong 256"), other]
+    for answer in report.answers(ranks, __name__, "probe_script", settings=settings):
+        for given, script in zip(settings, answer.value, strict=True):
+            for problem in _script_problems(script, *given):
+                report.problem(f"job_script{given[:3]}: {problem}", answer.rank)
+            if report.of(answer.rank):
+                break
+
+
+def _script_problems(script: dict, nodes: int, domains: int, cores: int, command) -> Iterator[str]:
+    """What is wrong with a job script, one text each."""
+    text, ranks = script["text"], nodes * domains
+    if not isinstance(text, str):
+        yield f"return the text of a script, got {short(text)}"
+        return
+    lines = text.replace("\\\n", " ").splitlines()
+    if not lines or not lines[0].startswith("#!"):
+        yield "the first line must say who reads the script: #!/bin/bash"
+    if script["said"]:
+        yield f"bash can't read it: {script['said']}"
+        return
+    commands = [k for k, line in enumerate(lines) if line.strip() and line[0] != "#"]
+    for k, line in enumerate(lines):
+        if re.match(r"\s*#\s+SBATCH|\s+#SBATCH", line):
+            yield f"line {k + 1}, {line.strip()!r}: Slurm wants #SBATCH first, without blanks"
+        elif line.startswith("#SBATCH") and commands and k > commands[0]:
+            first = f"the first command (line {commands[0] + 1})"
+            yield f"#SBATCH below {first}: Slurm does not read it there, move it up"
+    asked = slurm_script.request(lines[: commands[0]] if commands else lines)
+    yield from _request_problems(asked, nodes, domains, cores)
+    if not script["launches"]:
+        yield "no mpiexec (or srun) line starts the ranks"
+        return
+    wanted = shlex.split(command)
+    running = [one for one in script["launches"] if _starts(wanted, one)]
+    launcher, threads, *words = (running or script["launches"])[-1]
+    options = slurm_script.options(words)
+    if said := re.search(r"OMP_NUM_THREADS=(\S+)", " ".join(words)):  # mpiexec -x
+        threads = said[1]
+    number = options.get("--ntasks", str(ranks))
+    unset = f"not set to {cores} before the ranks start: export it"
+    if "OMP_NUM_THREADS=" in text:
+        unset = "set, but not exported: the ranks do not see it"
+    rule = _srun_rules if launcher == "srun" else _mpiexec_rules
+    yield from _broken([
+        (not running, f"the {launcher} line does not run {command!r}: the command comes right "
+         f"behind the options of {launcher}"),
+        (len(running) > 1, f"{len(running)} launches run the command, expected one"),
+        (script["left"], f"the script ends while {launcher} still runs, and Slurm ends the job "
+         "with it: leave out the & behind the command"),
+        (not threads, f"OMP_NUM_THREADS is {unset}"),
+        (threads not in ("", str(cores)), f"OMP_NUM_THREADS={threads}, a rank has {cores} cores"),
+        (number != str(ranks), f"{launcher} starts {number or '?'} ranks, the request has {ranks}"),
+    ])  # fmt: skip
+    yield from _broken(rule(options, text, domains, cores))[:1]
+
+
+# Options of mpiexec and srun that take no value, or two.
+_FLAGS = re.compile(r"--?(report-bindings|oversubscribe|nooversubscribe|display-map|tag-output|"
+                    r"display-allocation|timestamp-output|use-hwthread-cpus|allow-run-as-root|"
+                    r"exclusive|label|unbuffered|overlap|kill-on-bad-exit|no-kill|pty|nolocal|"
+                    r"verbose|quiet|[vqluQOKkV])$")  # fmt: skip
+_PAIRS = re.compile(r"--?(mca|gmca|prtemca|pmixmca)$")
+
+
+def _starts(command: list[str], launch: list[str]) -> bool:
+    """Whether what a launch starts on each rank is this command."""
+    words = launch[2:]
+    while words and words[0].startswith("-"):
+        name = words.pop(0)
+        values = 2 if _PAIRS.match(name) else int(not ("=" in name or _FLAGS.match(name)))
+        attached = re.match(r"-([a-zA-Z]\d|p[a-z])", name)  # -N4, -plab
+        del words[: 0 if attached else values]
+    while words and (words[0] == "env" or re.match(r"\w+=", words[0])):
+        del words[0]
+    return words[: len(command)] == command
+
+
+def _broken(rules: list[tuple[bool, str]]) -> list[str]:
+    return [said for broken, said in rules if broken]
+
+
+def _request_problems(asked: dict, nodes: int, domains: int, cores: int) -> Iterator[str]:
+    ranks = str(nodes * domains)
+    wanted = {
+        "--nodes": (nodes, "the nodes"),
+        "--ntasks-per-node": (domains, "one rank for each NUMA domain of a node"),
+        "--cpus-per-task": (cores, "the cores of a domain"),
+    }
+    if "--ntasks-per-node" not in asked and asked.get("--ntasks") == ranks:
+        del wanted["--ntasks-per-node"]  # Slurm gives each node as many
+    for name, (value, words) in wanted.items():
+        if name not in asked:
+            yield f"#SBATCH {name}={value} is missing: {words}"
+        elif asked[name] != str(value):
+            yield f"#SBATCH {name}: expected {value} ({words}), got {asked[name] or 'nothing'}"
+    if asked.get("--ntasks", ranks) != ranks:
+        got = asked["--ntasks"]
+        yield f"#SBATCH --ntasks={got} contradicts {nodes} nodes × {domains} ranks: {ranks}"
+    if not asked.get("--time"):
+        yield "#SBATCH --time=… is missing: many clusters refuse a job without a limit"
+    elif (minutes := slurm_script.minutes(asked["--time"])) is None:
+        yield f"#SBATCH --time={asked['--time']}: Slurm reads minutes, or hours:minutes:seconds"
+    elif minutes < 1:
+        yield f"#SBATCH --time={asked['--time']} is less than a minute: no training ends in it"
+
+
+def _mpiexec_rules(options: dict, text: str, domains: int, cores: int) -> list[tuple[bool, str]]:
+    """What mpiexec's options place wrongly; `utils.labs.lab05.runs.rehearse` tells the same."""
+    bind, by = options.get("--bind-to", "none"), options.get("--map-by", "").lower()
+    each, place = re.match(r"(?:ppr:(\d+):)?(\w*)", by).groups()
+    pe = re.search(r":pe=(\d+)", by)
+    pe = pe[1] if pe else options.get("--cpus-per-proc", "")
+    got = f"{pe} cores" if pe else "one core"
+    known = ("numa", "socket", "package", "l3cache")
+    # Without --map-by Open MPI goes from package to package by itself.
+    spread = bind == "core" or place in known or (not by and bind in known)
+    return [
+        (bind == "none", "mpiexec must bind: --bind-to core (or numa)"),
+        (bind == "hwthread", "--bind-to hwthread binds to parts of cores: --bind-to core"),
+        (int(each or 0) not in (0, domains if place == "node" else 1),
+         f"--map-by {by}: there is one rank in each domain, {domains} on a node"),
+        (place in ("core", "hwthread"),
+         f"--map-by {by} puts one rank beside the other: one for each domain, ppr:1:numa"),
+        (pe and bind != "core", f"PE={pe} counts cores, so it takes --bind-to core"),
+        (bind == "core" and (pe or "1") != str(cores),
+         f"--bind-to core gives each rank {got}, for {cores} threads: --map-by "
+         f"ppr:1:numa:PE={cores} gives it {cores}"),
+        (not spread, "--map-by ppr:1:numa is missing: two ranks may land in the same domain"),
+    ]  # fmt: skip
+
+
+def _srun_rules(options: dict, text: str, domains: int, cores: int) -> list[tuple[bool, str]]:
+    told_again = options.get("--cpus-per-task") == str(cores) or "SRUN_CPUS_PER_TASK=" in text
+    unbound = options.get("--cpu-bind", "none") in ("", "none", "no")
+    return [
+        (not told_again, f"srun must be told again: --cpus-per-task={cores} (since Slurm 22.05)"),
+        (unbound, "srun must bind: --cpu-bind=cores"),
+    ]

@@ -1,0 +1,363 @@
+"""Drawings of parameter servers: who waits for whom, and by how many updates gradients are late.
+
+What a run has given comes as it is: a list of pairs (worker, staleness) of a server's updates; a
+bound is ``math.inf`` where there is none.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from tabulate import tabulate
+
+from utils.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PINK,
+    RED,
+    SKY,
+    arrow,
+    box,
+    canvas,
+    fit_limits,
+    use_style,
+)
+
+Applied = Sequence[tuple[int, int]]
+
+RANK_COLORS = (INK, BLUE, ORANGE, GREEN, PINK, RED)
+MODEL_COLORS = (BLUE, SKY, ORANGE, GREEN, PINK, RED)
+# Snapshots at the end of a run whose mean is its accuracy: single ones swing.
+LAST = 8
+# The accuracy that a table says the time to.
+GOAL = 0.7
+
+
+def star(workers: int, servers: int = 1) -> Figure:
+    """Workers, and one or more servers that have (a part of) the weights."""
+    figure, axes = canvas(9, 3.0)
+    middle = 3.2 * (workers - 1) / 2
+    places = [middle + 4.2 * (j - (servers - 1) / 2) for j in range(servers)]
+    for j, x in enumerate(places):
+        part = "the weights" if servers == 1 else f"part {j} of the weights"
+        box(axes, x, 3, f"server\n{part}", width=3.4, height=1.0, color=ORANGE)
+        for i in range(workers):
+            down, up = (x - 0.25, 2.45), (3.2 * i - 0.35, 0.45)
+            arrow(axes, down, up, color=BLUE)
+            arrow(axes, (up[0] + 0.7, up[1]), (down[0] + 0.5, down[1]), color=GREEN)
+    for i in range(workers):
+        box(axes, 3.2 * i, 0, f"worker {i + 1}\nminibatches", width=2.4, height=0.9, color=SKY)
+    right = 3.2 * (workers - 1) + 2.2
+    axes.text(right, 1.8, "weights", color=BLUE, va="center")
+    axes.text(right, 1.2, "gradients", color=GREEN, va="center")
+    fit_limits(axes, [-1.4, right + 1.2], [-0.5, 3.5], margin=0.15)
+    cut = "" if servers == 1 else " Each server has a part of the weights."
+    figure.alt_text = (
+        f"{servers} server{'s' * (servers > 1)} above {workers} workers. Weights go down to each "
+        f"worker, gradients come up from each.{cut}"
+    )
+    return figure
+
+
+def updates_between() -> Figure:
+    """What is counted: the updates between the sending of weights and the gradient's own."""
+    figure, axes = canvas(10, 2.4)
+    axes.plot([0, 10.6], [0, 0], color=INK, linewidth=1.5)
+    own = {1.0: 2, 2.6: 1, 4.2: 2, 5.6: 1, 6.8: 2, 8.6: 3}
+    for version, (x, worker) in enumerate(own.items(), 1):
+        color = RANK_COLORS[worker]
+        axes.plot(x, 0, "o", markersize=11, color=color)
+        axes.text(x, -0.28, f"{version}", ha="center", va="top", color=color)
+    axes.plot([1.8, 8.6], [0.62, 0.62], color=RANK_COLORS[3], linewidth=9, solid_capstyle="butt")
+    axes.text(5.2, 0.8, "worker 3 computes", ha="center", va="bottom", color=RANK_COLORS[3])
+    for x, words in ((1.8, "weights of version 1 sent"), (8.6, "its gradient is update 6")):
+        axes.plot([x, x], [0, 0.6], color=RANK_COLORS[3], linestyle=":", linewidth=1.5)
+        axes.text(x, 0.8, words, ha="right" if x < 5 else "left", va="bottom", fontsize=10)
+    axes.text(5.2, -0.75, "updates 2, 3, 4 and 5 lie between: staleness 4", ha="center", va="top")
+    axes.text(10.7, 0, "updates of\nthe server", va="center", fontsize=10)
+    axes.set_xlim(-0.6, 12.2)
+    axes.set_ylim(-1.15, 1.15)
+    figure.alt_text = (
+        "The server's updates 1 to 6 on a line. Worker 3 gets the weights after update 1; its own "
+        "gradient is update 6. Updates 2 to 5, of other workers, lie between: staleness 4."
+    )
+    return figure
+
+
+def histograms(staleness: Mapping[int, Sequence[int]]) -> Figure:
+    """How late gradients are: a histogram for each number of workers."""
+    use_style()
+    figure, grid = plt.subplots(1, len(staleness), figsize=(11, 2.9), sharey=True, squeeze=False)
+    all_axes = grid[0]
+    most = max(max(values) for values in staleness.values())
+    for axes, (workers, values) in zip(all_axes, staleness.items(), strict=True):
+        heights = [100 * values.count(s) / len(values) for s in range(most + 1)]
+        axes.bar(range(most + 1), heights, color=BLUE)
+        mean = sum(values) / len(values)
+        axes.axvline(mean, color=RED, linestyle="--", linewidth=1.5)
+        axes.set_title(f"{workers} worker{'s' * (workers > 1)}\nmean {mean:.2f}", fontsize=11)
+        axes.set_xlabel("staleness")
+        axes.grid(axis="x", visible=False)
+        axes.set_xticks(range(0, most + 1, 1 if most < 8 else 2 if most < 16 else 5))
+    all_axes[0].set_ylabel("share of the gradients [%]")
+    figure.tight_layout()
+    return figure
+
+
+def of_each_worker(applied: Applied) -> Figure:
+    """The staleness of each gradient in the order of the updates, by worker."""
+    use_style()
+    figure, axes = plt.subplots(figsize=(9, 3.2))
+    for worker in sorted({worker for worker, _ in applied}):
+        points = [(k, stale) for k, (w, stale) in enumerate(applied) if w == worker]
+        mean = sum(stale for _, stale in points) / len(points)
+        label = f"rank {worker}: {len(points)} gradients, mean {mean:.1f}"
+        color = RANK_COLORS[worker % len(RANK_COLORS)]
+        axes.plot(*zip(*points, strict=True), "os^Dv"[worker % 5], color=color, label=label)
+    mean = sum(stale for _, stale in applied) / len(applied)
+    axes.axhline(mean, color=RED, linestyle="--", linewidth=1.5, label=f"mean of all: {mean:.2f}")
+    axes.set_xlabel("number of the update")
+    axes.set_ylabel("staleness [updates]")
+    axes.set_title("Three workers, rank 3 sleeps six times as long")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    figure.tight_layout()
+    return figure
+
+
+def plan(bounds: Sequence[int | None], steps: Sequence[int], until: int = 24) -> Figure:
+    """Who computes and who waits, on paper: ``steps`` are the units that each worker's step takes.
+
+    None among the bounds is no bound. Messages take no time here.
+    """
+    use_style()
+    size = (10, 1.15 * len(bounds) + 0.9)
+    figure, grid = plt.subplots(len(bounds), 1, figsize=size, sharex=True, squeeze=False)
+    all_axes = grid[:, 0]
+    counts = []
+    for axes, bound in zip(all_axes, bounds, strict=True):
+        done = _planned(axes, math.inf if bound is None else bound, steps, until)
+        counts.append(done)
+        axes.set_yticks(range(len(steps)), [f"worker {k + 1}" for k in range(len(steps))])
+        axes.set_ylim(len(steps) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False)
+        shown = "∞" if bound is None else bound
+        axes.set_title(f"s = {shown}: {done} gradients", fontsize=11)
+        axes.set_xlim(0, until)
+    all_axes[-1].set_xlabel("time [units]")
+    handles = [
+        Patch(facecolor=SKY, edgecolor=INK, label="computes"),
+        Patch(facecolor=PALE, edgecolor=GREY, hatch="///", label="waits at the bound"),
+    ]
+    figure.legend(handles=handles, loc="upper right", ncols=2, fontsize=10)
+    figure.tight_layout()
+    said = ", ".join(
+        f"{done} with {'no bound' if bound is None else f'bound {bound}'}"
+        for bound, done in zip(bounds, counts, strict=True)
+    )
+    figure.alt_text = (
+        f"A plan of {len(steps)} workers whose steps take {', '.join(map(str, steps))} units, over "
+        f"{until} units of time. Gradients: {said}. With a bound the fast ones wait for the "
+        "slowest; the larger the bound, the later they begin to."
+    )
+    return figure
+
+
+def _planned(axes: Axes, bound: float, steps: Sequence[int], until: int) -> int:
+    """Draw one panel; the number of steps that were completed."""
+    clock, since = [0] * len(steps), dict.fromkeys(range(len(steps)), 0)
+    ends: list[tuple[int, int]] = []
+    now = done = 0
+    while True:
+        for k in [k for k in since if clock[k] - min(clock) <= bound]:
+            _bar(axes, k, since.pop(k), now, waits=True)
+            heapq.heappush(ends, (now + steps[k], k))
+            _bar(axes, k, now, min(now + steps[k], until))
+        now, k = heapq.heappop(ends)
+        if now > until:
+            break
+        done += 1
+        clock[k] += 1
+        since[k] = now
+    for k, begin in since.items():
+        _bar(axes, k, begin, until, waits=True)
+    return done
+
+
+def _bar(axes: Axes, row: int, begin: float, end: float, waits: bool = False) -> None:
+    if end > begin:
+        look = {"facecolor": PALE, "edgecolor": GREY, "hatch": "///"}
+        look = look if waits else {"facecolor": SKY, "edgecolor": INK}
+        axes.barh(row, end - begin, left=begin, height=0.7, linewidth=0.8, **look)
+
+
+def clocks(served: Mapping[float, Applied]) -> Figure:
+    """The clock of each worker over the updates, for each bound."""
+    use_style()
+    figure, grid = plt.subplots(1, len(served), figsize=(11, 3.1), sharey=True, squeeze=False)
+    all_axes = grid[0]
+    for axes, (bound, applied) in zip(all_axes, served.items(), strict=True):
+        for worker in sorted({worker for worker, _ in applied}):
+            clock = [0]
+            for one, _ in applied:
+                clock.append(clock[-1] + (one == worker))
+            color = RANK_COLORS[worker % len(RANK_COLORS)]
+            axes.step(range(len(clock)), clock, where="post", color=color, label=f"rank {worker}")
+        shown = "∞" if bound == math.inf else f"{bound:g}"
+        axes.set_title(f"s = {shown}\n{len(applied)} gradients", fontsize=11)
+        axes.set_xlabel("updates")
+    all_axes[0].set_ylabel("clock")
+    all_axes[0].legend(loc="upper left", fontsize=9)
+    figure.tight_layout()
+    return figure
+
+
+def lost_updates(lost: Mapping[str, float], ranks: int) -> Figure:
+    """Lost shares as bars, and what can be lost at most."""
+    use_style()
+    figure, axes = plt.subplots(figsize=(8, 2.4))
+    names = list(lost)
+    axes.barh(names, [100 * lost[name] for name in names], color=(BLUE, ORANGE, GREEN), height=0.6)
+    for row, name in enumerate(names):
+        axes.text(100 * lost[name] + 1, row, f"{100 * lost[name]:.3g} %", va="center")
+    most = 100 * (1 - 1 / ranks)
+    axes.axvline(most, color=RED, linestyle="--", linewidth=1.5)
+    axes.text(most - 1, len(names) - 0.45, f"1 − 1/{ranks}", color=RED, ha="right", va="bottom")
+    axes.set_xlim(0, 100)
+    axes.set_ylim(-0.5, len(names) - 0.1)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("lost updates [%]")
+    figure.tight_layout()
+    return figure
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def final_accuracy(run: Mapping) -> float:
+    """The mean over a run's last snapshots."""
+    return _mean([accuracy for *_, accuracy in run["curve"][-LAST:]])
+
+
+def seconds_to(run: Mapping, accuracy: float) -> float | None:
+    """After how many seconds a run had this accuracy; None if never."""
+    return next((now for now, _, a in _smooth(run["curve"]) if a >= accuracy), None)
+
+
+def races(found: Mapping[str, Mapping[str, Mapping]]) -> Figure:
+    """Accuracy over time and over gradients, a row for each kind of slowness."""
+    use_style()
+    size = (11, 3.3 * len(found))
+    figure, rows = plt.subplots(len(found), 2, figsize=size, sharey=True, squeeze=False)
+    for row, (kind, runs) in zip(rows, found.items(), strict=True):
+        for color, style, (name, run) in zip(
+            MODEL_COLORS, ("-", "-", "-", "--", "-."), runs.items(), strict=False
+        ):
+            seconds, gradients, accuracy = zip(*_smooth(run["curve"]), strict=True)
+            label = f"{name}: staleness {_mean(run['staleness']):.1f}"
+            for axes, across in zip(row, (seconds, gradients), strict=True):
+                axes.plot(across, [100 * a for a in accuracy], style, color=color, label=label)
+        for axes, against in zip(row, ("time", "gradients"), strict=True):
+            axes.set_title(f"{kind}: accuracy over {against}", fontsize=11)
+        row[0].set_xlabel("time [s]")
+        row[1].set_xlabel("gradients")
+        row[0].set_ylabel("test accuracy [%]")
+        row[0].set_ylim(40, 90)
+        row[1].legend(loc="lower right", fontsize=9)
+    figure.tight_layout()
+    return figure
+
+
+def _smooth(curve: Sequence[tuple], width: int = 3) -> list[tuple]:
+    """Means of so many neighbours: a single snapshot swings by several percent."""
+    return [
+        tuple(sum(column) / width for column in zip(*curve[k : k + width], strict=True))
+        for k in range(len(curve) - width + 1)
+    ]
+
+
+def race_table(found: Mapping[str, Mapping[str, Mapping]]) -> None:
+    """Print gradients, staleness and accuracy of each run."""
+    for kind, runs in found.items():
+        rows = [
+            [
+                name,
+                run["gradients"],
+                f"{_mean(run['staleness']):.2f}",
+                max(run["staleness"]),
+                "never" if (after := seconds_to(run, GOAL)) is None else f"{after:.1f} s",
+                f"{100 * final_accuracy(run):.1f} %",
+                f"{100 * run['lost']:.2f} %" if "lost" in run else "",
+            ]
+            for name, run in runs.items()
+        ]
+        goal = f"{100 * GOAL:.0f} % after"
+        heads = [kind, "gradients", "mean staleness", "largest", goal, "accuracy", "lost updates"]
+        align = ("left", *["right"] * 6)
+        print(tabulate(rows, heads, "simple", colalign=align, disable_numparse=True), end="\n\n")
+
+
+def delays(versions: Sequence[int], found: Mapping[str, Sequence[float]]) -> Figure:
+    """Accuracy against how many versions late each gradient was."""
+    use_style()
+    figure, axes = plt.subplots(figsize=(8, 3.3))
+    for mark, (name, accuracy) in zip("os^", found.items(), strict=False):
+        axes.plot(range(len(versions)), [100 * a for a in accuracy], f"{mark}-", label=name)
+    axes.set_xticks(range(len(versions)), [str(d) for d in versions])
+    axes.axhline(10, color=GREY, linestyle=":", linewidth=1.5, label="chance")
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("versions late")
+    axes.set_ylabel("test accuracy [%]")
+    axes.set_title("300 gradients, each applied late")
+    axes.legend()
+    figure.tight_layout()
+    return figure
+
+
+def bottleneck(
+    rates: Mapping[int, Mapping[int, float]],
+    *,
+    nbytes: float,
+    bandwidth: float,
+    compute: float,
+    latency: float,
+) -> Figure:
+    """Updates per second against the number of workers, with each server's cap.
+
+    ``rates`` has, for each number of servers, that of the updates by the number of workers. The
+    lines are theory: what the workers could do alone, until the servers' links are full.
+    """
+    use_style()
+    figure, axes = plt.subplots(figsize=(8, 3.8))
+    most = max(max(of) for of in rates.values())
+    for color, mark, (servers, of) in zip((BLUE, ORANGE), "os", rates.items(), strict=False):
+        cap = servers * bandwidth / nbytes
+        # The parts leave a worker one after the other, and each is answered when it is there.
+        alone = 1 / (compute + 2 * latency + (1 + 1 / servers) * nbytes / bandwidth)
+        named = f"{servers} server{'s' * (servers > 1)}"
+        workers = [1 + (most - 1) * k / 100 for k in range(101)]
+        theory = [min(w * alone, cap) for w in workers]
+        axes.plot(workers, theory, color=color, linewidth=1, alpha=0.6)
+        axes.axhline(cap, color=color, linestyle="--", linewidth=1.2)
+        axes.text(most + 0.5, cap + 0.7, f"cap {cap:.0f}", color=color, ha="right", va="bottom")
+        axes.plot(list(of), list(of.values()), mark, color=color, markersize=9, label=named)
+    axes.set_xticks(range(1, most + 1))
+    axes.set_xlim(0.8, most + 0.6)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("workers")
+    axes.set_ylabel("updates per second")
+    axes.set_title("A server takes what fits through its link")
+    axes.legend(loc="upper left")
+    figure.tight_layout()
+    return figure

@@ -1,0 +1,111 @@
+"""Drawings of elastic averaging: springs to a centre, two loops, and paths of weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PINK, arrow, box, canvas, use_style
+
+WORKERS = (BLUE, ORANGE, GREEN)
+
+
+def springs() -> Figure:
+    """Three workers, each on a spring to the centre, and the gradient that drives each away."""
+    figure, axes = canvas(8.6, 4.2)
+    axes.set_xlim(-4.7, 3.6)
+    axes.set_ylim(-2.3, 2.5)
+    axes.set_aspect("equal")
+    for k, degrees in enumerate((150, 35, -60)):
+        angle = math.radians(degrees)
+        at = np.array([2.7 * math.cos(angle), 1.75 * math.sin(angle)])
+        _spring(axes, at, WORKERS[k])
+        out = at / np.linalg.norm(at)
+        turned = np.array([-out[1], out[0]]) * 0.6 + out * 0.9
+        arrow(axes, tuple(at + 0.25 * turned), tuple(at + 1.15 * turned), color=WORKERS[k])
+        axes.plot(*at, "o", color=WORKERS[k], markersize=26)
+        axes.text(*at, f"$W^{k + 1}$", ha="center", va="center", color="white")
+        label = at + 1.15 * turned + 0.42 * (turned / np.linalg.norm(turned))
+        axes.text(*label, rf"$-\eta\,\Delta W^{k + 1}$", ha="center", va="center")
+    axes.plot(0, 0, "o", color=INK, markersize=30)
+    axes.text(0, 0, r"$\bar{W}$", ha="center", va="center", color="white")
+    axes.text(-4.5, -1.5, "a spring pulls both its ends:", color=GREY)
+    axes.text(-4.5, -1.95, r"$\eta\rho\,(W^i-\bar{W})$, with opposite signs", color=GREY)
+    figure.alt_text = (
+        "A centre, and three workers around it. A spring joins each worker to the centre and pulls "
+        "at both of them. From each worker an arrow, the step along its own gradient, leads away "
+        "in a direction of its own."
+    )
+    return figure
+
+
+def _spring(axes: Axes, end: np.ndarray, color: str) -> None:
+    along = np.linspace(0, 1, 200)
+    across = np.array([-end[1], end[0]]) / np.linalg.norm(end)
+    swing = 0.13 * np.sin(2 * math.pi * 9 * along) * (abs(along - 0.5) < 0.32)
+    points = along[:, None] * end + swing[:, None] * across
+    axes.plot(*points.T, color=color, linewidth=1.6)
+
+
+def two_loops(tau: int = 5) -> Figure:
+    """Rounds of DiLoCo over time: inner steps without communication, then one outer step."""
+    figure, axes = canvas(9.6, 3.4)
+    width = tau + 2.4
+    for worker in range(3):
+        for round_ in range(2):
+            for k in range(tau):
+                x = round_ * width + k
+                box(axes, x, 2 - worker, "", width=0.8, height=0.5, color=WORKERS[worker])
+        axes.text(-0.8, 2 - worker, f"worker {worker + 1}", ha="right", va="center")
+    for round_ in range(2):
+        x = round_ * width + tau + 0.35
+        box(axes, x, 1, "outer\nstep", width=1.5, height=2.6, color=PINK)
+    axes.annotate("", (tau - 0.5, -0.75), (-0.5, -0.75), arrowprops={"arrowstyle": "<->"})
+    axes.text((tau - 1) / 2, -1.2, r"$\tau$ inner steps: no communication", ha="center")
+    axes.text(width + tau + 1.1, -1.2, r"one all_reduce of $\bar{W} - W^i$", ha="right", color=INK)
+    axes.set_xlim(-3.2, 2 * width + 1.2)
+    axes.set_ylim(-1.6, 2.8)
+    figure.alt_text = (
+        f"Three workers over time, in two rounds. In each, every worker takes {tau} inner steps of "
+        "its own without communication, then all take one outer step together, which needs one "
+        "all_reduce."
+    )
+    return figure
+
+
+def paths(runs: Mapping[str, Sequence], loss: Mapping[str, Sequence] | None = None) -> Figure:
+    """Where centre and workers went, in a plane.
+
+    Args:
+        runs: by title, the points ``[[x, y], …]`` of the centre, then those of each worker.
+        loss: "x", "y" and "z" of a grid over the plane, drawn as contours behind the paths.
+    """
+    use_style()
+    figure, panels = plt.subplots(
+        1, len(runs), figsize=(4.7 * len(runs), 4.4), sharex=True, sharey=True, squeeze=False
+    )
+    for axes, (title, tracks) in zip(panels[0], runs.items(), strict=True):
+        if loss:
+            z = np.asarray(loss["z"])
+            levels = np.geomspace(z.min() * 1.02, z.max(), 12)
+            axes.contour(loss["x"], loss["y"], z, levels=levels, colors=GREY, linewidths=0.5)
+        for k, (points, color) in enumerate(zip(tracks, (INK, *CYCLE), strict=False)):
+            x, y = np.asarray(points).T
+            name = f"worker {k}" if k else "centre"
+            axes.plot(
+                x, y, "-", color=color, linewidth=1.1 if k else 2.6, label=name, zorder=3 - (k > 0)
+            )
+            axes.plot(x[-1], y[-1], "o" if k else "D", color=color, markersize=7, zorder=4)
+        axes.set_title(title)
+        axes.set_xlabel("first principal component")
+        axes.grid(False)
+    panels[0][0].set_ylabel("second principal component")
+    handles, labels = panels[0][-1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels))
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    return figure

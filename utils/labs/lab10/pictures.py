@@ -1,0 +1,219 @@
+"""Pipelines: layers placed on ranks, schedules as Gantt charts, bubbles, memory.
+
+An action of a schedule is written `F2`: the forward of microbatch 2; `B2` its backward. A **span**
+is an action with its place and its time: ``(stage, kind, microbatch, start, end)``, in any unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from utils.figures import (
+    BLUE,
+    CYCLE,
+    GREEN,
+    INK,
+    ORANGE,
+    PALE,
+    SKY,
+    arrow,
+    box,
+    canvas,
+    fit_limits,
+    use_style,
+)
+from utils.labs.shared.schedules import idle as idle_share
+from utils.labs.shared.schedules import one_f_one_b as one_f_one_b
+from utils.labs.shared.schedules import parse as parse
+from utils.labs.shared.schedules import planned as planned
+from utils.labs.shared.schedules import zero_bubble as zero_bubble
+
+Span = tuple[int, str, int, float, float]
+
+#: Colour of each kind of action, and its name.
+KINDS = {
+    "F": (SKY, "forward"),
+    "B": (ORANGE, "backward"),
+    "I": (ORANGE, "backward: gradient of the input"),
+    "W": (GREEN, "backward: gradient of the weights"),
+}
+
+
+def placed(layers: Sequence[str], stages: int) -> Figure:
+    """A chain of layers, cut into stages of equal length: a rank has one each."""
+    figure, axes = canvas(9, 1.8)
+    each, color, step = len(layers) // stages, (BLUE, ORANGE, GREEN, CYCLE[3]), 3.9
+    for k, name in enumerate(layers):
+        box(axes, step * k, 0, name, width=1.9, height=0.8, color=color[k // each % 4])
+    for k in range(len(layers) - 1):
+        right, left = step * k + 1.0, step * (k + 1) - 1.0
+        crosses = (k + 1) % each == 0
+        arrow(axes, (right, 0.18), (left, 0.18), "activations" if crosses else "", color=BLUE)
+        arrow(axes, (left, -0.18), (right, -0.18), color=ORANGE)
+        if crosses:
+            axes.text((left + right) / 2, -0.3, "gradients", ha="center", va="top",
+                      color=ORANGE, fontsize=10)  # fmt: skip
+    for s in range(stages):
+        middle = step * (each * s + (each - 1) / 2)
+        axes.text(middle, -0.6, f"stage {s}, rank {s}", ha="center", va="top", weight="bold")
+    fit_limits(axes, [0, step * (len(layers) - 1)], [-0.2, -0.2], margin=1.1)
+    figure.alt_text = (
+        f"{len(layers)} layers in a row on {stages} ranks: " + ", ".join(layers)
+        + ". Activations go to the next rank, gradients back."
+    )  # fmt: skip
+    return figure
+
+
+def gantt(
+    charts: Mapping[str, Sequence[Span]], unit: str = "s", width: float = 9, lane: str = "stage"
+) -> Figure:
+    """Schedules one above the other, a lane per stage; each begins at 0 and all have one scale.
+
+    Args:
+        charts: by title, the spans of a schedule, planned or measured.
+        unit: of their times.
+        width: inches.
+        lane: what the first entry of a span counts.
+
+    Raises:
+        ValueError: a chart has no spans.
+    """
+    use_style()
+    if empty := [title for title, spans in charts.items() if not spans]:
+        raise ValueError(f"{empty[0]}: nothing to draw. Has the cell above marked or planned it?")
+    stages = [1 + max(span[0] for span in spans) for spans in charts.values()]
+    heights = [0.42 * n + 0.5 for n in stages]
+    figure, rows = plt.subplots(
+        len(charts), 1, squeeze=False, sharex=True, figsize=(width, sum(heights) + 0.9),
+        height_ratios=heights,
+    )  # fmt: skip
+    longest = max(_length(spans) for spans in charts.values())
+    said = []
+    for axes, (title, spans), n in zip(rows[:, 0], charts.items(), stages, strict=True):
+        said.append(_lanes(axes, title, spans, n, longest, unit, lane))
+    rows[-1, 0].set_xlabel(f"time ({unit})")
+    kinds = {kind for spans in charts.values() for _, kind, *_ in spans}
+    patches = [Patch(facecolor=c, edgecolor=INK, label=name) for key, (c, name) in KINDS.items()
+               if key in kinds]  # fmt: skip
+    patches.append(Patch(facecolor=PALE, label="idle: the bubble"))
+    figure.legend(handles=patches, loc="lower center", ncols=4)
+    figure.tight_layout(rect=(0, 0.42 / (sum(heights) + 0.9), 1, 1))
+    figure.alt_text = " ".join(said)
+    return figure
+
+
+def _length(spans: Sequence[Span]) -> float:
+    return max(span[4] for span in spans) - min(span[3] for span in spans)
+
+
+def _lanes(axes: Axes, title: str, spans, n: int, longest: float, unit: str, lane: str) -> str:
+    first, length = min(span[3] for span in spans), _length(spans)
+    for stage in range(n):
+        axes.add_patch(Rectangle((0, stage - 0.4), length, 0.8, color=PALE, linewidth=0))
+    for stage, kind, k, start, end in spans:
+        axes.add_patch(Rectangle((start - first, stage - 0.4), end - start, 0.8, linewidth=0.6,
+                                 facecolor=KINDS[kind][0], edgecolor=INK))  # fmt: skip
+        if end - start > longest * 0.011 * len(str(k)):
+            axes.text((start + end) / 2 - first, stage, str(k), ha="center", va="center",
+                      fontsize=8)  # fmt: skip
+    axes.set_title(f"{title} · bubble {idle_share(spans):.2f}", fontsize=11)
+    axes.set_yticks(range(n), [f"{lane} {stage}" for stage in range(n)])
+    axes.set_ylim(n - 0.4, -0.6)
+    axes.set_xlim(0, longest * 1.01)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False)
+    lanes = [
+        f"{lane} {stage} " + " ".join(
+            f"{kind}{k}" for s, kind, k, *_ in sorted(spans, key=lambda span: span[3]) if s == stage
+        ) for stage in range(n)
+    ]  # fmt: skip
+    return f"{title}: {length:.3g} {unit}, bubble {idle_share(spans):.2f}. {'; '.join(lanes)}."
+
+
+def bubbles(p: int, measured: Mapping[str, Mapping[int, float]], most: int = 8) -> Figure:
+    """The bubble against the number of microbatches, beside (p − 1) / (m + p − 1).
+
+    Args:
+        measured: of each schedule, m → bubble.
+    """
+    use_style()
+    figure, axes = plt.subplots(figsize=(7, 3.6))
+    ms = list(range(1, most + 1))
+    axes.plot(ms, [(p - 1) / (m + p - 1) for m in ms], color=INK, linewidth=1.5,
+              label="(p − 1) / (m + p − 1)")  # fmt: skip
+    for (name, points), mark in zip(measured.items(), "os^D", strict=False):
+        axes.plot(list(points), list(points.values()), mark, markersize=8, label=name,
+                  markerfacecolor="none", markeredgewidth=2)  # fmt: skip
+    axes.set_ylim(0, 0.85)
+    axes.set_xticks(ms)
+    axes.set_xlabel("microbatches m")
+    axes.set_ylabel("bubble (share of time)")
+    axes.set_title(f"Idle time of {p} stages")
+    axes.legend()
+    figure.tight_layout()
+    return figure
+
+
+def memory(held: Mapping[str, Sequence[float]], what: str = "microbatches held at most") -> Figure:
+    """Bars for each stage: how many microbatches it holds, or how many megabytes."""
+    use_style()
+    figure, axes = plt.subplots(figsize=(7, 3.2))
+    width = 0.8 / len(held)
+    style = "%.1f" if any(isinstance(n, float) for row in held.values() for n in row) else "%d"
+    for j, (name, counts) in enumerate(held.items()):
+        places = [s + (j - (len(held) - 1) / 2) * width for s in range(len(counts))]
+        bars = axes.bar(places, counts, 0.9 * width, label=name)
+        axes.bar_label(bars, fmt=style, fontsize=10)
+    stages = range(len(next(iter(held.values()))))
+    axes.set_xticks(stages, [f"stage {s}" for s in stages])
+    axes.set_ylabel(what)
+    axes.grid(axis="x", visible=False)
+    axes.margins(y=0.15)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    figure.tight_layout()
+    return figure
+
+
+def versions(used: Sequence[Sequence[int]]) -> Figure:
+    """A table in colours: with which version of the weights each stage worked on a microbatch.
+
+    Args:
+        used: of each stage, the version for each microbatch.
+    """
+    use_style()
+    n = len(used[0])
+    figure, axes = plt.subplots(figsize=(8, 0.45 * len(used) + 1.2))
+    axes.imshow(used, cmap="Blues", vmin=-1, vmax=1.8 * max(map(max, used)) + 1, aspect="auto")
+    for stage, row in enumerate(used):
+        for k, version in enumerate(row):
+            axes.text(k, stage, str(version), ha="center", va="center")
+    axes.set_xticks(range(n))
+    axes.set_yticks(range(len(used)), [f"stage {s}" for s in range(len(used))])
+    axes.set_xlabel("microbatch")
+    axes.set_title("Version of the weights that a microbatch saw")
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    figure.tight_layout()
+    figure.alt_text = "Version of the weights that microbatches 0, 1, … saw. " + ". ".join(
+        f"Stage {s}: {', '.join(map(str, row))}" for s, row in enumerate(used)
+    )
+    return figure
+
+
+def bars(shares: Mapping[str, float]) -> Figure:
+    """The bubbles of several schedules, one below the other."""
+    use_style()
+    figure, axes = plt.subplots(figsize=(8, 0.38 * len(shares) + 1))
+    drawn = axes.barh(list(shares), list(shares.values()), color=SKY, edgecolor=INK)
+    axes.bar_label(drawn, fmt="%.2f", padding=3, fontsize=10)
+    axes.invert_yaxis()
+    axes.set_xlabel("bubble (share of time)")
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.1)
+    figure.tight_layout()
+    return figure

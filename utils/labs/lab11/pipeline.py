@@ -1,0 +1,61 @@
+"""One pipeline of stages: a schedule, carried out with messages. What lab 10 builds by hand."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from utils.labs.shared.schedules import Schedule
+
+
+def run_schedule(
+    stage: nn.Module,
+    schedule: Schedule,
+    inputs: list[Tensor],
+    labels: list[Tensor],
+    group: dist.ProcessGroup | None = None,
+) -> float | None:
+    """Forward and backward of all microbatches through the stages of a group's ranks.
+
+    Args:
+        stage: this rank's; ``stage.features`` is the width of what comes in.
+        schedule: of all stages, see :mod:`utils.labs.shared.schedules`; this rank's list is
+            carried out.
+        inputs, labels: of each microbatch, on all ranks; the first stage uses the inputs, the last
+            the labels. Each microbatch has as many samples as the others.
+
+    Returns:
+        On the last stage the mean of the loss over all samples, on the others ``None``. The
+        gradients of that mean are added to those of the stage's parameters.
+    """
+    s, p, m = dist.get_rank(group), dist.get_world_size(group), len(inputs)
+    held: dict[int, tuple] = {}
+    sends, total = [], 0.0
+    for kind, k in schedule[s]:
+        if kind == "F":
+            x = inputs[k]
+            if s > 0:
+                x = torch.empty(len(inputs[k]), stage.features, dtype=inputs[k].dtype)
+                dist.recv(x, group_src=s - 1, group=group, tag=2 * k)
+                x.requires_grad_()
+            y = stage(x)
+            if s == p - 1:
+                y = functional.cross_entropy(y, labels[k]) / m
+                total += y.item()
+            else:
+                sends.append(dist.isend(y.detach(), group_dst=s + 1, group=group, tag=2 * k))
+            held[k] = x, y
+            continue
+        x, y = held.pop(k)
+        gradient = None
+        if s < p - 1:
+            gradient = torch.empty_like(y)
+            dist.recv(gradient, group_src=s + 1, group=group, tag=2 * k + 1)
+        y.backward(gradient)
+        if s > 0:
+            sends.append(dist.isend(x.grad, group_dst=s - 1, group=group, tag=2 * k + 1))
+    for send in sends:
+        send.wait()
+    return total if s == p - 1 else None

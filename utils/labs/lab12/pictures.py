@@ -1,0 +1,241 @@
+"""Drawings of federated learning: who holds what, what travels, and what can be read from it.
+
+What a run has given comes as it is: a run is a list with a dict for each round, with the keys
+``accuracy`` (a share), ``sent`` (bytes that the server received so far) and ``seconds``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from utils.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    arrow,
+    box,
+    canvas,
+    use_style,
+)
+
+COLORS = (BLUE, ORANGE, GREEN, PINK, RED, SKY, INK)
+MARKERS = "osD^vPX"
+
+
+def phases(clients: int = 5, chosen: Sequence[int] = (1, 3)) -> Figure:
+    """The server, clients with data of their own, and the five phases of a round."""
+    figure, axes = canvas(10, 4.4)
+    middle = 2.2 * (clients - 1) / 2
+    box(axes, middle, 3.2, "server: weights, no data", width=4.4, height=0.7, color=ORANGE)
+    for k in range(clients):
+        x, mine = 2.2 * k, k in chosen
+        color = SKY if mine else "#DDDDDD"
+        box(axes, x, 0.5, f"client {k}", width=1.7, height=0.6, color=color, alpha=0.7)
+        box(axes, x, -0.35, "own data", width=1.7, height=0.6, color=color, alpha=0.35)
+        if mine:
+            arrow(axes, (x - 0.2, 2.75), (x - 0.2, 0.9), color=BLUE)
+            arrow(axes, (x + 0.2, 0.9), (x + 0.2, 2.75), color=GREEN)
+    words = {
+        3.45: ("1 select some of the clients", INK),
+        2.3: ("2 hand out the weights", BLUE),
+        0.1: ("3 train on own data", INK),
+        1.5: ("4 return the change", GREEN),
+        2.95: ("5 average the changes", INK),
+    }
+    for y, (text, color) in words.items():
+        axes.text(2.2 * clients - 0.9, y, text, va="center", color=color)
+    axes.set_xlim(-1.1, 2.2 * clients + 3.6)
+    axes.set_ylim(-0.8, 4.1)
+    figure.alt_text = (
+        f"A server that has the weights and no data, above {clients} clients, each with data of "
+        f"its own. Clients {' and '.join(map(str, chosen))} are chosen: weights go down to them, "
+        "changes come up, which the server averages. Data stays where it is."
+    )
+    return figure
+
+
+def holdings(counts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
+    """How many images of each class each client has, as dots: ``counts[title][client][class]``."""
+    use_style()
+    figure, panels = plt.subplots(1, len(counts), figsize=(11, 3.5), sharey=True, squeeze=False)
+    said = []
+    for axes, (title, of_clients) in zip(panels[0], counts.items(), strict=True):
+        n = np.asarray(of_clients)
+        client, label = np.nonzero(n)
+        axes.scatter(client, label, s=0.28 * n[client, label], color=BLUE, alpha=0.75, linewidths=0)
+        axes.set_title(title)
+        axes.set_xlabel("client")
+        axes.margins(x=0.04)
+        sizes, kinds = n.sum(1), (n > 0).sum(1)
+        said.append(
+            f"{title}: {len(n)} clients with {sizes.min()} to {sizes.max()} images of "
+            f"{kinds.min()} to {kinds.max()} classes."
+        )
+    panels[0][0].set_ylabel("class")
+    panels[0][0].set_yticks(range(10))
+    figure.tight_layout()
+    figure.alt_text = "Dots for each client and class, larger for more images. " + " ".join(said)
+    return figure
+
+
+def courses(runs: Mapping[str, Sequence[dict]], central: float, raw: float) -> Figure:
+    """Accuracy over rounds, and over bytes.
+
+    Args:
+        runs: by name.
+        central: accuracy of the training with all data in one place.
+        raw: bytes of that data.
+    """
+    use_style()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
+    for k, (name, rounds) in enumerate(runs.items()):
+        accuracy = [100 * one["accuracy"] for one in rounds]
+        look = {"color": COLORS[k], "marker": MARKERS[k], "markersize": 5, "linewidth": 1.5}
+        left.plot(range(1, len(rounds) + 1), accuracy, label=name, **look)
+        sent = [one["sent"] / 1e6 for one in rounds]
+        right.plot(sent, accuracy, label=f"_{name}", **look)
+    for axes, name in ((left, "all data in one place, 3 epochs"), (right, "_")):
+        axes.axhline(100 * central, color=INK, linestyle="--", linewidth=1.3, label=name)
+    right.axvline(raw / 1e6, color=GREY, linestyle=":", linewidth=1.5)
+    right.text(raw / 1e6 + 0.7, 12, f"the images themselves:\n{raw / 1e6:.1f} MB", color=GREY)
+    left.set_ylabel("test accuracy [%]")
+    left.set_xlabel("round")
+    left.set_ylim(0, 100)
+    right.set_xlabel("updates that the server received [MB]")
+    right.set_xlim(left=0)
+    figure.legend(*left.get_legend_handles_labels(), loc="lower center", ncols=3, fontsize=10)
+    figure.tight_layout(rect=(0, 0.14, 1, 1))
+    return figure
+
+
+def deadline(sends: Sequence[tuple], starts: Sequence[float], seconds: float) -> Figure:
+    """When each update was sent, against the deadline of its round.
+
+    Args:
+        sends: (round, client, time) of each update.
+        starts: when each round began.
+        seconds: the deadline, after that.
+    """
+    use_style()
+    figure, axes = plt.subplots(figsize=(9.5, 0.9 + 0.34 * len(starts)))
+    begin, late = starts[0], 0
+    for t, start in enumerate(starts):
+        axes.barh(t, seconds, left=start - begin, height=0.75, color=SKY, alpha=0.3)
+    for intime, color, mark, name in ((True, BLUE, "o", "in time"), (False, RED, "X", "too late")):
+        points = [(t, at) for t, _, at in sends if (at - starts[t] <= seconds) == intime]
+        axes.scatter([at - begin for _, at in points], [t for t, _ in points], color=color,
+                     marker=mark, s=40, label=f"update {name}", zorder=3)  # fmt: skip
+        late += 0 if intime else len(points)
+    axes.set_ylabel("round")
+    axes.set_yticks(range(len(starts)))
+    axes.invert_yaxis()
+    axes.set_xlabel(f"time [s]; light blue: the {seconds:g} s of the round")
+    axes.legend(loc="upper right")
+    figure.tight_layout()
+    figure.alt_text = (
+        f"{len(starts)} rounds with a deadline of {seconds:g} s each. Of {len(sends)} updates "
+        f"{late} were sent too late: while a later round was running, or after the last."
+    )
+    return figure
+
+
+def by_class(runs: Mapping[str, Sequence[float]], names: Sequence[str]) -> Figure:
+    """The accuracy of each class in several runs."""
+    use_style()
+    figure, axes = plt.subplots(figsize=(10.5, 4))
+    width = 0.8 / len(runs)
+    for k, (name, shares) in enumerate(runs.items()):
+        at = np.arange(len(shares)) + (k - (len(runs) - 1) / 2) * width
+        axes.bar(at, [100 * one for one in shares], width, color=COLORS[k], label=name)
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axes.set_ylabel("accuracy of the class [%]")
+    axes.set_ylim(0, 100)
+    axes.grid(axis="x", visible=False)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(runs))
+    figure.tight_layout()
+    return figure
+
+
+def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | None = None):
+    """Rows of images, one under the other.
+
+    Args:
+        rows: by title, images of 784 pixels each (or [28, 28]).
+        below: by title, words under each image.
+    """
+    use_style()
+    below = below or {}
+    wide = max(len(images) for images in rows.values())
+    lines = max((words[0].count("\n") + 1 for words in below.values()), default=0)
+    room = 0.12 + 0.17 * lines  # inches under each row; an image has one inch
+    height = len(rows) * (1 + room) + 0.1
+    figure, grid = plt.subplots(len(rows), wide, figsize=(1.15 * wide + 2.6, height), squeeze=False)
+    for line, (title, images) in zip(grid, rows.items(), strict=True):
+        for k, axes in enumerate(line):
+            axes.set_axis_off()
+            if k < len(images):
+                pixels = np.asarray(images[k], float).reshape(28, 28)
+                axes.imshow(np.clip(pixels, -0.9, 2.1), cmap="gray", vmin=-0.9, vmax=2.1)
+                if title in below:
+                    axes.text(14, 31, below[title][k], ha="center", va="top", fontsize=9)
+        line[0].text(-3, 14, title, ha="right", va="center", fontsize=10.5)
+    figure.subplots_adjust(left=2.3 / (1.15 * wide + 2.6), right=0.99, top=1 - 0.05 / height,
+                           bottom=room / height, hspace=room)  # fmt: skip
+    words = [
+        f"{title}: {len(images)} image{'s' * (len(images) != 1)}"
+        + (f" ({', '.join(below[title])})" if title in below else "")
+        for title, images in rows.items()
+    ]
+    figure.alt_text = "Images in rows. " + ". ".join(words).replace("\n", " ") + "."
+    return figure
+
+
+def trade(noise: Sequence[float], accuracy: Sequence[float], error: Sequence[float]) -> Figure:
+    """What noise costs, and what it spoils, over the noise multiplier; its first entry is 0."""
+    use_style()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
+    places = range(len(noise))
+    left.plot(places, [100 * one for one in accuracy], "o-", color=BLUE, label="test accuracy")
+    left.set_ylabel("test accuracy [%]")
+    left.set_ylim(0, 100)
+    left.set_title("what training pays")
+    right.plot(places, error, "D-", color=RED, label="error of the image")
+    right.set_yscale("log")
+    right.set_ylabel("mean squared error per pixel")
+    right.set_title("what the attack gets")
+    for axes in (left, right):
+        axes.set_xticks(places, [f"{one:g}" for one in noise])
+        axes.set_xlabel("noise multiplier z")
+    figure.tight_layout()
+    return figure
+
+
+def disguise(plain: Sequence[float], hidden: Sequence[int]) -> Figure:
+    """An update, and the same one under masks."""
+    use_style()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
+    left.hist(plain, bins=60, color=BLUE)
+    left.set_yscale("log")
+    left.set_title("an update")
+    left.set_xlabel("change of a weight")
+    left.set_ylabel("weights")
+    right.hist(np.asarray(hidden) / 2**31, bins=40, color=GREY)
+    right.set_title("the same, masked")
+    right.set_xlabel("entry, as a share of $2^{31}$")
+    right.set_xticks([-1, -0.5, 0, 0.5, 1])
+    figure.tight_layout()
+    figure.alt_text = (
+        f"Two histograms of {len(plain)} entries. Left the changes of the weights, most of them "
+        f"near 0, from {min(plain):.2g} to {max(plain):.2g}. Right the masked update: all values "
+        "from -1 to 1 are equally frequent."
+    )
+    return figure

@@ -1,0 +1,155 @@
+"""Jobs that may die, and what their failures cost: for lab 13.
+
+    ended = faults.mpiexec(4, "train.py", "--die", "2:7")
+    ended.status, ended.err
+
+Times are seconds throughout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import sys
+from pathlib import Path
+
+from utils.jobs import run as jobs
+from utils.jobs.forked import Python
+from utils.jobs.plan import Plan, Request, refuse_on_a_rank
+from utils.labs.shared import slurm_script
+
+DEADLINE = 120.0
+# Seconds that a rank waits for the others; a death is noticed at once.
+PATIENCE = 20.0
+
+
+def mpiexec(
+    n: int,
+    script: str | Path,
+    *arguments: object,
+    survive: bool = False,
+    deadline: float = DEADLINE,
+) -> jobs.Ended:
+    """Run a script on n ranks of its own, some of which may die; what became of it.
+
+    Args:
+        survive: the others live on when one dies (`mpiexec --with-ft ulfm`).
+        deadline: the job is ended then.
+
+    Returns:
+        Exit status, output, errors, seconds. A status other than 0 is no error here.
+
+    Raises:
+        FileNotFoundError: there is no such script.
+        ValueError, RanksError: the ranks can't be started so on this machine.
+    """
+    refuse_on_a_rank()
+    _require(script)
+    timeout = min(PATIENCE, deadline / 2)
+    request = Request(n, timeout=timeout, launcher="mpiexec", fault_tolerant=survive)
+    plan = Plan.checked(request)
+    with contextlib.closing(Python(plan)) as python:
+        command = python.job(str(script), *map(str, arguments))
+        return jobs.run(command, os.environ | plan.environment, deadline)
+
+
+def torchrun(
+    n: int, script: str | Path, *arguments: object, restarts: int, deadline: float = DEADLINE
+) -> jobs.Ended:
+    """Run a script on n processes of PyTorch's launcher, which starts all anew if one dies."""
+    refuse_on_a_rank()
+    _require(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={n}", f"--max-restarts={restarts}", "--monitor-interval=0.1"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return jobs.run([*command, str(script), *map(str, arguments)], environment, deadline)
+
+
+def _require(script: str | Path) -> None:
+    if not Path(script).is_file():
+        raise FileNotFoundError(f"there is no {script}: run the cell that writes it")
+
+
+# -- what failures cost ---------------------------------------------------------------------------
+
+
+def failure_times(mtbf: float, until: float, seed: int) -> list[float]:
+    """When failures come that know nothing of each other, on the average every `mtbf` seconds."""
+    draw, now, found = random.Random(seed), 0.0, []
+    while now < until:
+        now += draw.expovariate(1 / mtbf)
+        found.append(now)
+    return found
+
+
+def overhead(interval: float, save: float, restart: float, mtbf: float) -> float:
+    """Expected seconds for each second of work, less 1: the exact mean for such failures.
+
+    Source: J. T. Daly (2006), equation 13: e^(R/M) M (e^((τ+δ)/M) − 1) for each τ of work.
+    """
+    return math.exp(restart / mtbf) * mtbf * math.expm1((interval + save) / mtbf) / interval - 1
+
+
+def daly(save: float, mtbf: float) -> float:
+    """Daly's interval: Young's, with two more terms; the mtbf itself if saving takes too long.
+
+    Source: J. T. Daly, *A higher order estimate of the optimum checkpoint interval* (2006),
+    equation 37.
+    """
+    if save >= 2 * mtbf:
+        return mtbf
+    share = save / (2 * mtbf)
+    return math.sqrt(2 * save * mtbf) * (1 + math.sqrt(share) / 3 + share / 9) - save
+
+
+# -- a batch job that comes back ------------------------------------------------------------------
+
+_REQUEUED = """\
+#!/bin/bash -l
+#SBATCH --job-name=resumable
+#SBATCH --ntasks={ranks}
+#SBATCH --time={time}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@{notice}
+#SBATCH --output=resumable-%j.out
+{options}
+# The environment of the course, also if the shell that handed this in had another one.
+{setup}
+prefix="${{DDL_LABS_PREFIX:-{prefix}}}"
+export PATH="$prefix/bin:$PATH"
+unset SLURM_EXPORT_ENV SLURM_GET_USER_ENV
+
+# Slurm sends USR1 to this script {notice} s before the time is over. mpiexec hands it on to the
+# ranks, which save and end; then the job goes back into the queue, and goes on later.
+again() {{
+    kill -USR1 "$job"
+    wait "$job"
+    scontrol requeue "$SLURM_JOB_ID"
+}}
+trap again USR1
+
+mpiexec -n {ranks} python {command} &
+job=$!
+wait "$job"
+"""
+
+
+def requeued(ranks: int, command: str, time: str = "01:00:00", notice: int = 60) -> str:
+    """The text of a batch script whose job saves when its time is nearly over, and comes back.
+
+    Args:
+        ranks: how many.
+        command: of the script that is trained, which saves and ends on SIGUSR1.
+        time: limit of one life of the job.
+        notice: seconds before the limit at which Slurm sends the signal.
+    """
+    return _REQUEUED.format(
+        ranks=ranks,
+        command=command,
+        time=time,
+        notice=notice,
+        **slurm_script.of_the_site(),
+    )

@@ -1,0 +1,123 @@
+"""The scoreboard: a file beside the notebook that gathers entries, a table, and a picture."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .judge import HEADS, Entry
+from .rules import Rules
+
+#: Beside the notebook: the folder that its kernel works in.
+FILE = "scoreboard.json"
+FORMAT = "ddl-labs scoreboard 1"
+
+
+def enter(entry: Entry, folder: Path | None = None) -> None:
+    """Put an entry on the scoreboard of a folder, in place of one with the same name."""
+    folder = folder or Path.cwd()
+    board = Scoreboard.read(folder)
+    kept = [one for one in board.entries if one.name != entry.name]
+    told = {"format": FORMAT, "entries": [asdict(one) for one in (*kept, entry)]}
+    path = folder / FILE
+    if board.problem:
+        path.replace(path.with_suffix(".broken"))
+        print(f"{board.problem} It is {path.with_suffix('.broken').name} now.")
+    temporary = path.with_suffix(".tmp")
+    try:
+        temporary.write_text(json.dumps(told, indent=1, ensure_ascii=False), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        print(f"The scoreboard {FILE} could not be written: {error.strerror}.")
+
+
+#: Entries that are so much slower than the fastest one, as a share, count as equally fast.
+TIE = 0.05
+
+
+def ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Return the entries, the best first.
+
+    Those within the budget come first, by seconds. Among entries that are less than 5 % slower than
+    the fastest of them, fewer bytes count, and then fewer lost images. Entries that missed
+    something follow in the same order, then those that could not be judged.
+    """
+    found: list[Entry] = []
+    waiting = sorted(entries, key=lambda one: (*_class(one), one.seconds or 0.0))
+    while waiting:
+        first = waiting[0]
+        tied = [
+            one
+            for one in waiting
+            if _class(one) == _class(first)
+            and (one.seconds or 0.0) <= (1 + TIE) * (first.seconds or 0.0)
+        ]
+        found += sorted(tied, key=lambda one: (one.slow_bytes, one.lost or 0, one.seconds or 0.0))
+        waiting = [one for one in waiting if one not in tied]
+    return tuple(found)
+
+
+def _class(entry: Entry) -> tuple[bool, bool, bool]:
+    """Return what counts before the seconds; an entry that never reached the target has none."""
+    return not entry.within, bool(entry.problem), entry.seconds is None
+
+
+@dataclass(frozen=True)
+class Scoreboard:
+    """Entries, best first; see :func:`ranked`.
+
+    Attributes:
+        entries: of the file.
+        problem: why some may be missing; empty, as a rule.
+    """
+
+    entries: tuple[Entry, ...]
+    problem: str = ""
+
+    @classmethod
+    def read(cls, *folders: Path) -> Scoreboard:
+        """The scoreboards of some folders together: of one notebook, or of all teams."""
+        entries: list[Entry] = []
+        problem = ""
+        for folder in folders:
+            try:
+                told = json.loads((folder / FILE).read_text(encoding="utf-8"))
+                if told["format"] != FORMAT:
+                    raise ValueError(told["format"])
+                for one in told["entries"]:
+                    curve = tuple((seconds, found) for seconds, found in one["curve"])
+                    lists = {name: tuple(one.get(name, ())) for name in ("exceeded", "marks")}
+                    entries.append(Entry(**{**one, **lists, "curve": curve}))
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, KeyError, TypeError):
+                problem = f"{FILE} could not be read."
+        return cls(ranked(entries), problem)
+
+    def __repr__(self) -> str:
+        from tabulate import tabulate
+
+        rows = [entry.columns()[1] for entry in self.entries]
+        shown = tabulate(
+            rows, headers=HEADS, tablefmt="simple_grid", disable_numparse=True,
+            maxcolwidths=[16, 22, None, None, None, None, None, 36],
+        )  # fmt: skip
+        return "\n".join([shown, *([self.problem] if self.problem else [])])
+
+    def _repr_html_(self) -> str:
+        from tabulate import tabulate
+
+        rows = [entry.columns()[1] for entry in self.entries]
+        shown = tabulate(rows, headers=HEADS, tablefmt="html", disable_numparse=True)
+        look = 'style="text-align: left; vertical-align: top"'
+        shown = shown.replace("<td>", f"<td {look}>").replace("<th>", f'<th scope="col" {look}>')
+        return shown + (f"<p>{html.escape(self.problem)}</p>" if self.problem else "")
+
+    def picture(self, rules: Rules | None = None):
+        """Accuracy over the bytes between the nodes, beside the budget."""
+        from utils.labs.lab14 import pictures
+
+        return pictures.entries(self.entries, rules or Rules())

@@ -1,0 +1,234 @@
+"""What an entry reached and used, from what its ranks left behind; nothing is taken on trust."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from utils import data, models
+from utils.checks.verdict import Problem, Verdict
+from utils.jobs import run as jobs
+
+from .replay import Clock, lost, replay, traffic
+from .rules import RANKS, SIZES, TEST, Rules, is_slow
+
+TITLE = "your entry"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the scoreboard.
+
+    Attributes:
+        name, scheme: as they were given.
+        accuracy: share of the test images that the last weights name right; None without weights.
+        seconds: of the played machine, until weights reached the target; None where none did.
+        slow_bytes, slow_messages: between the nodes, both directions.
+        messages: all of them.
+        lost: images whose gradients were lost with the rank that died; None without weights.
+        victim: which one that was.
+        marks: what its authors have to explain, such as "reads job.images"; mostly empty.
+        exceeded: what was missed, "accuracy", "seconds", "bytes", "failure"; empty: within budget.
+        problem: why there is nothing to judge; empty, as a rule.
+        curve: (seconds, accuracy) of all weights that were shown.
+    """
+
+    name: str
+    scheme: str = ""
+    accuracy: float | None = None
+    seconds: float | None = None
+    slow_bytes: int = 0
+    slow_messages: int = 0
+    messages: int = 0
+    lost: int | None = None
+    victim: int | None = None
+    marks: tuple[str, ...] = ()
+    exceeded: tuple[str, ...] = ()
+    problem: str = ""
+    curve: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def within(self) -> bool:
+        """Whether it reached the target within the budget."""
+        return not (self.exceeded or self.problem)
+
+    @property
+    def verdict(self) -> str:
+        """The last column."""
+        if self.problem:
+            return self.problem
+        said = "within budget" if self.within else "missed: " + ", ".join(self.exceeded)
+        return f"{said} ({', '.join(self.marks)})" if self.marks else said
+
+    def as_verdict(self) -> Verdict:
+        """The same as a check says it, of task 14.1."""
+        if "NotImplementedError: Task 14.1" in self.problem:
+            return Verdict("14.1", TITLE, passed=False, open="still open")
+        texts = [self.problem] if self.problem else [f"missed: {text}" for text in self.exceeded]
+        problems = tuple(Problem(text) for text in texts)
+        return Verdict("14.1", TITLE, passed=self.within, problems=problems)
+
+    def __str__(self) -> str:
+        from tabulate import tabulate
+
+        head, row = self.columns()
+        return tabulate([row], headers=head, tablefmt="simple", disable_numparse=True)
+
+    def columns(self) -> tuple[list[str], list[str]]:
+        """Heads and texts of its line."""
+        return list(HEADS), [
+            self.name,
+            self.scheme,
+            "–" if self.accuracy is None else f"{100 * self.accuracy:.1f} %",
+            "–" if self.seconds is None else f"{self.seconds:.1f}",
+            f"{self.slow_bytes / 1e6:.1f}",
+            f"{self.slow_messages:,} of {self.messages:,}",
+            "–" if self.lost is None else f"{self.lost:,}",
+            self.verdict,
+        ]
+
+
+HEADS = (
+    *("name", "scheme", "accuracy", "s to target", "MB between nodes"),
+    *("messages, slow", "images lost", "verdict"),
+)
+
+
+def judged(
+    place: Path, ended: jobs.Ended, *, name: str, scheme: str, plan: dict, rules: Rules
+) -> Entry:
+    """The entry of a job that left its traces and weights in a folder."""
+    left = {r: json.loads(p.read_text()) for r in range(RANKS) if (p := _trace(place, r)).exists()}
+    traces = {rank: one["events"] for rank, one in left.items()}
+    counts = traffic(traces)
+    used = {
+        "slow_bytes": sum(n for pair, (_, n) in counts.items() if is_slow(*pair)),
+        "slow_messages": sum(m for pair, (m, _) in counts.items() if is_slow(*pair)),
+        "messages": sum(m for m, _ in counts.values()),
+        "victim": plan["victim"],
+    }
+    if problem := _what_went_wrong(left, ended, plan["victim"]):
+        return Entry(name, scheme, problem=problem, **used)
+    clock = replay(traces, rules)
+    try:
+        reached = [(seconds, accuracy(place / file)) for seconds, _, file in clock.shown]
+    except ValueError as error:
+        return Entry(name, scheme, problem=str(error), **used)
+    if not reached:
+        return Entry(name, scheme, problem="handed in no weights", **used)
+    if problem := _unexplained(reached, clock):
+        return Entry(name, scheme, problem=problem, curve=tuple(reached), **used)
+    used["marks"] = tuple(sorted({mark for one in left.values() for mark in one.get("marks", ())}))
+    seconds = next((s for s, found in reached if found >= rules.target), None)
+    missed = _missed(reached[-1][1], seconds, used["slow_bytes"], clock, rules)
+    used |= {"lost": lost(traces), "exceeded": missed, "curve": tuple(reached)}
+    return Entry(name, scheme, reached[-1][1], seconds, **used)
+
+
+def _trace(place: Path, rank: int) -> Path:
+    return place / f"rank-{rank}.json"
+
+
+def _what_went_wrong(left: dict[int, dict], ended: jobs.Ended, victim: int) -> str:
+    """Why a job cannot be judged, in a line; empty where it can."""
+    if ended.status == jobs.LATE:
+        return f"was not done after {ended.seconds:.0f} s of this machine"
+    raised = {rank: one["words"] for rank, one in left.items() if one["how"] == "raised"}
+    if raised:
+        rank = min(raised)
+        words = raised[rank] if len(raised[rank]) < 200 else raised[rank][:199] + "…"
+        return f"rank {rank} raised in {words}" if words.startswith("line") else words
+    if missing := [rank for rank in range(RANKS) if rank not in left]:
+        last = (ended.err.strip().splitlines() or ["it said nothing"])[-1]
+        return f"rank {missing[0]} ended early: {last[:200]}"
+    return ""
+
+
+#: Accuracy, and how many images it takes at least: half of the fewest with which SGD, momentum and
+#: Adam with small batches and averaged weights came there from the common start.
+LEAST_IMAGES = (
+    *((0.45, 25), (0.6, 75), (0.7, 200), (0.76, 500)),
+    *((0.8, 1000), (0.82, 2500), (0.83, 3500)),
+)
+
+
+def _unexplained(reached: list[tuple[float, float]], clock: Clock) -> str:
+    """Return how weights are better than the images behind them can make them; "" if none are."""
+    for seconds, found in reached:
+        images = clock.images_until(seconds)
+        least = max((least for share, least in LEAST_IMAGES if found >= share), default=0)
+        if images < least:
+            return (
+                f"handed in weights of {100 * found:.1f} % when all ranks together had computed "
+                f"gradients of {images:,} images; {least:,} are the least. All gradients have to "
+                "come from job.gradient, and all weights from job.model"
+            )
+    return ""
+
+
+def _missed(
+    correct: float, seconds: float | None, slow_bytes: int, clock: Clock, rules: Rules
+) -> tuple[str, ...]:
+    missed = {
+        f"failure (over after {max(clock.end.values()):.1f} s, before the rank died)": (
+            clock.died is None
+        ),
+        f"accuracy {100 * correct:.1f} < {100 * rules.target:g} %": correct < rules.target,
+        f"seconds {seconds or 0:.1f} > {rules.seconds:g}": (
+            seconds is not None and seconds > rules.seconds
+        ),
+        f"bytes {slow_bytes / 1e6:.1f} > {rules.slow_bytes / 1e6:g} MB": (
+            slow_bytes > rules.slow_bytes
+        ),
+    }
+    return tuple(text for text, is_missed in missed.items() if is_missed)
+
+
+# --- accuracy ----------------------------------------------------------------------------------
+
+
+def accuracy(path: Path) -> float:
+    """Share of the test images that these weights name right.
+
+    Raises:
+        ValueError: a file that does not hold the weights of the model; says what it holds.
+    """
+    try:
+        weights = torch.load(path, weights_only=True)
+    except Exception as error:
+        raise ValueError(f"handed in a file that holds no weights ({error})") from error
+    model = models.mlp(seed=0, sizes=SIZES)
+    _require_fit(weights, model.state_dict())
+    model.load_state_dict(weights)
+    images, labels = _test_images()
+    with torch.no_grad():
+        return (model(images).argmax(1) == labels).float().mean().item()
+
+
+def _require_fit(weights: object, wanted: dict[str, Tensor]) -> None:
+    if not isinstance(weights, dict) or weights.keys() != wanted.keys():
+        names = ", ".join(map(str, weights))[:80] if isinstance(weights, dict) else type(weights)
+        raise ValueError(f"handed in {names or 'nothing'}, expected weights {', '.join(wanted)}")
+    for name, tensor in wanted.items():
+        if weights[name].shape != tensor.shape:
+            shapes = f"{list(weights[name].shape)}, expected {list(tensor.shape)}"
+            raise ValueError(f"handed in weights {name} of shape {shapes}")
+        if not torch.isfinite(weights[name].float()).all():
+            raise ValueError(f"handed in weights {name} with inf or nan in them: it diverged")
+
+
+_kept: list[tuple[Tensor, Tensor]] = []
+
+
+def _test_images() -> tuple[Tensor, Tensor]:
+    """The first TEST test images, normalised, and their labels; read once."""
+    if not _kept:
+        images = data.fashion_mnist(train=False, transform=None)
+        shift, scale = -data.MEAN / data.STD, 1 / (255 * data.STD)
+        pixels = (shift + scale * images.data[:TEST].float()).unsqueeze(1)
+        _kept.append((pixels, images.targets[:TEST].to(torch.int64)))
+    return _kept[0]

@@ -1,0 +1,103 @@
+"""The capstone's pictures: the machine that is played, and all entries beside the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from utils.figures import CYCLE, GREEN, GREY, INK, RED, SKY, box, canvas, fit_limits, use_style
+from utils.labs.lab14.judge import Entry
+from utils.labs.lab14.rules import NODES, Rules
+
+_MARKS = "oDs^vP*X"
+
+
+def machine(rules: Rules) -> Figure:
+    """Two nodes of two ranks each, and what joins them."""
+    figure, axes = canvas(8.5, 3.0)
+    places = {
+        rank: (4.4 * k, -0.95 * j) for k, node in enumerate(NODES) for j, rank in enumerate(node)
+    }
+    for k, node in enumerate(NODES):
+        box(axes, 4.4 * k, -0.475, "", width=2.6, height=2.3, color="#FFFFFF", alpha=1)
+        axes.text(4.4 * k, 0.82, f"node {k}", ha="center", weight="bold")
+        (x, top), (_, bottom) = (places[rank] for rank in (node[0], node[-1]))
+        axes.plot([x, x], [top - 0.27, bottom + 0.27], color=GREEN, linewidth=4)
+        inside = {"va": "center", "fontsize": 9, "color": "#00694D"}
+        axes.text(x + 0.1, (top + bottom) / 2, str(rules.inside), **inside)
+    for rank, (x, y) in places.items():
+        box(axes, x, y, f"rank {rank}", color=SKY)
+    axes.plot([1.34, 3.06], [-0.475] * 2, color=RED, linewidth=1.5, linestyle="--")
+    axes.text(2.2, -0.4, _speed(rules.between), ha="center", va="bottom", color=RED)
+    fit_limits(axes, [-1.3, 5.7], [-1.6, 0.9], margin=0.1)
+    figure.tight_layout()
+    return figure
+
+
+def _speed(network) -> str:
+    return str(network).replace(", ", "\n")
+
+
+def entries(found: Sequence[Entry], rules: Rules) -> Figure:
+    """Accuracy over the bytes between the nodes, and over the seconds; the budget beside it."""
+    use_style()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True)
+    shown = [entry for entry in found if entry.accuracy is not None]
+    for k, entry in enumerate(shown):
+        style = {"color": CYCLE[k % len(CYCLE)], "label": entry.name}
+        mark = _MARKS[k % len(_MARKS)]
+        left.plot([entry.slow_bytes / 1e6], [100 * entry.accuracy], mark, markersize=9, **style)
+        seconds, reached = zip(*entry.curve, strict=True)
+        percent = [100 * share for share in reached]
+        right.plot(seconds, percent, marker=mark, markersize=4, linewidth=1.5, **style)
+    left.set_xscale("symlog", linthresh=0.1)  # an entry without a byte between the nodes is at 0
+    left.set_xlim(left=-0.02)
+    left.set_xlabel("between the nodes [MB]")
+    left.set_ylabel("accuracy on the test images [%]")
+    left.set_title("Accuracy over bytes")
+    right.set_xlabel("on the clock of the played machine [s]")
+    right.set_title("Accuracy over seconds")
+    right.set_xlim(left=0)
+    _budget(left, rules.slow_bytes / 1e6, rules)
+    _budget(right, rules.seconds, rules)
+    place = right.get_yaxis_transform()
+    right.text(
+        *(0.98, 100 * rules.target, "target"),
+        transform=place,
+        ha="right",
+        va="bottom",
+        zorder=5,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
+    )
+    if shown:
+        right.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    figure.tight_layout()
+    figure.alt_text = _in_words(shown, rules)
+    return figure
+
+
+def _budget(axes: Axes, limit: float, rules: Rules) -> None:
+    """The target and the limit, as lines."""
+    axes.axhline(100 * rules.target, color=GREY, linewidth=1)
+    axes.axvline(limit, color=GREY, linewidth=1, linestyle="--")
+    low, high = axes.get_xlim()
+    axes.set_xlim(low, max(high, 1.15 * limit))
+    words = f"budget {limit:g}"
+    place = axes.get_xaxis_transform()
+    axes.text(limit, 0.02, words, transform=place, rotation=90, ha="right", va="bottom", color=INK)
+
+
+def _in_words(shown: Sequence[Entry], rules: Rules) -> str:
+    said = [
+        f"{entry.name}: {100 * entry.accuracy:.1f} %, {entry.slow_bytes / 1e6:.1f} MB, "
+        + ("target not reached" if entry.seconds is None else f"target after {entry.seconds:.1f} s")
+        for entry in shown
+    ]
+    return (
+        "Accuracy of the entries over the bytes between the nodes, and over seconds. "
+        f"Target {100 * rules.target:g} %, budget {rules.slow_bytes / 1e6:g} MB and "
+        f"{rules.seconds:g} s. " + "; ".join(said or ["No entry has handed in weights"]) + "."
+    )

@@ -1,0 +1,251 @@
+"""What checks of pipelines use: stages that note what they are asked for, and their twins.
+
+The model is the same for every number of stages; its weights follow from the seed alone. All is in
+double precision. :class:`Reference` trains as PipeDream does, or makes one of its mistakes.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from utils.checks.probe import in_double
+from utils.labs.shared.schedules import gpipe, one_f_one_b, planned
+
+FEATURES, CLASSES, IMAGES = (6, 5, 7, 4, 3), 3, 24
+
+
+class Token:
+    """Lives as long as the graph of a microbatch."""
+
+
+class _Watched(torch.autograd.Function):
+    """Hands x on; the graph keeps a token, and backward is noted."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, log: StageLog) -> Tensor:
+        ctx.token, ctx.log = Token(), log
+        log.forward(ctx.token)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.log.note("B")
+        return gradient, None
+
+
+class StageLog:
+    """What a stage was called for and when, and how many graphs lived at once."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.times: list[float] = []  # of the events, by time.perf_counter
+        self.alive = self.most = 0
+
+    def note(self, event: str) -> None:
+        """A forward or a backward happens now."""
+        self.events.append(event)
+        self.times.append(time.perf_counter())
+
+    def forward(self, token: Token) -> None:
+        """A graph with this token has come to life."""
+        self.note("F")
+        self.alive += 1
+        self.most = max(self.most, self.alive)
+        weakref.finalize(token, self._gone)
+
+    def _gone(self) -> None:
+        self.alive -= 1
+
+
+class Piece(nn.Module):
+    """Stage number ``place`` of ``p``: one layer or several, of the same model each time."""
+
+    def __init__(self, seed: int, place: int, p: int):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            whole = [in_double(nn.Linear(*FEATURES[k : k + 2])) for k in range(4)]
+        first, last = place * 4 // p, (place + 1) * 4 // p
+        self.linear, self.last = nn.ModuleList(whole[first:last]), last == 4
+        self.features, self.log = FEATURES[first], StageLog()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, features] → [n, features of the next stage, or classes]."""
+        for layer in self.linear:
+            x = torch.tanh(layer(x))
+        # The output: whatever a backward is for, it begins there.
+        return _Watched.apply(3 * x if self.last else x, self.log)
+
+
+def drawn(seed: int, n: int = IMAGES) -> tuple[Tensor, Tensor]:
+    """Samples float64 [n, 6] and labels int64 [n]."""
+    draw = torch.Generator().manual_seed(seed + 1)
+    x = torch.randn(n, FEATURES[0], generator=draw, dtype=torch.float64)
+    return x, torch.randint(0, CLASSES, (n,), generator=draw)
+
+
+def gradient_of(module: nn.Module) -> list[float]:
+    """All gradients in one row; zeros for those that are ``None``."""
+    found = [torch.zeros_like(q) if q.grad is None else q.grad for q in module.parameters()]
+    return torch.cat([g.detach().reshape(-1) for g in found]).tolist()
+
+
+def weights_of(module: nn.Module) -> list[float]:
+    """All parameters in one row."""
+    return torch.cat([q.detach().reshape(-1) for q in module.parameters()]).tolist()
+
+
+def whole(seeds: tuple[int, ...], n: int = IMAGES) -> tuple[list[Piece], tuple[Tensor, Tensor]]:
+    """All stages, and the samples with their labels."""
+    pieces = [Piece(seed, s, len(seeds)) for s, seed in enumerate(seeds)]
+    return pieces, (drawn(seeds[0], n)[0], drawn(seeds[-1], n)[1])
+
+
+@functools.cache
+def twin(
+    seeds: tuple[int, ...], reduction: str = "mean", n: int = IMAGES
+) -> tuple[list[list[float]], float]:
+    """Gradients of each stage, and the loss, of the model that was not split.
+
+    seeds: of each stage; the first one has the samples, the last one their labels.
+    """
+    pieces, (x, labels) = whole(seeds, n)
+    for piece in pieces:
+        x = piece(x)
+    loss = functional.cross_entropy(x, labels, reduction=reduction)
+    loss.backward()
+    return [gradient_of(piece) for piece in pieces], loss.item()
+
+
+@functools.cache
+def losses_of(seeds: tuple[int, ...], m: int, n: int = IMAGES) -> list[float]:
+    """What each of m microbatches adds to the loss of the minibatch; seeds as for :func:`twin`."""
+    pieces, (x, labels) = whole(seeds, n)
+    piece = nn.Sequential(*pieces)
+    chunks = zip(x.chunk(m), labels.chunk(m), strict=True)
+    return [functional.cross_entropy(piece(a), b, reduction="sum").item() / n for a, b in chunks]
+
+
+class Worker:
+    """What `run_schedule` gets: a stage that notes what it is asked for."""
+
+    def __init__(self, piece: Piece, images: int):
+        self.piece, self.images, self.features = piece, images, piece.features
+        self.asked: list[list] = []
+
+    def forward(self, k: int, x: Tensor) -> Tensor:
+        """The output of microbatch k."""
+        self.asked.append(["F", k])
+        return self.piece(x)
+
+    def loss(self, y: Tensor, labels: Tensor) -> Tensor:
+        """Of a microbatch; they add up."""
+        return functional.cross_entropy(y, labels, reduction="sum") / self.images
+
+    def done(self, k: int) -> None:
+        """Called after the backward of microbatch k."""
+        self.asked.append(["B", k])
+        # A mark that this worker's backward was over before it was called.
+        if self.piece.log.events.count("B") < sum(kind == "B" for kind, _ in self.asked):
+            self.asked[-1][0] = "done before backward"
+
+
+class Reference:
+    """A stage that updates after each backward; ``mode`` says right or which mistake."""
+
+    def __init__(self, piece: nn.Module, rate: float, mode: str = "stash"):
+        self.piece, self.rate, self.mode = piece, rate, mode
+        self.stash: dict[int, dict[str, Tensor]] = {}
+        self.shared: dict[str, Tensor] = {}  # the copy of this version
+
+    def loss(self, y: Tensor, labels: Tensor) -> Tensor:
+        """Of a microbatch."""
+        return functional.cross_entropy(y, labels)
+
+    def forward(self, k: int, x: Tensor) -> Tensor:
+        """The output of microbatch k, by the newest weights."""
+        named = dict(self.piece.named_parameters())
+        if self.mode == "newest":
+            return self.piece(x)
+        copy = {n: q.detach().clone().requires_grad_() for n, q in named.items()}
+        if self.mode == "shared":
+            copy = self.shared = self.shared or copy
+        self.stash[k] = copy
+        return functional_call(self.piece, self.stash[k], (x,))
+
+    @torch.no_grad()
+    def done(self, k: int) -> None:
+        """Update the weights, or make a mistake."""
+        old, factor = self.stash.pop(k, None), {"up": -1, "no rate": 1 / self.rate}
+        self.shared = {}
+        if self.mode == "still":
+            return
+        for name, q in self.piece.named_parameters():
+            if self.mode == "newest":
+                q.data.sub_(self.rate * q.grad)
+                q.grad = None
+            elif self.mode == "from old":
+                q.copy_(old[name] - self.rate * old[name].grad)
+            elif self.mode == "momentum":
+                q.grad = old[name].grad + (0 if q.grad is None else q.grad)
+                q.sub_(self.rate * q.grad)
+            else:
+                q.sub_(factor.get(self.mode, 1) * self.rate * old[name].grad)
+
+
+def number_of(k: int) -> int:
+    """What the k-th microbatch is called: any number will do."""
+    return 3 * k + 2
+
+
+def played(
+    kind: Callable,
+    seed: int,
+    p: int,
+    n: int,
+    look: Callable = lambda *_: None,
+    *,
+    reverse: bool = False,
+) -> list[Any]:
+    """Workers of p stages in one process, after PipeDream with n microbatches.
+
+    Args:
+        reverse: all forwards first, then the backwards, the last microbatch first.
+    """
+    x, labels = drawn(seed, 4 * n)
+    rate = 0.11 + seed % 8 / 20
+    workers = [kind(Piece(seed, s, p), rate) for s in range(p)]
+    schedule = gpipe(p, n) if reverse else one_f_one_b(p, n)
+    inputs: dict[tuple, Tensor] = {(0, k): one for k, one in enumerate(x.chunk(n))}
+    outputs: dict[tuple, Tensor] = {}
+    for s, action, k, *_ in planned(schedule)[0]:
+        worker = workers[s]
+        if action == "F":
+            y = worker.forward(number_of(k), inputs[s, k].requires_grad_())
+            if s == p - 1:
+                outputs[s, k] = worker.loss(y, labels.chunk(n)[k])
+            else:
+                outputs[s, k] = y
+                inputs[s + 1, k] = y.detach().clone()
+        else:
+            gradient = None if s == p - 1 else inputs.pop((s + 1, k)).grad
+            outputs.pop((s, k)).backward(gradient)
+            worker.done(number_of(k))
+        look(s, action, number_of(k), worker)
+    return workers
+
+
+@functools.cache
+def weights_by(mode: str, seed: int, p: int, n: int, reverse: bool) -> list[list[float]]:
+    """Weights of each stage after all microbatches."""
+    workers = played(functools.partial(Reference, mode=mode), seed, p, n, reverse=reverse)
+    return [weights_of(worker.piece) for worker in workers]

@@ -1,0 +1,334 @@
+"""What checks ask of replicas: small models, the twin that trains alone, the network in between.
+
+A replica is compared with its twin, parameter by parameter, as one row of numbers. What a likely
+mistake leads to is computed from the twin as well, and has a name: a lab says what it means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from utils.checks.calls import Rule
+from utils.checks.mistakes import Mistake
+from utils.checks.probe import fingerprint, recorded, told
+from utils.checks.task import Report
+
+
+def net(seed: int, sizes: Sequence[int] = (6, 8, 8, 4)) -> nn.Sequential:
+    """An MLP with tanh, whose weights follow from the seed alone; it takes :func:`samples`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # that of the CPU alone: it takes a tenth
+        layers: list[nn.Module] = [nn.Flatten()]
+        for wide, narrow in itertools.pairwise(sizes):
+            layers += [nn.Linear(wide, narrow), nn.Tanh()]
+        return nn.Sequential(*layers[:-1])
+
+
+def samples(seed: int, count: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Images [count, 1, 2, 3], [count, 3, 2] in double precision; labels int64 [count], 0 to 3."""
+    draw = torch.Generator().manual_seed(seed)
+    shape = (3, 2) if dtype == torch.float64 else (1, 2, 3)
+    images = torch.randn(count, *shape, generator=draw, dtype=torch.float64).to(dtype)
+    return images, torch.randint(0, 4, (count,), generator=draw)
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    """A copy of all parameters in one row, in the order of ``model.parameters()``."""
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
+
+
+def gradient_of(model: nn.Module) -> Tensor:
+    """All gradients in one row; zeros for those that are ``None``."""
+    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([gradient.detach().reshape(-1) for gradient in found]).clone()
+
+
+def multiple(got: list[float], expected: list[float]) -> Iterator[Mistake]:
+    """The mistake that all numbers are the same multiple of what they should be."""
+    found, wanted = (torch.tensor(row, dtype=torch.float64) for row in (got, expected))
+    factor = (found @ wanted / (wanted @ wanted)).item() if found.shape == wanted.shape else 0.0
+    if not found.any():
+        yield Mistake(got, "all gradients are zeros")
+    elif (found - factor * wanted).abs().max() <= 1e-4 * found.abs().max():
+        said = f"every gradient is {factor:.4g} times what it should be: look at the divisor"
+        yield Mistake(got, said)
+
+
+class Seeds(NamedTuple):
+    """Of the model, which all ranks know, and of the samples of each rank of a group."""
+
+    model: int
+    own: tuple[int, ...]
+
+
+class Twin:
+    """Sequential training by SGD, which replicas are compared with.
+
+    Attributes:
+        model: as it is before the next step.
+        old: the gradient of the step before, in one row.
+    """
+
+    def __init__(self, model: nn.Module, rate: float):
+        self.model, self.rate = copy.deepcopy(model), rate
+        self.old = torch.zeros_like(weights_of(model))
+
+    def gradient(self, images: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+        """Of the loss, in one row."""
+        self.model.zero_grad()
+        functional.cross_entropy(self.model(images), labels, reduction=reduction).backward()
+        return gradient_of(self.model)
+
+    @torch.no_grad()
+    def loss(self, images: Tensor, labels: Tensor, reduction: str = "mean") -> float:
+        """Of these samples, with the weights as they are."""
+        return functional.cross_entropy(self.model(images), labels, reduction=reduction).item()
+
+    def after(self, gradient: Tensor) -> list[float]:
+        """The weights that a step along this gradient leads to."""
+        return (weights_of(self.model) - self.rate * gradient).tolist()
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        """Take it."""
+        self.old = self.gradient(images, labels)
+        moved = weights_of(self.model) - self.rate * self.old
+        nn.utils.vector_to_parameters(moved, self.model.parameters())
+
+    def wrong_steps(self, images: Tensor, labels: Tensor, p: int, place: int) -> dict[str, list]:
+        """Where mistakes lead the replica at a place of p: name → weights."""
+        n = len(labels)
+        counts = [len(labels[r::p]) for r in range(p)]
+        sums = [self.gradient(images[r::p], labels[r::p], "sum") for r in range(p)]
+        means = [s / max(count, 1) for s, count in zip(sums, counts, strict=True)]
+        whole = sum(sums) / n
+        gradients = {
+            "still": torch.zeros_like(whole),
+            "own": means[place],
+            "own of the sum": sums[place],
+            "means": sum(means) / p,
+            "summed": sum(means),
+            "kept": whole + self.old,
+            "divided": whole / p,
+            "own, divided": means[place] / p,
+            "multiplied": whole * p,
+            "sum over samples": whole * n,
+            "sum over the part": sum(sums) / p,
+        }
+        return {name: self.after(gradient) for name, gradient in gradients.items()}
+
+    def wrong_losses(self, images: Tensor, labels: Tensor, p: int, place: int) -> dict[str, Any]:
+        """What mistakes give for the mean loss of the minibatch, before the step is taken."""
+        n = len(labels)
+        sums = [self.loss(images[r::p], labels[r::p], "sum") for r in range(p)]
+        means = [s / max(len(labels[r::p]), 1) for r, s in enumerate(sums)]
+        stepped = Twin(self.model, self.rate)
+        stepped.step(images, labels)
+        return {
+            "nan": lambda loss: loss != loss,
+            "own": means[place],
+            "own of the sum": sums[place],
+            "means": sum(means) / p,
+            "summed": sum(means),
+            "sum over samples": sum(sums),
+            "divided": sum(sums) / n / p,
+            "own, divided": means[place] / p,
+            "own of all": sums[place] / n,
+            "afterwards": stepped.loss(images, labels),
+        }
+
+
+def named(said: Mapping[str, str], wrong: Callable[..., Mapping], *args: Any) -> Iterator[Mistake]:
+    """The mistakes that a lab has words for, of all that `wrong(*args)` computes when asked."""
+    found = wrong(*args)
+    yield from (Mistake(found[name], text) for name, text in said.items())
+
+
+def rules_of(wrong: Mapping[str, object]) -> list[Rule]:
+    """Rules from what to say of each, and whether it is so."""
+    return [lambda _, said=said: said for said, is_so in wrong.items() if is_so]
+
+
+def watched(model: nn.Module) -> list[Tensor]:
+    """What the model gets from now on: a copy of each input."""
+    seen: list[Tensor] = []
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
+    return seen
+
+
+def samples_found(seen: list[Tensor], images: Tensor) -> list[list[int]]:
+    """Of each forward pass, which samples of the minibatch; -1 for one that is not in it."""
+    passes = []
+    for tensor in seen:
+        rows = tensor.reshape(-1, images[0].numel())
+        matches = [(images.flatten(1) == row).all(1).nonzero().flatten().tolist() for row in rows]
+        passes.append([match[0] if match else -1 for match in matches])
+    return passes
+
+
+def misshared(
+    passes: Sequence[list[list[int]]], count: int, members: Sequence[int], *, equal: bool = False
+) -> str | None:
+    """What is wrong with how ranks share the minibatch; ``None``: each sample is on one, once.
+
+    Args:
+        passes: of each member the samples of each forward pass.
+        count: samples of the minibatch.
+        equal: all parts must have the same size; otherwise two may differ by one sample.
+    """
+    parts = [list(itertools.chain(*of_rank)) for of_rank in passes]
+    first = [of_rank[0] if of_rank else [] for of_rank in passes]
+    everything = list(range(count))
+    once = sorted(itertools.chain(*parts)) == everything
+    lengths = [len(part) for part in parts]
+    if once and max(lengths) - min(lengths) <= (not equal):
+        return None
+    if len(members) > 1 and all(sorted(part) == everything for part in first):
+        return "every rank computes the whole minibatch; take this rank's part"
+    if sorted(itertools.chain(*first)) == everything and not once:
+        most = max(map(len, passes))
+        return (
+            f"the model is called {most} times in a step: the parts of the first forward are "
+            "right, the others compute again. What you need of the loss is in the first: reduce "
+            "its sum over the ranks"
+        )
+    said = "; ".join(f"rank {rank}: {part}" for rank, part in zip(members, parts, strict=True))
+    same_size = f", and all parts have the same size{'' if equal else ', give or take one'}"
+    return (
+        f"each sample must be on one rank, once{same_size}. The models got {said}. The part "
+        "depends on dist.get_rank(group) and dist.get_world_size(group)"
+    )
+
+
+def composed(own: Sequence[tuple[Tensor, Tensor]], steps: Sequence[dict]) -> tuple[Tensor, Tensor]:
+    """The minibatch in which each sample is that of the rank whose model got it.
+
+    Args:
+        own: minibatches of the same size, of each member one, which the others do not know.
+        steps: of each member what :func:`taken` told. What they got by mistake is the first one's.
+    """
+    images, labels = own[0][0].clone(), own[0][1].clone()
+    for step, (theirs, of_theirs) in zip(steps, own, strict=True):
+        part = [k for k in itertools.chain(*step["passes"]) if 0 <= k < len(labels)]
+        images[part], labels[part] = theirs[part], of_theirs[part]
+    return images, labels
+
+
+def scaled(row: Tensor, like: Tensor) -> list[float]:
+    """The row in units of the largest number of another one."""
+    return (row / like.abs().max().clamp(min=1e-30)).tolist()
+
+
+def one_number(value: Any) -> Any:
+    """The number in a list of one, as a tensor of one number becomes; all else as it is."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, batch, **kw) -> dict:
+    """What a step did: its loss, the weights afterwards, what the model got, what was sent."""
+    (images, labels), before, steps = batch, weights_of(model), []
+    noted = optimizer.register_step_pre_hook(
+        lambda *_: steps.append(fingerprint(gradient_of(model)))
+    )
+    loss, calls = recorded(function, model, optimizer, images.clone(), labels.clone(), **kw)
+    noted.remove()
+    passes = samples_found(seen, images)
+    seen.clear()
+    return {
+        "loss": one_number(told(loss)),
+        "weights": weights_of(model),
+        "moved": not torch.equal(before, weights_of(model)),
+        "steps": len(steps),
+        "stepped": steps,
+        "passes": passes,
+        "gradients": sum(p.grad is not None for p in model.parameters()),
+        "calls": calls,
+    }
+
+
+def judge_step(
+    report: Report,
+    members: Sequence[int],
+    steps: Sequence[dict],
+    twin: Twin,
+    batch: tuple[Tensor, Tensor],
+    where: str,
+    mistakes: Sequence[Mapping[str, str]],
+    rules: Callable[[dict], tuple[Sequence[Rule], Sequence[Rule]]],
+    *,
+    equal: bool = False,
+) -> bool:
+    """Who computes what, the communication, the weights and the loss of all ranks of a group.
+
+    Args:
+        steps: of each member what :func:`taken` told.
+        where: the step, in words.
+        mistakes: words for :meth:`Twin.wrong_steps` and for :meth:`Twin.wrong_losses`.
+        rules: of a step, those before and those after its weights and loss are known to be right.
+        equal: all parts must have the same size.
+
+    Returns:
+        Whether all is right.
+    """
+    p, known = len(members), len(report.found)
+    if any(len(step["stepped"]) != step["steps"] for step in steps):
+        raise ValueError("a rank's reply lists more or fewer optimizer steps than it counts")
+    if said := misshared([step["passes"] for step in steps], len(batch[1]), members, equal=equal):
+        report.problem(f"{where}: {said}")
+        return False
+    weights, loss = twin.after(twin.gradient(*batch)), twin.loss(*batch)
+    for place, (rank, step) in enumerate(zip(members, steps, strict=True)):
+        before, after = rules(step)
+        wrong, wrong_losses = (
+            named(said, compute, *batch, p, place)
+            for said, compute in zip(mistakes, (twin.wrong_steps, twin.wrong_losses), strict=True)
+        )
+        what, form = f"{where}: not the sequential step", "the mean loss of the minibatch"
+        _ = (
+            report.communication(rank, step["calls"], *before)
+            and report.judge(rank, step["weights"], weights, wrong, what=what)
+            and report.judge(
+                rank,
+                step["loss"],
+                loss,
+                wrong_losses,
+                what=f"{where}: the loss",
+                form=form,
+                tolerance=1e-4,
+            )
+            and report.communication(rank, step["calls"], *after)
+        )
+    if len(report.found) == known and len({repr(step["weights"]) for step in steps}) > 1:
+        report.problem(
+            f"{where}: the replicas are not identical to the last bit: every rank must do the "
+            "same arithmetic on the same reduced gradient"
+        )
+    elif len(report.found) == known and len({repr(step["stepped"]) for step in steps}) > 1:
+        report.problem(
+            f"{where}: the optimizers stepped with different gradients: average the gradients "
+            "before the step, not the weights after it"
+        )
+    return len(report.found) == known
+
+
+@contextlib.contextmanager
+def network(latency: float | None = None, bandwidth: float = 1e9) -> Iterator[None]:
+    """A network (seconds, bytes/s) on this rank, by default the machine's own.
+
+    The one before is back afterwards.
+    """
+    from torch_mpi.network import Network, link
+
+    before = link.network
+    link.set(None if latency is None else Network(latency, bandwidth))
+    try:
+        yield
+    finally:
+        link.set(before)

@@ -1,0 +1,229 @@
+"""The training script on a cluster: one Slurm job that runs it on 1, 2, 4, … ranks.
+
+    Path("series.sh").write_text(series(4, 2, 24, "--strong", 1024))
+
+It lies beside train.py and images.pt, and `sbatch series.sh` hands it in. Each rank count leaves a
+file of JSON, which :func:`utils.labs.lab05.runs.series` reads.
+
+Any batch script can be looked into without a cluster: :func:`request` has what it asks for, and
+:func:`launches` what it would start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+from utils.jobs import slurm
+
+#: The environment that jobs get: the one that this process runs in.
+PREFIX = sys.prefix
+
+_SERIES = """\
+#!/bin/bash -l
+#SBATCH --job-name=scaling
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node={domains}
+#SBATCH --cpus-per-task={cores}
+#SBATCH --time={time}
+#SBATCH --output=scaling-%j.out
+{options}
+# The environment of the course, also if the shell that handed this in had another one.
+{setup}
+prefix="${{DDL_LABS_PREFIX:-{prefix}}}"
+export PATH="$prefix/bin:$PATH"
+python -c "import torch_mpi, utils.models" || {{
+    echo "The course is not installed in $prefix: DDL_LABS_PREFIX=… sbatch series.sh" >&2
+    exit 2
+}}
+# With these set, mpiexec would start the ranks on other nodes without PATH.
+unset SLURM_EXPORT_ENV SLURM_GET_USER_ENV
+
+export OMP_NUM_THREADS={cores}
+results="results/${{SLURM_JOB_ID:-here}}"
+for ranks in {counts}; do
+    mpiexec -n $ranks --map-by ppr:1:numa:PE={cores} --bind-to core --report-bindings \\
+        python train.py {arguments} \\
+        --out "$results/$ranks.json" >/dev/null || exit
+done
+"""
+
+
+def series(nodes: int, domains: int, cores: int, *arguments: object, time: str = "00:20:00") -> str:
+    """The text of a batch script: train.py on 1, 2, 4, … ranks, up to one for each domain.
+
+    Args:
+        nodes, domains, cores: nodes, NUMA domains of a node, cores of a domain. Ranks fill a node
+            before the next one begins, each with all cores of a domain.
+        arguments: of train.py.
+        time: limit of the job.
+
+    The environment is that of this process; `etc/ddl-labs/site.toml` in it, if there is one, says
+    what the site wants in addition.
+    """
+    most = nodes * domains
+    return _SERIES.format(
+        nodes=nodes,
+        domains=domains,
+        cores=cores,
+        time=time,
+        **of_the_site(),
+        counts=" ".join(str(2**k) for k in range(most.bit_length())),
+        arguments=shlex.join(map(str, arguments)),
+    )
+
+
+# Variables that sbatch takes instead of a script's own lines; the hub sets the first one.
+_INSTEAD = {"SBATCH_PARTITION": "--partition", "SBATCH_TIMELIMIT": "--time"}
+
+
+def submit(script: Path) -> str:
+    """Hand a batch script in, in its own folder; what `sbatch` says.
+
+    Not what its partition can never give: then the text says what that is. A job that waits for
+    nothing that will come stays in the queue, and the text says so.
+    """
+    instead = {name: os.environ[name] for name in _INSTEAD if os.environ.get(name)}
+    asked = request(script.read_text().splitlines())
+    asked |= {_INSTEAD[name]: value for name, value in instead.items()}
+    if lack := slurm.shortfall(asked):
+        said = f"Not handed in, as it could never start: {lack}. Ask for less."
+        counts = (f" {name}={value} counts, not the script." for name, value in instead.items())
+        return said + "".join(counts)
+    command = ["sbatch", script.name]
+    done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, timeout=60)
+    said = done.stdout + done.stderr
+    job = re.search(r"Submitted batch job (\d+)", said)
+    if job and (never := slurm.why_never(job[1])):
+        said += f"It waits for what will not come: {never}. End it: scancel {job[1]}\n"
+    return said
+
+
+def of_the_site() -> dict[str, str]:
+    """What each batch script has of the site: ``options``, ``setup``, ``prefix``."""
+    settings = _site()
+    options = [f"--{name}={settings[name]}" for name in ("partition", "account") if settings[name]]
+    options += settings["options"]
+    return {
+        "options": "".join(f"#SBATCH {option}\n" for option in options),
+        "setup": "\n".join(settings["setup"]) or "# Here would be: module load …",
+        "prefix": PREFIX,
+    }
+
+
+def _site() -> dict:
+    """The site's `partition`, `account`, `options` and `setup`; see hpc/site.toml."""
+    file = Path(PREFIX, "etc/ddl-labs/site.toml")
+    found = tomllib.loads(file.read_text())["slurm"] if file.is_file() else {}
+    return {"partition": "", "account": "", "options": [], "setup": []} | found
+
+
+# --- what a script does ------------------------------------------------------------------------
+
+LAUNCHERS = ("mpiexec", "mpirun", "srun")
+# A launcher that starts nothing and writes down what it was told; no other command does anything.
+# Bash gives what it starts with & an empty stdin; `wait` notes itself when that has ended.
+_NOTES = """#!/bin/bash
+[[ /dev/stdin -ef /dev/null ]] && behind='&'
+printf '%s\\0' "${0##*/}$behind" "$OMP_NUM_THREADS" "$@" END >>"$NOTES"
+"""
+_REHEARSAL = """\
+command_not_found_handle() { :; }; cd() { :; }; source() { :; }; .() { :; }
+wait() { builtin wait "$@"; printf '%s\\0' wait END >>"$NOTES"; }
+"""
+_BASH = {"capture_output": True, "text": True, "timeout": 20, "check": False}
+
+_LONG = {"-N": "--nodes", "-n": "--ntasks", "-np": "--ntasks", "--np": "--ntasks"}
+_LONG |= {"-c": "--cpus-per-task", "-t": "--time", "-p": "--partition"}
+_LONG |= {"--cpus-per-rank": "--cpus-per-proc"}
+
+
+def unreadable(text: str) -> str:
+    """Why bash can't read a script; "" if it can."""
+    return subprocess.run(["bash", "-n"], input=text, **_BASH).stderr.partition("\n")[0]
+
+
+def request(lines: Iterable[str]) -> dict[str, str]:
+    """What the `#SBATCH` lines ask for, by the long names of the options."""
+    asked = {}
+    for line in lines:
+        if line.startswith("#SBATCH"):
+            words = shlex.shlex(line.removeprefix("#SBATCH"), posix=True, punctuation_chars=False)
+            words.whitespace_split, words.commenters, words.quotes = True, "#", ""
+            asked |= options(list(words))
+    return asked
+
+
+def options(words: list[str]) -> dict[str, str]:
+    """{"--nodes": "4"} of "-N 4", "-N4", "--nodes 4" or "--nodes=4"; the first one counts."""
+    found = {}
+    for word, following in zip(words, [*words[1:], "-"], strict=True):
+        name, equals, value = word.partition("=")
+        if attached := re.fullmatch(r"(-[Nnct](?=\d)|-p)(\S+)", word):
+            name, equals, value = attached[1], "=", attached[2]
+        if not equals and not following.startswith("-"):
+            value = following
+        if name.startswith("-"):
+            found.setdefault(_LONG.get(name, name), value)
+    return found
+
+
+def launches(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]:
+    """What a script would launch in such a job: launcher, OMP_NUM_THREADS, arguments; of each call.
+
+    Bash runs it, with Slurm's variables, in an empty folder and without any command.
+    """
+    calls = _rehearsed(text, nodes, domains, cores)
+    return [[call[0].rstrip("&"), *call[1:]] for call in calls if call != ["wait"]]
+
+
+def left(text: str, nodes: int, domains: int, cores: int) -> bool:
+    """Whether a script ends without waiting for what it has launched, see :func:`launches`."""
+    if re.search(r"<\s*/dev/null", text):
+        return False  # then an empty stdin says nothing
+    calls = _rehearsed(text, nodes, domains, cores)
+    waits = [k for k, call in enumerate(calls) if call == ["wait"]]
+    return any(call[0].endswith("&") for call in calls[(waits or [-1])[-1] + 1 :])
+
+
+def minutes(limit: str) -> float | None:
+    """Minutes of a time limit in one of Slurm's forms; ``None`` where Slurm could not read it."""
+    form = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
+    if not form:
+        return None
+    days, *parts = (None if part is None else int(part) for part in form.groups())
+    first, second, third = parts
+    if days is None and third is None:  # minutes, or minutes:seconds
+        return first + (second or 0) / 60
+    return 1440 * (days or 0) + 60 * first + (second or 0) + (third or 0) / 60
+
+
+def _rehearsed(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]:
+    """Calls of launchers and of `wait`, in their order."""
+    ranks = nodes * domains
+    slurm = {"NTASKS": ranks, "NPROCS": ranks, "NTASKS_PER_NODE": domains, "NNODES": nodes}
+    slurm |= {"CPUS_PER_TASK": cores, "JOB_NUM_NODES": nodes, "JOB_ID": 1}
+    bare = re.sub(rf"[\w./~-]*/({'|'.join(LAUNCHERS)})\b", r"\1", text)
+    with tempfile.TemporaryDirectory() as folder:
+        notes, start = Path(folder, "notes"), Path(folder, "start")
+        notes.touch()
+        start.write_text(_REHEARSAL)
+        for name in LAUNCHERS:
+            Path(folder, name).write_text(_NOTES)
+            Path(folder, name).chmod(0o755)
+        Path(folder, "env").symlink_to("/usr/bin/env")
+        variables = {"PATH": folder, "BASH_ENV": str(start), "NOTES": str(notes), "HOME": folder}
+        variables |= {f"SLURM_{name}": str(value) for name, value in slurm.items()}
+        variables["SLURM_SUBMIT_DIR"] = folder
+        bash = [shutil.which("bash"), "-c", bare]
+        subprocess.run(bash, env=variables, cwd=folder, input="", **_BASH)
+        calls = notes.read_text().split("END\0")[:-1]
+    return [call.split("\0")[:-1] for call in calls]

@@ -1,7 +1,7 @@
 # JupyterLab on lab 00, as an ordinary user:
 #   docker build -t ddl-labs . && docker run --rm -it -p 8888:8888 --shm-size=1g ddl-labs
 # Codespaces builds `base` (.devcontainer/devcontainer.json); Binder builds all of it, as it takes a
-# Dockerfile in the root of a repository. `python tests/image.py` runs the steps without an engine.
+# Dockerfile in the root of a repository. `python tests/house/image.py` runs the steps without an engine.
 FROM debian:bookworm-slim AS base
 
 RUN apt-get update \

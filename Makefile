@@ -36,7 +36,7 @@ ACTIVATE = PATH="$(CURDIR)/$(BIN):$$PATH"
 # Not for `make lab`: streaming shows a student one rank's error while the others wait.
 run smoke solutions test check: export IPP_NONINTERACTIVE = 1
 
-SMOKE := tests/test_mpi_backend.py tests/test_names_in_the_way.py
+SMOKE := utils/mpi/tests/test_mpi_backend.py tests/cluster/test_names_in_the_way.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -6,7 +6,6 @@ import compileall
 import contextlib
 import functools
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,60 +16,25 @@ from pathlib import Path
 import psutil
 import pytest
 import slurm_tools
-from mpi_jobs import find_mpiexec, mpi_environment, run_ranks
+from mpi_jobs import PYTHON_OF_RANKS, find_mpiexec, mpi_environment, run_ranks
+from places import ROOT
+from processes import (
+    FORK_SERVER,
+    RUN_VARIABLE,
+    SESSION,
+    SESSION_VARIABLE,
+    environment_of,
+    left_over,
+)
+from scheduling import LONGEST, QUICK, RANKS, group_of
 
 from utils.jobs.forkserver import client
-
-ROOT = Path(__file__).resolve().parents[1]
-
-# Groups other than a file: patterns of test ids. What shares a cluster or a job has one group; each
-# lab's solution has its own, and so have its answers.
-GROUPS = (
-    (r"test_(hub|slurm|launchers)\.py", "slurm"),
-    (r"test_answers\.py::.*\[(?:lab)?0?(\d+)[.\]]", r"answers-\1"),
-    (r"test_solutions\.py::.*\[(\d\d_\w+)\]", r"\1"),
-    (r"test_mpi_backend\.py::.*\[(message_board|large)-(\d)-", r"\1-\2"),
-    (r"test_mpi_backend\.py::.*\[\w+-(\d)-", r"mpi-\1"),
-    (r"test_c10d_suite\.py::.*-(\d)\]", r"c10d-\1"),
-)
-# Groups of tests that take a minute or more, the longest first.
-LONGEST = (
-    *("slurm", "test_answers_on_ranks", "test_grading", "05_scaling", "test_faults"),
-    *("test_site_mpi", "test_hosts", "test_browser", "03_data_parallel", "04_ddp"),
-    "test_site_pages",
-    *("test_forkserver", "answers-11", "test_cluster", "answers-12", "10_pipeline"),
-    *("07_parameter_server", "13_faults", "answers-4", "08_elastic_averaging", "answers-3"),
-)
-
-# Files of which `make check` runs what takes no ranks. Single tests have the mark `quick`, too.
-QUICK = {
-    *("test_answers", "test_backend_core", "test_chunks", "test_diagnosis", "test_figures"),
-    *("test_five_metrics", "test_hosted", "test_hpc", "test_house", "test_local_ranks"),
-    *("test_map", "test_models", "test_network", "test_pack", "test_release"),
-    *("test_statistics", "test_timeline", "test_timeline_ideal"),
-}
-RANKS = {"mpiexec", "ranks"}
-
-# Names that a course process carries in its command line: kernels, engines, MPI launchers.
-COURSE_PROCESSES = (
-    *("ipykernel_launcher", "ipengine", "ipcontroller", "ipcluster", "ipyparallel"),
-    *("prterun", "prted", "mpiexec", "mpirun", "orted"),
-)
-# And the fork server, which outlives what it was started for.
-FORK_SERVER = client.SERVER[-1]
-# MPI launchers give their ranks these.
-RANK_VARIABLES = {"PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"}
-
-# Marks every process that this session starts, so that others on the machine are left alone.
-SESSION_VARIABLE = "DDL_LABS_TEST_SESSION"
-SESSION = f"{os.getpid()}-{time.time_ns()}"
-# The same in all processes of pytest-xdist, which share a fork server.
-RUN_VARIABLE = "DDL_LABS_TEST_RUN"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Mark the session, so that every process it starts can be told from others'."""
     os.environ[SESSION_VARIABLE] = SESSION
+    config.stash[PYTHON_OF_RANKS] = python_of_ranks  # for the backend's own tests, too
     if not is_worker(config):
         os.environ[RUN_VARIABLE] = SESSION
         # Students of the cluster, sandboxes and PYTHONDONTWRITEBYTECODE may not write it, and would
@@ -78,14 +42,6 @@ def pytest_configure(config: pytest.Config) -> None:
         compileall.compile_dir(ROOT / "utils", quiet=2)
     # Processes of pytest-xdist ignore Ctrl-C, and what they start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def group_of(nodeid: str) -> str:
-    """What runs in one process, one after the other: a file, unless GROUPS says otherwise."""
-    for pattern, name in GROUPS:
-        if found := re.search(pattern, nodeid):
-            return found.expand(name)
-    return Path(nodeid.partition("::")[0]).stem
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -199,48 +155,6 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_to
 
 
 # --- nothing stays behind ---------------------------------------------------------------------
-
-
-def is_course_process(process: psutil.Process) -> bool:
-    """Is this a kernel, an engine, a controller, an MPI launcher or a rank of one?"""
-    words = [process.name(), *process.cmdline()[:4]]
-    if any(name in word for word in words for name in COURSE_PROCESSES):
-        return True
-    return bool(RANK_VARIABLES & environment_of(process).keys())
-
-
-def environment_of(process: psutil.Process) -> dict[str, str]:
-    """The environment that the process began with; empty where it may not be read."""
-    try:
-        return process.environ()
-    except (psutil.Error, OSError):
-        return {}
-
-
-def is_ours(process: psutil.Process, descendants: set[int]) -> bool:
-    """Did this session start it? The variable in its environment tells, else its parent chain.
-
-    The fork server that this session has started forks the ranks of other sessions as well.
-    """
-    if process.pid == os.getpid():
-        return False
-    session = environment_of(process).get(SESSION_VARIABLE)
-    return session == SESSION if session else process.pid in descendants
-
-
-def left_over() -> list[psutil.Process]:
-    """Course processes of this session that still run."""
-    descendants = {child.pid for child in psutil.Process().children(recursive=True)}
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if (
-                process.status() != psutil.STATUS_ZOMBIE
-                and is_ours(process, descendants)
-                and is_course_process(process)
-            ):
-                found.append(process)
-    return found
 
 
 @pytest.fixture(autouse=True)

@@ -56,7 +56,7 @@ MAGIC = re.compile(r"^[ \t]*[!%]", re.MULTILINE)
 HARMLESS = re.compile(r"^%timeit\s+(?!-)|^%time\s+|^%(?:matplotlib|precision|pprint)\b.*", re.M)
 #: By these an answer can recognize the call of a check that looks at something else.
 TELLING = {"dtype", "element_size", "itemsize", "nbytes", "is_floating_point", "unique", "float64"}
-#: The smallest right answer of another form has 0.43 of its solution's nodes (tests/answers).
+#: The smallest right answer of another form has 0.43 of its solution's nodes (tests/labs/answers).
 LEAST_SHARE = 0.35
 DEFINING = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 CHANGING = ast.Call | ast.List | ast.Dict | ast.Set | ast.comprehension | ast.For

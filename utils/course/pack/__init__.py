@@ -2,6 +2,6 @@
 
 One run of every solution (:mod:`.runs`) gives the pictures (:mod:`.pictures`) and the seconds of
 each section (:mod:`.sections`). What an instructor wrote stands in cells of the solutions
-(:mod:`utils.course.notes`), what students get wrong in ``tests/answers`` (:mod:`.mistakes`).
+(:mod:`utils.course.notes`), what students get wrong in ``tests/labs/answers`` (:mod:`.mistakes`).
 :mod:`.pages` puts it together.
 """

@@ -1,7 +1,7 @@
 """What students get wrong, from the tables that the checks are tested with.
 
-Each line of ``tests/answers`` is an answer that students really give, with words of what its check
-says.
+Each line of ``tests/labs/answers`` is an answer that students really give, with words of what
+its check says.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A forked process becomes the rank: it takes over what its stub was given, then the program.
 
 What a process of its own would have got from mpiexec, or made when it started, is set here: nothing
-that a program can see should tell the two apart (tests/test_forkserver.py compares them).
+that a program can see should tell the two apart (tests/jobs/test_forkserver.py compares them).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fixture of the backend's tests, where they are run without the course."""
+"""The fixture of the backend's tests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from mpi_jobs import find_mpiexec, run_ranks
+from mpi_jobs import PYTHON_OF_RANKS, find_mpiexec, run_ranks
 
 
 @pytest.fixture(scope="session")
-def mpiexec() -> Callable[..., subprocess.CompletedProcess]:
+def mpiexec(request: pytest.FixtureRequest) -> Callable[..., subprocess.CompletedProcess]:
     """`mpiexec(n, code_or_path, *args, …)` runs Python on `n` ranks: see `mpi_jobs.run_ranks`."""
     launcher = find_mpiexec()
     if launcher is None:
         pytest.skip("no mpiexec: pip install 'torch-mpi[mpi]', or a system's MPI")
-    return functools.partial(run_ranks, launcher, [sys.executable])
+    python = request.config.stash.get(PYTHON_OF_RANKS, lambda launcher: [sys.executable])
+    return functools.partial(run_ranks, launcher, python(launcher))

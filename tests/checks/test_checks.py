@@ -1,0 +1,498 @@
+"""What checks are made of: words for a mistake, values of a rank, rules, clocks, the verdict."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import json
+import re
+import subprocess
+import sys
+import time
+import timeit
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lab_tools import ROOT, verdict
+from local_ranks import LocalRanks
+from mpi4py import MPI
+
+from torch_mpi.record import Call
+from utils.checks import calls
+from utils.checks.calls import made
+from utils.checks.clock import moved_clocks
+from utils.checks.mistakes import Mistake, explain, same
+from utils.checks.probe import as_dict, definitions, fingerprint
+from utils.checks.task import Report, task
+from utils.checks.verdict import MIME, MOST_LINES, Problem, Verdict, read
+from utils.cluster.plain import plain
+from utils.cluster.reply import Reply
+from utils.labs.lab04 import checks as lab04
+
+pytestmark = pytest.mark.quick
+
+
+# -- what comes back from a rank -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (torch.tensor([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (torch.tensor(2.5, requires_grad=True), 2.5),
+        (torch.ones(1, dtype=torch.bfloat16), [1.0]),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.arange(3), [0, 1, 2]),
+        (range(0), []),
+        ((1, (2.0, None)), [1, [2.0, None]]),
+        ({"a": {3, 1, 2}}, {"a": [1, 2, 3]}),
+        ("text", "text"),
+    ],
+)
+def test_a_result_of_any_usual_kind_reaches_the_check_as_numbers_and_lists(value, told):
+    assert plain(value) == told
+    assert json.loads(json.dumps(plain(value))) == told
+
+
+class Chooses:
+    """Would like to tell what a check is shown."""
+
+    def tolist(self) -> list:
+        return [1.0]
+
+    def __index__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("value", [Chooses(), [Chooses()], {"a": Chooses()}])
+def test_an_object_that_chooses_what_a_check_is_shown_is_no_number(value):
+    with pytest.raises(TypeError, match="a Chooses; expected numbers"):
+        plain(value)
+    assert same(plain(value, other=lambda one: type(one).__name__), 1) is False
+
+
+@pytest.mark.parametrize(
+    "got", [float("nan"), [float("nan")], pytest.param(10**400, id="huge"), float("inf"), "nan"]
+)
+@pytest.mark.parametrize("expected", [0, 1.5, [1.5], float("inf"), float("nan"), True, None])
+def test_nan_passes_nowhere_and_no_number_is_near_infinity(got, expected):
+    assert same(got, expected) is (got == expected == float("inf"))
+    assert same(3.0, float("inf")) is False
+
+
+def test_a_function_that_was_not_called_is_told_so_with_the_name_it_was_given():
+    with pytest.raises(TypeError, match=r"^rank is the function get_rank itself: call it, get_r"):
+        plain({"rank": torch.distributed.get_rank})
+
+
+def test_what_cannot_be_told_is_named_with_its_type_and_place():
+    with pytest.raises(TypeError, match=r"^entry 1 of the result is an object; expected numbers"):
+        plain([1, object()])
+    assert plain([1, object()], other=lambda value: type(value).__name__) == [1, "object"]
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+def test_the_first_mistake_that_gives_the_result_is_told_with_expected_and_got():
+    mistakes = [
+        Mistake(lambda got: got is None, "nothing"),
+        Mistake([2.0, 3.0], "this is the sum: divide it"),
+        Mistake([2.0, 3.0], "never reached"),
+    ]
+    said = explain([2.0, 3.0], [1.0, 1.5], mistakes)
+    assert said == "this is the sum: divide it. Expected [1.0, 1.5], got [2.0, 3.0]"
+
+
+def test_a_right_result_is_no_mistake_even_if_a_mistake_would_give_it_too():
+    assert explain(3, 3, [Mistake(3, "wrong")]) is None
+
+
+def test_who_returns_nothing_is_told_what_to_return():
+    assert explain(None, [1], form="a list") == "returned None: return a list"
+
+
+def test_of_long_lists_the_first_difference_is_shown():
+    said = explain(list(range(40)), [*range(39), 0])
+    assert said == "entry 39: expected 0, got 39"
+
+
+def test_of_long_texts_that_begin_alike_the_place_where_they_differ_is_shown():
+    expected = [["F", k] for k in range(60)]
+    got = [*expected[:55], ["B", 1], *expected[56:]]
+    said = explain({"a": got}, {"a": expected})
+    assert "['F', 55]" in said
+    assert "['B', 1]" in said
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), None, "1", True, [1.0], float("inf")])
+def test_no_other_kind_of_value_counts_as_the_number_one(wrong):
+    assert not same(wrong, 1.0)
+
+
+# -- what was communicated -------------------------------------------------------------------------
+
+
+def call(op: str, **more) -> dict:
+    """A recorded call."""
+    made = Call(op, (0, 1), nbytes=12, waited=True, start=1.0, matched=1.0, end=2.0, sequence=1)
+    return as_dict(made) | more
+
+
+@pytest.mark.parametrize(
+    ("rule", "good", "bad", "said"),
+    [
+        (calls.only("send", "recv"), [call("recv")], [call("broadcast")],
+         "uses broadcast; this task is about send and recv only"),
+        (calls.made("all_reduce", 1), [call("all_reduce")], [], "expected 1 all_reduce, it made 0"),
+        (calls.made("all_reduce", (2, 3)), [call("all_reduce")] * 3, [call("all_reduce")],
+         "expected 2 or 3 all_reduces, it made 1"),
+        (calls.inside([0, 1]), [call("all_reduce")], [call("all_reduce", group=[0, 1, 2])],
+         "pass group=group"),
+        (calls.messages(("send", 1)), [call("send", peer=1)], [call("recv", peer=1)],
+         "expected send to rank 1, it made recv from rank 1"),
+        (calls.blocking(False), [call("send", blocking=False)], [call("recv")],
+         "uses dist.recv; this task asks for dist.irecv"),
+        (calls.waited, [call("send")], [call("all_reduce", waited=False)],
+         "nobody called wait() on all_reduce(async_op=True)"),
+    ],
+)  # fmt: skip
+def test_a_rule_says_what_was_asked_and_what_was_made(rule, good, bad, said):
+    assert calls.broken(good, rule) is None
+    assert said in calls.broken(bad, rule)
+
+
+# -- clocks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, None),
+        ({"message": [0, 2]}, "rank 1 has received 12 bytes of rank 0, which rank 0 has not sent"),
+        ({"message": None}, "which rank 0 has not sent"),
+        ({"nbytes": 16}, "rank 1 has received 16 bytes of rank 0, which rank 0 has not sent"),
+        ({"group": [0, 1, 2]}, "which rank 0 has not sent"),
+    ],
+)
+def test_a_message_that_was_received_has_been_sent(changed, said):
+    sent = call("send", peer=1, nbytes=12, message=[0, 1])
+    received = call("recv", peer=0, nbytes=12, message=[0, 1]) | changed
+    told = {0: {"calls": [sent]}, 1: {"steps": [{"calls": [received]}]}, 2: {"calls": []}}
+    found = calls.disagreement(told)
+    assert (said in found) if said else found is None
+    said = "rank 0 has sent 12 bytes to rank 1, which rank 1 has not received"
+    assert said in calls.disagreement({0: {"calls": [sent]}, 1: {"calls": []}})
+    # A rank that tells of no records: what it has sent is the check's own.
+    assert calls.disagreement(told | {0: {"sum": 3}}) is None
+
+
+@pytest.mark.parametrize(
+    ("forged", "said"),
+    [
+        (call("all_reduce"), None),
+        (call("recv", message=None, end=0.0), None),
+        (call("send", message=None), "the record of send has no message number"),
+        (call("all_reduce", sequence=None), "the record of all_reduce has no sequence number"),
+        (call("all_reduce", end=0.5), "the record of all_reduce ends before it begins"),
+        (call("all_reduce", nbytes="12"), "the record of all_reduce has no nbytes"),
+        (call("all_reduce", group=[]), "the record of all_reduce is of the ranks []"),
+        ({"op": "all_reduce"}, "the record of all_reduce has no group"),
+        ("all_reduce", "a record is 'all_reduce'"),
+    ],
+)
+def test_a_record_that_the_backend_would_not_make_is_forged(forged, said):
+    assert calls.forgery(1, [{"steps": {"calls": [[call("barrier")], [forged]]}}]) == said
+
+
+class TamperedRanks:
+    """Ranks whose replies to a probe are changed before the check reads them."""
+
+    n = 2
+
+    def __init__(self, value=None, **changes):
+        self.value, self.changes = value, changes
+
+    def ask(self, target, **_):
+        if target.endswith(":definitions"):
+            return [Reply(rank, "ok", {}) for rank in range(2)]
+        return [Reply(rank, "ok", self.value, **self.changes) for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind", "said"),
+    [
+        (TamperedRanks([1]), "", "✓"),
+        (TamperedRanks([]), "error", "the check cannot read what the ranks replied"),
+        (TamperedRanks([1], forged="two replies came instead of one"), "forged", "two replies"),
+        (TamperedRanks([{"calls": [{"op": "send"}]}]), "forged", "the record of send has no group"),
+    ],
+)
+def test_a_reply_that_was_tampered_with_passes_nothing_and_says_why(ranks, kind, said):
+    reports = []
+
+    @task("9.9", "a check", points=1)
+    def check(ranks, report):
+        reports.append(report)
+        for answer in report.answers(ranks, "module", "probe"):
+            assert answer.value[0]
+
+    assert said in verdict(check, ranks)[1]
+    assert [kind] * bool(kind) == list({problem.kind for problem in reports[0].problems})
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ([call("all_reduce")], None),
+        ([], "rank 0 has called all_reduce, and rank 1, of the same group, has not"),
+        ([call("all_reduce", nbytes=4)], "has not called the same"),
+        ([call("all_reduce", sequence=2)], "has not called the same"),
+        ([call("all_reduce"), call("barrier", sequence=2)], "rank 1 has called barrier"),
+    ],
+)
+def test_a_collective_is_recorded_by_all_ranks_of_its_group(other, said):
+    found = calls.disagreement({0: {"calls": [call("all_reduce")]}, 1: [{"calls": other}]})
+    assert (said in found) if said else found is None
+    alone = call("all_reduce", group=[0])
+    assert calls.disagreement({0: {"calls": [alone]}, 1: {"calls": []}}) is None
+
+
+def test_that_records_do_not_agree_is_told_where_nothing_else_is_wrong():
+    def find(report, wrong: bool):
+        report.doubt = "the records of the ranks do not agree"
+        if wrong:
+            report.problem("this is the sum", 0)
+
+    assert "do not agree" in judged(lambda report, _: find(report, False))
+    assert "do not agree" not in judged(lambda report, _: find(report, True))
+
+
+def test_a_fingerprint_is_of_bits_dtype_and_shape():
+    one = torch.tensor([1.0, 2.0])
+    assert fingerprint(one) == fingerprint(torch.tensor([[1.0, 0.0], [2.0, 0.0]])[:, 0])
+    others = [one.double(), one.view(2, 1), one + 1, one.view(torch.int32), torch.tensor(1.0), None]
+    assert len({fingerprint(other) for other in [one, *others]}) == 1 + len(others)
+
+
+def test_every_clock_that_a_student_may_use_is_moved_on_and_right_again_afterwards():
+    space = {"clock": time.perf_counter, "now": datetime.datetime, "time": time, "MPI": MPI}
+    exec("def timed(read=clock):\n    return read()", space)
+    with moved_clocks(space) as clock:
+        names = ("perf_counter", "monotonic", "time")
+        reads = [
+            *(getattr(time, name) for name in names),
+            *(lambda name=name: getattr(time, f"{name}_ns")() / 1e9 for name in names),
+            lambda: datetime.datetime.now().timestamp(),
+            lambda: space["now"].now().timestamp(),
+            lambda: timeit.default_timer(),
+            lambda: MPI.Wtime(),
+            lambda: space["clock"](),
+            lambda: space["timed"](),
+        ]
+        before = [read() for read in reads]
+        clock.advance(1000.0)
+        passed = [read() - start for read, start in zip(reads, before, strict=True)]
+    assert all(1000 <= seconds < 1060 for seconds in passed), passed
+    assert space["clock"] is time.perf_counter
+    assert space["timed"].__defaults__ == (time.perf_counter,)
+    assert datetime.datetime is space["now"]
+
+
+# -- the verdict -----------------------------------------------------------------------------------
+
+
+def judged(find) -> str:
+    """What a check prints that finds this."""
+
+    @task("9.1", "a task", points=2)
+    def check(ranks, report: Report) -> None:
+        find(report, ranks)
+
+    return verdict(check, SimpleNamespace(n=4, ask=lambda *_, **__: []))[1]
+
+
+def test_what_several_ranks_have_in_common_is_one_line():
+    def find(report, _ranks):
+        for rank in range(4):
+            report.problem("the same", rank)
+        for rank in (0, 2):
+            report.problem("twice", rank)
+        report.problem("once", 3)
+        report.problem("together")
+
+    lines = ["ranks 0–3: the same", "ranks 0 and 2: twice", "rank 3: once", "together"]
+    assert judged(find).splitlines() == ["✗ Task 9.1 · a task", *(f"  - {line}" for line in lines)]
+
+
+def test_many_problems_are_cut():
+    printed = judged(lambda report, _: [report.problem(f"{k}") for k in range(10)])
+    assert len(printed.splitlines()) == MOST_LINES + 2
+    assert printed.endswith("  … and 4 more\n")
+
+
+def test_an_open_task_is_one_line_and_one_that_needs_it_says_which():
+    def stub(number: str):
+        error = f"NotImplementedError: Task {number}: average"
+        answers = [Reply(rank, "error", error=error) for rank in range(4)]
+        ranks = SimpleNamespace(ask=lambda *_, **__: answers)
+        return lambda report, _: report.answers(ranks, "module", "probe")
+
+    assert judged(stub("9.1")) == "✗ Task 9.1 · a task · still open\n"
+    needs = (
+        "needs Task 8.2 (average), which is still open. "
+        'To go on without it: lab08.use_model(ranks, "8.2")'
+    )
+    assert judged(stub("8.2")) == f"✗ Task 9.1 · a task · {needs}\n"
+
+
+@pytest.mark.parametrize(
+    ("on_the_ranks", "said"),
+    [
+        ({}, "mean is defined in the notebook itself, but not on the ranks"),
+        ({"mean": lambda x: x - 1}, "the notebook itself has another mean than the ranks"),
+        ({"mean": lambda x: x + 1}, ""),
+    ],
+    ids=["lacking", "older", "the same"],
+)
+def test_a_forgotten_px_is_told(monkeypatch, on_the_ranks, said):
+    def mean(x):
+        return x + 1
+
+    mean.__module__ = "__main__"
+    shell = SimpleNamespace(user_ns={"mean": mean, "other": 3}, set_custom_exc=lambda *_: None)
+    monkeypatch.setattr("utils.checks.task.get_ipython", lambda: shell)
+
+    def find(report, _ranks):
+        report.problem("mean is not defined on this rank" if not on_the_ranks else "wrong", 0)
+
+    def ask(target, *, names, timeout):
+        return [Reply(r, "ok", definitions(on_the_ranks, rank=r, names=names)) for r in (0, 1)]
+
+    @task("9.1", "a task", points=2)
+    def check(ranks, report: Report) -> None:
+        find(report, ranks)
+
+    printed = verdict(check, SimpleNamespace(n=2, ask=ask))[1]
+    assert said in printed
+    assert len(printed.splitlines()) == 2 + bool(said)
+
+
+def test_a_right_answer_is_one_line_with_its_points():
+    assert judged(lambda *_: None) == "✓ Task 9.1 · a task · 2 points\n"
+
+
+def test_a_verdict_is_data_beside_its_words(monkeypatch):
+    shown = []
+    monkeypatch.setattr("utils.checks.verdict.get_ipython", lambda: object())
+    monkeypatch.setattr("utils.checks.verdict.display", lambda data, raw: shown.append(data))
+
+    def find(report, _ranks):
+        report.judge(1, 3.0, 6.0, [Mistake(3.0, "halved")])
+        report.judge(0, 3.0, 6.0, [Mistake(3.0, "halved")])
+        report.expect(2, "the size", 1, 2)
+        report.communication(3, [], made("all_reduce", 1))
+
+    judged(find)
+    (output,) = shown
+    data = json.loads(json.dumps(output[MIME]))
+    assert (data["task"], data["points"], data["passed"]) == ("9.1", 2, False)
+    assert [(p["ranks"], p["kind"]) for p in data["problems"]] == [
+        ([0, 1], "mistake"),
+        ([2], "value"),
+        ([3], "communication"),
+    ]
+    (found,) = read([{"output_type": "display_data", "data": output}])
+    assert str(found) == output["text/plain"]
+    assert found.data() == data
+
+
+def test_a_verdict_that_was_only_printed_is_read_too():
+    text = "\x1b[32m✗ Task 1.4 · sum\x1b[0m\n  - rank 1: no\nnoise\n✓ Task 1.5 · next · 2 points\n"
+    found = read([{"output_type": "stream", "name": "stdout", "text": text}])
+    assert found == [
+        Verdict("1.4", "sum", passed=False, problems=(Problem("rank 1: no"),)),
+        Verdict("1.5", "next · 2 points"),
+    ]
+
+
+@pytest.mark.parametrize("forged", [[1], {"passed": True}, "yes", {"task": "1", "problems": 3}])
+def test_what_is_no_verdict_passes_nothing(forged):
+    (found,) = read([{"output_type": "display_data", "data": {MIME: forged}}])
+    assert not found.passed
+
+
+# -- the page that builds a check from nothing ----------------------------------------------------
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("total / 4", "✓ Task 9.1 · the mean over the ranks · 2 points\n"),
+        ("total", "this is the sum: divide by dist.get_world_size()"),
+        ("own", "rank 3: this is the rank's own tensor, unchanged"),
+        ("None", "ranks 0–3: returned None: return the mean"),
+    ],
+)
+def test_the_check_that_the_manual_builds_works_as_it_says(tmp_path, monkeypatch, result, said):
+    _, _, page = EXAMPLE.read_text().partition("### Write a check")
+    code = re.findall(r"```python\n(.*?)```", page.partition("\n### ")[0], re.DOTALL)
+    assert len(code) == 2
+    (tmp_path / "checks_of_the_manual.py").write_text(
+        "\n".join(code).replace("from .", "from utils.checks.")
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("checks_of_the_manual", None)
+    module = importlib.import_module("checks_of_the_manual")
+    one = call("all_reduce", group=[0, 1, 2, 3])
+    monkeypatch.setattr(module, "recorded", lambda function, tensor: (function(tensor), [one]))
+
+    with LocalRanks(4) as ranks:
+        for user_ns in ranks.user_ns:
+
+            def answer(own):
+                total = sum(module.numbers(SEED + r, 3) for r in range(4))
+                return eval(result, {"own": own, "total": total})
+
+            user_ns["mean_over_ranks"] = answer
+        monkeypatch.setattr(Report, "seeds", lambda _, n: [SEED + r for r in range(n)])
+        printed = verdict(module.mean_over_ranks, ranks)[1]
+    assert said in printed
+
+
+SEED = 1234
+
+
+def test_checks_see_whose_message_a_receive_from_anybody_took_and_when_it_matched():
+    call = Call("recv", (4, 5), 12, peer=1, tag=0, start=1.0, matched=2.0, any_source=True)
+    call.message, call.received = (5, 3), 12
+    seen = as_dict(call)
+    assert (seen["any_source"], seen["peer"], seen["message"]) == (True, 5, [5, 3])
+    assert (seen["matched"], seen["sent"], seen["received"]) == (2.0, 0, 12)
+    assert json.loads(json.dumps(seen)) == seen
+
+
+def test_the_checks_rule_for_buckets_is_pytorchs():
+    for case in lab04._bucket_cases(seed=5):
+        tensors = [torch.empty(size, dtype=torch.uint8) for size in case["sizes"]]
+        caps = [case["first_cap"], case["cap"]]
+        if tensors:
+            found, _ = torch.distributed._compute_bucket_assignment_by_size(tensors, caps)
+            assert lab04._assign(**case) == found
+
+
+def test_a_kernel_that_checks_does_not_start_mpi():
+    """Its library would be one more process of the job, and prints what is not the verdict's."""
+    labs = ", ".join(path.stem for path in (ROOT / "utils" / "checks").glob("lab*.py"))
+    code = (
+        f"from utils.checks import {labs}\n"
+        f"for lab in ({labs}): lab.use_model\n"
+        "import sys; sys.exit('mpi4py.MPI' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=ROOT)

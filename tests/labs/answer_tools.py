@@ -1,0 +1,117 @@
+"""The tables in ``answers/``, and a lab whose solutions stand on ranks to try them out."""
+
+from __future__ import annotations
+
+import importlib
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from lab_tools import answers, checks_of, run_cell, verdict
+from local_ranks import LocalRanks, Traces
+
+from utils import cluster
+
+LABS = {
+    path.stem: importlib.import_module(f"answers.{path.stem}")
+    for path in sorted((Path(__file__).parent / "answers").glob("lab*.py"))
+}
+
+
+def wrong_answers(tables: ModuleType, solutions: dict[str, str]) -> Iterator[tuple]:
+    """Of a lab: task, what the student did, code, words."""
+    yield from tables.WRONG
+    for task, what, old, new, words in getattr(tables, "CHANGES", ()):
+        assert old in solutions[task], f"{old!r} is not in the solution of {task}"
+        yield task, what, solutions[task].replace(old, new), words
+
+
+def right_answers(tables: ModuleType, solutions: dict[str, str]) -> Iterator[tuple]:
+    """Of a lab: task, what is different, code."""
+    yield from tables.RIGHT
+    for task, what, old, new in getattr(tables, "CHANGES_THAT_ARE_RIGHT", ()):
+        assert old in solutions[task], f"{old!r} is not in the solution of {task}"
+        yield task, what, solutions[task].replace(old, new)
+
+
+def solutions_of(name: str) -> dict[str, str]:
+    """The code of a lab's solutions, by task."""
+    cells = answers(LABS[name].NOTEBOOK)
+    return {task: cells[cell] for task, cell in LABS[name].CELLS.items()}
+
+
+def ranks_of(name: str) -> int:
+    """How many ranks the lab has."""
+    return getattr(LABS[name], "RANKS", 4)
+
+
+class Lab:
+    """A lab whose solutions stand on the ranks."""
+
+    def __init__(self, name: str, ranks: cluster.Ranks | LocalRanks):
+        self.name, self.tables, self.ranks = name, LABS[name], ranks
+        tables = self.tables
+        self.checks = checks_of(importlib.import_module(f"utils.checks.{name}"))
+        self.solutions = solutions_of(name)
+        self.after = getattr(tables, "AFTER", {})
+        self.run(getattr(tables, "BEFORE", ""))
+        for code in self.solutions.values():
+            self.run(code)
+        for code in self.after.values():
+            self.run(code)
+
+    def run(self, code: str) -> None:
+        """Run a cell on every rank; raises what it raises there."""
+        run_cell(self.ranks, textwrap.dedent(code))
+
+    def stub(self, task: str) -> str:
+        """What stands in the student's notebook."""
+        return answers(self.tables.NOTEBOOK, "labs")[self.tables.CELLS[task]]
+
+    def is_function(self, task: str) -> bool:
+        """Whether the stub is inside of what it defines, so that its cell runs."""
+        lines = self.stub(task).splitlines()
+        return all(line.startswith(" ") for line in lines if "NotImplementedError" in line)
+
+    def solve(self, task: str) -> None:
+        """Put the solution back; where the ranks join the world anew, all of them."""
+        anew = "init_process_group" in self.solutions[task]
+        for solution in self.solutions.values() if anew else [self.solutions[task]]:
+            self.run(solution)
+        self.run(self.after.get(task, ""))
+
+    def try_out(self, task: str, code: str, again: bool | None = True) -> tuple[bool, str]:
+        """What the check says of an answer. Afterwards the solution is back, and passes.
+
+        Args:
+            again: try that; ``None``: where the answer left something behind, which takes ranks
+                in this process to see.
+        """
+        before = again is None and self.ranks.traces()
+        self.run(code)
+        told = verdict(self.checks[task], self.ranks)
+        answered = again is None and self.ranks.traces()
+        self.solve(task)
+        if again is None:
+            again = left_behind(before, answered, self.ranks.traces())
+        if again:
+            passed, printed = verdict(self.checks[task], self.ranks)
+            assert passed, f"after that answer the solution does not pass any more: {printed}"
+        return told
+
+
+def left_behind(before: Traces, answered: Traces, solved: Traces) -> bool:
+    """Whether an answer had an accident, or changed names that the solution does not set again."""
+    accidents = before[0] != answered[0]
+    return accidents or bool(_changed(before[1], answered[1]) - _changed(answered[1], solved[1]))
+
+
+def _changed(earlier: list[dict], later: list[dict]) -> set[tuple[int, str]]:
+    """Names that are new, gone, or stand for another object: (rank, name)."""
+    return {
+        (rank, name)
+        for rank, (one, other) in enumerate(zip(earlier, later, strict=True))
+        for name in one.keys() | other.keys()
+        if name not in one or name not in other or one[name] is not other[name]
+    }

@@ -1,0 +1,60 @@
+"""What the tests of labs share: a lab's cells, and ranks without processes for pure functions."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from utils import cluster
+from utils.checks.task import CheckFailed
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@functools.cache
+def answers(name: str, folder: str = "solutions") -> dict[str, str]:
+    """Code of a lab's answer cells by ``grade_id``, without the ``%%px`` line."""
+    notebook = nbformat.read(ROOT / folder / name, as_version=4)
+    return {
+        cell.metadata.nbgrader.grade_id: cell.source.split("\n", 1)[1]
+        for cell in notebook.cells
+        if cell.cell_type == "code" and "nbgrader" in cell.metadata
+    }
+
+
+@functools.cache
+def source_of(name: str, cell_id: str) -> str:
+    """Code of a solution's cell, without the ``%%px`` line."""
+    notebook = nbformat.read(ROOT / "solutions" / name, as_version=4)
+    source = next(cell.source for cell in notebook.cells if cell.id == cell_id)
+    return source.removeprefix("%%px\n")
+
+
+def verdict(check, ranks) -> tuple[bool, str]:
+    """Whether the check passed, and what it printed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            check(ranks)
+        except CheckFailed:
+            return False, printed.getvalue()
+    return True, printed.getvalue()
+
+
+def run_cell(ranks: Any, code: str) -> None:
+    """Run a cell on every rank; raises what it raises there."""
+    if not isinstance(ranks, cluster.Ranks):
+        ranks.run(code)
+    else:
+        ranks.view.execute(code, silent=True).get()
+
+
+def checks_of(module) -> dict[str, object]:
+    """The checks of a module of ``utils.checks`` by task number."""
+    found = [value for value in vars(module).values() if hasattr(value, "points")]
+    return {check.number: check for check in found}

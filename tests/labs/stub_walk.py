@@ -1,0 +1,174 @@
+"""A run of nbval in which a student tries each task before it is solved.
+
+    python tests/labs/stub_walk.py labs/01_c10d.ipynb --nbval solutions/01_c10d.ipynb
+
+The arguments after the first are pytest's. nbval runs the solution as it is; before each answer
+cell this plugin runs the student's version of it, and on to the cell at which the student's
+notebook stops. That must be an error that names the task. Then nbval goes on with the answer. So
+one run proves that the stored outputs are right and that every stub is met.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from nbformat import NotebookNode
+from nbformat.v4 import new_output, output_from_msg
+
+from utils.course.notebook import lab, read
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+#: Seconds for a cell.
+CELL = 300
+#: In the junit report, at the cell that answers: the task that stopped the student.
+MET = "stopped by the stub of"
+
+
+def code_cells(nb: NotebookNode) -> list[NotebookNode]:
+    """The cells that nbval runs."""
+    return [cell for cell in nb.cells if cell.cell_type == "code"]
+
+
+def markers(cell: NotebookNode) -> set[str]:
+    """What a cell tells nbval, by tag or by comment, in small letters."""
+    comments = (line.strip() for line in cell.source.splitlines())
+    said = {line.lstrip("#").strip() for line in comments if line.startswith("#")}
+    return {word.lower() for word in [*cell.metadata.get("tags", []), *said]}
+
+
+def answer_id(cell: NotebookNode) -> str | None:
+    """The name by which solution and lab know an answer cell; None for all other cells."""
+    told = cell.metadata.get("nbgrader", {})
+    return told.get("grade_id") if told.get("solution") and cell.cell_type == "code" else None
+
+
+def task_of(cell: NotebookNode) -> str:
+    """What the stub of an answer cell calls its task."""
+    return f"Task {lab(cell)['task']}: {lab(cell)['title']}"
+
+
+def tasks(nb: NotebookNode) -> list[str]:
+    """The tasks that have an answer cell, in order."""
+    return [task_of(cell) for cell in nb.cells if answer_id(cell)]
+
+
+def stopped(cell: NotebookNode) -> bool:
+    """Did the cell fail? A script that a cell starts tells so by its output only."""
+    if "raises-exception" in markers(cell):
+        return False
+    failed = any(output.output_type == "error" for output in cell.outputs)
+    return failed or "NotImplementedError" in said(cell)
+
+
+def said(cell: NotebookNode) -> str:
+    """What the cell printed and displayed, and the errors it ended with."""
+    texts = [
+        output.get("text") or output.get("data", {}).get("text/plain") or _error(output)
+        for output in cell.outputs
+    ]
+    return ANSI.sub("", "\n".join(texts))
+
+
+def _error(output: NotebookNode) -> str:
+    """The error with its name: that of the ranks, where it was a `%%px` cell."""
+    if output.output_type != "error":
+        return ""
+    of_ranks = output.ename == "CellFailed"
+    return output.evalue if of_ranks else f"{output.ename}: {output.evalue}"
+
+
+def errors(cell: NotebookNode) -> set[str]:
+    """The kinds of errors: those of the ranks, where it was a `%%px` cell."""
+    kinds = set()
+    for output in cell.outputs:
+        if output.output_type == "error":
+            # `NameError: …` of the rank that is shown, `rank 2: NameError: …` of others.
+            shown = r"^(?:rank \d+: )?(\w+Error|KeyboardInterrupt)\b"
+            ranks = re.findall(shown, ANSI.sub("", output.evalue), re.MULTILINE)
+            kinds |= set(ranks if output.ename == "CellFailed" else [output.ename])
+    return kinds
+
+
+def stub_problem(
+    student: NotebookNode, answer: NotebookNode, execute: Callable[[NotebookNode], None]
+) -> str | None:
+    """Run the student's notebook from a stub on, until it stops; returns what is wrong with that.
+
+    `answer` is the cell of the solution; `execute(cell)` runs a cell and fills its outputs.
+    """
+    places = {answer_id(cell): index for index, cell in enumerate(student.cells)}
+    if answer_id(answer) not in places:
+        return f"the lab lacks the answer cell '{answer.id}'"
+    begin, task = places[answer_id(answer)], task_of(answer)
+    for cell in student.cells[begin:]:
+        if cell.cell_type == "code":
+            execute(cell)
+            if stopped(cell):
+                return stop_problem(cell, task)
+    return f"nothing stops at the stub of {task}"
+
+
+def stop_problem(cell: NotebookNode, task: str) -> str | None:
+    """What is wrong with the cell at which the student's notebook stops; None if nothing is."""
+    number, _, title = task.partition(": ")
+    told = (f"NotImplementedError: {task}", f"✗ {number} · {title} · still open")
+    if not any(words in said(cell) for words in told):
+        return f"cell '{cell.id}' stops, but not for {task}: {said(cell)}"
+    if not errors(cell) <= {"NotImplementedError", "CheckFailed"}:
+        return f"cell '{cell.id}' stops at {task} with {errors(cell)}: {said(cell)}"
+    return None
+
+
+class StubError(AssertionError):
+    """The student was not stopped, or not by the task."""
+
+
+class StubWalk:
+    """The plugin: tries each stub before nbval runs the answer."""
+
+    def __init__(self, student: NotebookNode):
+        self.student = student
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Try the stub, run nbval's cell in any case, and tell both."""
+        cell, problem = item.cell, None
+        if answer_id(cell):
+            kernel = item.parent.kernel.kc
+            problem = stub_problem(self.student, cell, lambda tried: execute(kernel, tried))
+            item.user_properties.append((MET, "" if problem else task_of(cell)))
+        result = yield
+        if problem:
+            raise StubError(problem)
+        return result
+
+
+def execute(kernel, cell: NotebookNode) -> None:
+    """Run a cell in nbval's kernel and keep its outputs."""
+    cell.outputs = []
+
+    def keep(message: dict) -> None:
+        if message["msg_type"] in {"stream", "error", "display_data", "execute_result"}:
+            new = output_from_msg(message)
+            last = cell.outputs[-1] if cell.outputs else None
+            # A text may come in pieces, which end anywhere.
+            if last and new.output_type == "stream" and new.get("name") == last.get("name"):
+                last.text += new.text
+            else:
+                cell.outputs.append(new)
+
+    options = {"store_history": False, "allow_stdin": False, "stop_on_error": False}
+    reply = kernel.execute_interactive(cell.source, output_hook=keep, timeout=CELL, **options)
+    ended = reply["content"]
+    # A check that failed has said why, and shows no traceback.
+    if ended["status"] == "error" and not stopped(cell):
+        told = {"ename": ended["ename"], "evalue": ended["evalue"], "traceback": []}
+        cell.outputs.append(new_output("error", **told))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(sys.argv[2:], plugins=[StubWalk(read(Path(sys.argv[1])))]))

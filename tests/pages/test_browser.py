@@ -1,0 +1,279 @@
+"""Lab 01 in JupyterLab, in a real browser, served by `make lab`: what a student sees."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser_tools import (
+    CHROMIUM,
+    CHROMIUM_ARGS,
+    ERROR,
+    NOTEBOOK,
+    PAGE,
+    Lab,
+    wait_for,
+    without_outputs,
+    write_settings,
+)
+from mpi_jobs import kill_tree
+from places import ROOT
+from playwright.sync_api import Browser, sync_playwright
+from processes import left_over
+
+from utils.course.notebook import LABS, SOLUTIONS, read, tasks_checked, write
+
+LAB = "01_c10d.ipynb"
+#: Seconds: for the server to answer, for the end of processes.
+SERVER, GRACE = 120, 60
+
+pytestmark = [
+    pytest.mark.bare,
+    pytest.mark.timeout(PAGE + NOTEBOOK + 60),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
+]
+
+
+# --- the server ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Server:
+    """A JupyterLab that `make lab` started."""
+
+    url: str
+    token: str
+    log: Path
+
+    def ask(self, path: str, method: str = "GET") -> Any:
+        """Jupyter's REST interface."""
+        request = urllib.request.Request(
+            f"{self.url}{path}", method=method, headers={"Authorization": f"token {self.token}"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return json.loads(reply.read() or "null")
+
+
+def require_environment() -> None:
+    """Skip where `make lab` would first build or repair .venv, for minutes."""
+    stamp = ROOT / ".venv" / ".env"
+    sources = [ROOT / "pyproject.toml", ROOT / ".ci" / "constraints.txt"]
+    if Path(sys.prefix) != ROOT / ".venv" or not stamp.exists():
+        pytest.skip("these tests run in the environment that `make env` builds")
+    if stamp.stat().st_mtime < max(source.stat().st_mtime for source in sources):
+        pytest.skip("`make lab` would first bring .venv up to date: run `make env`")
+    if shutil.which("make") is None:
+        pytest.skip("no make")
+
+
+def student_environment(home: Path) -> dict[str, str]:
+    """A fresh user's environment: nobody's settings are read or changed."""
+    ours = ("PYTEST_", "JUPYTER", "IPYTHON", "XDG_", "MAKE", "MFLAGS", "IPP_")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+    settings = home / "settings"
+    write_settings(settings)
+    return env | {
+        "HOME": str(home),
+        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+        "JUPYTERLAB_SETTINGS_DIR": str(settings),
+        "WORKSPACES": str(home / "workspaces"),
+    }
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`make lab` on a folder with fresh copies of the lab, "student" and "solution"."""
+    require_environment()
+    home = tmp_path_factory.mktemp("home")
+    folder = home / "course"
+    for name, source in {"student": LABS, "solution": SOLUTIONS}.items():
+        (folder / name).mkdir(parents=True)
+        write(without_outputs(read(source / LAB)), folder / name / LAB)
+    token = secrets.token_hex(16)
+    # --ServerApp.root_dir is given already, and may be given only once.
+    arguments = [
+        *("--no-browser", f"--IdentityProvider.token={token}"),
+        *(
+            f"--{name}.root_dir={folder}"
+            for name in ("FileContentsManager", "MappingKernelManager")
+        ),
+    ]
+    log = home / "server.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            ["make", "lab", "PORT=0", f"ARGS={' '.join(arguments)}"],
+            cwd=ROOT,
+            env=student_environment(home),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    running = None
+    try:
+        running = Server(wait_for(lambda: address(home, process, log), SERVER, "a URL"), token, log)
+        wait_for(lambda: answers(running), SERVER, "JupyterLab answers")
+        yield running
+        running.ask("api/shutdown", "POST")
+        process.wait(GRACE)
+    finally:
+        kill_tree(process)
+    # The kernels' ranks, too.
+    wait_for(lambda: not left_over(), GRACE, "kernels and ranks end with the server")
+
+
+def address(home: Path, process: subprocess.Popen, log: Path) -> str | None:
+    """The server's URL, from the file that it writes when it listens."""
+    if process.poll() is not None:
+        pytest.fail(f"`make lab` ended with status {process.returncode}:\n{log.read_text()}")
+    for path in (home / "runtime").glob("jpserver-*.json"):
+        with contextlib.suppress(ValueError):
+            return json.loads(path.read_text())["url"]
+    return None
+
+
+def answers(server: Server) -> bool:
+    try:
+        return "started" in server.ask("api/status")
+    except OSError:
+        return False
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(server: Server) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def open_lab(browser: Browser, server: Server, tmp_path_factory) -> Iterator[Callable[[str], Lab]]:
+    """`open_lab("student/01_c10d.ipynb")`: a page; that before it is closed, its kernel ends."""
+    pictures = tmp_path_factory.mktemp("pictures")
+
+    def open_path(path: str) -> Lab:
+        leave()
+        return Lab(
+            context.new_page(),
+            f"{server.url}lab/tree/{path}?token={server.token}",
+            path=path,
+            cells=[cell.id for cell in read(server.log.parent / "course" / path).cells],
+            ask=server.ask,
+            pictures=pictures,
+        )
+
+    def leave() -> None:
+        for page in context.pages:
+            page.close()
+        for session in server.ask("api/sessions"):
+            server.ask(f"api/sessions/{session['id']}", "DELETE")
+        wait_for(lambda: not left_over(), GRACE, "kernel and ranks end with the session")
+
+    with browser.new_context(viewport={"width": 1280, "height": 1400}) as context:
+        yield open_path
+        leave()
+
+
+@pytest.fixture(scope="module")
+def untouched(open_lab) -> Lab:
+    """The lab as students get it, opened; for the tests before another one is."""
+    return open_lab(f"student/{LAB}")
+
+
+#: What JupyterLab shows in red: an error, and what goes to standard error.
+
+#: Cells in which every rank prints something.
+ALL_RANKS = (
+    "hello-answer",
+    "send-run",
+    "reduce-run",
+    "deadlock-where",
+    "exchange-run",
+    "group-run",
+    "practice-batch",
+)
+
+
+def test_a_lab_opens_with_its_contents_at_its_side_and_nothing_that_is_not_the_courses(untouched):
+    page = untouched.page
+    contents = page.locator(".jp-TableOfContents:visible")
+    contents.get_by_text("1.5 · A deadlock, on purpose").wait_for()
+    for words in ("Would you like to get notified", "Validate", "Nbgrader", "Formgrader"):
+        assert not page.get_by_text(words, exact=False).count(), words
+
+
+def test_no_other_user_of_the_machine_can_read_what_a_kernel_prints(untouched, server):
+    (file,) = (server.log.parent / "runtime").glob("kernel-*.json")
+    assert json.loads(file.read_text())["curve_secretkey"]
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_an_untouched_lab_stops_at_the_first_task_and_says_which(untouched):
+    lab = untouched
+    lab.run_all()
+    try:
+        red = lab.outputs(ERROR)
+        assert list(red) == ["hello-answer"], red
+        said = "NotImplementedError: Task 1.1: hello from every rank"
+        assert red["hello-answer"].count(said) == 1, "once for all: " + red["hello-answer"]
+        assert 'lab01.use_model(ranks, "1.1")' in red["hello-answer"], "in one line, to be copied"
+        assert "hello-check" not in lab.outputs(), "cells after the error were run"
+    finally:
+        lab.show("hello-answer")
+        lab.photograph("student-hello-answer")
+
+
+def test_all_checks_of_the_solution_pass_in_the_browser(open_lab):
+    lab = open_lab(f"solution/{LAB}")
+    lab.run_all()
+    try:
+        seen = lab.outputs()
+        lines = [line for text in seen.values() for line in text.splitlines()]
+        passed = [line.split()[2] for line in lines if line.startswith("✓ Task ")]
+        assert passed == tasks_checked(read(SOLUTIONS / LAB)), lab.outputs(ERROR)
+        assert len(passed) == 7
+        assert not [line for line in lines if line.startswith("✗")]
+        assert sorted(re.findall(r"Hello from rank \d of \d over mpi", seen["hello-answer"])) == [
+            f"Hello from rank {rank} of 4 over mpi" for rank in range(4)
+        ]
+        # Streamed in the order of arrival, and none is lost.
+        for cell in ALL_RANKS:
+            prefixes = sorted(re.findall(r"\[stdout:\d\]", seen.get(cell, "")))
+            assert prefixes == [f"[stdout:{rank}]" for rank in range(4)], (cell, seen.get(cell))
+        assert list(lab.outputs(ERROR)) == ["deadlock-run", "eager-run"], lab.outputs(ERROR)
+        explained = seen["deadlock-run"]
+        assert explained.count("Deadlock: these ranks wait for each other") == 1, explained
+        assert "cycle 0 → 1 → 0" in explained
+        for rank in (0, 1):
+            call = f"recv(src={1 - rank}, tag=0)"
+            said = f"rank {rank} waits in {call} at cell line 6 in polite_exchange()"
+            assert explained.count(said) == 1, explained
+        pictures = lab.all("img", "all => all.map(i => i.naturalWidth)")
+        assert len(pictures) >= 18
+        assert all(pictures), "an image does not load"
+    finally:
+        for cell in (
+            "ranks-up",
+            "forgotten-run",
+            "deadlock-run",
+            "pingpong-check",
+            "eager-picture",
+        ):
+            lab.show(cell)
+            lab.photograph(f"solution-{cell}")

@@ -1,0 +1,42 @@
+"""Which tests run in one process, which begin first, and which `make check` runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+# Groups other than a file: patterns of test ids. What shares a cluster or a job has one group; each
+# lab's solution has its own, and so have its answers.
+GROUPS = (
+    (r"test_(hub|slurm|launchers)\.py", "slurm"),
+    (r"test_answers\.py::.*\[(?:lab)?0?(\d+)[.\]]", r"answers-\1"),
+    (r"test_solutions\.py::.*\[(\d\d_\w+)\]", r"\1"),
+    (r"test_mpi_backend\.py::.*\[(message_board|large)-(\d)-", r"\1-\2"),
+    (r"test_mpi_backend\.py::.*\[\w+-(\d)-", r"mpi-\1"),
+    (r"test_c10d_suite\.py::.*-(\d)\]", r"c10d-\1"),
+)
+# Groups of tests that take a minute or more, the longest first.
+LONGEST = (
+    *("slurm", "test_answers_on_ranks", "test_grading", "05_scaling", "test_faults"),
+    *("test_site_mpi", "test_hosts", "test_browser", "03_data_parallel", "04_ddp"),
+    "test_site_pages",
+    *("test_forkserver", "answers-11", "test_cluster", "answers-12", "10_pipeline"),
+    *("07_parameter_server", "13_faults", "answers-4", "08_elastic_averaging", "answers-3"),
+)
+
+# Files of which `make check` runs what takes no ranks. Single tests have the mark `quick`, too.
+QUICK = {
+    *("test_answers", "test_backend_core", "test_chunks", "test_diagnosis", "test_figures"),
+    *("test_five_metrics", "test_hosted", "test_hpc", "test_house", "test_local_ranks"),
+    *("test_map", "test_models", "test_network", "test_pack", "test_release"),
+    *("test_statistics", "test_timeline", "test_timeline_ideal"),
+}
+RANKS = {"mpiexec", "ranks"}
+
+
+def group_of(nodeid: str) -> str:
+    """What runs in one process, one after the other: a file, unless GROUPS says otherwise."""
+    for pattern, name in GROUPS:
+        if found := re.search(pattern, nodeid):
+            return found.expand(name)
+    return Path(nodeid.partition("::")[0]).stem

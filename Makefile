@@ -92,7 +92,7 @@ $(VENV)/.grade: EXTRAS = [course]
 $(VENV)/.test: EXTRAS = [test]
 $(VENV)/.site: EXTRAS = [site]
 $(VENV)/.env $(VENV)/.grade $(VENV)/.site $(VENV)/.test: pyproject.toml $(VENV)/.constraints.txt $(VENV)/.wheels
-	@$(BIN)/python -m utils.doctor.wheels --index "$(WHEELS)" --constraints $(VENV)/.constraints.txt -- $(PIP_ARGS)
+	@$(BIN)/python -P utils/doctor/wheels.py --index "$(WHEELS)" --constraints $(VENV)/.constraints.txt -- $(PIP_ARGS)
 	$(PIP) -e '.$(EXTRAS)' -c $(VENV)/.constraints.txt
 	@touch $(VENV)/.env $(if $(findstring test,$(EXTRAS)),$(VENV)/.grade $(VENV)/.site) $@
 

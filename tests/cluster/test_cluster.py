@@ -477,7 +477,7 @@ def test_a_student_on_a_busy_machine_is_told_that_times_mislead_and_nobody_else_
 
 def test_who_cannot_solve_a_task_goes_on_with_the_models_answer():
     cells = [
-        "from utils import cluster\nfrom utils.checks import lab01\nranks = cluster.start(4)",
+        "from utils import cluster\nfrom utils.labs import lab01\nranks = cluster.start(4)",
         'lab01.use_model(ranks, "1.1")',
         'lab01.use_model(ranks, "1.4")',
         "lab01.sum_over_ranks(ranks)",

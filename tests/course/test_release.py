@@ -470,7 +470,7 @@ def test_the_students_bundle_runs_and_holds_no_solution_and_nothing_uncommitted(
     assert len(list(course.glob("labs/*.ipynb"))) == len(notebooks(SOLUTIONS))
     assert not [found for found in course.rglob("*.ipynb") if "BEGIN SOLUTION" in found.read_text()]
     program = (
-        "from utils import cluster, data; from utils.checks import lab01; print(cluster.__file__)"
+        "from utils import cluster, data; from utils.labs import lab01; print(cluster.__file__)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=course, capture_output=True, text=True, check=True

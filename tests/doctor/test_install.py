@@ -72,12 +72,17 @@ class House:
         (self.folder / "pyproject.toml").write_text(text.replace(install.cpu_index(), url))
 
     def brings(self, *arguments: str) -> subprocess.CompletedProcess:
-        """Run `python -m utils.doctor.wheels`."""
+        """Run `python utils/doctor/wheels.py`."""
         hidden = ("PIP_", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "PYTHONPATH")
         env = {key: value for key, value in os.environ.items() if not key.startswith(hidden)}
         env |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": self.registry.url}
         env |= {"PIP_CACHE_DIR": str(self.folder / "cache"), "no_proxy": "127.0.0.1"}
-        command = [self.folder / "env/bin/python", "-m", "utils.doctor.wheels", *arguments]
+        command = [
+            self.folder / "env/bin/python",
+            "-P",
+            self.folder / "utils/doctor/wheels.py",
+            *arguments,
+        ]
         return subprocess.run(
             command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=100
         )
@@ -110,10 +115,9 @@ def house(tmp_path, serve) -> House:
     (packages,) = tmp_path.glob("env/lib/python*/site-packages")
     # Not imported: that would keep setuptools, and so nbgrader, from being imported after it.
     (packages / "pip").symlink_to(Path(find_spec("pip").origin).parent)
-    (tmp_path / "utils").mkdir()
+    (tmp_path / "utils/doctor").mkdir(parents=True)
     (tmp_path / ".ci").mkdir()
-    for name in ("utils/__init__.py", ".ci/constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / ".ci/constraints.txt", tmp_path / ".ci/constraints.txt")
     text = (ROOT / "utils/doctor/wheels.py").read_text()
     patience = '"--timeout", "15"'
     assert patience in text

@@ -126,7 +126,7 @@ FORGED = {
         "utils.checks.probe",
     ),
     "replaces the probe": (
-        "from utils.checks import lab01\nlab01.probe_sum = print",
+        "from utils.labs import lab01\nlab01.probe_sum = print",
         "utils.checks",
     ),
     "replaces torch.equal": ("torch.equal = lambda *_: True", "torch.equal ="),

@@ -118,7 +118,7 @@ def test_a_container_runs_as_an_ordinary_user_in_the_folder_of_the_labs(image):
     assert image.variables["HOME"] == "/home/student"
     assert image.folder == "/home/student/ddl-labs/labs"
     assert image.variables["PATH"].startswith("/home/student/ddl-labs/.venv/bin:")
-    assert (ROOT / "utils" / "jupyterlab").is_dir()
+    assert (ROOT / "utils/cluster/jupyterlab").is_dir()
     assert image.variables["JUPYTER_CONFIG_PATH"].endswith("/ddl-labs/utils/cluster/jupyterlab")
 
 

@@ -262,12 +262,12 @@ def test_the_choice_of_wheels_is_kept_and_a_new_one_replaces_pytorch(pretended):
     install = "-m pip install --disable-pip-version-check -e "
     remove = "-m pip uninstall -q -y torch torchvision"
     make(house, "env", python)
-    assert called() == ["-m utils.doctor.wheels --index cpu", install + "."]
+    assert called() == ["-P utils/doctor/wheels.py --index cpu", install + "."]
     for asked in ("pypi", "", "https://mirror.example/whl/cu130", "cpu"):
         given = f"TORCH_INDEX={asked}"
         if asked:  # without a name it is the package index, as before
             assert make(house, "env", python, given).returncode == 0
-            assert called() == [remove, f"-m utils.doctor.wheels --index {asked}", install + "."]
+            assert called() == [remove, f"-P utils/doctor/wheels.py --index {asked}", install + "."]
         assert "PyTorch: tested, wheels: " in make(house, "env", python, given).stdout
         assert called() == []
         make(house, "grade-asked", python)
@@ -275,7 +275,7 @@ def test_the_choice_of_wheels_is_kept_and_a_new_one_replaces_pytorch(pretended):
     make(house, "env", python, "TORCH_INDEX=pypi")
     called()
     make(house, "test-env", python)  # nobody says it again
-    assert called() == ["-m utils.doctor.wheels --index pypi", install + ".[test]"]
+    assert called() == ["-P utils/doctor/wheels.py --index pypi", install + ".[test]"]
 
 
 def test_another_pytorch_and_back(pretended):

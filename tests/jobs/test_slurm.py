@@ -511,7 +511,7 @@ def test_a_series_for_more_nodes_than_there_are_is_not_handed_in(lab, root):
 LAB_13 = "solutions/13_faults.ipynb"
 HAND_IN_RESUMABLE = """
 from pathlib import Path
-from utils import faults
+from utils.labs.lab13 import faults
 from utils.mpi.benchmark.alpha_beta import batch
 script = Path("resumable/job.sh")
 # The first life has 40 s in which the signal may come, the second one need not wait.

@@ -52,7 +52,7 @@ class Lab:
     def __init__(self, name: str, ranks: cluster.Ranks | LocalRanks):
         self.name, self.tables, self.ranks = name, LABS[name], ranks
         tables = self.tables
-        self.checks = checks_of(importlib.import_module(f"utils.checks.{name}"))
+        self.checks = checks_of(importlib.import_module(f"utils.labs.{name}.checks"))
         self.solutions = solutions_of(name)
         self.after = getattr(tables, "AFTER", {})
         self.run(getattr(tables, "BEFORE", ""))

@@ -55,6 +55,6 @@ def run_cell(ranks: Any, code: str) -> None:
 
 
 def checks_of(module) -> dict[str, object]:
-    """The checks of a module of ``utils.checks`` by task number."""
+    """The checks of a lab's module `checks` by task number."""
     found = [value for value in vars(module).values() if hasattr(value, "points")]
     return {check.number: check for check in found}

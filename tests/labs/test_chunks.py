@@ -15,11 +15,11 @@ from torch.distributed import distributed_c10d
 from torch_mpi.errors import CommunicationError
 from utils.figures import alt
 from utils.labs.lab06 import chunk_pictures as draw
-from utils.labs.lab06 import chunk_trace as chunks
+from utils.labs.lab06 import chunk_trace
 
 START = """
 import torch, torch.distributed as dist
-from utils.timeline import chunks
+from utils.labs.lab06 import chunk_trace
 dist.init_process_group("mpi")
 rank, p = dist.get_rank(), dist.get_world_size()
 
@@ -154,16 +154,16 @@ def stories(p: int, code: str, more: str = "") -> list:
         return [reply.value for reply in up.ask(f"{__name__}:probe")]
 
 
-def told(p: int, call: str, more: str = "") -> chunks.Steps:
-    return chunks.steps(stories(p, f"story = chunks.watch({call})", more))
+def told(p: int, call: str, more: str = "") -> chunk_trace.Steps:
+    return chunk_trace.steps(stories(p, f"story = chunk_trace.watch({call})", more))
 
 
-def ways(step: tuple[chunks.Move, ...]) -> set[tuple]:
+def ways(step: tuple[chunk_trace.Move, ...]) -> set[tuple]:
     """Who sends which chunk to whom, and what becomes of it there."""
     return {(move.source, move.to, move.chunk, move.effect) for move in step}
 
 
-def everything(steps: chunks.Steps) -> list[list[list[int]]]:
+def everything(steps: chunk_trace.Steps) -> list[list[list[int]]]:
     """Over whom each chunk of each rank is summed, after each step, rank by rank."""
     return [
         [steps.ranks_in(s, r) for r in range(len(steps.members))] for s in range(len(steps.states))
@@ -438,7 +438,7 @@ def test_a_function_that_raises_is_reported_as_its_own_error_and_leaves_nothing_
 def stub(x, group=None):
     raise NotImplementedError("Task 6.4: ring")
 try:
-    chunks.watch(stub, 5)
+    chunk_trace.watch(stub, 5)
 except NotImplementedError as error:
     story = str(error), dist.isend.__module__, distributed_c10d_isend() is dist.isend
 """
@@ -458,9 +458,9 @@ def test_a_deadlock_is_told_with_the_students_line_not_with_ours():
 def test_a_smaller_group_is_named_by_its_own_ranks():
     code = """
 group = dist.new_group([0, 2, 3])
-story = chunks.watch(ring, 12, group) if rank != 1 else None
+story = chunk_trace.watch(ring, 12, group) if rank != 1 else None
 """
-    steps = chunks.steps(stories(4, code))
+    steps = chunk_trace.steps(stories(4, code))
     assert steps.members == (0, 2, 3)
     assert steps.ranks_in(-1, 2) == [[0, 1, 2]] * 3
     words = [text.get_text() for text in draw.frame(steps, 0).axes[0].texts]
@@ -471,14 +471,14 @@ story = chunks.watch(ring, 12, group) if rank != 1 else None
 @pytest.mark.parametrize("length", [0, 10_000])
 def test_a_length_that_cannot_be_told_apart_is_refused(length):
     with pytest.raises(ValueError, match="elements on 4 ranks can't be told apart"):
-        chunks.base_for(4, length)
+        chunk_trace.base_for(4, length)
 
 
 def test_stories_of_some_ranks_only_are_refused():
-    one = stories(2, "story = chunks.watch(ring, 5)")
+    one = stories(2, "story = chunk_trace.watch(ring, 5)")
     with pytest.raises(ValueError, match=r"got those of ranks \[1\]"):
-        chunks.steps(one[1:])
-    assert chunks.steps([*one[::-1], None]) == chunks.steps(one)
+        chunk_trace.steps(one[1:])
+    assert chunk_trace.steps([*one[::-1], None]) == chunk_trace.steps(one)
 
 
 # -- the pictures ---------------------------------------------------------------------------------
@@ -495,8 +495,8 @@ def test_stories_of_some_ranks_only_are_refused():
     ],
 )
 def test_nothing_that_is_drawn_is_cut_off(p, call):
-    noted = stories(p, f"story = chunks.watch({call})")
-    steps = chunks.steps(noted)
+    noted = stories(p, f"story = chunk_trace.watch({call})")
+    steps = chunk_trace.steps(noted)
     for figure in (draw.still(noted, "a title"), draw.frame(steps, 1)):
         (axes,), renderer = figure.axes, FigureCanvasAgg(figure).get_renderer()
         for text in axes.texts:
@@ -507,7 +507,7 @@ def test_nothing_that_is_drawn_is_cut_off(p, call):
 
 
 def test_who_does_not_see_the_picture_is_told_each_step():
-    said = alt.describe(draw.still(stories(2, "story = chunks.watch(ring, 4)"), "A ring"))
+    said = alt.describe(draw.still(stories(2, "story = chunk_trace.watch(ring, 4)"), "A ring"))
     assert said == (
         "A ring: 2 ranks, 4 elements in 2 chunks, 2 steps. "
         "Step 1: rank 0 sends x[0:2] over 0 to rank 1, which adds it; "
@@ -521,7 +521,7 @@ def test_a_stored_notebook_shows_all_steps_where_nobody_can_move_a_slider(monkey
     shown = []
     monkeypatch.setattr("IPython.display.display", shown.append)
     monkeypatch.setenv("IPP_NONINTERACTIVE", "1")
-    noted = stories(2, "story = chunks.watch(ring, 4)")
+    noted = stories(2, "story = chunk_trace.watch(ring, 4)")
     draw.film(noted)
     assert [type(one).__name__ for one in shown] == ["Figure"]
     assert "Step 2" in shown[0].alt_text
@@ -531,7 +531,7 @@ def test_a_notebook_without_its_kernel_shows_all_steps_in_place_of_the_slider(mo
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda *a, **more: shown.append((*a, more)))
     monkeypatch.delenv("IPP_NONINTERACTIVE", raising=False)
-    draw.film(stories(2, "story = chunks.watch(ring, 4)"))
+    draw.film(stories(2, "story = chunk_trace.watch(ring, 4)"))
     ((bundle, more),) = shown
     assert "application/vnd.jupyter.widget-view+json" in bundle
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
@@ -552,8 +552,8 @@ def test_the_slider_shows_the_step_that_it_stands_at():
 
 @pytest.mark.parametrize(("p", "length"), [(1, 5), (4, 3)])
 def test_a_single_rank_and_empty_chunks_are_drawn_too(p, length):
-    noted = stories(p, f"story = chunks.watch(ring, {length})")
-    steps = chunks.steps(noted)
+    noted = stories(p, f"story = chunk_trace.watch(ring, {length})")
+    steps = chunk_trace.steps(noted)
     assert len(steps.states) == 2 * (p - 1) + 1
     assert steps.bounds == (tuple(range(length + 1)) if p > 1 else (0, length))
     assert draw.still(noted).axes
@@ -561,4 +561,4 @@ def test_a_single_rank_and_empty_chunks_are_drawn_too(p, length):
 
 def test_more_ranks_than_colours_are_refused():
     with pytest.raises(ValueError, match="6 ranks can be told apart"):
-        draw.still(stories(7, "story = chunks.watch(ring, 7)"))
+        draw.still(stories(7, "story = chunk_trace.watch(ring, 7)"))

@@ -32,7 +32,10 @@ def in_the_way(folder: Path) -> None:
 
 
 def test_the_next_lab_shows_what_was_noted_in_this_one():
-    code = "from utils import five_metrics; five_metrics.fill('Hogwild', ease='a lock less')"
+    code = (
+        "from utils.labs.shared import five_metrics; "
+        "five_metrics.fill('Hogwild', ease='a lock less')"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     five_metrics.fill("ring all-reduce", bandwidth="1.50 n")
     assert row("Hogwild") == ["", "", "", "", "a lock less"]
@@ -134,7 +137,7 @@ def test_a_folder_that_refuses_new_names_loses_no_foreign_file(folder, monkeypat
 def test_two_notebooks_at_once_lose_none_of_their_texts(folder):
     code = """
 import sys
-from utils import five_metrics
+from utils.labs.shared import five_metrics
 for k in range(40):
     five_metrics.fill(sys.argv[1], ease=str(k))
     five_metrics.fill(sys.argv[1], faults=str(k))

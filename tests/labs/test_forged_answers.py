@@ -428,7 +428,7 @@ FORGED = {
         clients.play_clients = play_clients
         """, "got other weights than the argument"),
     "13.6": ("""
-        from utils.checks import lab13
+        from utils.labs import lab13
 
         def agree(job, group=None):
             # The furthest step is one or two behind the own one, or in front of it.

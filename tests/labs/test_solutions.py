@@ -227,7 +227,7 @@ def test_a_wrong_answer_is_found_by_its_check_on_the_ranks(judge):
     wrong = "%%px\ndef sum_over_ranks(tensor):\n    dist.all_reduce(tensor)\n    return tensor + 1"
     found = judge(
         executed(
-            "from utils import cluster\nfrom utils.checks import lab01\nranks = cluster.start(2)",
+            "from utils import cluster\nfrom utils.labs import lab01\nranks = cluster.start(2)",
             "2 MPI ranks are up.\n",
         ),
         executed('%%px\nimport torch.distributed as dist\ndist.init_process_group("mpi")'),

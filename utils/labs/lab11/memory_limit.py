@@ -40,7 +40,7 @@ def compare(extra: int = EXTRA) -> dict:
     if not sys.platform.startswith("linux"):
         raise RuntimeError("RLIMIT_DATA limits what a program allocates on Linux only")
     with tempfile.TemporaryDirectory() as folder:
-        code = f"from utils import limited; limited.child({folder!r}, {extra})"
+        code = f"from utils.labs.lab11 import memory_limit; memory_limit.child({folder!r}, {extra})"
         done = subprocess.run(
             command(code),
             capture_output=True,

@@ -1,9 +1,9 @@
 """Drawings of who gets which sample: of a minibatch, and of a sampler's epochs.
 
-    from utils.figures import minibatches
-    minibatches.partition(24, 8, 2, highlight=1)          # places of the order, coloured by rank
-    minibatches.sampler_view({"epoch 0": [[0, 2], [1, 0]]}, n=3)      # what each rank really got
-    minibatches.explorer()                                # sliders, in JupyterLab
+    from utils.labs.shared import minibatch_pictures
+    minibatch_pictures.partition(24, 8, 2, highlight=1)     # places of the order, colored by rank
+    minibatch_pictures.sampler_view({"epoch 0": [[0, 2], [1, 0]]}, n=3)     # what each rank got
+    minibatch_pictures.explorer()                           # sliders, in JupyterLab
 
 A rank is told by its colour and by the mark below the sample's number. Samples that a sampler
 repeats stand in a dashed red box, samples that it leaves out are crossed out.

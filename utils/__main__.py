@@ -288,7 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 2
     except (ValueError, RuntimeError) as error:
-        if not type(error).__module__.startswith("utils.course"):
+        if not type(error).__module__.startswith(("utils.course", "utils.grading")):
             raise
         print(error, file=sys.stderr)
         return 2

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from ..notebook import ROOT, NotebookError
 
-ANSWERS = ROOT / "tests" / "answers"
+ANSWERS = ROOT / "tests/labs/answers"
 
 
 @dataclass(frozen=True)

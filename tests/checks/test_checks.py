@@ -223,6 +223,11 @@ class TamperedRanks:
         return [Reply(rank, "ok", self.value, **self.changes) for rank in range(2)]
 
 
+def _probe(user_ns: dict, *, rank: int) -> int:
+    """What a check asks with; the ranks of these tests answer by themselves."""
+    return rank
+
+
 @pytest.mark.parametrize(
     ("ranks", "kind", "said"),
     [
@@ -238,7 +243,7 @@ def test_a_reply_that_was_tampered_with_passes_nothing_and_says_why(ranks, kind,
     @task("9.9", "a check", points=1)
     def check(ranks, report):
         reports.append(report)
-        for answer in report.answers(ranks, "module", "probe"):
+        for answer in report.answers(ranks, _probe):
             assert answer.value[0]
 
     assert said in verdict(check, ranks)[1]
@@ -340,7 +345,7 @@ def test_an_open_task_is_one_line_and_one_that_needs_it_says_which():
         error = f"NotImplementedError: Task {number}: average"
         answers = [Reply(rank, "error", error=error) for rank in range(4)]
         ranks = SimpleNamespace(ask=lambda *_, **__: answers)
-        return lambda report, _: report.answers(ranks, "module", "probe")
+        return lambda report, _: report.answers(ranks, _probe)
 
     assert judged(stub("9.1")) == "✗ Task 9.1 · a task · still open\n"
     needs = (

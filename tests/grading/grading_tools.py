@@ -38,28 +38,28 @@ def probe_tensor(user_ns, *, rank, name, value):
 
 def judge(report, ranks, which, name, expected):
     value = report.seed % 1000
-    for reply in report.answers(ranks, __name__, which, name=name, value=value, patience=PATIENCE):
+    for reply in report.answers(ranks, which, name=name, value=value, patience=PATIENCE):
         report.expect(reply.rank, "the result", reply.value, expected(value, reply.rank))
 
 @task("1.1", "twice", points=1)
 def twice(ranks, report):
-    judge(report, ranks, "probe", "twice", lambda v, r: 2 * (v + r))
+    judge(report, ranks, probe, "twice", lambda v, r: 2 * (v + r))
 
 @task("1.2", "swap", points=2)
 def swap(ranks, report):
-    judge(report, ranks, "probe_tensor", "swap", lambda v, r: [float(v + 1 - r)] * 3)
+    judge(report, ranks, probe_tensor, "swap", lambda v, r: [float(v + 1 - r)] * 3)
 
 @task("1.3", "total", points=2)
 def total(ranks, report):
-    judge(report, ranks, "probe_tensor", "total", lambda v, r: [float(2 * v + 1)] * 3)
+    judge(report, ranks, probe_tensor, "total", lambda v, r: [float(2 * v + 1)] * 3)
 
 @task("1.4", "square", points=1)
 def square(ranks, report):
-    judge(report, ranks, "probe", "square", lambda v, r: (v + r) ** 2)
+    judge(report, ranks, probe, "square", lambda v, r: (v + r) ** 2)
 
 @task("1.5", "mean", points=2)
 def mean(ranks, report):
-    judge(report, ranks, "probe_tensor", "mean", lambda v, r: [v + 0.5] * 3)
+    judge(report, ranks, probe_tensor, "mean", lambda v, r: [v + 0.5] * 3)
 '''
 
 #: Answers by grade_id: task, title, points, code.

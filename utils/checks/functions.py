@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from utils.cluster.contracts import Ranks
+
 from .mistakes import Mistake, short
 from .probe import reading_answer, told
 from .task import Report
@@ -68,11 +70,11 @@ class Results:
         return own
 
 
-def judge_calls(ranks, report: Report, cases: Iterable[Case]) -> None:
+def judge_calls(ranks: Ranks, report: Report, cases: Iterable[Case]) -> None:
     """Compare the results of calls on every rank; the first wrong one of a rank is a problem."""
     cases = [Case(*case) for case in cases]
     calls = [[case.name, case.arguments] for case in cases]
-    for answer in report.answers(ranks, __name__, "probe_calls", calls=calls):
+    for answer in report.answers(ranks, probe_calls, calls=calls):
         for case, got in zip(cases, answer.value, strict=True):
             what = f"{case.name}({', '.join(short(a, 60) for a in case.arguments)})"
             told_as = {"what": what, "form": case.form}

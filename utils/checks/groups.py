@@ -18,6 +18,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from utils.cluster.contracts import Ranks
+
 from .task import Report
 
 # Seconds that a rank waits for the others of a group.
@@ -27,6 +29,8 @@ SIZES = (4, 2, 3, 1)
 WORLD = 4
 
 Partition = Sequence[Sequence[int]] | None
+#: The argument `group` of an answer; `None` is all ranks.
+Group = dist.ProcessGroup | None
 
 
 def partitions(world: int) -> list[Partition]:
@@ -45,7 +49,7 @@ EVERYWHERE = (*PARTITIONS, None)
 
 
 @contextlib.contextmanager
-def group_of(partition: Partition, rank: int) -> Iterator[dist.ProcessGroup | None]:
+def group_of(partition: Partition, rank: int) -> Iterator[Group]:
     """This rank's new group, destroyed at the end; all ranks do this. `None`: no partition."""
     groups = {
         tuple(members): dist.new_group(list(members), timeout=timedelta(seconds=TIMEOUT))
@@ -70,7 +74,7 @@ def in_group(probe: Callable) -> Callable:
     return in_group_of
 
 
-def keywords(partition: Partition, group: dist.ProcessGroup | None) -> dict:
+def keywords(partition: Partition, group: Group) -> dict:
     """The argument `group` of an answer; none where it is tried without."""
     return {} if partition is None else {"group": group}
 
@@ -109,10 +113,9 @@ def on(members: Sequence[int]) -> str:
 
 
 def tried(
-    ranks,
+    ranks: Ranks,
     report: Report,
-    module: str,
-    probe: str,
+    probe: Callable,
     cases: Iterable[dict],
     hint: Callable[[dict], str] | None = None,
     world: int = WORLD,
@@ -130,7 +133,7 @@ def tried(
     if not enough(ranks, report, world):
         return
     for case in cases:
-        answers = report.answers(ranks, module, probe, **case)
+        answers = report.answers(ranks, probe, **case)
         for members in (case["partition"] or [range(world)]) if answers else ():
             yield case, list(members), [answers[rank].value for rank in members]
         if report.found:
@@ -142,7 +145,7 @@ def tried(
             return
 
 
-def enough(ranks, report: Report, n: int) -> bool:
+def enough(ranks: Ranks, report: Report, n: int) -> bool:
     """Whether there are exactly `n` ranks; else a problem."""
     if ranks.n != n:
         report.problem(f"the check needs {n} ranks: ranks = cluster.start({n})")

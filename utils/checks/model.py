@@ -12,6 +12,8 @@ from pathlib import Path
 
 from IPython import get_ipython
 
+from utils.cluster.contracts import Ranks
+
 FOLDER = ".models"
 
 
@@ -25,7 +27,7 @@ def unpack(text: str) -> dict[str, list[str]]:
     return json.loads(base64.b64decode(text))
 
 
-def use_model(ranks, task: str) -> None:
+def use_model(ranks: Ranks, task: str) -> None:
     """Put the model's answer to a task on the ranks. The task stays open.
 
     Args:

@@ -7,7 +7,7 @@ back. So the student's code has no hold on the verdict.
     @task("1.4", "all_reduce", points=3)
     def sum_over_ranks(ranks, report):
         seeds = report.seeds(ranks.n)
-        for answer in report.answers(ranks, __name__, "probe_sum", each=to_each(seed=seeds)):
+        for answer in report.answers(ranks, probe_sum, each=to_each(seed=seeds)):
             report.judge(answer.rank, answer.value, expected, mistakes)
 
 The student's code runs in the process of its rank, and may read there what the probe knows. So a
@@ -28,12 +28,13 @@ from IPython import get_ipython
 
 from utils.checks.deadline import NotEnded
 from utils.checks.verdict import Problem, Verdict
+from utils.cluster.contracts import Ranks
 from utils.cluster.stubs import STUB, way_on
 from utils.cluster.tracebacks import show_errors
 
 from .calls import Calls, Rule, broken, disagreement, forgery
 from .mistakes import TOLERANCE, Mistake, recognise, same, short
-from .probe import digest
+from .probe import definitions, digest
 
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
 # deadlock is reported by the ranks that wait, with the line they wait at.
@@ -136,9 +137,9 @@ class Report:
         return said is None
 
     def answers(
-        self, ranks, module: str, probe: str, *, patience=PATIENCE, each=None, **kwargs
+        self, ranks: Ranks, probe: Callable, *, patience=PATIENCE, each=None, **kwargs
     ) -> list:
-        """Run ``module:probe`` on every rank; ``each`` has the arguments for one rank alone.
+        """Run a probe on every rank; ``each`` has the arguments for one rank alone.
 
         Their records are compared: where they do not agree, and nothing else is wrong, the check
         ends with that.
@@ -147,7 +148,7 @@ class Report:
             The replies of all ranks, in rank order; an empty list when one of them failed,
             which is then among the problems.
         """
-        replies = ranks.ask(f"{module}:{probe}", timeout=patience, each=each, **kwargs)
+        replies = ranks.ask(probe, timeout=patience, each=each, **kwargs)
         if stub := next((m for reply in replies if (m := STUB.match(reply.error or ""))), None):
             self.open = stub[1], stub[2]
             self.problem(f"Task {stub[1]} ({stub[2]}) is still open", kind="open")
@@ -212,7 +213,7 @@ def task(number: str, title: str, points: int) -> Callable:
 
     def decorate(judge: Callable) -> Callable:
         @functools.wraps(judge)
-        def check(ranks, **kwargs) -> None:
+        def check(ranks: Ranks, **kwargs) -> None:
             report = Report()
             try:
                 judge(ranks, report, **kwargs)
@@ -247,7 +248,7 @@ def _still_open(number: str, met: str, title: str) -> str:
     return f"{said} To go on without it: {way_on(met)}" if way_on(met) else said
 
 
-def _compare_with_kernel(ranks, report: Report) -> None:
+def _compare_with_kernel(ranks: Ranks, report: Report) -> None:
     """Say so where the kernel has what the ranks lack, or have in another version.
 
     A cell without ``%%px`` as its first line runs in the kernel only.
@@ -256,8 +257,7 @@ def _compare_with_kernel(ranks, report: Report) -> None:
     functions = {} if shell is None else _functions(shell.user_ns)
     if not functions:
         return
-    asked = "utils.checks.probe:definitions"
-    replies = ranks.ask(asked, names=sorted(functions), timeout=PATIENCE)
+    replies = ranks.ask(definitions, names=sorted(functions), timeout=PATIENCE)
     if any(reply.status != "ok" for reply in replies):
         return
     missing = {m[1] for text, *_ in report.found if (m := _MISSING.search(text))}

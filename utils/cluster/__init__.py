@@ -15,7 +15,7 @@ import atexit
 import contextlib
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from IPython import get_ipython
 
 from utils import timeline
 from utils.cluster import load, words
-from utils.cluster.arguments import texts
+from utils.cluster.arguments import target_of, texts
 from utils.cluster.failure import CellFailed
 from utils.cluster.network import parse as network_asked_for
 from utils.cluster.reply import Reply
@@ -244,7 +244,7 @@ class Ranks:
         """
         return timeline.of(self, title, zoom)
 
-    def ask_or_raise(self, target: str, **kwargs: Any) -> list[Any]:
+    def ask_or_raise(self, target: str | Callable[..., Any], **kwargs: Any) -> list[Any]:
         """`ask`, for the values; raises RanksError for the first rank that has none."""
         replies = self.ask(target, **kwargs)
         for reply in replies:
@@ -267,13 +267,13 @@ class Ranks:
 
     def ask(
         self,
-        target: str,
+        target: str | Callable[..., Any],
         *,
         timeout: float = 60.0,
         each: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> list[Reply]:
-        """Run `target`, "package.module:function", on every rank; one Reply each, in rank order.
+        """Run `target`, a function or "package.module:function", on every rank; one Reply each.
 
         The function is called as `function(user_ns, rank=…, **kwargs)` with the namespace of the
         rank's cells. `each` has one dict per rank, of arguments that no other rank gets: a rank's
@@ -286,8 +286,7 @@ class Ranks:
         Raises ValueError for a target or arguments that can't be sent, also where `each` is not one
         dict per rank or has a name that is in kwargs; RanksError after `stop`.
         """
-        if target.count(":") != 1:
-            raise ValueError(f'target must look like "package.module:function", not {target!r}')
+        target = target_of(target)
         arguments = texts(self.n, target, kwargs, each)
         from utils.cluster.running import Question
 

@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+
+def target_of(function: str | Callable[..., Any]) -> str:
+    """Return "package.module:function", by which a rank finds a function; text as it is.
+
+    Raises:
+        ValueError: the ranks can't import the function by its name, or the text has another form.
+    """
+    if callable(function):
+        module, name = function.__module__, function.__qualname__
+        if module == "__main__" or not name.isidentifier():
+            raise ValueError(
+                f"the ranks can't import {name} of {module}: give a function at the top level of "
+                "a module that the ranks have, too"
+            )
+        return f"{module}:{name}"
+    if not isinstance(function, str) or function.count(":") != 1:
+        raise ValueError(f'target must look like "package.module:function", not {function!r}')
+    return function
 
 
 def texts(

@@ -6,6 +6,7 @@ from utils.checks.mistakes import Mistake
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named
 from utils.checks.task import Report, task
+from utils.cluster.contracts import Ranks
 
 # Rank and world size; the second one is larger than any world of this notebook.
 CASES = ((0, 3), (1, 3), (2, 3), (6, 7), (0, 1))
@@ -18,9 +19,9 @@ def probe_neighbours(user_ns: dict, *, rank: int) -> list:
 
 
 @task("0.1", "the neighbour on a ring", points=0)
-def right_neighbour(ranks, report: Report) -> None:
+def right_neighbour(ranks: Ranks, report: Report) -> None:
     """(rank + 1) modulo the world size."""
-    for answer in report.answers(ranks, __name__, "probe_neighbours"):
+    for answer in report.answers(ranks, probe_neighbours):
         for (rank, size), got in zip(CASES, answer.value, strict=True):
             mistakes = [
                 Mistake(rank + 1, "the last rank's neighbour is rank 0: take it modulo the size"),

@@ -25,6 +25,7 @@ from utils.checks.mistakes import EXACT, TOLERANCE, Mistake, is_number, same, ta
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, fingerprint, kept, numbers, reading_answer, recorded
 from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
 from utils.labs.shared.replicas import rules_of
 
 # Long enough that MPI does not send it before the receiver is ready (rendezvous).
@@ -74,9 +75,9 @@ def probe_hello(user_ns: dict, *, rank: int) -> dict:
 
 
 @task("1.1", "hello from every rank", points=1)
-def hello(ranks, report: Report) -> None:
+def hello(ranks: Ranks, report: Report) -> None:
     """Backend, rank and world size."""
-    for answer in report.answers(ranks, __name__, "probe_hello"):
+    for answer in report.answers(ranks, probe_hello):
         rank, n, value = answer.rank, ranks.n, answer.value
         report.expect(rank, "the backend", value["backend"], "mpi")
         wrong = [
@@ -104,9 +105,9 @@ def probe_transfer(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: s
 
 
 @task("1.2", "blocking send and recv", points=2)
-def transfer(ranks, report: Report) -> None:
+def transfer(ranks: Ranks, report: Report) -> None:
     """Rank 1 ends with rank 0's tensor, the others with their own."""
-    for answer, own, how in _asked(ranks, report, "probe_transfer"):
+    for answer, own, how in _asked(ranks, report, probe_transfer):
         rank, value = answer.rank, answer.value
         if report.communication(rank, value["calls"], *_one_message(rank), blocking(True)):
             expected = own[0 if rank == 1 else rank].tolist()
@@ -115,7 +116,9 @@ def transfer(ranks, report: Report) -> None:
             report.judge(rank, value["tensor"], expected, mistakes, **how)
 
 
-def _asked(ranks, report: Report, probe: str) -> Iterator[tuple[Any, torch.Tensor, dict]]:
+def _asked(
+    ranks: Ranks, report: Report, probe: Callable
+) -> Iterator[tuple[Any, torch.Tensor, dict]]:
     """Answers on tensors of several kinds, until there are problems.
 
     Yields:
@@ -127,7 +130,7 @@ def _asked(ranks, report: Report, probe: str) -> Iterator[tuple[Any, torch.Tenso
         given = {"each": to_each(seed=seeds), "shape": shape, "dtype": dtype}
         what = f", {dtype}{list(shape)}" if dtype != "float32" else ""
         tolerance = {"float32": TOLERANCE, "float64": EXACT, "int64": 0.0}[dtype]
-        for answer in report.answers(ranks, __name__, probe, **given):
+        for answer in report.answers(ranks, probe, **given):
             yield answer, own, {"what": what, "tolerance": tolerance}
             if not report.of(answer.rank):
                 report.communication(answer.rank, answer.value["calls"], _whole(shape, dtype))
@@ -174,7 +177,7 @@ def probe_transfer_overlapped(
 
 
 @task("1.3", "isend and irecv around work", points=3)
-def transfer_overlapped(ranks, report: Report) -> None:
+def transfer_overlapped(ranks: Ranks, report: Report) -> None:
     """As 1.2, non-blocking, with the work between start and wait."""
     length = LONG + report.seed % 1000
     kinds = ((length,), "float32"), ((2, length // 2 + 1), "float64"), ((3, 4), "float32")
@@ -184,11 +187,11 @@ def transfer_overlapped(ranks, report: Report) -> None:
             return
 
 
-def _judge_transfer(ranks, report: Report, shape: tuple[int, ...], dtype: str) -> None:
+def _judge_transfer(ranks: Ranks, report: Report, shape: tuple[int, ...], dtype: str) -> None:
     seeds = report.seeds(ranks.n)
     prints = [fingerprint(_tensor(seed, shape, dtype)) for seed in seeds]
     given = {"each": to_each(seed=seeds), "shape": shape, "dtype": dtype}
-    for answer in report.answers(ranks, __name__, "probe_transfer_overlapped", **given):
+    for answer in report.answers(ranks, probe_transfer_overlapped, **given):
         rank, value = answer.rank, answer.value
         right = value["tensor"] == prints[0 if rank == 1 else rank]
         rules = (*_one_message(rank), blocking(False), waited)
@@ -236,10 +239,10 @@ def probe_sum(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -
 
 
 @task("1.4", "all_reduce", points=2)
-def sum_over_ranks(ranks, report: Report) -> None:
+def sum_over_ranks(ranks: Ranks, report: Report) -> None:
     """Every rank has the sum, by one all_reduce."""
     rules = (only("all_reduce"), made("all_reduce", 1), waited)
-    for answer, own, how in _asked(ranks, report, "probe_sum"):
+    for answer, own, how in _asked(ranks, report, probe_sum):
         rank = answer.rank
         once = report.communication(rank, answer.value["calls"], *rules)
         if once and report.communication(rank, answer.value["calls again"], *rules):
@@ -300,7 +303,7 @@ def _noted_memory() -> Iterator[dict[str, list[int]]]:
 
 
 @task("1.5", "an exchange without deadlock", points=3)
-def exchange(ranks, report: Report) -> None:
+def exchange(ranks: Ranks, report: Report) -> None:
     """Ranks 0 and 1 swap tensors, short ones and such that do not fit in a buffer."""
     eager, seed = {}, report.seed
     kinds = [((4,), "float32"), ((10**6 + seed % 1000,), "float32"), ((2, 3), "float64")]
@@ -308,7 +311,7 @@ def exchange(ranks, report: Report) -> None:
         seeds = report.seeds(ranks.n)
         prints = [fingerprint(_tensor(seed, shape, dtype)) for seed in seeds]
         given = {"each": to_each(seed=seeds), "shape": shape, "dtype": dtype}
-        for answer in report.answers(ranks, __name__, "probe_exchange", **given):
+        for answer in report.answers(ranks, probe_exchange, **given):
             _judge_exchange(report, answer.rank, answer.value, prints, shape, dtype)
             if answer.rank < 2 and not report.found:
                 first = answer.value["calls"][0]
@@ -435,10 +438,10 @@ def _uses(function: Callable, tensor: torch.Tensor, group: Any, is_member: bool)
 
 
 @task("1.6", "a collective on a subgroup", points=2)
-def sum_over_even_ranks(ranks, report: Report) -> None:
+def sum_over_even_ranks(ranks: Ranks, report: Report) -> None:
     """The even ranks have their sum, the odd ones their own tensor."""
     evens, counts = list(range(0, ranks.n, 2)), []
-    answers = report.answers(ranks, __name__, "probe_even_group")
+    answers = report.answers(ranks, probe_even_group)
     for answer in answers:
         _judge_group(report, answer.rank, answer.value, evens)
         counts.append(answer.value["count"])
@@ -450,7 +453,7 @@ def sum_over_even_ranks(ranks, report: Report) -> None:
             "run it again"
         )
         report.problem(said)
-        report.answers(ranks, __name__, "probe_forget", count=max(counts))
+        report.answers(ranks, probe_forget, count=max(counts))
     elif not report.found:
         _judge_one_call(report, [answer.value for answer in answers])
     if report.found:
@@ -459,7 +462,7 @@ def sum_over_even_ranks(ranks, report: Report) -> None:
     own = [numbers(seed, 5) for seed in seeds]
     others = [numbers(seed, 2, 3, double=True) for seed in seeds]
     given = {"each": to_each(seed=seeds), "evens": evens}
-    for answer in report.answers(ranks, __name__, "probe_even_sum", **given):
+    for answer in report.answers(ranks, probe_even_sum, **given):
         rank, value = answer.rank, answer.value
         _judge_even_sum(report, rank, value, own, evens)
         right = sum(others[r] for r in evens) if rank in evens else others[rank]
@@ -624,7 +627,7 @@ def probe_fit(user_ns: dict, *, rank: int, sizes: list, times: list) -> object:
 
 
 @task("1.7", "ping-pong: latency and bandwidth", points=4)
-def ping_pong(ranks, report: Report) -> None:
+def ping_pong(ranks: Ranks, report: Report) -> None:
     """The median time of a message, then the latency and bandwidth that noisy times follow."""
     # Far above what the machine itself needs, which then does not count.
     start = 20.0 + report.seed % 1000 / 50
@@ -640,7 +643,7 @@ def ping_pong(ranks, report: Report) -> None:
             "each": to_each(stamp=seeds),
         }
         given |= {"nbytes": nbytes, "factors": factors}
-        for answer in report.answers(ranks, __name__, "probe_ping_pong", **given):
+        for answer in report.answers(ranks, probe_ping_pong, **given):
             wrong = functools.partial(_wrong_times, true, factors, share)
             play = nbytes, repeats
             _judge_ping_pong(report, answer.rank, answer.value, play, true, wrong, seeds)
@@ -710,7 +713,7 @@ def _wrong_times(
     return [no_number, *table({said: factor * true for said, factor in factors.items()})]
 
 
-def _judge_fit(ranks, report: Report) -> None:
+def _judge_fit(ranks: Ranks, report: Report) -> None:
     """Times of short to long messages, then of such that latency and bytes take equally long."""
     chance = np.random.default_rng(report.seed)
     latency, bandwidth = chance.uniform(20e-6, 60e-6), chance.uniform(1e9, 4e9)
@@ -722,14 +725,19 @@ def _judge_fit(ranks, report: Report) -> None:
 
 
 def _judge_line(
-    ranks, report: Report, latency: float, bandwidth: float, sizes: list[int], off: Sequence[float]
+    ranks: Ranks,
+    report: Report,
+    latency: float,
+    bandwidth: float,
+    sizes: list[int],
+    off: Sequence[float],
 ) -> None:
     """off: by which factors the times are off, in turn."""
     chance = np.random.default_rng(report.seed + len(sizes))
     signs = np.resize(chance.permutation(off), len(sizes))
     noise = signs * chance.uniform(0.98, 1.02, len(sizes))
     times = [(latency + n / bandwidth) * e for n, e in zip(sizes, noise, strict=True)]
-    for answer in report.answers(ranks, __name__, "probe_fit", sizes=sizes, times=times)[:1]:
+    for answer in report.answers(ranks, probe_fit, sizes=sizes, times=times)[:1]:
         got = answer.value
         if not isinstance(got, list) or len(got) != 2 or not all(map(is_number, got)):
             said = "numbers that are not nan" if isinstance(got, list) else "a pair of numbers"

@@ -22,11 +22,12 @@ from torch.utils.data.distributed import DistributedSampler
 from utils import data
 from utils.checks.calls import inside
 from utils.checks.functions import Results
-from utils.checks.groups import in_group, keywords, on, partitions, places, tried
+from utils.checks.groups import Group, in_group, keywords, on, partitions, places, tried
 from utils.checks.mistakes import Mistake, is_number, one_of, same, short, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, numbers, reading_answer, recorded, told
 from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
 from utils.labs.shared.replicas import one_number, rules_of
 
 #: Samples: one number that all p of 1 … 4 divide, and awkward ones.
@@ -118,7 +119,7 @@ def _turned() -> Iterator[None]:
 
 
 def _judge_calls(
-    ranks,
+    ranks: Ranks,
     report: Report,
     name: str,
     calls: list,
@@ -137,7 +138,7 @@ def _judge_calls(
     Returns:
         The answers if all are right, for more questions.
     """
-    answers = report.answers(ranks, __name__, "probe_calls", name=name, calls=calls)
+    answers = report.answers(ranks, probe_calls, name=name, calls=calls)
     for answer in answers:
         for (arguments, named), got in zip(calls, answer.value, strict=True):
             right, rank = expected(*arguments, **named), answer.rank
@@ -159,7 +160,7 @@ def _judge_calls(
     return [] if report.found else answers
 
 
-def _follows(ranks, report: Report, name: str, calls: list, expected: Callable) -> None:
+def _follows(ranks: Ranks, report: Report, name: str, calls: list, expected: Callable) -> None:
     """Ask again where sampler and data set give other numbers: the answer has to follow them."""
     if report.found:
         return
@@ -167,7 +168,7 @@ def _follows(ranks, report: Report, name: str, calls: list, expected: Callable) 
         "not what the DistributedSampler and the data set give: the check let them give other "
         "numbers, and the answer did not change. Take the numbers from them"
     )
-    answers = report.answers(ranks, __name__, "probe_calls", name=name, calls=calls, turned=True)
+    answers = report.answers(ranks, probe_calls, name=name, calls=calls, turned=True)
     with _turned():
         right = [expected(*arguments, **named) for arguments, named in calls]
     for answer in answers:
@@ -203,7 +204,7 @@ _BY_HAND = "made by hand: the task asks for a DistributedSampler, which your tra
 
 
 @task("2.1", "the items of a rank", points=2)
-def items_of(ranks, report: Report) -> None:
+def items_of(ranks: Ranks, report: Report) -> None:
     """Each rank's items, for every n, p, r, with and without shuffle and drop_last."""
     calls = [
         ((n, p, r), {"shuffle": shuffle, "drop_last": drop_last})
@@ -223,7 +224,7 @@ def _items(n, p, r, **how) -> list[int]:
     return [int(dataset[sample]) for sample in share(n, p, r, **how)]
 
 
-def _wrong_items(world, rank, n, p, r, **how) -> Iterator[Mistake]:
+def _wrong_items(world: int, rank, n, p, r, **how) -> Iterator[Mistake]:
     right = _items(n, p, r, **how)
     shuffled = "shuffled, but shuffle=False: the sampler shuffles unless you say shuffle=shuffle"
     if how["shuffle"]:
@@ -249,7 +250,7 @@ def _wrong_items(world, rank, n, p, r, **how) -> Iterator[Mistake]:
 
 
 @task("2.2", "a new order in every epoch", points=2)
-def epoch_orders(ranks, report: Report) -> None:
+def epoch_orders(ranks: Ranks, report: Report) -> None:
     """The shuffled order of each epoch, the same permutation on all ranks."""
     seed = _numbers(report.seed, 5, 1000)
     calls = [
@@ -277,7 +278,7 @@ def _orders(n, p, r, epochs, seed) -> list[list[int]]:
     return [share(n, p, r, shuffle=True, seed=seed, epoch=epoch) for epoch in range(epochs)]
 
 
-def _wrong_orders(world, rank, n, p, r, epochs, seed) -> Iterator[Mistake]:
+def _wrong_orders(world: int, rank, n, p, r, epochs, seed) -> Iterator[Mistake]:
     def with_seeds(*seeds: int) -> Callable:
         return one_of(*(_orders(n, p, r, epochs, other) for other in seeds))
 
@@ -305,7 +306,7 @@ def _wrong_orders(world, rank, n, p, r, epochs, seed) -> Iterator[Mistake]:
 
 
 @task("2.3", "predict what is repeated and what is lost", points=3)
-def repeated_and_lost(ranks, report: Report) -> None:
+def repeated_and_lost(ranks: Ranks, report: Report) -> None:
     """Repeated and lost samples by arithmetic, for more ranks than there are here, too."""
     calls = [
         ((n, p, drop_last), {})
@@ -339,7 +340,7 @@ def _in_order(value: Any) -> Any:
     return [sorted(part) if n else part for part, n in zip(value, numbers, strict=True)]
 
 
-def _wrong_predictions(world, rank, n, p, drop_last) -> Iterator[Mistake]:
+def _wrong_predictions(world: int, rank, n, p, drop_last) -> Iterator[Mistake]:
     def again(count: int) -> list:
         """The first `count` samples are repeated: from 0 on, and from 0 again after n - 1."""
         return [sorted(k % n for k in range(count)), []]
@@ -377,7 +378,7 @@ def _microbatches(n, m, p, r, shuffle=False, epoch=0, drop_last=False) -> list[l
 
 
 @task("2.4", "the microbatches of a rank", points=3)
-def microbatches(ranks, report: Report) -> None:
+def microbatches(ranks: Ranks, report: Report) -> None:
     """Lists of m / p sample numbers, for every rank, epoch and drop_last."""
     fresh = _numbers(report.seed, 30, 60)
     calls = [
@@ -402,7 +403,7 @@ def microbatches(ranks, report: Report) -> None:
 
 
 def _wrong_microbatches(
-    world, rank, n, m, p, r, shuffle=False, epoch=0, drop_last=False
+    world: int, rank, n, m, p, r, shuffle=False, epoch=0, drop_last=False
 ) -> Iterator[Mistake]:
     own = share(n, p, r, shuffle=shuffle, epoch=epoch)
     fewer = share(n, p, r, shuffle=shuffle, epoch=epoch, drop_last=True)
@@ -521,7 +522,7 @@ def _at(batches_: list, k: int) -> list:
 
 
 @in_group
-def probe_same(user_ns: dict, *, rank: int, group, partition, scenarios: list) -> list[dict]:
+def probe_same(user_ns: dict, *, rank: int, group: Group, partition, scenarios: list) -> list[dict]:
     """`same_minibatches` in this rank's group, once for each scenario."""
     function, answers = reading_answer(user_ns, "same_minibatches"), []
     named = keywords(partition, group)
@@ -538,7 +539,7 @@ def _groups(case: dict) -> str:
 
 
 @task("2.5", "the union is the sequential minibatch", points=4)
-def same_minibatches(ranks, report: Report) -> None:
+def same_minibatches(ranks: Ranks, report: Report) -> None:
     """The twin's minibatches, then the verdict of a group about its microbatches."""
     _judge_twin(ranks, report)
     if report.found:
@@ -551,7 +552,7 @@ def same_minibatches(ranks, report: Report) -> None:
         of_ranks = [_scenarios(p, r, report.seed) for r, p in places(partition, ranks.n)]
         told_ = [[scenarios[name][:2] for name in order] for scenarios in of_ranks]
         cases.append({"partition": partition, "each": to_each(scenarios=told_)})
-    asked = tried(ranks, report, __name__, "probe_same", cases, _groups, ranks.n)
+    asked = tried(ranks, report, probe_same, cases, _groups, ranks.n)
     for case, members, values in asked:
         truth, order = _truth(len(members), report.seed), orders[cases.index(case)]
         for rank, value in zip(members, values, strict=True):
@@ -580,7 +581,7 @@ def _judge_same(report: Report, rank, value, members, name: str, wanted: bool, w
     return got is wanted
 
 
-def _judge_twin(ranks, report: Report) -> None:
+def _judge_twin(ranks: Ranks, report: Report) -> None:
     calls = [
         ((n, m), {"shuffle": shuffle, "epoch": epoch})
         for shuffle, epoch in _epochs(report.seed)
@@ -594,7 +595,7 @@ def _twins(n, m, shuffle, epoch) -> list[list[int]]:
     return _microbatches(n, m, 1, 0, shuffle, epoch)
 
 
-def _wrong_twins(world, rank, n, m, shuffle, epoch) -> Iterator[Mistake]:
+def _wrong_twins(world: int, rank, n, m, shuffle, epoch) -> Iterator[Mistake]:
     def is_permutation(got: Any) -> bool:
         nested = isinstance(got, list) and all(isinstance(part, list) for part in got)
         return nested and sorted(map(str, chain(*got))) == sorted(map(str, range(n)))
@@ -630,7 +631,7 @@ def _shares(seed: int, n: int, p: int) -> list[list[float]]:
 
 
 @in_group
-def probe_mean(user_ns: dict, *, rank: int, group, partition, values: list, n: int) -> dict:
+def probe_mean(user_ns: dict, *, rank: int, group: Group, partition, values: list, n: int) -> dict:
     """`mean_once` of this rank's values."""
     function, mine = reading_answer(user_ns, "mean_once"), torch.tensor(values)
     result, calls = recorded(function, mine, n, **keywords(partition, group))
@@ -638,7 +639,7 @@ def probe_mean(user_ns: dict, *, rank: int, group, partition, values: list, n: i
 
 
 @task("2.6", "every sample counts once", points=3)
-def mean_once(ranks, report: Report) -> None:
+def mean_once(ranks: Ranks, report: Report) -> None:
     """The mean over n samples, by one all_reduce, from shares that contain padding."""
     cases = []
     for partition in (*partitions(ranks.n), None):
@@ -646,9 +647,7 @@ def mean_once(ranks, report: Report) -> None:
             (seed,) = report.seeds(1)
             values = [_shares(seed, n, p)[r] for r, p in places(partition, ranks.n)]
             cases.append({"partition": partition, "n": n, "each": to_each(values=values)})
-    for case, members, values in tried(
-        ranks, report, __name__, "probe_mean", cases, _groups, ranks.n
-    ):
+    for case, members, values in tried(ranks, report, probe_mean, cases, _groups, ranks.n):
         parts = [case["each"][rank]["values"] for rank in members]
         for rank, value in zip(members, values, strict=True):
             _judge_mean(report, rank, value, case["n"], members, parts)

@@ -14,11 +14,22 @@ import torch
 from torch import nn
 
 from utils.checks.calls import inside, made, only, some, waited
-from utils.checks.groups import EVERYWHERE, PARTITIONS, WORLD, in_group, keywords, on, places, tried
+from utils.checks.groups import (
+    EVERYWHERE,
+    PARTITIONS,
+    WORLD,
+    Group,
+    in_group,
+    keywords,
+    on,
+    places,
+    tried,
+)
 from utils.checks.mistakes import Mistake, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, in_double, numbers, recorded, told
 from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import Twin
 
@@ -61,7 +72,7 @@ def probe_average(
     user_ns: dict,
     *,
     rank: int,
-    group,
+    group: Group,
     partition,
     seed: int,
     counts: list,
@@ -101,9 +112,9 @@ def probe_average(
     return answers
 
 
-def _judge_gradients(ranks, report: Report, cases: list[dict], mistakes, extra: int) -> None:
+def _judge_gradients(ranks: Ranks, report: Report, cases: list[dict], mistakes, extra: int) -> None:
     """mistakes: of the own gradients, samples of all ranks, members and rank. extra all_reduces."""
-    for case, members, values in tried(ranks, report, __name__, "probe_average", cases, _counts):
+    for case, members, values in tried(ranks, report, probe_average, cases, _counts):
         counts, seeds = _of_calls(case, "counts"), [one["seed"] for one in case["each"]]
         for rank, value in zip(members, values, strict=True):
             for k, (n, got) in enumerate(zip(counts, value, strict=True)):
@@ -150,7 +161,7 @@ def _samples(counts: Sequence[int]) -> str:
 
 
 @task("3.1", "average the gradients", points=3)
-def average_gradients(ranks, report: Report) -> None:
+def average_gradients(ranks: Ranks, report: Report) -> None:
     """The mean of the group's gradients, by one all_reduce per parameter that has one."""
     cases = [_gradient_case(report, partition, [[1] * WORLD] * CALLS) for partition in EVERYWHERE]
     _judge_gradients(ranks, report, cases, _wrong_averages, extra=0)
@@ -181,7 +192,7 @@ def _wrong_averages(own, n, members, rank: int, _) -> Iterator[Mistake]:
 
 
 @task("3.2", "average over unequal parts", points=3)
-def average_gradients_weighted(ranks, report: Report) -> None:
+def average_gradients_weighted(ranks: Ranks, report: Report) -> None:
     """The gradient of the mean over all samples of the group."""
     cases = []
     for step, partition in enumerate([*EVERYWHERE, *WITH_EMPTY]):
@@ -230,7 +241,7 @@ def _wrong_weighted(own, n, members, rank: int, earlier) -> Iterator[Mistake]:
 
 
 @in_group
-def probe_metrics(user_ns: dict, *, rank: int, group, partition, parts: list) -> list[dict]:
+def probe_metrics(user_ns: dict, *, rank: int, group: Group, partition, parts: list) -> list[dict]:
     """`global_metrics` on this rank's sums, once for each call."""
     function, answers = answer_named(user_ns, "global_metrics"), []
     for sums in parts:
@@ -243,7 +254,7 @@ def probe_metrics(user_ns: dict, *, rank: int, group, partition, parts: list) ->
 
 
 @task("3.3", "loss and accuracy over all ranks", points=2)
-def global_metrics(ranks, report: Report) -> None:
+def global_metrics(ranks: Ranks, report: Report) -> None:
     """Sums and counts of all ranks by one all_reduce, then two divisions."""
     cases = []
     for step, partition in enumerate([*EVERYWHERE, *WITH_EMPTY]):
@@ -255,7 +266,7 @@ def global_metrics(ranks, report: Report) -> None:
         nothing = case["each"][1]["parts"][0][2] == 0
         return "rank 1 had no sample: its three numbers were zeros" if nothing else ""
 
-    for case, members, values in tried(ranks, report, __name__, "probe_metrics", cases, hint):
+    for case, members, values in tried(ranks, report, probe_metrics, cases, hint):
         for rank, value in zip(members, values, strict=True):
             for parts, got in zip(_of_calls(case, "parts"), value, strict=True):
                 if not _judge_metrics(report, rank, got, members, parts):
@@ -344,7 +355,15 @@ def _minibatch(seed: int, number: int, count: int, kind: str) -> tuple[torch.Ten
 
 @in_group
 def probe_steps(
-    user_ns: dict, *, rank: int, group, partition, own: int, seed: int, kind: str, counts: list
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    partition,
+    own: int,
+    seed: int,
+    kind: str,
+    counts: list,
 ) -> list[dict]:
     """`train_step` on one minibatch after the other; ``own`` is the seed of this rank's samples."""
     model = _step_model(seed, kind)
@@ -381,7 +400,7 @@ LOSS_MISTAKES = {
 
 
 @task("3.4", "one data-parallel step", points=4)
-def train_step(ranks, report: Report) -> None:
+def train_step(ranks: Ranks, report: Report) -> None:
     """The step of the sequential twin, at 1 to 4 ranks and on awkward minibatches and models."""
     names = ("partition", "kind", "counts")
     seeds = report.seeds(WORLD)  # a rank has right samples in its own part of a minibatch only
@@ -394,7 +413,7 @@ def train_step(ranks, report: Report) -> None:
         words = KINDS[case["kind"]].rstrip(", ")
         return words and f"that was a model with {words}"
 
-    for case, members, values in tried(ranks, report, __name__, "probe_steps", cases, hint):
+    for case, members, values in tried(ranks, report, probe_steps, cases, hint):
         twin = Twin(_step_model(report.seed, case["kind"]), _rate(report.seed))
         for number, count in enumerate(case["counts"]):
             where = f"{KINDS[case['kind']]}minibatch of {count} {on(members)}"
@@ -444,14 +463,14 @@ TAKE = {
 
 
 @task("3.5", "the same result as the sequential run", points=2)
-def same_result(ranks, report: Report) -> None:
+def same_result(ranks: Ranks, report: Report) -> None:
     """`train_parallel` on a few images, then the histories of the run and what was trained."""
     # Groups of 4, of 2, of 3 and 1 ranks; a training takes too long for more. Where the parts are
     # not of the same size, rank 0 has the largest one: it alone has an odd seed.
     seeds = [2 * seed + (rank == 0) for rank, seed in enumerate(report.seeds(WORLD))]
     among, given = (None, *PARTITIONS[1:3]), {"each": to_each(seed=seeds)}
     cases = [{"partition": partition} | given for partition in among]
-    for _, members, values in tried(ranks, report, training.__name__, "probe_training", cases):
+    for _, members, values in tried(ranks, report, training.probe_training, cases):
         _judge_shares(report, members, values, first=True)
         if report.found:
             break
@@ -526,7 +545,7 @@ DAMAGES = ["none", *map(str, range(len(PARAMETERS))), *SUBTLE, *["none"] * 6]
 
 @in_group
 def probe_sync(
-    user_ns: dict, *, rank: int, group, partition, seed: int, damages: list[list]
+    user_ns: dict, *, rank: int, group: Group, partition, seed: int, damages: list[list]
 ) -> list[dict]:
     """`replicas_in_sync` on replicas that may differ: one dict for each time.
 
@@ -600,7 +619,7 @@ def _damage(model: nn.Module, how: str, which: int, at: int) -> None:
 
 
 @task("3.6", "are the replicas in sync?", points=2)
-def replicas_in_sync(ranks, report: Report) -> None:
+def replicas_in_sync(ranks: Ranks, report: Report) -> None:
     """True exactly when the group's replicas agree bit by bit, and the same on all its ranks."""
     # In another order in each case: in a group of its own a rank sees all damages.
     draw, cases, orders = random.Random(report.seeds(1)[0]), [], []
@@ -610,7 +629,7 @@ def replicas_in_sync(ranks, report: Report) -> None:
         damages = [[_damage_of(DAMAGES[k], *where, report.seed) for k in order] for where in at]
         each = to_each(damages=damages)
         cases.append({"partition": partition, "seed": report.seed, "each": each})
-    for case, members, values in tried(ranks, report, __name__, "probe_sync", cases):
+    for case, members, values in tried(ranks, report, probe_sync, cases):
         order = orders[cases.index(case)]
         for rank, value in zip(members, values, strict=True):
             for k, got in sorted(zip(order, value, strict=True), key=lambda pair: pair[0]):

@@ -18,10 +18,11 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from utils import data
-from utils.checks.groups import WORLD, in_group, keywords, members_of
+from utils.checks.groups import WORLD, Group, in_group, keywords, members_of
 from utils.checks.mistakes import Mistake, same
 from utils.checks.probe import answer_named, recorded, told
 from utils.checks.task import Report
+from utils.cluster.contracts import Ranks
 from utils.labs.shared import replicas
 
 KEYS = ("loss", "test_loss", "accuracy")
@@ -79,7 +80,7 @@ def small_mlp() -> nn.Module:
 
 
 @in_group
-def probe_training(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
+def probe_training(user_ns: dict, *, rank: int, group: Group, partition, seed: int) -> dict:
     """`train_parallel` on a few images: its history, and which images the model got, in order.
 
     seed: of this rank's images. Only in its own parts are they what the group trains on.
@@ -240,9 +241,9 @@ def probe_run(user_ns: dict, *, rank: int) -> dict | None:
     return answer
 
 
-def judge_run(ranks, report: Report) -> None:
+def judge_run(ranks: Ranks, report: Report) -> None:
     """Both histories agree as far as noise lets them, and both models were really trained."""
-    answers = report.answers(ranks, __name__, "probe_run")
+    answers = report.answers(ranks, probe_run)
     if not answers:
         return
     zero, one = (answer.value for answer in answers[:2])

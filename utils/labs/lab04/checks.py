@@ -22,11 +22,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from utils.checks.calls import Calls, Rule, inside, only, some
 from utils.checks.functions import Results
-from utils.checks.groups import EVERYWHERE, PARTITIONS, WORLD, enough, in_group, keywords, on, tried
+from utils.checks.groups import (
+    EVERYWHERE,
+    PARTITIONS,
+    WORLD,
+    Group,
+    enough,
+    in_group,
+    keywords,
+    on,
+    tried,
+)
 from utils.checks.mistakes import Mistake, same, short, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, reading_answer, recorded, told
 from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import Twin
 
@@ -65,7 +76,7 @@ def _minibatch(seed: int, number: int, awkward: bool) -> tuple[torch.Tensor, tor
 
 @in_group
 def probe_step(
-    user_ns: dict, *, rank: int, group, partition, own: int, awkward: bool, rate: float
+    user_ns: dict, *, rank: int, group: Group, partition, own: int, awkward: bool, rate: float
 ) -> dict:
     """`replicate` a model of this rank's own seed, then some steps on samples of that seed."""
     named = keywords(partition, group)
@@ -125,7 +136,7 @@ LOSS_MISTAKES = {
 
 
 @task("4.1", "DDP in a training step", points=3)
-def ddp_step(ranks, report: Report) -> None:
+def ddp_step(ranks: Ranks, report: Report) -> None:
     """The first rank's weights at the start, then the sequential twin's steps."""
     seeds = report.seeds(WORLD)
     given = {"each": to_each(own=seeds)}
@@ -133,7 +144,7 @@ def ddp_step(ranks, report: Report) -> None:
     cases = [{"partition": p, "awkward": False, "rate": draw.uniform(0.2, 0.8)} | given
              for p in EVERYWHERE]  # fmt: skip
     cases.append(cases[1] | {"awkward": True})
-    for case, members, values in tried(ranks, report, __name__, "probe_step", cases):
+    for case, members, values in tried(ranks, report, probe_step, cases):
         twin = Twin(_step_model(seeds[members[0]], case["awkward"]), case["rate"])
         start, rules = replicas.weights_of(twin.model), functools.partial(_step_rules, members)
         for rank, value in zip(members, values, strict=True):
@@ -235,10 +246,10 @@ def probe_real_buckets(user_ns: dict, *, rank: int, widths: list[int], cap: int)
 
 
 @task("4.2", "which gradient travels in which bucket", points=2)
-def assign_buckets(ranks, report: Report) -> None:
+def assign_buckets(ranks: Ranks, report: Report) -> None:
     """DDP's own assignment, on random sizes and on a real DDP."""
     cases = _bucket_cases(report.seed)
-    for answer in report.answers(ranks, __name__, "probe_assign", cases=cases):
+    for answer in report.answers(ranks, probe_assign, cases=cases):
         for case, got in zip(cases, answer.value, strict=True):
             what = f"assign_buckets({short(case['sizes'])}, {case['cap']}, {case['first_cap']})"
             form, wrong = "a list of lists of indices", _wrong_buckets(case, got)
@@ -249,7 +260,7 @@ def assign_buckets(ranks, report: Report) -> None:
     draw = random.Random(report.seed)
     widths = [6, *(draw.choice((8, 20, 32, 50)) for _ in range(5)), 4]
     given = {"widths": widths, "cap": draw.choice((1500, 4000, 7000))}
-    for answer in report.answers(ranks, __name__, "probe_real_buckets", **given):
+    for answer in report.answers(ranks, probe_real_buckets, **given):
         foretold, real = answer.value["foretold"], answer.value["real"]
         report.expect(answer.rank, "bytes of the buckets of a real DDP", foretold, real)
 
@@ -308,7 +319,7 @@ def probe_hidden(user_ns: dict, *, rank: int, cases: list, begin: float, end: fl
 
 
 @task("4.3", "how much is hidden", points=3)
-def hidden_share(ranks, report: Report) -> None:
+def hidden_share(ranks: Ranks, report: Report) -> None:
     """The share on made-up intervals, then on a step that the ranks really take."""
     cases = overlap.cases(report.seed)
     # Again in tenths of a microsecond, around 0; and on the clock of a machine that runs for days.
@@ -324,7 +335,7 @@ def hidden_share(ranks, report: Report) -> None:
         _judge_shares(ranks, report, these, given)
     if report.found or not enough(ranks, report, WORLD):
         return
-    steps = [a.value for a in report.answers(ranks, overlap.__name__, "probe_overlap") if a.value]
+    steps = [a.value for a in report.answers(ranks, overlap.probe_overlap) if a.value]
     for rank, step in enumerate(steps):
         share = step.pop("share")
         what = "hidden share of a measured step (times in seconds, milliseconds apart)"
@@ -333,10 +344,10 @@ def hidden_share(ranks, report: Report) -> None:
         report.problem("nothing was hidden in a step of DDP on an emulated 1 Gbit/s network")
 
 
-def _judge_shares(ranks, report: Report, cases: dict[str, list], given: dict) -> None:
+def _judge_shares(ranks: Ranks, report: Report, cases: dict[str, list], given: dict) -> None:
     again = [*cases.items(), ("the first case again", next(iter(cases.values())))]
     cases = list(cases.values())
-    for answer in report.answers(ranks, __name__, "probe_hidden", cases=cases, **given):
+    for answer in report.answers(ranks, probe_hidden, cases=cases, **given):
         for (what, transfers), got in zip(again, answer.value, strict=True):
             expected = overlap.hidden(transfers, **given)
             wrong = overlap.wrong_shares(transfers, got, **given)
@@ -355,7 +366,7 @@ SLOW = (4e-3, 1e9)  # a network with latency, so that no all_reduce ends at once
 
 @in_group
 def probe_hook(
-    user_ns: dict, *, rank: int, group, partition, own: int, seed: int, large: float
+    user_ns: dict, *, rank: int, group: Group, partition, own: int, seed: int, large: float
 ) -> dict:
     """`fp16_hook` in DDP: the gradients of the third step, how they came, and large ones.
 
@@ -401,7 +412,7 @@ RETURN = {
 }
 
 
-def _can_be_late(group, blocks: bool) -> bool:
+def _can_be_late(group: Group, blocks: bool) -> bool:
     """Whether the others of a group can wait until the hook of its first rank has returned.
 
     Not where a rank is known to block in it, and not on ranks whose futures complete at once.
@@ -425,7 +436,7 @@ WAITS = (
 )
 
 
-def _watched(hook: Callable, answer: dict, group) -> Callable:
+def _watched(hook: Callable, answer: dict, group: Group) -> Callable:
     """The hook, counted; waits inside of it for what is not over are counted, too.
 
     Where the other ranks are `late`, they begin when the hook of the group's first has returned:
@@ -509,7 +520,7 @@ VALUES = {
 
 
 @task("4.4", "a hook that compresses", points=4)
-def fp16_hook(ranks, report: Report) -> None:
+def fp16_hook(ranks: Ranks, report: Report) -> None:
     """Mean gradients to half precision, half of the bytes, and no wait inside."""
     twin = Twin(replicas.net(report.seed, _HOOK_NET), 1.0)
     # A loss so many times as large has gradients whose mean fits into float16, but no sum does.
@@ -518,7 +529,7 @@ def fp16_hook(ranks, report: Report) -> None:
     own = [twin.gradient(*replicas.samples(seed, 8)) for seed in seeds]
     given = {"seed": report.seed, "large": large, "each": to_each(own=seeds)}
     cases = [{"partition": p} | given for p in PARTITIONS]
-    for _, members, values in tried(ranks, report, __name__, "probe_hook", cases):
+    for _, members, values in tried(ranks, report, probe_hook, cases):
         for rank, value in zip(members, values, strict=True):
             _judge_hook(report, rank, value, members, own)
 
@@ -581,7 +592,7 @@ def _microbatches(seed: int, k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 @in_group
 def probe_accumulate(
-    user_ns: dict, *, rank: int, group, partition, own: int, seed: int, ks: list
+    user_ns: dict, *, rank: int, group: Group, partition, own: int, seed: int, ks: list
 ) -> list:
     """`accumulate` on one model, once for each number of microbatches; ``own`` is their seed."""
     function, answers = reading_answer(user_ns, "accumulate"), []
@@ -609,14 +620,14 @@ def probe_accumulate(
 
 
 @task("4.5", "k microbatches, one communication", points=3)
-def accumulate(ranks, report: Report) -> None:
+def accumulate(ranks: Ranks, report: Report) -> None:
     """The gradient of one large batch; all_reduces for one backward."""
     ks = ([3, 2], [4, 3], [2, 5], [5, 4], [3, 1])  # 1 leaves nothing to accumulate: last
     pairs = zip(EVERYWHERE, ks, strict=True)
     seeds = report.seeds(WORLD)
     given = {"seed": report.seed, "each": to_each(own=seeds)}
     cases = [{"partition": p, "ks": k} | given for p, k in pairs]
-    for case, members, values in tried(ranks, report, __name__, "probe_accumulate", cases):
+    for case, members, values in tried(ranks, report, probe_accumulate, cases):
         twin, own = Twin(replicas.net(report.seed), 1.0), {}
         for k in case["ks"]:
             parts = {r: _microbatches(seeds[r], k) for r in members}

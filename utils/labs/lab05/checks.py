@@ -28,6 +28,7 @@ from utils.checks.mistakes import Mistake, is_number, same, short, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, reading_answer, told
 from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
 from utils.labs.shared import slurm_script
 from utils.labs.shared.replicas import rules_of
 
@@ -117,7 +118,7 @@ def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
 
 
 @task("5.1", "a stopwatch for many ranks", points=3)
-def time_rounds(ranks, report: Report) -> None:
+def time_rounds(ranks: Ranks, report: Report) -> None:
     """The slowest rank's seconds per step, warmed up, from a common start."""
     first_is_slow = bool(report.seed % 2)  # in the first trial rank 1, or in the second
     for trial, (rounds, steps) in enumerate(((3, 2), (4, 3))):
@@ -138,7 +139,7 @@ def time_rounds(ranks, report: Report) -> None:
         given = {"steps": steps, "rounds": rounds, "warm": 0.0 if trial else WARM}
         of_ranks = {"late": late, "takes": takes}
         each = to_each(**of_ranks)
-        answers = report.answers(ranks, __name__, "probe_stopwatch", each=each, **given)
+        answers = report.answers(ranks, probe_stopwatch, each=each, **given)
         what = f"a step takes about {about[0]:.1f} s on rank 0, {about[1]:.1f} s on rank 1"
         slowest = np.reshape(np.maximum(*takes), (rounds + 1, steps))[1:]  # by round and step
         for answer in answers:
@@ -228,7 +229,7 @@ def _numbers(got: Any, count: int = 0) -> bool:
 
 
 @task("5.2", "speedup with its uncertainty", points=2)
-def speedup_band(ranks, report: Report) -> None:
+def speedup_band(ranks: Ranks, report: Report) -> None:
     """Ratio of the medians, ends from opposite quartiles; efficiency."""
     cases = []
     for trial, sizes in enumerate(((7, 5), (8, 9), (10, 6))):  # odd and even
@@ -261,7 +262,7 @@ def speedup_band(ranks, report: Report) -> None:
         "speedup_band does not notice that there are other times in a list that it has had before: "
         "is something kept for a list? Compute the quartiles in each call"
     )
-    for answer in report.answers(ranks, __name__, "probe_bands", trials=trials):
+    for answer in report.answers(ranks, probe_bands, trials=trials):
         kept = not same(answer.value, list(rights))
         report.communication(answer.rank, [], *rules_of({said: kept}))
 
@@ -326,7 +327,7 @@ def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, ti
 
 
 @task("5.3", "Amdahl's law and its fit", points=3)
-def fit_amdahl(ranks, report: Report) -> None:
+def fit_amdahl(ranks: Ranks, report: Report) -> None:
     """The law, and the serial fraction of exact, noisy and too good times."""
     for s, one, ps, noisy in _law_data(report.seed):
         p, x, serial = ps[-1], 1 / np.array(ps), min(max(0.0, s), 1.0)
@@ -359,7 +360,7 @@ def fit_amdahl(ranks, report: Report) -> None:
 
 
 @task("5.4", "Gustafson's law and its fit", points=2)
-def fit_gustafson(ranks, report: Report) -> None:
+def fit_gustafson(ranks: Ranks, report: Report) -> None:
     """The law, and the serial fraction of exact, noisy and too good times."""
     for s, one, ps, noisy in _law_data(report.seed + 1):
         p, all_p, serial = ps[-1], np.array(ps, float), min(max(0.0, s), 1.0)
@@ -440,7 +441,7 @@ def _alone(values, start, width) -> dict[str, float]:
     return {said.format("last"): fractions[-1], said.format("second"): fractions[0]}
 
 
-def _judge_law(ranks, report: Report, law: str, given: tuple, right, laws, fits) -> None:
+def _judge_law(ranks: Ranks, report: Report, law: str, given: tuple, right, laws, fits) -> None:
     """The law at one rank count and at several, and the fraction that its fit finds.
 
     given: rank counts, serial fraction, times. laws: mistakes at the last p. fits: in the fit.
@@ -449,7 +450,7 @@ def _judge_law(ranks, report: Report, law: str, given: tuple, right, laws, fits)
     # By chance several mistakes may give about the same.
     near = {said: functools.partial(same, expected=v, tolerance=2e-3) for said, v in fits.items()}
     arguments = {"law": law, "ps": ps, "serial": serial, "times": times}
-    for answer in report.answers(ranks, __name__, "probe_law", **arguments):
+    for answer in report.answers(ranks, probe_law, **arguments):
         rank, got, what = answer.rank, answer.value, f"{law}({ps[-1]}, {serial})"
         if report.judge(rank, got["one"], float(right[-1]), table(laws), what=what):
             report.judge(rank, got["array"], right.tolist(), what=f"{law} of an array of p")
@@ -462,7 +463,7 @@ def _judge_law(ranks, report: Report, law: str, given: tuple, right, laws, fits)
 
 
 @task("5.5", "predict a step", points=3)
-def predict_step(ranks, report: Report) -> None:
+def predict_step(ranks: Ranks, report: Report) -> None:
     """Messages and bytes of a ring, and the step with an all_reduce for each gradient."""
     chance = random.Random(report.seed)
     cases = []
@@ -548,13 +549,13 @@ def probe_script(user_ns: dict, *, rank: int, settings: list) -> list[dict]:
 
 
 @task("5.6", "a Slurm job script", points=3)
-def job_script(ranks, report: Report) -> None:
+def job_script(ranks: Ranks, report: Report) -> None:
     """A script that asks for what it uses, and uses what it asks for."""
     chance = random.Random(report.seed)
     command = f"python train.py --strong {chance.randrange(100, 999)} --out 'my  run.json'"
     other = chance.choice((3, 5, 6)), chance.choice((1, 4)), chance.randrange(5, 33), command
     settings = [(4, 2, 24, "python train.py --strong 256"), other]
-    for answer in report.answers(ranks, __name__, "probe_script", settings=settings):
+    for answer in report.answers(ranks, probe_script, settings=settings):
         for given, script in zip(settings, answer.value, strict=True):
             for problem in _script_problems(script, *given):
                 report.problem(f"job_script{given[:3]}: {problem}", answer.rank)

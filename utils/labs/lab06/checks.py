@@ -23,11 +23,12 @@ import torch.distributed as dist
 
 from utils.checks import functions
 from utils.checks.calls import Calls, Rule, broken, inside, only, some, waited
-from utils.checks.groups import group_of, in_group, keywords, on, partitions, tried
+from utils.checks.groups import Group, group_of, in_group, keywords, on, partitions, tried
 from utils.checks.mistakes import Mistake, is_number
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, recorded, told
 from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
 
 # Ranks that the lab has.
 WORLD = 6
@@ -166,7 +167,7 @@ def seeds_of(case: dict, members: Sequence[int]) -> list[int]:
 
 @in_group
 def probe_all_reduce(
-    user_ns: dict, *, rank: int, group, partition, seed: int, name: str, lengths: list[int]
+    user_ns: dict, *, rank: int, group: Group, partition, seed: int, name: str, lengths: list[int]
 ) -> list[dict]:
     """The function of this name on tensors of several lengths."""
     function, named = answer_named(user_ns, name), keywords(partition, group)
@@ -179,7 +180,7 @@ def probe_all_reduce(
 
 
 @in_group
-def probe_whole(user_ns: dict, *, rank: int, group, partition, seed: int, name: str) -> dict:
+def probe_whole(user_ns: dict, *, rank: int, group: Group, partition, seed: int, name: str) -> dict:
     """The function of this name on large whole numbers."""
     x = whole(seed, SHORT[0])
     _, calls = recorded(answer_named(user_ns, name), x[:], **keywords(partition, group))
@@ -250,10 +251,12 @@ def _hint(case: dict) -> str:
 Plan = Callable[[int, int, int], dict[int, int]]
 
 
-def _judge_all_reduce(ranks, report: Report, name: str, judge_traffic: Callable, among=()) -> None:
+def _judge_all_reduce(
+    ranks: Ranks, report: Report, name: str, judge_traffic: Callable, among=()
+) -> None:
     """Values, then what was sent; the smallest case that is wrong is told."""
     cases = _cases(report, among, name=name)
-    answers = tried(ranks, report, __name__, "probe_all_reduce", cases, _hint, world=WORLD)
+    answers = tried(ranks, report, probe_all_reduce, cases, _hint, world=WORLD)
     for case, members, values in answers:
         seeds = seeds_of(case, members)
         for length, of_a_length in _of_lengths(case, values):
@@ -269,13 +272,13 @@ def _judge_all_reduce(ranks, report: Report, name: str, judge_traffic: Callable,
         _judge_whole(ranks, report, name)
 
 
-def _judge_whole(ranks, report: Report, name: str) -> None:
+def _judge_whole(ranks: Ranks, report: Report, name: str) -> None:
     """Sums of whole numbers that no float holds."""
     each = to_each(seed=report.seeds(WORLD))
     case = {"partition": IN_FOURS, "name": name, "each": each}
     hint = "with tensors of int64. Those of float32 and float64 passed: x may have any dtype"
     for _, members, values in tried(
-        ranks, report, __name__, "probe_whole", [case], lambda _: hint, world=WORLD
+        ranks, report, probe_whole, [case], lambda _: hint, world=WORLD
     ):
         true = sum(whole(each[rank]["seed"], SHORT[0]) for rank in members).tolist()
         rules = only("send", "recv"), inside(members), waited, some(members)
@@ -400,7 +403,7 @@ def _crossbar_plan(place: int, size: int, nbytes: int) -> dict[int, int]:
 
 
 @task("6.1", "crossbar", points=2)
-def crossbar(ranks, report: Report) -> None:
+def crossbar(ranks: Ranks, report: Report) -> None:
     """Everyone sends everyone the whole tensor, once."""
     why = "In a crossbar each rank sends its own tensor to every other rank of the group, once"
     _judge_all_reduce(ranks, report, "crossbar", _by_plan(_crossbar_plan, why, rounds=1))
@@ -411,7 +414,7 @@ def _central_plan(place: int, size: int, nbytes: int) -> dict[int, int]:
 
 
 @task("6.2", "a central reducer", points=2)
-def central(ranks, report: Report) -> None:
+def central(ranks: Ranks, report: Report) -> None:
     """Everything to place 0 and back."""
     why = "Each rank sends its tensor to the group's first rank, here {}, which sends the sum back"
     _judge_all_reduce(ranks, report, "central", _by_plan(_central_plan, why))
@@ -436,7 +439,7 @@ def _direct_rules(report: Report, members: list[int], values: Sequence[dict], wh
 
 
 @task("6.5", "the direct all-reduce", points=2)
-def direct(ranks, report: Report) -> None:
+def direct(ranks: Ranks, report: Report) -> None:
     """The ring's bytes in two steps: part k straight to place k, and its sum straight back."""
     _judge_all_reduce(ranks, report, "direct", _direct_rules)
 
@@ -512,7 +515,7 @@ def chunk(k: int, length: int, size: int) -> slice:
 
 @in_group
 def probe_reduce_scatter(
-    user_ns: dict, *, rank: int, group, partition, seed: int, lengths: list[int]
+    user_ns: dict, *, rank: int, group: Group, partition, seed: int, lengths: list[int]
 ) -> list[dict]:
     """What it returns, and which chunks are complete then."""
     function, named = answer_named(user_ns, "ring_reduce_scatter"), keywords(partition, group)
@@ -535,14 +538,16 @@ def probe_reduce_scatter(
 
 
 @task("6.3", "ring: reduce-scatter", points=3)
-def ring_reduce_scatter(ranks, report: Report) -> None:
+def ring_reduce_scatter(ranks: Ranks, report: Report) -> None:
     """Each rank ends with another chunk that is complete, and says which."""
-    _judge_half(ranks, report, "probe_reduce_scatter", _cases(report), _judge_chunks)
+    _judge_half(ranks, report, probe_reduce_scatter, _cases(report), _judge_chunks)
 
 
-def _judge_half(ranks, report: Report, probe: str, cases: list[dict], judge: Callable) -> None:
+def _judge_half(
+    ranks: Ranks, report: Report, probe: Callable, cases: list[dict], judge: Callable
+) -> None:
     """One half of the ring: conduct, then the chunks, then what was sent to whom."""
-    answers = tried(ranks, report, __name__, probe, cases, _hint, world=WORLD)
+    answers = tried(ranks, report, probe, cases, _hint, world=WORLD)
     for case, members, values in answers:
         seeds = seeds_of(case, members)
         for length, of_a_length in _of_lengths(case, values):
@@ -635,7 +640,7 @@ OLD = -1.0
 
 @in_group
 def probe_all_gather(
-    user_ns: dict, *, rank: int, group, partition, seed: int, lengths: list[int], ahead: int
+    user_ns: dict, *, rank: int, group: Group, partition, seed: int, lengths: list[int], ahead: int
 ) -> list[dict]:
     """All chunks afterwards; before, this rank has one only."""
     function, named = answer_named(user_ns, "ring_all_gather"), keywords(partition, group)
@@ -671,11 +676,11 @@ def _what_is_in(x: torch.Tensor, k: int, contents: list[torch.Tensor]) -> str | 
 
 
 @task("6.4", "ring: all-gather", points=2)
-def ring_all_gather(ranks, report: Report) -> None:
+def ring_all_gather(ranks: Ranks, report: Report) -> None:
     """Every rank ends with all chunks, whichever was its own at the start."""
     cases = [case | {"ahead": k} for k, case in enumerate(_cases(report), 1)]
     cases.insert(1, cases[0] | {"ahead": 0})
-    _judge_half(ranks, report, "probe_all_gather", cases, _judge_gathered)
+    _judge_half(ranks, report, probe_all_gather, cases, _judge_gathered)
 
 
 def _judge_gathered(
@@ -734,14 +739,14 @@ def true_cost(algorithm: str, p: int, n: int) -> dict[str, int]:
 
 
 @task("6.6", "messages, bytes, steps", points=2)
-def cost(ranks, report: Report) -> None:
+def cost(ranks: Ranks, report: Report) -> None:
     """The counts of five algorithms for several p and n."""
     draw = random.Random(report.seed)
     # Two ranks last: there many mistakes give the same.
     sizes = [5, 4, 3, 8, draw.choice((12, 20, 33, 64)), draw.randrange(600, 1500), 2]
     cases = [[name, p, 4 * p * draw.randint(10, 999)] for name in ALGORITHMS for p in sizes]
     calls = [["cost", case] for case in cases]
-    for answer in report.answers(ranks, functions.__name__, "probe_calls", calls=calls):
+    for answer in report.answers(ranks, functions.probe_calls, calls=calls):
         told_of = set()
         for (name, p, n), got in zip(cases, answer.value, strict=True):
             if name in told_of:
@@ -851,7 +856,7 @@ def _finite(value: object) -> object:
 
 
 @task("6.7", "seconds by α–β, and the crossover", points=2)
-def duration(ranks, report: Report) -> None:
+def duration(ranks: Ranks, report: Report) -> None:
     """Five formulas, and the size at which two of them meet."""
     draw = random.Random(report.seed)
 
@@ -865,7 +870,7 @@ def duration(ranks, report: Report) -> None:
     ]
     cases += [[*case[:3], *network()] for case in cases[::6]]  # on another network
     networks = [[p, *network()] for p in (6, 3, 4, 16, draw.randrange(17, 300), 2)]
-    answers = report.answers(ranks, __name__, "probe_durations", cases=cases, networks=networks)
+    answers = report.answers(ranks, probe_durations, cases=cases, networks=networks)
     for answer in answers:
         told_of = set()
         for (name, p, n, alpha, beta), got in zip(cases, answer.value["duration"], strict=True):
@@ -999,7 +1004,7 @@ def probe_server(
     user_ns: dict,
     *,
     rank: int,
-    group,
+    group: Group,
     partition,
     seed: int,
     lengths: list[int],
@@ -1022,7 +1027,7 @@ def probe_server(
     return answers
 
 
-def patient_worker(x: torch.Tensor, workers: int, pieces: int, group=None) -> None:
+def patient_worker(x: torch.Tensor, workers: int, pieces: int, group: Group = None) -> None:
     """A worker of 6.8 that sends its next pieces only when the results of the last ones are back.
 
     A reducer that keeps all results until the last piece has come never gets that piece.
@@ -1042,7 +1047,7 @@ def patient_worker(x: torch.Tensor, workers: int, pieces: int, group=None) -> No
 
 
 @task("6.8", "a reduction server", points=3)
-def reduction_server(ranks, report: Report) -> None:
+def reduction_server(ranks: Ranks, report: Report) -> None:
     """Workers send and receive n bytes each, in pieces, and do not all begin with one reducer."""
     each = to_each(seed=report.seeds(WORLD))
     cases = [
@@ -1051,9 +1056,7 @@ def reduction_server(ranks, report: Report) -> None:
     ]
     cases.append(cases[3] | {"patient": True})
     hint = _hint_of_server
-    for case, members, values in tried(
-        ranks, report, __name__, "probe_server", cases, hint, world=WORLD
-    ):
+    for case, members, values in tried(ranks, report, probe_server, cases, hint, world=WORLD):
         many, pieces = case["workers"][str(len(members))], case["pieces"]
         for length, of_a_length in _of_lengths(case, values):
             where = f"{on(members)}, {many} of them workers, {_numbers(length)}"
@@ -1152,7 +1155,7 @@ def _talks_to(others: Sequence[int], is_worker: bool) -> Rule:
 
 
 @task("6.9", "extra mile: halving and doubling", points=2)
-def halving_doubling(ranks, report: Report) -> None:
+def halving_doubling(ranks: Ranks, report: Report) -> None:
     """In groups of a power of two: the ring's bytes in 2·log₂ p steps."""
     _judge_all_reduce(
         ranks,
@@ -1217,7 +1220,14 @@ def _across(machines: list[list[int]]) -> list[list[int]]:
 
 @in_group
 def probe_hierarchical(
-    user_ns: dict, *, rank: int, group, partition, seed: int, lengths: list[int], machines: list
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    partition,
+    seed: int,
+    lengths: list[int],
+    machines: list,
 ) -> list[dict]:
     """The result on tensors of several lengths, with groups for the machines that are named."""
     function, answers = answer_named(user_ns, "hierarchical"), []
@@ -1230,7 +1240,7 @@ def probe_hierarchical(
 
 
 @task("6.10", "extra mile: two levels", points=2)
-def hierarchical(ranks, report: Report) -> None:
+def hierarchical(ranks: Ranks, report: Report) -> None:
     """First within the machines, then between them, where each rank sends its share only."""
     each, everyone = to_each(seed=report.seeds(WORLD)), list(range(WORLD))
     cases = [
@@ -1238,7 +1248,7 @@ def hierarchical(ranks, report: Report) -> None:
         for machines, lengths in (*((m, SHORT) for m in MACHINES), (MACHINES[0], [LONG]))
     ]
     for case, _, values in tried(
-        ranks, report, __name__, "probe_hierarchical", cases, _hint_of_levels, world=WORLD
+        ranks, report, probe_hierarchical, cases, _hint_of_levels, world=WORLD
     ):
         machines, seeds = case["machines"], seeds_of(case, everyone)
         for length, of_a_length in _of_lengths(case, values):

@@ -20,6 +20,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, number, numbers, reading_answer, recorded
 from utils.checks.task import Report, task, to_each
 from utils.checks.verdict import named
+from utils.cluster.contracts import Ranks
 
 from .servers import (
     SERVER,
@@ -43,7 +44,7 @@ from .servers import (
 
 
 @task("7.1", "the synchronous server", points=3)
-def serve_in_rounds(ranks, report: Report) -> None:
+def serve_in_rounds(ranks: Ranks, report: Report) -> None:
     """A worker that follows the protocol; a server that takes one step a round."""
     if not enough(ranks, report):
         return
@@ -59,7 +60,7 @@ def serve_in_rounds(ranks, report: Report) -> None:
             _judge_rounds(report, *found)
 
 
-def _judge_work(ranks, report: Report, like: int) -> None:
+def _judge_work(ranks: Ranks, report: Report, like: int) -> None:
     seeds = report.seeds(WORLD)
     jobs, answers = ask_worker(ranks, report, "work", seeds, like)
     for worker, steps, _ in jobs:
@@ -179,7 +180,7 @@ def _judge_steps(report: Report, server: dict, replay: Replay) -> None:
 
 
 @task("7.2", "the asynchronous server, and staleness", points=3)
-def serve_anyone(ranks, report: Report) -> None:
+def serve_anyone(ranks: Ranks, report: Report) -> None:
     """Whoever comes first is served first, alone, and at once."""
     if not enough(ranks, report):
         return
@@ -235,7 +236,7 @@ def _answers_at_once(report: Report, replay: Replay) -> bool:
 
 
 @task("7.3", "one server, three consistency models", points=4)
-def serve(ranks, report: Report) -> None:
+def serve(ranks: Ranks, report: Report) -> None:
     """Nobody gets weights who is more than `bound` ahead; nobody waits who is not."""
     if not enough(ranks, report):
         return
@@ -312,7 +313,7 @@ def _keeps_bound(report: Report, replay: Replay, bound: float) -> bool:
 
 
 @task("7.4", "weak consistency: several steps alone", points=2)
-def work_locally(ranks, report: Report) -> None:
+def work_locally(ranks: Ranks, report: Report) -> None:
     """`every` steps on one's own weights, then the sum of their gradients."""
     if not enough(ranks, report):
         return
@@ -477,7 +478,7 @@ def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: in
 
 
 @task("7.5", "Hogwild", points=2)
-def hogwild(ranks, report: Report) -> None:
+def hogwild(ranks: Ranks, report: Report) -> None:
     """Each step is added to what stands in the memory then, and nothing is sent."""
     for steps in (4, 6):
         _judge_hogwild(ranks, report, steps)
@@ -485,11 +486,11 @@ def hogwild(ranks, report: Report) -> None:
             return
 
 
-def _judge_hogwild(ranks, report: Report, steps: int) -> None:
+def _judge_hogwild(ranks: Ranks, report: Report, steps: int) -> None:
     """So many steps, on weights of another length each time."""
     rate = rate_of(report.seed)
     given = {"seed": report.seed, "rate": rate, "steps": steps}
-    for answer in report.answers(ranks, __name__, "probe_hogwild", **given):
+    for answer in report.answers(ranks, probe_hogwild, **given):
         rank, value = answer.rank, answer.value
         if value["calls"]:
             report.problem(
@@ -643,14 +644,14 @@ def _kept(seed: int, rank: int, times: int) -> torch.Tensor:
 
 
 @task("7.6", "lost updates, counted", points=2)
-def count_lost(ranks, report: Report) -> None:
+def count_lost(ranks: Ranks, report: Report) -> None:
     """All begin together, nobody reads before all are done; the share that is missing."""
     if not enough(ranks, report):
         return
     for times in (7, 3):
         seeds = report.seeds(WORLD)
         given = {"each": to_each(seed=seeds), "times": times, "patience": 20.0}
-        answers = report.answers(ranks, __name__, "probe_count", **given)
+        answers = report.answers(ranks, probe_count, **given)
         kept = torch.stack([_kept(seed, r, times) for r, seed in enumerate(seeds)])
         for answer in answers:
             _judge_count(report, answer.rank, answer.value, kept, times)
@@ -810,7 +811,7 @@ def _toy_part(seed: int, place: int, servers: list[int], steps: dict[int, int]) 
 
 
 @task("7.7", "several servers, each with a part", points=3)
-def work_sharded(ranks, report: Report) -> None:
+def work_sharded(ranks: Ranks, report: Report) -> None:
     """All parts come and go at once, and in their places."""
     if not enough(ranks, report):
         return
@@ -820,7 +821,7 @@ def work_sharded(ranks, report: Report) -> None:
         seed, *seeds = report.seeds(1 + WORLD)
         own = [seed if rank in servers else seeds[rank] for rank in range(WORLD)]
         given = {"each": to_each(seed=own), "servers": servers, "jobs": jobs}
-        answers = report.answers(ranks, __name__, "probe_sharded", **given)
+        answers = report.answers(ranks, probe_sharded, **given)
         hint_if_stuck(
             report,
             f"servers = {servers}: the parts are those of weights.tensor_split({len(servers)}). "
@@ -837,7 +838,9 @@ def work_sharded(ranks, report: Report) -> None:
             return
 
 
-def _judge_sharded(report, worker: int, value, handed: list, steps: int, servers, seed, own):
+def _judge_sharded(
+    report: Report, worker: int, value, handed: list, steps: int, servers, seed, own
+):
     length = LENGTHS[len(servers)]
     seen = [numbers(seed + worker + 31 * k, length).tolist() for k in range(steps)]
     alone = len(servers) == 1

@@ -19,6 +19,7 @@ from utils.checks.calls import only, some, waited
 from utils.checks.mistakes import Mistake, same
 from utils.checks.probe import numbers, reading_answer, recorded, told
 from utils.checks.task import Report, to_each
+from utils.cluster.contracts import Ranks
 
 # Ranks of lab 07, the server among them.
 WORLD = 6
@@ -48,7 +49,7 @@ def toy_gradient(weights: torch.Tensor, seed: int, k: int) -> torch.Tensor:
     return 0.5 * weights - numbers(seed + k, len(weights)).to(weights.dtype)
 
 
-def enough(ranks, report: Report) -> bool:
+def enough(ranks: Ranks, report: Report) -> bool:
     """Whether there are as many ranks as the lab has; else a problem."""
     if ranks.n != WORLD:
         report.problem(f"the check needs {WORLD} ranks: ranks = cluster.start({WORLD}, timeout=60)")
@@ -223,14 +224,14 @@ def hint_if_stuck(report: Report, hint: str) -> None:
 
 
 def served(
-    ranks, report: Report, name: str, jobs: list, bound: dict | None = None, hint: str = ""
+    ranks: Ranks, report: Report, name: str, jobs: list, bound: dict | None = None, hint: str = ""
 ) -> tuple[dict, Replay] | None:
     """Ask a server; its answer and the replay, where it came to an end and broke no first rule."""
     rate = rate_of(report.seed)
     seeds = report.seeds(ranks.n)
     given = {"name": name, "each": to_each(seed=seeds), "jobs": jobs, "rate": rate}
     given["more"] = bound or {}
-    answers = report.answers(ranks, __name__, "probe_server", **given)
+    answers = report.answers(ranks, probe_server, **given)
     workers = [worker for worker, *_ in jobs]
     hint_if_stuck(report, f"workers = {workers}. {hint}{LEFT}. What came of it:")
     if not answers:
@@ -428,7 +429,7 @@ def probe_work(
 
 
 def ask_worker(
-    ranks, report: Report, name: str, seeds: Sequence[int], like: int, more: Sequence = ()
+    ranks: Ranks, report: Report, name: str, seeds: Sequence[int], like: int, more: Sequence = ()
 ) -> tuple[list, list]:
     """The jobs and the answers of :func:`probe_work`; none where something is wrong already.
 
@@ -437,7 +438,7 @@ def ask_worker(
     jobs = jobs_of(report.seed, [1, 2, 3], 3)
     given = {"name": name, "each": to_each(seed=seeds), "jobs": jobs, "more": list(more)}
     given["like"] = like
-    answers = report.answers(ranks, __name__, "probe_work", **given)
+    answers = report.answers(ranks, probe_work, **given)
     found = [kind for _, kind, _ in report.found]
     if "unreceived" in found:
         senders = {rank for _, kind, rank in report.found if kind == "unreceived"}

@@ -19,11 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from utils.checks.calls import Calls, Rule, inside, made, only, waited
-from utils.checks.groups import PARTITIONS, WORLD, in_group, keywords, on, tried
+from utils.checks.groups import PARTITIONS, WORLD, Group, in_group, keywords, on, tried
 from utils.checks.mistakes import EXACT, TOLERANCE, Mistake, is_number, same, short, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, numbers, recorded, told
 from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
 from utils.labs.shared.replicas import Seeds, rules_of
 
 # A master needs a worker: no groups of one rank.
@@ -273,10 +274,10 @@ def _wrong_centers(w, center, gradient, eta, rho) -> dict[str, Tensor]:
 
 
 @task("8.1", "the two rules", points=2)
-def moves(ranks, report: Report) -> None:
+def moves(ranks: Ranks, report: Report) -> None:
     """A step by hand; W + W̄ conserved without a gradient; then random weights."""
     seeds = [report.seed + rank for rank in range(ranks.n)]  # so weights of each length and type
-    for answer in report.answers(ranks, __name__, "probe_moves", each=to_each(seed=seeds)):
+    for answer in report.answers(ranks, probe_moves, each=to_each(seed=seeds)):
         cases, rank = _move_cases(seeds[answer.rank]), answer.rank
         by_hand, still, *fresh = (functools.partial(_judge_moves, report, rank, name, given,
                                  answer.value[name]) for name, given in cases.items())  # fmt: skip
@@ -341,7 +342,7 @@ def _sum_of(worker: Any, center: Any) -> list[float] | None:
 
 @in_group
 def probe_round_robin(
-    user_ns: dict, *, rank: int, group, partition, own: int, seed: int, steps: int
+    user_ns: dict, *, rank: int, group: Group, partition, own: int, seed: int, steps: int
 ):
     """`round_robin` from equal weights; nothing on a rank that is alone."""
     if dist.get_world_size(group) == 1:
@@ -405,11 +406,11 @@ def _in_a_group(case: dict) -> str:
 
 
 @task("8.2", "round robin, as printed", points=4)
-def round_robin(ranks, report: Report) -> None:
+def round_robin(ranks: Ranks, report: Report) -> None:
     """One worker at a time, in turn; the old W^j moves the centre."""
     runs = zip(WITH_A_MASTER, (6, 7, 8, 25), strict=True)
     cases = [{"partition": p, "steps": s} | _seeds(report, k) for k, (p, s) in enumerate(runs)]
-    given = (ranks, report, __name__, "probe_round_robin", cases, _round_robin_hint)
+    given = (ranks, report, probe_round_robin, cases, _round_robin_hint)
     for case, members, values in tried(*given):
         if len(members) > 1:
             _judge_round_robin(report, case, members, values)
@@ -488,7 +489,7 @@ def probe_asynchronous(
     user_ns: dict,
     *,
     rank: int,
-    group,
+    group: Group,
     partition,
     own: int,
     seed: int,
@@ -510,7 +511,7 @@ def probe_asynchronous(
     return _called(user_ns, "work", given, toy, mine, **named)
 
 
-def _held(toy: Toy, place: int, steps: int, group) -> Callable[[Tensor], Tensor]:
+def _held(toy: Toy, place: int, steps: int, group: Group) -> Callable[[Tensor], Tensor]:
     """Worker 1 computes its first gradient until worker 2 has computed its last."""
     signal = torch.zeros(1)
 
@@ -647,9 +648,9 @@ def _asynchronous_cases(report: Report) -> list[dict]:
 
 
 @task("8.3", "asynchronous, every τ steps", points=4)
-def asynchronous(ranks, report: Report) -> None:
+def asynchronous(ranks: Ranks, report: Report) -> None:
     """The master serves whoever comes; a worker has ⌈steps/τ⌉ exchanges."""
-    given = (ranks, report, __name__, "probe_asynchronous", _asynchronous_cases(report))
+    given = (ranks, report, probe_asynchronous, _asynchronous_cases(report))
     for case, members, values in tried(*given, _asynchronous_hint):
         if len(members) > 1:
             _judge_asynchronous(report, case, members, values)
@@ -741,7 +742,7 @@ def probe_momentum(
     user_ns: dict,
     *,
     rank: int,
-    group,
+    group: Group,
     partition,
     own: int,
     seed: int,
@@ -763,7 +764,7 @@ def probe_momentum(
     return _called(user_ns, "work_with_momentum", given, toy, mine, **named)
 
 
-def _served(center: Tensor, exchanges: int, moves: tuple[float, float], group) -> list[int]:
+def _served(center: Tensor, exchanges: int, moves: tuple[float, float], group: Group) -> list[int]:
     """What a right `serve` does; the workers in the order in which they came."""
     w, order = torch.empty_like(center), []
     for _ in range(exchanges):
@@ -796,14 +797,14 @@ _MOMENTUM_MISTAKES = _BOTH_FIXED | {
 
 
 @task("8.4", "EAMSGD: with momentum", points=2)
-def momentum(ranks, report: Report) -> None:
+def momentum(ranks: Ranks, report: Report) -> None:
     """Nesterov's momentum in the worker; the spring stays out of it."""
     draw = random.Random(report.seed).uniform
     runs = [(0, 6, 2, draw(0.4, 0.6)), (2, 5, 1, draw(0.9, 0.95)), (3, 7, 3, draw(0.1, 0.3))]
     runs += [(1, 31, 13, draw(0.6, 0.8))]
     cases = [{"partition": WITH_A_MASTER[p], "steps": steps, "tau": tau, "delta": delta}
              | _seeds(report, k) for k, (p, steps, tau, delta) in enumerate(runs)]  # fmt: skip
-    given = (ranks, report, __name__, "probe_momentum", cases, _hint_of)
+    given = (ranks, report, probe_momentum, cases, _hint_of)
     for case, members, values in tried(*given):
         if len(members) > 1:
             _judge_momentum(report, case, members, values)
@@ -836,7 +837,7 @@ def _hint_of(case: dict) -> str:
 
 @in_group
 def probe_local(
-    user_ns: dict, *, rank: int, group, partition, own: int, seed: int, steps: int, tau: int
+    user_ns: dict, *, rank: int, group: Group, partition, own: int, seed: int, steps: int, tau: int
 ):
     """`local_sgd` on all ranks of a group."""
     mine, toy = start(seed), Toy(own, len(start(seed)))
@@ -947,10 +948,10 @@ def _judge_rounds(
 
 
 @task("8.5", "local SGD", points=2)
-def local_sgd(ranks, report: Report) -> None:
+def local_sgd(ranks: Ranks, report: Report) -> None:
     """τ steps of its own on each rank, then the mean of the weights."""
     cases = _round_cases(report)
-    given = (ranks, report, __name__, "probe_local", cases, _rounds_hint)
+    given = (ranks, report, probe_local, cases, _rounds_hint)
     for case, members, values in tried(*given):
         _judge_rounds(report, case, members, values, _LOCAL_MISTAKES)
 
@@ -1001,7 +1002,7 @@ def _outer_cases(seed: int) -> list[tuple]:
 
 @in_group
 def probe_diloco(
-    user_ns: dict, *, rank: int, group, partition, own, seed, steps, tau, rate, mom
+    user_ns: dict, *, rank: int, group: Group, partition, own, seed, steps, tau, rate, mom
 ):  # fmt: skip
     """`diloco` on all ranks of a group, with a right outer step."""
     mine, toy = start(seed), Toy(own, len(start(seed)))
@@ -1041,10 +1042,10 @@ _DILOCO_MISTAKES = {
 
 
 @task("8.6", "DiLoCo", points=4)
-def diloco(ranks, report: Report) -> None:
+def diloco(ranks: Ranks, report: Report) -> None:
     """Nesterov's outer step, and rounds of local steps from the centre."""
     seeds = [report.seed + rank for rank in range(ranks.n)]
-    for answer in report.answers(ranks, __name__, "probe_outer", each=to_each(seed=seeds)):
+    for answer in report.answers(ranks, probe_outer, each=to_each(seed=seeds)):
         _judge_outer(report, answer.rank, answer.value, _outer_cases(seeds[answer.rank]))
     if report.found:
         return
@@ -1053,7 +1054,7 @@ def diloco(ranks, report: Report) -> None:
     kinds = (large, small, (small[0], large[1]), (large[0], small[1]), large)
     outer = [{"rate": draw(*rate), "mom": draw(*mom)} for rate, mom in kinds]
     cases = _round_cases(report, outer)
-    given = (ranks, report, __name__, "probe_diloco", cases, _rounds_hint)
+    given = (ranks, report, probe_diloco, cases, _rounds_hint)
     for case, members, values in tried(*given):
         outer = {"rate": case["rate"], "mom": case["mom"]}
         _judge_rounds(report, case, members, values, _DILOCO_MISTAKES, **outer)

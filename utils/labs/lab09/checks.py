@@ -19,11 +19,12 @@ from torch.nn import functional
 from utils import models
 from utils.checks.calls import Calls, inside, made, only, some, waited
 from utils.checks.functions import Case, judge_calls
-from utils.checks.groups import WORLD, Partition, in_group, keywords, on, places, tried
+from utils.checks.groups import WORLD, Group, Partition, in_group, keywords, on, places, tried
 from utils.checks.mistakes import NO_NUMBER, Mistake, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, number, reading_answer, recorded
 from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
 from utils.labs.shared.replicas import rules_of
 
 from . import experts
@@ -58,7 +59,7 @@ WIDE, NARROW = 8, 12  # of the layer that is cut
 
 
 @in_group
-def probe_shards(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
+def probe_shards(user_ns: dict, *, rank: int, group: Group, partition, seed: int) -> dict:
     """Both ways to cut a layer: numbers, shapes, and how much memory lies behind them."""
     linear, found = _layer(seed, partition), {}
     for name in ("column_shard", "row_shard"):
@@ -88,9 +89,9 @@ def _layer(seed: int, partition: Partition) -> nn.Linear:
 
 
 @task("9.1", "the shards of a layer", points=2)
-def shards(ranks, report: Report) -> None:
+def shards(ranks: Ranks, report: Report) -> None:
     """Blocks of rows or columns of the weight, with the bias that belongs to them."""
-    for case, members, values in tried(ranks, report, __name__, "probe_shards", cases_of(report)):
+    for case, members, values in tried(ranks, report, probe_shards, cases_of(report)):
         p, linear = len(members), _layer(report.seed, case["partition"])
         weight, bias = linear.weight.detach(), linear.bias.detach()
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
@@ -150,7 +151,7 @@ _SHAPE = (3, 4)
 
 
 @in_group
-def probe_operators(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
+def probe_operators(user_ns: dict, *, rank: int, group: Group, partition, seed: int) -> dict:
     """f and g of this rank's numbers; of a gradient that is not contiguous, or used twice."""
     named, found = keywords(partition, group), {}
     x, upstream = drawn(seed, *_SHAPE), drawn(seed + 50, *_SHAPE)
@@ -180,11 +181,11 @@ def probe_operators(user_ns: dict, *, rank: int, group, partition, seed: int) ->
 
 
 @task("9.2", "the conjugate operators f and g", points=3)
-def operators(ranks, report: Report) -> None:
+def operators(ranks: Ranks, report: Report) -> None:
     """One does nothing forward and sums backward; the other the reverse."""
     nbytes = BYTES * math.prod(_SHAPE)
     cases = cases_apart(report)
-    for case, members, values in tried(ranks, report, __name__, "probe_operators", cases):
+    for case, members, values in tried(ranks, report, probe_operators, cases):
         p, seeds = len(members), dict(zip(members, seeds_of(case, members), strict=True))
         xs = {r: drawn(seed, *_SHAPE) for r, seed in seeds.items()}
         ups = {r: drawn(seed + 50, *_SHAPE) for r, seed in seeds.items()}
@@ -254,20 +255,20 @@ def operators(ranks, report: Report) -> None:
 
 
 @task("9.3", "the MLP, by columns and then by rows", points=3)
-def parallel_mlp(ranks, report: Report) -> None:
+def parallel_mlp(ranks: Ranks, report: Report) -> None:
     """Equal to the MLP that was not split, with one all_reduce each way."""
     _judge_layers(ranks, report, "ParallelMLP")
     if not report.found:
         cases = [case | {"common": report.seed} for case in cases_apart(report)]
-        for case, members, values in tried(ranks, report, __name__, "probe_linears", cases):
+        for case, members, values in tried(ranks, report, probe_linears, cases):
             _judge_linears(report, members, values, seeds_of(case, members))
 
 
-def _judge_layers(ranks, report: Report, name: str) -> None:
+def _judge_layers(ranks: Ranks, report: Report, name: str) -> None:
     """A layer in groups of which each rank knows its own shard only."""
     given = {"name": name, "common": report.seed}
     cases = [case | given for case in cases_apart(report)]
-    for case, members, values in tried(ranks, report, layers.__name__, "probe_layer", cases):
+    for case, members, values in tried(ranks, report, layers.probe_layer, cases):
         judge_layer(report, name, members, values, seeds_of(case, members))
 
 
@@ -276,7 +277,9 @@ def _linears() -> nn.Module:
 
 
 @in_group
-def probe_linears(user_ns: dict, *, rank: int, group, partition, seed: int, common: int) -> dict:
+def probe_linears(
+    user_ns: dict, *, rank: int, group: Group, partition, seed: int, common: int
+) -> dict:
     """`ColumnLinear` and `RowLinear` alone: results, and what they communicate."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
     linears, found = composed(common, [seed] * p, _linears), {}
@@ -310,7 +313,7 @@ def _judge_linears(report: Report, members: list[int], values: list[dict], seeds
 
 
 @task("9.4", "attention, by heads", points=2)
-def parallel_attention(ranks, report: Report) -> None:
+def parallel_attention(ranks: Ranks, report: Report) -> None:
     """Equal to the attention that was not split, with one all_reduce each way."""
     _judge_layers(ranks, report, "ParallelAttention")
 
@@ -338,7 +341,7 @@ def _norms(seed: int, p: int) -> tuple[dict[str, Tensor], list[list[float]], lis
 
 @in_group
 def probe_clip(
-    user_ns: dict, *, rank: int, group, partition, gradients: dict[str, list], most: float
+    user_ns: dict, *, rank: int, group: Group, partition, gradients: dict[str, list], most: float
 ) -> dict:
     """`clip_gradients` of a model of shards and replicas; one parameter has no gradient."""
     model = nn.ParameterDict()
@@ -415,7 +418,7 @@ def _hint_zeros(case: dict) -> str | None:
 
 
 @task("9.5", "the norm of all gradients", points=2)
-def clip_gradients(ranks, report: Report) -> None:
+def clip_gradients(ranks: Ranks, report: Report) -> None:
     """The norm of the whole model on each rank, and all gradients scaled by it."""
     # Not the same each time: who knows the bound, or was alone before, does not know the norm.
     # Below half of it, so that a rank's own norm is above the bound, too.
@@ -425,7 +428,7 @@ def clip_gradients(ranks, report: Report) -> None:
     seeds, shares = [*seeds, report.seed, 0], [*shares, draw.uniform(0.9, 0.97), 1.5]
     among = (*PARTITIONS * 2, PARTITIONS[0], None)
     cases = [_clip_case(*one) for one in zip(seeds, among, shares, strict=True)]
-    for case, members, values in tried(ranks, report, __name__, "probe_clip", cases, _hint_zeros):
+    for case, members, values in tried(ranks, report, probe_clip, cases, _hint_zeros):
         p, number = len(members), cases.index(case)
         share = shares[number]
         whole, shards, rest = _norms(seeds[number], p)
@@ -480,7 +483,7 @@ def clip_gradients(ranks, report: Report) -> None:
 
 
 @task("9.6", "what travels in a step", points=2)
-def traffic(ranks, report: Report) -> None:
+def traffic(ranks: Ranks, report: Report) -> None:
     """Numbers and bytes of other models than the notebook's."""
     cases = []
     k = report.seed % 7
@@ -565,7 +568,7 @@ def _finite(value: object) -> bool:
 
 @in_group
 def probe_loss(
-    user_ns: dict, *, rank: int, group, partition, part: list, first: int, labels: list
+    user_ns: dict, *, rank: int, group: Group, partition, part: list, first: int, labels: list
 ) -> dict:
     """`class_parallel_loss` of this rank's classes, and the gradient of its logits."""
     function, given = reading_answer(user_ns, "class_parallel_loss"), torch.tensor(labels)
@@ -585,12 +588,12 @@ def _loss_case(seed: int, partition: Partition, scale: float) -> dict:
 
 
 @task("9.7", "extra mile: a loss over split classes", points=2)
-def class_parallel_loss(ranks, report: Report) -> None:
+def class_parallel_loss(ranks: Ranks, report: Report) -> None:
     """The cross entropy of all classes, and the gradient of this rank's logits."""
     scales = (1.0, 900.0) * len(PARTITIONS)
     seeds, among = report.seeds(len(scales)), [one for one in PARTITIONS for _ in range(2)]
     cases = [_loss_case(*one) for one in zip(seeds, among, scales, strict=True)]
-    for case, members, values in tried(ranks, report, __name__, "probe_loss", cases):
+    for case, members, values in tried(ranks, report, probe_loss, cases):
         number = cases.index(case)
         scale = scales[number]
         logits, labels = _logits(seeds[number], scale)
@@ -709,7 +712,7 @@ def _twin_of_block(common: int, seeds: list[int]) -> tuple[nn.Module, Tensor, Te
 
 
 @task("9.8", "the same with DTensor", points=2)
-def with_dtensor(ranks, report: Report) -> None:
+def with_dtensor(ranks: Ranks, report: Report) -> None:
     """A block of the model: as the twin, with two all_reduces each way."""
     for size in (4, 2):
         own, meshes = report.seeds(WORLD), [range(k, k + size) for k in range(0, WORLD, size)]
@@ -719,7 +722,7 @@ def with_dtensor(ranks, report: Report) -> None:
         ])  # fmt: skip
         twins = [_twin_of_block(report.seed, [own[r] for r in members]) for members in meshes]
         given = {"each": each, "common": report.seed, "size": size}
-        for reply in report.answers(ranks, __name__, "probe_block", **given):
+        for reply in report.answers(ranks, probe_block, **given):
             rank, value = reply.rank, reply.value
             block, x, y = twins[rank // size]
             where = on(meshes[rank // size])
@@ -771,10 +774,10 @@ def with_dtensor(ranks, report: Report) -> None:
 
 
 @task("9.9", "experts on other ranks", points=2)
-def expert_parallel(ranks, report: Report) -> None:
+def expert_parallel(ranks: Ranks, report: Report) -> None:
     """Tokens go to their experts and come back; those beyond the capacity stay behind."""
     cases = [case | {"capacity": c} for case in cases_apart(report) for c in experts.CAPACITIES]
     cases += [cases_apart(report)[2] | {"capacity": experts.MANY}]
-    for case, members, values in tried(ranks, report, experts.__name__, "probe_experts", cases):
+    for case, members, values in tried(ranks, report, experts.probe_experts, cases):
         seeds = seeds_of(case, members)
         experts.judge(report, members, values, seeds, case["capacity"])

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checks.calls import Calls, Rule, inside, only
-from utils.checks.groups import in_group, keywords, on
+from utils.checks.groups import Group, in_group, keywords, on
 from utils.checks.mistakes import Mistake, one_of, table
 from utils.checks.probe import reading_answer
 from utils.checks.task import Report
@@ -64,7 +64,9 @@ def _memory_of_nan() -> Iterator[None]:
 
 
 @in_group
-def probe_experts(user_ns: dict, *, rank: int, group, partition, seed: int, capacity: int) -> dict:
+def probe_experts(
+    user_ns: dict, *, rank: int, group: Group, partition, seed: int, capacity: int
+) -> dict:
     """`expert_parallel` of this rank's tokens with this rank's expert."""
     function = reading_answer(user_ns, "expert_parallel")
     x, choice, gate, upstream = _routed(seed, dist.get_world_size(group), capacity)

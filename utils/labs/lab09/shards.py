@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from utils import models
 from utils.checks.calls import Calls, Rule, inside, made, only, waited
-from utils.checks.groups import WORLD, in_group, keywords, on
+from utils.checks.groups import WORLD, Group, in_group, keywords, on
 from utils.checks.mistakes import Mistake, table
 from utils.checks.probe import answer_named, as_dict, in_double, recorded
 from utils.checks.task import Report, to_each
@@ -185,7 +185,7 @@ def shapes(module: nn.Module, p: int) -> dict[str, list[int]]:
 
 @in_group
 def probe_layer(
-    user_ns: dict, *, rank: int, group, partition, seed: int, common: int, name: str
+    user_ns: dict, *, rank: int, group: Group, partition, seed: int, common: int, name: str
 ) -> dict:
     """A layer of the student: forward, backward, and what it holds.
 

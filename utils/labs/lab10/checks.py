@@ -20,11 +20,12 @@ from torch import Tensor
 from utils.checks.calls import Calls, Rule, blocking, in_words, inside, messages, only, waited
 from utils.checks.deadline import ends_within
 from utils.checks.functions import Case, judge_calls
-from utils.checks.groups import WORLD, in_group, keywords, on, tried
+from utils.checks.groups import WORLD, Group, in_group, keywords, on, tried
 from utils.checks.mistakes import Mistake, short, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, kind_of, number, reading_answer, recorded, told
 from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
 from utils.labs.shared.reference_pipeline import (
     FEATURES,
     IMAGES,
@@ -78,7 +79,7 @@ LARGE = 1500
 
 @in_group
 def probe_naive(
-    user_ns: dict, *, rank: int, group, partition, seed: int, n: int, single: bool
+    user_ns: dict, *, rank: int, group: Group, partition, seed: int, n: int, single: bool
 ) -> dict:
     """One minibatch of n samples through the stages. Each has layers of its own seed."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
@@ -204,13 +205,13 @@ def explained(report: Report) -> None:
 
 
 @task("10.1", "one minibatch through the stages", points=2)
-def train_naively(ranks, report: Report) -> None:
+def train_naively(ranks: Ranks, report: Report) -> None:
     """The twin's gradients, with four messages at most."""
     each = to_each(seed=report.seeds(WORLD))
     cases = [{"partition": partition, "each": each, "n": n, "single": single}
              for partition, n, single in zip(PARTITIONS, (24, 17, 9), (False, False, True),
                                              strict=True)]  # fmt: skip
-    for case, members, values in tried(ranks, report, __name__, "probe_naive", cases):
+    for case, members, values in tried(ranks, report, probe_naive, cases):
         p, where, seeds = len(members), on(members), _seeds_of(case, members)
         n, exact = case["n"], 1e-4 if case["single"] else EXACT
         gradients, loss = twin(seeds, n=n)
@@ -281,7 +282,7 @@ SIZES = ((4, 4), (1, 3), (4, 1), (2, 5), (3, 2), (7, 12))
 
 
 @task("10.2", "the schedule of GPipe", points=1)
-def gpipe_schedule(ranks, report: Report) -> None:
+def gpipe_schedule(ranks: Ranks, report: Report) -> None:
     """All forwards, then all backwards in reverse."""
     cases = []
     for p, m in SIZES:
@@ -344,7 +345,7 @@ IN_ORDER = (
 
 
 @task("10.3", "plan a schedule", points=3)
-def plan_schedule(ranks, report: Report) -> None:
+def plan_schedule(ranks: Ranks, report: Report) -> None:
     """Times by the two rules; None for what can never be completed."""
     legal = [
         (gpipe(3, 2), ()),
@@ -365,9 +366,9 @@ def plan_schedule(ranks, report: Report) -> None:
         report.problem("(a schedule that is not legal is not an error here: return None)")
 
 
-def _judge_plans(ranks, report: Report, asked: list[list]) -> None:
+def _judge_plans(ranks: Ranks, report: Report, asked: list[list]) -> None:
     """Plans of these schedules with these times."""
-    for answer in report.answers(ranks, __name__, "probe_plans", cases=asked):
+    for answer in report.answers(ranks, probe_plans, cases=asked):
         for (schedule, times), (got, same) in zip(asked, answer.value, strict=True):
             text = "; ".join(" ".join(f"{a}{k}" for a, k in actions) for actions in schedule)
             what = f"plan of [{text}]" + (f" with times {times}" if times else "")
@@ -398,7 +399,7 @@ def probe_counts(user_ns: dict, *, rank: int, calls: list) -> list:
 
 
 @task("10.4", "the bubble and the activations held", points=2)
-def count(ranks, report: Report) -> None:
+def count(ranks: Ranks, report: Report) -> None:
     """Shares and counts of schedules, planned and measured."""
     draw, cases = random.Random(report.seed), []
     named = {"1F1B": one_f_one_b(4, 6), "GPipe": gpipe(2, 3), "one": gpipe(1, 2),
@@ -420,7 +421,7 @@ def count(ranks, report: Report) -> None:
         for schedule in named.values()
     ]  # fmt: skip
     calls = [[case.name, *case.arguments] for case in cases]
-    for answer in report.answers(ranks, __name__, "probe_counts", calls=calls):
+    for answer in report.answers(ranks, probe_counts, calls=calls):
         for case, got in zip(cases, answer.value, strict=True):
             what = f"{case.name}({short(case.arguments[0], 60)})"
             about = {"what": what, "form": case.form}
@@ -429,7 +430,7 @@ def count(ranks, report: Report) -> None:
 
 
 @task("10.5", "the schedule of 1F1B", points=2)
-def one_f_one_b_schedule(ranks, report: Report) -> None:
+def one_f_one_b_schedule(ranks: Ranks, report: Report) -> None:
     """Warm-up, one forward and one backward in turn, drain."""
     cases = []
     for p, m in ((4, 8), (4, 2), (3, 3), (1, 3), (2, 5), (7, 12)):
@@ -470,7 +471,9 @@ def one_f_one_b_schedule(ranks, report: Report) -> None:
 
 
 @in_group
-def probe_run(user_ns: dict, *, rank: int, group, partition, seed: int, schedules: list) -> list:
+def probe_run(
+    user_ns: dict, *, rank: int, group: Group, partition, seed: int, schedules: list
+) -> list:
     """Schedules for as many stages as this group has."""
     from torch_mpi.record import log
 
@@ -569,7 +572,7 @@ def _sends_do_not_block(calls: Calls) -> str | None:
 
 
 @task("10.6", "an executor of schedules", points=4)
-def execute(ranks, report: Report) -> None:
+def execute(ranks: Ranks, report: Report) -> None:
     """Any legal schedule: its order, messages, memory; the twin's gradients."""
     plain = {
         p: [(gpipe(p, 4), IMAGES), (one_f_one_b(p, 8), IMAGES), (_crossed(p, 3), IMAGES),
@@ -586,7 +589,7 @@ def execute(ranks, report: Report) -> None:
     ):  # fmt: skip
         cases = [{"partition": one, "each": to_each(seed=report.seeds(WORLD)),
                   "schedules": schedules} for one in partitions]  # fmt: skip
-        for case, members, values in tried(ranks, report, __name__, "probe_run", cases):
+        for case, members, values in tried(ranks, report, probe_run, cases):
             seeds = _seeds_of(case, members)
             for place, rank in enumerate(members):
                 all_asked = zip(names, schedules[len(members)], values[place], strict=True)
@@ -600,7 +603,7 @@ def execute(ranks, report: Report) -> None:
     explained(report)
 
 
-def _judge_run(report, rank, place, members, seeds, schedule, n, value, where) -> bool:
+def _judge_run(report: Report, rank, place, members, seeds, schedule, n, value, where) -> bool:
     p, m, calls = len(members), len(schedule[0]) // 2, value["calls"]
     wanted = _traffic(schedule, members, place)
     order = [list(action) for action in schedule[place]]
@@ -711,12 +714,12 @@ WRONG_STASHES = {
 
 
 @task("10.7", "weight stashing", points=4)
-def stashing(ranks, report: Report) -> None:
+def stashing(ranks: Ranks, report: Report) -> None:
     """PipeDream: its weights, its versions, its memory."""
     for p, n, reverse in ((4, 7, False), (1, 3, False), (3, 5, False), (2, 1, False), (2, 4, True)):
         asked = {"seed": report.seed, "p": p, "n": n, "reverse": reverse}
         order = ", the last one's backward first" if reverse else ""
-        for answer in report.answers(ranks, __name__, "probe_stash", **asked):
+        for answer in report.answers(ranks, probe_stash, **asked):
             value, rank = answer.value, answer.rank
             if not report.communication(rank, value["calls"], only()):
                 break

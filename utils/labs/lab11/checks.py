@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from utils.checks.calls import Calls, Rule, inside, made, only, waited
-from utils.checks.groups import enough, group_of, in_group, keywords, on, tried
+from utils.checks.groups import Group, enough, group_of, in_group, keywords, on, tried
 from utils.checks.mistakes import NO_NUMBER, Mistake, short, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import (
@@ -33,6 +33,7 @@ from utils.checks.probe import (
     told,
 )
 from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
 from utils.labs.lab11.offload import Layers
 from utils.labs.shared.reference_pipeline import Piece, drawn, gradient_of, twin, whole
 from utils.labs.shared.replicas import Seeds, rules_of
@@ -107,7 +108,7 @@ def probe_mesh(user_ns: dict, *, rank: int, shapes: list) -> list:
         got = [[_listed(function(r, shape, axis)) for axis in axes]
                for r in range(math.prod(shape))]  # fmt: skip
 
-        def new_group(ranks=None, *args: Any, asked=asked, **kwargs: Any) -> Any:
+        def new_group(ranks: Ranks = None, *args: Any, asked=asked, **kwargs: Any) -> Any:
             asked.append(sorted(range(dist.get_world_size()) if ranks is None else ranks))
             return _Group(asked[-1]) if rank in asked[-1] else dist.GroupMember.NON_GROUP_MEMBER
 
@@ -158,12 +159,12 @@ def _wrong_lines(shape: tuple[int, ...], axis: int) -> Iterator[Mistake]:
 
 
 @task("11.1", "a mesh of ranks and its groups", points=2)
-def mesh(ranks, report: Report) -> None:
+def mesh(ranks: Ranks, report: Report) -> None:
     """Lines of meshes of several shapes, and groups that all ranks make alike."""
     if not enough(ranks, report, WORLD):
         return
     shapes = [list(s) for s in (*SHAPES, *OTHERS)]
-    answers = report.answers(ranks, __name__, "probe_mesh", shapes=shapes)
+    answers = report.answers(ranks, probe_mesh, shapes=shapes)
     for k, shape in enumerate((*SHAPES, *OTHERS)):
         for answer in answers:
             found, rank = answer.value[k], answer.rank
@@ -287,7 +288,7 @@ def _reduced(calls: Calls, nbytes: int) -> str | None:
 
 
 @task("11.2", "pipeline × data", points=3)
-def pipeline_data(ranks, report: Report) -> None:
+def pipeline_data(ranks: Ranks, report: Report) -> None:
     """Gradients and loss of the twin; messages and averages on their own axis."""
     if not enough(ranks, report, WORLD):
         return
@@ -296,7 +297,7 @@ def pipeline_data(ranks, report: Report) -> None:
         of_ranks = [seeds[mine(grid[0], rank).index(rank)] for rank in range(WORLD)]
         asked = {"each": to_each(seed=of_ranks), "grid": grid, "microbatches": m}
         asked["samples"] = n
-        for answer in report.answers(ranks, __name__, "probe_hybrid", **asked):
+        for answer in report.answers(ranks, probe_hybrid, **asked):
             _judge_hybrid(report, answer.rank, answer.value, *grid, m, seeds, n)
         if report.found:
             break
@@ -419,11 +420,11 @@ ERRORS = {
 }
 
 
-def _judge_all(ranks, report: Report, probe: str, judge: Callable) -> None:
+def _judge_all(ranks: Ranks, report: Report, probe: Callable, judge: Callable) -> None:
     """Have ``judge(report, rank, place, members, seeds, value)`` see the ranks of all groups."""
     given = {"seed": report.seed, "each": to_each(own=(own := report.seeds(WORLD)))}
     cases = [{"partition": partition} | given for partition in PARTITIONS]
-    for _, members, values in tried(ranks, report, __name__, probe, cases, world=WORLD):
+    for _, members, values in tried(ranks, report, probe, cases, world=WORLD):
         seeds = Seeds(report.seed, tuple(own[rank] for rank in members))
         for place, (rank, value) in enumerate(zip(members, values, strict=True)):
             judge(report, rank, place, members, seeds, value)
@@ -524,7 +525,7 @@ def _between(seed: int) -> float:
 
 
 @task("11.3", "tensor × data: average and clip", points=3)
-def tensor_data(ranks, report: Report) -> None:
+def tensor_data(ranks: Ranks, report: Report) -> None:
     """The mean over the replicas, and the norm of the whole gradient."""
     if not enough(ranks, report, WORLD):
         return
@@ -533,7 +534,7 @@ def tensor_data(ranks, report: Report) -> None:
         (seed,) = report.seeds(1)
         most = most or _between(seed)
         asked = {"each": to_each(gradients=_own_gradients(seed, *grid)), "grid": grid, "most": most}
-        for answer in report.answers(ranks, __name__, "probe_clip", **asked):
+        for answer in report.answers(ranks, probe_clip, **asked):
             _judge_clip(report, answer.rank, answer.value, *grid, most, seed)
         if report.found:
             break
@@ -599,7 +600,7 @@ def _on_mesh(calls: Calls, tp: list[int], dp: list[int]) -> str | None:
 
 
 @in_group
-def probe_one(user_ns: dict, *, rank: int, group, partition, own: int, seed: int) -> list:
+def probe_one(user_ns: dict, *, rank: int, group: Group, partition, own: int, seed: int) -> list:
     """Two steps on a small model."""
     k, p = dist.get_rank(group), dist.get_world_size(group)
     first, *others = layers_of(seed)
@@ -646,9 +647,9 @@ def _pair(p: int, nbytes: int) -> list[Rule]:
 
 
 @task("11.4", "ZeRO-1", points=3)
-def zero_one(ranks, report: Report) -> None:
+def zero_one(ranks: Ranks, report: Report) -> None:
     """Weights of the twin on all ranks, by two collectives."""
-    _judge_all(ranks, report, "probe_one", _judge_one)
+    _judge_all(ranks, report, probe_one, _judge_one)
 
 
 def _judge_one(
@@ -715,7 +716,7 @@ def _wrong_weights(seeds: Seeds, step: int, begin: list, mixed: list) -> Iterato
 
 
 @in_group
-def probe_two(user_ns: dict, *, rank: int, group, partition, own: int, seed: int) -> dict:
+def probe_two(user_ns: dict, *, rank: int, group: Group, partition, own: int, seed: int) -> dict:
     """Two backwards of a small model; one of a chain, with the meter."""
     k, p = dist.get_rank(group), dist.get_world_size(group)
     function, found = reading_answer(user_ns, "zero2_hooks"), []
@@ -792,9 +793,9 @@ def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
 
 
 @task("11.5", "ZeRO-2", points=3)
-def zero_two(ranks, report: Report) -> None:
+def zero_two(ranks: Ranks, report: Report) -> None:
     """Each layer's gradient reduce-scattered and freed while backward goes on."""
-    _judge_all(ranks, report, "probe_two", _judge_two)
+    _judge_all(ranks, report, probe_two, _judge_two)
 
 
 def _judge_two(
@@ -842,7 +843,7 @@ def _judge_two(
 
 
 @in_group
-def probe_three(user_ns: dict, *, rank: int, group, partition, own: int, seed: int) -> dict:
+def probe_three(user_ns: dict, *, rank: int, group: Group, partition, own: int, seed: int) -> dict:
     """Forward and backward of a small model, and of a chain with the meter."""
     from torch_mpi.record import log
 
@@ -883,9 +884,9 @@ def probe_three(user_ns: dict, *, rank: int, group, partition, own: int, seed: i
 
 
 @task("11.6", "ZeRO-3", points=3)
-def zero_three(ranks, report: Report) -> None:
+def zero_three(ranks: Ranks, report: Report) -> None:
     """Layers that are whole only while they are used."""
-    _judge_all(ranks, report, "probe_three", _judge_three)
+    _judge_all(ranks, report, probe_three, _judge_three)
 
 
 def _judge_three(
@@ -965,7 +966,7 @@ PAIRS = ([[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]])
 
 
 @in_group
-def probe_offload(user_ns: dict, *, rank: int, group, partition, seed: int) -> dict:
+def probe_offload(user_ns: dict, *, rank: int, group: Group, partition, seed: int) -> dict:
     """Two steps of a device and its host; the seed is that of its samples, or of its weights."""
     from torch_mpi.record import log
 
@@ -1079,11 +1080,11 @@ def _host_rules(notes: list, order: list[int]) -> list[Rule]:
 
 
 @task("11.7", "offload with prefetch and early update", points=4)
-def offload(ranks, report: Report) -> None:
+def offload(ranks: Ranks, report: Report) -> None:
     """The twin's weights; what is started, waited for and held, and when."""
     seeds = report.seeds(WORLD)
     cases = [{"partition": partition, "each": to_each(seed=seeds)} for partition in PAIRS]
-    for _, members, values in tried(ranks, report, __name__, "probe_offload", cases, world=WORLD):
+    for _, members, values in tried(ranks, report, probe_offload, cases, world=WORLD):
         device, host = (seeds[rank] for rank in members)
         order = Layers(DEEP, *batch(device, 0)).order
         losses, weights = offloaded(device, host)

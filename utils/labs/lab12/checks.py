@@ -30,6 +30,7 @@ from utils.checks.probe import (
     told,
 )
 from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
 from utils.labs.shared.replicas import rules_of
 
 from . import clients
@@ -71,10 +72,10 @@ def probe_shards(user_ns: dict, *, rank: int, seed: int, cases: list) -> list:
 
 
 @task("12.1", "shards by class", points=2)
-def shards_by_class(ranks, report: Report) -> None:
+def shards_by_class(ranks: Ranks, report: Report) -> None:
     """Each image once, few classes for each client, dealt out by the draw."""
     asked = {"seed": report.seed, "cases": SHARDS}
-    for answer in report.answers(ranks, __name__, "probe_shards", **asked):
+    for answer in report.answers(ranks, probe_shards, **asked):
         for case, (first, again, other, used) in zip(SHARDS, answer.value, strict=True):
             labels = _labels(report.seed, *case[:2]).tolist()
             what = f"{case[0]} images of {case[1]} classes, {case[2]} clients, each = {case[3]}"
@@ -161,9 +162,9 @@ def probe_select(user_ns: dict, *, rank: int, seed: int) -> list:
 
 
 @task("12.2", "select clients", points=1)
-def select_clients(ranks, report: Report) -> None:
+def select_clients(ranks: Ranks, report: Report) -> None:
     """As many as asked for, all different, another choice each time, nobody left out."""
-    for answer in report.answers(ranks, __name__, "probe_select", seed=report.seed):
+    for answer in report.answers(ranks, probe_select, seed=report.seed):
         for (fraction, n), (many, again, kinds) in zip(SELECT, answer.value, strict=True):
             wanted, first = max(1, round(fraction * n)), many[0]
             what = f"select({fraction}, {n}, draw)"
@@ -296,9 +297,9 @@ def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> I
 
 
 @task("12.3", "local training", points=2)
-def train_locally(ranks, report: Report) -> None:
+def train_locally(ranks: Ranks, report: Report) -> None:
     """The twin's update, from weights that stay as they are, without a message."""
-    for answer in report.answers(ranks, __name__, "probe_local", seed=report.seed):
+    for answer in report.answers(ranks, probe_local, seed=report.seed):
         for (n, epochs, more), value in zip(LOCAL, answer.value, strict=True):
             rate, batch = more or USUAL
             what = f"{n} samples, {epochs} epochs, batch {batch}"
@@ -358,9 +359,9 @@ def probe_mean(user_ns: dict, *, rank: int, seed: int) -> list:
 
 
 @task("12.4", "federated averaging", points=2)
-def fedavg(ranks, report: Report) -> None:
+def fedavg(ranks: Ranks, report: Report) -> None:
     """The weights and the mean of the updates, each as often as it has samples."""
-    for answer in report.answers(ranks, __name__, "probe_mean", seed=report.seed):
+    for answer in report.answers(ranks, probe_mean, seed=report.seed):
         cases = zip(_counts(report.seed), answer.value, strict=True)
         for counts, (got, same_weights, untouched) in cases:
             weights, updates = _updates(report.seed, counts)
@@ -419,13 +420,13 @@ def probe_round(user_ns: dict, *, rank: int, first: int, seed: int) -> list | di
 
 
 @task("12.5", "a round with a deadline", points=4)
-def run_round(ranks, report: Report) -> None:
+def run_round(ranks: Ranks, report: Report) -> None:
     """Everybody in time is in, nobody else is, and nothing that is open is forgotten."""
     if not enough(ranks, report, WORLD):
         return
     first, seeds = report.seed % 50, report.seeds(WORLD)
     each = to_each(seed=seeds)
-    answers = report.answers(ranks, __name__, "probe_round", first=first, each=each)
+    answers = report.answers(ranks, probe_round, first=first, each=each)
     if not answers:
         if not report.open:
             _explain_round(report)
@@ -606,9 +607,9 @@ def probe_read(user_ns: dict, *, rank: int, seed: int) -> list:
 
 
 @task("12.6", "read one gradient", points=2)
-def read_image(ranks, report: Report) -> None:
+def read_image(ranks: Ranks, report: Report) -> None:
     """The label and the pixels."""
-    for answer in report.answers(ranks, __name__, "probe_read", seed=report.seed):
+    for answer in report.answers(ranks, probe_read, seed=report.seed):
         tried = [(k, sizes) for k in range(4) for sizes in MLPS]
         for (k, sizes), got in zip(tried, answer.value, strict=True):
             gradients, image, label = _victim(report.seed + k, sizes)
@@ -723,7 +724,7 @@ def probe_mismatch(user_ns: dict, *, rank: int, seed: int, wide: int) -> dict:
 
 
 @task("12.7", "gradient inversion", points=2)
-def mismatch(ranks, report: Report) -> None:
+def mismatch(ranks: Ranks, report: Report) -> None:
     """The sum of squares, and a derivative that leads to the image."""
     for wide in (5, 6):  # another image, and a network of more layers
         _judge_mismatch(ranks, report, wide)
@@ -736,7 +737,7 @@ def mismatch(ranks, report: Report) -> None:
             return
 
 
-def _judge_mismatch(ranks, report: Report, wide: int) -> None:
+def _judge_mismatch(ranks: Ranks, report: Report, wide: int) -> None:
     net, guess, label, seen = _attack(report.seed, wide)
     guess.requires_grad_()
     own = _gradient(net, guess, label, graph=True)
@@ -758,7 +759,7 @@ def _judge_mismatch(ranks, report: Report, wide: int) -> None:
             one.square().sum() for one in own).item(),
     })  # fmt: skip
     given = {"seed": report.seed, "wide": wide}
-    for answer in report.answers(ranks, __name__, "probe_mismatch", **given):
+    for answer in report.answers(ranks, probe_mismatch, **given):
         value = answer.value
         form = {"form": "the sum, a tensor with one number"}
         ok = report.judge(answer.rank, value["value"], right, wrong, **form)
@@ -834,11 +835,11 @@ def _likeness(noise: torch.Tensor) -> float:
 
 
 @task("12.8", "clip and add noise", points=3)
-def private_mean(ranks, report: Report) -> None:
+def private_mean(ranks: Ranks, report: Report) -> None:
     """Lengths of the bound at most; the mean of them; noise of the right scale, once."""
     deltas = _deltas(report.seed)
     right = [delta * min(1.0, 1 / max(delta.norm().item(), 1e-12)) for delta in deltas]
-    for answer in report.answers(ranks, __name__, "probe_private", seed=report.seed):
+    for answer in report.answers(ranks, probe_private, seed=report.seed):
         value, rank = answer.value, answer.rank
         ok = all(
             _judge_clip(report, rank, *one)
@@ -997,9 +998,9 @@ def _chi2(hidden: torch.Tensor) -> float:
 
 
 @task("12.9", "secure aggregation", points=3)
-def masked_sum(ranks, report: Report) -> None:
+def masked_sum(ranks: Ranks, report: Report) -> None:
     """A single message is uniform, and the sum is that of the updates."""
-    for answer in report.answers(ranks, __name__, "probe_masked", seed=report.seed):
+    for answer in report.answers(ranks, probe_masked, seed=report.seed):
         if said := _wrong_masks(answer.value):
             report.problem(said, answer.rank)
 

@@ -20,12 +20,13 @@ import torch.distributed as dist
 from torch import nn
 
 from utils.checks.calls import TOGETHER, inside, only, some, waited
-from utils.checks.functions import Case, judge_calls
-from utils.checks.groups import WORLD, Partition, in_group, keywords, on, places, tried
+from utils.checks.functions import Case, judge_calls, probe_calls
+from utils.checks.groups import WORLD, Group, Partition, in_group, keywords, on, places, tried
 from utils.checks.mistakes import Mistake, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, kept, reading_answer, recorded
 from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
 from utils.labs.shared.replicas import rules_of
 
 from .crashes import KINDS, Watched, states, written_by_python
@@ -93,7 +94,7 @@ def _logs(seed: int) -> list[tuple[str, dict | None]]:
 
 
 @task("13.1", "who died, and of what", points=2)
-def first_death(ranks, report: Report) -> None:
+def first_death(ranks: Ranks, report: Report) -> None:
     """Rank and signal from what a job has printed."""
     cases = []
     for log, right in _logs(report.seed):
@@ -232,9 +233,9 @@ def probe_resume(user_ns: dict, *, rank: int, seed: int) -> dict:
 
 
 @task("13.2", "everything that a training is", points=4)
-def resume(ranks, report: Report) -> None:
+def resume(ranks: Ranks, report: Report) -> None:
     """The losses of the resumed training are those of the one that went on, bit for bit."""
-    for answer in report.answers(ranks, __name__, "probe_resume", seed=report.seed):
+    for answer in report.answers(ranks, probe_resume, seed=report.seed):
         value, rank = answer.value, answer.rank
         report.communication(rank, [], *rules_of({
             "capture returned no dict: return the state, a dict": not value["is state"],
@@ -313,7 +314,7 @@ def _what(path: str, content: bytes) -> str:
 
 
 @in_group
-def probe_save(user_ns: dict, *, rank: int, group, partition) -> dict:
+def probe_save(user_ns: dict, *, rank: int, group: Group, partition) -> dict:
     """All that may be left of this rank's folder, in the course of a save."""
     from torch_mpi.record import log
 
@@ -472,10 +473,10 @@ def _meets_others(members: list[int], values: list[dict], place: int) -> dict[st
 
 
 @task("13.3", "a save that may crash", points=4)
-def safe_save(ranks, report: Report) -> None:
+def safe_save(ranks: Ranks, report: Report) -> None:
     """Whenever the ranks end, `latest` names a whole checkpoint."""
     cases = [{"partition": [[1, 2, 3], [0]]}, {"partition": None}]
-    for _, members, values in tried(ranks, report, __name__, "probe_save", cases):
+    for _, members, values in tried(ranks, report, probe_save, cases):
         p = len(members)
         rules = (inside(members), waited)
         kept = [report.communication(r, v["calls"], *rules)
@@ -576,7 +577,7 @@ def _wrong_reads(n: int, old: int, new: int, rank: int) -> list[Mistake]:
 
 
 @task("13.4", "from four ranks to two", points=3)
-def reshard(ranks, report: Report) -> None:
+def reshard(ranks: Ranks, report: Report) -> None:
     """Which part of which file a rank of the new job reads."""
     draw = random.Random(report.seed)
     others = [(draw.randrange(8, 60), draw.randrange(2, 7), draw.randrange(1, 7)) for _ in range(3)]
@@ -589,8 +590,7 @@ def reshard(ranks, report: Report) -> None:
         for n, old, new in (*SPLITS, *others) for rank in range(new)
     ]  # fmt: skip
     calls = [[case.name, case.arguments] for case in cases]
-    module = "utils.checks.functions"
-    for answer in report.answers(ranks, module, "probe_calls", calls=calls):
+    for answer in report.answers(ranks, probe_calls, calls=calls):
         for case, got in zip(cases, answer.value, strict=True):
             lists = isinstance(got, list) and all(isinstance(one, list) for one in got)
             what = f"reads({', '.join(map(str, case.arguments))})"
@@ -653,7 +653,7 @@ _BOOKS = {
 
 
 @task("13.5", "what an interval costs", points=4)
-def interval(ranks, report: Report) -> None:
+def interval(ranks: Ranks, report: Report) -> None:
     """A job's seconds under failures; Young's interval."""
     draw = random.Random(report.seed)
     cases = [Case("with_failures", [100.0, 10.0, 1.0, 5.0, []],
@@ -749,7 +749,7 @@ def _steps(seed: int, p: int, ahead: bool) -> list[int]:
 
 
 @in_group
-def probe_agree(user_ns: dict, *, rank: int, group, partition, seed: int, step: int) -> dict:
+def probe_agree(user_ns: dict, *, rank: int, group: Group, partition, seed: int, step: int) -> dict:
     """What a survivor has after `agree`; the seed is that of the state of its step."""
     job = Survivor(seed, step)
     objects = [id(t) for t in job.tensors()]
@@ -765,7 +765,9 @@ def probe_agree(user_ns: dict, *, rank: int, group, partition, seed: int, step: 
 
 
 @in_group
-def probe_mean(user_ns: dict, *, rank: int, group, partition, seed: int, samples: int) -> dict:
+def probe_mean(
+    user_ns: dict, *, rank: int, group: Group, partition, seed: int, samples: int
+) -> dict:
     """The second gradients that are averaged; each rank has another number of samples."""
     function = answer_named(user_ns, "mean_gradients")
     named, model = keywords(partition, group), _model(seed)
@@ -788,11 +790,11 @@ def _flat(model: nn.Module) -> list[float]:
 
 
 @task("13.6", "go on with fewer", points=4)
-def survive(ranks, report: Report) -> None:
+def survive(ranks: Ranks, report: Report) -> None:
     """One state for all survivors; gradients weighted by samples, over those who are there."""
     cases = [_agree_case(report, partition) for partition in PARTITIONS]
     cases.append(_agree_case(report, None, ahead=True))
-    for case, members, values in tried(ranks, report, __name__, "probe_agree", cases):
+    for case, members, values in tried(ranks, report, probe_agree, cases):
         _judge_agreed(report, members, values, [case["each"][rank] for rank in members])
     if report.found:
         return
@@ -800,7 +802,7 @@ def survive(ranks, report: Report) -> None:
     shares = [draw.randrange(5, 40) for _ in range(WORLD)]
     each = to_each(seed=report.seeds(WORLD), samples=shares)
     cases = [{"partition": partition, "each": each} for partition in PARTITIONS]
-    for _, members, values in tried(ranks, report, __name__, "probe_mean", cases):
+    for _, members, values in tried(ranks, report, probe_mean, cases):
         _judge_means(report, members, values, [each[rank] for rank in members])
 
 

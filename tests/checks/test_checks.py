@@ -218,7 +218,7 @@ class TamperedRanks:
         self.value, self.changes = value, changes
 
     def ask(self, target, **_):
-        if target.endswith(":definitions"):
+        if target is definitions:
             return [Reply(rank, "ok", {}) for rank in range(2)]
         return [Reply(rank, "ok", self.value, **self.changes) for rank in range(2)]
 

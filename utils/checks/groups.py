@@ -13,6 +13,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from utils.cluster.contracts import Ranks
 
+from .steps import Step
 from .task import Report
 
 # Seconds that a rank waits for the others of a group.
@@ -143,6 +145,53 @@ def tried(
                 *others, of_case = report.found
                 report.found = [of_case, *sorted(others, key=lambda found: found[2] is not None)]
             return
+
+
+@dataclass(frozen=True)
+class GroupAnswer:
+    """What a probe told on one rank of a group.
+
+    Attributes:
+        case: the arguments that the probe was asked with.
+        members: the global ranks of the group.
+        place: the group rank.
+        values: what the probe told on each member.
+    """
+
+    case: dict[str, Any]
+    members: list[int]
+    place: int
+    values: list[Any]
+
+    @property
+    def rank(self) -> int:
+        """Return the global rank."""
+        return self.members[self.place]
+
+    @property
+    def value(self) -> Any:
+        """Return what the probe told on this rank."""
+        return self.values[self.place]
+
+
+def judge_groups(
+    ranks: Ranks,
+    report: Report,
+    probe: Callable[..., Any],
+    cases: Iterable[dict[str, Any]],
+    judge: Callable[[GroupAnswer], Iterable[Step]],
+    hint: Callable[[dict[str, Any]], str] | None = None,
+    world: int = WORLD,
+) -> None:
+    """Ask a probe made by :func:`in_group` in one case after the other, until one has a problem.
+
+    Args:
+        cases, hint, world: see :func:`tried`.
+        judge: the steps for the answer of one rank.
+    """
+    for case, members, values in tried(ranks, report, probe, cases, hint, world):
+        for place, rank in enumerate(members):
+            report.follow(rank, judge(GroupAnswer(case, members, place, values)))
 
 
 def enough(ranks: Ranks, report: Report, n: int) -> bool:

@@ -20,7 +20,7 @@ import functools
 import re
 import secrets
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,12 +29,14 @@ from IPython import get_ipython
 from utils.checks.deadline import NotEnded
 from utils.checks.verdict import Problem, Verdict
 from utils.cluster.contracts import Ranks
+from utils.cluster.reply import Reply
 from utils.cluster.stubs import STUB, way_on
 from utils.cluster.tracebacks import show_errors
 
 from .calls import Calls, Rule, broken, disagreement, forgery
 from .mistakes import TOLERANCE, Mistake, recognise, same, short
 from .probe import definitions, digest
+from .steps import Step
 
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
 # deadlock is reported by the ranks that wait, with the line they wait at.
@@ -136,6 +138,22 @@ class Report:
             self.problem(said, rank, "communication")
         return said is None
 
+    def facts(self, rank: int | None, wrong: Mapping[str, object]) -> bool:
+        """Return whether none of these is so; the first that is so becomes a problem.
+
+        Args:
+            rank: the rank that has the problem; `None` for all together.
+            wrong: by the text that a student is told, whether it is so.
+        """
+        said = next((text for text, is_so in wrong.items() if is_so), None)
+        if said:
+            self.problem(said, rank)
+        return said is None
+
+    def follow(self, rank: int | None, steps: Iterable[Step]) -> bool:
+        """Take steps until one fails; return whether none did (see :mod:`.steps`)."""
+        return all(step(self, rank) for step in steps)
+
     def answers(
         self, ranks: Ranks, probe: Callable, *, patience=PATIENCE, each=None, **kwargs
     ) -> list:
@@ -166,6 +184,25 @@ class Report:
             return []
         self.doubt = self.doubt or disagreement({reply.rank: reply.value for reply in replies})
         return replies
+
+    def judge_cases(
+        self,
+        ranks: Ranks,
+        probe: Callable[..., Any],
+        cases: Iterable[dict[str, Any]],
+        judge: Callable[[dict[str, Any], Reply], Iterable[Step]],
+    ) -> None:
+        """Ask a probe in one case after the other, until a case has a problem.
+
+        Args:
+            cases: arguments of the probe; of :meth:`answers`, `each` may be among them.
+            judge: the steps for the answer of one rank in one case.
+        """
+        for case in cases:
+            for answer in self.answers(ranks, probe, **case):
+                self.follow(answer.rank, judge(case, answer))
+            if self.found:
+                return
 
     def _add_errors(self, failed: list, patience: float) -> None:
         """First the errors of those who made them, then who has stopped because of these."""

@@ -1,7 +1,4 @@
-"""What checks, labs and timelines ask of the ranks that a notebook hands them.
-
-Import this module for type checkers only, under ``if TYPE_CHECKING:``.
-"""
+"""What checks, labs and timelines ask of the ranks that a notebook hands them."""
 
 from __future__ import annotations
 

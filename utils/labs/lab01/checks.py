@@ -19,14 +19,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import blocking, in_words, inside, made, messages, only, waited
+from utils.checks.calls import blocking, in_words, inside, made, messages, only, rules_of, waited
 from utils.checks.clock import moved_clocks
 from utils.checks.mistakes import EXACT, TOLERANCE, Mistake, is_number, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, fingerprint, kept, numbers, reading_answer, recorded
+from utils.checks.steps import Step, communication, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
-from utils.labs.shared.replicas import rules_of
+from utils.cluster.reply import Reply
 
 # Long enough that MPI does not send it before the receiver is ready (rendezvous).
 LONG = 250_000
@@ -220,7 +221,7 @@ def _judge_overlap(report: Report, rank: int, under_way: list[dict], slept: bool
             "it sleeps before work(), and the message is over by then: call work() at once after "
             f"{op}": slept,
         }
-        report.communication(rank, [], *rules_of(wrong))
+        report.facts(rank, wrong)
 
 
 # -- 1.4 --------------------------------------------------------------------------------------
@@ -241,16 +242,18 @@ def probe_sum(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -
 @task("1.4", "all_reduce", points=2)
 def sum_over_ranks(ranks: Ranks, report: Report) -> None:
     """Every rank has the sum, by one all_reduce."""
-    rules = (only("all_reduce"), made("all_reduce", 1), waited)
     for answer, own, how in _asked(ranks, report, probe_sum):
-        rank = answer.rank
-        once = report.communication(rank, answer.value["calls"], *rules)
-        if once and report.communication(rank, answer.value["calls again"], *rules):
-            mistakes = _wrong_sums(own, rank)
-            form = "the tensor; all_reduce writes into it, and has no result of its own"
-            got, expected = answer.value["result"], own.sum(0).tolist()
-            how["what"] = f"the sum{how['what']}"
-            report.judge(rank, got, expected, mistakes, form=form, **how)
+        report.follow(answer.rank, _sum_of_all(answer, own, how))
+
+
+def _sum_of_all(answer: Reply, own: torch.Tensor, how: dict) -> Iterator[Step]:
+    rules = (only("all_reduce"), made("all_reduce", 1), waited)
+    yield communication(answer.value["calls"], *rules)
+    yield communication(answer.value["calls again"], *rules)
+    form = "the tensor; all_reduce writes into it, and has no result of its own"
+    how["what"] = f"the sum{how['what']}"
+    mistakes = _wrong_sums(own, answer.rank)
+    yield value(answer.value["result"], own.sum(0).tolist(), mistakes, form=form, **how)
 
 
 def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:

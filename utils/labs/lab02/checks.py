@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from utils import data
-from utils.checks.calls import inside
+from utils.checks.calls import inside, rules_of
 from utils.checks.functions import Results
 from utils.checks.groups import Group, in_group, keywords, on, partitions, places, tried
 from utils.checks.mistakes import Mistake, is_number, one_of, same, short, table
@@ -28,7 +28,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, numbers, reading_answer, recorded, told
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
-from utils.labs.shared.replicas import one_number, rules_of
+from utils.labs.shared.replicas import one_number
 
 #: Samples: one number that all p of 1 … 4 divide, and awkward ones.
 SAMPLES = (24, 25, 7, 1)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from utils.checks.calls import inside, made, only, some, waited
+from utils.checks.calls import inside, made, only, rules_of, some, waited
 from utils.checks.groups import (
     EVERYWHERE,
     PARTITIONS,
@@ -130,7 +130,7 @@ def _judge_gradient(report: Report, rank, value, own, n, members, likely, extra:
     short = len(reduced) >= value["count"] and any(
         one < needed for one, needed in zip(reduced[: value["count"]], value["nbytes"], strict=True)
     )
-    touched = replicas.rules_of({
+    touched = rules_of({
         "a parameter without gradient got one: leave it alone": value["others"],
         "the parameters have changed: average parameter.grad, not the values": value["moved"],
         "some all_reduces are of fewer bytes than the gradients have: reduce each whole gradient, "
@@ -306,7 +306,7 @@ def _judge_metrics(report: Report, rank: int, value: dict, members, parts) -> bo
     form = "the pair (mean loss, accuracy)"
     kinds = " and ".join(sorted(set(value["kinds"])))
     said = f"the numbers are right, but returned as {kinds}: the task asks for a pair of two "
-    after = replicas.rules_of({said + "Python floats, .item() or .tolist() makes them": kinds})
+    after = rules_of({said + "Python floats, .item() or .tolist() makes them": kinds})
     after.append(made("all_reduce", 1, ", of a tensor with the three numbers"))
     return (
         report.communication(rank, value["calls"], *_rules(members))
@@ -433,12 +433,12 @@ def _judge_demands(report: Report, members: list[int], steps: list, twin: Twin, 
     count, p = sum(len(part) for step in steps for part in step["passes"]), len(members)
     for place, (rank, step) in enumerate(zip(members, steps, strict=True)):
         part = sorted(itertools.chain(*step["passes"]))
-        report.communication(rank, [], *replicas.rules_of({
+        report.facts(rank, {
             f"{where}: its part was {part}: take [r::p], every {p}th sample":
                 part != list(range(place, count, p)),
             f"{where}: a parameter that is not used got a gradient; momentum and weight decay "
             "would move it: leave None": step["gradients"] > trained,
-        }))  # fmt: skip
+        })  # fmt: skip
 
 
 def _step_rules(members: list[int], step: dict) -> tuple:
@@ -448,7 +448,7 @@ def _step_rules(members: list[int], step: dict) -> tuple:
         f"the weights have moved, but optimizer.step() of the optimizer handed in was called "
         f"{step['steps']} times: call it once"
     )
-    by_hand = replicas.rules_of({said: step["moved"] and step["steps"] != 1})
+    by_hand = rules_of({said: step["moved"] and step["steps"] != 1})
     return (*_rules(members), *by_hand), [made("all_reduce", (least, least + 1), why)]
 
 
@@ -497,7 +497,7 @@ def _judge_shares(report: Report, members: list[int], values: list[dict], first:
         said = f"{on(members)}: {every}: {found} of {wanted} were {kind}. {TAKE[kind]}"
         too_few = sum(found) < wanted and kind == "tested"
         wrong = all_on_each or too_few if first else apart or sum(found) != wanted
-        report.communication(None, [], *replicas.rules_of({said: wrong}))
+        report.facts(None, {said: wrong})
 
 
 def _judge_history(
@@ -519,7 +519,7 @@ def _judge_history(
             "the model was in evaluation mode when it was trained, so dropout and batch "
             "normalization would not train as they should: call model.train() after the test"
         )
-        report.communication(rank, [], *replicas.rules_of({said: not value["in training mode"]}))
+        report.facts(rank, {said: not value["in training mode"]})
 
 
 # -- in sync: 3.6 -----------------------------------------------------------------------------

@@ -262,14 +262,15 @@ def judge_run(ranks: Ranks, report: Report) -> None:
             f"this rank made {value['gradients sent']}: run the training again":
                 value["gradients sent"] < steps,
         }  # fmt: skip
-        report.communication(rank, [], *replicas.rules_of(wrong))
+        report.facts(rank, wrong)
     out = [key for key in KEYS if parallel[key] != one["parallel"][key]]
     wrong = {
         "the weights on ranks 0 and 1 differ: the replicas are not in sync":
             zero["digest"] != one["digest"],
         f"{out} differ between ranks 0 and 1: reduce them over the group": out,
     }  # fmt: skip
-    for rule in replicas.rules_of(wrong):
-        report.communication(None, [], rule)
+    for text, is_so in wrong.items():
+        report.facts(None, {text: is_so})
     if not report.found:
-        report.communication(None, [], lambda _: more_than_noise(sequential, parallel))
+        said = more_than_noise(sequential, parallel)
+        report.facts(None, {said or "": said})

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checks.calls import Calls, Rule, inside, only, some
+from utils.checks.calls import Calls, Rule, inside, only, rules_of, some
 from utils.checks.functions import Results
 from utils.checks.groups import (
     EVERYWHERE,
@@ -148,7 +148,7 @@ def ddp_step(ranks: Ranks, report: Report) -> None:
         twin = Twin(_step_model(seeds[members[0]], case["awkward"]), case["rate"])
         start, rules = replicas.weights_of(twin.model), functools.partial(_step_rules, members)
         for rank, value in zip(members, values, strict=True):
-            report.communication(rank, [], *_replica_rules(value, members, start.tolist()))
+            report.facts(rank, _wrong_replicas(value, members, start.tolist()))
         for number, count in enumerate(MINIBATCHES) if not report.found else ():
             steps = [value["steps"][number] for value in values]
             own = [_minibatch(seeds[rank], number, case["awkward"]) for rank in members]
@@ -160,9 +160,9 @@ def ddp_step(ranks: Ranks, report: Report) -> None:
             twin.step(*batch)
 
 
-def _replica_rules(value: dict, members: list[int], start: list[float]) -> list[Rule]:
+def _wrong_replicas(value: dict, members: list[int], start: list[float]) -> dict[str, bool]:
     got, group = value["returned"], value.get("group")
-    return replicas.rules_of({
+    return {
         f"replicate returned {got}, expected a DistributedDataParallel": got != "DDP",
         "replicate: DDP wraps a copy, which is all that is trained: wrap the model that was "
         "given": got == "DDP" and not value["wraps"],
@@ -170,7 +170,7 @@ def _replica_rules(value: dict, members: list[int], start: list[float]) -> list[
         f"{members}: process_group=group": group != members,
         f"{on(members)}: the weights after replicate are not those of rank {members[0]}, the "
         "group's first: wrap the model that was given": not same(value.get("start"), start),
-    })  # fmt: skip
+    }  # fmt: skip
 
 
 def _step_rules(members: list[int], step: dict) -> tuple[list[Rule], list[Rule]]:
@@ -182,7 +182,7 @@ def _step_rules(members: list[int], step: dict) -> tuple[list[Rule], list[Rule]]
         f"{step['taken']} calls of optimizer.step(), expected one: the optimizer moves the weights":
             step["taken"] != 1,
     }  # fmt: skip
-    return [only("all_reduce"), inside(members)], [*replicas.rules_of(once), some(members)]
+    return [only("all_reduce"), inside(members)], [*rules_of(once), some(members)]
 
 
 # -- 4.2: buckets -----------------------------------------------------------------------------
@@ -552,13 +552,13 @@ def _judge_hook(report: Report, rank: int, value: dict, members: list[int], own:
     late = value.get("gradient where others are late")
     half, kinds = value["nbytes"] // 2, {call["dtype"] for call in calls} - {"float16"}
     rules = [only("all_reduce"), inside(members)]
-    rules += replicas.rules_of({
+    rules += rules_of({
         "there is no all_reduce of the bucket": not calls,
         f"{where}: {_bytes(calls)} bytes in all_reduces of {value['nbytes']} bytes of gradients; "
         f"expected half of them, {half}: reduce a float16 tensor": _bytes(calls) != half,
         f"{where}: reduced {', '.join(sorted(kinds))}, expected float16": kinds,
     })  # fmt: skip
-    after = replicas.rules_of({
+    after = rules_of({
         f"{where}: {len(calls)} all_reduces for {value['buckets']} buckets; one each":
             len(calls) != value["buckets"],
         f"{where}: with large gradients there is inf: the sum of {p} of them passes 65,504, where "
@@ -672,7 +672,7 @@ def _judge_accumulation(report: Report, rank: int, value: dict, own: dict, k: in
     forwards, backwards = (value["passes"].count(kind) for kind in ("forward", "backward"))
     by_hand = [call["op"] for call in calls if call["blocking"] or call["op"] != "all_reduce"]
     said = "the weights have changed: accumulate makes gradients, no step"
-    before = [*replicas.rules_of({said: value["changed"]}), inside(members)]
+    before = [*rules_of({said: value["changed"]}), inside(members)]
     after = {
         f"calls {' and '.join(sorted(set(by_hand)))} itself. Leave communication to DDP: the last "
         "backward, outside of no_sync(), does it while it computes": by_hand,
@@ -694,7 +694,7 @@ def _judge_accumulation(report: Report, rank: int, value: dict, own: dict, k: in
         "call the DDP model, not model.module, and the last time outside of no_sync(): DDP "
         "communicates in that backward": value["called"] != [False] * (k - 1) + [True],
     }  # fmt: skip
-    rules = replicas.rules_of({f"{where}: {said}": wrong for said, wrong in after.items()})
+    rules = rules_of({f"{where}: {said}": wrong for said, wrong in after.items()})
     return (
         report.communication(rank, calls, *before)
         and report.judge(rank, got, expected.tolist(), mistakes(), what=where)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import waited
+from utils.checks.calls import rules_of, waited
 from utils.checks.clock import Clock, moved_clocks
 from utils.checks.functions import judge_calls, probe_calls
 from utils.checks.mistakes import Mistake, is_number, same, short, table
@@ -30,7 +30,6 @@ from utils.checks.probe import answer_named, as_dict, reading_answer, told
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 from utils.labs.shared import slurm_script
-from utils.labs.shared.replicas import rules_of
 
 # -- 5.1 --------------------------------------------------------------------------------------
 
@@ -264,7 +263,7 @@ def speedup_band(ranks: Ranks, report: Report) -> None:
     )
     for answer in report.answers(ranks, probe_bands, trials=trials):
         kept = not same(answer.value, list(rights))
-        report.communication(answer.rank, [], *rules_of({said: kept}))
+        report.facts(answer.rank, {said: kept})
 
 
 def probe_bands(user_ns: dict, *, rank: int, trials: list) -> list:

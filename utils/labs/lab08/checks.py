@@ -25,7 +25,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, numbers, recorded, told
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
-from utils.labs.shared.replicas import Seeds, rules_of
+from utils.labs.shared.replicas import Seeds
 
 # A master needs a worker: no groups of one rank.
 WITH_A_MASTER = [None, *PARTITIONS[:-1]]
@@ -181,7 +181,7 @@ def _judge_weights(
         "the tensor w that it was given has changed: the next run would not begin where this one "
         "did. Make new tensors: w = w - …, or work on w.clone()"
     )
-    return report.communication(rank, [], *rules_of({said: value["changed"]}))
+    return report.facts(rank, {said: value["changed"]})
 
 
 def _sized(case: dict) -> Rule:
@@ -291,7 +291,7 @@ def _judge_moves(
 ) -> bool:
     """Where `conserved`, not the weights but their sum is judged."""
     said = f"{', '.join(got['changed'])} has changed: return a new tensor, leave arguments alone"
-    if not report.communication(rank, [], *rules_of({said: got["changed"]})):
+    if not report.facts(rank, {said: got["changed"]}):
         return False
     w, center, eta, rho = (given[name] for name in ("w", "center", "eta", "rho"))
     if conserved:
@@ -302,7 +302,7 @@ def _judge_moves(
         )
         # Where nothing was returned, the step by hand has said so.
         lost = after is not None and not same(after, before)
-        return report.communication(rank, [], *rules_of({said: lost}))
+        return report.facts(rank, {said: lost})
     expected = moved_worker(**given), moved_center(center, w, eta, rho)
     known, right = (_wrong_workers(**given), _wrong_centers(**given)), True
     names = ("move_worker", "move_center")
@@ -731,7 +731,7 @@ def _any_first(workers: int) -> Rule:
 
 def _judge_gradients(report: Report, rank: int, value: dict, steps: int) -> bool:
     said = f"computed {len(value['at'])} gradients in {steps} steps: one in each, gradient(w)"
-    return report.communication(rank, [], *rules_of({said: len(value["at"]) != steps}))
+    return report.facts(rank, {said: len(value["at"]) != steps})
 
 
 # -- 8.4: momentum ----------------------------------------------------------------------------
@@ -1084,4 +1084,4 @@ def _judge_outer(report: Report, rank: int, value: dict, cases: list[tuple]) -> 
         if not report.judge(rank, got, expected, table(wrong), **how):
             return
     said = "outer_step changes a tensor that it was given: make new ones"
-    report.communication(rank, [], *rules_of({said: value["changed"]}))
+    report.facts(rank, {said: value["changed"]})

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from utils import models
-from utils.checks.calls import Calls, inside, made, only, some, waited
+from utils.checks.calls import Calls, inside, made, only, rules_of, some, waited
 from utils.checks.functions import Case, judge_calls
 from utils.checks.groups import WORLD, Group, Partition, in_group, keywords, on, places, tried
 from utils.checks.mistakes import NO_NUMBER, Mistake, table
@@ -25,7 +25,6 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, number, reading_answer, recorded
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
-from utils.labs.shared.replicas import rules_of
 
 from . import experts
 from . import shards as layers
@@ -120,7 +119,7 @@ def shards(ranks: Ranks, report: Report) -> None:
                     "the bias is zero here: it is replicated, as every rank adds it after the sum":
                         torch.zeros_like(expected),
                 })  # fmt: skip
-                views = rules_of({
+                views = {
                     f"{what}: the shard is a view, and the whole weight stays in memory "
                     "behind it: clone()": p > 1 and any(got["kept"]),
                     f"{what}: this is the layer's own memory: what changes the shard changes the "
@@ -128,7 +127,7 @@ def shards(ranks: Ranks, report: Report) -> None:
                     f"{what}: the shard hangs on the graph of the whole layer: detach()":
                         got["graph"],
                     f"{what}: {FROZEN}": got["frozen"],
-                })  # fmt: skip
+                }  # fmt: skip
                 ok = (
                     report.communication(rank, got["calls"], only())
                     and report.judge(
@@ -139,7 +138,7 @@ def shards(ranks: Ranks, report: Report) -> None:
                         rank, got["values"][1], expected.tolist(), wrong_bias,
                         what=f"{what}: bias", tolerance=EXACT,
                     )
-                    and report.communication(rank, [], *views)
+                    and report.facts(rank, views)
                 )  # fmt: skip
                 if not ok:
                     break
@@ -227,7 +226,7 @@ def operators(ranks: Ranks, report: Report) -> None:
                         and report.communication(rank, calls[key], *after)
                     )
                 turned = [sums[k] if k == summed else own[k] for k in ("y", "dx")]
-                odd = rules_of({
+                odd = {
                     f"{name}: its input has changed. Others may still need it: sum a clone":
                         not got["input"],
                     f"{name}: the gradient that came in has changed. Others in the graph use "
@@ -236,8 +235,8 @@ def operators(ranks: Ranks, report: Report) -> None:
                     "tensor each time": got["overwritten"],
                     f"{name}: backward sums over the group of a later call. Keep the group in ctx":
                         got["of the last call"],
-                })  # fmt: skip
-                ok = ok and report.communication(rank, [], *odd)
+                }  # fmt: skip
+                ok = ok and report.facts(rank, odd)
                 what = f"{name} of a transposed tensor, whose memory has another order"
                 numbers = [one.reshape(-1).tolist() for one in turned]
                 times = 2 if name == "f" else 3  # of three calls, two with backward
@@ -474,7 +473,7 @@ def clip_gradients(ranks: Ranks, report: Report) -> None:
                                  what=f"the norm {where}", form="the norm, a number")
                 and report.judge(rank, value["gradients"], expected, wrong,
                                  what=f"gradients {where}")
-                and report.communication(rank, [], *rules_of(unused))
+                and report.facts(rank, unused)
                 and report.communication(rank, value["calls"], made("all_reduce", 1), _one_number)
             )  # fmt: skip
 
@@ -731,7 +730,7 @@ def with_dtensor(ranks: Ranks, report: Report) -> None:
                 for name, p in block.named_parameters()
             }
             returned, missing = value.get("returned"), value.get("missing")
-            rules = rules_of({
+            rules = {
                 f"parallelize returned {returned}: change the block itself, and return the block":
                     returned,
                 f"{', '.join(missing or ())}: no DTensors, the plan has no style for them": missing,
@@ -739,8 +738,8 @@ def with_dtensor(ranks: Ranks, report: Report) -> None:
                 "go by columns (ColwiseParallel), out and down by rows (RowwiseParallel), all of "
                 "them over the mesh that was handed in":
                     value.get("odd"),
-            })  # fmt: skip
-            if not report.communication(rank, [], *rules):
+            }  # fmt: skip
+            if not report.facts(rank, rules):
                 continue
             counts = [
                 sum(call["op"].startswith("all_reduce") for call in value[way])
@@ -748,7 +747,7 @@ def with_dtensor(ranks: Ranks, report: Report) -> None:
             ]
             ops = {call["op"] for way in ("forward", "backward") for call in value[way]}
             others = sorted(op for op in ops if not op.startswith("all_reduce"))
-            reductions = rules_of({
+            reductions = {
                 f"{where}: it calls {', '.join(others)}. All_reduces are enough: each rank attends "
                 "with its own heads": others,
                 f"{where}: {counts[0]} all_reduces forward, expected 2": counts[0] != 2,
@@ -756,7 +755,7 @@ def with_dtensor(ranks: Ranks, report: Report) -> None:
                 "for themselves, and each reduces its gradient: PrepareModuleInput makes x a "
                 "DTensor once, for all three": counts[1] > 2,
                 f"{where}: {counts[1]} all_reduces backward, expected 2": counts[1] < 2,
-            })  # fmt: skip
+            }  # fmt: skip
             how = {"tolerance": EXACT}
             flat_y, flat_dx = y.detach().reshape(-1).tolist(), x.grad.reshape(-1).tolist()
             _ = (
@@ -764,7 +763,7 @@ def with_dtensor(ranks: Ranks, report: Report) -> None:
                 and report.judge(rank, value["dx"], flat_dx, what=f"gradient of x {where}", **how)
                 and all(judge_gradient(report, rank, name, value["gradients"][name], g, size)
                         for name, g in expected.items())
-                and report.communication(rank, [], *reductions)
+                and report.facts(rank, reductions)
             )  # fmt: skip
         if report.found:
             return

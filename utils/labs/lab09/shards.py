@@ -23,7 +23,6 @@ from utils.checks.groups import WORLD, Group, in_group, keywords, on
 from utils.checks.mistakes import Mistake, table
 from utils.checks.probe import answer_named, as_dict, in_double, recorded
 from utils.checks.task import Report, to_each
-from utils.labs.shared.replicas import rules_of
 
 #: Groups of 4, 2 and 1 ranks, and no group at all.
 PARTITIONS = ([[0, 1, 2, 3]], [[0, 2], [1, 3]], [[0], [1], [2], [3]], None)
@@ -357,9 +356,9 @@ def judge_layer(
         _ = (
             report.communication(rank, forward, *before)
             and report.judge(rank, value["y"], flat_y, wrong_y, what=f"output {where}", **how)
-            and report.communication(rank, [], *rules_of({
+            and report.facts(rank, {
                 _BEHIND: value["behind"], FROZEN: value["frozen"],
-            }))
+            })
             and report.communication(rank, backward, *before)
             and report.judge(
                 rank, value["dx"], flat_dx, wrong_dx, what=f"gradient of x {where}", **how

@@ -17,7 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.checks.calls import Calls, Rule, blocking, in_words, inside, messages, only, waited
+from utils.checks.calls import (
+    Calls,
+    Rule,
+    blocking,
+    in_words,
+    inside,
+    messages,
+    only,
+    waited,
+)
 from utils.checks.deadline import ends_within
 from utils.checks.functions import Case, judge_calls
 from utils.checks.groups import WORLD, Group, in_group, keywords, on, tried
@@ -40,7 +49,6 @@ from utils.labs.shared.reference_pipeline import (
     weights_by,
     weights_of,
 )
-from utils.labs.shared.replicas import rules_of
 from utils.labs.shared.schedules import (
     Schedule,
     faults,
@@ -224,8 +232,8 @@ def train_naively(ranks: Ranks, report: Report) -> None:
                 _bytes(wanted), waited,
             )  # fmt: skip
             said = f"{where}: the stage was called for {_order(value['events'])}, expected one "
-            ok = ok and report.communication(
-                rank, [], *rules_of({said + "forward, one backward": value["events"] != ["F", "B"]})
+            ok = ok and report.facts(
+                rank, {said + "forward, one backward": value["events"] != ["F", "B"]}
             )
             wrong = _wrong_gradients(seeds, place, n=n)
             how = {"what": f"gradients of stage {place} {where}", "tolerance": exact}
@@ -245,13 +253,13 @@ def train_naively(ranks: Ranks, report: Report) -> None:
             else:
                 said = f"stage {place} {where} returned {value['loss']!r}; only the last stage has "
                 said += "a loss, the others return None"
-                report.communication(rank, [], *rules_of({said: value["loss"] is not None}))
+                report.facts(rank, {said: value["loss"] is not None})
             if not report.of(rank):
-                report.communication(rank, [], *_marked([["F", 0], ["B", 0]], value))
+                report.facts(rank, _marked([["F", 0], ["B", 0]], value))
     explained(report)
 
 
-def _marked(order: list[list], value: dict) -> list[Rule]:
+def _marked(order: list[list], value: dict) -> dict[str, bool]:
     """That marks are around all that is computed, in this order, and around no message."""
     marks = value["marks"]
     got = [mark[:2] for mark in marks]
@@ -259,7 +267,7 @@ def _marked(order: list[list], value: dict) -> list[Rule]:
     if got == order and len(value["times"]) != len(order):
         raise ValueError(f"{len(value['times'])} events of a stage, and {len(order)} actions")
     pairs = list(zip(spans, value["times"], strict=got == order))
-    return rules_of({
+    return {
         f"the marks are {short(got, 80)}, expected {short(order, 80)}: put with mark(kind, k): "
         "around what is computed": got != order,
         "a stage computes outside of its mark: put the whole forward into with mark(\"F\", k): and "
@@ -268,7 +276,7 @@ def _marked(order: list[list], value: dict) -> list[Rule]:
         "a message is inside of a mark: put only what is computed into it, so that the picture "
         "shows no waiting as work": any(
             start < call["start"] < end for start, end in spans for call in value["calls"]),
-    })  # fmt: skip
+    }  # fmt: skip
 
 
 def _order(events: Sequence[str]) -> str:
@@ -376,9 +384,9 @@ def _judge_plans(ranks: Ranks, report: Report, asked: list[list]) -> None:
             right = in_order(spans) if sum(done) == sum(map(len, schedule)) else None
             ok = report.judge(
                 answer.rank, in_order(got), right, wrong_plans(schedule, times, right), what=what,
-            ) and report.communication(answer.rank, [], *rules_of({
+            ) and report.facts(answer.rank, {
                 f"{what}: the schedule itself was changed; it is run later: copy the lists before "
-                "you take something out": not same}))  # fmt: skip
+                "you take something out": not same})  # fmt: skip
             if not ok:
                 break
 
@@ -626,8 +634,8 @@ def _judge_run(report: Report, rank, place, members, seeds, schedule, n, value, 
     ok = ok and report.communication(rank, calls, *_as_wanted(wanted), *sizes)
     early = f"{where}: this stage waits for the request of isend before it goes on with its list, "
     early += "and computes nothing meanwhile. Put the request into the outbox, and wait at the end"
-    ok = ok and report.communication(rank, [], *rules_of({early: value["early"]}))
-    ok = ok and report.communication(rank, [], *rules_of(told_as))
+    ok = ok and report.facts(rank, {early: value["early"]})
+    ok = ok and report.facts(rank, told_as)
     right = twin(seeds, n=n)[0][place]
     wrong = _wrong_gradients(seeds, place, m, n)
     how = {"what": f"{where}: gradients of stage {place}", "tolerance": EXACT}
@@ -635,7 +643,7 @@ def _judge_run(report: Report, rank, place, members, seeds, schedule, n, value, 
     most = held([schedule[place]])[0]
     memory = f"{where}: activations of {value['most']} microbatches were held at once, {most} are "
     memory += "enough: forget those of a microbatch after its backward (held.pop(k))"
-    ok = ok and report.communication(rank, [], *rules_of({memory: value["most"] > most + 1}))
+    ok = ok and report.facts(rank, {memory: value["most"] > most + 1})
     losses = losses_of(seeds, m, n) if place == p - 1 else []
     order = [k for kind, k in schedule[place] if kind == "F"]
     wrong = table({
@@ -653,7 +661,7 @@ def _judge_run(report: Report, rank, place, members, seeds, schedule, n, value, 
     ok = ok and report.judge(rank, value["losses"], losses, wrong, what=f"{where}: losses",
                              form="the losses on the last stage, [] on the others")  # fmt: skip
     actions = [list(action) for action in schedule[place]]
-    return ok and report.communication(rank, [], *_marked(actions, value))
+    return ok and report.facts(rank, _marked(actions, value))
 
 
 # -- 10.7: weight stashing --------------------------------------------------------------------
@@ -746,7 +754,7 @@ def stashing(ranks: Ranks, report: Report) -> None:
                     Mistake(weights_by(mode, report.seed, p, n, reverse)[s], said)
                     for said, mode in WRONG_STASHES.items()
                 )  # fmt: skip
-                rules = rules_of({
+                rules = {
                     f"{where}: the stash holds the stage's own tensors, which are updated in "
                     "place: keep copies, detach().clone()": not value["copies"][s],
                     f"{where}: copies of {value['left'][s]} microbatches are still in the stash: "
@@ -758,7 +766,7 @@ def stashing(ranks: Ranks, report: Report) -> None:
                     f"{where}: copies of {value['alive'][s]} microbatches were in memory at once, "
                     f"{enough} are enough. Something besides self.stash keeps them: a list or dict "
                     "that is never emptied?": value["alive"][s] > enough + 1,
-                })  # fmt: skip
+                }  # fmt: skip
                 weights = weights_by("stash", report.seed, p, n, reverse)[s]
                 ok = (
                     report.judge(rank, value["weights"][s], weights, modes,
@@ -766,7 +774,7 @@ def stashing(ranks: Ranks, report: Report) -> None:
                     and report.judge(rank, value["used"][s], used, wrong,
                                      what=f"self.used of {where}")
                     and report.expect(rank, f"self.version of {where}", value["versions"][s], n)
-                    and report.communication(rank, [], *rules)
+                    and report.facts(rank, rules)
                 )  # fmt: skip
                 if not ok:
                     break

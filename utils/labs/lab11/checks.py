@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from utils.checks.calls import Calls, Rule, inside, made, only, waited
+from utils.checks.calls import Calls, Rule, inside, made, only, rules_of, waited
 from utils.checks.groups import Group, enough, group_of, in_group, keywords, on, tried
 from utils.checks.mistakes import NO_NUMBER, Mistake, short, table
 from utils.checks.model import use_model as use_model
@@ -36,7 +36,7 @@ from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 from utils.labs.lab11.offload import Layers
 from utils.labs.shared.reference_pipeline import Piece, drawn, gradient_of, twin, whole
-from utils.labs.shared.replicas import Seeds, rules_of
+from utils.labs.shared.replicas import Seeds
 from utils.labs.shared.schedules import one_f_one_b
 
 from .sharding import (
@@ -211,12 +211,12 @@ def _judge_groups(report: Report, rank: int, shape: tuple[int, ...], found: dict
     elif report.judge(rank, found["groups"], own, wrong, what=what, form="a list of groups"):
         missing = [one for one in every if one not in asked]
         twice = [one for one in asked if asked.count(one) > every.count(one)]
-        rules = rules_of({
+        rules = {
             f"{what}: the group {missing[:1]} was never made": missing,
             f"{what}: the group of {twice[:1]} was made more than once, or is no line of this mesh":
                 twice,
-        })  # fmt: skip
-        report.communication(rank, [], *rules)
+        }  # fmt: skip
+        report.facts(rank, rules)
 
 
 # -- 11.2: pipeline × data --------------------------------------------------------------------
@@ -674,11 +674,11 @@ def _judge_one(
                              what=f"weights after {where}")
             and report.judge(rank, value["shard"], right[part], shards, tolerance=EXACT,
                              what=f"shard after {where}")
-            and report.communication(rank, [], *rules_of({
+            and report.facts(rank, {
                 f"after {where} the parameters have other memory: put the weights into the tensors "
                 "that are there (copy_back)": value["moved"],
                 f"after {where} the shard, or its gradient, is a view of a whole row, and so all "
-                "of the row stays in memory: copy this rank's part": value["held"] > 1}))
+                "of the row stays in memory: copy this rank's part": value["held"] > 1})
         )  # fmt: skip
         if not ok:
             return
@@ -818,10 +818,10 @@ def _judge_two(
                          mistakes=_wrong_parts(seeds, k, step, i),
                          what=f"gradient of shard {i}, {where}")
             for i in range(n)
-        ) and report.communication(rank, [], *rules_of({left: found["left"], (
+        ) and report.facts(rank, {left: found["left"], (
             f"{where}: all parameters of layer {found['behind'][:1]} had their gradients, and "
             "still had them after their hooks: reduce-scatter and free them at once"):
-                found["behind"]}))  # fmt: skip
+                found["behind"]})  # fmt: skip
         if not ok:
             return
     # Parts of all layers, a layer's gradients, their row, what backward needs, and some time until
@@ -832,7 +832,7 @@ def _judge_two(
         f"of bytes at its peak, {most:.1f} are enough: free a layer's gradients as soon as they "
         "are reduce-scattered, and keep no row"
     )
-    report.communication(rank, [], *rules_of({said: p > 1 and value["rows"] > most}))
+    report.facts(rank, {said: p > 1 and value["rows"] > most})
     if p == WORLD:
         why = f" in backward of {CHAIN} equal layers"
         rules = only("reduce_scatter_tensor"), made("reduce_scatter_tensor", CHAIN, why)
@@ -924,23 +924,23 @@ def _judge_three(
                              made("all_gather_into_tensor", n, once), waited)
         and report.judge(rank, value["y"], list_of(y), wrong_y, tolerance=EXACT,
                          what=f"output {where}")
-        and report.communication(rank, [], *rules_of({
+        and report.facts(rank, {
             "whole returns copies: weight and bias have to be views into one gathered row":
-                not value["views"]}))
-        and report.communication(rank, [], *_kept(p, where, value["rows forward"], "forward"))
+                not value["views"]})
+        and report.facts(rank, _kept(p, where, value["rows forward"], "forward"))
         and report.communication(rank, backward,
                                  only("all_gather_into_tensor", "reduce_scatter_tensor"),
                                  inside(members), made("all_gather_into_tensor", n, again),
                                  made("reduce_scatter_tensor", n, down), waited)
-        and report.communication(rank, [], *rules_of({
+        and report.facts(rank, {
             "backward changed the gradient that came in, which other layers may use: work on a "
-            "copy of it": value["changed"]}))
+            "copy of it": value["changed"]})
         and report.judge(rank, value["dx"], list_of(x.grad), wrong_dx, tolerance=EXACT,
                          what=f"gradient of x {where}")
         and all(report.judge(rank, value["gradients"][i], means[i], tolerance=EXACT,
                              mistakes=_wrong_parts(seeds, k, 0, i),
                              what=f"gradient of shard {i} {where}") for i in range(n))
-        and report.communication(rank, [], *_kept(p, where, value["rows backward"], "backward"))
+        and report.facts(rank, _kept(p, where, value["rows backward"], "backward"))
         and (p < WORLD or report.communication(
             rank, value["calls again"], only("all_gather_into_tensor", "reduce_scatter_tensor"),
             made("all_gather_into_tensor", 2 * CHAIN, f" both ways through {CHAIN} equal layers"),
@@ -948,7 +948,7 @@ def _judge_three(
     )  # fmt: skip
 
 
-def _kept(p: int, where: str, rows: float, when: str) -> list[Rule]:
+def _kept(p: int, where: str, rows: float, when: str) -> dict[str, bool]:
     """That only a few layers were whole at once."""
     # Forward: one layer, and activations worth four; backward: also a part of each gradient.
     most = 12 if when == "forward" else CHAIN / p + 12
@@ -957,7 +957,7 @@ def _kept(p: int, where: str, rows: float, when: str) -> list[Rule]:
         f"peak, {most:.1f} are enough: forget the gathered weights after each layer. What "
         "ctx keeps stays until backward: the shard, not the whole weight"
     )
-    return rules_of({said: p > 1 and rows > most})
+    return {said: p > 1 and rows > most}
 
 
 # -- 11.7: offload ----------------------------------------------------------------------------
@@ -1036,12 +1036,12 @@ def _traffic(place: int, members: list[int], order: list[int]) -> Rule:
     return rule
 
 
-def _device_rules(seen: list, kept: int, most: int, pieces: int) -> list[Rule]:
+def _wrong_device(seen: list, kept: int, most: int, pieces: int) -> dict[str, bool]:
     """Prefetch of one piece, and one gradient under way."""
     order, first = [one[0] for one in seen], (pieces - 1) // 2
     started = [one[1] - min(n + 2, pieces) for n, one in enumerate(seen)]
     unwaited = [one[3] - one[4] for one in seen]
-    return rules_of({
+    return {
         f"pieces were worked on in the order {short(order)}, expected 0 … {pieces - 1}":
             order != list(range(pieces)),
         "no prefetch: as piece n begins, the receive of piece n + 1 has to be started already":
@@ -1059,15 +1059,15 @@ def _device_rules(seen: list, kept: int, most: int, pieces: int) -> list[Rule]:
         f"{kept} rows and gradients of this step are still in the device's memory at the last "
         f"piece, {FEW} are enough: keep no row after its piece, and no gradient that is sent":
             kept > FEW,
-    })  # fmt: skip
+    }  # fmt: skip
 
 
-def _host_rules(notes: list, order: list[int]) -> list[Rule]:
+def _wrong_host(notes: list, order: list[int]) -> dict[str, bool]:
     """Updates early, but not too early."""
     last = max(order)
     wanted = list(range(last, -1, -1))
     layers = [note[0] for note in notes]
-    return rules_of({
+    return {
         f"optimizers stepped for the layers {layers}; each has to once, as its gradient comes: "
         f"{wanted}": sorted(layers) != sorted(wanted),
         "a layer is updated before this rank has waited for the sends of its row: wait for all "
@@ -1076,7 +1076,7 @@ def _host_rules(notes: list, order: list[int]) -> list[Rule]:
         "receive a gradient": any(note[3] < len(order) for note in notes[:1]),
         "the updates are late: as soon as a layer's gradient is there, update it, before you wait "
         "for the next one": any(note[2] > k + 1 for k, note in enumerate(notes)),
-    })  # fmt: skip
+    }  # fmt: skip
 
 
 @task("11.7", "offload with prefetch and early update", points=4)
@@ -1097,9 +1097,9 @@ def offload(ranks: Ranks, report: Report) -> None:
             for _, seen in zip(range(STEPS), value["seen"] if ok else [()] * STEPS, strict=True):
                 if not ok:
                     break
-                rules = (_device_rules(seen, value["kept"], value["most"], len(order)) if place == 0
-                         else _host_rules(seen, order))  # fmt: skip
-                ok = ok and report.communication(rank, [], *rules)
+                wrong = (_wrong_device(seen, value["kept"], value["most"], len(order)) if place == 0
+                         else _wrong_host(seen, order))  # fmt: skip
+                ok = ok and report.facts(rank, wrong)
             ok = ok and all(report.communication(rank, calls, waited) for calls in value["calls"])
             if ok and place == 0:
                 wrong = [Mistake(lambda v: v is None or v == [None] * STEPS,

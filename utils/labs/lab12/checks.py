@@ -31,7 +31,6 @@ from utils.checks.probe import (
 )
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
-from utils.labs.shared.replicas import rules_of
 
 from . import clients
 
@@ -83,7 +82,7 @@ def shards_by_class(ranks: Ranks, report: Report) -> None:
                 report.problem(f"{what}: {said}", answer.rank)
                 break
             as_sets = [[sorted(shard) for shard in one] for one in (first, again, other)]
-            rules = rules_of({
+            rules = {
                 f"{what}: the same seed gave another result the second time: draw has to be the "
                 "only source of randomness, generator=draw": as_sets[0] != as_sets[1],
                 f"{what}: another seed gave the same shards: the pieces are not dealt out at "
@@ -93,8 +92,8 @@ def shards_by_class(ranks: Ranks, report: Report) -> None:
                     case == SHARDS[0] and not _is_dealt_out(first, other, labels),
                 f"{what}: draw itself was not used, so the next call with it deals out the same: "
                 "do not make another generator": not used,
-            })  # fmt: skip
-            if not report.communication(answer.rank, [], *rules):
+            }  # fmt: skip
+            if not report.facts(answer.rank, rules):
                 break
 
 
@@ -314,11 +313,11 @@ def train_locally(ranks: Ranks, report: Report) -> None:
             ok = (
                 report.communication(answer.rank, value["calls"], _silent)
                 and report.judge(answer.rank, value["delta"][0], right, wrong, what=what, **form)
-                and report.communication(answer.rank, [], *rules_of({
+                and report.facts(answer.rank, {
                     f"{what}: the argument weights was changed: load weights.clone()":
                         value["changed"],
                     f"{what}: the update still has a graph: detach it": value["graph"],
-                }))
+                })
                 and report.judge(answer.rank, value["delta"][1], right, [twice], what=what, **form)
             )  # fmt: skip
             if not ok:
@@ -398,12 +397,12 @@ def fedavg(ranks: Ranks, report: Report) -> None:
             form = "the new weights"
             ok = report.judge(answer.rank, got, (weights + mean).tolist(), wrong,
                               what=what, form=form)  # fmt: skip
-            rules = rules_of({
+            rules = {
                 f"{what}: the argument weights was changed: begin with weights.clone()":
                     not same_weights,
                 f"{what}: an update was changed in place": not untouched,
-            })  # fmt: skip
-            if not (ok and report.communication(answer.rank, [], *rules)):
+            }  # fmt: skip
+            if not (ok and report.facts(answer.rank, rules)):
                 break
     if any("ZeroDivisionError" in text for text, *_ in report.found):
         report.problem("with no update at all the weights stay: the sum of all n is 0 then")
@@ -763,7 +762,7 @@ def _judge_mismatch(ranks: Ranks, report: Report, wide: int) -> None:
         value = answer.value
         form = {"form": "the sum, a tensor with one number"}
         ok = report.judge(answer.rank, value["value"], right, wrong, **form)
-        rules = rules_of({
+        rules = {
             "return a tensor, not a number: item() cuts the graph off": not value["tensor"],
             "something was added to .grad of the parameters: use torch.autograd.grad, which "
             "returns gradients, and not backward": value["left"],
@@ -771,8 +770,8 @@ def _judge_mismatch(ranks: Ranks, report: Report, wide: int) -> None:
                 not value["modes"],
             "the result can't be differentiated with respect to guess: create_graph=True, and no "
             "detach": value["slope"] is None,
-        })  # fmt: skip
-        if ok and report.communication(answer.rank, [], *rules):
+        }  # fmt: skip
+        if ok and report.facts(answer.rank, rules):
             said = "the derivative with respect to guess is another one: is a part of it detached?"
             report.judge(answer.rank, value["slope"], slope.flatten().tolist(),
                          [Mistake(lambda _: True, said)], tolerance=1e-8)  # fmt: skip

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from utils.checks.calls import TOGETHER, inside, only, some, waited
+from utils.checks.calls import TOGETHER, inside, only, rules_of, some, waited
 from utils.checks.functions import Case, judge_calls, probe_calls
 from utils.checks.groups import WORLD, Group, Partition, in_group, keywords, on, places, tried
 from utils.checks.mistakes import Mistake, same, table
@@ -27,7 +27,6 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, kept, reading_answer, recorded
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
-from utils.labs.shared.replicas import rules_of
 
 from .crashes import KINDS, Watched, states, written_by_python
 from .resumable_training import Job, Survivor, bytes_in, through_a_file
@@ -237,7 +236,7 @@ def resume(ranks: Ranks, report: Report) -> None:
     """The losses of the resumed training are those of the one that went on, bit for bit."""
     for answer in report.answers(ranks, probe_resume, seed=report.seed):
         value, rank = answer.value, answer.rank
-        report.communication(rank, [], *rules_of({
+        report.facts(rank, {
             "capture returned no dict: return the state, a dict": not value["is state"],
             "capture changes the training: it draws random numbers, or sets something. It has to "
             "look only": not value["unchanged"],
@@ -246,7 +245,7 @@ def resume(ranks: Ranks, report: Report) -> None:
             "the state has changed since it was captured: state_dict() holds the weights "
             "themselves, not copies of them, and the training went on. copy.deepcopy(…)":
                 value["aliased"],
-        }))  # fmt: skip
+        })  # fmt: skip
         if report.of(rank):
             continue
         for name in value["lacking"]:
@@ -445,7 +444,7 @@ def _form(report: Report, members: list[int], values: list[dict]) -> bool:
             f"ranks {markers} write `latest`: one rank does, place 0": len(markers) > 1,
         }  # fmt: skip
         wrong |= _meets_others(members, values, place)
-        if not report.communication(rank, [], *rules_of(wrong)):
+        if not report.facts(rank, wrong):
             return False
     return True
 

@@ -151,11 +151,6 @@ def named(said: Mapping[str, str], wrong: Callable[..., Mapping], *args: Any) ->
     yield from (Mistake(found[name], text) for name, text in said.items())
 
 
-def rules_of(wrong: Mapping[str, object]) -> list[Rule]:
-    """Rules from what to say of each, and whether it is so."""
-    return [lambda _, said=said: said for said, is_so in wrong.items() if is_so]
-
-
 def watched(model: nn.Module) -> list[Tensor]:
     """What the model gets from now on: a copy of each input."""
     seen: list[Tensor] = []

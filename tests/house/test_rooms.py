@@ -1,0 +1,179 @@
+"""The rooms of `utils/`: which room may import which, and what a newcomer finds in the listing."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+from utils.labs.moved import MOVED
+
+UTILS = ROOT / "utils"
+ENTRIES = 14
+README_LINES = 40
+
+#: Which room may import which. A lab may import no other lab; `labs/shared` is for two or more.
+MAY_IMPORT = {
+    "mpi": set(),
+    "memory": set(),
+    "models": set(),
+    "data": set(),
+    "figures": {"mpi"},
+    "jobs": {"mpi"},
+    "timeline": {"cluster", "figures", "mpi"},
+    "cluster": {"figures", "jobs", "mpi", "timeline"},
+    "checks": {"cluster", "jobs", "mpi"},
+    "labs": {"checks", "cluster", "data", "figures", "jobs", "memory", "models", "mpi"},
+    "course": {"checks", "figures", "jobs"},
+    "grading": {"checks", "course", "figures", "jobs"},
+    "doctor": {"data", "jobs", "mpi"},
+    "__main__": {"course", "doctor", "grading", "jobs", "mpi"},
+    "__init__": {"labs"},
+}
+#: Arrows that only a type checker follows: they are below `if TYPE_CHECKING`.
+FOR_TYPES = {("timeline", "cluster")}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every module of `utils` by its full name, without the backend's tests and examples."""
+    for path in sorted(UTILS.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if not {"tests", "examples"} & set(parts):
+            yield ".".join(parts).removesuffix(".__init__"), path
+
+
+NAMES = {name for name, _ in modules()}
+
+
+def room_of(module: str) -> str:
+    """The room of a module: `utils.labs.lab06.checks` is in "labs"."""
+    parts = module.split(".")
+    if parts[0] == "torch_mpi":
+        return "mpi"
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imported(module: str, path: Path) -> set[str]:
+    """The modules of ours that a module imports, also inside of functions and for types."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*above, node.module or ""]).strip(".") if node.level else node.module
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                found.add(full if full in NAMES else base)
+    return {name for name in found if name.split(".")[0] in {"utils", "torch_mpi"}}
+
+
+def arrows() -> Iterator[tuple[str, str]]:
+    for module, path in modules():
+        yield from ((module, target) for target in imported(module, path))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_only_rooms_below_it(room):
+    across = {
+        f"{source} imports {target}"
+        for source, target in arrows()
+        if room_of(source) == room != room_of(target)
+        and room_of(target) not in MAY_IMPORT[room] | {"__init__"}
+    }
+    assert not across
+
+
+@pytest.mark.quick
+def test_the_rooms_form_no_circle():
+    real = {
+        room: {other for other in below if (room, other) not in FOR_TYPES}
+        for room, below in MAY_IMPORT.items()
+    }
+    list(graphlib.TopologicalSorter(real).static_order())  # raises CycleError
+
+
+@pytest.mark.quick
+def test_an_arrow_for_types_costs_no_import():
+    code = "import sys, utils.timeline; sys.exit('utils.cluster' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
+
+
+@pytest.mark.quick
+def test_whoever_changes_one_lab_changes_no_other():
+    def lab(module: str) -> str:
+        return found[0] if (found := re.findall(r"^utils\.labs\.(lab\d\d)", module)) else ""
+
+    assert not [
+        f"{source} imports {target}"
+        for source, target in arrows()
+        if lab(target) and room_of(source) != "__main__" and lab(source) != lab(target)
+    ]
+
+
+@pytest.mark.quick
+def test_every_room_is_in_the_list_and_the_listing_stays_short():
+    entries = {path.stem for path in UTILS.iterdir() if not path.name.startswith("__pycache__")}
+    assert entries == set(MAY_IMPORT)
+    assert len(entries - {"__init__"}) <= ENTRIES
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "room", [path.name for path in UTILS.iterdir() if (path / "README.md").is_file()]
+)
+def test_the_readme_of_a_room_is_short_and_names_what_is_there(room):
+    text = (UTILS / room / "README.md").read_text()
+    assert room == "mpi" or len(text.splitlines()) <= README_LINES
+
+
+@pytest.mark.quick
+def test_a_notebooks_first_cell_does_not_wait_for_pytorch():
+    labs = ", ".join(path.name for path in sorted((UTILS / "labs").glob("lab*")))
+    code = f"from utils.labs import {labs}; import sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
+
+
+# --- old names -------------------------------------------------------------------------------
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("old", MOVED)
+def test_a_notebook_from_before_the_move_still_runs_and_is_told_the_new_name(old, monkeypatch):
+    monkeypatch.delitem(sys.modules, old, raising=False)
+    with pytest.warns(FutureWarning, match=f"{old} has moved: import {MOVED[old]} instead"):
+        module = importlib.import_module(old)
+    assert module is importlib.import_module(MOVED[old])
+
+
+@pytest.mark.quick
+def test_old_imports_of_all_forms_work_in_a_fresh_python():
+    code = (
+        "from utils.checks import lab03\n"
+        "from utils import capstone, five_metrics\n"
+        "from utils.figures import faults as pictures\n"
+        "from utils.scaling import batch, laws\n"
+        "from utils.timeline.chunks import watch\n"
+        "assert lab03.use_model and capstone.run and pictures.account and laws.amdahl and watch\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert "utils.checks.lab03 has moved: import utils.labs.lab03 instead" in done.stderr
+
+
+@pytest.mark.quick
+def test_a_name_that_never_was_is_still_not_found():
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("utils.checks.lab99")

@@ -40,7 +40,7 @@ SMOKE := utils/mpi/tests/test_mpi_backend.py tests/cluster/test_names_in_the_way
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test check test-env smoke run solutions release release-check dist lock backend site image notes lint format figures pack grade clean FORCE
+.PHONY: help env lab test types check test-env smoke run solutions release release-check dist lock backend site image notes lint format figures pack grade clean FORCE
 
 # The students' bundle has no solutions/, and no use for the authors' targets.
 help:  ## this list
@@ -124,7 +124,10 @@ test: $(VENV)/.test  ## run all tests
 
 GROUPS = --dist loadgroup --no-loadscope-reorder
 
-check: lint release-check  ## lint, and the tests that take no ranks: four minutes
+types: $(VENV)/.test  ## check the contracts between the rooms (mypy)
+	$(BIN)/mypy
+
+check: lint types release-check  ## lint, types, and the tests that take no ranks: four minutes
 	$(ACTIVATE) $(BIN)/python -m pytest -q -m 'quick and not often' -n $(or $(WORKERS),2) $(GROUPS) $(ARGS)
 
 test-env: $(VENV)/.test  ## build .venv with all that the tests need

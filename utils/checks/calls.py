@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-Calls = list[dict]
+Calls = Sequence[dict[str, Any]]
 Rule = Callable[[Calls], str | None]
 
 POINT_TO_POINT = ("send", "recv")
@@ -42,7 +42,11 @@ def rules_of(wrong: Mapping[str, object]) -> list[Rule]:
 
     For facts that count between two rules; other facts are for :meth:`.task.Report.facts`.
     """
-    return [lambda _, said=said: said for said, is_so in wrong.items() if is_so]
+
+    def broken(text: str) -> Rule:
+        return lambda calls: text
+
+    return [broken(text) for text, is_so in wrong.items() if is_so]
 
 
 def only(*ops: str) -> Rule:
@@ -188,7 +192,7 @@ def forgery(rank: int, value: Any) -> str | None:
     return None
 
 
-def _lists(value: Any) -> Iterator[list]:
+def _lists(value: Any) -> Iterator[list[Any]]:
     """The lists of records in what a probe returned; a list of lists has one for each step."""
     if isinstance(value, list):
         for one in value if value and isinstance(value[0], dict | list) else ():
@@ -225,14 +229,14 @@ def _messages_differ(calls: Mapping[int, Calls]) -> str | None:
     return None
 
 
-def _message(call: dict, source: int, to: int) -> tuple:
+def _message(call: dict[str, Any], source: int, to: int) -> tuple[Any, ...]:
     """What both sides know of a message."""
     return tuple(call["group"]), str(call["message"]), source, to, call["nbytes"]
 
 
 def _collectives_differ(calls: Mapping[int, Calls]) -> str | None:
     """A collective that is recorded by some ranks of its group only."""
-    made: dict[tuple[int, ...], dict[int, set[tuple]]] = {}
+    made: dict[tuple[int, ...], dict[int, set[tuple[Any, ...]]]] = {}
     for rank, of_rank in calls.items():
         for call in of_rank:
             if call["op"] not in POINT_TO_POINT:

@@ -84,8 +84,8 @@ def _places() -> list[_Place]:
 def _place(module: object, name: str, unit: int) -> _Place:
     original = getattr(module, name)
 
-    def moved(clock: Clock) -> Callable:
-        def read():
+    def moved(clock: Clock) -> Callable[[], Any]:
+        def read() -> Any:
             now = original()
             return now + type(now)((clock.ahead + clock.offset) * unit)
 
@@ -94,14 +94,14 @@ def _place(module: object, name: str, unit: int) -> _Place:
     return _Place(module, name, original, moved)
 
 
-def _moved_dates(date: type, clock: Clock) -> type:
-    class Moved(date):
+def _moved_dates(date: type[datetime.datetime], clock: Clock) -> type[datetime.datetime]:
+    class Moved(datetime.datetime):
         @classmethod
-        def now(cls, tz=None):
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
             return date.now(tz) + datetime.timedelta(seconds=clock.ahead)
 
         @classmethod
-        def utcnow(cls):
+        def utcnow(cls) -> Any:
             return date.now(datetime.UTC).replace(tzinfo=None) + datetime.timedelta(
                 seconds=clock.ahead
             )

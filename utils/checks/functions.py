@@ -24,13 +24,13 @@ class Case(NamedTuple):
     """
 
     name: str
-    arguments: list
+    arguments: list[Any]
     right: Any
     mistakes: Sequence[Mistake] = ()
     form: str = ""
 
 
-def probe_calls(user_ns: dict, *, rank: int, calls: list) -> list:
+def probe_calls(user_ns: dict[str, Any], *, rank: int, calls: list[Any]) -> list[Any]:
     """What functions return, one call after the other: (name, arguments).
 
     Raises:
@@ -52,7 +52,7 @@ class Results:
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}  # alive, so ids differ
 
-    def add(self, name: str, result: Any) -> list[list | dict]:
+    def add(self, name: str, result: Any) -> list[list[Any] | dict[Any, Any]]:
         """Return what can be changed of a result: itself, or what is in it.
 
         Raises:
@@ -77,6 +77,7 @@ def judge_calls(ranks: Ranks, report: Report, cases: Iterable[Case]) -> None:
     for answer in report.answers(ranks, probe_calls, calls=calls):
         for case, got in zip(cases, answer.value, strict=True):
             what = f"{case.name}({', '.join(short(a, 60) for a in case.arguments)})"
-            told_as = {"what": what, "form": case.form}
-            if not report.judge(answer.rank, got, case.right, case.mistakes, **told_as):
+            if not report.judge(
+                answer.rank, got, case.right, case.mistakes, what=what, form=case.form
+            ):
                 break

@@ -65,18 +65,20 @@ def group_of(partition: Partition, rank: int) -> Iterator[Group]:
             dist.destroy_process_group(mine)
 
 
-def in_group(probe: Callable) -> Callable:
+def in_group(probe: Callable[..., Any]) -> Callable[..., Any]:
     """Make of a function with a keyword `group` one that is asked with a `partition`."""
 
     @functools.wraps(probe)
-    def in_group_of(user_ns: dict, *, rank: int, partition: Partition, **kwargs: Any) -> Any:
+    def in_group_of(
+        user_ns: dict[str, Any], *, rank: int, partition: Partition, **kwargs: Any
+    ) -> Any:
         with group_of(partition, rank) as group, _names_of_ranks_explained():
             return probe(user_ns, rank=rank, partition=partition, group=group, **kwargs)
 
     return in_group_of
 
 
-def keywords(partition: Partition, group: Group) -> dict:
+def keywords(partition: Partition, group: Group) -> dict[str, Any]:
     """The argument `group` of an answer; none where it is tried without."""
     return {} if partition is None else {"group": group}
 
@@ -117,11 +119,11 @@ def on(members: Sequence[int]) -> str:
 def tried(
     ranks: Ranks,
     report: Report,
-    probe: Callable,
-    cases: Iterable[dict],
-    hint: Callable[[dict], str] | None = None,
+    probe: Callable[..., Any],
+    cases: Iterable[dict[str, Any]],
+    hint: Callable[[dict[str, Any]], str] | None = None,
     world: int = WORLD,
-) -> Iterator[tuple[dict, list[int], list]]:
+) -> Iterator[tuple[dict[str, Any], list[int], list[Any]]]:
     """Ask a probe made by :func:`in_group` in one case after the other, until there are problems.
 
     Args:

@@ -140,7 +140,8 @@ def _apart(expected: Any, got: Any, most: int = 160) -> tuple[str, str]:
     differ = next((k for k, (one, other) in pairs if one != other), 0)
     begin = differ - 20 if differ > most - 20 else 0
     cut = [f"…{text[begin:]}" if begin else text for text in texts]
-    return tuple(text if len(text) <= most else f"{text[: most - 1]}…" for text in cut)
+    first, second = (text if len(text) <= most else f"{text[: most - 1]}…" for text in cut)
+    return first, second
 
 
 def same(got: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
@@ -160,8 +161,8 @@ def same(got: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
     if isinstance(expected, bool) or isinstance(got, bool) or expected is None:
         return got is expected
     if is_number(got) and is_number(expected):
-        return got == expected or _near(got, expected, tolerance)
-    return got == expected
+        return bool(got == expected) or _near(got, expected, tolerance)
+    return bool(got == expected)
 
 
 def _near(got: float, expected: float, tolerance: float) -> bool:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from IPython import get_ipython
 
-from utils.cluster.contracts import Ranks
+if TYPE_CHECKING:
+    from utils import cluster
 
 FOLDER = ".models"
 
@@ -24,10 +26,11 @@ def pack(answers: dict[str, list[str]]) -> str:
 
 def unpack(text: str) -> dict[str, list[str]]:
     """The reverse of :func:`pack`."""
-    return json.loads(base64.b64decode(text))
+    answers: dict[str, list[str]] = json.loads(base64.b64decode(text))
+    return answers
 
 
-def use_model(ranks: Ranks, task: str) -> None:
+def use_model(ranks: cluster.Ranks, task: str) -> None:
     """Put the model's answer to a task on the ranks. The task stays open.
 
     Args:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from torch_mpi.record import Call
 
-def answer_named(user_ns: dict, name: str) -> Any:
+
+def answer_named(user_ns: dict[str, Any], name: str) -> Any:
     """What the student defined as ``name`` on this rank.
 
     Raises:
@@ -32,7 +34,9 @@ class ArgumentChanged(Exception):
     """An answer changed an argument that its task only reads."""
 
 
-def reading_answer(user_ns: dict, name: str, *, changes: tuple[int, ...] = ()) -> Callable:
+def reading_answer(
+    user_ns: dict[str, Any], name: str, *, changes: tuple[int, ...] = ()
+) -> Callable[..., Any]:
     """The student's function ``name``, which has to leave its arguments as they are.
 
     Tensors, arrays, lists, sets and dicts are compared before and after each call, at any depth.
@@ -49,7 +53,8 @@ def reading_answer(user_ns: dict, name: str, *, changes: tuple[int, ...] = ()) -
 
     @functools.wraps(function)
     def reading(*args: Any, **kwargs: Any) -> Any:
-        given = {**dict(enumerate(args)), **kwargs}
+        given: dict[int | str, Any] = dict(enumerate(args))
+        given.update(kwargs)
         before = {key: _trace(value) for key, value in given.items() if key not in changes}
         result = function(*args, **kwargs)
         for key, trace in before.items():
@@ -61,7 +66,7 @@ def reading_answer(user_ns: dict, name: str, *, changes: tuple[int, ...] = ()) -
     return reading
 
 
-def _parameter(function: Callable, key: int | str) -> str:
+def _parameter(function: Callable[..., Any], key: int | str) -> str:
     """What the student calls the argument at a place; an argument by name is called that."""
     if isinstance(key, str):
         return key
@@ -98,7 +103,7 @@ def kind_of(value: Any) -> str:
     return type(value).__name__
 
 
-def definitions(user_ns: dict, *, rank: int, names: list[str]) -> dict[str, str]:
+def definitions(user_ns: dict[str, Any], *, rank: int, names: list[str]) -> dict[str, str]:
     """What the code of these functions is, as a digest, by name; of those that there are."""
     return {
         name: digest(user_ns[name])
@@ -112,7 +117,7 @@ def digest(function: types.FunctionType) -> str:
     return hashlib.sha256(repr(_code(function.__code__)).encode()).hexdigest()
 
 
-def _code(code: types.CodeType) -> tuple:
+def _code(code: types.CodeType) -> tuple[Any, ...]:
     constants = [_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
     return code.co_code, code.co_names, code.co_varnames, constants
 
@@ -146,7 +151,9 @@ def kept(name: str, result: Any, again: Callable[[], Any]) -> Any:
     return found
 
 
-def recorded(function: Callable, *args: Any, **kwargs: Any) -> tuple[Any, list[dict]]:
+def recorded(
+    function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> tuple[Any, list[dict[str, Any]]]:
     """Call a function; return its result and what it communicated, as JSON-able records."""
     from torch_mpi.record import log
 
@@ -155,7 +162,7 @@ def recorded(function: Callable, *args: Any, **kwargs: Any) -> tuple[Any, list[d
     return result, [as_dict(call) for call in log.since(mark)]
 
 
-def as_dict(call) -> dict:
+def as_dict(call: Call) -> dict[str, Any]:
     """A :class:`~torch_mpi.record.Call`; ``peer`` and ``group`` are global ranks.
 
     ``sent`` and ``received`` are bytes by the definition of the operation, see

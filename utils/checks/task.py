@@ -22,7 +22,7 @@ import secrets
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, cast
 
 from IPython import get_ipython
 
@@ -155,8 +155,14 @@ class Report:
         return all(step(self, rank) for step in steps)
 
     def answers(
-        self, ranks: Ranks, probe: Callable, *, patience=PATIENCE, each=None, **kwargs
-    ) -> list:
+        self,
+        ranks: Ranks,
+        probe: Callable[..., Any],
+        *,
+        patience: float = PATIENCE,
+        each: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> list[Reply]:
         """Run a probe on every rank; ``each`` has the arguments for one rank alone.
 
         Their records are compared: where they do not agree, and nothing else is wrong, the check
@@ -204,7 +210,7 @@ class Report:
             if self.found:
                 return
 
-    def _add_errors(self, failed: list, patience: float) -> None:
+    def _add_errors(self, failed: list[Reply], patience: float) -> None:
         """First the errors of those who made them, then who has stopped because of these."""
         causes = [reply for reply in failed if reply.kind != STOPPED]
         explanation = ""
@@ -231,13 +237,24 @@ class Report:
             self.problem(f"{self.doubt}. {FORGED}", kind="forged")
 
 
-def to_each(**of_ranks: Sequence) -> list[dict[str, Any]]:
+def to_each(**of_ranks: Sequence[Any]) -> list[dict[str, Any]]:
     """The argument ``each`` of :meth:`Report.answers`, from lists with an entry for each rank."""
     rows = zip(*of_ranks.values(), strict=True)
     return [dict(zip(of_ranks, row, strict=True)) for row in rows]
 
 
-def task(number: str, title: str, points: int) -> Callable:
+class Check(Protocol):
+    """A check of one task: call it with the ranks."""
+
+    number: str
+    title: str
+    points: int
+
+    def __call__(self, ranks: Ranks, **kwargs: Any) -> None:
+        """Judge the answer on these ranks, and show the verdict."""
+
+
+def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]], Check]:
     """Make a check of a function ``(ranks, report)`` that adds problems to the report.
 
     The check is called with the ranks, and shows a :class:`utils.checks.verdict.Verdict`:
@@ -248,9 +265,9 @@ def task(number: str, title: str, points: int) -> Callable:
         CheckFailed: there were problems.
     """
 
-    def decorate(judge: Callable) -> Callable:
+    def decorate(judge: Callable[..., None]) -> Check:
         @functools.wraps(judge)
-        def check(ranks: Ranks, **kwargs) -> None:
+        def check(ranks: Ranks, **kwargs: Any) -> None:
             report = Report()
             try:
                 judge(ranks, report, **kwargs)
@@ -272,8 +289,11 @@ def task(number: str, title: str, points: int) -> Callable:
                     f"Task {number} · {title}: {len(problems)} problem(s), listed above"
                 )
 
-        check.number, check.title, check.points = number, title, points
-        return check
+        made = cast(Check, check)
+        made.number = number
+        made.title = title
+        made.points = points
+        return made
 
     return decorate
 
@@ -312,7 +332,7 @@ def _compare_with_kernel(ranks: Ranks, report: Report) -> None:
             )
 
 
-def _functions(user_ns: dict) -> dict[str, types.FunctionType]:
+def _functions(user_ns: dict[str, Any]) -> dict[str, types.FunctionType]:
     """What the cells of the kernel have defined."""
     return {
         name: value

@@ -95,7 +95,8 @@ class Verdict:
         if get_ipython() is None:
             print(self)
         else:
-            display({"text/plain": str(self), MIME: self.data()}, raw=True)
+            both = {"text/plain": str(self), MIME: self.data()}
+            display(both, raw=True)  # type: ignore[no-untyped-call]  # IPython has no types here
 
 
 def read(outputs: Iterable[Mapping[str, Any]]) -> list[Verdict]:

@@ -1,6 +1,6 @@
 """Several hosts, really: ranks that share no memory and talk TCP over a network of a known speed.
 
-They need namespaces and a network device, see "Several hosts on one machine" in CONTRIBUTING.md.
+They need namespaces and a network device: docs/test-machines.md says which, and why.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def test_every_lab_has_a_page_that_the_map_and_the_list_lead_to(pages):
 
 
 def test_links_to_files_that_are_no_pages_lead_to_the_repository(pages):
-    assert f"{REPOSITORY}/blob/main/utils/report.py" in pages["README.html"].links
+    assert f"{REPOSITORY}/blob/main/utils/models.py" in pages["README.html"].links
     assert f"{REPOSITORY}/tree/main/utils/checks" in pages["README.html"].links
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib
 import re
@@ -128,13 +129,41 @@ def test_every_room_is_in_the_list_and_the_listing_stays_short():
     assert len(entries - {"__init__"}) <= ENTRIES
 
 
+def readmes() -> list[Path]:
+    """The README of every room, and of the rooms in rooms."""
+    backend = UTILS / "mpi" / "README.md"  # for those who install the package: another kind of page
+    return sorted(path for path in UTILS.rglob("README.md") if path != backend)
+
+
+@functools.cache
+def all_tests() -> str:
+    """The text of all test files."""
+    folders = (ROOT / "tests", UTILS / "mpi" / "tests")
+    return "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+
+
 @pytest.mark.quick
-@pytest.mark.parametrize(
-    "room", [path.name for path in UTILS.iterdir() if (path / "README.md").is_file()]
-)
-def test_the_readme_of_a_room_is_short_and_names_what_is_there(room):
-    text = (UTILS / room / "README.md").read_text()
-    assert room == "mpi" or len(text.splitlines()) <= README_LINES
+def test_every_room_has_a_readme_that_a_newcomer_reads_in_two_minutes():
+    rooms = [path for path in UTILS.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    labs = [path for path in (UTILS / "labs").iterdir() if re.match(r"lab\d\d|shared", path.name)]
+    assert not [room.name for room in [*rooms, *labs] if not (room / "README.md").is_file()]
+    lengths = {path: len(path.read_text().splitlines()) for path in readmes()}
+    assert not {path for path, lines in lengths.items() if lines > README_LINES}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("readme", readmes(), ids=lambda path: path.parent.name)
+def test_the_files_and_tests_that_a_readme_names_are_there(readme):
+    quoted = re.findall(r"`([^`\n]+)`", readme.read_text())
+    files = {text for text in quoted if re.fullmatch(r"[\w./]+\.(py|md|json|sh)", text)}
+    of_a_user = {"utils.py"}
+    assert not {
+        text
+        for text in files - of_a_user
+        if "NN" not in text and not (ROOT / text).exists() and not list(UTILS.rglob(text))
+    }
+    tests = {text for text in quoted if re.fullmatch(r"test_\w+", text)}
+    assert not {name for name in tests if f"def {name}(" not in all_tests()}
 
 
 @pytest.mark.quick

@@ -8,7 +8,10 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
-from .results import Result, total, write_text
+from utils.course.files import write_text
+from utils.course.numbers import number
+
+from .results import Result, total
 from .zips import clean
 
 #: What a formula begins with, also as East Asian keyboards write it.
@@ -99,11 +102,6 @@ def moodle_feedback(results: list[Result], pages: dict[str, Path], path: Path) -
             if place and student in pages:
                 archive.write(pages[student], f"{place}feedback.html")
     temporary.replace(path)
-
-
-def number(value: float | None) -> str:
-    """2, 1.5, or nothing."""
-    return "" if value is None else f"{round(value, 2):g}"
 
 
 def table(rows: list[list[str]]) -> str:

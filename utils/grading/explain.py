@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from utils.course.files import write_text
 from utils.course.notebook import NotebookError
+from utils.course.numbers import number
 
-from .book import FORMULA, number, table
-from .results import Result, TaskResult, write_text
+from .book import FORMULA, table
+from .results import Result, TaskResult
 from .zips import clean
 
 HEADER = ["student", "lab", "task", "max", "points", "comment", "answer"]

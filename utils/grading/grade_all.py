@@ -21,6 +21,7 @@ import platformdirs
 from tqdm import tqdm
 
 import utils
+from utils.course.files import write_text
 
 from . import explain, github, suspicion
 from .book import FORMATS, moodle_feedback, write_books
@@ -30,7 +31,7 @@ from .made import made_now
 from .pages import write_pages
 from .plan import Job, absent, labs, plan, ungraded
 from .reference import LabError, Reference, references
-from .results import Result, load, save, write_text
+from .results import Result, load, save
 from .run import Stop
 from .sandbox import GB, Box, Limits, require
 from .submissions import Student, clear, find

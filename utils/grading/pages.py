@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment
 
-from utils.course.markdown import html_of
+from utils.course.files import write_text
+from utils.course.numbers import number
+from utils.course.page_templates import environment
 
-from .book import by_student, number, tasks
+from .book import by_student, tasks
 from .explain import written
 from .made import Made
 from .reference import Reference
-from .results import Result, TaskResult, total, write_text
+from .results import Result, TaskResult, total
 from .similar import copies, groups
 from .suspicion import LOOK
 from .words import ADVICE
@@ -99,10 +101,7 @@ def kind(task: TaskResult) -> str:
 
 
 def _environment() -> Environment:
-    made = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    made.filters |= {"number": number, "markdown": html_of}
+    made = environment(TEMPLATES)
     made.globals |= {"label": label, "kind": kind, "NO_ANSWER": NO_ANSWER}
     made.globals |= {"MARKS": MARKS, "KIND_LABELS": KIND_LABELS, "MOST_NAMES": MOST_NAMES}
     return made

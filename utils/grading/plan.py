@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import utils
+from utils.course.fingerprints import folder_key, key
 from utils.course.notebook import notebooks
 
 from .assemble import assemble
 from .cells import Unreadable, read_cells
 from .reference import LabError, Reference
-from .results import Result, TaskResult, file_key, folder_key, key
+from .results import FORMAT, Result, TaskResult, file_key
 from .submissions import File, Found, Student, folder_name
 from .zips import MOST_FILE
 
@@ -107,7 +108,7 @@ def _take(job: Job, files: list[File], course: str, limits: str) -> None:
     if len(files) > 1:
         job.remarks.append(f"{len(files)} files for this lab; {job.file.name} counts")
     file = file_key(job.file.path, MOST_FILE)
-    job.key = key(file, job.reference.fingerprint(), course, limits)
+    job.key = key(file, job.reference.fingerprint(), course, limits, version=FORMAT)
 
 
 def _is_begun(file: File, reference: Reference) -> bool:

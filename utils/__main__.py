@@ -151,8 +151,9 @@ def grade(options: argparse.Namespace) -> int:
     Status 0: all were graded. Status 1: some could not be. Status 130: stopped by Ctrl-C.
     """
     from utils.grading.grade_all import main
+    from utils.grading.options import GradingOptions
 
-    return main(options)
+    return main(GradingOptions.from_arguments(options, options.line))
 
 
 def statistics(options: argparse.Namespace) -> int:
@@ -162,7 +163,7 @@ def statistics(options: argparse.Namespace) -> int:
     """
     from utils.grading.statistics import main
 
-    return main(options)
+    return main(options.results)
 
 
 def rerun(options: argparse.Namespace) -> int:
@@ -170,9 +171,10 @@ def rerun(options: argparse.Namespace) -> int:
 
     Status 0: every check passed. Status 1: not all did.
     """
+    from utils.grading.options import SandboxOptions
     from utils.grading.rerun import main
 
-    return main(options)
+    return main(options.notebook, SandboxOptions.from_arguments(options))
 
 
 def bench(options: argparse.Namespace) -> int:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import compileall
 import contextlib
 import json
-import os
 import queue
 import shutil
 import sys
@@ -17,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-import platformdirs
 from tqdm import tqdm
 
 import utils
@@ -28,12 +25,13 @@ from .book import FORMATS, moodle_feedback, write_books
 from .grade_one import InterruptedGradingError, grade
 from .hold import Interrupts, held
 from .made import made_now
+from .options import GradingOptions
 from .pages import write_pages
 from .plan import Job, absent, labs, plan, ungraded
 from .reference import LabError, Reference, references
 from .results import Result, load, save
 from .run import Stop
-from .sandbox import GB, Box, Limits, require
+from .sandbox import Box, make_box, require
 from .submissions import Student, clear, find
 from .watch import Stamp, stamp, watch
 from .zips import NO_ROOM, clean
@@ -42,7 +40,7 @@ INTERRUPTED = 130
 NOT_YET = "not graded yet: --resume goes on"
 
 
-def main(options: argparse.Namespace) -> int:
+def main(options: GradingOptions) -> int:
     """Grade, write books and pages; 0: all were graded, 1: not all, 130: interrupted."""
     out = options.out.resolve()
     if options.merge:
@@ -51,17 +49,17 @@ def main(options: argparse.Namespace) -> int:
         with held(out), Interrupts() as interrupts:
             interrupts.finish()
             return merge(out, options)
-    if options.submissions is None:
+    submissions = options.submissions
+    if submissions is None:
         raise LabError("which submissions? ddl-labs grade SUBMISSIONS -o RESULTS")
-    if out.is_relative_to(options.submissions.resolve()):
-        raise LabError(f"{options.out} lies in {options.submissions}: results would be submissions")
+    if out.is_relative_to(submissions.resolve()):
+        raise LabError(f"{options.out} lies in {submissions}: results would be submissions")
     try:
         with held(out), Interrupts() as interrupts:
             if not options.watch:
-                return grade_class(out, options, interrupts)
-            options.resume = True
-            grade_now = partial(grade_class, out, options, interrupts)
-            return watch(grade_now, options.submissions, out / "explain.csv", interrupts)
+                return grade_class(submissions, out, options, interrupts)
+            grade_now = partial(grade_class, submissions, out, options, interrupts)
+            return watch(grade_now, submissions, out / "explain.csv", interrupts)
     except KeyboardInterrupt:
         before = any(out.glob("gradebook*.csv"))
         books = "the books are those of before" if before else "no books were written"
@@ -74,20 +72,24 @@ def main(options: argparse.Namespace) -> int:
 
 
 def grade_class(
-    out: Path, options: argparse.Namespace, interrupts: Interrupts, known: Stamp | None = None
+    submissions: Path,
+    out: Path,
+    options: GradingOptions,
+    interrupts: Interrupts,
+    known: Stamp | None = None,
 ) -> int:
     """`main`, with the results folder for itself. known: see `report`."""
     explain.read(out / "explain.csv")  # a mistake in it must not cost an hour
     refs, broken = references(options.solutions, options.only)
-    box = make_box(options)
+    box = make_box(options.sandbox)
     # A sandbox cannot keep what it compiles: each would compile the course in all its processes.
     compileall.compile_dir(Path(utils.__file__).parent, quiet=2)
     with tempfile.TemporaryDirectory(prefix="grading-") as scratch:
         (Path(scratch) / "probe").mkdir()
         require(box, Path(scratch) / "probe")
-        found = find(options.submissions, Path(scratch), labs(options.solutions))
+        found = find(submissions, Path(scratch), labs(options.solutions))
         jobs = plan(found, refs, broken, options, out)
-        save_class(Class.of(jobs, found.remarks, options.line), out)
+        save_class(Class.of(jobs, found.remarks, options.command), out)
         results, interrupted = work(jobs, box, options, interrupts)
         clear(Path(scratch) / "unpacked")
     if options.only:  # what was graded before in other labs stays in the books
@@ -98,7 +100,7 @@ def grade_class(
     return say(results, out, unwritten, interrupted)
 
 
-def merge(out: Path, options: argparse.Namespace) -> int:
+def merge(out: Path, options: GradingOptions) -> int:
     """Books and pages again, from stored results and the points in explain.csv."""
     refs, _ = references(options.solutions, options.only)
     results = stored_results(out, refs)
@@ -108,26 +110,11 @@ def merge(out: Path, options: argparse.Namespace) -> int:
     return say(results, out, unwritten)
 
 
-def make_box(options: argparse.Namespace) -> Box:
-    """The sandbox that the options ask for."""
-    limits = Limits(
-        cell=options.cell_timeout, total=options.timeout, memory=int(options.memory * GB)
-    )
-    data = os.environ.get("FASHION_MNIST_ROOT") or platformdirs.user_cache_path("ddl-labs")
-    data = Path(data).resolve()
-    return Box(
-        walls=not options.no_sandbox,
-        limits=limits,
-        paths=tuple(path.resolve() for path in options.path),
-        data=data if data.is_dir() else None,
-    )
-
-
 # --- the work ------------------------------------------------------------------------------------
 
 
 def work(
-    jobs: list[Job], box: Box, options: argparse.Namespace, interrupts: Interrupts
+    jobs: list[Job], box: Box, options: GradingOptions, interrupts: Interrupts
 ) -> tuple[list[Result], bool]:
     """Grade what has to be graded, a result for every job; whether the user stopped it."""
     results: dict[int, Result] = {}
@@ -298,7 +285,7 @@ def report(
     refs: list[Reference],
     out: Path,
     remarks,
-    options: argparse.Namespace,
+    options: GradingOptions,
     known: Stamp | None = None,
 ) -> list[str]:
     """Write all that instructor and students read; returns what could not be written, and why.
@@ -313,9 +300,9 @@ def report(
         print(text, file=sys.stderr)
     refs = [ref for ref in refs if any(one.lab == ref.lab for one in results)]
     formats = [
-        one for one in FORMATS if one in options.format or (out / f"gradebook-{one}.csv").exists()
+        one for one in FORMATS if one in options.formats or (out / f"gradebook-{one}.csv").exists()
     ]
-    made = made_now(options.line, load_class(out).command)
+    made = made_now(options.command, load_class(out).command)
     pages: dict[str, Path] = {}
     steps: dict[str, Callable[[], object]] = {}
     if not unmended and (path.exists() or any(explain.written(one) for one in results)):
@@ -326,7 +313,7 @@ def report(
     )
     if "moodle" in formats:
         steps["feedback"] = lambda: moodle_feedback(results, pages, out / "feedback-moodle.zip")
-    if "github" in options.format:
+    if "github" in options.formats:
         steps["summary on GitHub"] = lambda: github.append(results)
     unwritten = [unmended] if unmended else []
     for name, step in steps.items():

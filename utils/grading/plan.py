@@ -12,6 +12,7 @@ from utils.course.notebook import notebooks
 
 from .assemble import assemble
 from .cells import Unreadable, read_cells
+from .options import GradingOptions
 from .reference import LabError, Reference
 from .results import FORMAT, Result, TaskResult, file_key
 from .submissions import File, Found, Student, folder_name
@@ -41,7 +42,11 @@ def labs(folder: Path) -> list[str]:
 
 
 def plan(
-    found: Found, refs: list[Reference], broken: dict[str, str], options, out: Path
+    found: Found,
+    refs: list[Reference],
+    broken: dict[str, str],
+    options: GradingOptions,
+    out: Path,
 ) -> list[Job]:
     """One job for each student and lab; of several files for one lab, one is taken.
 
@@ -57,8 +62,9 @@ def plan(
         raise LabError(f"no file is known for a lab's; --only LAB says which is graded{lines}")
     folders = student_folders(list(found.students), out)
     house = Path(utils.__file__).parent
-    course = folder_key([*(house / room for room in ("checks", "labs")), *options.path])
-    limits = f"{options.cell_timeout:g} {options.timeout:g} {options.memory:g}"
+    course = folder_key([*(house / room for room in ("checks", "labs")), *options.sandbox.paths])
+    box = options.sandbox
+    limits = f"{box.cell_timeout:g} {box.timeout:g} {box.memory:g}"
     jobs = []
     for student in found.students.values():
         for ref in wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -151,9 +152,7 @@ class Reference:
                     )
 
 
-def references(
-    folder: Path, only: list[str] | None = None
-) -> tuple[list[Reference], dict[str, str]]:
+def references(folder: Path, only: Collection[str] = ()) -> tuple[list[Reference], dict[str, str]]:
     """The labs to grade against, and those that can't be: name → why.
 
     Raises LabError for a name in `only` that is no lab, and where there is nothing to grade.

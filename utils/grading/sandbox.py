@@ -18,10 +18,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import platformdirs
 import psutil
 
 import utils
 from utils.course.notebook import NotebookError
+
+from .options import SandboxOptions
 
 GB = 1 << 30
 HOME = "/tmp/home"
@@ -216,6 +219,21 @@ class Box:
             "IPP_NONINTERACTIVE": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
+
+
+def make_box(options: SandboxOptions) -> Box:
+    """Return the sandbox that the options ask for."""
+    limits = Limits(
+        cell=options.cell_timeout, total=options.timeout, memory=int(options.memory * GB)
+    )
+    data = os.environ.get("FASHION_MNIST_ROOT") or platformdirs.user_cache_path("ddl-labs")
+    data = Path(data).resolve()
+    return Box(
+        walls=options.walls,
+        limits=limits,
+        paths=tuple(path.resolve() for path in options.paths),
+        data=data if data.is_dir() else None,
+    )
 
 
 def bwrap() -> str:

@@ -6,7 +6,6 @@ writes draws the rest, see :mod:`utils.grading.class_pictures`.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -154,13 +153,13 @@ def told(answer: TaskResult) -> list[Problem]:
     return [Problem(short, kind="" if short == text else "open") for text, short in texts]
 
 
-def main(options: argparse.Namespace) -> int:
+def main(folder: Path) -> int:
     """Write ``statistics.ipynb`` into a results folder and run it; one that is there runs again."""
-    read(options.results)
+    read(folder)
     require_kernel()
-    path = options.results / TEMPLATE.name
+    path = folder / TEMPLATE.name
     nb = nbformat.read(path if path.exists() else TEMPLATE, as_version=4)
-    if error := run_cells(nb, options.results, TIMEOUT):
+    if error := run_cells(nb, folder, TIMEOUT):
         raise StatisticsError(f"{path}: {error}")
     write(normalise(nb), path)
     print(f"wrote {path}: open it in JupyterLab, change it, run it again")

@@ -10,6 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from utils.course.errors import CourseError
 from utils.grading.options import add_options as add_grade_options
 from utils.grading.options import add_rerun_options
 from utils.mpi.benchmark.options import add_options
@@ -289,9 +290,7 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    except (ValueError, RuntimeError) as error:
-        if not type(error).__module__.startswith(("utils.course", "utils.grading")):
-            raise
+    except CourseError as error:
         print(error, file=sys.stderr)
         return 2
 

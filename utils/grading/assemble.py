@@ -18,7 +18,7 @@ from nbformat.v4 import new_code_cell
 
 from utils.course.notebook import lab
 
-from .cells import Unreadable, read_cells
+from .cells import UnreadableError, read_cells
 from .own_cells import OwnCell, own_cells
 from .reference import Reference
 from .source import MOST_SOURCE, body, bound, defined, imports, parses
@@ -159,7 +159,7 @@ def assemble(reference: Reference, path: Path) -> Assembled:
         cells = read_cells(path, done.remarks)
     except OSError as error:
         done.error = f"{path.name} can't be read: {error.strerror or error}"
-    except Unreadable as error:
+    except UnreadableError as error:
         done.error = str(error)
         done.remarks.append(AGAIN)
     finder = Finder(reference, cells)

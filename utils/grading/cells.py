@@ -24,15 +24,15 @@ DEEPEST = 12
 DAMAGED = "can't be read, it is cut short or damaged"
 
 
-class Unreadable(Exception):
+class UnreadableError(Exception):
     """A file that can't be read as JSON, or is larger than is read: nobody knows what is in it."""
 
 
 def read_cells(path: Path, remarks: list[str]) -> list[dict] | None:
     """The cells of a file, or None with a remark on why there are none.
 
-    Raises OSError or Unreadable where the file can't be read, which says nothing of what is in it:
-    an upload that broke off is no wrong answer.
+    Raises OSError or UnreadableError where the file can't be read, which says nothing of what is
+    in it: an upload that broke off is no wrong answer.
     """
     content = _content(path, remarks)
     try:
@@ -52,9 +52,11 @@ def _content(path: Path, remarks: list[str]) -> Any:
     """Return what is in a file of JSON, without the outputs if it is large or deeply nested."""
     size = path.stat().st_size
     if size > MOST_FILE:
-        raise Unreadable(f"{too_large(f'{path.name}: it', size, MOST_FILE)}: clear its outputs")
+        raise UnreadableError(
+            f"{too_large(f'{path.name}: it', size, MOST_FILE)}: clear its outputs"
+        )
     if not size:
-        raise Unreadable(f"{path.name}: can't be read: the file is empty")
+        raise UnreadableError(f"{path.name}: can't be read: the file is empty")
     try:
         with contextlib.suppress(RecursionError):  # ijson reads what is nested deeper
             if size <= MOST_NOTEBOOK:
@@ -62,10 +64,12 @@ def _content(path: Path, remarks: list[str]) -> Any:
         return _without_outputs(path, remarks)
     except ijson.JSONError as error:
         why = str(error).split("\n")[0][:120]
-        raise Unreadable(f"{path.name}: {DAMAGED} ({why}); clearing its outputs may help") from None
+        raise UnreadableError(
+            f"{path.name}: {DAMAGED} ({why}); clearing its outputs may help"
+        ) from None
     except (ValueError, RecursionError) as error:
         why = str(error)[:120] or type(error).__name__
-        raise Unreadable(f"{path.name}: {DAMAGED} ({why})") from None
+        raise UnreadableError(f"{path.name}: {DAMAGED} ({why})") from None
 
 
 def _of_worksheets(content: dict) -> list:

@@ -22,7 +22,7 @@ from .reference import Reference
 from .results import Result, TaskResult, total
 from .similar import copies, groups
 from .suspicion import LOOK
-from .words import ADVICE
+from .verdicts import ADVICE
 
 TEMPLATES = Path(__file__).with_name("templates")
 

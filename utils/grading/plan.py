@@ -11,7 +11,7 @@ from utils.course.fingerprints import folder_key, key
 from utils.course.notebook import notebooks
 
 from .assemble import assemble
-from .cells import Unreadable, read_cells
+from .cells import UnreadableError, read_cells
 from .options import GradingOptions
 from .reference import LabError, Reference
 from .results import FORMAT, Result, TaskResult, file_key
@@ -100,7 +100,7 @@ def _set_aside(found: Found, file: File) -> None:
     found.remark(f"{file.name}: which lab is this? It has no cell of a lab that is graded", name)
     try:
         read_cells(file.path, [])
-    except (OSError, Unreadable) as error:
+    except (OSError, UnreadableError) as error:
         found.close(f"{file.name}: which lab is this? {error}", name)
     else:
         found.others.setdefault(name, []).append(file.name)
@@ -152,7 +152,7 @@ def other_labs(folder: Path, refs: list[Reference]) -> dict[str, set[str]]:
 
 def _cells(path: Path) -> list[dict]:
     """A file's cells; none where it can't be read: whoever grades it says so."""
-    with contextlib.suppress(OSError, Unreadable):
+    with contextlib.suppress(OSError, UnreadableError):
         return read_cells(path, []) or []
     return []
 

@@ -16,8 +16,6 @@ from nbval.plugin import IPyNbCell
 
 from utils.checks import verdict
 
-from .words import NEEDS_FRESH_RANKS
-
 #: Outputs of a cell that are kept, characters of a text, and of a picture.
 MOST_OUTPUTS, MOST_TEXT, MOST_PICTURE = 50, 20_000, 400_000
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -25,6 +23,8 @@ ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 LOOK = 0.5
 #: Seconds for each cell before the first task: no student has written it, and ranks start there.
 START = 120.0
+#: Names of the errors after which only fresh ranks help: of a cell on the ranks, of a question.
+LOST = {"RanksLostError", "DeadRankError"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -97,20 +97,21 @@ def _end(item: IPyNbCell, call: pytest.CallInfo) -> str | None:
     # A cell of lab 13 kills a rank to show what happens, and the next one restarts the ranks.
     tags = item.cell.metadata.get("tags", [])
     deliberate = "raises-exception" in tags and not item.cell.metadata.get("own")
-    for output in [] if deliberate else item.test_outputs or []:
-        if NEEDS_FRESH_RANKS in _from_the_kernel(output, item.cell):
-            return "the ranks are gone"
+    if not deliberate and _ranks_are_lost(item):
+        return "the ranks are gone"
     own = item.cell.metadata.get("own")  # a student's: its error is no matter of the machine's
     if call.excinfo and not own and not getattr(item.parent, "tasks_begun", False):
         return f"cell '{item.cell.get('id')}', before all tasks, failed"
     return None
 
 
-def _from_the_kernel(output, cell) -> str:
-    """What the kernel says itself; not what ranks print."""
-    if output.output_type == "error":
-        return str(output.get("evalue", ""))
-    return "\n".join(map(str, verdict.read([output]))) if _is_check(cell) else ""
+def _ranks_are_lost(item: IPyNbCell) -> bool:
+    """Return whether the kernel says that no later cell can work; ranks can't say so."""
+    outputs = item.test_outputs or []
+    kinds = {output.get("ename") for output in outputs if output.output_type == "error"}
+    found = verdict.read(outputs) if _is_check(item.cell) else []
+    lost = any(problem.kind == "lost" for one in found for problem in one.problems)
+    return lost or not kinds.isdisjoint(LOST)
 
 
 def _is_check(cell) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import nbformat
@@ -148,9 +148,14 @@ def told(answer: TaskResult) -> list[Problem]:
     if answer.status in {"passed", "by hand", "missing", "unchanged", "not graded"}:
         return []
     if answer.problems:
-        return [Problem(**one) for one in answer.problems]
+        return [_with_known_kind(Problem(**one)) for one in answer.problems]
     texts = [(text, _OPEN.sub("", text)) for text in problems(answer)]
     return [Problem(short, kind="" if short == text else "open") for text, short in texts]
+
+
+def _with_known_kind(problem: Problem) -> Problem:
+    """Return a problem as pictures know it: lost ranks are an error like others there."""
+    return replace(problem, kind="error") if problem.kind == "lost" else problem
 
 
 def main(folder: Path) -> int:

@@ -10,9 +10,12 @@ from utils.course.notebook import lab
 from .reference import Reference
 from .results import Shown, Status
 from .sandbox import Limits
-from .words import ADVICE
 
+#: Begins the advice in a report of a deadlock.
+ADVICE = "What to try"
 MOST_SHOWN = 3
+#: Errors of the kernel that explain what went wrong on the ranks.
+OF_RANKS = {"CellFailed", "RanksLostError"}
 #: A check interrupts ranks that do not answer.
 STILL_RUNNING = "did not come to an end and was interrupted "
 
@@ -38,7 +41,7 @@ def shown(records: list[dict], reference: Reference) -> list[Shown]:
         png = next((o["png"] for o in record["outputs"] if o.get("png")), "")
         error = errors[0]
         text = error["evalue"]
-        if error["ename"] != "CellFailed":
+        if error["ename"] not in OF_RANKS:
             text = f"{error['ename']}: {text}"
         title = name_of(record["cell"], reference)
         found.append(Shown(title[0].upper() + title[1:], tidied(text), png))

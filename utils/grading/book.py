@@ -118,7 +118,12 @@ def harmless(cell: str) -> str:
     return f"'{cell}" if cell[:1] in FORMULA else cell
 
 
-def write_books(results: list[Result], out: Path, formats: list[str], remarks=None) -> None:
+def write_books(
+    results: list[Result],
+    out: Path,
+    formats: list[str],
+    remarks: dict[str, list[str]] | None = None,
+) -> None:
     """gradebook.csv, and gradebook-FORMAT.csv for each format asked for."""
     write_text(out / "gradebook.csv", gradebook(results, remarks))
     for name in formats:

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -118,8 +119,9 @@ def work(
 ) -> tuple[list[Result], bool]:
     """Grade what has to be graded, a result for every job; whether the user stopped it."""
     results: dict[int, Result] = {}
-    futures: dict[Future, int] = {}
-    stop, slots = Stop(), queue.SimpleQueue()
+    futures: dict[Future[Result], int] = {}
+    stop = Stop()
+    slots: queue.SimpleQueue[int] = queue.SimpleQueue()
     for slot in range(options.jobs):
         slots.put(slot)
     pool = ThreadPoolExecutor(options.jobs)
@@ -145,7 +147,7 @@ def work(
     return [results.get(number) or unfinished(job) for number, job in enumerate(jobs)], interrupted
 
 
-def progress(futures: list[Future], quiet: bool) -> Iterator[Future]:
+def progress(futures: list[Future[Result]], quiet: bool) -> Iterator[Future[Result]]:
     """The futures as they end, with a bar that says how long it will take."""
     bar = tqdm(
         as_completed(futures), total=len(futures), unit="submission", disable=quiet or not futures
@@ -177,14 +179,14 @@ def unfinished(job: Job) -> Result:
     return usable(job) or ungraded(job.student, job.reference.lab, job.reference, NOT_YET)
 
 
-def do(job: Job, box: Box, slots: queue.SimpleQueue, stop: Stop) -> Result:
+def do(job: Job, box: Box, slots: queue.SimpleQueue[int], stop: Stop) -> Result:
     """One submission. What goes wrong here is this submission's result, not the class's end."""
     slot = slots.get()
     try:
         if stop.is_set():
             raise InterruptedGradingError
         shutil.rmtree(job.folder, ignore_errors=True)
-        result = grade(job.file.path, job.reference, box, job.folder, slot=slot, stop=stop)
+        result = grade(job.path, job.reference, box, job.folder, slot=slot, stop=stop)
         result.look = suspicion.look(result, job.reference)
     except InterruptedGradingError:
         raise
@@ -221,7 +223,7 @@ class Class:
     command: the line by which they were graded.
     """
 
-    students: dict[str, dict] = field(default_factory=dict)
+    students: dict[str, dict[str, Any]] = field(default_factory=dict)
     labs: list[str] = field(default_factory=list)
     remarks: dict[str, list[str]] = field(default_factory=dict)
     command: str = ""
@@ -284,7 +286,7 @@ def report(
     results: list[Result],
     refs: list[Reference],
     out: Path,
-    remarks,
+    remarks: dict[str, list[str]],
     options: GradingOptions,
     known: Stamp | None = None,
 ) -> list[str]:
@@ -324,14 +326,16 @@ def report(
     return unwritten
 
 
-def write_explain(results: list[Result], path: Path, grades: dict, known: Stamp | None) -> None:
+def write_explain(
+    results: list[Result], path: Path, grades: explain.Grades, known: Stamp | None
+) -> None:
     """The table of written answers; `known` gets its stamp."""
     explain.write(results, path, grades)
     if known is not None:
         known |= stamp(path)
 
 
-def hand_points(results: list[Result], path: Path) -> tuple[dict, list[str], str]:
+def hand_points(results: list[Result], path: Path) -> tuple[explain.Grades, list[str], str]:
     """Put the grades of explain.csv into the results.
 
     Returns the grades, remarks, and why the file must stay as it is ("" if it is written anew): a
@@ -341,7 +345,7 @@ def hand_points(results: list[Result], path: Path) -> tuple[dict, list[str], str
         grades = explain.read(path)
     except explain.ExplainError as error:
         said = [f"{error}\nits points are in no book; mend it, then --merge"]
-        return {}, said, f"{path.name} can't be read"
+        return explain.Grades(), said, f"{path.name} can't be read"
     said = [f"{text}; this row counts for nobody" for text in grades.bad]
     said += explain.merge(results, grades)
     if explain.open_elsewhere(path):
@@ -353,7 +357,7 @@ def hand_points(results: list[Result], path: Path) -> tuple[dict, list[str], str
 def folders(results: list[Result], out: Path) -> dict[str, Path]:
     """Where each student's page goes."""
     about = load_class(out).students
-    found = {}
+    found: dict[str, Path] = {}
     for path in sorted(out.glob("students/*/*/result.json")):
         if stored := load(path):
             found.setdefault(stored.student, path.parents[1])

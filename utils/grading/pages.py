@@ -294,7 +294,8 @@ def task_summary(results: list[Result], lab: str, number_: str) -> TaskSummary:
     points = [task.points for _, task in own]
     counts = Counter(kind(task) for _, task in own)
     first = every[0][1]
-    mean = None if None in points or not points else sum(points) / len(points)
+    known = [one for one in points if one is not None]
+    mean = sum(known) / len(known) if known and len(known) == len(points) else None
     return TaskSummary(lab, number_, first.title, first.most, mean, counts, common(own))
 
 

@@ -11,7 +11,7 @@ from utils.course.fingerprints import folder_key, key
 from utils.course.notebook import notebooks
 
 from .assemble import assemble
-from .cells import UnreadableError, read_cells
+from .cells import Cell, UnreadableError, read_cells
 from .options import GradingOptions
 from .reference import LabError, Reference
 from .results import FORMAT, Result, TaskResult, file_key
@@ -34,6 +34,13 @@ class Job:
     key: str = ""
     error: str = ""
     found: list[str] = field(default_factory=list)
+
+    @property
+    def path(self) -> Path:
+        """Where the file is that counts. Raises ValueError if nothing was handed in."""
+        if self.file is None:
+            raise ValueError("nothing was handed in")
+        return self.file.path
 
 
 def labs(folder: Path) -> list[str]:
@@ -130,7 +137,7 @@ def match(file: File, refs: list[Reference], others: dict[str, set[str]]) -> str
     cells = _cells(file.path)
     own = {str(one) for cell in cells for one in (cell["id"], cell["grade_id"]) if one}
     shared = {lab: len(own & ids) for lab, ids in known.items()}
-    best = max(shared, key=shared.get)
+    best = max(shared, key=lambda lab: shared[lab])
     if by_name and (shared[by_name[0]] or not shared[best]):
         return by_name[0]
     if shared[best]:
@@ -150,7 +157,7 @@ def other_labs(folder: Path, refs: list[Reference]) -> dict[str, set[str]]:
     return found
 
 
-def _cells(path: Path) -> list[dict]:
+def _cells(path: Path) -> list[Cell]:
     """A file's cells; none where it can't be read: whoever grades it says so."""
     with contextlib.suppress(OSError, UnreadableError):
         return read_cells(path, []) or []
@@ -166,7 +173,7 @@ def _age(path: Path) -> float:
 def newest(files: list[File], lab: str) -> File:
     """The last attempt; among equals the one that is named as the lab is, then the youngest."""
 
-    def order(file: File) -> tuple:
+    def order(file: File) -> tuple[int, bool, float, str]:
         named = Path(file.name).stem.casefold() == lab.casefold()
         return file.attempt, named, _age(file.path), file.name
 

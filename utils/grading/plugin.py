@@ -9,12 +9,18 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Generator
 from queue import Empty
+from typing import Any
 
 import pytest
+from nbformat import NotebookNode
+from nbval.kernel import RunningKernel
 from nbval.plugin import IPyNbCell
 
 from utils.checks import verdict
+
+from .records import Record
 
 #: Outputs of a cell that are kept, characters of a text, and of a picture.
 MOST_OUTPUTS, MOST_TEXT, MOST_PICTURE = 50, 20_000, 400_000
@@ -52,10 +58,10 @@ def pytest_runtest_call(item: pytest.Item) -> None:
         option.nbval_cell_timeout = item.parent.given
 
 
-def _watch(kernel) -> None:
+def _watch(kernel: RunningKernel) -> None:
     get_message = kernel.get_message
 
-    def watched(stream: str, timeout: float | None = None) -> dict:
+    def watched(stream: str, timeout: float | None = None) -> Any:
         deadline = time.monotonic() + (3600 if timeout is None else timeout)
         while True:
             left = deadline - time.monotonic()
@@ -71,7 +77,9 @@ def _watch(kernel) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Note the cell; end the session after a cell from which there is no going on."""
     report = yield
     if isinstance(item, IPyNbCell) and (call.when == "call" or (call.excinfo and call.when)):
@@ -82,7 +90,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     return report
 
 
-def _end(item: IPyNbCell, call: pytest.CallInfo) -> str | None:
+def _end(item: IPyNbCell, call: pytest.CallInfo[None]) -> str | None:
     """Why nothing after this cell can be judged in this run; None if it can."""
     if call.when == "setup":
         return "the kernel did not start"
@@ -114,17 +122,19 @@ def _ranks_are_lost(item: IPyNbCell) -> bool:
     return lost or not kinds.isdisjoint(LOST)
 
 
-def _is_check(cell) -> bool:
+def _is_check(cell: NotebookNode) -> bool:
     """Return whether a cell is a check: what other cells display as verdicts is a student's."""
     return bool(cell.metadata.get("lab", {}).get("check"))
 
 
-def _verdicts(item: IPyNbCell) -> list[dict]:
+def _verdicts(item: IPyNbCell) -> list[dict[str, Any]]:
     return [one.data() for one in verdict.read(item.test_outputs or [])]
 
 
-def _note(item: IPyNbCell, report: pytest.TestReport, call: pytest.CallInfo, why) -> None:
-    record = {
+def _note(
+    item: IPyNbCell, report: pytest.TestReport, call: pytest.CallInfo[None], why: str | None
+) -> None:
+    record: Record = {
         "cell": item.cell.get("id", ""),
         "outcome": report.outcome,
         "seconds": round(call.duration, 3),
@@ -138,7 +148,7 @@ def _note(item: IPyNbCell, report: pytest.TestReport, call: pytest.CallInfo, why
         file.write(json.dumps(record) + "\n")
 
 
-def _cut(output) -> dict:
+def _cut(output: NotebookNode) -> dict[str, str]:
     """An output of bearable size, without colours; pictures only as PNG."""
     kept = {"type": output.output_type}
     if output.output_type == "stream":

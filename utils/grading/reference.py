@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from nbformat import NotebookNode
 
@@ -52,7 +53,7 @@ class Reference:
         }
         self.nb = without_notes(self.nb)
         student = student_version(self.nb, path.name)
-        self.stubs = {cell.id: cell.source for cell in student.cells}
+        self.stubs: dict[str, str] = {cell.id: cell.source for cell in student.cells}
         self.tasks = self._find_tasks()
         self._require_verdicts()
 
@@ -92,7 +93,7 @@ class Reference:
         return {cell.id for cell in self.nb.cells} | set(self.answer_cells)
 
     @cached_property
-    def expected(self) -> dict[str, list[dict]]:
+    def expected(self) -> dict[str, list[dict[str, Any]]]:
         """The verdicts of each check when it passes (there is one), by cell id."""
         return {
             cell.id: [one.data() for one in verdict.read(cell.outputs)]

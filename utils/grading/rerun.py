@@ -54,13 +54,14 @@ def notebook(path: Path) -> NotebookNode:
     """The notebook in a file, or in a folder `run-1`. Raises RerunError where there is none."""
     path = path / "notebook.ipynb" if path.is_dir() else path
     try:
-        return nbformat.read(path, as_version=4)
+        found: NotebookNode = nbformat.read(path, as_version=4)
     except OSError as error:
         raise RerunError(
             f"{path}: {error.strerror}; give RESULTS/students/NAME/LAB/run-1/notebook.ipynb"
         ) from error
     except (ValueError, AttributeError, nbformat.ValidationError) as error:
         raise RerunError(f"{path} is not a notebook: {error}") from error
+    return found
 
 
 def harmless(line: str) -> str:

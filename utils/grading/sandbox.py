@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 import psutil
@@ -129,9 +130,9 @@ class Box:
         }
         return {**kept, **self._environment(), "HOME": str(Path.home())}
 
-    def _settings(self, slot: int, uid: int | None = None) -> dict:
+    def _settings(self, slot: int, uid: int | None = None) -> dict[str, Any]:
         limits = self.limits
-        settings = {
+        settings: dict[str, Any] = {
             "uid": uid,
             # Mapped isn't used: MPI and PyTorch map more than they touch.
             "address_space": limits.memory + 4 * GB,
@@ -149,15 +150,15 @@ class Box:
         return ["--unshare-user", *(["--disable-userns"] if _knows("--disable-userns") else [])]
 
     def _file_system(self) -> list[str]:
-        options = []
+        options: list[str] = []
         for name in ("usr", "lib", "lib32", "lib64", "bin", "sbin"):
             path = Path("/", name)
             if path.is_symlink():
                 options += ["--symlink", os.readlink(path), str(path)]
             elif path.is_dir():
                 options += ["--ro-bind", str(path), str(path)]
-        for path in ("/sys/devices/system", "/sys/fs/cgroup"):  # cores, and how they are arranged
-            options += ["--ro-bind-try", path, path]
+        for folder in ("/sys/devices/system", "/sys/fs/cgroup"):  # cores, and their arrangement
+            options += ["--ro-bind-try", folder, folder]
         for path in self._read_only():
             options += ["--ro-bind", str(path), str(path)]
         return options

@@ -10,6 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from utils.course.errors import CourseError
 from utils.grading.options import add_options as add_grade_options
 from utils.grading.options import add_rerun_options
 from utils.mpi.benchmark.options import add_options
@@ -151,8 +152,9 @@ def grade(options: argparse.Namespace) -> int:
     Status 0: all were graded. Status 1: some could not be. Status 130: stopped by Ctrl-C.
     """
     from utils.grading.grade_all import main
+    from utils.grading.options import GradingOptions
 
-    return main(options)
+    return main(GradingOptions.from_arguments(options, options.line))
 
 
 def statistics(options: argparse.Namespace) -> int:
@@ -162,7 +164,7 @@ def statistics(options: argparse.Namespace) -> int:
     """
     from utils.grading.statistics import main
 
-    return main(options)
+    return main(options.results)
 
 
 def rerun(options: argparse.Namespace) -> int:
@@ -170,9 +172,10 @@ def rerun(options: argparse.Namespace) -> int:
 
     Status 0: every check passed. Status 1: not all did.
     """
+    from utils.grading.options import SandboxOptions
     from utils.grading.rerun import main
 
-    return main(options)
+    return main(options.notebook, SandboxOptions.from_arguments(options))
 
 
 def bench(options: argparse.Namespace) -> int:
@@ -287,9 +290,7 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    except (ValueError, RuntimeError) as error:
-        if not type(error).__module__.startswith(("utils.course", "utils.grading")):
-            raise
+    except CourseError as error:
         print(error, file=sys.stderr)
         return 2
 

@@ -452,7 +452,7 @@ STOPPED_BY = {
     "interrupts the kernel in its check": "a check that was interrupted has shown no verdict",
     "takes the kernel's files away": "blanked, the rest again",
     "shows the expected verdict all the time": "what ranks display is no output of the check",
-    "raises the words of lost ranks": "blanked, the rest again",
+    "raises the words of lost ranks": "the kind of an error counts, not its words",
     "returns a number of 5000 digits": "no number of JSON",
     "leaves a child that rewrites every file": "it sees the scratch folder alone",
     "deadlocks": "the backend says so; the ranks live on",

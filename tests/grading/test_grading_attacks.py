@@ -127,7 +127,7 @@ FORGED = {
     ),
     "replaces the probe": (
         "from utils.labs import lab01\nlab01.probe_sum = print",
-        "utils.checks",
+        "utils.labs",
     ),
     "replaces torch.equal": ("torch.equal = lambda *_: True", "torch.equal ="),
     "replaces it by setattr": ("setattr(torch, 'equal', print)", "setattr"),

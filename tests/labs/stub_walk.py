@@ -22,6 +22,8 @@ from nbformat.v4 import new_output, output_from_msg
 from utils.course.notebook import lab, read
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+#: Errors of the kernel that show those of the ranks.
+OF_RANKS = {"CellFailed", "RanksLostError"}
 #: Seconds for a cell.
 CELL = 300
 #: In the junit report, at the cell that answers: the task that stopped the student.
@@ -77,7 +79,7 @@ def _error(output: NotebookNode) -> str:
     """The error with its name: that of the ranks, where it was a `%%px` cell."""
     if output.output_type != "error":
         return ""
-    of_ranks = output.ename == "CellFailed"
+    of_ranks = output.ename in OF_RANKS
     return output.evalue if of_ranks else f"{output.ename}: {output.evalue}"
 
 
@@ -89,7 +91,7 @@ def errors(cell: NotebookNode) -> set[str]:
             # `NameError: …` of the rank that is shown, `rank 2: NameError: …` of others.
             shown = r"^(?:rank \d+: )?(\w+Error|KeyboardInterrupt)\b"
             ranks = re.findall(shown, ANSI.sub("", output.evalue), re.MULTILINE)
-            kinds |= set(ranks if output.ename == "CellFailed" else [output.ename])
+            kinds |= set(ranks if output.ename in OF_RANKS else [output.ename])
     return kinds
 
 

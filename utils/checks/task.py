@@ -222,7 +222,7 @@ class Report:
             # A loop without an end was ended somewhere.
             somewhere = reply.kind == NotEnded.__name__
             at = f" (at {reply.line})" if reply.line and not somewhere else ""
-            kind = "silent" if reply.error is None else "error"
+            kind = "lost" if reply.lost else "silent" if reply.error is None else "error"
             self.problem(f"{first}{at}", reply.rank, kind)
         for reply in failed if causes else ():
             if reply.kind == STOPPED:

@@ -24,10 +24,10 @@ from IPython import get_ipython
 from utils import timeline
 from utils.cluster import load, words
 from utils.cluster.arguments import target_of, texts
-from utils.cluster.failure import CellFailed
+from utils.cluster.failure import CellFailed, RanksLostError
 from utils.cluster.network import parse as network_asked_for
 from utils.cluster.reply import Reply
-from utils.jobs.errors import RanksError
+from utils.jobs.errors import DeadRankError, RanksError
 from utils.jobs.forked import Python
 from utils.jobs.plan import (
     Launcher,
@@ -45,10 +45,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CellFailed",
+    "DeadRankError",
     "Description",
     "Launcher",
     "Ranks",
     "RanksError",
+    "RanksLostError",
     "Reply",
     "find_launcher",
     "start",
@@ -249,7 +251,8 @@ class Ranks:
         replies = self.ask(target, **kwargs)
         for reply in replies:
             if reply.status != "ok":
-                raise RanksError(f"rank {reply.rank}: {reply.error}")
+                kind = DeadRankError if reply.lost else RanksError
+                raise kind(f"rank {reply.rank}: {reply.error}")
         return [reply.value for reply in replies]
 
     def describe(self) -> Description:

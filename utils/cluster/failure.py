@@ -60,6 +60,10 @@ class CellFailed(RuntimeError):
         return [part for line in str(self).splitlines() for part in _wrapped(line)]
 
 
+class RanksLostError(CellFailed):
+    """A cell failed, and so will all that follow: ranks are dead, or stuck, or can't meet again."""
+
+
 def ended_by_slurm(job_state: str) -> str:
     """Why Slurm ended the ranks, by the state of their job, in a sentence; "" where it did not."""
     how = _ENDED_JOB.get(job_state)
@@ -112,7 +116,7 @@ class Outcome:
         return [rank for rank, error in sorted(self.errors.items()) if _is_death(error)]
 
     def explain(self) -> CellFailed:
-        """The one error."""
+        """Return the one error: a RanksLostError if only fresh ranks help."""
         if self.dead():
             return self._of_death()
         if self.interrupted:
@@ -124,7 +128,7 @@ class Outcome:
 
     # -- one of the four --------------------------------------------------------------------
 
-    def _of_death(self) -> CellFailed:
+    def _of_death(self) -> RanksLostError:
         dead, found = self.dead(), self._first_death()
         ended = _ENDED_JOB.get(self.job_state, "")
         if found is None and not ended and (last_words := _ENDED.search(self.output)):
@@ -150,7 +154,7 @@ class Outcome:
         text += "\nThe notebook's own variables are kept. Fresh ranks: ranks.restart()"
         records = [{"rank": r, "state": "dead", "kind": "died", "error": how, "at": 0.0}
                    for r in dead]  # fmt: skip
-        return CellFailed(text, None, records)
+        return RanksLostError(text, None, records)
 
     def _of_deaths_unknown(self, dead: list[int]) -> str:
         causes = "(killed, os._exit, a crash inside C, out of memory)"
@@ -170,17 +174,16 @@ class Outcome:
         lines = [diagnosis.line(status) for _, status in sorted(self.statuses.items())]
         lines += self._busy_lines()
         text = "\n".join(["The ranks were interrupted.", *(f"  {line}" for line in lines)])
-        return CellFailed(text + self._what_now(), None, list(self.statuses.values()))
+        return self._error(text, None, list(self.statuses.values()))
 
     def _of_communication(self) -> CellFailed:
         explained = diagnosis.diagnose(self._all_statuses())
-        text = f"{explained}{self._what_now()}"
-        return CellFailed(text, explained, self._all_statuses())
+        return self._error(str(explained), explained, self._all_statuses())
 
     def _of_error(self, cause: dict | None) -> CellFailed:
         first = cause["rank"] if cause and cause["rank"] in self.errors else min(self.errors)
         if said := stubs.explained(_summary(self.errors[first])):
-            return CellFailed(said + self._what_now(), None, list(self.statuses.values()))
+            return self._error(said, None, list(self.statuses.values()))
         shown = _traceback(self.errors[first])
         summaries = {rank: _summary(error) for rank, error in sorted(self.errors.items())}
         same = [rank for rank, summary in summaries.items() if summary == summaries[first]]
@@ -194,8 +197,7 @@ class Outcome:
                 lines.append(self._in_a_line(rank, summary))
         if missing := _MISSING.match(summaries[first]):
             lines.append(f"If a cell above makes `{missing[1]}`, it has failed or was not run.")
-        text = "\n".join([shown, *lines]) + self._what_now()
-        return CellFailed(text, None, list(self.statuses.values()))
+        return self._error("\n".join([shown, *lines]), None, list(self.statuses.values()))
 
     # -- parts of it ------------------------------------------------------------------------
 
@@ -216,7 +218,16 @@ class Outcome:
     def _busy_lines(self) -> list[str]:
         return [f"rank {rank} goes on: {place}" for rank, place in sorted(self.busy.items())]
 
+    def _error(
+        self, text: str, explained: diagnosis.Diagnosis | None, records: list[dict]
+    ) -> CellFailed:
+        """Return the error with this text, and with what to do now if only fresh ranks help."""
+        what_now = self._what_now()
+        kind = RanksLostError if what_now else CellFailed
+        return kind(f"{text}{what_now}", explained, records)
+
     def _what_now(self) -> str:
+        """Return what only fresh ranks help against; "" if later cells can work."""
         if self.busy:
             ranks = diagnosis.names(self.busy)
             return f"\n{ranks} could not be stopped. Fresh ranks: ranks.restart()"

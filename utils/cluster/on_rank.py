@@ -341,7 +341,24 @@ def _failure(error: BaseException) -> dict:
         "kind": kind,
         "error": f"{kind}: {said}"[:MOST_ERROR],
         "line": _cell_line(error),
+        "lost": _is_final(error),
     }
+
+
+def _is_final(error: BaseException) -> bool:
+    """Return whether a communication has failed, and will fail until there are fresh ranks."""
+    world = backend_world()
+    if world is None:
+        return False
+    from torch_mpi.errors import CommunicationError
+
+    if not isinstance(error, CommunicationError):
+        return False
+    try:
+        world.refuse_if_not_whole()
+    except CommunicationError:
+        return True
+    return False
 
 
 def _cell_line(error: BaseException) -> str | None:

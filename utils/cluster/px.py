@@ -16,7 +16,7 @@ from IPython.core import magic_arguments
 from IPython.core.error import UsageError
 
 from torch_mpi.protocol.diagnosis import names
-from utils.cluster.failure import CellFailed, Outcome, ended_by_slurm
+from utils.cluster.failure import Outcome, RanksLostError, ended_by_slurm
 from utils.cluster.reply import BALANCE, FIRST_LINE
 from utils.figures import waits
 
@@ -123,7 +123,7 @@ class RanksMagics(ParallelMagics):
             # They may have died while no cell ran: here is the first word of it.
             why = ended_by_slurm(self.ranks.running().job_state())
             text = why or f"{names(dead)} {verb} dead."
-            raise CellFailed(f"{text} Fresh ranks: ranks.restart()")
+            raise RanksLostError(f"{text} Fresh ranks: ranks.restart()")
 
     def _leave_out(self, dead: set[int]) -> set[int]:
         """Run the cell on the others; returns the dead where it was meant for no other rank."""

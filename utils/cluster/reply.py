@@ -28,7 +28,8 @@ class Reply:
     received, since the ranks last met. unreceived: of each message that it has sent and no rank
     has received: what, to whom, where; they are thrown away. A rank that was silent and could be
     interrupted tells by `error` and `line` where it was. forged: why the reply is not the one that
-    the rank's own code has printed, if there are signs of that.
+    the rank's own code has printed, if there are signs of that. lost: whether the rank is dead, or
+    cannot communicate any more, so that only fresh ranks help.
     """
 
     rank: int
@@ -41,3 +42,4 @@ class Reply:
     unreceived: tuple[str, ...] = ()
     forged: str = ""
     kind: str = ""
+    lost: bool = False

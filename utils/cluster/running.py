@@ -602,6 +602,7 @@ class Question:
             balance=told.get(BALANCE, 0),
             forged=forged,
             kind=kind or "",
+            lost=told.get("lost", False),
         )
 
     def _without_answer(self, rank: int, result: ipp.AsyncResult) -> Reply:
@@ -617,4 +618,4 @@ class Question:
 
 def _dead(rank: int) -> Reply:
     said = "the rank is dead (killed, os._exit, a crash inside C, out of memory): ranks.restart()"
-    return Reply(rank, "error", error=said)
+    return Reply(rank, "error", error=said, lost=True)

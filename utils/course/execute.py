@@ -24,6 +24,7 @@ from traitlets.config import Config
 from utils.checks import verdict
 from utils.jobs import watchdog
 
+from .errors import CourseError
 from .notebook import NotebookError, normalise, read, tasks_checked, write
 
 KERNEL = "python3"
@@ -40,7 +41,7 @@ if KernelManager.class_traits().get("transport_encryption"):
     CONFIG.KernelManager.transport_encryption = "auto"
 
 
-class KernelError(RuntimeError):
+class KernelError(CourseError, RuntimeError):
     """The kernel `python3` isn't this environment's Python."""
 
 

@@ -12,6 +12,8 @@ import nbformat
 import nbformat.v4
 from nbformat import NotebookNode
 
+from .errors import CourseError
+
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS = ROOT / "solutions"
 LABS = ROOT / "labs"
@@ -28,7 +30,7 @@ VOLATILE_METADATA = ("ExecuteTime", "collapsed", "execution", "scrolled", "trust
 LAB_NAME = re.compile(r"\d\d_\w+\.ipynb")
 
 
-class NotebookError(ValueError):
+class NotebookError(CourseError, ValueError):
     """A notebook that can't be used; the message says which cell and what to do."""
 
 

@@ -41,7 +41,7 @@ def not_tested(because: str) -> Finding:
     return warning(f"not tested: {because}")
 
 
-class Settled(Exception):
+class SettledError(Exception):
     """Raised in a check by what it asks, where that settles the finding."""
 
     def __init__(self, finding: Finding):
@@ -57,7 +57,7 @@ def check(name: str):
         def named(machine: Machine) -> Finding:
             try:
                 finding = function(machine)
-            except Settled as settled:
+            except SettledError as settled:
                 finding = settled.finding
             except ModuleNotFoundError as missing:
                 finding = not_tested(f"needs {missing.name}")
@@ -74,7 +74,7 @@ def facts_of(probe: Probe, part: str, extra: str = "") -> dict:
     """What a probe told about a part. Without that, the finding is: install it, by this extra."""
     facts = probe.facts(part)
     if "error" in facts:
-        raise Settled(error(facts["error"], install_command(extra)))
+        raise SettledError(error(facts["error"], install_command(extra)))
     return facts
 
 
@@ -82,5 +82,5 @@ def needs_pytorch(machine: Machine) -> dict:
     """What the probe told about PyTorch. Without that, the finding is: not tested."""
     facts = machine.pytorch.facts("torch")
     if "error" in facts:
-        raise Settled(not_tested("needs PyTorch"))
+        raise SettledError(not_tested("needs PyTorch"))
     return facts

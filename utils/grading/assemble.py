@@ -18,7 +18,7 @@ from nbformat.v4 import new_code_cell
 
 from utils.course.notebook import lab
 
-from .cells import Unreadable, read_cells
+from .cells import Cell, UnreadableError, read_cells
 from .own_cells import OwnCell, own_cells
 from .reference import Reference
 from .source import MOST_SOURCE, body, bound, defined, imports, parses
@@ -109,7 +109,7 @@ class Assembled:
         answer, cell = self.answers[grade_id], self.reference.answer_cells[grade_id]
         mine = "" if answer.elsewhere else body(answer.source or "")
         names = defined(body(cell.source)) - defined(mine)
-        others = [body(one.source) for one in self.answers.values() if one.changed]
+        others = [body(one.source or "") for one in self.answers.values() if one.changed]
         sources = [*(own.source for own in self.own), *others] if names else []
         found = [source for source in sources if names & defined(source)]
         return "\n\n".join([mine, *found] if mine.strip() else found)
@@ -126,11 +126,11 @@ class Assembled:
         answer = self.answers[cell.metadata.nbgrader.grade_id]
         task, code = lab(cell)["task"], cell.cell_type == "code"
         if task in view.given or task in view.blanked:
-            source = cell.source if task in view.given else self.reference.stubs[cell.id]
+            source = str(cell.source) if task in view.given else self.reference.stubs[cell.id]
             # Later answers may rest on what this one has imported.
             return _with_imports(answer.source or "", source) if code else source
         if view.own and answer.elsewhere:
-            return cell.source.split("\n", 1)[0]
+            return str(cell.source).split("\n", 1)[0]
         if answer.source is None:
             return self.reference.stubs[cell.id]
         return forced(answer.source, cell) if code else answer.source
@@ -159,14 +159,15 @@ def assemble(reference: Reference, path: Path) -> Assembled:
         cells = read_cells(path, done.remarks)
     except OSError as error:
         done.error = f"{path.name} can't be read: {error.strerror or error}"
-    except Unreadable as error:
+    except UnreadableError as error:
         done.error = str(error)
         done.remarks.append(AGAIN)
     finder = Finder(reference, cells)
     for grade_id, cell in reference.answer_cells.items():
         source, remark = finder.find(grade_id, cell)
         if source is not None and len(source) > MOST_SOURCE:
-            source, remark = None, f"its answer has {len(source)} characters: not looked at"
+            remark = f"its answer has {len(source)} characters: not looked at"
+            source = None
         if source is None and not remark:
             remark = "there is no such cell"
         stub = reference.stubs[cell.id]
@@ -178,14 +179,14 @@ def assemble(reference: Reference, path: Path) -> Assembled:
     return done
 
 
-def _look_elsewhere(done: Assembled, cells: list[dict]) -> None:
+def _look_elsewhere(done: Assembled, cells: list[Cell]) -> None:
     """Take in the student's own cells; which of them, or of other answers, define an answer?"""
     sources = [answer.source for answer in done.answers.values() if answer.source is not None]
     done.own, remarks = own_cells(done.reference, cells, sources)
     if done.own:
         done.remarks.append(f"run beside the answers: {len(done.own)} cells of the student's own")
     done.remarks += remarks
-    changed = [body(answer.source) for answer in done.answers.values() if answer.changed]
+    changed = [body(answer.source or "") for answer in done.answers.values() if answer.changed]
     found = set().union(*map(defined, [*changed, *(own.source for own in done.own)]))
     for grade_id, cell in done.reference.answer_cells.items():
         names = defined(body(cell.source))
@@ -199,7 +200,7 @@ def _look_elsewhere(done: Assembled, cells: list[dict]) -> None:
 class Finder:
     """Finds a lab's answers among a student's cells."""
 
-    def __init__(self, reference: Reference, cells: list[dict] | None):
+    def __init__(self, reference: Reference, cells: list[Cell] | None):
         self.reference = reference
         self.cells = cells or []
         known = reference.ids

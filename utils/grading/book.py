@@ -8,7 +8,10 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
-from .results import Result, total, write_text
+from utils.course.files import write_text
+from utils.course.numbers import number
+
+from .results import Result, total
 from .zips import clean
 
 #: What a formula begins with, also as East Asian keyboards write it.
@@ -101,11 +104,6 @@ def moodle_feedback(results: list[Result], pages: dict[str, Path], path: Path) -
     temporary.replace(path)
 
 
-def number(value: float | None) -> str:
-    """2, 1.5, or nothing."""
-    return "" if value is None else f"{round(value, 2):g}"
-
-
 def table(rows: list[list[str]]) -> str:
     """CSV in which no cell is a formula: names and remarks come from students."""
     text = io.StringIO()
@@ -120,7 +118,12 @@ def harmless(cell: str) -> str:
     return f"'{cell}" if cell[:1] in FORMULA else cell
 
 
-def write_books(results: list[Result], out: Path, formats: list[str], remarks=None) -> None:
+def write_books(
+    results: list[Result],
+    out: Path,
+    formats: list[str],
+    remarks: dict[str, list[str]] | None = None,
+) -> None:
     """gradebook.csv, and gradebook-FORMAT.csv for each format asked for."""
     write_text(out / "gradebook.csv", gradebook(results, remarks))
     for name in formats:

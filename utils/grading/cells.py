@@ -22,17 +22,19 @@ HEAVY = {"outputs", "attachments"}
 DEEPEST = 12
 #: Of what is no JSON: an upload that broke off, or two versions that git could not join.
 DAMAGED = "can't be read, it is cut short or damaged"
+#: Type, id, grade_id and source of a cell.
+Cell = dict[str, str]
 
 
-class Unreadable(Exception):
+class UnreadableError(Exception):
     """A file that can't be read as JSON, or is larger than is read: nobody knows what is in it."""
 
 
-def read_cells(path: Path, remarks: list[str]) -> list[dict] | None:
+def read_cells(path: Path, remarks: list[str]) -> list[Cell] | None:
     """The cells of a file, or None with a remark on why there are none.
 
-    Raises OSError or Unreadable where the file can't be read, which says nothing of what is in it:
-    an upload that broke off is no wrong answer.
+    Raises OSError or UnreadableError where the file can't be read, which says nothing of what is
+    in it: an upload that broke off is no wrong answer.
     """
     content = _content(path, remarks)
     try:
@@ -52,9 +54,11 @@ def _content(path: Path, remarks: list[str]) -> Any:
     """Return what is in a file of JSON, without the outputs if it is large or deeply nested."""
     size = path.stat().st_size
     if size > MOST_FILE:
-        raise Unreadable(f"{too_large(f'{path.name}: it', size, MOST_FILE)}: clear its outputs")
+        raise UnreadableError(
+            f"{too_large(f'{path.name}: it', size, MOST_FILE)}: clear its outputs"
+        )
     if not size:
-        raise Unreadable(f"{path.name}: can't be read: the file is empty")
+        raise UnreadableError(f"{path.name}: can't be read: the file is empty")
     try:
         with contextlib.suppress(RecursionError):  # ijson reads what is nested deeper
             if size <= MOST_NOTEBOOK:
@@ -62,18 +66,20 @@ def _content(path: Path, remarks: list[str]) -> Any:
         return _without_outputs(path, remarks)
     except ijson.JSONError as error:
         why = str(error).split("\n")[0][:120]
-        raise Unreadable(f"{path.name}: {DAMAGED} ({why}); clearing its outputs may help") from None
+        raise UnreadableError(
+            f"{path.name}: {DAMAGED} ({why}); clearing its outputs may help"
+        ) from None
     except (ValueError, RecursionError) as error:
         why = str(error)[:120] or type(error).__name__
-        raise Unreadable(f"{path.name}: {DAMAGED} ({why})") from None
+        raise UnreadableError(f"{path.name}: {DAMAGED} ({why})") from None
 
 
-def _of_worksheets(content: dict) -> list:
+def _of_worksheets(content: dict[str, Any]) -> list[Any]:
     """The cells of a notebook of format 3, which came before 2015, and of converters since."""
     return [cell for sheet in content["worksheets"] for cell in sheet["cells"]]
 
 
-def _cell(cell: dict) -> dict:
+def _cell(cell: dict[str, Any]) -> Cell:
     """Type, id, grade_id and source of a cell, whatever they were."""
     source = cell.get("source", cell.get("input", ""))
     if isinstance(source, list):
@@ -95,7 +101,7 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd").replace("\r\n", "\n")
 
 
-def _without_outputs(path: Path, remarks: list[str]) -> dict:
+def _without_outputs(path: Path, remarks: list[str]) -> Any:
     """Return a notebook's content without what its cells have printed and drawn.
 
     Of more than `MOST_NOTEBOOK` the first part is read, and a remark says so.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -65,7 +66,7 @@ def points(found: ClassResults) -> Figure:
     for row in grid:
         row[0].set_ylabel("students")
     figure.tight_layout()
-    figure.alt_text = " ".join(said)
+    _describe(figure, " ".join(said))
     return figure
 
 
@@ -88,7 +89,7 @@ def tasks(found: Sequence[Task]) -> Figure:
     _finish(figure, axes, "share of the students; at the right, how many there are")
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
-    figure.alt_text = "; ".join(map(_in_words, found)) + "."
+    _describe(figure, "; ".join(map(_in_words, found)) + ".")
     return figure
 
 
@@ -112,13 +113,17 @@ def mistakes(found: Sequence[Mistake]) -> Figure | None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(y=0.01)
     _finish(figure, axes, "students who were told")
-    figure.alt_text = "Mistakes and how many students made them. " + " ".join(
-        f"{one.task}: {one.text}: {one.students}." for one in found
-    )
+    each = " ".join(f"{one.task}: {one.text}: {one.students}." for one in found)
+    _describe(figure, f"Mistakes and how many students made them. {each}")
     return figure
 
 
-def _finish(figure: Figure, axes: plt.Axes, label: str) -> None:
+def _describe(figure: Figure, words: str) -> None:
+    """Say what a figure shows, where `utils.figures.alt` looks for that."""
+    figure.alt_text = words  # type: ignore[attr-defined]  # matplotlib has no place for it
+
+
+def _finish(figure: Figure, axes: Axes, label: str) -> None:
     axes.invert_yaxis()
     axes.grid(False, axis="y")
     axes.set_xlabel(label)

@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from utils.course.files import write_text
 from utils.course.notebook import NotebookError
+from utils.course.numbers import number
 
-from .book import FORMULA, number, table
-from .results import Result, TaskResult, write_text
+from .book import FORMULA, table
+from .results import Result, TaskResult
 from .zips import clean
 
 HEADER = ["student", "lab", "task", "max", "points", "comment", "answer"]
@@ -84,7 +86,8 @@ def read(path: Path) -> Grades:
     for line, cells in lines[1:]:
         where = f"{path.name}, line {line}"
         row = dict(zip(columns, map(_plain, cells), strict=False))
-        key = tuple(clean(row.get(name, "")) for name in HEADER[:3])
+        student, lab, task = (clean(row.get(name, "")) for name in HEADER[:3])
+        key = student, lab, task
         try:
             if any(cell.strip() for cell in cells[len(columns) :]):
                 raise RowError(f"{where}: more cells than columns: put text with a comma in quotes")
@@ -141,8 +144,8 @@ def _plain(cell: str | None) -> str:
 
 def _grade(row: dict[str, str], line: int, where: str) -> Grade:
     more = {name: cell for name, cell in row.items() if name and name not in HEADER}
-    own = [row.get(name, "").strip() for name in ("max", "answer")]
-    return Grade(_points(row, where), row.get("comment", ""), line, *own, more)
+    most, answer = (row.get(name, "").strip() for name in ("max", "answer"))
+    return Grade(_points(row, where), row.get("comment", ""), line, most, answer, more)
 
 
 def _points(row: dict[str, str], where: str) -> float | None:

@@ -6,7 +6,9 @@ import os
 import re
 from pathlib import Path
 
-from .book import by_student, number
+from utils.course.numbers import number
+
+from .book import by_student
 from .pages import MARKS, kind, label, next_step
 from .results import Result, total
 

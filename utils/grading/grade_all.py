@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import compileall
 import contextlib
 import json
-import os
 import queue
 import shutil
 import sys
@@ -16,23 +14,25 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import platformdirs
 from tqdm import tqdm
 
 import utils
+from utils.course.files import write_text
 
 from . import explain, github, suspicion
 from .book import FORMATS, moodle_feedback, write_books
 from .grade_one import InterruptedGradingError, grade
 from .hold import Interrupts, held
 from .made import made_now
+from .options import GradingOptions
 from .pages import write_pages
 from .plan import Job, absent, labs, plan, ungraded
 from .reference import LabError, Reference, references
-from .results import Result, load, save, write_text
+from .results import Result, load, save
 from .run import Stop
-from .sandbox import GB, Box, Limits, require
+from .sandbox import Box, make_box, require
 from .submissions import Student, clear, find
 from .watch import Stamp, stamp, watch
 from .zips import NO_ROOM, clean
@@ -41,7 +41,7 @@ INTERRUPTED = 130
 NOT_YET = "not graded yet: --resume goes on"
 
 
-def main(options: argparse.Namespace) -> int:
+def main(options: GradingOptions) -> int:
     """Grade, write books and pages; 0: all were graded, 1: not all, 130: interrupted."""
     out = options.out.resolve()
     if options.merge:
@@ -50,17 +50,17 @@ def main(options: argparse.Namespace) -> int:
         with held(out), Interrupts() as interrupts:
             interrupts.finish()
             return merge(out, options)
-    if options.submissions is None:
+    submissions = options.submissions
+    if submissions is None:
         raise LabError("which submissions? ddl-labs grade SUBMISSIONS -o RESULTS")
-    if out.is_relative_to(options.submissions.resolve()):
-        raise LabError(f"{options.out} lies in {options.submissions}: results would be submissions")
+    if out.is_relative_to(submissions.resolve()):
+        raise LabError(f"{options.out} lies in {submissions}: results would be submissions")
     try:
         with held(out), Interrupts() as interrupts:
             if not options.watch:
-                return grade_class(out, options, interrupts)
-            options.resume = True
-            grade_now = partial(grade_class, out, options, interrupts)
-            return watch(grade_now, options.submissions, out / "explain.csv", interrupts)
+                return grade_class(submissions, out, options, interrupts)
+            grade_now = partial(grade_class, submissions, out, options, interrupts)
+            return watch(grade_now, submissions, out / "explain.csv", interrupts)
     except KeyboardInterrupt:
         before = any(out.glob("gradebook*.csv"))
         books = "the books are those of before" if before else "no books were written"
@@ -73,20 +73,24 @@ def main(options: argparse.Namespace) -> int:
 
 
 def grade_class(
-    out: Path, options: argparse.Namespace, interrupts: Interrupts, known: Stamp | None = None
+    submissions: Path,
+    out: Path,
+    options: GradingOptions,
+    interrupts: Interrupts,
+    known: Stamp | None = None,
 ) -> int:
     """`main`, with the results folder for itself. known: see `report`."""
     explain.read(out / "explain.csv")  # a mistake in it must not cost an hour
     refs, broken = references(options.solutions, options.only)
-    box = make_box(options)
+    box = make_box(options.sandbox)
     # A sandbox cannot keep what it compiles: each would compile the course in all its processes.
     compileall.compile_dir(Path(utils.__file__).parent, quiet=2)
     with tempfile.TemporaryDirectory(prefix="grading-") as scratch:
         (Path(scratch) / "probe").mkdir()
         require(box, Path(scratch) / "probe")
-        found = find(options.submissions, Path(scratch), labs(options.solutions))
+        found = find(submissions, Path(scratch), labs(options.solutions))
         jobs = plan(found, refs, broken, options, out)
-        save_class(Class.of(jobs, found.remarks, options.line), out)
+        save_class(Class.of(jobs, found.remarks, options.command), out)
         results, interrupted = work(jobs, box, options, interrupts)
         clear(Path(scratch) / "unpacked")
     if options.only:  # what was graded before in other labs stays in the books
@@ -97,7 +101,7 @@ def grade_class(
     return say(results, out, unwritten, interrupted)
 
 
-def merge(out: Path, options: argparse.Namespace) -> int:
+def merge(out: Path, options: GradingOptions) -> int:
     """Books and pages again, from stored results and the points in explain.csv."""
     refs, _ = references(options.solutions, options.only)
     results = stored_results(out, refs)
@@ -107,31 +111,17 @@ def merge(out: Path, options: argparse.Namespace) -> int:
     return say(results, out, unwritten)
 
 
-def make_box(options: argparse.Namespace) -> Box:
-    """The sandbox that the options ask for."""
-    limits = Limits(
-        cell=options.cell_timeout, total=options.timeout, memory=int(options.memory * GB)
-    )
-    data = os.environ.get("FASHION_MNIST_ROOT") or platformdirs.user_cache_path("ddl-labs")
-    data = Path(data).resolve()
-    return Box(
-        walls=not options.no_sandbox,
-        limits=limits,
-        paths=tuple(path.resolve() for path in options.path),
-        data=data if data.is_dir() else None,
-    )
-
-
 # --- the work ------------------------------------------------------------------------------------
 
 
 def work(
-    jobs: list[Job], box: Box, options: argparse.Namespace, interrupts: Interrupts
+    jobs: list[Job], box: Box, options: GradingOptions, interrupts: Interrupts
 ) -> tuple[list[Result], bool]:
     """Grade what has to be graded, a result for every job; whether the user stopped it."""
     results: dict[int, Result] = {}
-    futures: dict[Future, int] = {}
-    stop, slots = Stop(), queue.SimpleQueue()
+    futures: dict[Future[Result], int] = {}
+    stop = Stop()
+    slots: queue.SimpleQueue[int] = queue.SimpleQueue()
     for slot in range(options.jobs):
         slots.put(slot)
     pool = ThreadPoolExecutor(options.jobs)
@@ -157,7 +147,7 @@ def work(
     return [results.get(number) or unfinished(job) for number, job in enumerate(jobs)], interrupted
 
 
-def progress(futures: list[Future], quiet: bool) -> Iterator[Future]:
+def progress(futures: list[Future[Result]], quiet: bool) -> Iterator[Future[Result]]:
     """The futures as they end, with a bar that says how long it will take."""
     bar = tqdm(
         as_completed(futures), total=len(futures), unit="submission", disable=quiet or not futures
@@ -189,14 +179,14 @@ def unfinished(job: Job) -> Result:
     return usable(job) or ungraded(job.student, job.reference.lab, job.reference, NOT_YET)
 
 
-def do(job: Job, box: Box, slots: queue.SimpleQueue, stop: Stop) -> Result:
+def do(job: Job, box: Box, slots: queue.SimpleQueue[int], stop: Stop) -> Result:
     """One submission. What goes wrong here is this submission's result, not the class's end."""
     slot = slots.get()
     try:
         if stop.is_set():
             raise InterruptedGradingError
         shutil.rmtree(job.folder, ignore_errors=True)
-        result = grade(job.file.path, job.reference, box, job.folder, slot=slot, stop=stop)
+        result = grade(job.path, job.reference, box, job.folder, slot=slot, stop=stop)
         result.look = suspicion.look(result, job.reference)
     except InterruptedGradingError:
         raise
@@ -233,7 +223,7 @@ class Class:
     command: the line by which they were graded.
     """
 
-    students: dict[str, dict] = field(default_factory=dict)
+    students: dict[str, dict[str, Any]] = field(default_factory=dict)
     labs: list[str] = field(default_factory=list)
     remarks: dict[str, list[str]] = field(default_factory=dict)
     command: str = ""
@@ -296,8 +286,8 @@ def report(
     results: list[Result],
     refs: list[Reference],
     out: Path,
-    remarks,
-    options: argparse.Namespace,
+    remarks: dict[str, list[str]],
+    options: GradingOptions,
     known: Stamp | None = None,
 ) -> list[str]:
     """Write all that instructor and students read; returns what could not be written, and why.
@@ -312,9 +302,9 @@ def report(
         print(text, file=sys.stderr)
     refs = [ref for ref in refs if any(one.lab == ref.lab for one in results)]
     formats = [
-        one for one in FORMATS if one in options.format or (out / f"gradebook-{one}.csv").exists()
+        one for one in FORMATS if one in options.formats or (out / f"gradebook-{one}.csv").exists()
     ]
-    made = made_now(options.line, load_class(out).command)
+    made = made_now(options.command, load_class(out).command)
     pages: dict[str, Path] = {}
     steps: dict[str, Callable[[], object]] = {}
     if not unmended and (path.exists() or any(explain.written(one) for one in results)):
@@ -325,7 +315,7 @@ def report(
     )
     if "moodle" in formats:
         steps["feedback"] = lambda: moodle_feedback(results, pages, out / "feedback-moodle.zip")
-    if "github" in options.format:
+    if "github" in options.formats:
         steps["summary on GitHub"] = lambda: github.append(results)
     unwritten = [unmended] if unmended else []
     for name, step in steps.items():
@@ -336,14 +326,16 @@ def report(
     return unwritten
 
 
-def write_explain(results: list[Result], path: Path, grades: dict, known: Stamp | None) -> None:
+def write_explain(
+    results: list[Result], path: Path, grades: explain.Grades, known: Stamp | None
+) -> None:
     """The table of written answers; `known` gets its stamp."""
     explain.write(results, path, grades)
     if known is not None:
         known |= stamp(path)
 
 
-def hand_points(results: list[Result], path: Path) -> tuple[dict, list[str], str]:
+def hand_points(results: list[Result], path: Path) -> tuple[explain.Grades, list[str], str]:
     """Put the grades of explain.csv into the results.
 
     Returns the grades, remarks, and why the file must stay as it is ("" if it is written anew): a
@@ -353,7 +345,7 @@ def hand_points(results: list[Result], path: Path) -> tuple[dict, list[str], str
         grades = explain.read(path)
     except explain.ExplainError as error:
         said = [f"{error}\nits points are in no book; mend it, then --merge"]
-        return {}, said, f"{path.name} can't be read"
+        return explain.Grades(), said, f"{path.name} can't be read"
     said = [f"{text}; this row counts for nobody" for text in grades.bad]
     said += explain.merge(results, grades)
     if explain.open_elsewhere(path):
@@ -365,7 +357,7 @@ def hand_points(results: list[Result], path: Path) -> tuple[dict, list[str], str
 def folders(results: list[Result], out: Path) -> dict[str, Path]:
     """Where each student's page goes."""
     about = load_class(out).students
-    found = {}
+    found: dict[str, Path] = {}
     for path in sorted(out.glob("students/*/*/result.json")):
         if stored := load(path):
             found.setdefault(stored.student, path.parents[1])

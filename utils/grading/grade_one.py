@@ -39,7 +39,13 @@ class MachineError(Exception):
 
 
 def grade(
-    file: Path, reference: Reference, box: Box, folder: Path, *, slot: int = 0, stop: Stop = None
+    file: Path,
+    reference: Reference,
+    box: Box,
+    folder: Path,
+    *,
+    slot: int = 0,
+    stop: Stop | None = None,
 ) -> Result:
     """Grade one submission; the runs' notebooks and JUnit reports stay in `folder`.
 
@@ -150,7 +156,7 @@ class Grading:
                 self.seconds -= done.seconds
                 if failed_starts == MOST_STARTS:
                     raise MachineError(f"the notebook could not be started: {done.end}")
-            elif not self._passes_without_suspects(culprit, done):
+            elif at is not None and not self._passes_without_suspects(culprit, done):
                 self._blame(culprit, at, done)
 
     def _leaves_own_cells_out(self, done: Run) -> bool:
@@ -161,7 +167,7 @@ class Grading:
         if not (self.view.own and self.assembled.own):
             return False
         at = self._where(done)
-        said = f"a cell of the student's own {self._why(done)}: left out"
+        said = f"a cell of the student's own {self._why(done)[1]}: left out"
         if at is None or not at.startswith(OWN):
             said = f"the run ended before the first task ({done.end}): own cells left out"
         self.view = replace(self.view, own=False)
@@ -224,17 +230,19 @@ class Grading:
             for task in order[: order.index(culprit)]
             if task in self.verdicts and self.verdicts[task].status != "passed"
         } - self.blanked
-        if not suspects or culprit in self.blanked or WHY.get(done.end, ("lost",))[0] != "lost":
+        if not suspects or culprit in self.blanked or self._why(done)[0] != "lost":
             return False
         before = dict(self.verdicts)
         self.verdicts.pop(culprit, None)
+        end: str | None = ""
         for _ in range(MOST_STARTS):
             again = self._run_once(self._blank(self.blanked | suspects))
             if again is None or again.end is None or self._owner_of_end(again):
                 break
+            end = again.end
             self._leaves_own_cells_out(again)
         else:
-            raise MachineError(f"the notebook could not be started: {again.end}")
+            raise MachineError(f"the notebook could not be started: {end}")
         verdict = self.verdicts.get(culprit)
         if verdict is not None and verdict.status == "passed":
             self.blanked |= suspects
@@ -253,17 +261,18 @@ class Grading:
     def _where(self, done: Run) -> str | None:
         """The cell at which a run ended early."""
         if done.records and done.records[-1]["end"]:
-            return done.records[-1]["cell"]
+            return str(done.records[-1]["cell"])
         return self.ids[min(len(done.records), len(self.ids) - 1)] if done.records else None
 
-    def _why(self, done: Run) -> str:
-        """What happened, in words."""
-        limits, (_, text) = self.box.limits, WHY.get(done.end, ("lost", done.end))
-        return text.format(cell=limits.cell, memory=limits.memory / (1 << 30))
+    def _why(self, done: Run) -> tuple[Status, str]:
+        """Return what the end of a run makes of the task that it ended at, and the words for it."""
+        end, limits = done.end or "", self.box.limits
+        status, text = WHY.get(end, ("lost", end))
+        return status, text.format(cell=limits.cell, memory=limits.memory / (1 << 30))
 
     def _blame(self, culprit: str, at: str, done: Run) -> None:
         """Note what happened; the next run goes without that answer."""
-        status, text = WHY.get(done.end, ("lost", ""))[0], self._why(done)
+        status, text = self._why(done)
         if culprit not in self.verdicts:
             self.verdicts[culprit] = self._verdict(culprit, status, done)
         if self.verdicts[culprit].points == 0:
@@ -295,8 +304,9 @@ class Grading:
         """Verdicts of the tasks whose checks have all come to an end in this run."""
         records = {record["cell"]: record for record in done.records}
         for task in self._to_judge():
-            checks = [records.get(cell) for cell in task.checks]
-            if all(checks) and task.number not in view.blanked and view.only in (None, task.number):
+            checks = [records[cell] for cell in task.checks if cell in records]
+            wanted = task.number not in view.blanked and view.only in (None, task.number)
+            if wanted and len(checks) == len(task.checks):
                 passed = {
                     record["cell"]
                     for record in checks
@@ -305,7 +315,9 @@ class Grading:
                 status = "passed" if len(passed) == len(checks) else failure(checks)
                 self.verdicts[task.number] = self._verdict(task.number, status, done, passed)
 
-    def _verdict(self, number: str, status: Status, done: Run, passed=frozenset()) -> TaskResult:
+    def _verdict(
+        self, number: str, status: Status, done: Run, passed: Collection[str] = ()
+    ) -> TaskResult:
         task = self.reference.task(number)
         result = self._blank_result(task, status)
         if status == "passed":

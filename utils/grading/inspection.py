@@ -18,6 +18,8 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from types import UnionType
+from typing import Any
 
 #: Limits of the process that inspects: bytes of memory, seconds of CPU time.
 MEMORY, SECONDS = 2 << 30, 30
@@ -70,9 +72,18 @@ def parsed(source: str) -> ast.Module | None:
         tree = ast.parse(HARMLESS.sub("", source))
         scopes(tree)  # a name that is both global and nonlocal is an error, too
         return tree
+    return None
 
 
-def every(kind: type, *trees: ast.AST) -> list:
+def trusted(source: str) -> ast.Module:
+    """Return the tree of a stub or a solution. Raises ValueError if it is not Python."""
+    tree = parsed(source)
+    if tree is None:
+        raise ValueError(f"the lab's own source is not Python: {source[:80]}")
+    return tree
+
+
+def every(kind: type | UnionType, *trees: ast.AST) -> list[Any]:
     """Return all nodes of a kind in some trees."""
     return [node for tree in trees for node in ast.walk(tree) if isinstance(node, kind)]
 
@@ -82,11 +93,11 @@ def words(kind: type, *trees: ast.AST) -> set[str]:
     return {getattr(node, "attr", None) or node.id for node in every(kind, *trees)}
 
 
-def functions_of(tree: ast.Module) -> dict[str, ast.AST]:
+def functions_of(tree: ast.Module) -> dict[str, Any]:
     """Return the functions, classes and lambdas at the top level."""
     given = [one for one in tree.body if isinstance(one, ast.Assign)]
     lambdas = [one for one in given if isinstance(one.value, ast.Lambda)]
-    found = {ast.unparse(one.targets[0]): one.value for one in lambdas}
+    found: dict[str, Any] = {ast.unparse(one.targets[0]): one.value for one in lambdas}
     return found | {node.name: node for node in tree.body if isinstance(node, DEFINING)}
 
 
@@ -122,7 +133,10 @@ def public(*owners: object) -> set[str]:
 @cache
 def ordinary() -> set[str]:
     """Return the public words of Python's types, of modules that compute, and of tensors."""
-    torch = Path(importlib.util.find_spec("torch").origin).parent
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("torch")
+    torch = Path(spec.origin).parent
     texts = [path.read_text() for pattern in DECLARING.split() for path in torch.glob(pattern)]
     found = {*OTHERS.split(), *(word for text in texts for word in DECLARED.findall(text))}
     found |= public(*TYPES, *map(importlib.import_module, COMPUTING.split()))
@@ -209,7 +223,7 @@ def asks_plainly(call: ast.Call, allowed: Allowed, classes: bool) -> bool:
     match call.func, call.args:
         case (ast.Name("type"), [one]) if not isinstance(one, ast.Starred):
             return True
-        case ast.Name("getattr"), [ast.Name(owner), ast.Constant(word), *_]:
+        case ast.Name("getattr"), [ast.Name(owner), ast.Constant(str(word)), *_]:
             return (classes and owner == "self") or allowed.has(word)
         case ast.Name("setattr"), [ast.Name("self" | "ctx"), *_]:
             return classes
@@ -245,10 +259,10 @@ def too_little(tree: ast.Module, stub: ast.Module, model: ast.Module) -> Iterato
             if unused := [one for one in needed if one not in words(ast.Name, mine[name])]:
                 yield f"{name} does not use its argument {', '.join(unused)}"
     choices = [every(ast.If | ast.IfExp | ast.Compare, one) for one in (tree, model)]
-    mine, models = (
+    mine_words, model_words = (
         words(ast.Attribute, *(getattr(n, "test", n) for n in nodes)) for nodes in choices
     )
-    if telling := sorted((mine - models) & TELLING):
+    if telling := sorted((mine_words - model_words) & TELLING):
         yield f"it decides by {', '.join(telling)}"
     size, most = size_of(tree), size_of(model)
     if size < LEAST_SHARE * most:
@@ -261,12 +275,12 @@ def size_of(tree: ast.AST) -> int:
     return len(every(ast.AST, tree)) - 2 * len(texts)
 
 
-def with_helpers(tree: ast.Module, others: list[dict]) -> ast.Module:
+def with_helpers(tree: ast.Module, others: list[dict[str, Any]]) -> ast.Module:
     """Return an answer with what it uses from other cells, or what they define in its place.
 
     What the solution of the other cell defines as well is not a helper, but the other answer.
     """
-    parts = [(getattr(parsed(one["code"]), "body", ()), parsed(one["model"])) for one in others]
+    parts = [(getattr(parsed(one["code"]), "body", ()), trusted(one["model"])) for one in others]
     nodes = [
         (node, scopes(ast.Module([node], []))[1] - scopes(model)[1])
         for body, model in parts
@@ -280,14 +294,14 @@ def with_helpers(tree: ast.Module, others: list[dict]) -> ast.Module:
         tree = ast.Module(tree.body + more, [])
 
 
-def inspect(part: str, answers: dict[str, dict], given: list[str]) -> Iterator[str]:
+def inspect(part: str, answers: dict[str, dict[str, Any]], given: list[str]) -> Iterator[str]:
     """Yield what there is to say of the answer to a task, or of the student's own cells ("own").
 
     answers: code, stub, model (the solution) and passed of each part; given: what the lab runs.
     """
     about = answers[part]
     passed, others = about["passed"], [one for key, one in answers.items() if key != part]
-    tree, stub, model = (parsed(about[key]) for key in ("code", "stub", "model"))
+    tree = parsed(about["code"])
     if MAGIC.search(HARMLESS.sub("", about["code"])):
         yield "it uses a line that begins with ! or %"
     elif passed and about["code"].split() == about["stub"].split():
@@ -295,6 +309,7 @@ def inspect(part: str, answers: dict[str, dict], given: list[str]) -> Iterator[s
     elif passed and not tree:
         yield "it can't be read as Python"
     elif tree:
+        stub, model = trusted(about["stub"]), trusted(about["model"])
         tree = with_helpers(tree, others) if passed else tree
         sources = [one[key] for one in answers.values() for key in ("stub", "model")]
         classes = not passed or bool(every(ast.ClassDef, stub, model))

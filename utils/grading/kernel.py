@@ -21,6 +21,7 @@ import sys
 import tempfile
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from utils.jobs.forkserver.identity import LATER_VARIABLE
 
@@ -51,7 +52,7 @@ HARMLESS = {
 class HarmlessUnpickler(pickle.Unpickler):
     """Reads data; refuses everything that could run code."""
 
-    def find_class(self, module: str, name: str):
+    def find_class(self, module: str, name: str) -> Any:
         """The class, if it is one of those."""
         if (module, name) not in HARMLESS:
             raise pickle.UnpicklingError(f"a rank sent {module}.{name}: refused while grading")
@@ -74,11 +75,11 @@ class Refused:
 class HarmlessPickle:
     """Stands in for the module `pickle` where ipyparallel reads what ranks send."""
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         return getattr(pickle, name)
 
     @staticmethod
-    def loads(data, **_: object):
+    def loads(data: bytes | bytearray | memoryview, **_: object) -> Any:
         """As `pickle.loads`, for data; `Refused` for all else, and for what is no pickle."""
         try:
             return HarmlessUnpickler(BytesIO(bytes(data))).load()
@@ -86,7 +87,7 @@ class HarmlessPickle:
             return Refused(error)
 
 
-def limit(settings: dict) -> None:
+def limit(settings: dict[str, Any]) -> None:
     """Set the limits that every process of the notebook inherits."""
     for name, key in (
         ("RLIMIT_NPROC", "processes"),
@@ -116,7 +117,7 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def settle(settings: dict) -> None:
+def settle(settings: dict[str, Any]) -> None:
     """Make the home folder; matplotlib's list of fonts takes seconds to make anew."""
     if not settings.get("home"):
         return

@@ -47,9 +47,9 @@ def described(folder: Path) -> str:
     if not (folder / ".git").exists():
         return ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(
-            ["git", "describe", "--always", "--tags", "--dirty"],
-            **{"cwd": folder, "capture_output": True, "text": True},
-            **{"timeout": GIT_SECONDS, "check": True},
-        ).stdout.strip()
+        command = ["git", "describe", "--always", "--tags", "--dirty"]
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=GIT_SECONDS, check=True
+        )
+        return done.stdout.strip()
     return ""

@@ -1,10 +1,92 @@
-"""The command lines of ``ddl-labs grade`` and ``rerun``; imports nothing that is slow."""
+"""What ``ddl-labs grade`` and ``rerun`` are asked to do; imports nothing that is slow."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True)
+class SandboxOptions:
+    """What a submission may use and see.
+
+    Attributes:
+        cell_timeout: Seconds for each cell.
+        timeout: Seconds for each run of a notebook.
+        memory: Gigabytes for each submission.
+        walls: Whether there is a sandbox around the submission.
+        paths: Folders that notebooks may read and import from, besides the course's own.
+    """
+
+    cell_timeout: float
+    timeout: float
+    memory: float
+    walls: bool
+    paths: tuple[Path, ...]
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> SandboxOptions:
+        """Return the options that `add_sandbox_options` has read."""
+        return cls(
+            cell_timeout=arguments.cell_timeout,
+            timeout=arguments.timeout,
+            memory=arguments.memory,
+            walls=not arguments.no_sandbox,
+            paths=tuple(arguments.path),
+        )
+
+
+@dataclass(frozen=True)
+class GradingOptions:
+    """What ``ddl-labs grade`` is asked to do.
+
+    Attributes:
+        submissions: A folder or a zip; None if none was named.
+        out: The folder for the results.
+        jobs: How many submissions are graded at the same time.
+        only: Labs to grade, by number or name; empty for all.
+        resume: Whether results are kept if they would come out the same.
+        watch: Whether submissions are graded again whenever they change.
+        merge: Whether only books and pages are written, from what was graded before.
+        formats: Formats of the books that are asked for besides gradebook.csv.
+        sandbox: What a submission may use and see.
+        solutions: The folder of the solutions that submissions are compared with.
+        quiet: Whether there is no progress bar.
+        command: The command line, as a person would type it.
+    """
+
+    submissions: Path | None
+    out: Path
+    jobs: int
+    only: tuple[str, ...]
+    resume: bool
+    watch: bool
+    merge: bool
+    formats: tuple[str, ...]
+    sandbox: SandboxOptions
+    solutions: Path
+    quiet: bool
+    command: str
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace, command: str) -> GradingOptions:
+        """Return the options that `add_options` has read from a command line."""
+        return cls(
+            submissions=arguments.submissions,
+            out=arguments.out,
+            jobs=arguments.jobs,
+            only=tuple(arguments.only),
+            resume=arguments.resume or arguments.watch,
+            watch=arguments.watch,
+            merge=arguments.merge,
+            formats=tuple(arguments.format),
+            sandbox=SandboxOptions.from_arguments(arguments),
+            solutions=arguments.solutions,
+            quiet=arguments.quiet,
+            command=command,
+        )
 
 
 def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
@@ -19,7 +101,7 @@ def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
     )
     add("-o", "--out", type=Path, required=True, metavar="RESULTS", help="folder for the results")
     add("-j", "--jobs", type=_count, default=1, metavar="N", help="submissions at the same time: 1")
-    add("--only", action="append", metavar="LAB", help="only this lab: 01, or 01_c10d")
+    add("--only", action="append", default=[], metavar="LAB", help="only this lab: 01, or 01_c10d")
     add("--resume", action="store_true", help="keep what was graded before and has not changed")
     add(
         "--watch",
@@ -39,7 +121,7 @@ def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
         help="also write gradebook-FORMAT.csv to import there; "
         "github: points into the summary of a job of GitHub Actions",
     )
-    add_box_options(parser)
+    add_sandbox_options(parser)
     add(
         "--solutions",
         type=Path,
@@ -58,10 +140,10 @@ def add_rerun_options(parser: argparse.ArgumentParser) -> None:
         metavar="NOTEBOOK",
         help="RESULTS/students/NAME/LAB/run-1/notebook.ipynb, or the folder that it lies in",
     )
-    add_box_options(parser)
+    add_sandbox_options(parser)
 
 
-def add_box_options(parser: argparse.ArgumentParser) -> None:
+def add_sandbox_options(parser: argparse.ArgumentParser) -> None:
     """What a submission may use and see."""
     add = parser.add_argument
     add("--cell-timeout", type=_seconds, default=120, metavar="S", help="for each cell: 120")

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from nbformat import NotebookNode
+
 from utils.course.notebook import lab
 
+from .cells import Cell
 from .reference import Reference
 from .source import MOST_SOURCE, body, defined, imports
 
@@ -28,7 +31,7 @@ class OwnCell:
 
 
 def own_cells(
-    reference: Reference, cells: Iterable[dict], answers: Collection[str]
+    reference: Reference, cells: Iterable[Cell], answers: Collection[str]
 ) -> tuple[list[OwnCell], list[str]]:
     """What a student has added, in order; and remarks on what of it is not run.
 
@@ -71,7 +74,7 @@ def is_on_the_ranks(source: str) -> bool:
     return first in (["%%px"], ["%%px", "--local"])
 
 
-def _is_the_labs(cell) -> bool:
+def _is_the_labs(cell: NotebookNode) -> bool:
     return "task" not in lab(cell) or not cell.metadata.get("nbgrader", {}).get("solution")
 
 
@@ -84,5 +87,5 @@ def _behind_its_answer(reference: Reference, source: str, after: str) -> str:
     names = defined(source)
     for cell in reference.answer_cells.values():
         if cell.cell_type == "code" and names & defined(body(cell.source)):
-            return min(after, cell.id, key=order.index)
+            return min(after, str(cell.id), key=order.index)
     return after

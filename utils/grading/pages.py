@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment
 
-from utils.course.markdown import html_of
+from utils.course.files import write_text
+from utils.course.numbers import number
+from utils.course.page_templates import environment
 
-from .book import by_student, number, tasks
+from .book import by_student, tasks
 from .explain import written
 from .made import Made
 from .reference import Reference
-from .results import Result, TaskResult, total, write_text
+from .results import Result, TaskResult, total
 from .similar import copies, groups
 from .suspicion import LOOK
-from .words import ADVICE
+from .verdicts import ADVICE
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -99,10 +101,7 @@ def kind(task: TaskResult) -> str:
 
 
 def _environment() -> Environment:
-    made = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    made.filters |= {"number": number, "markdown": html_of}
+    made = environment(TEMPLATES)
     made.globals |= {"label": label, "kind": kind, "NO_ANSWER": NO_ANSWER}
     made.globals |= {"MARKS": MARKS, "KIND_LABELS": KIND_LABELS, "MOST_NAMES": MOST_NAMES}
     return made
@@ -295,7 +294,8 @@ def task_summary(results: list[Result], lab: str, number_: str) -> TaskSummary:
     points = [task.points for _, task in own]
     counts = Counter(kind(task) for _, task in own)
     first = every[0][1]
-    mean = None if None in points or not points else sum(points) / len(points)
+    known = [one for one in points if one is not None]
+    mean = sum(known) / len(known) if known and len(known) == len(points) else None
     return TaskSummary(lab, number_, first.title, first.most, mean, counts, common(own))
 
 

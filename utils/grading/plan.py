@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import utils
+from utils.course.fingerprints import folder_key, key
 from utils.course.notebook import notebooks
 
 from .assemble import assemble
-from .cells import Unreadable, read_cells
+from .cells import Cell, UnreadableError, read_cells
+from .options import GradingOptions
 from .reference import LabError, Reference
-from .results import Result, TaskResult, file_key, folder_key, key
+from .results import FORMAT, Result, TaskResult, file_key
 from .submissions import File, Found, Student, folder_name
 from .zips import MOST_FILE
 
@@ -33,6 +35,13 @@ class Job:
     error: str = ""
     found: list[str] = field(default_factory=list)
 
+    @property
+    def path(self) -> Path:
+        """Where the file is that counts. Raises ValueError if nothing was handed in."""
+        if self.file is None:
+            raise ValueError("nothing was handed in")
+        return self.file.path
+
 
 def labs(folder: Path) -> list[str]:
     """All labs that a file's name may mean, also those that are not graded now."""
@@ -40,7 +49,11 @@ def labs(folder: Path) -> list[str]:
 
 
 def plan(
-    found: Found, refs: list[Reference], broken: dict[str, str], options, out: Path
+    found: Found,
+    refs: list[Reference],
+    broken: dict[str, str],
+    options: GradingOptions,
+    out: Path,
 ) -> list[Job]:
     """One job for each student and lab; of several files for one lab, one is taken.
 
@@ -56,8 +69,9 @@ def plan(
         raise LabError(f"no file is known for a lab's; --only LAB says which is graded{lines}")
     folders = student_folders(list(found.students), out)
     house = Path(utils.__file__).parent
-    course = folder_key([*(house / room for room in ("checks", "labs")), *options.path])
-    limits = f"{options.cell_timeout:g} {options.timeout:g} {options.memory:g}"
+    course = folder_key([*(house / room for room in ("checks", "labs")), *options.sandbox.paths])
+    box = options.sandbox
+    limits = f"{box.cell_timeout:g} {box.timeout:g} {box.memory:g}"
     jobs = []
     for student in found.students.values():
         for ref in wanted:
@@ -93,7 +107,7 @@ def _set_aside(found: Found, file: File) -> None:
     found.remark(f"{file.name}: which lab is this? It has no cell of a lab that is graded", name)
     try:
         read_cells(file.path, [])
-    except (OSError, Unreadable) as error:
+    except (OSError, UnreadableError) as error:
         found.close(f"{file.name}: which lab is this? {error}", name)
     else:
         found.others.setdefault(name, []).append(file.name)
@@ -107,7 +121,7 @@ def _take(job: Job, files: list[File], course: str, limits: str) -> None:
     if len(files) > 1:
         job.remarks.append(f"{len(files)} files for this lab; {job.file.name} counts")
     file = file_key(job.file.path, MOST_FILE)
-    job.key = key(file, job.reference.fingerprint(), course, limits)
+    job.key = key(file, job.reference.fingerprint(), course, limits, version=FORMAT)
 
 
 def _is_begun(file: File, reference: Reference) -> bool:
@@ -123,7 +137,7 @@ def match(file: File, refs: list[Reference], others: dict[str, set[str]]) -> str
     cells = _cells(file.path)
     own = {str(one) for cell in cells for one in (cell["id"], cell["grade_id"]) if one}
     shared = {lab: len(own & ids) for lab, ids in known.items()}
-    best = max(shared, key=shared.get)
+    best = max(shared, key=lambda lab: shared[lab])
     if by_name and (shared[by_name[0]] or not shared[best]):
         return by_name[0]
     if shared[best]:
@@ -143,9 +157,9 @@ def other_labs(folder: Path, refs: list[Reference]) -> dict[str, set[str]]:
     return found
 
 
-def _cells(path: Path) -> list[dict]:
+def _cells(path: Path) -> list[Cell]:
     """A file's cells; none where it can't be read: whoever grades it says so."""
-    with contextlib.suppress(OSError, Unreadable):
+    with contextlib.suppress(OSError, UnreadableError):
         return read_cells(path, []) or []
     return []
 
@@ -159,7 +173,7 @@ def _age(path: Path) -> float:
 def newest(files: list[File], lab: str) -> File:
     """The last attempt; among equals the one that is named as the lab is, then the youngest."""
 
-    def order(file: File) -> tuple:
+    def order(file: File) -> tuple[int, bool, float, str]:
         named = Path(file.name).stem.casefold() == lab.casefold()
         return file.attempt, named, _age(file.path), file.name
 

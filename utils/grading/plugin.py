@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Generator
 from queue import Empty
+from typing import Any
 
 import pytest
+from nbformat import NotebookNode
+from nbval.kernel import RunningKernel
 from nbval.plugin import IPyNbCell
 
 from utils.checks import verdict
 
-from .words import NEEDS_FRESH_RANKS
+from .records import Record
 
 #: Outputs of a cell that are kept, characters of a text, and of a picture.
 MOST_OUTPUTS, MOST_TEXT, MOST_PICTURE = 50, 20_000, 400_000
@@ -25,6 +29,8 @@ ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 LOOK = 0.5
 #: Seconds for each cell before the first task: no student has written it, and ranks start there.
 START = 120.0
+#: Names of the errors after which only fresh ranks help: of a cell on the ranks, of a question.
+LOST = {"RanksLostError", "DeadRankError"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,10 +58,10 @@ def pytest_runtest_call(item: pytest.Item) -> None:
         option.nbval_cell_timeout = item.parent.given
 
 
-def _watch(kernel) -> None:
+def _watch(kernel: RunningKernel) -> None:
     get_message = kernel.get_message
 
-    def watched(stream: str, timeout: float | None = None) -> dict:
+    def watched(stream: str, timeout: float | None = None) -> Any:
         deadline = time.monotonic() + (3600 if timeout is None else timeout)
         while True:
             left = deadline - time.monotonic()
@@ -71,7 +77,9 @@ def _watch(kernel) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Note the cell; end the session after a cell from which there is no going on."""
     report = yield
     if isinstance(item, IPyNbCell) and (call.when == "call" or (call.excinfo and call.when)):
@@ -82,7 +90,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     return report
 
 
-def _end(item: IPyNbCell, call: pytest.CallInfo) -> str | None:
+def _end(item: IPyNbCell, call: pytest.CallInfo[None]) -> str | None:
     """Why nothing after this cell can be judged in this run; None if it can."""
     if call.when == "setup":
         return "the kernel did not start"
@@ -97,33 +105,36 @@ def _end(item: IPyNbCell, call: pytest.CallInfo) -> str | None:
     # A cell of lab 13 kills a rank to show what happens, and the next one restarts the ranks.
     tags = item.cell.metadata.get("tags", [])
     deliberate = "raises-exception" in tags and not item.cell.metadata.get("own")
-    for output in [] if deliberate else item.test_outputs or []:
-        if NEEDS_FRESH_RANKS in _from_the_kernel(output, item.cell):
-            return "the ranks are gone"
+    if not deliberate and _ranks_are_lost(item):
+        return "the ranks are gone"
     own = item.cell.metadata.get("own")  # a student's: its error is no matter of the machine's
     if call.excinfo and not own and not getattr(item.parent, "tasks_begun", False):
         return f"cell '{item.cell.get('id')}', before all tasks, failed"
     return None
 
 
-def _from_the_kernel(output, cell) -> str:
-    """What the kernel says itself; not what ranks print."""
-    if output.output_type == "error":
-        return str(output.get("evalue", ""))
-    return "\n".join(map(str, verdict.read([output]))) if _is_check(cell) else ""
+def _ranks_are_lost(item: IPyNbCell) -> bool:
+    """Return whether the kernel says that no later cell can work; ranks can't say so."""
+    outputs = item.test_outputs or []
+    kinds = {output.get("ename") for output in outputs if output.output_type == "error"}
+    found = verdict.read(outputs) if _is_check(item.cell) else []
+    lost = any(problem.kind == "lost" for one in found for problem in one.problems)
+    return lost or not kinds.isdisjoint(LOST)
 
 
-def _is_check(cell) -> bool:
+def _is_check(cell: NotebookNode) -> bool:
     """Return whether a cell is a check: what other cells display as verdicts is a student's."""
     return bool(cell.metadata.get("lab", {}).get("check"))
 
 
-def _verdicts(item: IPyNbCell) -> list[dict]:
+def _verdicts(item: IPyNbCell) -> list[dict[str, Any]]:
     return [one.data() for one in verdict.read(item.test_outputs or [])]
 
 
-def _note(item: IPyNbCell, report: pytest.TestReport, call: pytest.CallInfo, why) -> None:
-    record = {
+def _note(
+    item: IPyNbCell, report: pytest.TestReport, call: pytest.CallInfo[None], why: str | None
+) -> None:
+    record: Record = {
         "cell": item.cell.get("id", ""),
         "outcome": report.outcome,
         "seconds": round(call.duration, 3),
@@ -137,7 +148,7 @@ def _note(item: IPyNbCell, report: pytest.TestReport, call: pytest.CallInfo, why
         file.write(json.dumps(record) + "\n")
 
 
-def _cut(output) -> dict:
+def _cut(output: NotebookNode) -> dict[str, str]:
     """An output of bearable size, without colours; pictures only as PNG."""
     kept = {"type": output.output_type}
     if output.output_type == "stream":

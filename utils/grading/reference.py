@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from nbformat import NotebookNode
 
@@ -51,7 +53,7 @@ class Reference:
         }
         self.nb = without_notes(self.nb)
         student = student_version(self.nb, path.name)
-        self.stubs = {cell.id: cell.source for cell in student.cells}
+        self.stubs: dict[str, str] = {cell.id: cell.source for cell in student.cells}
         self.tasks = self._find_tasks()
         self._require_verdicts()
 
@@ -91,7 +93,7 @@ class Reference:
         return {cell.id for cell in self.nb.cells} | set(self.answer_cells)
 
     @cached_property
-    def expected(self) -> dict[str, list[dict]]:
+    def expected(self) -> dict[str, list[dict[str, Any]]]:
         """The verdicts of each check when it passes (there is one), by cell id."""
         return {
             cell.id: [one.data() for one in verdict.read(cell.outputs)]
@@ -151,9 +153,7 @@ class Reference:
                     )
 
 
-def references(
-    folder: Path, only: list[str] | None = None
-) -> tuple[list[Reference], dict[str, str]]:
+def references(folder: Path, only: Collection[str] = ()) -> tuple[list[Reference], dict[str, str]]:
     """The labs to grade against, and those that can't be: name → why.
 
     Raises LabError for a name in `only` that is no lab, and where there is nothing to grade.

@@ -6,7 +6,6 @@ instructor can; here it can do no more than it could while it was graded.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +15,9 @@ from nbformat import NotebookNode
 
 from utils.course.notebook import NotebookError
 
-from .grade_all import make_box
+from .options import SandboxOptions
 from .run import Run, run
-from .sandbox import require
+from .sandbox import make_box, require
 
 #: Lines that are told of one output.
 MOST_LINES = 40
@@ -28,9 +27,17 @@ class RerunError(NotebookError):
     """There is no notebook that could be run; the message says which was given."""
 
 
-def main(options: argparse.Namespace) -> int:
-    """Run the notebook and print what its cells said; 0: every check has passed."""
-    nb = notebook(options.notebook)
+def main(path: Path, options: SandboxOptions) -> int:
+    """Run a notebook and print what its cells said.
+
+    Args:
+        path: The notebook, or the folder `run-1` of a result.
+        options: What the notebook may use and see.
+
+    Returns:
+        0 if every check has passed; otherwise 1.
+    """
+    nb = notebook(path)
     box = make_box(options)
     with tempfile.TemporaryDirectory(prefix="grading-") as scratch:
         (Path(scratch) / "probe").mkdir()
@@ -47,13 +54,14 @@ def notebook(path: Path) -> NotebookNode:
     """The notebook in a file, or in a folder `run-1`. Raises RerunError where there is none."""
     path = path / "notebook.ipynb" if path.is_dir() else path
     try:
-        return nbformat.read(path, as_version=4)
+        found: NotebookNode = nbformat.read(path, as_version=4)
     except OSError as error:
         raise RerunError(
             f"{path}: {error.strerror}; give RESULTS/students/NAME/LAB/run-1/notebook.ipynb"
         ) from error
     except (ValueError, AttributeError, nbformat.ValidationError) as error:
         raise RerunError(f"{path} is not a notebook: {error}") from error
+    return found
 
 
 def harmless(line: str) -> str:

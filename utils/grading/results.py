@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from utils.course.files import write_text
 
 Status = Literal[
     "passed",  # the check said so
@@ -103,29 +104,11 @@ def total(results: list[Result]) -> float | None:
     return None if any(one.error for one in results) else sum(one.points for one in results)
 
 
-def key(*parts: str | bytes) -> str:
-    """Of everything that a grade depends on."""
-    digest = hashlib.sha256(str(FORMAT).encode())
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "big") + data)
-    return digest.hexdigest()
-
-
 def file_key(path: Path, most: int) -> str:
     """Of a submission; what lies beyond the limit is never read."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         return hashlib.sha256(file.read(most + 1)).hexdigest()
     return "unreadable"
-
-
-def folder_key(folders: list[Path]) -> str:
-    """Of all Python files in some folders."""
-    digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 def save(result: Result, path: Path) -> None:
@@ -144,17 +127,3 @@ def load(path: Path) -> Result | None:
         return Result(**data, tasks=tasks)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file in one step, as UTF-8, also where the power fails meanwhile."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="", errors="replace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

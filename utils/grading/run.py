@@ -23,6 +23,7 @@ from utils.course.execute import RUN_VARIABLE
 from utils.course.notebook import dumps
 from utils.jobs import watchdog
 
+from .records import Record
 from .sandbox import LAUNCH, Box
 from .zips import MB
 
@@ -43,7 +44,7 @@ class Run:
     out_of_memory: whether the system ended a process meanwhile because memory ran out.
     """
 
-    records: list[dict] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     seconds: float = 0.0
     end: str | None = None
     log: str = ""
@@ -176,7 +177,7 @@ def oom_kills() -> int:
     return 0
 
 
-def _records(path: Path) -> list[dict]:
+def _records(path: Path) -> list[Record]:
     """The lines that the plugin wrote; a run that was killed may leave half a line."""
     records = []
     with contextlib.suppress(OSError):
@@ -190,7 +191,7 @@ def _records(path: Path) -> list[dict]:
 
 
 def _watch(
-    process: subprocess.Popen, box: Box, mark: str, start: float, stop: Stop | None
+    process: subprocess.Popen[bytes], box: Box, mark: str, start: float, stop: Stop | None
 ) -> str | None:
     """Wait for the end of the run; why it was ended before, or None."""
     why = None
@@ -226,7 +227,7 @@ def _written(process: psutil.Process) -> int:
     """Memory that a process has written, with all that it shares with those it forked."""
     with contextlib.suppress(psutil.Error):
         memory = process.memory_info()
-        return max(0, memory.rss - getattr(memory, "shared", 0))
+        return int(max(0, memory.rss - getattr(memory, "shared", 0)))
     return 0
 
 
@@ -251,7 +252,7 @@ def _end_kernel(pid: int) -> None:
                 return
 
 
-def _end(process: subprocess.Popen, mark: str) -> None:
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
     """End the run and whatever it has started, also what left the family."""
     family = watchdog.family(process.pid)
     with contextlib.suppress(OSError):

@@ -17,11 +17,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import platformdirs
 import psutil
 
 import utils
 from utils.course.notebook import NotebookError
+
+from .options import SandboxOptions
 
 GB = 1 << 30
 HOME = "/tmp/home"
@@ -126,9 +130,9 @@ class Box:
         }
         return {**kept, **self._environment(), "HOME": str(Path.home())}
 
-    def _settings(self, slot: int, uid: int | None = None) -> dict:
+    def _settings(self, slot: int, uid: int | None = None) -> dict[str, Any]:
         limits = self.limits
-        settings = {
+        settings: dict[str, Any] = {
             "uid": uid,
             # Mapped isn't used: MPI and PyTorch map more than they touch.
             "address_space": limits.memory + 4 * GB,
@@ -146,15 +150,15 @@ class Box:
         return ["--unshare-user", *(["--disable-userns"] if _knows("--disable-userns") else [])]
 
     def _file_system(self) -> list[str]:
-        options = []
+        options: list[str] = []
         for name in ("usr", "lib", "lib32", "lib64", "bin", "sbin"):
             path = Path("/", name)
             if path.is_symlink():
                 options += ["--symlink", os.readlink(path), str(path)]
             elif path.is_dir():
                 options += ["--ro-bind", str(path), str(path)]
-        for path in ("/sys/devices/system", "/sys/fs/cgroup"):  # cores, and how they are arranged
-            options += ["--ro-bind-try", path, path]
+        for folder in ("/sys/devices/system", "/sys/fs/cgroup"):  # cores, and their arrangement
+            options += ["--ro-bind-try", folder, folder]
         for path in self._read_only():
             options += ["--ro-bind", str(path), str(path)]
         return options
@@ -216,6 +220,21 @@ class Box:
             "IPP_NONINTERACTIVE": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
+
+
+def make_box(options: SandboxOptions) -> Box:
+    """Return the sandbox that the options ask for."""
+    limits = Limits(
+        cell=options.cell_timeout, total=options.timeout, memory=int(options.memory * GB)
+    )
+    data = os.environ.get("FASHION_MNIST_ROOT") or platformdirs.user_cache_path("ddl-labs")
+    data = Path(data).resolve()
+    return Box(
+        walls=options.walls,
+        limits=limits,
+        paths=tuple(path.resolve() for path in options.paths),
+        data=data if data.is_dir() else None,
+    )
 
 
 def bwrap() -> str:

@@ -10,9 +10,9 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from .assemble import body
 from .reference import Reference
 from .results import Result
+from .source import body
 
 #: Answers shorter than this, in nodes of their syntax tree, look alike by nature.
 LEAST_NODES, LEAST_WORDS = 25, 12
@@ -32,17 +32,17 @@ class Alike:
 def groups(results: list[Result], references: list[Reference]) -> list[Alike]:
     """Students who share answers that are not the model's, most shared tasks first."""
     models = {reference.lab: _models(reference) for reference in references}
-    same: dict[tuple, set[str]] = defaultdict(set)
+    same: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     for result in results:
         for task in result.tasks:
             shape = text_shape(task.code) if task.status == "by hand" else code_shape(task.code)
             if shape and shape not in models.get(result.lab, ()):
                 same[result.lab, task.task, shape].add(result.student)
     found: dict[tuple[str, ...], Alike] = {}
-    for (_, task, _), students in same.items():
+    for (_, number, _), students in same.items():
         if len(students) > 1:
             key = tuple(sorted(students))
-            found.setdefault(key, Alike(key)).tasks.append(task)
+            found.setdefault(key, Alike(key)).tasks.append(number)
     return sorted(found.values(), key=lambda group: (-len(group.tasks), group.students))
 
 
@@ -92,7 +92,7 @@ def _models(reference: Reference) -> set[str]:
 class _Rename(ast.NodeTransformer):
     """Gives names and arguments numbers in the order of their appearance."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.numbers: dict[str, str] = {}
 
     def _number(self, name: str) -> str:
@@ -108,7 +108,8 @@ class _Rename(ast.NodeTransformer):
         node.name, node.returns = self._number(node.name), None
         if ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
-        return self.generic_visit(node)
+        self.generic_visit(node)
+        return node
 
 
 def code_shape(source: str) -> str:

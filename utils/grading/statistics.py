@@ -6,10 +6,9 @@ writes draws the rest, see :mod:`utils.grading.class_pictures`.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import nbformat
@@ -149,18 +148,23 @@ def told(answer: TaskResult) -> list[Problem]:
     if answer.status in {"passed", "by hand", "missing", "unchanged", "not graded"}:
         return []
     if answer.problems:
-        return [Problem(**one) for one in answer.problems]
+        return [_with_known_kind(Problem(**one)) for one in answer.problems]
     texts = [(text, _OPEN.sub("", text)) for text in problems(answer)]
     return [Problem(short, kind="" if short == text else "open") for text, short in texts]
 
 
-def main(options: argparse.Namespace) -> int:
+def _with_known_kind(problem: Problem) -> Problem:
+    """Return a problem as pictures know it: lost ranks are an error like others there."""
+    return replace(problem, kind="error") if problem.kind == "lost" else problem
+
+
+def main(folder: Path) -> int:
     """Write ``statistics.ipynb`` into a results folder and run it; one that is there runs again."""
-    read(options.results)
+    read(folder)
     require_kernel()
-    path = options.results / TEMPLATE.name
+    path = folder / TEMPLATE.name
     nb = nbformat.read(path if path.exists() else TEMPLATE, as_version=4)
-    if error := run_cells(nb, options.results, TIMEOUT):
+    if error := run_cells(nb, folder, TIMEOUT):
         raise StatisticsError(f"{path}: {error}")
     write(normalise(nb), path)
     print(f"wrote {path}: open it in JupyterLab, change it, run it again")

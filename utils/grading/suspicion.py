@@ -7,6 +7,7 @@ costs no points; the instructor reads it in the summary and in the gradebook.
 import contextlib
 import json
 import subprocess
+from typing import Any
 
 from utils.jobs import interpreter
 
@@ -22,7 +23,6 @@ UNREAD = {"by hand", "missing", "unchanged", "not graded"}
 #: Seconds until an inspection is ended. It takes less than one; a busy machine may need more.
 DEADLINE = 90.0
 INSPECT = "from utils.grading.inspection import main\nmain()"
-CAPTURED = {"text": True, "capture_output": True, "check": True}
 
 
 def look(result: Result, reference: Reference) -> list[str]:
@@ -47,13 +47,16 @@ def look(result: Result, reference: Reference) -> list[str]:
     return found + [f"{heads[part]}{text}" for part, texts in remarks.items() for text in texts]
 
 
-def inspected(codes: dict, result: Result, reference: Reference) -> dict[str, list[str]] | None:
+def inspected(
+    codes: dict[str, str], result: Result, reference: Reference
+) -> dict[str, list[str]] | None:
     """Return what the inspection says of each part of a submission; None if it came to no end.
 
     It runs in a process of its own with limits of time and memory, because a student's code may be
     as long and as nested as the student likes.
     """
-    answers = {"own": {"code": codes["own"], "passed": False, "stub": "", "model": ""}}
+    own = {"code": codes["own"], "passed": False, "stub": "", "model": ""}
+    answers: dict[str, dict[str, Any]] = {"own": own}
     for number in (number for number, task in reference.tasks.items() if not task.by_hand):
         answers[number] = {
             "code": codes.get(number, ""),
@@ -67,8 +70,11 @@ def inspected(codes: dict, result: Result, reference: Reference) -> dict[str, li
     asked = {"parts": list(codes), "lab": {"answers": answers, "given": given}}
     with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError):
         command, text = interpreter.command(INSPECT), json.dumps(asked)
-        done = subprocess.run(command, input=text, timeout=DEADLINE, **CAPTURED)
-        return json.loads(done.stdout)
+        done = subprocess.run(
+            command, input=text, timeout=DEADLINE, text=True, capture_output=True, check=True
+        )
+        remarks: dict[str, list[str]] = json.loads(done.stdout)
+        return remarks
     return None
 
 

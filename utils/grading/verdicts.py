@@ -7,17 +7,21 @@ import re
 from utils.checks.verdict import Verdict
 from utils.course.notebook import lab
 
+from .records import Record
 from .reference import Reference
 from .results import Shown, Status
 from .sandbox import Limits
-from .words import ADVICE
 
+#: Begins the advice in a report of a deadlock.
+ADVICE = "What to try"
 MOST_SHOWN = 3
+#: Errors of the kernel that explain what went wrong on the ranks.
+OF_RANKS = {"CellFailed", "RanksLostError"}
 #: A check interrupts ranks that do not answer.
 STILL_RUNNING = "did not come to an end and was interrupted "
 
 
-def explicit_pass(record: dict, reference: Reference, limits: Limits) -> bool:
+def explicit_pass(record: Record, reference: Reference, limits: Limits) -> bool:
     """Did nbval pass this check cell, with the verdict of the reference and no other, in time?"""
     return (
         record["outcome"] == "passed"
@@ -27,18 +31,19 @@ def explicit_pass(record: dict, reference: Reference, limits: Limits) -> bool:
     )
 
 
-def shown(records: list[dict], reference: Reference) -> list[Shown]:
+def shown(records: list[Record], reference: Reference) -> list[Shown]:
     """Errors of a task's cells for the feedback: never the source of a check."""
     found = []
     for record in records:
         errors = [o for o in record["outputs"] if o["type"] == "error"]
-        known = reference.task(_owner(record, reference)).checks
+        owner = reference.owners[record["cell"]]
+        known = reference.task(owner).checks if owner else {}
         if not errors or record["cell"] in known or record["cell"] in reference.deliberate:
             continue
         png = next((o["png"] for o in record["outputs"] if o.get("png")), "")
         error = errors[0]
         text = error["evalue"]
-        if error["ename"] != "CellFailed":
+        if error["ename"] not in OF_RANKS:
             text = f"{error['ename']}: {text}"
         title = name_of(record["cell"], reference)
         found.append(Shown(title[0].upper() + title[1:], tidied(text), png))
@@ -75,25 +80,21 @@ def shortened(text: str, most: int = 2000) -> str:
     return f"{text[:most]}\n…\n{text[at:]}" if at > most else text
 
 
-def failure(checks: list[dict]) -> Status:
+def failure(checks: list[Record]) -> Status:
     """A check that shows a verdict has judged; one that shows none has not."""
     if any("KeyboardInterrupt" in _said(record) for record in checks):
         return "hung"
     return "wrong" if all(record["verdicts"] for record in checks) else "failed"
 
 
-def _owner(record: dict, reference: Reference) -> str:
-    return reference.owners[record["cell"]]
-
-
-def _said(record: dict) -> str:
+def _said(record: Record) -> str:
     """What a check's verdicts say; where it has none, what it printed."""
     if record["verdicts"]:
         return "\n".join(str(Verdict.from_data(data)) for data in record["verdicts"])
     return "".join(o["text"] for o in record["outputs"] if o.get("name") == "stdout").strip()
 
 
-def words(record: dict) -> str:
+def words(record: Record) -> str:
     """What a check said; without its traceback, which shows its source."""
     errors = [o for o in record["outputs"] if o["type"] == "error"]
     if _said(record) or not errors:

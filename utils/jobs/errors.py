@@ -7,3 +7,7 @@ class RanksError(RuntimeError):
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows: the message says it all, the frames are ours."""
         return [f"RanksError: {self}"]
+
+
+class DeadRankError(RanksError):
+    """A rank that was asked is dead, or can't communicate any more: only fresh ranks help."""

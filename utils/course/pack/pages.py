@@ -6,23 +6,20 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from nbformat import NotebookNode
 
-from utils.grading.book import number
-from utils.grading.pages import TEMPLATES
-from utils.grading.results import write_text
-
 from .. import notes
 from ..about import About
+from ..files import write_text
 from ..markdown import html_of
 from ..notebook import NotebookError, lab
+from ..page_templates import environment
 from .mistakes import Wrong, mistakes
 from .pictures import Picture, pictures, save
 from .sections import TIGHT, Section, a_point, needed_by, sections
 
-OWN_TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)
@@ -122,13 +119,8 @@ def write(packs: list[Pack], folder: Path) -> None:
 
 
 def _render(template: str, **values: object) -> str:
-    made = Environment(
-        loader=FileSystemLoader([OWN_TEMPLATES, TEMPLATES]),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {"number": number, "markdown": html_of, "spoken": _inline}
+    made = environment(TEMPLATES)
+    made.filters["spoken"] = _inline
     made.globals |= {"a_point": a_point, "needed_by": needed_by, "TIGHT": TIGHT}
     return made.get_template(template).render(**values)
 

@@ -1,0 +1,69 @@
+"""What the plugin beside nbval takes for the end of a run: kinds of errors, never their words."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from nbformat.v4 import new_code_cell, new_output
+
+from utils.checks.verdict import MIME, Problem, Verdict
+from utils.cluster.failure import CellFailed, Outcome, RanksLostError
+from utils.cluster.reply import Reply
+from utils.grading import plugin, verdicts
+from utils.jobs.errors import DeadRankError
+
+pytestmark = pytest.mark.quick
+
+
+def item(*outputs: object, check: bool = False) -> SimpleNamespace:
+    cell = new_code_cell("", metadata={"lab": {"check": True}} if check else {})
+    return SimpleNamespace(cell=cell, test_outputs=list(outputs))
+
+
+def an_error(name: str, text: str = "no"):
+    return new_output("error", ename=name, evalue=text, traceback=[])
+
+
+def a_verdict(problem: Problem):
+    data = Verdict("1.1", "a", passed=False, problems=(problem,)).data()
+    return new_output("display_data", data={MIME: data, "text/plain": "✗"})
+
+
+def test_the_plugin_and_the_feedback_know_the_errors_by_their_names():
+    assert {RanksLostError.__name__, DeadRankError.__name__} == plugin.LOST
+    assert {CellFailed.__name__, RanksLostError.__name__} == verdicts.OF_RANKS
+
+
+def test_ranks_are_lost_where_the_kernel_says_so_and_not_where_an_answer_does():
+    said = "give it ranks.restart()"
+    lost = plugin._ranks_are_lost
+    assert lost(item(an_error("RanksLostError")))
+    assert lost(item(an_error("DeadRankError")))
+    assert not lost(item(an_error("CellFailed", said)))
+    assert lost(item(a_verdict(Problem("dead", (1,), "lost")), check=True))
+    assert not lost(item(a_verdict(Problem(said, (1,), "error")), check=True))
+    assert not lost(item(a_verdict(Problem("dead", (1,), "lost")))), "a student displays anything"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, CellFailed),
+        ({"fresh": False}, RanksLostError),
+        ({"busy": {1: "cell line 3"}}, RanksLostError),
+        ({"interrupted": True}, CellFailed),
+        ({"interrupted": True, "busy": {1: "cell line 3"}}, RanksLostError),
+    ],
+)
+def test_the_error_of_a_cell_says_whether_later_cells_can_work(changes, kind):
+    error = Outcome(2, {0: ValueError("no")}, **changes).explain()
+    assert type(error) is kind
+    assert ("Fresh ranks: ranks.restart()" in str(error)) == (kind is RanksLostError)
+
+
+def test_a_dead_rank_is_a_lost_one():
+    from utils.cluster.running import _dead
+
+    assert _dead(1).lost
+    assert not Reply(1, "error", error="ValueError: no").lost

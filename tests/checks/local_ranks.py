@@ -44,7 +44,7 @@ from torch_mpi.network import link
 from torch_mpi.protocol.diagnosis import diagnose
 from utils import data
 from utils.cluster import words
-from utils.cluster.arguments import texts
+from utils.cluster.arguments import target_of, texts
 from utils.cluster.plain import plain
 from utils.cluster.reply import Reply
 from utils.cluster.running import _of_a_message
@@ -347,8 +347,11 @@ class LocalRanks:
             self._meet_again()
             raise errors[0]
 
-    def ask(self, target: str, *, timeout=60.0, each=None, **kwargs: Any) -> list[Reply]:
+    def ask(
+        self, target: str | Callable[..., Any], *, timeout=60.0, each=None, **kwargs: Any
+    ) -> list[Reply]:
         """One `Reply` of each rank, as `cluster.Ranks.ask` gives it."""
+        target = target_of(target)
         arguments = texts(self.n, target, kwargs, each)
         module, _, name = target.partition(":")
         function = getattr(importlib.import_module(module), name)

@@ -15,7 +15,7 @@ import atexit
 import contextlib
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from IPython import get_ipython
 
 from utils import timeline
 from utils.cluster import load, words
-from utils.cluster.arguments import texts
+from utils.cluster.arguments import target_of, texts
 from utils.cluster.failure import CellFailed
 from utils.cluster.network import parse as network_asked_for
 from utils.cluster.reply import Reply
@@ -225,12 +225,16 @@ class Ranks:
             size=len(self.running().living()),
         )
         told = None if network is None else network.to_dict()
-        self.ask_or_raise("utils.cluster.on_rank:use_network", network=told)
+        from utils.cluster import (
+            on_rank,
+        )  # beside ipyparallel, which `import cluster` need not load
+
+        self.ask_or_raise(on_rank.use_network, network=told)
         _say(f"The network: {network or 'that of this machine'}.")
 
     def say_if_busy(self) -> None:
         """Print a line if other programs take so much of the machine that times mislead."""
-        if said := load.warning(self.ask_or_raise("utils.cluster.load:processor_share")):
+        if said := load.warning(self.ask_or_raise(load.processor_share)):
             print(said)
 
     def timeline(self, title: str | None = None, zoom: int | tuple[float, float] | None = None):
@@ -244,7 +248,7 @@ class Ranks:
         """
         return timeline.of(self, title, zoom)
 
-    def ask_or_raise(self, target: str, **kwargs: Any) -> list[Any]:
+    def ask_or_raise(self, target: str | Callable[..., Any], **kwargs: Any) -> list[Any]:
         """`ask`, for the values; raises RanksError for the first rank that has none."""
         replies = self.ask(target, **kwargs)
         for reply in replies:
@@ -267,27 +271,34 @@ class Ranks:
 
     def ask(
         self,
-        target: str,
+        target: str | Callable[..., Any],
         *,
         timeout: float = 60.0,
         each: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> list[Reply]:
-        """Run `target`, "package.module:function", on every rank; one Reply each, in rank order.
+        """Run a function on every rank and return one Reply per rank, in rank order.
 
-        The function is called as `function(user_ns, rank=…, **kwargs)` with the namespace of the
-        rank's cells. `each` has one dict per rank, of arguments that no other rank gets: a rank's
-        own secret. Arguments and results travel as JSON text. An error on a rank is a Reply,
-        never an exception here. When one rank has failed for 3 s, or after `timeout` seconds, the
-        others are interrupted; with what they say then, it takes at most 10 s more. Of
-        `fault_tolerant` ranks, those that live are asked; `each` still has a dict for every rank,
-        by its number at the start.
+        Each rank calls `function(user_ns, rank=…, **kwargs)` with the namespace of the rank's
+        cells. Arguments and results travel as JSON text. An error on a rank is a Reply, never an
+        exception here. Of `fault_tolerant` ranks, only those that live are asked.
 
-        Raises ValueError for a target or arguments that can't be sent, also where `each` is not one
-        dict per rank or has a name that is in kwargs; RanksError after `stop`.
+        Args:
+            target: a function that a module defines at its top level, or its name as
+                "package.module:function", which spares the kernel the import.
+            timeout: seconds until the ranks that have not answered are interrupted. They are
+                interrupted earlier if one rank failed 3 s ago. With what they say then, `ask`
+                takes at most 10 s more.
+            each: one dict per rank, by its number at the start, of arguments that no other rank
+                gets: a rank's own secret.
+            kwargs: arguments that every rank gets.
+
+        Raises:
+            ValueError: the target or the arguments can't be sent, `each` is not one dict per rank,
+                or a name is both in `each` and in kwargs.
+            RanksError: the ranks were stopped.
         """
-        if target.count(":") != 1:
-            raise ValueError(f'target must look like "package.module:function", not {target!r}')
+        target = target_of(target)
         arguments = texts(self.n, target, kwargs, each)
         from utils.cluster.running import Question
 

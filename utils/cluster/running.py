@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ import psutil
 from traitlets.config import Config
 from traitlets.log import get_logger
 
-from utils.cluster import where
+from utils.cluster import on_rank, where
+from utils.cluster.arguments import target_of
 from utils.cluster.failure import Outcome
 from utils.cluster.reply import BALANCE, QUESTION, Reply
 from utils.jobs import interpreter, slurm, watchdog
@@ -238,7 +239,7 @@ class Running:
         )
         for old in self._session.folder.glob("cells-*"):
             old.unlink()
-        question = Question(self, "utils.cluster.on_rank:prepare", [told] * self.n)
+        question = Question(self, target_of(on_rank.prepare), [told] * self.n)
         replies = question.answers(START_DEADLINE)
         for reply in replies:
             if reply.status != "ok":
@@ -346,7 +347,7 @@ class Running:
             busy = set(outcome.busy)
         idle = set(self.client.ids) - busy - dead
         meet = not busy and not dead
-        for reply in self._ask("utils.cluster.on_rank:after_a_failure", idle, meet=meet):
+        for reply in self._ask(on_rank.after_a_failure, idle, meet=meet):
             if reply.status == "ok":
                 outcome.statuses |= {s["rank"]: s for s in reply.value["statuses"]}
             outcome.fresh &= reply.status == "ok" and reply.value["fresh"]
@@ -370,15 +371,15 @@ class Running:
             places = self._places(1.0)
         return {rank: places[rank] for rank in busy if places[rank] != "idle"}
 
-    def _ask(self, target: str, ranks: set[int], **arguments: Any) -> list[Reply]:
+    def _ask(self, function: Callable[..., Any], ranks: set[int], **arguments: Any) -> list[Reply]:
         told = [json.dumps(arguments)] * self.n
-        return Question(self, target, told, ranks).answers(MEETING_DEADLINE)
+        return Question(self, target_of(function), told, ranks).answers(MEETING_DEADLINE)
 
     def meet_again(self) -> None:
         """After an error in an answer: the ranks meet; the next answer finds no debris."""
         living = set(self.living())
         if living == set(self.client.ids):
-            self._ask("utils.cluster.on_rank:after_a_failure", living, meet=True)
+            self._ask(on_rank.after_a_failure, living, meet=True)
 
     def unreceived(self, balances: list[int]) -> dict[int, tuple[str, ...]]:
         """The messages that no rank has received, in words, by sender; the ranks forget them.
@@ -388,7 +389,7 @@ class Running:
         living = self.living()
         if len(balances) < len(living) or sum(balances) == 0:
             return {}
-        replies = self._ask("utils.cluster.on_rank:unreceived", set(living))
+        replies = self._ask(on_rank.unreceived, set(living))
         return {
             living.index(reply.rank): tuple(_of_a_message(message) for message in reply.value)
             for reply in replies

@@ -29,8 +29,8 @@ from utils.cluster.network import parse as network_asked_for
 from utils.cluster.reply import Reply
 from utils.jobs.errors import RanksError
 from utils.jobs.forked import Python
+from utils.jobs.launcher import Launcher
 from utils.jobs.plan import (
-    Launcher,
     Plan,
     Request,
     find_launcher,
@@ -171,7 +171,8 @@ class Ranks:
 
     def _take_down(self) -> None:
         up, self._up = self._up, None
-        up.close()
+        if up is not None:
+            up.close()
 
     def __enter__(self) -> Ranks:
         return self
@@ -237,7 +238,9 @@ class Ranks:
         if said := load.warning(self.ask_or_raise(load.processor_share)):
             print(said)
 
-    def timeline(self, title: str | None = None, zoom: int | tuple[float, float] | None = None):
+    def timeline(
+        self, title: str | None = None, zoom: int | tuple[float, float] | None = None
+    ) -> timeline.Timeline:
         """What the ranks did in the last cell: a picture, and `.records`, `.totals`, `.save(path)`.
 
         zoom: `(since, until)` in seconds since the cell began, or the number of a training step: 1
@@ -314,7 +317,7 @@ class Ranks:
 class Description:
     """A table of the ranks, as text and HTML; `records` has one dict per rank."""
 
-    def __init__(self, facts: list[dict], notes: list[str]):
+    def __init__(self, facts: list[dict[str, Any]], notes: list[str]):
         self.notes = notes
         self.records = [
             {
@@ -338,7 +341,7 @@ class Description:
     def _table(self, kind: str) -> str:
         from tabulate import tabulate  # a tenth of a second that `import cluster` need not take
 
-        return tabulate(self.records, headers="keys", tablefmt=kind)
+        return str(tabulate(self.records, headers="keys", tablefmt=kind))
 
 
 def _ranges(numbers: list[int]) -> str:

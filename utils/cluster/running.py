@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,9 @@ class Running:
         self.plan = plan
         self._python = python
         self.n = plan.n
-        self.facts: list[dict] = []
+        self.facts: list[dict[str, Any]] = []
         self.place = self._job = ""
-        self.client: ipp.Client | None = None
+        self.client: ipp.Client = None  # until they are connected, which may fail
         self._session = Session(shared=plan.way.many_hosts, job=plan.way.own_job)
         self._watchdog = Watchdog(self._session)
         self._cluster = self._new_cluster()
@@ -210,7 +210,7 @@ class Running:
     def _output_of_mpiexec(self) -> str:
         # Not from the file: the launcher removes that when it notices the end of mpiexec.
         with contextlib.suppress(OSError, AttributeError):
-            return self._cluster.engine_set.get_output()
+            return str(self._cluster.engine_set.get_output())
         return ""
 
     def living(self) -> list[int]:
@@ -447,7 +447,8 @@ def _encrypted_anyway() -> Iterator[None]:
     def other(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("Message signing is disabled")
 
-    logger = get_logger()
+    asked = get_logger()
+    logger = asked.logger if isinstance(asked, logging.LoggerAdapter) else asked
     logger.addFilter(other)
     try:
         yield
@@ -455,7 +456,7 @@ def _encrypted_anyway() -> Iterator[None]:
         logger.removeFilter(other)
 
 
-def _of_a_message(message: dict) -> str:
+def _of_a_message(message: dict[str, Any]) -> str:
     where = f" at {message['where']}" if message["where"] else ""
     return (
         f"sent {message['what']} to rank {message['to']}{where}, and no rank has received it: a "
@@ -515,7 +516,12 @@ class Question:
     """
 
     def __init__(
-        self, up: Running, target: str, arguments: Sequence[str], ranks=None, of_ours=True
+        self,
+        up: Running,
+        target: str,
+        arguments: Sequence[str],
+        ranks: Iterable[int] | None = None,
+        of_ours: bool = True,
     ):
         self._up = up
         self._ranks = sorted(up.living() if ranks is None else ranks)

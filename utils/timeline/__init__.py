@@ -133,7 +133,9 @@ class Timeline:
         part = [f"from {words.span(*self.window)} after the cell began"] if self.window else []
         return "\n".join([table, *part, *problems])
 
-    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
+    def _repr_mimebundle_(
+        self, include: object = None, exclude: object = None
+    ) -> tuple[dict, dict]:
         """The image and its alternative text; as plain text the table."""
         from ..figures import forms
 

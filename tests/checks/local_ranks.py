@@ -347,10 +347,13 @@ class LocalRanks:
             self._meet_again()
             raise errors[0]
 
-    def ask(self, target: str | Callable, *, timeout=60.0, each=None, **kwargs: Any) -> list[Reply]:
+    def ask(
+        self, target: str | Callable[..., Any], *, timeout=60.0, each=None, **kwargs: Any
+    ) -> list[Reply]:
         """One `Reply` of each rank, as `cluster.Ranks.ask` gives it."""
-        module, _, name = target_of(target).partition(":")
-        arguments = texts(self.n, name, kwargs, each)
+        target = target_of(target)
+        arguments = texts(self.n, target, kwargs, each)
+        module, _, name = target.partition(":")
         function = getattr(importlib.import_module(module), name)
         replies: list[Reply | None] = [None] * self.n
 

@@ -26,7 +26,7 @@ from nbclient import NotebookClient
 
 from torch_mpi import library as libraries
 from utils import cluster
-from utils.cluster import RanksError, engine, on_rank, running, where
+from utils.cluster import RanksError, arguments, engine, load, on_rank, running, where
 from utils.jobs import session, watchdog
 from utils.jobs.plan import NOT_STARTED, Launcher, Plan, Request, find_launcher
 
@@ -102,6 +102,10 @@ class TestFourRanksOnTwoCores:
         assert values(four.ask(f"{HERE}:answer", add=10)) == [
             {"rank": r, "own": r, "sum": 10 + r} for r in range(4)
         ]
+
+    def test_a_function_is_asked_as_its_name_is(self, four):
+        by_name = values(four.ask("utils.cluster.load:processor_share"))
+        assert values(four.ask(load.processor_share))[1:] == by_name[1:] == [1.0] * 3
 
     def test_a_rank_is_told_its_own_arguments_and_no_other_ones(self, four):
         secrets_ = [f"secret of {r}" for r in range(4)]
@@ -467,8 +471,6 @@ def test_a_cell_that_meets_an_open_task_names_it_in_one_line_and_says_how_to_go_
 
 
 def test_a_student_on_a_busy_machine_is_told_that_times_mislead_and_nobody_else_is():
-    from utils.cluster import load
-
     assert load.warning([1.0, 0.97, 1.0]) == ""
     assert "gets a processor for 25 % of the time" in load.warning([0.25, 1.0])
     assert 0 < load.processor_share({}, rank=0) <= 1.0
@@ -514,6 +516,55 @@ def test_who_cannot_solve_a_task_goes_on_with_the_models_answer():
 def test_bad_arguments_are_named_with_what_is_expected(arguments, error, says):
     with pytest.raises(error, match=says):
         cluster.start(**arguments)
+
+
+class Outer:
+    def method(self): ...
+
+    @staticmethod
+    def static(): ...
+
+
+def in_a_notebook(user_ns, *, rank): ...
+
+
+in_a_notebook.__module__ = "__main__"
+
+
+def inside():
+    def function(user_ns, *, rank): ...
+
+    return function
+
+
+def test_a_function_of_a_module_is_named_by_it():
+    assert arguments.target_of(load.processor_share) == "utils.cluster.load:processor_share"
+    assert arguments.target_of("a.b:c") == "a.b:c"
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (lambda user_ns, *, rank: rank, "is a lambda of"),
+        (inside(), "function is a function inside another function"),
+        (Outer().method, "Outer.method is a method"),
+        (Outer.static, "Outer.static is a method"),
+        (in_a_notebook, "in_a_notebook is a function of the notebook or program"),
+        (Outer, "is a type"),
+        (len, "is a builtin_function_or_method"),
+        (None, "None is a NoneType"),
+    ],
+)
+def test_a_function_that_ranks_cannot_import_is_refused_with_what_to_do(target, says):
+    with pytest.raises(ValueError, match=says) as refused:
+        arguments.target_of(target)
+    assert 'pass the function or its name as "package.module:function"' in str(refused.value)
+
+
+@pytest.mark.parametrize("target", ["answer", "a:b:c"])
+def test_a_target_of_another_form_is_quoted(target):
+    with pytest.raises(ValueError, match=f"package.module:function.*not '{target}'"):
+        arguments.target_of(target)
 
 
 def test_starting_ranks_on_a_rank_is_refused(monkeypatch):

@@ -29,8 +29,8 @@ from utils.cluster.network import parse as network_asked_for
 from utils.cluster.reply import Reply
 from utils.jobs.errors import DeadRankError, RanksError
 from utils.jobs.forked import Python
+from utils.jobs.launcher import Launcher
 from utils.jobs.plan import (
-    Launcher,
     Plan,
     Request,
     find_launcher,
@@ -173,7 +173,8 @@ class Ranks:
 
     def _take_down(self) -> None:
         up, self._up = self._up, None
-        up.close()
+        if up is not None:
+            up.close()
 
     def __enter__(self) -> Ranks:
         return self
@@ -227,15 +228,21 @@ class Ranks:
             size=len(self.running().living()),
         )
         told = None if network is None else network.to_dict()
-        self.ask_or_raise("utils.cluster.on_rank:use_network", network=told)
+        from utils.cluster import (
+            on_rank,
+        )  # beside ipyparallel, which `import cluster` need not load
+
+        self.ask_or_raise(on_rank.use_network, network=told)
         _say(f"The network: {network or 'that of this machine'}.")
 
     def say_if_busy(self) -> None:
         """Print a line if other programs take so much of the machine that times mislead."""
-        if said := load.warning(self.ask_or_raise("utils.cluster.load:processor_share")):
+        if said := load.warning(self.ask_or_raise(load.processor_share)):
             print(said)
 
-    def timeline(self, title: str | None = None, zoom: int | tuple[float, float] | None = None):
+    def timeline(
+        self, title: str | None = None, zoom: int | tuple[float, float] | None = None
+    ) -> timeline.Timeline:
         """What the ranks did in the last cell: a picture, and `.records`, `.totals`, `.save(path)`.
 
         zoom: `(since, until)` in seconds since the cell began, or the number of a training step: 1
@@ -276,18 +283,26 @@ class Ranks:
         each: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> list[Reply]:
-        """Run `target`, a function or "package.module:function", on every rank; one Reply each.
+        """Run a function on every rank and return one Reply per rank, in rank order.
 
-        The function is called as `function(user_ns, rank=…, **kwargs)` with the namespace of the
-        rank's cells. `each` has one dict per rank, of arguments that no other rank gets: a rank's
-        own secret. Arguments and results travel as JSON text. An error on a rank is a Reply,
-        never an exception here. When one rank has failed for 3 s, or after `timeout` seconds, the
-        others are interrupted; with what they say then, it takes at most 10 s more. Of
-        `fault_tolerant` ranks, those that live are asked; `each` still has a dict for every rank,
-        by its number at the start.
+        Each rank calls `function(user_ns, rank=…, **kwargs)` with the namespace of the rank's
+        cells. Arguments and results travel as JSON text. An error on a rank is a Reply, never an
+        exception here. Of `fault_tolerant` ranks, only those that live are asked.
 
-        Raises ValueError for a target or arguments that can't be sent, also where `each` is not one
-        dict per rank or has a name that is in kwargs; RanksError after `stop`.
+        Args:
+            target: a function that a module defines at its top level, or its name as
+                "package.module:function", which spares the kernel the import.
+            timeout: seconds until the ranks that have not answered are interrupted. They are
+                interrupted earlier if one rank failed 3 s ago. With what they say then, `ask`
+                takes at most 10 s more.
+            each: one dict per rank, by its number at the start, of arguments that no other rank
+                gets: a rank's own secret.
+            kwargs: arguments that every rank gets.
+
+        Raises:
+            ValueError: the target or the arguments can't be sent, `each` is not one dict per rank,
+                or a name is both in `each` and in kwargs.
+            RanksError: the ranks were stopped.
         """
         target = target_of(target)
         arguments = texts(self.n, target, kwargs, each)
@@ -305,7 +320,7 @@ class Ranks:
 class Description:
     """A table of the ranks, as text and HTML; `records` has one dict per rank."""
 
-    def __init__(self, facts: list[dict], notes: list[str]):
+    def __init__(self, facts: list[dict[str, Any]], notes: list[str]):
         self.notes = notes
         self.records = [
             {
@@ -329,7 +344,7 @@ class Description:
     def _table(self, kind: str) -> str:
         from tabulate import tabulate  # a tenth of a second that `import cluster` need not take
 
-        return tabulate(self.records, headers="keys", tablefmt=kind)
+        return str(tabulate(self.records, headers="keys", tablefmt=kind))
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -1,29 +1,51 @@
-"""What a question gives to each rank: as JSON text, which is all that travels there."""
+"""The texts that a question sends to each rank: the function's name and its arguments as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType, MethodType
 from typing import Any
 
 
-def target_of(function: str | Callable[..., Any]) -> str:
-    """Return "package.module:function", by which a rank finds a function; text as it is.
+def target_of(target: str | Callable[..., Any]) -> str:
+    """Return "package.module:function", the text by which every rank finds the function.
+
+    Args:
+        target: a function that a module defines at its top level, or such a text already.
 
     Raises:
-        ValueError: the ranks can't import the function by its name, or the text has another form.
+        ValueError: the ranks could not find the function, or the text has another form.
     """
-    if callable(function):
-        module, name = function.__module__, function.__qualname__
-        if module == "__main__" or not name.isidentifier():
-            raise ValueError(
-                f"the ranks can't import {name} of {module}: give a function at the top level of "
-                "a module that the ranks have, too"
-            )
-        return f"{module}:{name}"
-    if not isinstance(function, str) or function.count(":") != 1:
-        raise ValueError(f'target must look like "package.module:function", not {function!r}')
-    return function
+    if isinstance(target, str):
+        if target.count(":") != 1:
+            raise ValueError(f'target must look like "package.module:function", not {target!r}')
+        return target
+    if reason := _unreachable(target):
+        raise ValueError(
+            f"{reason}, which ranks cannot import; ask expects a function that a module defines at "
+            "its top level. Move it to such a module, and pass the function or its name as "
+            '"package.module:function".'
+        )
+    return f"{target.__module__}:{target.__qualname__}"
+
+
+def _unreachable(target: object) -> str:
+    """Return what was given instead of a module's function; "" for a module's function."""
+    if isinstance(target, MethodType):
+        return f"{target.__qualname__} is a method"
+    if not isinstance(target, FunctionType):
+        return f"{target!r} is a {type(target).__name__}"
+    name = target.__qualname__
+    if target.__name__ == "<lambda>":
+        return f"{name} is a lambda of {target.__module__}"
+    if "<locals>" in name:
+        return f"{name} is a function inside another function"
+    if "." in name:
+        return f"{name} is a method"
+    if target.__module__ == "__main__":
+        return f"{name} is a function of the notebook or program (__main__)"
+    return ""
 
 
 def texts(

@@ -17,11 +17,10 @@ import logging
 import os
 import pickle
 import socket
-import sys
 import threading
 import time
 import urllib.parse
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import psutil
 from ipyparallel.engine.app import IPEngine
@@ -67,7 +66,7 @@ def _be_nanny(arguments: BinaryIO, address: TextIO) -> None:
         os._exit(0)
 
 
-def _end_without_controller(known: dict) -> None:
+def _end_without_controller(known: dict[str, Any]) -> None:
     """Kill the engine when its controller has not been there for a while."""
     engine = psutil.Process(known["pid"])
     last = time.monotonic()
@@ -110,7 +109,8 @@ class Engine(IPEngine):
         deadline = time.monotonic() + WRITING
         while True:
             try:
-                return super().load_connection_file()
+                super().load_connection_file()
+                return
             except ValueError:
                 if time.monotonic() > deadline:
                     raise
@@ -153,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

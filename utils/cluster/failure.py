@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import textwrap
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch_mpi.protocol import diagnosis
 from utils.cluster import stubs
+
+if TYPE_CHECKING:
+    from torch_mpi.protocol.status import Status
 
 # How mpiexec (Open MPI 4 and 5) and srun say which rank died first. MPICH's names any of them.
 _DEATHS = (
@@ -52,7 +55,12 @@ class CellFailed(RuntimeError):
         records: what each rank said of itself: a list of dicts, see ``torch_mpi.protocol.status``.
     """
 
-    def __init__(self, message: str, explained=None, records: list[dict] | None = None):
+    def __init__(
+        self,
+        message: str,
+        explained: diagnosis.Diagnosis | None = None,
+        records: list[Status] | None = None,
+    ):
         super().__init__(message)
         self.diagnosis, self.records = explained, records or []
 
@@ -96,7 +104,7 @@ class Outcome:
 
     n: int
     errors: dict[int, Exception]
-    statuses: dict[int, dict] = field(default_factory=dict)
+    statuses: dict[int, Status] = field(default_factory=dict)
     busy: dict[int, str] = field(default_factory=dict)
     interrupted: bool = False
     output: str = ""
@@ -152,8 +160,10 @@ class Outcome:
                 " Before they communicate, all of them call torch_mpi.survivors.shrink()."
             )
         text += "\nThe notebook's own variables are kept. Fresh ranks: ranks.restart()"
-        records = [{"rank": r, "state": "dead", "kind": "died", "error": how, "at": 0.0}
-                   for r in dead]  # fmt: skip
+        records: list[Status] = [
+            {"rank": rank, "state": "dead", "kind": "died", "error": how, "at": 0.0}
+            for rank in dead
+        ]
         return RanksLostError(text, None, records)
 
     def _of_deaths_unknown(self, dead: list[int]) -> str:
@@ -180,7 +190,7 @@ class Outcome:
         explained = diagnosis.diagnose(self._all_statuses())
         return self._error(str(explained), explained, self._all_statuses())
 
-    def _of_error(self, cause: dict | None) -> CellFailed:
+    def _of_error(self, cause: Status | None) -> CellFailed:
         first = cause["rank"] if cause and cause["rank"] in self.errors else min(self.errors)
         if said := stubs.explained(_summary(self.errors[first])):
             return self._error(said, None, list(self.statuses.values()))
@@ -209,7 +219,7 @@ class Outcome:
             return f"rank {rank} stopped{call}{where}."
         return f"rank {rank}: {summary}"
 
-    def _all_statuses(self) -> list[dict]:
+    def _all_statuses(self) -> list[Status]:
         found = dict(self.statuses)
         for rank, place in self.busy.items():
             found[rank] = {"rank": rank, "state": "running", "where": place}
@@ -271,7 +281,5 @@ def _summary(error: Exception) -> str:
 
 def _traceback(error: Exception) -> str:
     """The rank's own traceback, as IPython wrote it there."""
-    with contextlib.suppress(AttributeError):
-        if error.traceback:
-            return error.traceback.rstrip()
-    return _summary(error)
+    written = getattr(error, "traceback", None)
+    return str(written).rstrip() if written else _summary(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 #: Seconds of processor time that the question takes.
 WORK = 0.03
@@ -11,7 +12,7 @@ WORK = 0.03
 ENOUGH = 0.6
 
 
-def processor_share(user_ns: dict, *, rank: int) -> float:
+def processor_share(user_ns: dict[str, Any], *, rank: int) -> float:
     """The share of the time for which rank 0 gets a processor when it wants one; 1 on the others.
 
     One rank alone works, so that the ranks don't wait for each other's processors.

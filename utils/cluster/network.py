@@ -13,13 +13,13 @@ USUAL_LATENCY = 50e-6  # seconds
 
 
 def parse(
-    speed=None,
-    latency=None,
-    bandwidth=None,
+    speed: str | None = None,
+    latency: float | None = None,
+    bandwidth: float | None = None,
     *,
-    nodes=None,
-    inside=None,
-    inside_latency=None,
+    nodes: Sequence[Sequence[int]] | None = None,
+    inside: str | None = None,
+    inside_latency: float | None = None,
     size: int | None = None,
 ) -> Network | None:
     """The network for the arguments of ``ranks.network``; ``None`` is the machine's own.
@@ -43,7 +43,13 @@ def parse(
     return Network(whole.latency, whole.bandwidth, _nodes(nodes, size), within)
 
 
-def _simple(speed, latency, bandwidth, usual_latency: float, name: str = "") -> Network | None:
+def _simple(
+    speed: str | None,
+    latency: float | None,
+    bandwidth: float | None,
+    usual_latency: float,
+    name: str = "",
+) -> Network | None:
     """A network without nodes; ``name`` comes before the names of the arguments."""
     if speed in (None, "off", False) and latency is None and bandwidth is None:
         return None
@@ -65,7 +71,7 @@ def _simple(speed, latency, bandwidth, usual_latency: float, name: str = "") -> 
     return network
 
 
-def _nodes(nodes, size: int | None) -> tuple[tuple[int, ...], ...]:
+def _nodes(nodes: Sequence[Sequence[int]], size: int | None) -> tuple[tuple[int, ...], ...]:
     """The ranks of each node, checked."""
     if not _is_list(nodes) or not all(_is_list(node) and len(node) for node in nodes):
         raise TypeError(f"nodes={nodes!r}: must be lists of ranks, such as [[0, 1], [2, 3]]")

@@ -7,10 +7,13 @@ IPython extension, which every kernel of the course's environment loads (see
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from utils.cluster.tracebacks import show_errors
 from utils.jobs.errors import RanksError
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 ADVICE = (
     "there are no ranks: this kernel is fresh, and knows nothing of what was run before it "
@@ -25,10 +28,11 @@ NOT_YET = (
 )
 
 
-def load_ipython_extension(shell) -> None:
+def load_ipython_extension(shell: InteractiveShell) -> None:
     """Called by IPython: a ``%%px`` and a NameError that say what to do."""
     if "px" not in shell.magics_manager.magics["cell"]:
-        shell.register_magic_function(_px, "line_cell", "px")
+        # IPython hides the method's own parameters behind a decorator.
+        shell.register_magic_function(_px, "line_cell", "px")  # type: ignore[arg-type]
     show_errors(shell, NameError, _explained)
 
 
@@ -37,7 +41,7 @@ def _px(line: str, cell: str | None = None) -> NoReturn:
     raise RanksError(ADVICE)
 
 
-def _explained(shell, error: NameError) -> Exception:
+def _explained(shell: InteractiveShell, error: NameError) -> Exception:
     """What to do where it is ``ranks`` that has no value; else what else it can be than a typo."""
     if error.name == "ranks":
         return RanksError(ADVICE)

@@ -41,21 +41,28 @@ def _of_a_stub(shell: object, error: NotImplementedError) -> Exception:
     return NotImplementedError(said.removeprefix("NotImplementedError: ")) if said else error
 
 
-def _of_the_ranks(shell: object, error: RemoteError) -> Exception:
+def _of_the_ranks(shell: object, error: RemoteError) -> BaseException:
     """What to do where a cell of the kernel asks ranks for a name that they lack, or for a task."""
     single = (error.ename, error.evalue, None, error.engine_info)
     errors = error.elist if isinstance(error, CompositeError) else [single]
     kind, text, *_ = errors[0]
     if said := stubs.explained(f"{kind}: {text}"):
         return RanksError(said)
-    found = [_MISSING.search(str(said)) for kind, said, *_ in errors if kind == "NameError"]
-    if len(found) < len(errors) or not all(found):
-        return error
+    names = [_missing_name(kind, str(said)) for kind, said, *_ in errors]
+    if not all(names):
+        same: BaseException = error
+        return same
     who = ", ".join(str(where.get("engine_id")) for *_, where in errors)
     return RanksError(
-        f"rank{'s' * (len(errors) > 1)} {who}: there is no `{found[0][1]}` yet. A cell above "
+        f"rank{'s' * (len(errors) > 1)} {who}: there is no `{names[0]}` yet. A cell above "
         "makes it, which has failed, or was not run (Run → Run All Above Selected Cell)."
     )
+
+
+def _missing_name(kind: str, said: str) -> str:
+    """Return the name that a rank lacks; "" if its error is another one."""
+    found = _MISSING.search(said) if kind == "NameError" else None
+    return found[1] if found else ""
 
 
 def _keep_early_output_apart() -> None:
@@ -69,15 +76,15 @@ def _keep_early_output_apart() -> None:
     if show is None or getattr(show, "knows_the_rank", False):
         return
 
-    def show_apart(self: AsyncResult, rank: int, future: Any, message: dict) -> None:
+    def show_apart(self: AsyncResult, rank: int, future: Any, message: dict[str, Any]) -> None:
         parent = message.get("parent_header") or {"msg_id": future.msg_id}
         show(self, rank, future, message | {"parent_header": parent})
 
-    show_apart.knows_the_rank = True
+    show_apart.knows_the_rank = True  # type: ignore[attr-defined]  # a mark, read above
     setattr(AsyncResult, name, show_apart)
 
 
-def _reproducible(reply: ExecuteReply, **kwargs: object) -> tuple[dict, dict]:
+def _reproducible(reply: ExecuteReply, **kwargs: object) -> tuple[dict[str, Any], dict[str, Any]]:
     """The reply's data without its times, ids and source, which change from run to run."""
     plain: Callable[[], str] = getattr(reply, "_plaintext", lambda: repr(reply))
     return {**reply.data, "text/plain": plain()}, {}

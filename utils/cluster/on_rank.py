@@ -21,6 +21,7 @@ from collections.abc import Callable
 from json import dumps, loads
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipyparallel.engine.datapub import publish_data
 from IPython import get_ipython
@@ -31,6 +32,18 @@ from utils.cluster.plain import plain
 from utils.cluster.reply import BALANCE, NUMBER, QUESTION
 from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
 from utils.timeline.on_rank import backend_world, start_watching
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import (
+        ExecutionInfo,
+        ExecutionResult,
+        InteractiveShell,
+    )
+
+    from torch_mpi.protocol.world import World
+
+# What IPython tells of a cell before it runs, or after.
+Told = TypeVar("Told")
 
 # Longest text kept of what a check's call prints, and of an error, in characters.
 MOST_OUTPUT = 64_000
@@ -52,8 +65,9 @@ _here = SimpleNamespace(streams=(), cells=set(), dump=None, rank=0, room=MOST_OF
 class _Kept(io.TextIOBase):
     """Takes what is printed and keeps the beginning: an endless loop must not fill the memory."""
 
-    def __init__(self):
-        self.parts, self.room = [], MOST_OUTPUT
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.room = MOST_OUTPUT
 
     def writable(self) -> bool:
         return True
@@ -71,7 +85,9 @@ class _Kept(io.TextIOBase):
 # --- the set-up -------------------------------------------------------------------------------
 
 
-def prepare(user_ns: dict, *, rank: int, folder: str, fault_tolerant: bool = False) -> dict:
+def prepare(
+    user_ns: dict[str, Any], *, rank: int, folder: str, fault_tolerant: bool = False
+) -> dict[str, Any]:
     """Make this rank ready for `where` and `ask`; returns what `describe` shows.
 
     Raises RuntimeError where it is to live on without a rank that dies, and would not.
@@ -137,21 +153,21 @@ def limit_next_cell(seconds: float) -> None:
     _here.limit = seconds
 
 
-def _even_if_interrupted(callback: Callable) -> Callable:
+def _even_if_interrupted(callback: Callable[[Told], None]) -> Callable[[Told], None]:
     """Once more after an interrupt: IPython catches it, and the cell would begin or end unheard."""
 
     @functools.wraps(callback)
-    def called(*arguments) -> None:
+    def called(told: Told) -> None:
         try:
-            callback(*arguments)
+            callback(told)
         except KeyboardInterrupt:
-            callback(*arguments)
+            callback(told)
 
     return called
 
 
 @_even_if_interrupted
-def _cell_begins(info) -> None:
+def _cell_begins(info: ExecutionInfo) -> None:
     _here.room = MOST_OF_A_CELL
     limits.present, _here.limit = _here.limit, None
     # Again for each cell: IPython puts a `write` of its own into the streams, and takes it out.
@@ -159,11 +175,11 @@ def _cell_begins(info) -> None:
         if not hasattr(stream.write, "__wrapped__"):
             stream.write = _limited(stream.write)
     if world := backend_world():
-        world.begin_section(f"{zlib.crc32(info.raw_cell.encode()):x}")
+        world.begin_section(f"{zlib.crc32((info.raw_cell or '').encode()):x}")
 
 
 @_even_if_interrupted
-def _cell_ends(result) -> None:
+def _cell_ends(result: ExecutionResult) -> None:
     limits.present = None
     if world := backend_world():
         error = result.error_before_exec or result.error_in_exec
@@ -173,7 +189,13 @@ def _cell_ends(result) -> None:
             publish_data({BALANCE: balance})
 
 
-def _error_in_cell(shell, kind, error, trace, tb_offset=None) -> None:
+def _error_in_cell(
+    shell: InteractiveShell,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+    tb_offset: int | None = None,
+) -> None:
     """Tell the others first: to write a long traceback takes a second.
 
     An interrupt meanwhile cuts it short. None may get out of here: IPython would never call this
@@ -203,11 +225,11 @@ def shortened(trace: TracebackType | None) -> TracebackType | None:
     return frames[0] if frames else None
 
 
-def _without_traceback(error: BaseException, *_, **__) -> dict:
+def _without_traceback(error: BaseException, *_: object, **__: object) -> dict[str, Any]:
     return {"ename": type(error).__name__, "evalue": "", "traceback": []}
 
 
-def _tell(world, error: BaseException | None) -> None:
+def _tell(world: World, error: BaseException | None) -> None:
     """Tell the other ranks how it ended here: who waits for this rank must not wait any more."""
     if error is None:
         world.end_section()
@@ -215,7 +237,7 @@ def _tell(world, error: BaseException | None) -> None:
         world.raised(error, _cell_line(error) or "")
 
 
-def _limited(write):
+def _limited(write: Callable[[str], object]) -> Callable[[str], int]:
     """A stream's `write` that ends with a remark when one cell prints too much."""
 
     @functools.wraps(write)
@@ -239,9 +261,9 @@ def _note_cells(path: Path) -> None:
     compile_and_cache = compiler.cache
 
     @functools.wraps(compile_and_cache)
-    def cache(source, number=0, raw_code=None):
+    def cache(source: str, number: int = 0, raw_code: str | None = None) -> str:
         told = NUMBER.match(source)
-        name = compile_and_cache(source, int(told[1]) if told else number, raw_code)
+        name: str = compile_and_cache(source, int(told[1]) if told else number, raw_code)
         if name not in _here.cells:
             _here.cells.add(name)
             # A full disk must not stop the student's cell.
@@ -298,7 +320,7 @@ def _communications() -> int:
     return module.recorder.mark() if module else 0
 
 
-def after_a_failure(user_ns: dict, *, rank: int, meet: bool) -> dict:
+def after_a_failure(user_ns: dict[str, Any], *, rank: int, meet: bool) -> dict[str, Any]:
     """What the ranks said of the last cell; with `meet`, they get together again afterwards."""
     world = backend_world()
     if world is None:
@@ -306,7 +328,7 @@ def after_a_failure(user_ns: dict, *, rank: int, meet: bool) -> dict:
     return {"statuses": world.statuses(), "fresh": not meet or _meet(world)}
 
 
-def _meet(world) -> bool:
+def _meet(world: World) -> bool:
     try:
         world.recover(MEETING)
     except RuntimeError:  # said in the notebook: not fresh
@@ -314,13 +336,13 @@ def _meet(world) -> bool:
     return True
 
 
-def unreceived(user_ns: dict, *, rank: int) -> list[dict]:
+def unreceived(user_ns: dict[str, Any], *, rank: int) -> list[dict[str, Any]]:
     """Throw away messages that nobody has received; of those from here, where they were sent."""
     world = backend_world()
     return world.sweep() if world else []
 
 
-def use_network(user_ns: dict, *, rank: int, network: dict | None) -> None:
+def use_network(user_ns: dict[str, Any], *, rank: int, network: dict[str, Any] | None) -> None:
     """Set the network of `Ranks.network`: its attributes, or the machine's own."""
     from torch_mpi.network import Network, link
 
@@ -330,7 +352,7 @@ def use_network(user_ns: dict, *, rank: int, network: dict | None) -> None:
             link.calibrate(group)
 
 
-def _failure(error: BaseException) -> dict:
+def _failure(error: BaseException) -> dict[str, Any]:
     kind = type(error).__name__
     try:
         said = str(error)

@@ -40,7 +40,7 @@ def plain(value: Any, name: str = "", other: Callable[[Any], str] | None = None)
     raise TypeError(f"{name or 'the result'} is {_what(value)}")
 
 
-def _kind_of_array(value: Any) -> type | None:
+def _kind_of_array(value: Any) -> Any:
     """Return Tensor, ndarray, or what else the value is of these kinds; ``None`` for others.
 
     Not whatever has a `tolist`: a class with one of its own would choose what a check is shown.

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import ipyparallel as ipp
 from ipyparallel.client.asyncresult import AsyncResult
@@ -19,6 +20,11 @@ from torch_mpi.protocol.diagnosis import names
 from utils.cluster.failure import Outcome, RanksLostError, ended_by_slurm
 from utils.cluster.reply import BALANCE, FIRST_LINE
 from utils.figures import waits
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from utils.cluster import Ranks
 
 # Seconds: what the other ranks get to end by themselves once one has failed; what an interrupted
 # rank gets to come back, each time; what is left for output that is under way.
@@ -39,7 +45,7 @@ class RanksMagics(ParallelMagics):
         ranks: :class:`utils.cluster.Ranks`.
     """
 
-    def __init__(self, shell, ranks):
+    def __init__(self, shell: InteractiveShell, ranks: Ranks):
         super().__init__(shell, ranks.view)
         self.ranks = ranks
         self._seen_over: float | None = None
@@ -54,7 +60,7 @@ class RanksMagics(ParallelMagics):
         type=float,
         help="seconds that a communication of this cell waits before it reports a deadlock",
     )
-    def cell_px(self, line="", cell=None):
+    def cell_px(self, line: str = "", cell: str = "") -> Any:
         """Run the cell on the ranks, as ipyparallel does, with a ``--timeout`` of its own."""
         self._limit = magic_arguments.parse_argstring(self.cell_px, line).timeout
         if self._limit is not None and not 0 < self._limit < math.inf:
@@ -74,14 +80,14 @@ class RanksMagics(ParallelMagics):
 
     def parallel_execute(
         self,
-        cell,
-        block=None,
-        groupby="type",
-        save_name=None,
-        stream_output=None,
-        progress_after=None,
-        signal_on_interrupt=None,
-    ):
+        cell: str,
+        block: bool | None = None,
+        groupby: str = "type",
+        save_name: str | None = None,
+        stream_output: bool | None = None,
+        progress_after: float | None = None,
+        signal_on_interrupt: int | None = None,
+    ) -> AsyncResult | None:
         """Run a cell on the ranks.
 
         Raises:
@@ -135,7 +141,7 @@ class RanksMagics(ParallelMagics):
         return set()
 
     def _show_until_done(
-        self, result: AsyncResult, stream: bool, groupby: str, presses: list
+        self, result: AsyncResult, stream: bool, groupby: str, presses: list[int]
     ) -> bool:
         """Wait, and show what the ranks print; whether the user stopped it."""
         with _without_errors(result).stream_output() if stream else contextlib.nullcontext():
@@ -157,7 +163,7 @@ class RanksMagics(ParallelMagics):
                 if text := answer.output.metadata[name]:
                     print(f"[{name}:{rank}]\n{text.rstrip()}")
 
-    def _wait(self, result: AsyncResult, presses: list) -> None:
+    def _wait(self, result: AsyncResult, presses: list[int]) -> None:
         """Until all ranks are done, or the user stops it; when one has failed, before long."""
         failed_at = None
         while self._pending(result) and not self._all_dead() and not presses:
@@ -203,12 +209,12 @@ class RanksMagics(ParallelMagics):
 
 
 @contextlib.contextmanager
-def _stop_button() -> Iterator[list]:
+def _stop_button() -> Iterator[list[int]]:
     """Collect SIGINT instead of an exception anywhere.
 
     One while a cell is being sent would leave it on some ranks and not on others.
     """
-    presses: list = []
+    presses: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield presses  # no signal ever gets there
         return
@@ -219,7 +225,7 @@ def _stop_button() -> Iterator[list]:
         signal.signal(signal.SIGINT, before)
 
 
-def _answers(result: AsyncResult) -> list[tuple[int, object]]:
+def _answers(result: AsyncResult) -> list[tuple[int, Any]]:
     """Rank and future of each part; a future's result is the error where there was one."""
     return list(zip(result._targets, result._children, strict=True))
 
@@ -228,7 +234,7 @@ def _without_errors(result: AsyncResult) -> AsyncResult:
     """Have it stream what ranks print, but not their tracebacks: those come once, at the end."""
     show = result._iopub_streaming_output_callback
 
-    def show_output(rank: int, future, message: dict) -> None:
+    def show_output(rank: int, future: Any, message: dict[str, Any]) -> None:
         if message["header"]["msg_type"] != "error":
             show(rank, future, message)
 

@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ import psutil
 from traitlets.config import Config
 from traitlets.log import get_logger
 
-from utils.cluster import where
+from utils.cluster import on_rank, where
+from utils.cluster.arguments import target_of
 from utils.cluster.failure import Outcome
 from utils.cluster.reply import BALANCE, QUESTION, Reply
 from utils.jobs import interpreter, slurm, watchdog
@@ -63,9 +64,9 @@ class Running:
         self.plan = plan
         self._python = python
         self.n = plan.n
-        self.facts: list[dict] = []
+        self.facts: list[dict[str, Any]] = []
         self.place = self._job = ""
-        self.client: ipp.Client | None = None
+        self.client: ipp.Client = None  # until they are connected, which may fail
         self._session = Session(shared=plan.way.many_hosts, job=plan.way.own_job)
         self._watchdog = Watchdog(self._session)
         self._cluster = self._new_cluster()
@@ -209,7 +210,7 @@ class Running:
     def _output_of_mpiexec(self) -> str:
         # Not from the file: the launcher removes that when it notices the end of mpiexec.
         with contextlib.suppress(OSError, AttributeError):
-            return self._cluster.engine_set.get_output()
+            return str(self._cluster.engine_set.get_output())
         return ""
 
     def living(self) -> list[int]:
@@ -238,7 +239,7 @@ class Running:
         )
         for old in self._session.folder.glob("cells-*"):
             old.unlink()
-        question = Question(self, "utils.cluster.on_rank:prepare", [told] * self.n)
+        question = Question(self, target_of(on_rank.prepare), [told] * self.n)
         replies = question.answers(START_DEADLINE)
         for reply in replies:
             if reply.status != "ok":
@@ -346,7 +347,7 @@ class Running:
             busy = set(outcome.busy)
         idle = set(self.client.ids) - busy - dead
         meet = not busy and not dead
-        for reply in self._ask("utils.cluster.on_rank:after_a_failure", idle, meet=meet):
+        for reply in self._ask(on_rank.after_a_failure, idle, meet=meet):
             if reply.status == "ok":
                 outcome.statuses |= {s["rank"]: s for s in reply.value["statuses"]}
             outcome.fresh &= reply.status == "ok" and reply.value["fresh"]
@@ -370,15 +371,15 @@ class Running:
             places = self._places(1.0)
         return {rank: places[rank] for rank in busy if places[rank] != "idle"}
 
-    def _ask(self, target: str, ranks: set[int], **arguments: Any) -> list[Reply]:
+    def _ask(self, function: Callable[..., Any], ranks: set[int], **arguments: Any) -> list[Reply]:
         told = [json.dumps(arguments)] * self.n
-        return Question(self, target, told, ranks).answers(MEETING_DEADLINE)
+        return Question(self, target_of(function), told, ranks).answers(MEETING_DEADLINE)
 
     def meet_again(self) -> None:
         """After an error in an answer: the ranks meet; the next answer finds no debris."""
         living = set(self.living())
         if living == set(self.client.ids):
-            self._ask("utils.cluster.on_rank:after_a_failure", living, meet=True)
+            self._ask(on_rank.after_a_failure, living, meet=True)
 
     def unreceived(self, balances: list[int]) -> dict[int, tuple[str, ...]]:
         """The messages that no rank has received, in words, by sender; the ranks forget them.
@@ -388,7 +389,7 @@ class Running:
         living = self.living()
         if len(balances) < len(living) or sum(balances) == 0:
             return {}
-        replies = self._ask("utils.cluster.on_rank:unreceived", set(living))
+        replies = self._ask(on_rank.unreceived, set(living))
         return {
             living.index(reply.rank): tuple(_of_a_message(message) for message in reply.value)
             for reply in replies
@@ -446,7 +447,8 @@ def _encrypted_anyway() -> Iterator[None]:
     def other(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("Message signing is disabled")
 
-    logger = get_logger()
+    asked = get_logger()
+    logger = asked.logger if isinstance(asked, logging.LoggerAdapter) else asked
     logger.addFilter(other)
     try:
         yield
@@ -454,7 +456,7 @@ def _encrypted_anyway() -> Iterator[None]:
         logger.removeFilter(other)
 
 
-def _of_a_message(message: dict) -> str:
+def _of_a_message(message: dict[str, Any]) -> str:
     where = f" at {message['where']}" if message["where"] else ""
     return (
         f"sent {message['what']} to rank {message['to']}{where}, and no rank has received it: a "
@@ -514,7 +516,12 @@ class Question:
     """
 
     def __init__(
-        self, up: Running, target: str, arguments: Sequence[str], ranks=None, of_ours=True
+        self,
+        up: Running,
+        target: str,
+        arguments: Sequence[str],
+        ranks: Iterable[int] | None = None,
+        of_ours: bool = True,
     ):
         self._up = up
         self._ranks = sorted(up.living() if ranks is None else ranks)

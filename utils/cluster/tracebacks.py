@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-Show = Callable[[Any, BaseException], "BaseException | None"]
+Error = TypeVar("Error", bound=BaseException)
 
-_ways: dict[type[BaseException], Show] = {}
+_ways: dict[type[BaseException], Callable[[Any, Any], BaseException | None]] = {}
 
 
-def show_errors(shell: Any, kind: type[BaseException], show: Show) -> None:
+def show_errors(
+    shell: Any, kind: type[Error], show: Callable[[Any, Error], BaseException | None]
+) -> None:
     """From now on have ``show(shell, error)`` decide what is shown of errors of this kind.
 
     It returns the error to show: the same one, with its frames, or another one, without frames;

@@ -59,7 +59,15 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def box(
-    axes: Axes, x: float, y: float, text: str, *, width=1.0, height=0.5, color=SKY, alpha=0.35
+    axes: Axes,
+    x: float,
+    y: float,
+    text: str,
+    *,
+    width: float = 1.0,
+    height: float = 0.5,
+    color: str = SKY,
+    alpha: float = 0.35,
 ) -> None:
     """A labelled box, centred at (x, y) in the units of the axes."""
     axes.add_patch(
@@ -82,8 +90,8 @@ def arrow(
     end: tuple[float, float],
     text: str = "",
     *,
-    color=INK,
-    bend=0.0,
+    color: str = INK,
+    bend: float = 0.0,
 ) -> None:
     """An arrow with a word beside its middle."""
     axes.add_patch(
@@ -105,7 +113,7 @@ def arrow(
         axes.text(x, y + 0.06, text, ha="center", va="bottom", color=color, fontsize=10)
 
 
-def fit_limits(axes: Axes, xs: Sequence[float], ys: Sequence[float], margin=0.8) -> None:
+def fit_limits(axes: Axes, xs: Sequence[float], ys: Sequence[float], margin: float = 0.8) -> None:
     """Show all of a drawing, with the same unit across and up."""
     axes.set_xlim(min(xs) - margin, max(xs) + margin)
     axes.set_ylim(min(ys) - margin, max(ys) + margin)

@@ -29,7 +29,7 @@ def install() -> None:
         shell.display_formatter.mimebundle_formatter.for_type(Figure, _bundle)
 
 
-def _bundle(figure: Figure, include=None, exclude=None) -> tuple[dict, dict]:
+def _bundle(figure: Figure, include: object = None, exclude: object = None) -> tuple[dict, dict]:
     from . import forms
 
     said = describe(figure)

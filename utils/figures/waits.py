@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 from torch_mpi.protocol.diagnosis import Diagnosis, arrows
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Point = tuple[float, float]
 
 _RADIUS = 0.3
 # Up to so many ranks the picture has one size.
@@ -45,13 +48,13 @@ def picture(diagnosis: Diagnosis, size: int) -> Figure:
         both_ways = (other, rank) in diagnosis.edges
         color = figures.RED if (rank, other) in in_cycle or rank == other else figures.INK
         if rank == other:
-            _loop(axes, places[rank], color, figures)
+            _loop(axes, places[rank], color)
             continue
         start, end = _shortened(places[rank], places[other])
         figures.arrow(axes, start, end, color=color, bend=0.25 if both_ways else 0.0)
     waiting = {rank for rank, _ in diagnosis.edges}
     for rank, place in enumerate(places):
-        _circle(axes, place, rank, rank in waiting, figures, 12 if size <= _FEW else 8)
+        _circle(axes, place, rank, rank in waiting, 12 if size <= _FEW else 8)
     xs, ys = zip(*places, strict=True)
     loops = any(rank == other for rank, other in diagnosis.edges)
     figures.fit_limits(axes, xs, ys, margin=1.1 if loops else 0.55)
@@ -88,7 +91,7 @@ def _places(size: int) -> list[tuple[float, float]]:
     return [(1.6 * radius * math.sin(t), radius * math.cos(t)) for t in turns]
 
 
-def _shortened(start, end) -> tuple[tuple[float, float], tuple[float, float]]:
+def _shortened(start: Point, end: Point) -> tuple[Point, Point]:
     """The part of a line that is outside of the circles at its ends."""
     across, up = end[0] - start[0], end[1] - start[1]
     length = math.hypot(across, up)
@@ -96,8 +99,10 @@ def _shortened(start, end) -> tuple[tuple[float, float], tuple[float, float]]:
     return (start[0] + dx, start[1] + dy), (end[0] - dx, end[1] - dy)
 
 
-def _loop(axes, place: tuple[float, float], color: str, figures) -> None:
+def _loop(axes: Axes, place: Point, color: str) -> None:
     """Draw an arrow from a circle to itself, on the side away from the middle of the ring."""
+    from utils import figures
+
     across, up = place
     outward = math.atan2(up, across) if (across, up) != (0.0, 0.0) else math.pi / 2
     ends = [
@@ -107,8 +112,10 @@ def _loop(axes, place: tuple[float, float], color: str, figures) -> None:
     figures.arrow(axes, *ends, color=color, bend=-1.9)
 
 
-def _circle(axes, place, rank: int, waits: bool, figures, size: int) -> None:
+def _circle(axes: Axes, place: Point, rank: int, waits: bool, size: int) -> None:
     from matplotlib.patches import Circle
+
+    from utils import figures
 
     color = figures.ORANGE if waits else figures.PALE
     axes.add_patch(Circle(place, _RADIUS, facecolor=color, edgecolor=figures.INK, zorder=3))

@@ -34,8 +34,9 @@ def main(options: argparse.Namespace) -> int:
 
 def _start_ranks(options: argparse.Namespace) -> int:
     from utils.jobs import run as jobs
+    from utils.jobs.errors import RanksError
     from utils.jobs.forked import Python
-    from utils.jobs.plan import Plan, RanksError, Request
+    from utils.jobs.plan import Plan, Request
 
     n = options.n or 2
     if n < 2:

@@ -23,7 +23,7 @@ def chosen(words: str) -> list[Pair]:
     return [pair for pair in PAIRS if words in pair.name or words in pair.kind]
 
 
-def rows(trials: Iterable[Trial]) -> list[list]:
+def rows(trials: Iterable[Trial]) -> list[list[object]]:
     """A row for each class, and one for all: counts, and the median of a wrong one's seconds."""
     trials = list(trials)
     kinds = [kind for kind in KINDS if any(t.pair.kind == kind for t in trials)]
@@ -31,7 +31,7 @@ def rows(trials: Iterable[Trial]) -> list[list]:
     return [*found, _row("all", trials)]
 
 
-def _row(name: str, trials: list[Trial]) -> list:
+def _row(name: str, trials: list[Trial]) -> list[object]:
     wrong, right = [t for t in trials if not t.right], [t for t in trials if t.right]
     return [
         name,

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch_mpi import library as libraries
+from torch_mpi.launcher import LauncherError
 from torch_mpi.library import (
     INSTALL_MPI,
     LIBRARY_VARIABLE,
-    LauncherError,
     libmpi_abi,
     libmpich,
     library_beside,

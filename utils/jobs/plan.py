@@ -10,10 +10,11 @@ from pathlib import Path
 
 import psutil
 
+from torch_mpi.launcher import LauncherError
 from utils.jobs import launcher as which
 from utils.jobs import slurm, watchdog
 from utils.jobs.errors import RanksError
-from utils.jobs.launcher import Launcher, LauncherError
+from utils.jobs.launcher import Launcher
 from utils.jobs.site import Way, decide, settings
 
 # On a machine that is very busy, Open MPI may give up before it has started a rank.
@@ -130,8 +131,8 @@ def _cores(way: Way) -> int | None:
     """Cores that there are for the ranks; None for a job of their own, which gets what it needs."""
     if way.own_job:
         return None
-    many = way.allocation is not None and way.allocation.hosts > 1
-    return way.allocation.cpus if many else usable_cores()
+    job = way.allocation
+    return job.cpus if job is not None and job.hosts > 1 else usable_cores()
 
 
 def _shares_cores(way: Way) -> bool:

@@ -23,6 +23,7 @@ LATE = 124
 LOOK = 0.3
 
 Watch = Callable[[str], object]
+Streams = tuple[IO[str] | None, IO[str] | None]
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,13 @@ def run(
     return ended
 
 
-def _try_once(command, environment, deadline: float, capture: bool, watch: Watch | None) -> Ended:
+def _try_once(
+    command: list[str],
+    environment: Mapping[str, str],
+    deadline: float,
+    capture: bool,
+    watch: Watch | None,
+) -> Ended:
     session = Session()
     try:
         with _streams(capture) as streams:
@@ -72,13 +79,14 @@ def _try_once(command, environment, deadline: float, capture: bool, watch: Watch
                 status = _wait(command, environment, deadline, session, guard, streams, watch)
             finally:
                 guard.close()
-            return Ended(status, *map(_text, streams), time.monotonic() - start)
+            out, err = map(_text, streams)
+            return Ended(status, out, err, time.monotonic() - start)
     finally:
         session.close()
 
 
 @contextlib.contextmanager
-def _streams(capture: bool) -> Iterator[tuple[IO | None, IO | None]]:
+def _streams(capture: bool) -> Iterator[Streams]:
     """Files, not pipes: a process that keeps a pipe open can't stall us."""
     if not capture:
         yield None, None
@@ -88,7 +96,13 @@ def _streams(capture: bool) -> Iterator[tuple[IO | None, IO | None]]:
 
 
 def _wait(
-    command, environment, deadline, session: Session, guard: Watchdog, streams, watch: Watch | None
+    command: list[str],
+    environment: Mapping[str, str],
+    deadline: float,
+    session: Session,
+    guard: Watchdog,
+    streams: Streams,
+    watch: Watch | None,
 ) -> int:
     process = subprocess.Popen(
         command,
@@ -110,7 +124,9 @@ def _wait(
             process.wait(5)
 
 
-def _watched(process: subprocess.Popen, deadline: float, err: IO, watch: Watch) -> int:
+def _watched(
+    process: subprocess.Popen[bytes], deadline: float, err: IO[str] | None, watch: Watch
+) -> int:
     """The status of a process; raises TimeoutExpired at the deadline."""
     late = time.monotonic() + deadline
     while True:
@@ -123,7 +139,7 @@ def _watched(process: subprocess.Popen, deadline: float, err: IO, watch: Watch) 
             watch(_text(err))
 
 
-def _text(stream: IO | None) -> str:
+def _text(stream: IO[str] | None) -> str:
     """All of a file that others write to, whose place in it must stay."""
     if stream is None:
         return ""

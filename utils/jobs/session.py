@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import platformdirs
 
@@ -97,7 +97,7 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _flock(file: IO) -> None:
+def _flock(file: IO[str]) -> None:
     """Lock a file, where its file system can: Lustre may be mounted without, NFS may have no lockd.
 
     Without, two notebooks that start at once do not wait for each other, and left-overs stay.
@@ -124,7 +124,7 @@ def _clear_left_overs(base: Path) -> None:
             watchdog.remove(folder.name, folder)
 
 
-def not_in_forked_children(file: IO | socket.socket) -> None:
+def not_in_forked_children(file: IO[Any] | socket.socket) -> None:
     """A child forked by the student's code must not keep this pipe, lock or socket open."""
     number = file.fileno()
 
@@ -151,18 +151,20 @@ class Watchdog:
             start_new_session=True,
             text=True,
         )
-        not_in_forked_children(self._process.stdin)
+        assert self._process.stdin is not None, "it was started with a pipe"
+        self._pipe = self._process.stdin
+        not_in_forked_children(self._pipe)
 
     def tell(self, roots: list[watchdog.Root]) -> None:
         """Name the processes that ranks descend from."""
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(roots) + "\n")
-            self._process.stdin.flush()
+            self._pipe.write(json.dumps(roots) + "\n")
+            self._pipe.flush()
 
     def close(self) -> None:
         """Let it end what is left, and wait for it; where it was killed, do its work."""
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self._process.wait(20):
                 watchdog.end_all(self._mark)

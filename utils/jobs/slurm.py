@@ -125,11 +125,12 @@ def minutes(text: str) -> float:
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if not found:
         return math.inf
-    days, first, second, third = (part and int(part) for part in found.groups())
+    days, first, second, third = (int(part) if part else None for part in found.groups())
+    assert first is not None, "the pattern demands the first number"
     if days is not None:  # days-hours:minutes:seconds
         return 1440 * days + 60 * first + (second or 0) + (third or 0) / 60
     if third is not None:  # hours:minutes:seconds
-        return 60 * first + second + third / 60
+        return 60 * first + (second or 0) + third / 60
     return first + (second or 0) / 60  # minutes:seconds
 
 
@@ -255,7 +256,7 @@ class Waiting:
         if self.job is None:
             return False
         if self.job.state in BEFORE_START:
-            self._raise_if_hopeless()
+            self._raise_if_hopeless(self.job)
             waited = int(time.monotonic() - self._since)
             self._show(
                 f"Slurm job {self.job.id} waits in the queue ({self.job.reason}), "
@@ -284,12 +285,12 @@ class Waiting:
         if self.job is not None:
             print(f"Slurm job {self.job.id} is cancelled.")
 
-    def _raise_if_hopeless(self) -> None:
-        if self.job.reason in NEVER:
+    def _raise_if_hopeless(self, job: Job) -> None:
+        if job.reason in NEVER:
             self.clear()
             raise RanksError(
-                f"Slurm job {self.job.id} can never start: {NEVER[self.job.reason]} "
-                f"({self.job.reason}). It was cancelled. Ask for less, or say partition=, time=, "
+                f"Slurm job {job.id} can never start: {NEVER[job.reason]} "
+                f"({job.reason}). It was cancelled. Ask for less, or say partition=, time=, "
                 "nodes= in start()."
             )
 

@@ -107,7 +107,7 @@ def measure(name: str, way: str) -> float:
         )
     if done.returncode:
         raise RuntimeError(f"{name} ({way}) failed:\n{done.stdout}{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])[wanted]
+    return float(json.loads(done.stdout.splitlines()[-1])[wanted])
 
 
 @contextlib.contextmanager
@@ -122,7 +122,7 @@ def _environment(added: Mapping[str, str], cold: bool) -> Iterator[dict[str, str
 
 def rounds(names: list[str], number: int) -> dict[str, dict[str, list[float]]]:
     """All measurements, way after way, round after round; by name and way."""
-    found = {name: {way: [] for way in WAYS} for name in names}
+    found: dict[str, dict[str, list[float]]] = {name: {way: [] for way in WAYS} for name in names}
     for _, name, way in tqdm([*_turns(names, number)], unit="measurement"):
         found[name][way].append(measure(name, way))
     return found
@@ -139,7 +139,7 @@ def table(found: dict[str, dict[str, list[float]]]) -> str:
         medians = [statistics.median(ways[way]) for way in WAYS]
         shown = [_shown(name, median) for median in medians]
         rows.append([name, *shown, f"{medians[0] / medians[1]:.1f} ×"])
-    return tabulate(rows, headers=["", *WAYS, "ratio"], tablefmt="github")
+    return str(tabulate(rows, headers=["", *WAYS, "ratio"], tablefmt="github"))
 
 
 def _shown(name: str, value: float) -> str:

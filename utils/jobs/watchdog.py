@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import psutil
 
@@ -38,7 +39,7 @@ Root = tuple[int, float]
 def alive(process: psutil.Process) -> bool:
     """Does it run? A zombie does not: it only waits for its parent."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 
@@ -46,7 +47,7 @@ def alive(process: psutil.Process) -> bool:
 def carries(process: psutil.Process, mark: str, variable: str = VARIABLE) -> bool:
     """Was it started, however indirectly, for what has this mark?"""
     try:
-        return process.environ().get(variable) == mark
+        return bool(process.environ().get(variable) == mark)
     except (psutil.Error, OSError):  # also: another user's
         return False
 
@@ -62,12 +63,14 @@ def family(pid: int) -> list[psutil.Process]:
 
 def _began(pid: int, created: float) -> bool:
     try:
-        return abs(psutil.Process(pid).create_time() - created) <= CLOCK_STEP
+        return bool(abs(psutil.Process(pid).create_time() - created) <= CLOCK_STEP)
     except psutil.Error:
         return False
 
 
-def members(mark: str, roots: list[Root] = (), variable: str = VARIABLE) -> list[psutil.Process]:
+def members(
+    mark: str, roots: Sequence[Root] = (), variable: str = VARIABLE
+) -> list[psutil.Process]:
     """Live processes that carry the mark or descend from a root; never the caller."""
     found = {p for p in psutil.process_iter() if carries(p, mark, variable)}
     for pid, created in roots:
@@ -84,7 +87,7 @@ def _signal(processes: list[psutil.Process], number: int) -> None:
 
 def end_all(
     mark: str,
-    roots: list[Root] = (),
+    roots: Sequence[Root] = (),
     grace: float = 1.0,
     limit: float = 15.0,
     variable: str = VARIABLE,
@@ -107,7 +110,7 @@ def end_all(
     return quiet >= 2
 
 
-def cancel_job(mark: str, folder: str | os.PathLike) -> None:
+def cancel_job(mark: str, folder: str | os.PathLike[str]) -> None:
     """Cancel the Slurm job of these ranks, if they have one."""
     if os.path.exists(os.path.join(folder, JOB)):
         cancel("--quiet", "--user", str(os.getuid()), "--name", mark)
@@ -125,7 +128,7 @@ def shared_memory(mark: str) -> str:
     return os.path.join("/dev/shm", f"ddl-labs-{mark}")
 
 
-def remove(mark: str, folder: str | os.PathLike) -> None:
+def remove(mark: str, folder: str | os.PathLike[str]) -> None:
     """Remove the files of a session: killed, neither MPI nor its launcher can."""
     for one in (folder, shared_memory(mark)):
         shutil.rmtree(one, ignore_errors=True)

@@ -19,13 +19,15 @@ import math
 import os
 from typing import TYPE_CHECKING
 
-from . import collect, trace, words
+from . import collect, on_rank, trace, words
 from . import ideal as ideals
 from .compare import Comparison
 from .zoom import around, spans
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from utils.cluster.contracts import Ranks
 
 __all__ = ["Comparison", "Timeline", "calls", "compare", "draw", "of", "side_by_side", "watch"]
 
@@ -131,7 +133,9 @@ class Timeline:
         part = [f"from {words.span(*self.window)} after the cell began"] if self.window else []
         return "\n".join([table, *part, *problems])
 
-    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
+    def _repr_mimebundle_(
+        self, include: object = None, exclude: object = None
+    ) -> tuple[dict, dict]:
         """The image and its alternative text; as plain text the table."""
         from ..figures import forms
 
@@ -169,7 +173,9 @@ def compare(runs: dict[str, Timeline]) -> Comparison:
     return Comparison(runs)
 
 
-def of(ranks, title: str | None = None, zoom: int | tuple[float, float] | None = None) -> Timeline:
+def of(
+    ranks: Ranks, title: str | None = None, zoom: int | tuple[float, float] | None = None
+) -> Timeline:
     """The timeline of the last cell that the ranks ran (see :func:`watch`).
 
     zoom: ``(since, until)`` in seconds since the cell began, or the number of a training step: 1 is
@@ -177,33 +183,33 @@ def of(ranks, title: str | None = None, zoom: int | tuple[float, float] | None =
     """
     reports = [
         reply.value if reply.status == "ok" else {"rank": reply.rank, "error": reply.error}
-        for reply in ranks.ask(f"{__name__}.on_rank:report")
+        for reply in ranks.ask(on_rank.report)
     ]
     return Timeline(reports, _offsets(ranks, reports), title, zoom)
 
 
-def _offsets(ranks, reports: list[dict]) -> list[float]:
+def _offsets(ranks: Ranks, reports: list[dict]) -> list[float]:
     """Of the ranks' clocks. They are taken for one where a rank can't take part in comparing."""
     none = [0.0] * len(reports)
     if len(reports) == 1 or any("error" in report for report in reports):
         return none
-    replies = ranks.ask(f"{__name__}.on_rank:clock_offset")
+    replies = ranks.ask(on_rank.clock_offset)
     if any(reply.status != "ok" for reply in replies):
         return none
     return [reply.value for reply in replies]
 
 
-def watch(ranks) -> None:
+def watch(ranks: Ranks) -> None:
     """Have the ranks keep a timeline for each cell; once, after they are up."""
-    ranks.ask(f"{__name__}.on_rank:start_watching")
+    ranks.ask(on_rank.start_watching)
 
 
-def calls(ranks) -> list[list[dict]]:
+def calls(ranks: Ranks) -> list[list[dict]]:
     """The communications of the last cell: one list of records per rank."""
     return [lane.records for lane in of(ranks).lanes]
 
 
-def draw(ranks, title: str | None = None) -> Figure | None:
+def draw(ranks: Ranks, title: str | None = None) -> Figure | None:
     """The figure of the last cell; None where the ranks communicated nothing."""
     timeline = of(ranks, title)
     if not timeline.records:

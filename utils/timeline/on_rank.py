@@ -5,6 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
+    from torch.optim import Optimizer
+
+    from torch_mpi.protocol.world import World
+    from torch_mpi.record import Call
 
 # Of this rank's last cell: when it began and ended, the position of its first record, and when each
 # optimizer.step() was over.
@@ -16,7 +24,7 @@ _clock = SimpleNamespace(comm=None, usable=True)
 PATIENCE = 2.0
 
 
-def start_watching(user_ns: dict, *, rank: int) -> None:
+def start_watching(user_ns: dict[str, Any], *, rank: int) -> None:
     """Have every cell of this rank begin a new timeline."""
     from IPython import get_ipython
 
@@ -28,7 +36,7 @@ def start_watching(user_ns: dict, *, rank: int) -> None:
             events.register(name, function)
 
 
-def _begin(info) -> None:
+def _begin(info: ExecutionInfo) -> None:
     from torch_mpi.record import log
 
     _note_steps()
@@ -43,23 +51,23 @@ def _note_steps() -> None:
         _cell.hooked = True
 
 
-def _stepped(optimizer, args, kwargs) -> None:
+def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # A check may train between two cells.
     if _cell.end is None:
         _cell.steps.append(time.perf_counter())
 
 
-def _end(result) -> None:
+def _end(result: ExecutionResult) -> None:
     _cell.end = time.perf_counter()
 
 
-def backend_world():
+def backend_world() -> World | None:
     """The backend's view of all ranks, once a process group was made."""
     module = sys.modules.get("torch_mpi.protocol.world")
     return module.current() if module else None
 
 
-def report(user_ns: dict, *, rank: int) -> dict:
+def report(user_ns: dict[str, Any], *, rank: int) -> dict[str, Any]:
     """What this rank communicated since its last cell began; times on its own clock."""
     from torch_mpi.record import log
 
@@ -70,7 +78,7 @@ def report(user_ns: dict, *, rank: int) -> dict:
     return {"rank": rank, **cell, "records": records}
 
 
-def clock_offset(user_ns: dict, *, rank: int) -> float:
+def clock_offset(user_ns: dict[str, Any], *, rank: int) -> float:
     """Seconds that this rank's clock is ahead of rank 0's; asked of all ranks at the same time.
 
     Raises TimeoutError when a rank does not take part, and from then on at once.
@@ -92,7 +100,7 @@ def clock_offset(user_ns: dict, *, rank: int) -> float:
     return offset
 
 
-def as_record(call) -> dict:
+def as_record(call: Call) -> dict[str, Any]:
     """A :class:`~torch_mpi.record.Call` as JSON."""
     from torch_mpi.errors import place_text
 

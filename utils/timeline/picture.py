@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -262,7 +263,7 @@ class _Picture:
     # -- words ----------------------------------------------------------------------------
 
     def _write(
-        self, begin: float, end: float, high: tuple[float, float], texts: list[str], **look
+        self, begin: float, end: float, high: tuple[float, float], texts: list[str], **look: Any
     ) -> bool:
         """The longest text that fits between two times. False: none does."""
         points = self.page.font(high[1] - high[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 from . import collect
 from .collect import COMMUNICATING, COMPUTING, STUCK, Lane
@@ -154,7 +155,13 @@ def _flows(lanes: list[Lane], places: dict) -> list[dict]:
 
 
 def _complete(
-    name: str, category: str, rank: int, track: int, begin: float, end: float, args=None
+    name: str,
+    category: str,
+    rank: int,
+    track: int,
+    begin: float,
+    end: float,
+    args: dict[str, Any] | None = None,
 ) -> dict:
     at = _at(rank, track, begin)
     # From rounded times, so that events which lay inside each other still do.

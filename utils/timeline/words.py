@@ -85,7 +85,9 @@ def _spent(row: dict) -> str:
     return ", ".join(said) or "nothing"
 
 
-def described(title: str, lanes: list[collect.Lane], totals: list[dict], brief=False) -> str:
+def described(
+    title: str, lanes: list[collect.Lane], totals: list[dict], brief: bool = False
+) -> str:
     """A timeline in words. brief: one sentence for all ranks, else one for each of a few."""
     parts = [f"{title.rstrip('.:')}. Timeline of {_count(len(lanes), 'rank')}."]
     if brief or len(lanes) > _FEW_RANKS:

@@ -22,8 +22,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from types import ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torch_mpi import library
 from utils.jobs.forkserver import shown
@@ -41,7 +42,7 @@ class NotPossible(Exception):
 # --- before the fork ---------------------------------------------------------------------------
 
 
-def check(wanted: dict) -> None:
+def check(wanted: dict[str, Any]) -> None:
     """Raise NotPossible for a request that a fork of this process can't be made to fit."""
     _check_program(wanted)
     _threads(wanted["environment"])
@@ -59,7 +60,7 @@ def check(wanted: dict) -> None:
         raise NotPossible(f"{hidden} comes before a module that is imported already")
 
 
-def _check_program(wanted: dict) -> None:
+def _check_program(wanted: dict[str, Any]) -> None:
     first = os.fsdecode(wanted["arguments"][0])
     if first in ("-c", "-m"):
         return
@@ -67,7 +68,7 @@ def _check_program(wanted: dict) -> None:
         raise NotPossible(f"{first} is an option of Python, or no file")
 
 
-def shadowed(wanted: dict) -> str:
+def shadowed(wanted: dict[str, Any]) -> str:
     """A file of the program's folder that it would import in place of one that we have; or ""."""
     first = _first_folder(wanted["arguments"])
     folder = os.path.join(os.fsdecode(wanted["folder"]), first)
@@ -121,7 +122,7 @@ def _threads(environment: dict[bytes, bytes]) -> dict[str, int]:
 # --- after the fork ----------------------------------------------------------------------------
 
 
-def become(wanted: dict, descriptors: list[int]) -> None:
+def become(wanted: dict[str, Any], descriptors: list[int]) -> None:
     """Take over what the stub was given.
 
     descriptors: those that came with the request, in the order of `wanted["descriptors"]`.
@@ -144,17 +145,19 @@ def become(wanted: dict, descriptors: list[int]) -> None:
     gc.enable()
 
 
-def _take_signals(wanted: dict) -> None:
+def _take_signals(wanted: dict[str, Any]) -> None:
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        usual = signal.SIG_IGN if number in (signal.SIGPIPE, signal.SIGXFSZ) else signal.SIG_DFL
+        usual: Any = signal.SIG_DFL
         if number == signal.SIGINT:
             usual = signal.default_int_handler
+        elif number in (signal.SIGPIPE, signal.SIGXFSZ):
+            usual = signal.SIG_IGN
         signal.signal(number, signal.SIG_IGN if number in wanted["ignored"] else usual)
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, wanted["blocked"])
 
 
-def _take_limits(wanted: dict) -> None:
+def _take_limits(wanted: dict[str, Any]) -> None:
     for number, soft, hard in wanted["limits"]:
         if _limits(number) != (soft, hard):
             resource.setrlimit(number, (soft, hard))
@@ -202,7 +205,7 @@ def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.T
     raw = io.FileIO(number, mode, closefd=False)
     raw.name = ("<stdin>", "<stdout>", "<stderr>")[number]
     through = unbuffered and number > 0
-    buffer = raw if through else open(number, mode, closefd=False)  # noqa: SIM115 - stays open
+    buffer: Any = raw if through else open(number, mode, closefd=False)  # noqa: SIM115 - stays open
     if not through:
         buffer.raw.name = raw.name
     stream = io.TextIOWrapper(
@@ -213,7 +216,7 @@ def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.T
         line_buffering=not through and (number == 2 or raw.isatty()),
         write_through=unbuffered,
     )
-    stream.mode = "r" if number == 0 else "w"
+    stream.mode = "r" if number == 0 else "w"  # type: ignore[misc]  # CPython sets it as well
     return stream
 
 
@@ -237,14 +240,15 @@ def set_threads(environment: dict[bytes, bytes]) -> None:
         setter(asked["numpy"])
 
 
-def _setter_of_openblas():
+def _setter_of_openblas() -> Callable[[int], object] | None:
     """`openblas_set_num_threads` of the library that NumPy brought; None where it has another."""
     with open("/proc/self/maps") as file:
         paths = {line.split()[-1] for line in file if "openblas" in line}
     for path in sorted(paths):
         library = ctypes.CDLL(path)
         for name in ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads"):
-            if setter := getattr(library, name, None):
+            setter: Callable[[int], object] | None = getattr(library, name, None)
+            if setter:
                 return setter
     return None
 
@@ -261,7 +265,7 @@ def run_program(arguments: list[bytes]) -> NoReturn:
     sys.argv = [words[0], *words[2:]] if words[0] in ("-m", "-c") else words
     _put_first(words)
     main = sys.modules["__main__"] = ModuleType("__main__")
-    main.__builtins__ = sys.modules["builtins"]
+    vars(main)["__builtins__"] = sys.modules["builtins"]
     main.__annotations__ = {}
     main.__loader__ = importlib.machinery.BuiltinImporter
     status, interrupted, rank = 0, False, os.getpid()
@@ -285,7 +289,7 @@ def _is_beside(module: ModuleType) -> bool:
 
 def _run(words: list[str], main: ModuleType) -> None:
     if words[0] == "-m":
-        runpy._run_module_as_main(words[1])
+        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]  # as `python -m` does
     elif words[0] == "-c":
         exec(compile(words[1], "<string>", "exec"), vars(main))
     else:
@@ -304,7 +308,7 @@ def _put_first(words: list[str]) -> None:
 def _run_script(path: str, main: ModuleType) -> None:
     main.__file__ = os.path.abspath(path)
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    main.__cached__ = None
+    vars(main)["__cached__"] = None
     try:
         with open(path, "rb") as file:
             source = file.read()
@@ -333,7 +337,7 @@ def _end(status: int, interrupted: bool, own: list[ModuleType], ends_mpi: bool) 
     interrupted: by a KeyboardInterrupt. own: the program, and modules that lie beside it.
     ends_mpi: not in a child that the program has forked, which has none of MPI's threads.
     """
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]  # as `Py_FinalizeEx` does
     atexit._run_exitfuncs()
     # Daemon threads would stumble over what is gone.
     if threading.active_count() == 1:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch_mpi
@@ -86,7 +86,7 @@ def code() -> str:
     return found.hexdigest()
 
 
-def _python_files(folder: Path):
+def _python_files(folder: Path | str) -> Iterator[tuple[str, int, int]]:
     for entry in os.scandir(folder):
         if entry.is_dir() and entry.name != "__pycache__":
             yield from _python_files(entry.path)

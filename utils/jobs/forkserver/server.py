@@ -23,6 +23,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from utils.jobs.forkserver import child, keeper, shown, stub
 from utils.jobs.forkserver.identity import LATER_VARIABLE, THREADS, load_time
@@ -71,7 +72,7 @@ class Server:
     later: tuple[str, ...] = PRELOADED_LATER
     used: float = field(default_factory=time.monotonic)
 
-    def serve(self) -> tuple[dict, socket.socket] | None:
+    def serve(self) -> tuple[dict[str, Any], socket.socket] | None:
         """Serve clients until there is no more use for it.
 
         Returns None in the server, at its end; in a fresh fork of it, the request of a rank, and
@@ -92,7 +93,7 @@ class Server:
 
     # -- clients --------------------------------------------------------------------------------
 
-    def _admit(self) -> tuple[dict, socket.socket] | None:
+    def _admit(self) -> tuple[dict[str, Any], socket.socket] | None:
         """Take a new client; in the fork that shall be its rank, return what that needs."""
         connection, _ = self.listener.accept()
         try:
@@ -111,7 +112,7 @@ class Server:
         connection.close()
         return None
 
-    def _fork(self, wanted: dict, connection: socket.socket) -> bool:
+    def _fork(self, wanted: dict[str, Any], connection: socket.socket) -> bool:
         """Fork a keeper for this request; True in the fork."""
         try:
             self._check_here(wanted)
@@ -126,7 +127,7 @@ class Server:
         self.keepers.add(forked)
         return False
 
-    def _check_here(self, wanted: dict) -> None:
+    def _check_here(self, wanted: dict[str, Any]) -> None:
         """Raise NotPossible where libraries have read another environment, or started threads."""
         environment = {os.fsdecode(k): os.fsdecode(v) for k, v in wanted["environment"].items()}
         theirs = load_time(environment)
@@ -186,15 +187,16 @@ def _user_of(connection: socket.socket) -> int:
     _, user, _ = struct.unpack(
         "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     )
-    return user
+    return int(user)
 
 
-def _receive(connection: socket.socket) -> dict:
+def _receive(connection: socket.socket) -> dict[str, Any]:
     """A message. Raises ValueError or EOFError for what is none."""
     size = int.from_bytes(stub.receive_exactly(connection, stub.NUMBER), "big")
     if not 0 < size < MOST_OF_A_REQUEST:
         raise ValueError(f"a request of {size} bytes")
-    return marshal.loads(stub.receive_exactly(connection, size))
+    message: dict[str, Any] = marshal.loads(stub.receive_exactly(connection, size))
+    return message
 
 
 def preload(names: tuple[str, ...]) -> None:

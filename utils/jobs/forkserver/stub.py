@@ -13,6 +13,11 @@ import marshal
 import os
 import sys
 
+# Type checkers take it for true, and `typing` is not imported.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 # Seconds for the server to answer; it may still be importing PyTorch on a very busy machine.
 PATIENCE = 45.0
 
@@ -38,7 +43,7 @@ LIMITS = 16
 _NOT_PASSED_ON = {_signal.SIGKILL, _signal.SIGSTOP, _signal.SIGCHLD}
 
 
-def request(arguments: list[str]) -> dict:
+def request(arguments: list[str]) -> "dict[str, Any]":
     """All that a process of its own would have got from mpiexec, as values that marshal takes."""
     import resource
 
@@ -86,19 +91,19 @@ def _descriptors() -> list[int]:
     return sorted(found)
 
 
-def send(connection, message: dict) -> None:
+def send(connection: _socket.socket, message: "dict[str, Any]") -> None:
     """Write a message: its length, and what marshal makes of it."""
     body = marshal.dumps(message)
     connection.sendall(len(body).to_bytes(NUMBER, "big") + body)
 
 
-def give(connection, descriptors: list[int]) -> None:
+def give(connection: _socket.socket, descriptors: list[int]) -> None:
     """Say that the rank is wanted, and pass on its descriptors."""
     packed = b"".join(n.to_bytes(4, sys.byteorder) for n in descriptors)
     connection.sendmsg([GO], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)] if packed else [])
 
 
-def receive_exactly(connection, number: int) -> bytes:
+def receive_exactly(connection: _socket.socket, number: int) -> bytes:
     """So many bytes; fewer where the other side has closed."""
     found = b""
     while len(found) < number and (part := connection.recv(number - len(found))):
@@ -130,7 +135,7 @@ def end_as(status: int) -> None:
     os._exit(128 + number)
 
 
-def ask(path: str, wanted: dict):
+def ask(path: str, wanted: "dict[str, Any]") -> _socket.socket:
     """A connection on which the server has this request. Raises OSError where there is none."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     connection.settimeout(PATIENCE)
@@ -159,7 +164,7 @@ def main(path: str, arguments: list[str]) -> None:
     stand_for_the_rank(connection)
 
 
-def stand_for_the_rank(connection) -> None:
+def stand_for_the_rank(connection: _socket.socket) -> None:
     """Pass signals on until the rank has ended, and end like it."""
 
     def pass_on(number: int, frame: object) -> None:

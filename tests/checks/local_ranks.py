@@ -46,7 +46,7 @@ from utils import data
 from utils.cluster import words
 from utils.cluster.arguments import target_of, texts
 from utils.cluster.plain import plain
-from utils.cluster.reply import Reply
+from utils.cluster.reply import Reply, about
 from utils.cluster.running import _of_a_message
 
 #: Attributes of modules that each rank has for itself, as processes would.
@@ -389,7 +389,7 @@ class LocalRanks:
             said = f"{type(error).__name__}: {error}"
             line = errors_line(error)
             where = line if line.startswith("cell") else None
-            told = {"stdout": printed.getvalue(), "kind": type(error).__name__}
+            told = {"stdout": printed.getvalue(), **about(error, str(error))}
             return Reply(rank, "error", error=said, line=where, **told)
         forged = "the rank communicated while its result was read" if late else ""
         return Reply(rank, "ok", value, stdout=printed.getvalue(), forged=forged)

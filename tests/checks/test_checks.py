@@ -343,7 +343,7 @@ def test_many_problems_are_cut():
 def test_an_open_task_is_one_line_and_one_that_needs_it_says_which():
     def stub(number: str):
         error = f"NotImplementedError: Task {number}: average"
-        answers = [Reply(rank, "error", error=error) for rank in range(4)]
+        answers = [Reply(rank, "error", error=error, open=(number, "average")) for rank in range(4)]
         ranks = SimpleNamespace(ask=lambda *_, **__: answers)
         return lambda report, _: report.answers(ranks, _probe)
 
@@ -373,7 +373,8 @@ def test_a_forgotten_px_is_told(monkeypatch, on_the_ranks, said):
     monkeypatch.setattr("utils.checks.task.get_ipython", lambda: shell)
 
     def find(report, _ranks):
-        report.problem("mean is not defined on this rank" if not on_the_ranks else "wrong", 0)
+        report.missing = set() if on_the_ranks else {"mean"}
+        report.problem("mean is not defined on this rank" if report.missing else "wrong", 0)
 
     def ask(target, *, names, timeout):
         return [Reply(r, "ok", definitions(on_the_ranks, rank=r, names=names)) for r in (0, 1)]

@@ -26,7 +26,8 @@ def answer_named(user_ns: dict[str, Any], name: str) -> Any:
         NameError: there is nothing; says what to do.
     """
     if name not in user_ns:
-        raise NameError(f"{name} is not defined on this rank: run the cell that defines it")
+        said = f"{name} is not defined on this rank: run the cell that defines it"
+        raise NameError(said, name=name)
     return user_ns[name]
 
 

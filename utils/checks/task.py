@@ -17,7 +17,6 @@ rank is told nothing that a right answer gets from the others: the seed of its o
 from __future__ import annotations
 
 import functools
-import re
 import secrets
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ from utils.checks.deadline import NotEnded
 from utils.checks.verdict import Problem, Verdict
 from utils.cluster.contracts import Ranks
 from utils.cluster.reply import Reply
-from utils.cluster.stubs import STUB, way_on
+from utils.cluster.stubs import way_on
 from utils.cluster.tracebacks import show_errors
 
 from .calls import Calls, Rule, broken, disagreement, forgery
@@ -51,8 +50,6 @@ FORGED = (
     "lab? Restart the ranks, and run your cells again"
 )
 
-_MISSING = re.compile(r"(\w+) is not defined on this rank")
-
 
 class CheckFailed(AssertionError):
     """A check found problems. They are printed already: the notebook shows no traceback."""
@@ -70,12 +67,14 @@ class Report:
         found: text of each problem, its kind (see :class:`.verdict.Problem`), and the rank
             that has it; ``None`` for all together.
         open: number and title of a task whose stub was met.
+        missing: names that ranks lack.
         doubt: how the records of the ranks contradict each other, in words.
     """
 
     seed: int = field(default_factory=lambda: secrets.randbelow(2**31))
     found: list[tuple[str, str, int | None]] = field(default_factory=list)
     open: tuple[str, str] | None = None
+    missing: set[str] = field(default_factory=set)
     doubt: str | None = None
 
     def seeds(self, n: int) -> list[int]:
@@ -173,10 +172,12 @@ class Report:
             which is then among the problems.
         """
         replies = ranks.ask(probe, timeout=patience, each=each, **kwargs)
-        if stub := next((m for reply in replies if (m := STUB.match(reply.error or ""))), None):
-            self.open = stub[1], stub[2]
-            self.problem(f"Task {stub[1]} ({stub[2]}) is still open", kind="open")
+        if stub := next((reply.open for reply in replies if reply.open), None):
+            self.open = stub
+            number, title = stub
+            self.problem(f"Task {number} ({title}) is still open", kind="open")
             return []
+        self.missing |= {reply.missing for reply in replies} - {""}
         for reply in replies:
             for message in reply.unreceived:
                 self.problem(message, reply.rank, "unreceived")
@@ -317,10 +318,9 @@ def _compare_with_kernel(ranks: Ranks, report: Report) -> None:
     replies = ranks.ask(definitions, names=sorted(functions), timeout=PATIENCE)
     if any(reply.status != "ok" for reply in replies):
         return
-    missing = {m[1] for text, *_ in report.found if (m := _MISSING.search(text))}
     for name, function in functions.items():
         there = {reply.value.get(name) for reply in replies}
-        if name in missing and there == {None}:
+        if name in report.missing and there == {None}:
             report.problem(
                 f"{name} is defined in the notebook itself, but not on the ranks: does its cell "
                 "begin with %%px?"

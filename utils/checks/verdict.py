@@ -97,7 +97,7 @@ class Verdict:
             print(self)
         else:
             both = {"text/plain": str(self), MIME: self.data()}
-            display(both, raw=True)  # type: ignore[no-untyped-call]  # IPython has no types here
+            display(both, raw=True)
 
 
 def read(outputs: Iterable[Mapping[str, Any]]) -> list[Verdict]:

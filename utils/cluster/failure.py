@@ -192,7 +192,7 @@ class Outcome:
 
     def _of_error(self, cause: Status | None) -> CellFailed:
         first = cause["rank"] if cause and cause["rank"] in self.errors else min(self.errors)
-        if said := stubs.explained(_summary(self.errors[first])):
+        if said := stubs.explained(*_kind_and_text(self.errors[first])):
             return self._error(said, None, list(self.statuses.values()))
         shown = _traceback(self.errors[first])
         summaries = {rank: _summary(error) for rank, error in sorted(self.errors.items())}
@@ -268,6 +268,12 @@ def _is_death(error: Exception) -> bool:
     return isinstance(error, ipp.error.EngineError) or (
         isinstance(error, ipp.error.RemoteError) and error.ename == "EngineError"
     )
+
+
+def _kind_and_text(error: Exception) -> tuple[str, str]:
+    """Return the name of an error's class and the first line of its text."""
+    kind, _, text = _summary(error).partition(": ")
+    return kind, text
 
 
 def _summary(error: Exception) -> str:

@@ -29,7 +29,7 @@ from IPython import get_ipython
 from torch_mpi.protocol import limits
 from utils.cluster import words
 from utils.cluster.plain import plain
-from utils.cluster.reply import BALANCE, NUMBER, QUESTION
+from utils.cluster.reply import BALANCE, NUMBER, QUESTION, about
 from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
 from utils.timeline.on_rank import backend_world, start_watching
 
@@ -359,8 +359,8 @@ def _failure(error: BaseException) -> dict[str, Any]:
     except Exception as worse:  # the student's own __str__
         said = f"(its text can't be shown: {type(worse).__name__})"
     return {
+        **about(error, said),
         "status": "error",
-        "kind": kind,
         "error": f"{kind}: {said}"[:MOST_ERROR],
         "line": _cell_line(error),
         "lost": _is_final(error),

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from utils.cluster.stubs import open_task
+
 # The name under which a rank tells its balance.
 BALANCE = "balance"
 # How the cell begins that asks a rank; what follows are arguments, which may be its secret.
@@ -20,16 +22,22 @@ NUMBER = re.compile(r"# %%px of \[(\d+)\]")
 class Reply:
     """What one rank answered.
 
-    status: "ok"; "error" (the function raised, or the rank died); "silent" (no answer in time).
-    value: the function's result. error: such as "ZeroDivisionError: division by zero". kind: the
-    name of the error's class.
-    line: such as "cell line 3 in ring()", the innermost line of a cell on the way to the error.
-    stdout: what was printed meanwhile. balance: how many more messages the rank has sent than
-    received, since the ranks last met. unreceived: of each message that it has sent and no rank
-    has received: what, to whom, where; they are thrown away. A rank that was silent and could be
-    interrupted tells by `error` and `line` where it was. forged: why the reply is not the one that
-    the rank's own code has printed, if there are signs of that. lost: whether the rank is dead, or
-    cannot communicate any more, so that only fresh ranks help.
+    Attributes:
+        rank: the rank.
+        status: "ok"; "error" (the function raised, or the rank died); "silent" (no answer in time).
+            A rank that was silent and could be interrupted has `error` and `line` of where it was.
+        value: the function's result.
+        error: class and text of the error, such as "ZeroDivisionError: division by zero".
+        line: the innermost line of a cell on the way to the error: "cell line 3 in ring()".
+        stdout: what was printed meanwhile.
+        balance: how many more messages the rank has sent than received, since the ranks last met.
+        unreceived: for each message that the rank sent and no rank received, the message, its
+            receiver, and its line. These messages are thrown away.
+        forged: signs that the rank's own code did not print this reply; "" without any.
+        kind: the name of the error's class.
+        open: number and title of the task whose stub raised the error.
+        missing: the name that a NameError is about.
+        lost: whether the rank is dead or cannot communicate again, so that only fresh ranks help.
     """
 
     rank: int
@@ -42,4 +50,18 @@ class Reply:
     unreceived: tuple[str, ...] = ()
     forged: str = ""
     kind: str = ""
+    open: tuple[str, str] | None = None
+    missing: str = ""
     lost: bool = False
+
+
+def about(error: BaseException, text: str) -> dict[str, Any]:
+    """Return what a reply says of an error besides its text, as JSON values.
+
+    Args:
+        error: what a rank raised.
+        text: its message; a student's class may have none that can be shown.
+    """
+    kind = type(error).__name__
+    missing = error.name if isinstance(error, NameError) else None
+    return {"kind": kind, "open": open_task(kind, text), "missing": missing or ""}

@@ -609,6 +609,8 @@ class Question:
             balance=told.get(BALANCE, 0),
             forged=forged,
             kind=kind or "",
+            open=told.get("open") and tuple(told["open"]),
+            missing=told.get("missing", ""),
             lost=told.get("lost", False),
         )
 

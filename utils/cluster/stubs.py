@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-#: A stub raises ``NotImplementedError("Task 9.3: one head of attention")``.
-STUB = re.compile(r"NotImplementedError: Task (?P<number>\d+\.\d+): (?P<title>.*)")
+#: The text that `make release` writes into a stub: ``Task 9.3: one head of attention``.
+_STUB = re.compile(r"Task (?P<number>\d+\.\d+): (?P<title>.*)")
 _LABS = Path(__file__).parents[1] / "labs"
 
 
@@ -18,11 +18,22 @@ def way_on(number: str) -> str:
     return f'{lab}.use_model(ranks, "{number}")'
 
 
-def explained(error: str) -> str | None:
-    """Return what to show of a stub's error, given as type and text; ``None`` for another error."""
-    found = STUB.match(error)
-    if not found:
+def open_task(kind: str, text: str) -> tuple[str, str] | None:
+    """Return number and title of the task whose stub raised an error; ``None`` for another error.
+
+    Args:
+        kind: the name of the error's class.
+        text: the error's message.
+    """
+    found = _STUB.match(text) if kind == NotImplementedError.__name__ else None
+    return (found["number"], found["title"]) if found else None
+
+
+def explained(kind: str, text: str) -> str | None:
+    """Return what to show of a stub's error; ``None`` for another error."""
+    if not (task := open_task(kind, text)):
         return None
-    said = f"{found[0]}\nThis task is still open, and the cell needs it."
-    call = way_on(found["number"])
+    number, title = task
+    said = f"{kind}: Task {number}: {title}\nThis task is still open, and the cell needs it."
+    call = way_on(number)
     return f"{said} To go on without it:\n  {call}" if call else said

@@ -148,7 +148,7 @@ def _find_data() -> Path | None:
             if _damaged(cache):
                 _fill(cache)
             return cache
-        except _NoDownload as failure:
+        except _NoDownloadError as failure:
             _take_standin(str(failure))
     return None
 
@@ -221,7 +221,7 @@ def _require_intact(root: Path) -> None:
 # --- download ---------------------------------------------------------------------------------
 
 
-class _NoDownload(Exception):
+class _NoDownloadError(Exception):
     """Fashion-MNIST can't be had; the message, one line, says why."""
 
 
@@ -229,7 +229,7 @@ def _fill(cache: Path) -> None:
     """Download what the cache lacks, unless another process just did or just failed to.
 
     Raises:
-        _NoDownload: it can't be had.
+        _NoDownloadError: it can't be had.
         RuntimeError: another process holds the lock for too long.
     """
     try:
@@ -242,7 +242,7 @@ def _fill(cache: Path) -> None:
             "if there is none, remove that file; then try again."
         ) from None
     except OSError as error:
-        raise _NoDownload(_one_line(f"the cache can't be used: {error}")) from error
+        raise _NoDownloadError(_one_line(f"the cache can't be used: {error}")) from error
     try:
         damaged = _damaged(cache)
         if damaged:
@@ -271,14 +271,14 @@ def _download_or_note_failure(cache: Path, names: list[str]) -> None:
     note = cache / "fashion-mnist.failed"
     with contextlib.suppress(OSError):
         if time.time() - note.stat().st_mtime < SAME_FAILURE_FOR:
-            raise _NoDownload(note.read_text(encoding="utf-8"))
+            raise _NoDownloadError(note.read_text(encoding="utf-8"))
     try:
         _download(cache, names)
     except _DOWNLOAD_FAILURES as error:
         reason = _one_line(str(error) or type(error).__name__)
         with contextlib.suppress(OSError):  # a full disk may be the reason
             note.write_text(reason, encoding="utf-8")
-        raise _NoDownload(reason) from error
+        raise _NoDownloadError(reason) from error
     with contextlib.suppress(OSError):
         note.unlink()
 

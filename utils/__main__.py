@@ -151,7 +151,7 @@ def grade(options: argparse.Namespace) -> int:
 
     Status 0: all were graded. Status 1: some could not be. Status 130: stopped by Ctrl-C.
     """
-    from utils.grading.grade_all import main
+    from utils.grading.command import main
     from utils.grading.options import GradingOptions
 
     return main(GradingOptions.from_arguments(options, options.line))

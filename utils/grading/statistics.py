@@ -17,7 +17,9 @@ from utils.checks.verdict import Problem
 from utils.course.execute import require_kernel, run_cells
 from utils.course.notebook import NotebookError, normalise, write
 
-from .pages import TEMPLATES, blurred, kind, problems
+from .answer_states import kind
+from .page_rendering import TEMPLATES
+from .problems import blurred, problems
 from .results import Result, TaskResult, load
 
 TEMPLATE = TEMPLATES / "statistics.ipynb"

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from .assemble import OWN, Assembled, View, assemble
+from .assembly import OWN, Assembled, View, assemble
+from .notebook_run import Run, Stop, run
 from .reference import Reference, Task
 from .results import Result, Status, TaskResult
-from .run import Run, Stop, run
 from .sandbox import Box
 from .verdicts import explicit_pass, failure, name_of, shown, words
 

@@ -156,8 +156,8 @@ def told(answer: TaskResult) -> list[Problem]:
 
 
 def _with_known_kind(problem: Problem) -> Problem:
-    """Return a problem as pictures know it: lost ranks are an error like others there."""
-    return replace(problem, kind="error") if problem.kind == "lost" else problem
+    """Return a problem as pictures know it: an interrupt and lost ranks are errors there."""
+    return replace(problem, kind="error") if problem.kind in {"interrupted", "lost"} else problem
 
 
 def main(folder: Path) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from utils.course.errors import CourseError
@@ -15,6 +16,8 @@ from utils.grading.options import add_options as add_grade_options
 from utils.grading.options import add_rerun_options
 from utils.mpi.benchmark.options import add_options
 
+#: What a command does; returns its exit status.
+Command = Callable[[argparse.Namespace], int]
 #: Top-level modules that only the extra `course` brings.
 COURSE_MODULES = {
     *("jinja2", "jsonschema", "latex2mathml", "nbclient", "nbconvert", "nbformat", "nbgrader"),
@@ -151,7 +154,7 @@ def grade(options: argparse.Namespace) -> int:
 
     Status 0: all were graded. Status 1: some could not be. Status 130: stopped by Ctrl-C.
     """
-    from utils.grading.grade_all import main
+    from utils.grading.command import main
     from utils.grading.options import GradingOptions
 
     return main(GradingOptions.from_arguments(options, options.line))
@@ -213,7 +216,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, function) -> argparse.ArgumentParser:
+    def add(name: str, function: Command) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
         sub.set_defaults(command=function)
         return sub
@@ -280,7 +283,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     options.line = shlex.join(["ddl-labs", *(sys.argv[1:] if arguments is None else arguments)])
     try:
-        return options.command(options)
+        command: Command = options.command
+        return command(options)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in COURSE_MODULES:
             raise

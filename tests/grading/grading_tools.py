@@ -16,8 +16,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from utils.checks.verdict import MIME, Verdict
 from utils.course.notebook import KERNELSPEC, dumps, lab
 from utils.course.release import student_version
+from utils.grading.notebook_run import Run
 from utils.grading.reference import Reference
-from utils.grading.run import Run
 
 LAB = "01_toy"
 

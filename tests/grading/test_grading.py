@@ -34,18 +34,21 @@ from nbformat.v4 import new_code_cell, new_notebook
 from utils.checks.verdict import Verdict
 from utils.course.execute import RUN_VARIABLE
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks
-from utils.grading import book, cells, explain, pages, similar, statistics
-from utils.grading.assemble import assemble, choose, forced
-from utils.grading.drawings import drawings
-from utils.grading.grade_one import grade
+from utils.grading import book, cells, similarity, statistics, written_answers
+from utils.grading.assembly import assemble, choose, forced
+from utils.grading.drawing_cells import drawings
+from utils.grading.feedback import feedback
+from utils.grading.grader import grade
 from utils.grading.kernel import HarmlessPickle, Refused
-from utils.grading.plan import match, newest, student_folders
+from utils.grading.notebook_run import later
 from utils.grading.reference import LabError, Reference, references
+from utils.grading.result_pages import explain
 from utils.grading.results import Result, Shown, TaskResult, load, save, total
-from utils.grading.run import later
 from utils.grading.sandbox import FIRST_UID, LAST_UID, Box, Limits, SandboxError, require
 from utils.grading.submissions import File, Student, find
+from utils.grading.summary import summary, task_summary
 from utils.grading.verdicts import explicit_pass, shown, tidied
+from utils.grading.worklist import match, newest, student_folders
 from utils.grading.zips import SubmissionsError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -536,7 +539,7 @@ def pretend(tmp_path, reference, monkeypatch):
 
     def go(ends: dict, *about) -> tuple[Result, int]:
         runs = toy.Pretended(reference, ends, *about)
-        monkeypatch.setattr("utils.grading.grade_one.run", runs)
+        monkeypatch.setattr("utils.grading.grader.run", runs)
         path = toy.hand_in(tmp_path, "ada", toy.filled())
         return grade(path, reference, Box(), tmp_path / "out"), runs.runs
 
@@ -676,21 +679,21 @@ def test_moodle_and_canvas_know_their_students_again(tmp_path):
 def test_points_given_by_hand_come_back(tmp_path):
     path = tmp_path / "explain.csv"
     results = [a_result("Ada"), a_result("=Bob")]
-    explain.write(results, path)
+    written_answers.write(results, path)
     text = path.read_text().replace("1.A,3,,", '1.A,3,"1,5",good')
     path.write_text("\ufeff" + text.replace(',"1,5",', ",1.5,"), encoding="utf-8")
-    explain.merge(results, explain.read(path))
+    written_answers.merge(results, written_answers.read(path))
     assert [one.task("1.A").points for one in results] == [1.5, 1.5]
     assert results[0].task("1.A").note == "good"
     assert results[0].open == []
-    explain.write(results, path)
+    written_answers.write(results, path)
     assert [row["points"] for row in rows(path.read_text())] == ["1.5", "1.5"]
 
 
 def test_a_spreadsheet_with_semicolons_and_commas_is_read(tmp_path):
     path = tmp_path / "explain.csv"
     path.write_text("student;lab;task;max;points;comment\nAda;01_toy;1.A;3;2,5;\n")
-    assert explain.read(path)["Ada", "01_toy", "1.A"].points == 2.5
+    assert written_answers.read(path)["Ada", "01_toy", "1.A"].points == 2.5
 
 
 @pytest.mark.parametrize("points", ["4", "-1", "good", "nan", "inf"])
@@ -698,7 +701,7 @@ def test_points_that_can_not_be_are_told_by_line_and_count_for_nobody(tmp_path, 
     path = tmp_path / "explain.csv"
     rows_ = f"Ada,01_toy,1.A,3,{points},\nBob,01_toy,1.A,3,2,\n"
     path.write_text(f"student,lab,task,max,points,comment\n{rows_}")
-    grades = explain.read(path)
+    grades = written_answers.read(path)
     assert [text.partition(":")[0] for text in grades.bad] == ["explain.csv, line 2"]
     assert {name: grade_.points for (name, _, _), grade_ in grades.items()} == {"Bob": 2}
 
@@ -719,16 +722,16 @@ def test_pages_show_what_students_wrote_and_run_none_of_it(reference):
     result.tasks[0].shown = [Shown(evil, evil, '"><script>alert(1)</script>')]
     result.remarks = [evil]
     for page in (
-        pages.feedback(evil, [result]),
-        pages.summary([result], [reference], {}, {evil: "a"}),
-        pages.explain([result], [reference]),
+        feedback(evil, [result]),
+        summary([result], [reference], {}, {evil: "a"}),
+        explain([result], [reference]),
     ):
         assert "<script" not in page
         assert "&lt;script&gt;" in page
 
 
 def test_who_handed_nothing_in_reads_no_more_than_that():
-    page = pages.feedback("Ada", [a_result("Ada", file="", remarks=["nothing was handed in"])])
+    page = feedback("Ada", [a_result("Ada", file="", remarks=["nothing was handed in"])])
     assert "nothing was handed in" in page
     assert "<section" not in page
 
@@ -736,11 +739,11 @@ def test_who_handed_nothing_in_reads_no_more_than_that():
 def test_the_summary_counts_problems_that_differ_in_numbers_only_together():
     results = [a_result("Ada", 0.0), a_result("Bob", 0.0), a_result("Cleo")]
     results[1].tasks[0].said = "✗ Task 1.1 · a\n  - rank 1: the sum: expected 9, got 1"
-    found = pages.task_summary(results, toy.LAB, "1.1")
+    found = task_summary(results, toy.LAB, "1.1")
     assert found.failures[0][1] == 2
     assert found.counts == {"bad": 2, "good": 1}
     assert found.mean == pytest.approx(2 / 3)
-    assert pages.task_summary(results, toy.LAB, "1.A").mean is None
+    assert task_summary(results, toy.LAB, "1.A").mean is None
 
 
 LONG = """def f(tensor, rank):
@@ -769,7 +772,7 @@ def test_renamed_and_commented_copies_are_found_and_model_answers_are_not(refere
     results = [a_result(name) for name in codes]
     for result in results:
         result.tasks[0].code = codes[result.student]
-    found = similar.groups(results, [reference])
+    found = similarity.groups(results, [reference])
     assert [(one.students, one.tasks) for one in found] == [(("Ada", "Bob"), ["1.1"])]
 
 
@@ -782,8 +785,7 @@ def test_a_missing_sandbox_is_said_with_the_way_out(tmp_path, monkeypatch):
 
 def test_the_graders_modules_import_no_pytorch():
     code = (
-        "import sys, utils.grading.grade_all, utils.grading.kernel; "
-        "sys.exit('torch' in sys.modules)"
+        "import sys, utils.grading.command, utils.grading.kernel; sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 

@@ -30,16 +30,31 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from utils.__main__ import main
 from utils.course.notebook import KERNELSPEC
 from utils.course.release import student_version
-from utils.grading import book, cells, explain, grade_all, grade_one, hold, pages, watch, zips
-from utils.grading.assemble import assemble
-from utils.grading.grade_one import grade
-from utils.grading.plan import newest
+from utils.grading import (
+    book,
+    cells,
+    command,
+    grader,
+    interrupts,
+    lock,
+    pool,
+    publication,
+    roster,
+    watch,
+    written_answers,
+    zips,
+)
+from utils.grading.assembly import assemble
+from utils.grading.feedback import feedback
+from utils.grading.grader import grade
+from utils.grading.notebook_run import Run, fault, run
 from utils.grading.reference import Reference
 from utils.grading.results import Result, TaskResult, load, save
-from utils.grading.run import Run, fault, run
 from utils.grading.sandbox import Box, Limits
 from utils.grading.source import MOST_SOURCE, _defined
 from utils.grading.submissions import find
+from utils.grading.summary import summary, task_summary
+from utils.grading.worklist import newest
 from utils.grading.zips import SubmissionsError
 
 NAMES = ("Ada", "Bob", "Cleo", "Dora", "Emil")
@@ -49,8 +64,8 @@ NAMES = ("Ada", "Bob", "Cleo", "Dora", "Emil")
 def runs(reference, monkeypatch):
     """All runs are pretended; a right answer passes."""
     pretended = toy.Pretended(reference, {})
-    monkeypatch.setattr(grade_one, "run", pretended)
-    monkeypatch.setattr(grade_all.compileall, "compile_dir", lambda *a, **k: True)
+    monkeypatch.setattr(grader, "run", pretended)
+    monkeypatch.setattr(command.compileall, "compile_dir", lambda *a, **k: True)
     return pretended
 
 
@@ -152,7 +167,7 @@ class Faulty(toy.Pretended):
 
 @pytest.mark.parametrize("error", [None, OSError(errno.ENOSPC, "No space left on device")])
 def test_a_run_that_the_machine_spoilt_is_made_again(reference, monkeypatch, tmp_path, error):
-    monkeypatch.setattr(grade_one, "run", Faulty(reference, 2, error))
+    monkeypatch.setattr(grader, "run", Faulty(reference, 2, error))
     result = grade(toy.hand_in(tmp_path, "ada", toy.filled()), reference, Box(), tmp_path / "out")
     assert (result.points, result.error, result.runs) == (8, "", 1)
 
@@ -161,7 +176,7 @@ def test_a_run_that_the_machine_spoilt_is_made_again(reference, monkeypatch, tmp
 def test_a_machine_that_fails_for_good_gives_no_points_and_no_zero(
     reference, monkeypatch, tmp_path, error
 ):
-    monkeypatch.setattr(grade_one, "run", Faulty(reference, 99, error))
+    monkeypatch.setattr(grader, "run", Faulty(reference, 99, error))
     result = grade(toy.hand_in(tmp_path, "ada", toy.filled()), reference, Box(), tmp_path / "out")
     assert ("No space" if error else "SIGKILL") in result.error
     assert [task.points for task in result.tasks] == [None] * 6
@@ -176,7 +191,7 @@ def test_ranks_that_come_up_too_slowly_for_the_time_that_is_left_are_no_zero(
         why = "cell 'ranks-join', before all tasks, failed"
         return Run([{"cell": "ranks-join", "end": why}], 400.0, why)
 
-    monkeypatch.setattr(grade_one, "run", slow)
+    monkeypatch.setattr(grader, "run", slow)
     path = toy.hand_in(tmp_path, "ada", toy.filled())
     result = grade(path, reference, Box(limits=Limits(total=500)), tmp_path / "out")
     assert "could not be started" in result.error
@@ -238,14 +253,14 @@ def test_a_submission_that_can_not_be_read_is_no_zero(class_, everyone, tmp_path
 def test_a_notebook_that_vanishes_while_the_class_is_graded_is_no_zero(
     class_, everyone, tmp_path, monkeypatch
 ):
-    plan = grade_all.plan
+    plan = command.plan
 
     def planned(*arguments):
         jobs = plan(*arguments)
         (everyone / "Cleo.ipynb").unlink()
         return jobs
 
-    monkeypatch.setattr(grade_all, "plan", planned)
+    monkeypatch.setattr(command, "plan", planned)
     assert class_() == 1
     books = table(tmp_path / "out" / "gradebook.csv")
     assert books["Cleo"]["total"] == ""
@@ -284,18 +299,18 @@ def test_not_graded_is_blank_in_every_book(tmp_path):
 
 def test_the_summary_begins_with_who_was_not_graded_and_counts_the_others(reference):
     results = [a_result("Ada", 1.0, error="killed <b>"), a_result("Bob", 2.0)]
-    page = pages.summary(results, [reference], {}, {"Ada": "a", "Bob": "b"})
+    page = summary(results, [reference], {}, {"Ada": "a", "Bob": "b"})
     top = page[: page.index("<h2>")]
     assert "1 NOT GRADED" in top
     assert "killed &lt;b&gt;" in top
     assert "on average 2 of 5 points" in top
-    assert pages.task_summary(results, toy.LAB, "1.1").mean == 2
-    assert "NOT GRADED" not in pages.summary(results[1:], [reference], {}, {"Bob": "b"})
-    assert "none of them graded" in pages.summary(results[:1], [reference], {}, {"Ada": "a"})
+    assert task_summary(results, toy.LAB, "1.1").mean == 2
+    assert "NOT GRADED" not in summary(results[1:], [reference], {}, {"Bob": "b"})
+    assert "none of them graded" in summary(results[:1], [reference], {}, {"Ada": "a"})
 
 
 def test_a_student_who_was_not_graded_reads_no_points():
-    page = pages.feedback("Ada", [a_result("Ada", 1.0, error="killed")])
+    page = feedback("Ada", [a_result("Ada", 1.0, error="killed")])
     assert "Not graded yet" in page
     assert "of 5 points" not in page
     assert "not yet right" not in page
@@ -326,18 +341,18 @@ def test_points_by_hand_outlive_other_runs_other_labs_and_withdrawn_students(
 def test_points_entered_while_the_class_is_graded_are_not_overwritten(class_, everyone, tmp_path):
     assert class_() == 0
     out = tmp_path / "out"
-    run_ = grade_one.run
+    run_ = grader.run
 
     def entering(*arguments, **more):
         if not by_hand(out)["Dora"]:
             enter(out, "Dora", "2")
         return run_(*arguments, **more)
 
-    grade_one.run = entering
+    grader.run = entering
     try:
         assert class_() == 0
     finally:
-        grade_one.run = run_
+        grader.run = run_
     assert by_hand(out)["Dora"] == "2"
     assert table(out / "gradebook.csv")["Dora"]["1.A"] == "2"
 
@@ -347,17 +362,17 @@ def test_a_mistake_in_explain_csv_that_came_meanwhile_costs_no_points(
 ):
     assert class_() == 0
     path = tmp_path / "out" / "explain.csv"
-    run_ = grade_one.run
+    run_ = grader.run
 
     def spoil(*arguments, **more):
         path.write_text(path.read_text().replace("1.A,2,,", "1.A,2,2 or so,"))
         return run_(*arguments, **more)
 
-    grade_one.run = spoil
+    grader.run = spoil
     try:
         class_()
     finally:
-        grade_one.run = run_
+        grader.run = run_
     assert "2 or so" in path.read_text(), "the file was left as it is"
     assert "line 2" in capsys.readouterr().err
     assert table(tmp_path / "out" / "gradebook.csv")["Ada"]["total"] == "8"
@@ -378,18 +393,18 @@ def test_rows_for_nobody_are_told_and_kept(tmp_path):
         "Adda,01_toy,1.A,3,2,good,me\nAda,01_toy,1.Z,3,1,,\nAda,01_toy,1.1,2,0.5,,\n"
         "Ada,01_toy,1.A,3,,,you\n,,,,,,\nGone,01_toy,1.A,3,,,\n"
     )
-    grades = explain.read(path)
-    said = explain.merge([a_result("Ada")], grades)
+    grades = written_answers.read(path)
+    said = written_answers.merge([a_result("Ada")], grades)
     assert len(said) == 3, said
     assert "line 2: nobody here is called 'Adda' ('Ada'?)" in said[0]
     assert "no task '1.Z'" in said[1]
     assert "is passed, not read by hand" in said[2]
     assert "'Gone'" not in "".join(said), "nothing was entered for Gone"
-    explain.write([a_result("Ada")], path, grades)
+    written_answers.write([a_result("Ada")], path, grades)
     kept = path.read_text(encoding="utf-8-sig").splitlines()
     assert kept == [
         "student,lab,task,max,points,comment,answer,read by",
-        f"Ada,01_toy,1.A,3,,,{explain.mark('Because.')},you",
+        f"Ada,01_toy,1.A,3,,,{written_answers.mark('Because.')},you",
         *("Adda,01_toy,1.A,3,2,good,,me", "Ada,01_toy,1.Z,3,1,,,", "Ada,01_toy,1.1,2,0.5,,,"),
     ]
 
@@ -399,10 +414,10 @@ def test_rows_for_nobody_are_told_and_kept(tmp_path):
     ("delimiter", "end"), [(",", "\n"), (";", "\r\n"), ("\t", "\r\n"), (",", "\r")]
 )
 def test_what_spreadsheets_write_is_read(tmp_path, encoding, delimiter, end):
-    rows = [explain.HEADER, ["Zoë Müller", "01_toy", "1.A", "3", "2", "gut – weiter", ""]]
+    rows = [written_answers.HEADER, ["Zoë Müller", "01_toy", "1.A", "3", "2", "gut – weiter", ""]]
     text = end.join(delimiter.join(row) for row in rows) + end
     (tmp_path / "explain.csv").write_bytes(text.encode(encoding))
-    (grade_,) = explain.read(tmp_path / "explain.csv").items()
+    (grade_,) = written_answers.read(tmp_path / "explain.csv").items()
     assert grade_[0] == ("Zoë Müller", "01_toy", "1.A")
     assert (grade_[1].points, grade_[1].comment) == (2.0, "gut – weiter")
 
@@ -413,12 +428,12 @@ def test_a_comment_of_several_lines_comes_back_whole_and_lines_are_counted_right
     path.write_text(
         'student,lab,task,max,points,comment\nAda,01_toy,1.A,3,2,"one\ntwo"\nX,1,1,3,9,\n'
     )
-    assert "line 4" in explain.read(path).bad[0]
+    assert "line 4" in written_answers.read(path).bad[0]
     path.write_text(path.read_text().replace("X,1,1,3,9,", ""))
-    grades = explain.read(path)
-    explain.merge([result], grades)
-    explain.write([result], path, grades)
-    assert explain.read(path)["Ada", "01_toy", "1.A"].comment == "one\ntwo"
+    grades = written_answers.read(path)
+    written_answers.merge([result], grades)
+    written_answers.write([result], path, grades)
+    assert written_answers.read(path)["Ada", "01_toy", "1.A"].comment == "one\ntwo"
 
 
 @pytest.mark.parametrize(
@@ -433,8 +448,8 @@ def test_what_could_be_read_in_two_ways_counts_for_nobody_and_is_told_by_line(
     tmp_path, lines, words
 ):
     path = tmp_path / "explain.csv"
-    path.write_text("\n".join([",".join(explain.HEADER), *lines]))
-    grades = explain.read(path)
+    path.write_text("\n".join([",".join(written_answers.HEADER), *lines]))
+    grades = written_answers.read(path)
     assert grades == {}
     assert words in grades.bad[0]
 
@@ -462,19 +477,19 @@ def test_one_bad_row_costs_no_other_student_points_and_is_kept_until_it_is_mende
 def test_an_empty_explain_csv_is_no_reason_to_forget_points(tmp_path):
     path = tmp_path / "explain.csv"
     path.write_text("\n")
-    with pytest.raises(explain.ExplainError, match="is empty"):
-        explain.read(path)
-    path.write_text(",".join(explain.HEADER))
-    assert explain.read(path) == {}
+    with pytest.raises(written_answers.ExplainError, match="is empty"):
+        written_answers.read(path)
+    path.write_text(",".join(written_answers.HEADER))
+    assert written_answers.read(path) == {}
 
 
 def test_the_same_file_is_not_copied_again_and_again(tmp_path):
     path = tmp_path / "explain.csv"
     for _ in range(3):
-        explain.write([a_result("Ada")], path, explain.read(path))
+        written_answers.write([a_result("Ada")], path, written_answers.read(path))
     assert [one.name for one in tmp_path.iterdir()] == ["explain.csv"]
-    explain.write([a_result("Bob")], path)
-    explain.write([a_result("Cleo")], path)
+    written_answers.write([a_result("Bob")], path)
+    written_answers.write([a_result("Cleo")], path)
     assert len(list(tmp_path.glob("explain-*.csv"))) == 2, "two in one second are two copies"
 
 
@@ -555,7 +570,7 @@ def test_merge_goes_on_when_the_solutions_have_changed(class_, everyone, tmp_pat
 
 
 def _hold(out: Path, ready, stay) -> None:
-    with hold.held(out):
+    with lock.held(out):
         ready.set()
         stay.wait(60)
 
@@ -575,7 +590,7 @@ def test_a_second_grader_is_told_who_has_the_folder(class_, everyone, tmp_path, 
         assert class_("--merge") == 2
         holder.kill()
         holder.join(30)
-        assert (out / hold.HOLDER).exists(), "it had no time to clean up"
+        assert (out / lock.HOLDER).exists(), "it had no time to clean up"
         assert class_() == 0, "the lock of a dead process keeps nobody out"
     finally:
         holder.kill()
@@ -593,7 +608,7 @@ def test_a_folder_that_can_not_be_written_is_told_before_the_work(
     def full(path: Path, text: str) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(grade_all, "write_text", full)
+    monkeypatch.setattr(roster, "write_text", full)
     assert class_() == 2
     assert "Read-only" in capsys.readouterr().err
     assert runs.runs == 0
@@ -630,18 +645,18 @@ def test_a_result_that_can_not_be_stored_is_not_graded(class_, everyone, tmp_pat
             raise OSError(errno.ENOSPC, "No space left on device")
         save(result, path)
 
-    monkeypatch.setattr(grade_all, "save", store)
+    monkeypatch.setattr(pool, "save", store)
     assert class_() == 1
     books = table(tmp_path / "out" / "gradebook.csv")
     assert (books["Bob"]["total"], books["Cleo"]["total"]) == ("", "8")
     assert "can't be stored" in books["Bob"]["remarks"]
 
 
-@pytest.mark.parametrize("number", hold.Interrupts.SIGNALS)
+@pytest.mark.parametrize("number", interrupts.Interrupts.SIGNALS)
 def test_ctrl_c_twice_still_writes_the_books(
     class_, everyone, tmp_path, monkeypatch, capsys, number
 ):
-    run_ = grade_one.run
+    run_ = grader.run
 
     def stopping(*arguments, **more):
         if "Cleo" in str(arguments[2]):
@@ -652,14 +667,14 @@ def test_ctrl_c_twice_still_writes_the_books(
             return Run(end="interrupted")
         return run_(*arguments, **more)
 
-    monkeypatch.setattr(grade_one, "run", stopping)
-    write_books = grade_all.write_books
+    monkeypatch.setattr(grader, "run", stopping)
+    write_books = publication.write_books
 
     def third(*arguments, **more):
         os.kill(os.getpid(), number)
         return write_books(*arguments, **more)
 
-    monkeypatch.setattr(grade_all, "write_books", third)
+    monkeypatch.setattr(publication, "write_books", third)
     assert class_() == 130
     books = table(tmp_path / "out" / "gradebook.csv")
     assert list(books) == list(NAMES)
@@ -672,13 +687,13 @@ def test_ctrl_c_twice_still_writes_the_books(
 def test_ctrl_c_while_the_books_are_written_does_not_leave_half_of_them(
     class_, everyone, tmp_path, monkeypatch
 ):
-    write_books = grade_all.write_books
+    write_books = publication.write_books
 
     def stopped(*arguments, **more):
         os.kill(os.getpid(), signal.SIGINT)
         return write_books(*arguments, **more)
 
-    monkeypatch.setattr(grade_all, "write_books", stopped)
+    monkeypatch.setattr(publication, "write_books", stopped)
     assert class_() == 0
     assert list(table(tmp_path / "out" / "gradebook.csv")) == list(NAMES)
     assert (tmp_path / "out" / "summary.html").exists()
@@ -705,13 +720,13 @@ def test_a_class_that_is_killed_three_times_has_the_same_books_in_the_end(
     for number in range(30):
         wrong = {name: None for name in toy.ANSWERS if draw.random() < 0.4}
         toy.hand_in(tmp_path / "in", f"student {number:02}", toy.filled(**wrong))
-    run_ = grade_one.run
+    run_ = grader.run
 
     def slowly(*arguments, **more):
         time.sleep(0.02)
         return run_(*arguments, **more)
 
-    monkeypatch.setattr(grade_one, "run", slowly)
+    monkeypatch.setattr(grader, "run", slowly)
     out = tmp_path / "out"
     kills = []
     for _ in range(3):
@@ -784,7 +799,7 @@ def test_a_stopped_run_without_resume_keeps_the_grades_that_still_hold(
         time.sleep(0.3)
         return Run(end="interrupted")
 
-    monkeypatch.setattr(grade_one, "run", stop)
+    monkeypatch.setattr(grader, "run", stop)
     assert class_() == 130
     books = table(tmp_path / "out" / "gradebook.csv")
     assert [books[name]["total"] for name in NAMES] == ["", "8", "8", "8", "8"]
@@ -835,7 +850,7 @@ def test_a_folder_that_fills_up_is_graded_as_it_does_and_nothing_twice(
     books = table(out / "gradebook.csv")
     assert {name: row["total"] for name, row in books.items()} == {"Ada": "10", "Bob": "6"}
     assert "there is no notebook" in capsys.readouterr().err
-    assert not (out / hold.HOLDER).exists()
+    assert not (out / lock.HOLDER).exists()
 
 
 def test_ctrl_c_while_a_watched_class_is_graded_ends_it_with_books(
@@ -846,7 +861,7 @@ def test_ctrl_c_while_a_watched_class_is_graded_ends_it_with_books(
         time.sleep(0.3)
         return Run(end="interrupted")
 
-    monkeypatch.setattr(grade_one, "run", stop)
+    monkeypatch.setattr(grader, "run", stop)
     assert class_("--watch") == 130
     assert list(table(tmp_path / "out" / "gradebook.csv")) == list(NAMES)
 
@@ -1097,7 +1112,7 @@ def test_an_own_cell_that_ends_every_run_before_the_first_task_costs_no_grade(
 
     nb = toy.filled()
     nb.cells.insert(1, new_code_cell("%%px\ndist = None", id="mine"))
-    monkeypatch.setattr(grade_one, "run", Harmed(reference, {}))
+    monkeypatch.setattr(grader, "run", Harmed(reference, {}))
     result = grade(toy.hand_in(tmp_path, "eve", nb), reference, Box(), tmp_path / "out")
     assert (result.points, result.error) == (8, "")
     assert any("own cells left out" in remark for remark in result.remarks)
@@ -1115,7 +1130,7 @@ def test_an_answer_that_takes_all_memory_of_a_small_machine_is_no_way_out_of_a_g
             return done
 
     hungry = Hungry(reference, {where: ("the ranks are gone", ("1.2",))})
-    monkeypatch.setattr(grade_one, "run", hungry)
+    monkeypatch.setattr(grader, "run", hungry)
     result = grade(toy.hand_in(tmp_path, "eve", toy.filled()), reference, Box(), tmp_path / "out")
     assert (bool(result.error), result.task("1.2").points) == (points is None, points and 0)
     assert result.points == (points or 0)
@@ -1342,7 +1357,7 @@ def test_points_that_are_saved_while_pages_are_written_count_in_the_next_round(
     class_, tmp_path, monkeypatch
 ):
     toy.hand_in(tmp_path / "in", "Ada", toy.filled())
-    out, write, looks = tmp_path / "out", grade_all.write_pages, []
+    out, write, looks = tmp_path / "out", publication.write_pages, []
 
     def pages_and_points(*arguments):
         if not looks:
@@ -1354,7 +1369,7 @@ def test_points_that_are_saved_while_pages_are_written_count_in_the_next_round(
         if len(looks) == 4:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(grade_all, "write_pages", pages_and_points)
+    monkeypatch.setattr(publication, "write_pages", pages_and_points)
     monkeypatch.setattr(watch, "sleep", look)
     assert class_("--watch") == 0
     assert table(out / "gradebook.csv")["Ada"]["total"] == "10"
@@ -1363,7 +1378,7 @@ def test_points_that_are_saved_while_pages_are_written_count_in_the_next_round(
 def test_ctrl_c_in_a_later_round_tells_of_the_books_that_there_are(
     class_, everyone, monkeypatch, capsys
 ):
-    rounds, seek = [], grade_all.find
+    rounds, seek = [], command.find
 
     def found(*arguments):
         rounds.append(1)
@@ -1371,7 +1386,7 @@ def test_ctrl_c_in_a_later_round_tells_of_the_books_that_there_are(
             signal.raise_signal(signal.SIGINT)
         return seek(*arguments)
 
-    monkeypatch.setattr(grade_all, "find", found)
+    monkeypatch.setattr(command, "find", found)
     monkeypatch.setattr(watch, "_until_changed", lambda *_: None)
     assert class_("--watch") == 130
     assert "the books are those of before, --resume goes on" in capsys.readouterr().err

@@ -15,15 +15,17 @@ from nbformat.v4 import new_code_cell
 from test_grading import sandboxed
 
 from utils.course.notebook import SOLUTIONS, notebooks
-from utils.grading import book, grade_all, imports, inspection, pages, similar, suspicion
-from utils.grading.assemble import body
-from utils.grading.grade_one import MOST_CODE, grade
-from utils.grading.plan import Job
+from utils.grading import book, imports, inspection, pool, similarity, suspicion
+from utils.grading.assembly import body
+from utils.grading.feedback import feedback
+from utils.grading.grader import MOST_CODE, grade
+from utils.grading.notebook_run import Stop
 from utils.grading.reference import Reference
 from utils.grading.results import Result, TaskResult, load
-from utils.grading.run import Stop
 from utils.grading.sandbox import Box, Limits
 from utils.grading.submissions import File, Student
+from utils.grading.summary import summary
+from utils.grading.worklist import Job
 
 GB = 1 << 30
 
@@ -485,12 +487,12 @@ def test_what_is_hidden_behind_a_long_answer_is_shown_to_a_person(reference):
 def test_every_graded_submission_is_looked_at_and_keeps_what_was_found(
     reference, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(grade_all, "grade", lambda *_, **__: a_result("import gc"))
+    monkeypatch.setattr(pool, "grade", lambda *_, **__: a_result("import gc"))
     path = toy.hand_in(tmp_path, "mallory", "{}")
     job = Job(Student("Mallory"), reference, File(Student("Mallory"), path, "a.ipynb"), tmp_path)
     slots = queue.SimpleQueue()
     slots.put(0)
-    grade_all.do(job, Box(), slots, Stop())
+    pool.do(job, Box(), slots, Stop())
     assert "import gc" in load(tmp_path / "result.json").look[0]
 
 
@@ -500,7 +502,7 @@ def test_a_forger_that_hides_in_a_cell_of_its_own_is_shown_to_a_person(
     nb = toy.filled(total="return forged(tensor)")
     at = nb.cells.index(toy.cell(nb, "twice-answer"))
     nb.cells.insert(at, new_code_cell("%%px\nimport gc\ndef forged(tensor): ..."))
-    monkeypatch.setattr("utils.grading.grade_one.run", toy.Pretended(reference, {}))
+    monkeypatch.setattr("utils.grading.grader.run", toy.Pretended(reference, {}))
     result = grade(toy.hand_in(tmp_path, "mallory", nb), reference, Box(), tmp_path / "out")
     found = suspicion.look(result, reference)
     assert "look at the student's own cells: it uses import gc" in " ".join(found)
@@ -511,9 +513,9 @@ def test_what_a_person_should_look_at_is_in_summary_and_gradebook_and_not_in_the
 ):
     result = a_result("def total(t, r):\n    import gc")
     result.look = suspicion.look(result, reference)
-    assert "import gc" in pages.summary([result], [reference], {}, {"Mallory": "m"})
+    assert "import gc" in summary([result], [reference], {}, {"Mallory": "m"})
     assert "import gc" in book.gradebook([result])
-    assert "look at this" not in pages.feedback("Mallory", [result])
+    assert "look at this" not in feedback("Mallory", [result])
 
 
 # --- copies of the solution ----------------------------------------------------------------------
@@ -546,10 +548,10 @@ def renamed(code: str) -> str:
 def test_a_renamed_copy_of_the_published_solution_is_shown_to_a_person(all_reduce):
     models = {task: body(code) for task, code in solutions_of("lab06").items()}
     copied = {task: renamed(code) for task, code in models.items()}
-    found = similar.copies([with_answers(copied, all_reduce.lab)], [all_reduce])
+    found = similarity.copies([with_answers(copied, all_reduce.lab)], [all_reduce])
     assert [one.students for one in found] == [("Mallory",)]
     assert {"6.1", "6.2", "6.3", "6.6", "6.8", "6.9"} <= set(found[0].tasks)
-    page = pages.summary([with_answers(copied, all_reduce.lab)], [all_reduce], {}, {"Mallory": "m"})
+    page = summary([with_answers(copied, all_reduce.lab)], [all_reduce], {}, {"Mallory": "m"})
     assert "6.1, 6.2" in page.partition("Equal to the published solution")[2]
 
 
@@ -558,15 +560,15 @@ def test_no_right_answer_of_another_form_is_taken_for_a_copy(name):
     path = next(path for path in notebooks(SOLUTIONS) if path.name == LABS[name].NOTEBOOK)
     for task, what, code in right_answers(LABS[name], solutions_of(name)):
         one = with_answers({task: body(textwrap.dedent(code))}, path.stem)
-        assert similar.copies([one], [Reference(path)]) == [], what
+        assert similarity.copies([one], [Reference(path)]) == [], what
 
 
 def test_a_short_solution_that_many_find_is_no_copy(reference):
     codes = {"1.3": toy.indented(*toy.ANSWERS["total"][3:])}
-    assert similar.copies([with_answers(codes, toy.LAB)], [reference]) == []
+    assert similarity.copies([with_answers(codes, toy.LAB)], [reference]) == []
 
 
 def test_a_copied_text_is_shown_to_a_person(reference):
     result = with_answers({"1.A": f"**{toy.MODEL_TEXT.upper()}**"}, toy.LAB)
     result.tasks[0].status = "by hand"
-    assert [one.tasks for one in similar.copies([result], [reference])] == [["1.A"]]
+    assert [one.tasks for one in similarity.copies([result], [reference])] == [["1.A"]]

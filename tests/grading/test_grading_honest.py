@@ -12,8 +12,8 @@ import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
-from utils.grading.assemble import WHOLE, Assembled, View, assemble
-from utils.grading.grade_one import grade
+from utils.grading.assembly import WHOLE, Assembled, View, assemble
+from utils.grading.grader import grade
 from utils.grading.own_cells import MOST_CELLS
 from utils.grading.reference import Reference
 from utils.grading.sandbox import Box
@@ -158,7 +158,7 @@ def test_the_labs_own_cells_are_nobodys_own_even_without_ids(tmp_path, reference
 def test_a_cell_of_ones_own_that_hangs_costs_no_point(tmp_path, reference, monkeypatch):
     nb = put(toy.filled(), "%%px\nwhile True: pass", behind="ranks-join")
     runs = toy.Pretended(reference, {"own-0": ("out of time", ())})
-    monkeypatch.setattr("utils.grading.grade_one.run", runs)
+    monkeypatch.setattr("utils.grading.grader.run", runs)
     result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
     assert sum(task.points or 0 for task in result.tasks) == toy.MOST
     assert result.error == ""
@@ -173,7 +173,7 @@ def test_a_cell_of_ones_own_that_spoils_an_answer_costs_no_point(tmp_path, refer
             return super().__call__(nb, *args, **more)
 
     nb = put(toy.filled(), "%%px\nrank = 7", behind="swap-check")
-    monkeypatch.setattr("utils.grading.grade_one.run", Spoilt(reference, {}))
+    monkeypatch.setattr("utils.grading.grader.run", Spoilt(reference, {}))
     result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
     assert sum(task.points or 0 for task in result.tasks) == toy.MOST
     assert "Task 1.3: judged without the student's own cells" in result.remarks
@@ -181,7 +181,7 @@ def test_a_cell_of_ones_own_that_spoils_an_answer_costs_no_point(tmp_path, refer
 
 def test_a_wrong_answer_is_wrong_however_often_it_is_judged(tmp_path, reference, monkeypatch):
     nb = put(copy.deepcopy(toy.filled()), HELPER, behind="twice-task")
-    monkeypatch.setattr("utils.grading.grade_one.run", toy.Pretended(reference, {}, ("1.3",)))
+    monkeypatch.setattr("utils.grading.grader.run", toy.Pretended(reference, {}, ("1.3",)))
     result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
     assert result.task("1.3").points == 0
     assert result.task("1.3").status == "wrong"
@@ -192,7 +192,7 @@ def test_an_answer_above_its_emptied_cell_is_shown_and_held_against_nobody(
 ):
     nb = toy.filled(square="\n%%px\n# see above")
     nb = put(nb, "%%px\ndef square(n):\n    return n * n", behind="square-task")
-    monkeypatch.setattr("utils.grading.grade_one.run", toy.Pretended(reference, {}))
+    monkeypatch.setattr("utils.grading.grader.run", toy.Pretended(reference, {}))
     result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
     assert "return n * n" in result.task("1.4").code
     assert look(result, reference) == []
@@ -220,7 +220,7 @@ def test_imports_are_read_from_python_only():
 
 def test_the_code_that_is_shown_is_that_which_was_judged(tmp_path, reference, monkeypatch):
     nb = put(toy.filled(square=None), "%%px\ndef square(n):\n    return n * n", behind="mean-check")
-    monkeypatch.setattr("utils.grading.grade_one.run", toy.Pretended(reference, {}))
+    monkeypatch.setattr("utils.grading.grader.run", toy.Pretended(reference, {}))
     result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
     assert result.task("1.4").code == "def square(n):\n    return n * n"
     assert look(result, reference) == []

@@ -12,10 +12,14 @@ import grading_tools as toy
 import pytest
 from browser_tools import photograph
 
-from utils.grading import pages
-from utils.grading.made import Made, described, made_now
+from utils.grading.feedback import feedback, next_step
+from utils.grading.problems import common
+from utils.grading.provenance import Provenance, described, provenance_now
 from utils.grading.reference import Reference
+from utils.grading.result_pages import write_pages
 from utils.grading.results import Result, Shown, TaskResult
+from utils.grading.summary import summary as a_summary
+from utils.grading.summary import task_summary
 
 WRONG = "✗ Task {} · a\n  - rank 0: the sum: expected 5, got 7"
 LINKS = {"Ada": "students/Ada/feedback.html", "Bob & Co": "students/Bob & Co/feedback.html"}
@@ -30,15 +34,15 @@ def result(*tasks: TaskResult, student: str = "Ada", **more) -> Result:
     return Result(student, more.pop("lab", toy.LAB), "key", "a.ipynb", tasks=[*tasks], **more)
 
 
-def summary(results: list[Result], reference: Reference, made: Made | None = None) -> str:
-    return pages.summary(results, [reference], {}, LINKS, made)
+def summary(results: list[Result], reference: Reference, made: Provenance | None = None) -> str:
+    return a_summary(results, [reference], {}, LINKS, made)
 
 
 # --- what they say -------------------------------------------------------------------------------
 
 
 def test_feedback_starts_with_the_first_open_task_and_what_it_said():
-    page = pages.feedback("Ada", [result(task("1.1", points=2), task("1.2", "wrong"))])
+    page = feedback("Ada", [result(task("1.1", points=2), task("1.2", "wrong"))])
     first = page[page.index("<main") : page.index(f"<h2>{toy.LAB}")]
     assert f'href="#{toy.LAB}-1.2"' in first
     assert "expected 5, got 7" in first
@@ -47,17 +51,17 @@ def test_feedback_starts_with_the_first_open_task_and_what_it_said():
 
 def test_feedback_sends_nobody_to_an_answer_that_a_person_reads():
     done = result(task("1.1", points=2), task("1.A", "by hand", None))
-    assert "a person reads the rest" in pages.feedback("Ada", [done])
+    assert "a person reads the rest" in feedback("Ada", [done])
     done.tasks[1].points = 0.0
-    assert "no check found a mistake" in pages.feedback("Ada", [done])
+    assert "no check found a mistake" in feedback("Ada", [done])
 
 
 def test_a_written_answer_awaits_a_person_until_it_has_points():
     waits, read = task("1.A", "by hand", None), task("1.A", "by hand", 0.0)
-    assert "awaits a person" in pages.feedback("Ada", [result(waits)])
-    assert "✎ read by a person" not in pages.feedback("Ada", [result(waits)])
-    assert "✎ read by a person" in pages.feedback("Ada", [result(read)])
-    found = pages.task_summary([result(waits), result(read, student="Bob")], toy.LAB, "1.A")
+    assert "awaits a person" in feedback("Ada", [result(waits)])
+    assert "✎ read by a person" not in feedback("Ada", [result(waits)])
+    assert "✎ read by a person" in feedback("Ada", [result(read)])
+    found = task_summary([result(waits), result(read, student="Bob")], toy.LAB, "1.A")
     assert found.counts == {"waits": 1, "hand": 1}
 
 
@@ -72,7 +76,7 @@ def test_an_instructor_gets_from_a_problem_to_the_students_who_have_it(reference
 def test_no_student_with_a_common_problem_is_left_out(reference):
     names = [f"student {number}" for number in range(30)]
     results = [result(task("1.1", "wrong"), student=name) for name in names]
-    page = pages.summary(results, [reference], {}, {name: f"at/{name}" for name in names})
+    page = a_summary(results, [reference], {}, {name: f"at/{name}" for name in names})
     problems = page[page.index('id="problems"') : page.index('id="alike"')]
     assert len(re.findall("<a href", problems)) == 30
     assert "and 18 more" in problems
@@ -129,7 +133,7 @@ def test_who_could_not_be_graded_does_not_look_like_one_without_an_answer(refere
 
 
 def test_a_year_later_the_summary_still_tells_by_which_version_and_command(reference):
-    made = made_now("ddl-labs grade --merge -o out", "ddl-labs grade in/ -o 'my results'")
+    made = provenance_now("ddl-labs grade --merge -o out", "ddl-labs grade in/ -o 'my results'")
     page = summary([result(task("1.1"))], reference, made)
     line = re.search('<p class="made.*</p>', page)[0]
     assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d, ddl-labs \d", line)
@@ -167,8 +171,8 @@ def written(reference, tmp_path_factory) -> dict[str, Path]:
         result(task("2.1", points=2), student="Ada", lab="02_other"),
     ]
     folders = {one.student: out / "students" / one.student for one in results}
-    made = Made("2026-01-01 10:00", "0.1.0", "ddl-labs grade " + "long/" * 30)
-    found = pages.write_pages(results, [reference], out, folders, {"": ["nobody's"]}, made)
+    made = Provenance("2026-01-01 10:00", "0.1.0", "ddl-labs grade " + "long/" * 30)
+    found = write_pages(results, [reference], out, folders, {"": ["nobody's"]}, made)
     return found | {"summary": out / "summary.html", "explain": out / "explain.html"}
 
 
@@ -190,7 +194,7 @@ def test_everyone_can_read_every_page(written, chromium, tmp_path, scheme, width
 def test_the_next_step_is_never_cut_before_what_to_try():
     lines = [f"  - line {k}" for k in range(20)] + ["  What to try: send first", "  on rank 0"]
     told = "\n".join(["✗ Task 1.1 · twice", *lines])
-    said = pages.next_step([result(task("1.1", "wrong", said=told))]).said
+    said = next_step([result(task("1.1", "wrong", said=told))]).said
     assert "line 7" in said
     assert "line 9" not in said
     assert said.endswith("What to try: send first\n  on rank 0")
@@ -200,4 +204,4 @@ def test_a_problem_of_one_student_is_counted_once():
     hung = task("1.1", "hung", note="The check was still running.")
     hung.said = "✗ Task 1.1 · twice\n  - did not come to an end and was interrupted"
     hung.problems = [{"text": "did not come to an end", "kind": "silent"}] * 2
-    assert [count for _, count, _ in pages.common([("Ada", hung)])] == [1]
+    assert [count for _, count, _ in common([("Ada", hung)])] == [1]

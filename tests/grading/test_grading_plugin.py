@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from nbformat.v4 import new_code_cell, new_output
 
+from utils.checks.task import Report
 from utils.checks.verdict import MIME, Problem, Verdict
 from utils.cluster.failure import CellFailed, Outcome, RanksLostError
 from utils.cluster.reply import Reply
@@ -67,3 +68,27 @@ def test_a_dead_rank_is_a_lost_one():
 
     assert _dead(1).lost
     assert not Reply(1, "error", error="ValueError: no").lost
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "status"),
+    [
+        (
+            Reply(0, "error", error="ValueError: KeyboardInterrupt", kind="ValueError"),
+            "error",
+            "wrong",
+        ),
+        (
+            Reply(0, "silent", error="KeyboardInterrupt: ", kind="KeyboardInterrupt"),
+            "interrupted",
+            "hung",
+        ),
+        (Reply(0, "error", error="the rank is dead", lost=True), "lost", "wrong"),
+    ],
+)
+def test_a_check_tells_kinds_of_errors_by_which_grading_judges(reply, kind, status):
+    report = Report()
+    report._add_errors([reply], 10.0)
+    assert [one.kind for one in report.problems] == [kind]
+    data = Verdict("1.1", "a", passed=False, problems=tuple(report.problems)).data()
+    assert verdicts.failure([{"verdicts": [data]}]) == status

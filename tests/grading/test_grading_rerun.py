@@ -12,7 +12,7 @@ from utils.__main__ import main
 from utils.checks.verdict import Verdict
 from utils.course.notebook import KERNELSPEC, dumps
 from utils.grading import rerun
-from utils.grading.run import Run
+from utils.grading.notebook_run import Run
 
 
 def a_notebook(folder: Path, source: str) -> Path:

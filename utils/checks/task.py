@@ -223,8 +223,7 @@ class Report:
             # A loop without an end was ended somewhere.
             somewhere = reply.kind == NotEnded.__name__
             at = f" (at {reply.line})" if reply.line and not somewhere else ""
-            kind = "lost" if reply.lost else "silent" if reply.error is None else "error"
-            self.problem(f"{first}{at}", reply.rank, kind)
+            self.problem(f"{first}{at}", reply.rank, _kind_of(reply))
         for reply in failed if causes else ():
             if reply.kind == STOPPED:
                 explanation = explanation or (reply.error or "").partition("\n")[2]
@@ -236,6 +235,15 @@ class Report:
         """Nothing else is wrong: then it is one problem that the ranks' records do not agree."""
         if self.doubt and not self.found:
             self.problem(f"{self.doubt}. {FORGED}", kind="forged")
+
+
+def _kind_of(reply: Reply) -> str:
+    """Return the kind of problem that a rank has which gave no value."""
+    if reply.lost:
+        return "lost"
+    if reply.error is None:
+        return "silent"
+    return "interrupted" if reply.kind == KeyboardInterrupt.__name__ else "error"
 
 
 def to_each(**of_ranks: Sequence[Any]) -> list[dict[str, Any]]:

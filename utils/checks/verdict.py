@@ -31,10 +31,10 @@ class Problem:
         text: what, and what to try.
         ranks: those that have it; none of them where it is of all together.
         kind: "mistake" (one that is known), "value" (another result than expected),
-            "communication", "error" (the answer raised), "lost" (the same, and only
-            fresh ranks help), "silent" (no answer in time),
-            "unreceived" (a message that nobody has received), "open" (not begun), "forged" (a
-            rank's reply or its records are not what the check's own code makes).
+            "communication", "error" (the answer raised), "interrupted" (it did not come to an
+            end), "lost" (only fresh ranks help), "silent" (no answer in time), "unreceived" (a
+            message that nobody has received), "open" (not begun), "forged" (a rank's reply or its
+            records are not what the check's own code makes).
     """
 
     text: str

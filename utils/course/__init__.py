@@ -7,4 +7,4 @@ import sys
 
 # nbformat loads jsonschema, which builds this grammar of web addresses for 1 to 2 s, where it is
 # installed. Notebooks are checked without it as well.
-sys.modules.setdefault("rfc3987_syntax", None)
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: no such module

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
@@ -83,12 +83,12 @@ def execute(path: Path, *, store: bool = False, timeout: float = 120) -> Result:
     except NotebookError as error:
         return Result(path.name, 0.0, 0, 1, str(error))
     start = time.monotonic()
-    error = run_cells(nb, path.parent, timeout)
+    why = run_cells(nb, path.parent, timeout)
     seconds = time.monotonic() - start
     passed, failed, silent = verdicts(nb)
-    if silent and error is None:
-        error = f"no '✓ Task' line from the check of task {', '.join(silent)}"
-    result = Result(path.name, seconds, passed, failed, error)
+    if silent and why is None:
+        why = f"no '✓ Task' line from the check of task {', '.join(silent)}"
+    result = Result(path.name, seconds, passed, failed, why)
     if store and result.ok:
         write(normalise(nb), path)
     return result

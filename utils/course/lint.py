@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nbformat import NotebookNode
@@ -100,7 +100,7 @@ def marker_problems(cell: NotebookNode) -> Iterator[str]:
             yield f"nbval ignores the tag {tag!r}: did you mean {guess or 'nbval-…'!r}?"
 
 
-def _nearest(word: str, known: dict, cutoff: float = 0.0) -> str | None:
+def _nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str | None:
     return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=cutoff)), None)
 
 

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -45,7 +46,7 @@ _WIDE, _HIGH, _ACROSS, _DOWN = 1.36, 0.6, 1.52, 1.0
 #: Inches above the first row, for the names of the parts.
 _HEAD = 0.65
 #: Settings with which the same drawing is the same bytes, in the house's look.
-_FIXED = {
+_FIXED: dict[Any, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "ddl-labs",
     "font.family": ["DejaVu Sans"],
@@ -314,7 +315,7 @@ def _draw_lab(axes: Axes, box: _Box, lab: About, routes: Sequence[Route]) -> Non
             )
         )
     words = textwrap.wrap(f"{lab.number} · {lab.title}", 17 if box.wide <= _WIDE else 80)
-    text: dict = {"ha": "center", "va": "center", "zorder": 3}
+    text: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 3}
     axes.text(box.x, box.y - 0.09, "\n".join(words), weight="bold", fontsize=8.5, **text)
     ranks = f"{lab.minutes} min · {lab.ranks} ranks"
     axes.text(box.x, box.bottom - 0.11, ranks, fontsize=7.5, **text)

@@ -17,5 +17,5 @@ def html_of(text: str) -> Markup:
     return Markup(_FORMULA.sub(_mathml, markdown2html(text)))
 
 
-def _mathml(found: re.Match) -> str:
+def _mathml(found: re.Match[str]) -> str:
     return convert(html.unescape(found[2]), display="block" if found[1] == "$$" else "inline")

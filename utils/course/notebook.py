@@ -60,7 +60,7 @@ def read(path: Path) -> NotebookNode:
             f"{path.name}: format {version[0]}.{version[1]}, but 4.5 is needed (cells with ids): "
             "open it in JupyterLab and save it"
         )
-    nb = nbformat.v4.reads(text)
+    nb: NotebookNode = nbformat.v4.reads(text)
     _require_ids(nb, path.name)
     try:
         nbformat.validate(nb)
@@ -88,7 +88,7 @@ def dumps(nb: NotebookNode) -> str:
     """The notebook as text: format 4.5, sorted keys, indent 1, one newline at the end."""
     nb.nbformat, nb.nbformat_minor = 4, 5
     nbformat.validate(nb)
-    return nbformat.writes(nb).rstrip("\n") + "\n"
+    return str(nbformat.writes(nb)).rstrip("\n") + "\n"
 
 
 def write(nb: NotebookNode, path: Path) -> None:
@@ -127,7 +127,8 @@ def descriptions(metadata: NotebookNode) -> dict[str, Any]:
 
 def lab(cell: NotebookNode) -> dict[str, Any]:
     """The cell's metadata under ``lab``: task, title, points, check."""
-    return cell.metadata.get("lab", {})
+    found: dict[str, Any] = cell.metadata.get("lab", {})
+    return found
 
 
 def tasks_checked(nb: NotebookNode) -> list[str]:

@@ -99,7 +99,7 @@ def read(nb: NotebookNode, name: str) -> Notes:
     return Notes(
         tuple(Question(*one) for one in _QUESTION.findall(_lines(questions.source))),
         tuple(_cut(*one) for one in _CUT.findall(_lines(shorter.source))),
-        {lab(answer)["task"]: _rubric(answer, cell) for answer, cell in rubric_cells(nb)},
+        {lab(answer)["task"]: _rubric(answer, cell) for answer, cell in rubric_cells(nb) if cell},
     )
 
 
@@ -112,7 +112,7 @@ def rubric_cells(nb: NotebookNode) -> Iterator[tuple[NotebookNode, NotebookNode 
 
 def kind(cell: NotebookNode) -> str:
     """Of an instructor's cell; nothing for all others."""
-    return lab(cell).get("instructor", "")
+    return str(lab(cell).get("instructor", ""))
 
 
 def problems(nb: NotebookNode) -> Iterator[str]:

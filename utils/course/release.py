@@ -24,6 +24,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 from nbconvert.preprocessors import ClearOutputPreprocessor, Preprocessor
@@ -50,29 +51,31 @@ def stub(cell: NotebookNode) -> str:
     return f"raise NotImplementedError({json.dumps(text, ensure_ascii=False)})"
 
 
-class ClearLabSolutions(ClearSolutions):
+class ClearLabSolutions(ClearSolutions):  # type: ignore[misc]  # nbgrader has no types
     """nbgrader's ClearSolutions with a stub that names the task."""
 
     def preprocess_cell(
-        self, cell: NotebookNode, resources: dict, cell_index: int
-    ) -> tuple[NotebookNode, dict]:
+        self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
+    ) -> tuple[NotebookNode, dict[str, Any]]:
         """Replace the cell's solution by its stub."""
         if is_solution(cell) and cell.cell_type == "code":
             self.code_stub = {"python": stub(cell)}
-        return super().preprocess_cell(cell, resources, cell_index)
+        cleared: tuple[NotebookNode, dict[str, Any]]
+        cleared = super().preprocess_cell(cell, resources, cell_index)
+        return cleared
 
 
 class ClearPredictions(Preprocessor):
     """Takes the author's predictions away: the student commits one."""
 
     def preprocess_cell(
-        self, cell: NotebookNode, resources: dict, cell_index: int
-    ) -> tuple[NotebookNode, dict]:
+        self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
+    ) -> tuple[NotebookNode, dict[str, Any]]:
         """Put ``...`` where the cell's predictions were."""
         if lab(cell).get("predict"):
             lines = cell.source.encode().split(b"\n")
             for value in reversed(own_words(cell.source)):
-                first, last = value.lineno - 1, value.end_lineno - 1
+                first, last = value.lineno - 1, (value.end_lineno or value.lineno) - 1
                 after = lines[last][value.end_col_offset :]
                 lines[first : last + 1] = [lines[first][: value.col_offset] + b"..." + after]
             cell.source = b"\n".join(lines).decode()
@@ -140,10 +143,10 @@ def student_version(nb: NotebookNode, name: str) -> NotebookNode:
     """The student's notebook; the one given is left as it is."""
     require_markup(nb, name)
     nb = without_notes(normalise(copy.deepcopy(nb)))
-    resources: dict = {}
+    resources: dict[str, Any] = {}
     for preprocessor in (
         ClearLabSolutions(text_stub=TEXT_STUB),
-        ClearPredictions(),
+        ClearPredictions(),  # type: ignore[no-untyped-call]  # nbconvert's __init__
         ClearHiddenTests(),
         LockCells(),
         ClearOutputPreprocessor(),

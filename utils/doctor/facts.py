@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from utils.doctor.probes import tell, tell_each
 
@@ -17,7 +18,7 @@ def probe_pytorch() -> None:
     tell_each(torch=_torch_facts, torchvision=_torchvision_facts, data=_data_facts)
 
 
-def _torch_facts() -> dict:
+def _torch_facts() -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
@@ -31,7 +32,7 @@ def _torch_facts() -> dict:
     return facts
 
 
-def _torchvision_facts() -> dict:
+def _torchvision_facts() -> dict[str, Any]:
     from utils.data import torchvision_repair
 
     torchvision = torchvision_repair.import_torchvision()
@@ -39,7 +40,7 @@ def _torchvision_facts() -> dict:
     return {"version": torchvision.__version__, "operators": not declared}
 
 
-def _data_facts() -> dict:
+def _data_facts() -> dict[str, Any]:
     import utils.data
     from utils.data.torchvision_repair import import_torchvision
 
@@ -59,7 +60,7 @@ def probe_jupyter() -> None:
     tell_each(jupyterlab=_jupyterlab_facts, ipyparallel=_ipyparallel_facts, nbval=_nbval_facts)
 
 
-def _jupyterlab_facts() -> dict:
+def _jupyterlab_facts() -> dict[str, Any]:
     import jupyterlab
     from jupyter_client.kernelspec import KernelSpecManager
 
@@ -67,7 +68,7 @@ def _jupyterlab_facts() -> dict:
     return {"version": jupyterlab.__version__, "kernel": kernel}
 
 
-def _ipyparallel_facts() -> dict:
+def _ipyparallel_facts() -> dict[str, Any]:
     import ipyparallel
     from jupyter_core.paths import jupyter_config_path, jupyter_path
     from jupyter_server.extension.config import ExtensionConfigManager
@@ -81,7 +82,7 @@ def _ipyparallel_facts() -> dict:
     return {"version": ipyparallel.__version__, "server": bool(server), "lab": lab}
 
 
-def _nbval_facts() -> dict:
+def _nbval_facts() -> dict[str, Any]:
     importlib.import_module("nbval.plugin")
     return {"version": importlib.metadata.version("nbval")}
 
@@ -100,7 +101,7 @@ def probe_library() -> None:
     tell_each(library=_library_facts)
 
 
-def _library_facts() -> dict:
+def _library_facts() -> dict[str, Any]:
     import mpi4py
 
     mpi4py.rc.initialize = False  # login nodes of some sites forbid MPI_Init
@@ -135,7 +136,7 @@ def probe_rank() -> None:
         tell_each(all_reduce=_sum_over_ranks)
 
 
-def _sum_over_ranks() -> dict:
+def _sum_over_ranks() -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 

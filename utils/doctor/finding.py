@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from utils.doctor.patient import Machine
 from utils.doctor.probes import Probe
@@ -19,6 +20,10 @@ class Finding:
     name: str
     fact: str
     remedy: str = ""
+
+
+#: A check, which asks a machine.
+Check = Callable[[Machine], Finding]
 
 
 def ok(fact: str) -> Finding:
@@ -49,10 +54,10 @@ class SettledError(Exception):
         self.finding = finding
 
 
-def check(name: str):
+def check(name: str) -> Callable[[Check], Check]:
     """Make a check of a function: its finding gets this name, and what it raises is a finding."""
 
-    def with_name(function: Callable[[Machine], Finding]) -> Callable[[Machine], Finding]:
+    def with_name(function: Check) -> Check:
         @functools.wraps(function)
         def named(machine: Machine) -> Finding:
             try:
@@ -70,7 +75,7 @@ def check(name: str):
     return with_name
 
 
-def facts_of(probe: Probe, part: str, extra: str = "") -> dict:
+def facts_of(probe: Probe, part: str, extra: str = "") -> dict[str, Any]:
     """What a probe told about a part. Without that, the finding is: install it, by this extra."""
     facts = probe.facts(part)
     if "error" in facts:
@@ -78,7 +83,7 @@ def facts_of(probe: Probe, part: str, extra: str = "") -> dict:
     return facts
 
 
-def needs_pytorch(machine: Machine) -> dict:
+def needs_pytorch(machine: Machine) -> dict[str, Any]:
     """What the probe told about PyTorch. Without that, the finding is: not tested."""
     facts = machine.pytorch.facts("torch")
     if "error" in facts:

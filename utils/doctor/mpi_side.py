@@ -7,11 +7,16 @@ import importlib.metadata
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch_mpi.library import INSTALL_MPI
 from utils.doctor.finding import Finding, check, error, needs_pytorch, not_tested, ok, warning
 from utils.doctor.patient import Machine
 from utils.doctor.words import gist, install_command, short
+
+if TYPE_CHECKING:
+    from utils.jobs.launcher import Launcher
+    from utils.jobs.plan import Plan
 
 # Seconds. On a laptop, two ranks take 2 to 5.
 SLOW_START = 20
@@ -104,7 +109,7 @@ def check_launcher(machine: Machine) -> Finding:
     return error(_no_start(machine), _look_closer(plan))
 
 
-def _works(launcher) -> Finding:
+def _works(launcher: Launcher) -> Finding:
     fact = f"{launcher.version}: {short(launcher.path)}"
     other = launcher.passed_over
     if other is None:
@@ -124,7 +129,7 @@ def _no_start(machine: Machine) -> str:
     return f"mpiexec -n 2 ended with status {outcome.status}: {gist(outcome.errors)}"
 
 
-def _look_closer(plan) -> str:
+def _look_closer(plan: Plan) -> str:
     lines = ["see all that it says, and show it to your admin:"]
     allowed = [f"{name}=1" for name in sorted(plan.environment) if "ALLOW_RUN_AS_ROOT" in name]
     if allowed:
@@ -134,7 +139,7 @@ def _look_closer(plan) -> str:
     return "\n".join(lines)
 
 
-def _together(launcher) -> str:
+def _together(launcher: Launcher) -> str:
     """How launcher and library are brought together: whichever of them is the stranger goes.
 
     The library beside a site's launcher needs no remedy: the course has named it to the ranks.
@@ -166,7 +171,8 @@ def check_ranks(machine: Machine) -> Finding:
     if failures:
         return _no_group(machine, failures[0])
     if [one["value"] for one in sums] != [3.0, 3.0]:
-        return error(_no_start(machine), _look_closer(machine.plan[0]))
+        plan, _ = machine.plan
+        return error(_no_start(machine), _look_closer(plan) if plan else "")
     seconds = machine.ranks.seconds
     fact = f'init_process_group("mpi") and all_reduce on 2 ranks: {seconds:.1f} s'
     if seconds > SLOW_START:

@@ -6,8 +6,12 @@ import contextlib
 import functools
 import os
 import secrets
+from typing import TYPE_CHECKING, Any
 
 from utils.doctor.probes import Outcome, Probe, python_probe
+
+if TYPE_CHECKING:
+    from utils.jobs.plan import Plan
 
 
 class Machine:
@@ -34,7 +38,7 @@ class Machine:
             watchdog.end_all(self._mark)
 
     def start(
-        self, command: list[str], deadline: float | None = None, env: dict | None = None
+        self, command: list[str], deadline: float | None = None, env: dict[str, Any] | None = None
     ) -> Probe:
         """Start a probe that does not outlive this object."""
         probe = Probe(command, deadline or self.timeout, env)
@@ -57,7 +61,7 @@ class Machine:
         return self.start(python_probe("probe_backend"), env=os.environ | self.rank_environment)
 
     @property
-    def group_of_one(self) -> dict:
+    def group_of_one(self) -> dict[str, Any]:
         """What came of that all_reduce, or "error"."""
         return self.backend.facts("all_reduce")
 
@@ -67,12 +71,12 @@ class Machine:
         return self.start(python_probe("probe_library"), env=os.environ | self.rank_environment)
 
     @functools.cached_property
-    def library_of_scripts(self) -> dict:
+    def library_of_scripts(self) -> dict[str, Any]:
         """The same of a process for which the course sets nothing."""
         return self.start(python_probe("probe_library")).facts("library")
 
     @property
-    def library(self) -> dict:
+    def library(self) -> dict[str, Any]:
         """Name and path of the MPI library that a rank loads, or "error"."""
         return self.mpi.facts("library")
 
@@ -85,9 +89,10 @@ class Machine:
         return {}
 
     @functools.cached_property
-    def plan(self) -> tuple:
+    def plan(self) -> tuple[Plan | None, str]:
         """The course's plan for two ranks, and "" (None, and why there is none)."""
-        from utils.jobs.plan import Plan, RanksError, Request, refuse_on_a_rank
+        from utils.jobs.errors import RanksError
+        from utils.jobs.plan import Plan, Request, refuse_on_a_rank
 
         try:
             refuse_on_a_rank()
@@ -110,12 +115,14 @@ class Machine:
         """Two ranks, started as the labs do; needs a plan."""
         from utils.jobs import watchdog
 
-        plan, _ = self.plan
+        plan, why = self.plan
+        if plan is None:
+            raise RuntimeError(why)
         command = [plan.launcher.path, "-n", "2", *plan.mpi_args, *python_probe("probe_rank")]
         env = os.environ | plan.environment | {watchdog.VARIABLE: self._mark}
         return self.start(command, env=env).outcome
 
-    def told_by_ranks(self, part: str) -> list[dict]:
+    def told_by_ranks(self, part: str) -> list[dict[str, Any]]:
         """What each rank told about "world" or "all_reduce"; nothing where none can start."""
         plan, _ = self.plan
         if plan is None or "error" in self.library:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from utils.doctor.words import gist, one_line
 from utils.jobs import interpreter
@@ -22,7 +23,7 @@ from utils.jobs import interpreter
 class Outcome:
     """What came of a probe: what it told, how it ended. `status` is None past the deadline."""
 
-    told: list[dict]
+    told: list[dict[str, Any]]
     errors: str
     status: int | None
     seconds: float
@@ -59,9 +60,11 @@ class Probe:
         seconds = time.monotonic() - self._started
         return Outcome(list(_parts(output)), errors, status, seconds)
 
-    def facts(self, part: str) -> dict:
+    def facts(self, part: str) -> dict[str, Any]:
         """What it told about a part; if nothing, "error" says why."""
-        told = {name: facts for told in self.outcome.told for name, facts in told.items()}
+        told: dict[str, dict[str, Any]] = {}
+        for facts in self.outcome.told:
+            told |= facts
         if self.outcome.status is None:
             lost = f"no answer within {self._deadline:g} s"
         else:
@@ -91,7 +94,7 @@ class Probe:
         self._process.wait(5)
 
 
-def _family(pid: int) -> list:
+def _family(pid: int) -> list[Any]:
     """The process and all that descend from it; the doctor also runs where psutil is missing."""
     try:
         import psutil  # noqa: F401 - the first thing that the other module needs
@@ -106,13 +109,13 @@ def _family(pid: int) -> list:
 MARK = "\x02doctor "
 
 
-def tell(**facts) -> None:
+def tell(**facts: Any) -> None:
     """On a probe: pass facts to the doctor. One write, so that ranks don't mix their lines."""
     sys.stdout.write(f"{MARK}{json.dumps(facts)}\x03\n")
     sys.stdout.flush()
 
 
-def tell_each(**parts: Callable[[], dict]) -> None:
+def tell_each(**parts: Callable[[], dict[str, Any]]) -> None:
     """Tell what each function finds, or its error; one that fails leaves the others alone."""
     for name, find in parts.items():
         try:
@@ -122,7 +125,7 @@ def tell_each(**parts: Callable[[], dict]) -> None:
         tell(**{name: facts})
 
 
-def _parts(output: str) -> Iterator[dict]:
+def _parts(output: str) -> Iterator[dict[str, Any]]:
     for text in re.findall(f"{MARK}(.*?)\x03", output):
         with contextlib.suppress(ValueError):
             yield json.loads(text)

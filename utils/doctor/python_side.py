@@ -25,7 +25,8 @@ from utils.doctor.finding import (
     warning,
 )
 from utils.doctor.patient import Machine
-from utils.doctor.words import IS_CLONE, ROOT, in_environment, in_own_python, install_command, short
+from utils.doctor.words import IS_CLONE, in_environment, in_own_python, install_command, short
+from utils.jobs.interpreter import ROOT
 
 # The course's package, and the backend's.
 NAME = "utils"
@@ -58,9 +59,9 @@ def check_python(machine: Machine) -> Finding:
 
 def _python_wanted() -> str:
     if not IS_CLONE:
-        return importlib.metadata.metadata("ddl-labs")["Requires-Python"]
+        return str(importlib.metadata.metadata("ddl-labs")["Requires-Python"])
     (wanted,) = re.findall(r'^requires-python = "(.*)"', _pyproject(), re.MULTILINE)
-    return wanted
+    return str(wanted)
 
 
 def _pyproject() -> str:
@@ -74,7 +75,8 @@ def requirements() -> dict[str, str]:
         (listed,) = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
         return dict(re.findall(r'^ *"([\w.-]+)([^";]*)', listed, re.MULTILINE))
     listed = [one for one in importlib.metadata.requires("ddl-labs") or [] if "extra ==" not in one]
-    return dict(re.match(r"([\w.-]+)([^;]*)", one).groups() for one in listed)
+    matches = [re.match(r"([\w.-]+)([^;]*)", one) for one in listed]
+    return {found[1]: found[2] for found in matches if found}
 
 
 def in_range(version: str, wanted: str) -> bool:
@@ -185,9 +187,9 @@ def _installed_clone() -> Path:
     """The folder from which the course was installed (pip keeps a note of it)."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, TypeError, ValueError):
         course = importlib.metadata.distribution("ddl-labs")
-        note = json.loads(course.read_text("direct_url.json"))
+        note = json.loads(course.read_text("direct_url.json") or "")
         if not note.get("dir_info", {}).get("editable"):
-            return Path(course.locate_file("utils")).resolve().parent
+            return Path(str(course.locate_file("utils"))).resolve().parent
         return Path(note["url"].removeprefix("file://")).resolve()
     return ROOT
 

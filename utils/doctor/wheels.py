@@ -38,7 +38,7 @@ def cpu_index() -> str:
     """The URL of PyTorch's index of builds for CPUs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     named = {one["name"]: one["url"] for one in project["tool"]["uv"]["index"]}
-    return named["pytorch-cpu"]
+    return str(named["pytorch-cpu"])
 
 
 def pinned(name: str, constraints: Path) -> str:

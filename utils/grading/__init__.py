@@ -1,9 +1,12 @@
 """Grading: submissions → assembled notebooks → sandboxed runs of nbval → gradebook, feedback.
 
-Arrows go one way: ``grade_all`` → ``grade_one`` → ``run`` → ``sandbox``; ``submissions``,
-``assemble`` and ``results`` are data for all of them; ``plan`` makes jobs of submissions; ``book``,
-``explain``, ``similar`` and ``pages`` read results; ``suspicion`` adds to them what a person should
-look at, which ``inspection`` finds in a process of its own; ``hold`` keeps a second grader and a
-second Ctrl-C away; ``watch`` repeats all of it as a folder fills up. ``launch``, ``kernel`` (with
-``imports``) and ``plugin`` run in processes of their own as well.
+Arrows go one way: ``command`` → ``pool`` → ``grader`` → ``notebook_run`` → ``sandbox``.
+``submissions``, ``assembly`` and ``results`` are data for all of them. ``worklist`` makes jobs of
+submissions, and ``roster`` knows who was to be graded. ``publication`` writes what people read:
+``book``, ``written_answers``, and pages (``feedback``, ``summary``, ``result_pages``), for which
+``answer_states``, ``problems`` and ``similarity`` read results. ``suspicion`` adds to results what
+a person should look at, which ``inspection`` finds in a process of its own. ``lock`` keeps a second
+grader away, and ``interrupts`` a second Ctrl-C; ``watch`` repeats all of it as a folder fills up.
+``launch``, ``kernel`` (with ``imports``) and ``plugin``, whose ``records`` the grader reads, run in
+processes of their own as well.
 """

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from utils.course.numbers import number
 
+from .answer_states import MARKS, kind, label
 from .book import by_student
-from .pages import MARKS, kind, label, next_step
+from .feedback import next_step
 from .results import Result, total
 
 VARIABLE = "GITHUB_STEP_SUMMARY"

@@ -20,7 +20,7 @@ from nbval.plugin import IPyNbCell
 
 from utils.checks import verdict
 
-from .records import Record
+from .records import End, Record
 
 #: Outputs of a cell that are kept, characters of a text, and of a picture.
 MOST_OUTPUTS, MOST_TEXT, MOST_PICTURE = 50, 20_000, 400_000
@@ -69,7 +69,7 @@ def _watch(kernel: RunningKernel) -> None:
                 return get_message(stream, timeout=max(0, min(LOOK, left)))
             except Empty:
                 if not kernel.is_alive():
-                    raise KernelDiedError("the kernel died") from None
+                    raise KernelDiedError(End.KERNEL) from None
                 if left <= LOOK:
                     raise
 
@@ -97,16 +97,16 @@ def _end(item: IPyNbCell, call: pytest.CallInfo[None]) -> str | None:
     if call.excinfo and isinstance(call.excinfo.value, pytest.skip.Exception):
         return None
     if call.excinfo and isinstance(call.excinfo.value, MemoryError):
-        return "too much output"
+        return End.OUTPUT
     if item.parent.timed_out:
-        return "out of time"
+        return End.CELL_TIME
     if not item.parent.kernel.is_alive():
-        return "the kernel died"
+        return End.KERNEL
     # A cell of lab 13 kills a rank to show what happens, and the next one restarts the ranks.
     tags = item.cell.metadata.get("tags", [])
     deliberate = "raises-exception" in tags and not item.cell.metadata.get("own")
     if not deliberate and _ranks_are_lost(item):
-        return "the ranks are gone"
+        return End.RANKS
     own = item.cell.metadata.get("own")  # a student's: its error is no matter of the machine's
     if call.excinfo and not own and not getattr(item.parent, "tasks_begun", False):
         return f"cell '{item.cell.get('id')}', before all tasks, failed"

@@ -16,7 +16,7 @@ from utils.course.notebook import NotebookError, dumps, is_named, lab, notebooks
 from utils.course.notes import rubric_cells
 from utils.course.release import is_solution, student_version, without_notes
 
-from .drawings import drawings
+from .drawing_cells import drawings
 
 
 class LabError(NotebookError):

@@ -15,8 +15,8 @@ from nbformat import NotebookNode
 
 from utils.course.notebook import NotebookError
 
+from .notebook_run import Run, run
 from .options import SandboxOptions
-from .run import Run, run
 from .sandbox import make_box, require
 
 #: Lines that are told of one output.

@@ -17,7 +17,9 @@ from utils.checks.verdict import Problem
 from utils.course.execute import require_kernel, run_cells
 from utils.course.notebook import NotebookError, normalise, write
 
-from .pages import TEMPLATES, blurred, kind, problems
+from .answer_states import kind
+from .page_rendering import TEMPLATES
+from .problems import blurred, problems
 from .results import Result, TaskResult, load
 
 TEMPLATE = TEMPLATES / "statistics.ipynb"
@@ -154,8 +156,8 @@ def told(answer: TaskResult) -> list[Problem]:
 
 
 def _with_known_kind(problem: Problem) -> Problem:
-    """Return a problem as pictures know it: lost ranks are an error like others there."""
-    return replace(problem, kind="error") if problem.kind == "lost" else problem
+    """Return a problem as pictures know it: an interrupt and lost ranks are errors there."""
+    return replace(problem, kind="error") if problem.kind in {"interrupted", "lost"} else problem
 
 
 def main(folder: Path) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from utils.jobs import interpreter
 
-from .grade_one import MOST_CODE
+from .grader import MOST_CODE
 from .reference import Reference
 from .results import Result
 from .source import body

@@ -82,7 +82,8 @@ def shortened(text: str, most: int = 2000) -> str:
 
 def failure(checks: list[Record]) -> Status:
     """A check that shows a verdict has judged; one that shows none has not."""
-    if any("KeyboardInterrupt" in _said(record) for record in checks):
+    verdicts = [data for record in checks for data in record["verdicts"]]
+    if any(one["kind"] == "interrupted" for data in verdicts for one in data["problems"]):
         return "hung"
     return "wrong" if all(record["verdicts"] for record in checks) else "failed"
 

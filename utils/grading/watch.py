@@ -10,7 +10,7 @@ from time import sleep
 
 from utils.course.notebook import NotebookError
 
-from .hold import Interrupts
+from .interrupts import Interrupts
 
 #: Seconds between two looks. What differs in two of them is still being copied.
 LOOK = 5.0

@@ -47,6 +47,8 @@ def mistakes(number: str, folder: Path = ANSWERS) -> dict[str, list[Wrong]]:
 def _module(path: Path) -> ModuleType:
     """The tables of a lab; they import what lies beside ``answers``."""
     spec = importlib.util.spec_from_file_location(f"answers_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a module of Python")
     module = importlib.util.module_from_spec(spec)
     beside = str(path.parents[1])
     sys.path.insert(0, beside)

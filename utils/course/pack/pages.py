@@ -14,6 +14,7 @@ from ..about import About
 from ..files import write_text
 from ..markdown import html_of
 from ..notebook import NotebookError, lab
+from ..notes import Cut
 from ..page_templates import environment
 from .mistakes import Wrong, mistakes
 from .pictures import Picture, pictures, save
@@ -58,7 +59,7 @@ class Pack:
         """Of a run of all cells."""
         return sum(one.seconds for one in self.sections)
 
-    def saved(self, cut: notes.Cut) -> float:
+    def saved(self, cut: Cut) -> float:
         """Minutes that are saved: of whole sections, or of single tasks in them."""
         return sum(one.saved(set(cut.what)) for one in self.sections)
 

@@ -75,10 +75,8 @@ def titled(svg: str, words: str) -> str:
     label = html.escape(words, quote=True)
     start = f'<svg role="img" aria-label="{label}"'
     with_role = svg.replace("<svg", start, 1)
-    head = re.search(re.escape(start) + r"[^>]*>", with_role)
-    return (
-        f"{with_role[: head.end()]}\n <title>{html.escape(words)}</title>{with_role[head.end() :]}"
-    )
+    end = with_role.index(">", with_role.index(start) + len(start)) + 1
+    return f"{with_role[:end]}\n <title>{html.escape(words)}</title>{with_role[end:]}"
 
 
 def described(png: bytes, words: str) -> bytes:

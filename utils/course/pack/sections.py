@@ -76,7 +76,8 @@ def sections(nb: NotebookNode, minutes: float) -> list[Section]:
 
     minutes: that the lab takes, as its metadata say.
     """
-    found, owners = [Section("Title")], {}
+    found = [Section("Title")]
+    owners: dict[str, str] = {}
     for cell in nb.cells:
         if notes.kind(cell):
             continue

@@ -7,10 +7,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from .assemble import OWN, Assembled, View, assemble
+from .assembly import OWN, Assembled, View, assemble
+from .notebook_run import Run, Stop, run
+from .records import End
 from .reference import Reference, Task
 from .results import Result, Status, TaskResult
-from .run import Run, Stop, run
 from .sandbox import Box
 from .verdicts import explicit_pass, failure, name_of, shown, words
 
@@ -20,13 +21,13 @@ MOST_STARTS = 3
 LEAST = 15.0
 
 WHY: dict[str, tuple[Status, str]] = {
-    "out of time": ("hung", "was still running after {cell:g} s and was ended"),
-    "out of time in all": ("hung", "was running when the time for the whole notebook was up"),
-    "too much memory": ("lost", "used more than {memory:.1f} GB of memory and was ended"),
-    "too much output": ("lost", "printed more than can be read"),
-    "out of memory": ("lost", "used more memory than this machine has, in each of three runs"),
-    "the kernel died": ("lost", "ended the notebook's kernel"),
-    "the ranks are gone": ("lost", "ended or blocked the ranks"),
+    End.CELL_TIME: ("hung", "was still running after {cell:g} s and was ended"),
+    End.TOTAL_TIME: ("hung", "was running when the time for the whole notebook was up"),
+    End.MEMORY: ("lost", "used more than {memory:.1f} GB of memory and was ended"),
+    End.OUTPUT: ("lost", "printed more than can be read"),
+    End.MACHINE_MEMORY: ("lost", "used more memory than this machine has, in each of three runs"),
+    End.KERNEL: ("lost", "ended the notebook's kernel"),
+    End.RANKS: ("lost", "ended or blocked the ranks"),
 }
 
 
@@ -196,7 +197,7 @@ class Grading:
         else:
             if len(ended_at) > 1 or not self._is_the_students(*ended_at):
                 raise MachineError(f"tried {MOST_STARTS} times: {done.fault}")
-            done.end = "out of memory"
+            done.end = End.MACHINE_MEMORY
         self.seconds += done.seconds
         self._read(done, view)
         return done
@@ -215,7 +216,7 @@ class Grading:
             done = run(nb, _with_total(self.box, left), job, slot=self.slot, stop=self.stop)
         except OSError as error:
             return Run(fault=f"the run could not be made: {error}")
-        if done.end == "interrupted":
+        if done.end == End.STOPPED:
             raise InterruptedGradingError
         return done
 

@@ -10,13 +10,16 @@ import utils
 from utils.course.fingerprints import folder_key, key
 from utils.course.notebook import notebooks
 
-from .assemble import assemble
+from .assembly import assemble
 from .cells import Cell, UnreadableError, read_cells
 from .options import GradingOptions
 from .reference import LabError, Reference
 from .results import FORMAT, Result, TaskResult, file_key
 from .submissions import File, Found, Student, folder_name
 from .zips import MOST_FILE
+
+#: Why there is no result of a job that a stopped run did not come to.
+NOT_YET = "not graded yet: --resume goes on"
 
 
 @dataclass

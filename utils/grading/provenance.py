@@ -15,7 +15,7 @@ GIT_SECONDS = 10
 
 
 @dataclass(frozen=True)
-class Made:
+class Provenance:
     """Local time, version, the command that wrote the pages, and the one that graded.
 
     Without the version nobody can tell later by which checks points were given.
@@ -27,10 +27,10 @@ class Made:
     graded_by: str = ""
 
 
-def made_now(command: str, graded_by: str = "") -> Made:
+def provenance_now(command: str, graded_by: str = "") -> Provenance:
     """What this run says of itself."""
     other = "" if graded_by == command else graded_by
-    return Made(time.strftime("%Y-%m-%d %H:%M"), version(), command, other)
+    return Provenance(time.strftime("%Y-%m-%d %H:%M"), version(), command, other)
 
 
 def version() -> str:

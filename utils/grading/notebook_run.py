@@ -23,7 +23,7 @@ from utils.course.execute import RUN_VARIABLE
 from utils.course.notebook import dumps
 from utils.jobs import watchdog
 
-from .records import Record
+from .records import End, Record
 from .sandbox import LAUNCH, Box
 from .zips import MB
 
@@ -151,7 +151,7 @@ def fault(result: Run, cells: list[str], status: int, killed: int, free: int) ->
     if free < LEAST_FREE:
         return f"the disk with the results is full ({free // MB} MB left)"
     if result.end:
-        died = killed > 0 and result.end in {"the kernel died", "the ranks are gone"}
+        died = killed > 0 and result.end in {End.KERNEL, End.RANKS}
         return "the system ended a process because memory ran out: fewer -j?" if died else ""
     if status not in (0, 1):
         said = (result.log.strip().splitlines() or ["it printed nothing"])[-1]
@@ -200,11 +200,11 @@ def _watch(
             process.wait(LOOK)
             return why
         if stop is not None and stop.is_set():
-            return "interrupted"
+            return End.STOPPED
         if time.monotonic() - start > box.limits.total:
-            return "out of time in all"
+            return End.TOTAL_TIME
         if why is None and _use_more(_processes(process.pid, box, mark), box.limits.memory):
-            why = "too much memory"
+            why = End.MEMORY
             _end_kernel(process.pid)
 
 

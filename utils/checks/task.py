@@ -28,7 +28,7 @@ from IPython import get_ipython
 
 from utils.checks.deadline import NotEnded
 from utils.checks.verdict import Problem, Verdict
-from utils.cluster.stubs import STUB, way_on
+from utils.cluster.open_tasks import STUB, way_on
 from utils.cluster.tracebacks import show_errors
 
 from .calls import Calls, Rule, broken, disagreement, forgery

@@ -87,7 +87,7 @@ class Machine:
     @functools.cached_property
     def plan(self) -> tuple:
         """The course's plan for two ranks, and "" (None, and why there is none)."""
-        from utils.jobs.plan import Plan, RanksError, Request, refuse_on_a_rank
+        from utils.jobs.start_plan import Plan, RanksError, Request, refuse_on_a_rank
 
         try:
             refuse_on_a_rank()

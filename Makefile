@@ -112,7 +112,7 @@ lab: $(VENV)/.env  ## open the labs in JupyterLab
 	[ -e "$$first" ] || cp utils/cluster/jupyterlab/workspace.json "$$first"; \
 	export JUPYTERLAB_WORKSPACES_DIR="$(WORKSPACES)" \
 	  JUPYTER_CONFIG_PATH="$(CURDIR)/utils/cluster/jupyterlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}"; \
-	$(ACTIVATE) $(BIN)/python -m utils.jobs.warm >/dev/null 2>&1 & \
+	$(ACTIVATE) $(BIN)/python -m utils.jobs.warm_up >/dev/null 2>&1 & \
 	$(ACTIVATE) exec $(BIN)/jupyter lab --ServerApp.root_dir=labs $$root $(if $(PORT),--port=$(PORT)) $(ARGS)
 
 # --- authors -----------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def rerun(options: argparse.Namespace) -> int:
 
 def bench(options: argparse.Namespace) -> int:
     """Measure communication and training on this machine: mpi, mpi4py, gloo."""
-    from utils.jobs.benchmark import main
+    from utils.jobs.bench_ranks import main
 
     return main(options)
 
@@ -193,7 +193,7 @@ def diagnosis(options: argparse.Namespace) -> int:
 
     Status 0: no right program was reported. Status 1: one was. Status 2: they can't be run.
     """
-    from utils.jobs.diagnosis import main
+    from utils.jobs.recall import main
 
     return main(options)
 

@@ -43,11 +43,11 @@ from torch_mpi.errors import (
 from torch_mpi.network import link
 from torch_mpi.protocol.diagnosis import diagnose
 from utils import data
-from utils.cluster import words
+from utils.cluster import notebook_terms
 from utils.cluster.arguments import target_of, texts
-from utils.cluster.plain import plain
+from utils.cluster.ipp_cluster import _of_a_message
+from utils.cluster.json_values import plain
 from utils.cluster.reply import Reply, about
-from utils.cluster.running import _of_a_message
 
 #: Attributes of modules that each rank has for itself, as processes would.
 OWN = [
@@ -280,7 +280,7 @@ class LocalRanks:
     """Ranks for checks. Use it with ``with``: it stands in for the backend meanwhile."""
 
     def __init__(self, n: int):
-        words.use()
+        notebook_terms.use()
         self.n = n
         self.world = World(n)
         self.user_ns: list[dict[str, Any]] = [

@@ -26,9 +26,9 @@ from nbclient import NotebookClient
 
 from torch_mpi import library as libraries
 from utils import cluster
-from utils.cluster import RanksError, arguments, engine, load, on_rank, running, where
+from utils.cluster import RanksError, arguments, engine, ipp_cluster, load, on_rank, stacks
 from utils.jobs import session, watchdog
-from utils.jobs.plan import NOT_STARTED, Launcher, Plan, Request, find_launcher
+from utils.jobs.start_plan import NOT_STARTED, Launcher, Plan, Request, find_launcher
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -819,10 +819,10 @@ def test_a_stack_is_told_by_the_own_line_and_the_library_call():
     stack = STACK.format(site=Path(psutil.__file__).parents[1])
     cells = {"/t/ipykernel_1/42.py": "def ring(x):\n    dist.recv(x, src=1)\n"}
     for text in (stack, OTHER_THREAD + stack, stack + OTHER_THREAD):
-        found = where.explain(where.main_stack(text), cells)
+        found = stacks.explain(stacks.main_stack(text), cells)
         assert found == "cell line 2 in ring(), in recv: dist.recv(x, src=1)"
-    assert where.main_stack(OTHER_THREAD) == []
-    assert where.explain([], cells) == "idle"
+    assert stacks.main_stack(OTHER_THREAD) == []
+    assert stacks.explain([], cells) == "idle"
 
 
 # The main thread works, another one looks at it; stacks of several threads are not to be had
@@ -859,7 +859,7 @@ def test_a_rank_survives_that_its_stack_is_asked_for_again_and_again(tmp_path):
             assert rank.poll() is None
         finally:
             rank.kill()
-    assert where.main_stack((tmp_path / "stack-0").read_text())
+    assert stacks.main_stack((tmp_path / "stack-0").read_text())
 
 
 LEAVING = "busy, between two lines"
@@ -878,8 +878,8 @@ LEAVING = "busy, between two lines"
 def test_a_rank_that_is_slow_on_its_way_out_of_a_cell_is_not_called_stuck(
     monkeypatch, looks, stuck
 ):
-    ranks = object.__new__(running.Running)
-    monkeypatch.setattr(running, "BETWEEN_LOOKS", 0.0)
+    ranks = object.__new__(ipp_cluster.Running)
+    monkeypatch.setattr(ipp_cluster, "BETWEEN_LOOKS", 0.0)
     monkeypatch.setattr(ranks, "_places", lambda timeout: looks.pop(0))
     assert ranks._stuck({0, 1}) == stuck
 
@@ -911,7 +911,7 @@ def test_an_endless_recursion_is_told_by_both_ends_of_its_traceback():
 
 
 def test_a_machine_whose_name_has_no_address_warns_nobody_in_the_first_cell(recwarn):
-    up = object.__new__(running.Running)
+    up = object.__new__(ipp_cluster.Running)
     up._cluster = SimpleNamespace(connect_client_sync=lambda: ip_for_host("no-such-host.invalid"))
     assert up._connect() == "no-such-host.invalid"
     assert not recwarn.list

@@ -670,9 +670,9 @@ def test_a_check_that_fails_itself_is_a_line_without_a_traceback(only):
 
 
 def test_a_course_that_cannot_be_imported_keeps_its_error_for_the_launcher(machine, monkeypatch):
-    monkeypatch.setitem(sys.modules, "utils.jobs.plan", None)
+    monkeypatch.setitem(sys.modules, "utils.jobs.start_plan", None)
     assert machine.rank_environment == {}
-    assert "utils.jobs.plan" in mpi_side.check_launcher(machine).fact
+    assert "utils.jobs.start_plan" in mpi_side.check_launcher(machine).fact
 
 
 def test_a_missing_package_is_to_blame_once(only):

@@ -64,7 +64,7 @@ def test_the_error_of_a_cell_says_whether_later_cells_can_work(changes, kind):
 
 
 def test_a_dead_rank_is_a_lost_one():
-    from utils.cluster.running import _dead
+    from utils.cluster.ipp_cluster import _dead
 
     assert _dead(1).lost
     assert not Reply(1, "error", error="ValueError: no").lost

@@ -467,7 +467,7 @@ def test_a_server_whose_folder_was_removed_ends(own_lease):
 
 def test_the_server_that_make_lab_warms_ends_with_jupyterlab(environment, temporary_folder):
     """A shell stands for JupyterLab, whose child holds the lease."""
-    warm = f"{sys.executable} -m utils.jobs.warm & exec sleep 999"
+    warm = f"{sys.executable} -m utils.jobs.warm_up & exec sleep 999"
     env = environment | {"TMPDIR": str(temporary_folder)}
     lab = subprocess.Popen(["/bin/sh", "-c", warm], env=env, start_new_session=True)
     try:

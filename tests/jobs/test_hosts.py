@@ -24,7 +24,7 @@ from hosts_switch import FRAMING, Switch
 from hosts_tools import LATENCY, RATE, on_hosts
 
 from torch_mpi.protocol import wait_monitor
-from utils.jobs.plan import Plan, Request
+from utils.jobs.start_plan import Plan, Request
 from utils.labs.lab05 import laws, runs
 from utils.labs.lab05 import pictures as speedup
 from utils.labs.shared import slurm_script

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from utils import cluster
-from utils.cluster import RanksError, running
-from utils.jobs import plan, session, site, slurm
-from utils.jobs.plan import Plan, Request
+from utils.cluster import RanksError, ipp_cluster
+from utils.jobs import session, site, slurm, start_plan
+from utils.jobs.start_plan import Plan, Request
 
 ALLOCATION = {
     "SLURM_JOB_ID": "12",
@@ -128,7 +128,9 @@ def test_ranks_are_not_all_bound_to_the_first_core_of_a_node_that_other_jobs_use
 ):
     job = SMALL | {"SLURM_CPUS_ON_NODE": cpus_here, "SLURM_JOB_CPUS_PER_NODE": cpus_here}
     inside(monkeypatch, job)
-    monkeypatch.setattr(plan, "usable_cores", lambda: 2)  # without cgroups: all that the node has
+    monkeypatch.setattr(
+        start_plan, "usable_cores", lambda: 2
+    )  # without cgroups: all that the node has
     assert Plan.checked(Request(1)).bind is bound
     assert Plan.checked(Request(1, bind=True)).bind
 
@@ -391,10 +393,10 @@ def test_connection_files_lie_where_all_nodes_see_them_and_nobody_else(
 
 
 def test_a_loopback_name_is_no_address_for_other_nodes(nothing, monkeypatch):
-    monkeypatch.setattr(running.socket, "gethostbyname", lambda name: "127.0.1.1")
-    assert running.reachable_address() == "*"
-    monkeypatch.setattr(running.socket, "gethostbyname", lambda name: "10.1.2.3")
-    assert running.reachable_address() == "10.1.2.3"
+    monkeypatch.setattr(ipp_cluster.socket, "gethostbyname", lambda name: "127.0.1.1")
+    assert ipp_cluster.reachable_address() == "*"
+    monkeypatch.setattr(ipp_cluster.socket, "gethostbyname", lambda name: "10.1.2.3")
+    assert ipp_cluster.reachable_address() == "10.1.2.3"
 
 
 ORPHAN = """

@@ -15,7 +15,7 @@ from torch_mpi.network import Network
 from utils import models
 from utils.course.notebook import SOLUTIONS, read
 from utils.figures import alt
-from utils.jobs.run import LATE, Ended
+from utils.jobs.mpi_job import LATE, Ended
 from utils.labs.lab14 import board, capstone, judge
 from utils.labs.lab14 import pictures as drawings
 from utils.labs.lab14.judge import Entry, accuracy, judged

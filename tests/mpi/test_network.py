@@ -13,7 +13,7 @@ from torch_mpi import network as network_module
 from torch_mpi.group import algorithms
 from torch_mpi.group.steps import Steps
 from torch_mpi.network import Link, Network, Wire
-from utils.cluster.network import USUAL_LATENCY, parse
+from utils.cluster.network_arguments import USUAL_LATENCY, parse
 from utils.mpi.benchmark.alpha_beta import fit_alpha_beta
 
 LATER = 9999.0  # seconds: a wait for it would end by the time limit of the test
@@ -184,7 +184,7 @@ NODES = """
 import json, time
 import torch, torch.distributed as dist
 from torch_mpi.network import link
-from utils.cluster.network import parse
+from utils.cluster.network_arguments import parse
 dist.init_process_group("mpi")
 rank = dist.get_rank()
 

@@ -19,7 +19,7 @@ from mpi_jobs import run_tree
 from places import ROOT
 from site_mpi_tools import Module
 
-from utils.jobs.plan import Plan, Request, find_launcher, usable_cores
+from utils.jobs.start_plan import Plan, Request, find_launcher, usable_cores
 from utils.labs.lab05 import runs
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(400)]

@@ -13,7 +13,7 @@ from mpi_jobs import find_mpiexec, mpi_environment, run_tree
 
 from torch_mpi.library import is_open_mpi, version
 from utils import cluster
-from utils.jobs.launcher import Launcher
+from utils.jobs.mpiexec_choice import Launcher
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -361,6 +361,6 @@ def test_in_a_notebook_many_times(course, deaths, _again):
 
 def test_ranks_that_cannot_live_on_are_refused_before_they_start(monkeypatch):
     hydra = Launcher("/opt/mpich/bin/mpiexec", "HYDRA 4.0.2")
-    monkeypatch.setattr("utils.jobs.plan.find_launcher", lambda: hydra)
+    monkeypatch.setattr("utils.jobs.start_plan.find_launcher", lambda: hydra)
     with pytest.raises(ValueError, match=r"Open MPI 5 on one host, and .*HYDRA"):
         cluster.start(2, fault_tolerant=True)

@@ -20,7 +20,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from utils import cluster, timeline
 from utils.figures import alt
-from utils.timeline import Timeline, collect, ideal, layout, picture, words, zoom
+from utils.timeline import Timeline, collect, ideal_network, layout, phrases, picture, zoom
 
 MS = 1e-3
 
@@ -414,7 +414,7 @@ def test_the_table_of_totals_reads_in_units():
     [(0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1_600_000, "1.6 MB"), (2.5e9, "2.5 GB")],
 )
 def test_sizes_in_words(nbytes, text):
-    assert words.size(nbytes) == text
+    assert phrases.size(nbytes) == text
 
 
 # --- one clock ---------------------------------------------------------------------------------
@@ -584,12 +584,12 @@ def test_the_bars_say_how_much_and_whom_they_wait_for():
 
 @pytest.mark.parametrize("op", ["all_gather", "broadcast", "reduce_scatter", "all_to_all"])
 def test_a_bar_with_little_room_says_which_operation_rather_than_how_many_bytes(op):
-    assert words.labels(made(op=op, peer=None)) == [f"{op} 1 kB", op]
+    assert phrases.labels(made(op=op, peer=None)) == [f"{op} 1 kB", op]
 
 
 def test_an_isend_is_not_called_a_send():
-    assert words.labels(made(blocking=False))[-1] == "isend"
-    assert words.labels(made(op="recv", blocking=False))[-1] == "irecv"
+    assert phrases.labels(made(blocking=False))[-1] == "isend"
+    assert phrases.labels(made(op="recv", blocking=False))[-1] == "irecv"
 
 
 def test_a_thread_that_waits_for_a_bucket_says_for_which():
@@ -610,7 +610,7 @@ def test_a_thread_that_waits_for_a_bucket_says_for_which():
 
 def test_a_wait_for_an_irecv_is_told_from_a_blocking_recv():
     waits = made(op="recv", blocking=False)
-    assert words.awaits(waits) == ["waits for irecv 1 kB", "waits for irecv", "waits"]
+    assert phrases.awaits(waits) == ["waits for irecv 1 kB", "waits for irecv", "waits"]
     assert {state for *_, state in collect.held(waits, 10.0, 10.01)} == {
         collect.WAITING, collect.AWAITING
     }  # fmt: skip
@@ -832,11 +832,11 @@ def test_the_pictures_words_name_a_deadlock_and_a_silent_rank():
 
 def test_ranks_that_do_nothing_do_not_pull_the_mean_down():
     busy, idle = reported(made()), [reported(rank=rank, end=10.001) for rank in (1, 2)]
-    said = words.means(Timeline([busy, *idle]).totals)
+    said = phrases.means(Timeline([busy, *idle]).totals)
     assert said == (
         "mean of the 1 that communicate: computing 10 ms, waiting 4 ms, communicating 6 ms"
     )
-    assert words.means(Timeline(idle).totals) == "mean of the ranks: computing 1 ms"
+    assert phrases.means(Timeline(idle).totals) == "mean of the ranks: computing 1 ms"
 
 
 def test_the_pictures_words_are_few_for_many_ranks():
@@ -1124,14 +1124,14 @@ for _ in range(3):
 
 def test_a_real_run_on_a_slow_network_is_told_how_long_it_would_take_without(ranks, shown):
     """1 MB of each rank's goes over a link of 100 Mbit/s: 80 ms, three times."""
-    assert 0.2 < shown.ideal < ideal.measured(shown.lanes), "rank 1 sleeps 200 ms at first"
+    assert 0.2 < shown.ideal < ideal_network.measured(shown.lanes), "rank 1 sleeps 200 ms at first"
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         ranks.network("100mbit")
         run(ranks, SLOW)
         slow = timeline.of(ranks)
         ranks.network("off")
-    assert ideal.measured(slow.lanes) - slow.ideal > 0.2
+    assert ideal_network.measured(slow.lanes) - slow.ideal > 0.2
     compared = timeline.compare({"fast": shown, "slow": slow})
     assert {row["call"]: row["slow"]["calls"] for row in compared.calls} == {
         "all_reduce": 6, "send": 0, "recv": 0

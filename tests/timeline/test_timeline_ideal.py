@@ -28,7 +28,7 @@ from test_timeline import (
 
 from utils import timeline
 from utils.figures import alt
-from utils.timeline import Timeline, ideal
+from utils.timeline import Timeline, ideal_network
 
 MS = 1e-3
 # The simulated ranks begin 0.1 ms after each other.
@@ -44,7 +44,7 @@ def test_a_pipeline_on_an_ideal_network_is_as_long_as_its_formula_says(stages, m
     shown = simulated(pipeline(stages, microbatches), stages)
     expected = (microbatches + stages - 1) * 30 * MS
     assert shown.ideal == pytest.approx(expected, abs=stages * SKEW)
-    assert shown.ideal < ideal.measured(shown.lanes)
+    assert shown.ideal < ideal_network.measured(shown.lanes)
 
 
 def test_a_chain_of_messages_costs_what_its_ranks_compute_one_after_the_other():
@@ -58,7 +58,7 @@ def test_a_chain_of_messages_costs_what_its_ranks_compute_one_after_the_other():
     shown = simulated(program, 4)
     assert shown.ideal == pytest.approx(100 * MS, abs=3 * SKEW)
     took = 100 * MS + 3 * (LATENCY + 50_000_000 / BANDWIDTH)
-    assert ideal.measured(shown.lanes) == pytest.approx(took, abs=3 * SKEW)
+    assert ideal_network.measured(shown.lanes) == pytest.approx(took, abs=3 * SKEW)
 
 
 def test_no_network_makes_up_for_a_straggler():
@@ -108,7 +108,7 @@ def test_a_sender_does_not_wait_for_a_receiver_that_is_late():
             yield recv(0, 100_000_000)
 
     shown = simulated(program, 2)
-    assert ideal.measured(shown.lanes) > 170 * MS
+    assert ideal_network.measured(shown.lanes) > 170 * MS
     assert shown.ideal == pytest.approx(40 * MS, abs=2 * SKEW)
 
 
@@ -127,7 +127,7 @@ def test_an_overlapped_all_reduce_counts_only_where_it_was_not_hidden():
             yield wait(work)
 
     shown = simulated(program, 2)
-    assert ideal.measured(shown.lanes) > 70 * MS
+    assert ideal_network.measured(shown.lanes) > 70 * MS
     # The last call comes after 15 ms; rank 1, which computes longest, ends with its own work.
     assert shown.ideal == pytest.approx((15 + 12) * MS, abs=2 * SKEW)
 
@@ -150,7 +150,7 @@ def test_ranks_of_other_groups_do_not_wait_for_each_other():
 def test_an_ideal_network_is_never_slower_and_never_faster_than_the_busiest_rank(name, n):
     shown = simulated(PROGRAMS[name](n), n)
     busiest = max(row["seconds computing"] for row in shown.totals)
-    assert busiest - 1e-9 <= shown.ideal <= ideal.measured(shown.lanes) + 1e-9
+    assert busiest - 1e-9 <= shown.ideal <= ideal_network.measured(shown.lanes) + 1e-9
 
 
 def test_a_deadlock_has_no_end_on_an_ideal_network_either():
@@ -166,7 +166,7 @@ def test_a_message_that_was_sent_before_the_cell_is_there_at_once():
     shown = Timeline([reported(), reported(got, rank=1)])
     assert shown.ideal == pytest.approx(20 * MS), "rank 0 computes for 20 ms"
     (lane,) = Timeline([reported(got, rank=1)]).lanes
-    assert ideal.seconds([lane]) == pytest.approx(10 * MS)
+    assert ideal_network.seconds([lane]) == pytest.approx(10 * MS)
 
 
 def test_a_wait_that_was_given_up_is_no_end_of_its_operation():
@@ -201,8 +201,8 @@ def test_a_part_is_never_longer_on_an_ideal_network_than_it_was():
     assert shown.ideal == pytest.approx(101)
     for part in ((0, 10), (50, 60), (99, 101)):
         seconds = part[1] - part[0]
-        assert ideal.seconds(shown.lanes, [part, part]) == pytest.approx(seconds)
-        assert ideal.measured(shown.lanes, [part, part]) == pytest.approx(seconds)
+        assert ideal_network.seconds(shown.lanes, [part, part]) == pytest.approx(seconds)
+        assert ideal_network.measured(shown.lanes, [part, part]) == pytest.approx(seconds)
 
 
 def test_a_wait_that_is_longer_on_an_ideal_network_makes_no_part_longer_than_it_was():
@@ -222,8 +222,8 @@ def test_a_wait_that_is_longer_on_an_ideal_network_makes_no_part_longer_than_it_
         reported(*got, rank=1, end=62.0),
         reported(late, rank=2, end=62.0),
     ]).lanes  # fmt: skip
-    assert ideal.seconds(lanes) == pytest.approx(52)
-    assert ideal.seconds(lanes, [(49, 52)] * 3) == pytest.approx(3)
+    assert ideal_network.seconds(lanes) == pytest.approx(52)
+    assert ideal_network.seconds(lanes, [(49, 52)] * 3) == pytest.approx(3)
 
 
 def test_a_sender_that_runs_ahead_on_an_ideal_network_makes_no_part_longer():
@@ -245,8 +245,8 @@ def test_a_sender_that_runs_ahead_on_an_ideal_network_makes_no_part_longer():
     ])  # fmt: skip
     assert shown.ideal == pytest.approx(90)
     for part in ((0, 10), (50, 60), (90, 100)):
-        assert ideal.seconds(shown.lanes, [part, part]) == pytest.approx(9)
-        assert ideal.measured(shown.lanes, [part, part]) == pytest.approx(10)
+        assert ideal_network.seconds(shown.lanes, [part, part]) == pytest.approx(9)
+        assert ideal_network.measured(shown.lanes, [part, part]) == pytest.approx(10)
 
 
 def test_a_run_whose_main_thread_waits_for_what_another_one_asks_for_has_an_end():

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, Any
 from IPython import get_ipython
 
 from utils import timeline
-from utils.cluster import load, words
+from utils.cluster import load, notebook_terms
 from utils.cluster.arguments import target_of, texts
 from utils.cluster.failure import CellFailed, RanksLostError
-from utils.cluster.network import parse as network_asked_for
+from utils.cluster.network_arguments import parse as network_asked_for
 from utils.cluster.reply import Reply
 from utils.jobs.errors import DeadRankError, RanksError
-from utils.jobs.forked import Python
-from utils.jobs.launcher import Launcher
-from utils.jobs.plan import (
+from utils.jobs.mpiexec_choice import Launcher
+from utils.jobs.rank_python import Python
+from utils.jobs.start_plan import (
     Plan,
     Request,
     find_launcher,
@@ -41,7 +41,7 @@ from utils.jobs.plan import (
 if TYPE_CHECKING:
     import ipyparallel as ipp
 
-    from utils.cluster.running import Running
+    from utils.cluster.ipp_cluster import Running
 
 __all__ = [
     "CellFailed",
@@ -95,7 +95,7 @@ def start(
     ranks are not up 60 s after it has started.
     """
     refuse_on_a_rank()
-    words.use()
+    notebook_terms.use()
     request = Request(
         n, threads, bind, timeout, env, launcher, partition, time, nodes, fault_tolerant
     )
@@ -127,14 +127,14 @@ class Ranks:
     def _bring_up(self) -> None:
         # The fork server imports what the ranks need while this process imports ipyparallel.
         python = Python(self._plan)
-        from utils.cluster import notebook
-        from utils.cluster.running import Running
+        from utils.cluster import notebook_setup
+        from utils.cluster.ipp_cluster import Running
 
         self._up = Running(self._plan, python)
         self.client: ipp.Client = self._up.client
         self.view: ipp.DirectView = self.client[:]
         self.view.block = True
-        notebook.prepare(self)
+        notebook_setup.prepare(self)
 
     def running(self) -> Running:
         """What is behind these ranks. Raises RanksError after `stop`."""
@@ -165,9 +165,9 @@ class Ranks:
         if self._up is None or os.getpid() != self._owner:
             return
         self._take_down()
-        from utils.cluster import notebook
+        from utils.cluster import notebook_setup
 
-        notebook.retire_magics(self.n)
+        notebook_setup.retire_magics(self.n)
         if _current is self:
             _current = None
 
@@ -306,7 +306,7 @@ class Ranks:
         """
         target = target_of(target)
         arguments = texts(self.n, target, kwargs, each)
-        from utils.cluster.running import Question
+        from utils.cluster.ipp_cluster import Question
 
         up = self.running()
         replies = Question(up, target, arguments, of_ours=False).answers(timeout)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch_mpi.protocol import diagnosis
-from utils.cluster import stubs
+from utils.cluster import open_tasks
 
 if TYPE_CHECKING:
     from torch_mpi.protocol.status import Status
@@ -192,7 +192,7 @@ class Outcome:
 
     def _of_error(self, cause: Status | None) -> CellFailed:
         first = cause["rank"] if cause and cause["rank"] in self.errors else min(self.errors)
-        if said := stubs.explained(*_kind_and_text(self.errors[first])):
+        if said := open_tasks.explained(*_kind_and_text(self.errors[first])):
             return self._error(said, None, list(self.statuses.values()))
         shown = _traceback(self.errors[first])
         summaries = {rank: _summary(error) for rank, error in sorted(self.errors.items())}

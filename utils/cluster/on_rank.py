@@ -27,8 +27,8 @@ from ipyparallel.engine.datapub import publish_data
 from IPython import get_ipython
 
 from torch_mpi.protocol import limits
-from utils.cluster import words
-from utils.cluster.plain import plain
+from utils.cluster import notebook_terms
+from utils.cluster.json_values import plain
 from utils.cluster.reply import BALANCE, NUMBER, QUESTION, about
 from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
 from utils.timeline.on_rank import backend_world, start_watching
@@ -101,7 +101,7 @@ def prepare(
 
     if fault_tolerant and (lacking := failures.probe()):
         raise RuntimeError(f"fault_tolerant=True: {lacking}")
-    words.use()
+    notebook_terms.use()
     _here.dump = open(Path(folder) / f"stack-{rank}", "w")  # noqa: SIM115 - faulthandler's, for good
     # Not of all threads: to walk the stack of one that runs meanwhile is a segmentation fault.
     faulthandler.register(signal.SIGUSR1, file=_here.dump, all_threads=False)

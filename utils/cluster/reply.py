@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from utils.cluster.stubs import open_task
+from utils.cluster.open_tasks import open_task
 
 # The name under which a rank tells its balance.
 BALANCE = "balance"

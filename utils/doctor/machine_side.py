@@ -26,7 +26,7 @@ ROOM_TO_WRITE = 200e6
 @check("cores")
 def check_cores(machine: Machine) -> Finding:
     """Enough for the four ranks of a lab, one thread each?"""
-    from utils.jobs.plan import usable_cores
+    from utils.jobs.start_plan import usable_cores
 
     cores = min([usable_cores(), *cpu_quotas()])
     present = os.cpu_count() or 1

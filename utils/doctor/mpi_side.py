@@ -15,8 +15,8 @@ from utils.doctor.patient import Machine
 from utils.doctor.words import gist, install_command, short
 
 if TYPE_CHECKING:
-    from utils.jobs.launcher import Launcher
-    from utils.jobs.plan import Plan
+    from utils.jobs.mpiexec_choice import Launcher
+    from utils.jobs.start_plan import Plan
 
 # Seconds. On a laptop, two ranks take 2 to 5.
 SLOW_START = 20

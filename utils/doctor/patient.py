@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from utils.doctor.probes import Outcome, Probe, python_probe
 
 if TYPE_CHECKING:
-    from utils.jobs.plan import Plan
+    from utils.jobs.start_plan import Plan
 
 
 class Machine:
@@ -92,7 +92,7 @@ class Machine:
     def plan(self) -> tuple[Plan | None, str]:
         """The course's plan for two ranks, and "" (None, and why there is none)."""
         from utils.jobs.errors import RanksError
-        from utils.jobs.plan import Plan, Request, refuse_on_a_rank
+        from utils.jobs.start_plan import Plan, Request, refuse_on_a_rank
 
         try:
             refuse_on_a_rank()

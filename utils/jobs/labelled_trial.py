@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from utils.jobs import run as jobs
-from utils.jobs.forked import Python
-from utils.jobs.plan import Plan, Request
+from utils.jobs import mpi_job
+from utils.jobs.rank_python import Python
+from utils.jobs.start_plan import Plan, Request
 from utils.mpi.labelled.judge import NAME, Trial, judged
 from utils.mpi.labelled.programs import BY_LUCK, Pair
 
@@ -69,5 +69,5 @@ class Stage:
         }
         plan, python = self._python(pair.ranks)
         command = python.job(str(place / NAME))
-        ended = jobs.run(command, os.environ | plan.environment | environment, DEADLINE)
+        ended = mpi_job.run(command, os.environ | plan.environment | environment, DEADLINE)
         return judged(pair, right, ended.status, ended.err, ended.seconds)

@@ -6,10 +6,10 @@ import contextlib
 import os
 from pathlib import Path
 
-from utils.jobs import run as jobs
+from utils.jobs import mpi_job
 from utils.jobs.errors import RanksError
-from utils.jobs.forked import Python
-from utils.jobs.plan import Plan, Request, refuse_on_a_rank, usable_cores
+from utils.jobs.rank_python import Python
+from utils.jobs.start_plan import Plan, Request, refuse_on_a_rank, usable_cores
 
 DEADLINE = 60.0
 # Seconds that a rank waits for the others before it says who is missing; less than the deadline.
@@ -37,9 +37,9 @@ def mpiexec(n: int, script: str | Path, *arguments: object, deadline: float = DE
     more = ["--oversubscribe"] if plan.launcher.is_open_mpi and n > usable_cores() else []
     print("$", *["mpiexec", "-n", str(n), *more, "python", *words], flush=True)
     with contextlib.closing(Python(plan)) as python:
-        ended = jobs.run(python.job(*words), os.environ | plan.environment, deadline)
+        ended = mpi_job.run(python.job(*words), os.environ | plan.environment, deadline)
     print(ended.out, end="", flush=True)
     if ended.status:
-        late = ended.status == jobs.LATE
+        late = ended.status == mpi_job.LATE
         how = f"was ended after {deadline:g} s" if late else f"ended with status {ended.status}"
         raise RanksError(f"the program {how}.\n{ended.err.rstrip()}")

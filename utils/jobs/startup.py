@@ -55,9 +55,9 @@ print(json.dumps(found))
 """
 _JOB = f"""
 import contextlib, json, os, time
-from utils.jobs import run as jobs
-from utils.jobs.forked import Python
-from utils.jobs.plan import Plan, Request
+from utils.jobs import mpi_job
+from utils.jobs.rank_python import Python
+from utils.jobs.start_plan import Plan, Request
 import subprocess
 plan = Plan.checked(Request(4, launcher="mpiexec"))
 with contextlib.closing(Python(plan)) as python:

@@ -19,9 +19,8 @@ import math
 import os
 from typing import TYPE_CHECKING
 
-from . import collect, on_rank, trace, words
-from . import ideal as ideals
-from .compare import Comparison
+from . import collect, ideal_network, on_rank, phrases, trace
+from .comparison import Comparison
 from .zoom import around, spans
 
 if TYPE_CHECKING:
@@ -82,11 +81,11 @@ class Timeline:
 
     @functools.cached_property
     def ideal(self) -> float | None:
-        """Seconds that it takes on an infinitely fast network, see :mod:`utils.timeline.ideal`.
+        """Return the seconds of the zoom, or of the cell, on an infinitely fast network.
 
-        Of the zoom, else of all of the cell. None where a rank waits for what never comes.
+        None means that a rank waits for what never comes. See :mod:`utils.timeline.ideal_network`.
         """
-        return ideals.seconds(self.lanes, self.spans)
+        return ideal_network.seconds(self.lanes, self.spans)
 
     def figure(
         self, width: float = 9, since: float | None = None, until: float | None = None
@@ -108,15 +107,15 @@ class Timeline:
     @property
     def alt_text(self) -> str:
         """The picture in words, for those who do not see it."""
-        said = words.described(self.title, self.lanes, self.totals)
+        said = phrases.described(self.title, self.lanes, self.totals)
         free = self._ideal_in_words()
-        return f"{said} {words.sentence(free)}" if free else said
+        return f"{said} {phrases.sentence(free)}" if free else said
 
     def _ideal_in_words(self) -> str:
         """Nothing, where the ranks communicated nothing."""
         if not self.records:
             return ""
-        return words.ideal(self.ideal, ideals.measured(self.lanes, self.spans))
+        return phrases.ideal(self.ideal, ideal_network.measured(self.lanes, self.spans))
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a trace that https://ui.perfetto.dev and chrome://tracing open."""
@@ -125,12 +124,12 @@ class Timeline:
     def __repr__(self) -> str:
         from tabulate import tabulate  # the ranks import this package, too, and need no tables
 
-        rows = [words.in_words(row) for row in self.totals]
+        rows = [phrases.in_words(row) for row in self.totals]
         table = tabulate(
             rows, headers="keys", tablefmt="simple", stralign="right", maxheadercolwidths=13
         )
         problems = [f"rank {lane.rank}: {lane.problem}" for lane in self.lanes if lane.problem]
-        part = [f"from {words.span(*self.window)} after the cell began"] if self.window else []
+        part = [f"from {phrases.span(*self.window)} after the cell began"] if self.window else []
         return "\n".join([table, *part, *problems])
 
     def _repr_mimebundle_(
@@ -157,11 +156,11 @@ def side_by_side(runs: dict[str, Timeline], width: float = 9) -> Figure:
         shown = (panel.since, panel.until)
         totals = run.totals if run.window else [collect.totals(one, *shown) for one in run.lanes]
         spans = run.spans if run.window else [shown] * len(run.lanes)
-        free = words.ideal(ideals.seconds(run.lanes, spans))
-        panel.subtitle, panel.note = words.means(totals), free
+        free = phrases.ideal(ideal_network.seconds(run.lanes, spans))
+        panel.subtitle, panel.note = phrases.means(totals), free
         panels.append(panel)
         said.append(
-            f"{words.described(name, run.lanes, totals, brief=True)} {words.sentence(free)}"
+            f"{phrases.described(name, run.lanes, totals, brief=True)} {phrases.sentence(free)}"
         )
     made = picture.figure(panels, width)
     made.alt_text = " ".join(said)

@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from .. import figures
-from . import words
+from . import phrases
 from .picture import LOOK
 
 _INCHES_PER_RUN, _AROUND = 0.5, 1.35
@@ -26,7 +26,7 @@ def figure(times: list[dict], states: dict[str, str], width: float) -> Figure:
     high = _AROUND + _INCHES_PER_RUN * len(times)
     made, axes = plt.subplots(figsize=(width, high), layout="constrained")
     plt.close(made)
-    unit, one = words.time_unit(max(row["seconds"] for row in times))
+    unit, one = phrases.time_unit(max(row["seconds"] for row in times))
     for place, row in enumerate(times):
         left = 0.0
         for state, key in states.items():

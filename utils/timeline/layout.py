@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from . import words
+from . import phrases
 from .collect import AWAITING, COMMUNICATING, STUCK, WAITING, Lane, Part, end_of
 
 DPI = 100
@@ -53,7 +53,7 @@ class Page:
         highs = (self.scale * (_THREAD + _GAP + _BACKGROUND * below) for below in self.background)
         self.edges = list(accumulate(highs, initial=0.0))
         span = self.until - self.since
-        self.unit, self.second = words.time_unit(span)
+        self.unit, self.second = phrases.time_unit(span)
         # A close look at what happened late counts from there: "500000.3 ms" can't be read.
         digit = 10.0 ** math.floor(math.log10(span))
         self.base = math.floor(self.since / digit) * digit if self.since > 5 * span else 0.0
@@ -98,7 +98,7 @@ class Page:
             return f"time [{self.unit}]"
         if not self.base:
             return f"time since the cell began [{self.unit}]"
-        unit, second = words.time_unit(self.base)
+        unit, second = phrases.time_unit(self.base)
         after = f"{self.base / second:.9g} {unit}"
         return f"time from {after} after the cell began [{self.unit}]"
 

@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 
 from .. import figures
-from . import collect, words
+from . import collect, phrases
 from .collect import AWAITING, COMMUNICATING, COMPUTING, STUCK, WAITING, Lane
 from .layout import BOTTOM, DPI, LEFT, MOST_ROWS, RIGHT, SUBTITLE, TOP, Page, pieces, view
 
@@ -288,12 +288,12 @@ class _Picture:
             if state == STUCK or to <= free_from:
                 continue
             if state == COMMUNICATING:
-                texts, look = words.labels(record), {"color": figures.PAPER}
+                texts, look = phrases.labels(record), {"color": figures.PAPER}
             elif state == AWAITING:
-                texts, look = words.awaits(record), {"bbox": _CARD}
+                texts, look = phrases.awaits(record), {"bbox": _CARD}
             else:
                 last = self.last_called.get(id(record))
-                texts, look = words.partners(record, last), {"bbox": _CARD}
+                texts, look = phrases.partners(record, last), {"bbox": _CARD}
             written |= self._write(max(from_, free_from), to, high, texts, **look)
         return max(end, free_from) if written else free_from
 
@@ -304,7 +304,7 @@ class _Picture:
         for state in (COMMUNICATING, WAITING):
             color = figures.PAPER if state == COMMUNICATING else figures.INK
             if state in parts and self._write(
-                *parts[state], high, words.labels(record), color=color
+                *parts[state], high, phrases.labels(record), color=color
             ):
                 return
 
@@ -317,7 +317,7 @@ class _Picture:
         if not self._visible(stuck[0]["start"], last):
             return
         what = "never matched" if stuck[-1]["matched"] is None else "never finished"
-        operation = words.labels(stuck[-1])[0]
+        operation = phrases.labels(stuck[-1])[0]
         count = f" and {len(stuck) - 1} more" if len(stuck) > 1 else ""
         edge = min(last, self.panel.until)
         top, bottom = high
@@ -465,7 +465,7 @@ class _Picture:
         until, last = self.page.across(self.panel.until), self.page.across(self.page.shown[1])
         self.axes.axvspan(until, last, facecolor=figures.PAPER, linewidth=0, zorder=_VEIL)
         self.axes.axvline(until, color=figures.INK, linewidth=1, zorder=_VEIL)
-        said = [words.duration(self.panel.until - self.panel.since), self.panel.note]
+        said = [phrases.duration(self.panel.until - self.panel.since), self.panel.note]
         self.axes.set_title(", ".join(filter(None, said)), loc="right", pad=self.pad)
 
     def _note(self) -> None:

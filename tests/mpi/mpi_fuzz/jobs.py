@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.jobs import run as jobs
-from utils.jobs.forked import Python
-from utils.jobs.plan import Plan, Request
+from utils.jobs import mpi_job
+from utils.jobs.rank_python import Python
+from utils.jobs.start_plan import Plan, Request
 
 from . import ranks, text
 
@@ -71,7 +71,7 @@ class Stage:
         ended = self._job(["-c", code], ranks.DEADLINE + 30 + 2 * len(programs))
         return outcomes(programs, ended)
 
-    def script(self, program: dict) -> jobs.Ended:
+    def script(self, program: dict) -> mpi_job.Ended:
         """Run a program as the script that a person would run."""
         self.jobs += 1
         file = Path(self._folder.name) / str(self.jobs) / text.NAME
@@ -79,10 +79,10 @@ class Stage:
         file.write_text(text.python(program, TESTS))
         return self._job([str(file)], ranks.DEADLINE)
 
-    def _job(self, words: list[str], deadline: float) -> jobs.Ended:
+    def _job(self, words: list[str], deadline: float) -> mpi_job.Ended:
         quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
         environment = os.environ | self._plan.environment | quiet
-        return jobs.run(self._python.job(*words), environment, deadline)
+        return mpi_job.run(self._python.job(*words), environment, deadline)
 
 
 @contextlib.contextmanager
@@ -92,7 +92,7 @@ def stage(size: int) -> Iterator[Stage]:
         yield made
 
 
-def outcomes(programs: Sequence[dict], ended: jobs.Ended) -> list[Outcome]:
+def outcomes(programs: Sequence[dict], ended: mpi_job.Ended) -> list[Outcome]:
     """What a job has said of its programs; of the one that it ended in, its last words."""
     found = []
     for line in ended.out.splitlines():

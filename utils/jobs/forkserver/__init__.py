@@ -11,6 +11,6 @@ the processes, the messages, and what holds at all times with the test of each.
 | `server` | server | one thread: takes requests, forks keepers, ends itself |
 | `keeper` | keeper | passes signals on, tells how the rank ended, ends it with its stub |
 | `child` | rank | takes over what the stub was given, and becomes the program |
-| `shown` | rank | what /proc shows of it |
+| `process_title` | rank | what /proc shows of it |
 | `stub` | below mpiexec | imports nothing of the course; falls back to an ordinary start |
 """

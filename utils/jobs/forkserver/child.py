@@ -27,7 +27,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from torch_mpi import library
-from utils.jobs.forkserver import shown
+from utils.jobs.forkserver import process_title
 from utils.jobs.forkserver.identity import THREADS
 from utils.jobs.forkserver.keeper import close_all_but
 
@@ -141,7 +141,7 @@ def become(wanted: dict[str, Any], descriptors: list[int]) -> None:
         distributed.set_debug_level_from_env()
     tempfile.tempdir = None
     command = [os.fsencode(sys.executable), *wanted["arguments"]]
-    shown.show(command, wanted["environment"])
+    process_title.show(command, wanted["environment"])
     gc.enable()
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from utils.jobs.forkserver import child, keeper, shown, stub
+from utils.jobs.forkserver import child, keeper, process_title, stub
 from utils.jobs.forkserver.identity import LATER_VARIABLE, THREADS, load_time
 from utils.jobs.session import locked
 
@@ -218,7 +218,9 @@ def main() -> None:
     listener, folder = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])
     settings = load_time(os.environ)
     # Without the spaces that make room for the command of a rank.
-    shown.show([os.fsencode(word) for word in [sys.executable, *sys.orig_argv[1:]] if word.strip()])
+    process_title.show(
+        [os.fsencode(word) for word in [sys.executable, *sys.orig_argv[1:]] if word.strip()]
+    )
     when = os.environ.get(LATER_VARIABLE)
     preload(PRELOADED + (PRELOADED_LATER if when == "first" else ()))
     later = () if when in ("first", "never") else PRELOADED_LATER

@@ -4,7 +4,7 @@
     one.result["step"], one.bindings
 
 The ranks get the mpiexec, the environment and the options that `cluster.start` gives to a
-notebook's ranks, and end as `utils.jobs.run` promises.
+notebook's ranks, and end as `utils.jobs.mpi_job` promises.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.jobs import run as jobs
-from utils.jobs.forked import Python
-from utils.jobs.plan import Plan, Request, refuse_on_a_rank
+from utils.jobs import mpi_job
+from utils.jobs.rank_python import Python
+from utils.jobs.start_plan import Plan, Request, refuse_on_a_rank
 
 DEADLINE = 120.0
 # Seconds that a rank waits for the others before it says who is missing; less than the deadline.
@@ -123,7 +123,7 @@ def run(
         say(shown)
     with contextlib.closing(Python(plan)) as python:
         command = [plan.launcher.path, *options, *python.command, *words]
-        ended = jobs.run(command, environment, deadline, watch=say and _Progress(say))
+        ended = mpi_job.run(command, environment, deadline, watch=say and _Progress(say))
     if ended.status:
         raise RunFailed(_failure(shown, ended, deadline))
     return Run(job, _last_object(ended.out, shown), ended.seconds, shown, _bindings(ended.err))
@@ -229,7 +229,7 @@ def rehearse(topology: str, ranks: int, *options: str) -> dict[int, str]:
     environment.pop("PRTE_MCA_rmaps_default_mapping_policy", None)
     # THISSYSTEM: binding counts as possible, though the machine is not this one.
     environment |= {"HWLOC_SYNTHETIC": topology, "HWLOC_THISSYSTEM": "1"}
-    ended = jobs.run(command, environment, DEADLINE)
+    ended = mpi_job.run(command, environment, DEADLINE)
     found = _PLANNED.findall(ended.out + ended.err)
     if ended.status or len(found) != ranks:
         raise RunFailed(_failure(" ".join(["mpiexec", *command[1:]]), ended, DEADLINE))
@@ -257,9 +257,9 @@ def _bindings(err: str) -> dict[int, str]:
     return dict(sorted((int(match[1]), match[2]) for match in found if match))
 
 
-def _failure(shown: str, ended: jobs.Ended, deadline: float) -> str:
+def _failure(shown: str, ended: mpi_job.Ended, deadline: float) -> str:
     what = f"ended with status {ended.status}"
-    if ended.status == jobs.LATE:
+    if ended.status == mpi_job.LATE:
         what = (
             f"was not done after {deadline:g} s and was ended. Is this machine busy with something "
             f"else? Give it more time: deadline={2 * deadline:g}"

@@ -15,9 +15,9 @@ import random
 import sys
 from pathlib import Path
 
-from utils.jobs import run as jobs
-from utils.jobs.forked import Python
-from utils.jobs.plan import Plan, Request, refuse_on_a_rank
+from utils.jobs import mpi_job
+from utils.jobs.rank_python import Python
+from utils.jobs.start_plan import Plan, Request, refuse_on_a_rank
 from utils.labs.shared import slurm_script
 
 DEADLINE = 120.0
@@ -31,7 +31,7 @@ def mpiexec(
     *arguments: object,
     survive: bool = False,
     deadline: float = DEADLINE,
-) -> jobs.Ended:
+) -> mpi_job.Ended:
     """Run a script on n ranks of its own, some of which may die; what became of it.
 
     Args:
@@ -52,19 +52,19 @@ def mpiexec(
     plan = Plan.checked(request)
     with contextlib.closing(Python(plan)) as python:
         command = python.job(str(script), *map(str, arguments))
-        return jobs.run(command, os.environ | plan.environment, deadline)
+        return mpi_job.run(command, os.environ | plan.environment, deadline)
 
 
 def torchrun(
     n: int, script: str | Path, *arguments: object, restarts: int, deadline: float = DEADLINE
-) -> jobs.Ended:
+) -> mpi_job.Ended:
     """Run a script on n processes of PyTorch's launcher, which starts all anew if one dies."""
     refuse_on_a_rank()
     _require(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={n}", f"--max-restarts={restarts}", "--monitor-interval=0.1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return jobs.run([*command, str(script), *map(str, arguments)], environment, deadline)
+    return mpi_job.run([*command, str(script), *map(str, arguments)], environment, deadline)
 
 
 def _require(script: str | Path) -> None:

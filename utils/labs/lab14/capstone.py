@@ -22,10 +22,9 @@ from pathlib import Path
 import torch
 
 from utils import data
-from utils.jobs import interpreter
-from utils.jobs import run as jobs
-from utils.jobs.forked import Python
-from utils.jobs.plan import Plan, Request, refuse_on_a_rank
+from utils.jobs import interpreter, mpi_job
+from utils.jobs.rank_python import Python
+from utils.jobs.start_plan import Plan, Request, refuse_on_a_rank
 
 from .board import FILE, Scoreboard, enter
 from .judge import Entry, judged
@@ -106,7 +105,7 @@ def _write_training_images(path: Path) -> None:
     torch.save((images.data[:TRAIN].clone(), images.targets[:TRAIN].clone()), path)
 
 
-def _job(script: Path, place: Path, deadline: float) -> jobs.Ended:
+def _job(script: Path, place: Path, deadline: float) -> mpi_job.Ended:
     """The entry on its ranks, from the start to the end of every process."""
     request = Request(RANKS, launcher="mpiexec", fault_tolerant=True)
     plan = Plan.checked(request)
@@ -114,4 +113,4 @@ def _job(script: Path, place: Path, deadline: float) -> jobs.Ended:
         "from utils.labs.lab14 import job; job.main()", str(script.resolve()), str(place)
     )
     with contextlib.closing(Python(plan)) as python:
-        return jobs.run(python.job(*words), os.environ | plan.environment, deadline)
+        return mpi_job.run(python.job(*words), os.environ | plan.environment, deadline)

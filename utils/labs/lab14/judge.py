@@ -11,7 +11,7 @@ from torch import Tensor
 
 from utils import data, models
 from utils.checks.verdict import Problem, Verdict
-from utils.jobs import run as jobs
+from utils.jobs import mpi_job
 
 from .replay import Clock, lost, replay, traffic
 from .rules import RANKS, SIZES, TEST, Rules, is_slow
@@ -99,7 +99,7 @@ HEADS = (
 
 
 def judged(
-    place: Path, ended: jobs.Ended, *, name: str, scheme: str, plan: dict, rules: Rules
+    place: Path, ended: mpi_job.Ended, *, name: str, scheme: str, plan: dict, rules: Rules
 ) -> Entry:
     """The entry of a job that left its traces and weights in a folder."""
     left = {r: json.loads(p.read_text()) for r in range(RANKS) if (p := _trace(place, r)).exists()}
@@ -133,9 +133,9 @@ def _trace(place: Path, rank: int) -> Path:
     return place / f"rank-{rank}.json"
 
 
-def _what_went_wrong(left: dict[int, dict], ended: jobs.Ended, victim: int) -> str:
+def _what_went_wrong(left: dict[int, dict], ended: mpi_job.Ended, victim: int) -> str:
     """Why a job cannot be judged, in a line; empty where it can."""
-    if ended.status == jobs.LATE:
+    if ended.status == mpi_job.LATE:
         return f"was not done after {ended.seconds:.0f} s of this machine"
     raised = {rank: one["words"] for rank, one in left.items() if one["how"] == "raised"}
     if raised:

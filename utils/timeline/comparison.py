@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from . import collect, ideal, trace, words
+from . import collect, ideal_network, phrases, trace
 from .collect import COMMUNICATING, COMPUTING, WAITING, Lane
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ class Comparison:
         times = [
             {
                 "run": row["run"],
-                "took": words.duration(row["seconds"]),
+                "took": phrases.duration(row["seconds"]),
                 "ideal network": _ideal(row),
             }
             | {
-                words.plain(key): words.duration(row[key])
+                phrases.plain(key): phrases.duration(row[key])
                 for key in row
                 if key.startswith("seconds ")
             }
@@ -86,8 +86,8 @@ class Comparison:
         ]
         calls = [
             {"call": row["call"], "run": name}
-            | {"calls": row[name]["calls"], "bytes": words.size(row[name]["bytes"])}
-            | {key: words.duration(row[name][key]) for key in (WAITING, COMMUNICATING)}
+            | {"calls": row[name]["calls"], "bytes": phrases.size(row[name]["bytes"])}
+            | {key: phrases.duration(row[name][key]) for key in (WAITING, COMMUNICATING)}
             for row in self.calls
             for name in self.runs
         ]
@@ -107,7 +107,7 @@ def _counts(run: Timeline) -> dict[str, dict]:
     for lane, (since, until) in zip(run.lanes, run.spans, strict=True):
         for record in lane.records:
             if since <= record["start"] < until:
-                _add(found.setdefault(words.operation(record), _none()), record, lane)
+                _add(found.setdefault(phrases.operation(record), _none()), record, lane)
     return found
 
 
@@ -122,14 +122,14 @@ def _times(run: Timeline) -> dict:
     keys = (*_TIMES.values(), "seconds hidden")
     rows = [row for row, lane in zip(run.totals, run.lanes, strict=True) if not lane.problem]
     means = {key: sum(row[key] for row in rows) / max(len(rows), 1) for key in keys}
-    return {"seconds": ideal.measured(run.lanes, run.spans), "ideal": run.ideal, **means}
+    return {"seconds": ideal_network.measured(run.lanes, run.spans), "ideal": run.ideal, **means}
 
 
 def _ideal(row: dict) -> str:
-    return "never ends" if row["ideal"] is None else words.duration(row["ideal"])
+    return "never ends" if row["ideal"] is None else phrases.duration(row["ideal"])
 
 
 def _spent(row: dict) -> str:
-    spent = (f"{state} {words.duration(row[key])}" for state, key in _TIMES.items())
-    took = f"{words.duration(row['seconds'])} in all; mean of the ranks: {', '.join(spent)}"
-    return f"{took}; {words.ideal(row['ideal'], row['seconds'])}"
+    spent = (f"{state} {phrases.duration(row[key])}" for state, key in _TIMES.items())
+    took = f"{phrases.duration(row['seconds'])} in all; mean of the ranks: {', '.join(spent)}"
+    return f"{took}; {phrases.ideal(row['ideal'], row['seconds'])}"

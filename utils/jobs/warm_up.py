@@ -1,4 +1,4 @@
-"""``python -m utils.jobs.warm``: have the fork server ready before the first notebook wants ranks.
+"""``python -m utils.jobs.warm_up``: have the fork server ready before a notebook wants ranks.
 
 `make lab` starts it beside JupyterLab. It holds a lease while its parent lives, so that restarted
 kernels find the server as well. Where there can be no fork server, it ends without a word.
@@ -11,8 +11,8 @@ import os
 import time
 
 from utils.jobs.errors import RanksError
-from utils.jobs.forked import Python
-from utils.jobs.plan import Plan, Request
+from utils.jobs.rank_python import Python
+from utils.jobs.start_plan import Plan, Request
 
 # Seconds between two looks at the parent.
 LOOK = 2.0

@@ -20,16 +20,16 @@ import psutil
 from traitlets.config import Config
 from traitlets.log import get_logger
 
-from utils.cluster import on_rank, where
+from utils.cluster import on_rank, stacks
 from utils.cluster.arguments import target_of
 from utils.cluster.failure import Outcome
 from utils.cluster.reply import BALANCE, QUESTION, Reply
 from utils.jobs import interpreter, slurm, watchdog
 from utils.jobs.errors import RanksError
-from utils.jobs.forked import Python
-from utils.jobs.plan import ATTEMPTS, NOT_STARTED, Plan
+from utils.jobs.rank_python import Python
 from utils.jobs.session import Session, Watchdog
 from utils.jobs.site import settings
+from utils.jobs.start_plan import ATTEMPTS, NOT_STARTED, Plan
 
 # Seconds: until the ranks must be up; until a stopped set of ranks must have said goodbye.
 START_DEADLINE = 60.0
@@ -426,10 +426,10 @@ class Running:
     def _place(self, rank: int, dump: str | None) -> str:
         if dump is None or (not dump and rank not in self.client.ids):
             return "dead (ranks.restart() gives fresh ranks)"
-        frames = where.main_stack(dump)
+        frames = stacks.main_stack(dump)
         if not frames:
             return "no answer (stopped, or very busy)"
-        return where.explain(frames, self._cells(rank))
+        return stacks.explain(frames, self._cells(rank))
 
     def _cells(self, rank: int) -> dict[str, str]:
         try:

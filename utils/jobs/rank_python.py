@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from utils.jobs.errors import RanksError
 from utils.jobs.forkserver import client
-from utils.jobs.plan import Plan
 from utils.jobs.site import settings
+from utils.jobs.start_plan import Plan
 
 
 @dataclass(frozen=True)

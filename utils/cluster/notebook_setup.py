@@ -11,7 +11,7 @@ from ipyparallel.client.client import ExecuteReply
 from ipyparallel.error import CompositeError, RemoteError
 from IPython import get_ipython
 
-from utils.cluster import stubs
+from utils.cluster import open_tasks
 from utils.cluster.px import RanksMagics
 from utils.cluster.tracebacks import show_errors
 from utils.jobs.errors import RanksError
@@ -37,7 +37,7 @@ def prepare(ranks: Ranks) -> None:
 
 def _of_a_stub(shell: object, error: NotImplementedError) -> Exception:
     """What to do where a cell of the kernel meets a task that is still open."""
-    said = stubs.explained("NotImplementedError", str(error))
+    said = open_tasks.explained("NotImplementedError", str(error))
     return NotImplementedError(said.removeprefix("NotImplementedError: ")) if said else error
 
 
@@ -46,7 +46,7 @@ def _of_the_ranks(shell: object, error: RemoteError) -> BaseException:
     single = (error.ename, error.evalue, None, error.engine_info)
     errors = error.elist if isinstance(error, CompositeError) else [single]
     kind, text, *_ = errors[0]
-    if said := stubs.explained(kind, text):
+    if said := open_tasks.explained(kind, text):
         return RanksError(said)
     names = [_missing_name(kind, str(said)) for kind, said, *_ in errors]
     if not all(names):

@@ -14,8 +14,8 @@ from typing import IO
 import psutil
 
 from utils.jobs import watchdog
-from utils.jobs.plan import ATTEMPTS, NOT_STARTED
 from utils.jobs.session import Session, Watchdog
+from utils.jobs.start_plan import ATTEMPTS, NOT_STARTED
 
 # Exit status of a job that was not done in time, as of coreutils' `timeout`.
 LATE = 124

@@ -11,10 +11,9 @@ from pathlib import Path
 import psutil
 
 from torch_mpi.launcher import LauncherError
-from utils.jobs import launcher as which
-from utils.jobs import slurm, watchdog
+from utils.jobs import mpiexec_choice, slurm, watchdog
 from utils.jobs.errors import RanksError
-from utils.jobs.launcher import Launcher
+from utils.jobs.mpiexec_choice import Launcher
 from utils.jobs.site import Way, decide, settings
 
 # On a machine that is very busy, Open MPI may give up before it has started a rank.
@@ -332,8 +331,12 @@ def _quota() -> int:
 
 
 def find_launcher() -> Launcher:
-    """`utils.jobs.launcher.find_launcher`; raises RanksError where there is no usable mpiexec."""
+    """Return what `mpiexec_choice` finds.
+
+    Raises:
+        RanksError: there is no usable mpiexec.
+    """
     try:
-        return which.find_launcher()
+        return mpiexec_choice.find_launcher()
     except LauncherError as error:
         raise RanksError(str(error)) from None

@@ -33,10 +33,10 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _start_ranks(options: argparse.Namespace) -> int:
-    from utils.jobs import run as jobs
+    from utils.jobs import mpi_job
     from utils.jobs.errors import RanksError
-    from utils.jobs.forked import Python
-    from utils.jobs.plan import Plan, Request
+    from utils.jobs.rank_python import Python
+    from utils.jobs.start_plan import Plan, Request
 
     n = options.n or 2
     if n < 2:
@@ -53,10 +53,10 @@ def _start_ranks(options: argparse.Namespace) -> int:
         command = python.job(*interpreter.program(code, "bench", *as_arguments(options)))
         environment = os.environ | plan.environment
         try:
-            ended = jobs.run(command, environment, options.deadline + GRACE, capture=False)
+            ended = mpi_job.run(command, environment, options.deadline + GRACE, capture=False)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
-    if ended.status == jobs.LATE:
+    if ended.status == mpi_job.LATE:
         seconds = options.deadline + GRACE
         print(f"bench: the ranks were not done after {seconds:g} s: ended", file=sys.stderr)
     return ended.status

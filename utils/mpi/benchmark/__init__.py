@@ -1,4 +1,5 @@
-"""``ddl-labs bench``: what communication costs here, on mpi, mpi4py and gloo.
+"""What communication costs here, on mpi, mpi4py and gloo.
 
-`options` reads the command line, `launch` starts the ranks, `on_ranks` is what each of them runs.
+`options` reads the command line, and `on_ranks` is what each rank runs. The package starts no ranks
+and imports nothing of the course, whose command is ``ddl-labs bench``.
 """

@@ -1,8 +1,7 @@
 """Right and wrong programs, labelled: how well does a backend tell what is wrong?
 
-`programs` holds them in pairs, `judge` compares a report with the label; these two import nothing
-of the course and go into the backend's source distribution. `trial` runs a program on ranks,
-`table` counts, ``ddl-labs diagnosis`` does all of it.
+`programs` holds them in pairs, and `judge` compares a report with the label. Both import nothing of
+the course. ``ddl-labs diagnosis`` runs the programs on ranks and counts.
 
 The classes follow those of the MPI Bugs Initiative, as far as they apply to ``torch.distributed``:
 M. Laurent, E. Saillard, M. Quinson, "The MPI Bugs Initiative: a Framework for MPI Verification

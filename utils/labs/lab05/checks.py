@@ -33,23 +33,7 @@ from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 from utils.cluster.reply import Reply
 from utils.labs.shared import slurm_script
-
-# -- steps that tell more than one thing ------------------------------------------------------
-
-
-def each_of(*parts: Iterable[Step]) -> Step:
-    """Return the step that takes all parts; each of them tells its own first problem."""
-    return lambda report, rank: all([report.follow(rank, steps) for steps in parts])
-
-
-def _passed(
-    report: Report, answers: Sequence[Reply], judge: Callable[[Reply], Iterable[Step]]
-) -> bool:
-    """Judge the answers of all ranks; return whether all have come and are right."""
-    right = [report.follow(answer.rank, judge(answer)) for answer in answers]
-    left_over = any(answer.unreceived for answer in answers)
-    return bool(right) and all(right) and not left_over
-
+from utils.labs.shared.steps import Wrong, each_of, none_of, passed
 
 # -- 5.1 --------------------------------------------------------------------------------------
 
@@ -178,7 +162,7 @@ def time_rounds(ranks: Ranks, report: Report) -> None:
     for trial in _trials(report.seed):
         answers = report.answers(ranks, probe_stopwatch, **trial.asked)
         results = [answer.value["result"] for answer in answers]
-        if not _passed(report, answers, functools.partial(_stopwatch, trial, results)):
+        if not passed(report, answers, functools.partial(_stopwatch, trial, results)):
             return
 
 
@@ -478,7 +462,7 @@ def _judge_laws(ranks: Ranks, report: Report, cases: Iterable[LawCase]) -> None:
     """Judge one case after the other, until one has a problem."""
     for case in cases:
         answers = report.answers(ranks, probe_law, **case.asked)
-        if not _passed(report, answers, functools.partial(_law_and_fit, case)):
+        if not passed(report, answers, functools.partial(_law_and_fit, case)):
             return
 
 
@@ -724,20 +708,16 @@ def job_script(ranks: Ranks, report: Report) -> None:
     other = chance.choice((3, 5, 6)), chance.choice((1, 4)), chance.randrange(5, 33), command
     settings = [(4, 2, 24, "python train.py --strong 256"), other]
     for answer in report.answers(ranks, probe_script, settings=settings):
-        scripts = zip(answer.value, settings, strict=True)
-        report.follow(answer.rank, (_all_told(script, *setting) for script, setting in scripts))
+        report.follow(answer.rank, _scripts(answer, settings))
 
 
-def _all_told(script: dict, nodes: int, domains: int, cores: int, command: str) -> Step:
-    """Return the step that a job script is right; it tells all problems of the script."""
-
-    def step(report: Report, rank: int | None) -> bool:
-        problems = list(_script_problems(script, nodes, domains, cores, command))
-        for text in problems:
-            report.problem(f"job_script{(nodes, domains, cores)}: {text}", rank)
-        return not problems
-
-    return step
+def _scripts(answer: Reply, settings: Sequence[tuple]) -> Iterator[Step]:
+    """Yield the step for the script of each setting; all that is wrong with one is told."""
+    for script, setting in zip(answer.value, settings, strict=True):
+        yield none_of(
+            Wrong(f"job_script{setting[:3]}: {text}", answer.rank)
+            for text in _script_problems(script, *setting)
+        )
 
 
 def _script_problems(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import random
 import re
 import shlex
@@ -97,7 +98,7 @@ def probe_stopwatch(
 
 @contextlib.contextmanager
 def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
-    """A collective ends at the same moment on all ranks: that of the last one."""
+    """Let a collective end at the same moment on all ranks: that of the last one."""
     group = dist.group.WORLD
     reduce_all = group.allreduce
     # In a step it is the training that communicates, not the stopwatch.
@@ -216,7 +217,7 @@ def _stopwatch(trial: Trial, results: Sequence[Any], answer: Reply) -> Iterator[
 
 
 def _shares_of_steps(chance: random.Random, rounds: int, steps: int) -> list[float]:
-    """How long the steps of all rounds take, so that no step takes as long as another or the mean.
+    """Return the shares of the steps of all rounds; no step takes as long as another or the mean.
 
     Neither the last step of a round nor its middle one takes as long as the mean of all.
     """
@@ -231,7 +232,7 @@ def _shares_of_steps(chance: random.Random, rounds: int, steps: int) -> list[flo
 
 
 def _miscounted(events: list[str], rounds: int, steps: int) -> dict[str, bool]:
-    """What to say of too few and too many calls, and whether it is so."""
+    """Return what to say of too few and too many calls, and whether it is so."""
     made, prepared = events.count("step"), events.count("prepare")
     return {
         f"it made {made} calls of step(): there are {rounds} rounds of {steps}, and one round "
@@ -277,7 +278,7 @@ def _wrong_stopwatches(
 
 
 def _numbers(got: Any, count: int = 0) -> bool:
-    """A list of numbers, of so many if that is said?"""
+    """Return whether it is a list of numbers, of so many if that is said."""
     return isinstance(got, list) and all(map(is_number, got)) and len(got) in (count or len(got),)
 
 
@@ -305,21 +306,20 @@ def _speedup_cases(seed: int, trial: int) -> Iterator[Case]:
     """Yield a call of speedup_band and one of efficiency, with made-up times."""
     sizes = ((7, 5), (8, 9), (10, 6))[trial]  # odd and even
     chance = np.random.default_rng([seed, trial])
-    one, many = (
+    alone, together = (
         (least + chance.gamma(2, spread, size)).round(3)
         for least, spread, size in zip((10, 4), (1.5, 0.8), sizes, strict=True)
     )
-    for times in (one, many):
+    for times in (alone, together):
         times[:3] = times.max()  # clocks are coarse: a time may come again
         times[3] = 5 * times.max()  # a disturbed round counts, too
         chance.shuffle(times)
     p = int((1, *chance.integers(2, 200, 2))[trial])
     speedup = round(float(chance.uniform(1, 4)), 3)
-    q1, q2 = (np.percentile(times, [25, 50, 75]) for times in (one, many))
-    band = (q1 / q2[::-1]).tolist()
-    wrong_bands = _wrong_bands(one, many, q1, q2, *band)
+    band = (_quartiles(alone) / _quartiles(together)[::-1]).tolist()
+    wrong_bands = _wrong_bands(alone, together, *band)
     form = "three numbers: (low, middle, high)"
-    yield Case("speedup_band", [one.tolist(), many.tolist()], band, wrong_bands, form)
+    yield Case("speedup_band", [alone.tolist(), together.tolist()], band, wrong_bands, form)
     wrong_shares = table({
         "that is p / speedup, upside down": p / speedup,
         "divide by the ranks": speedup * p,
@@ -343,16 +343,16 @@ def probe_bands(user_ns: dict, *, rank: int, trials: list) -> list:
 _MEDIANS = (statistics.median_low, statistics.median_high)
 
 
+def _quartiles(times: np.ndarray) -> np.ndarray:
+    """Return q25, the median and q75."""
+    return np.percentile(times, [25, 50, 75])
+
+
 def _wrong_bands(
-    one: np.ndarray,
-    many: np.ndarray,
-    q1: np.ndarray,
-    q2: np.ndarray,
-    low: float,
-    middle: float,
-    high: float,
+    alone: np.ndarray, together: np.ndarray, low: float, middle: float, high: float
 ) -> list[Mistake]:
-    """Return wrong bands, by the times and their quartiles on one rank and on many."""
+    """Return wrong bands by the times on one rank and on several; low, middle, high: the right."""
+    q1, q2 = _quartiles(alone), _quartiles(together)
 
     def has_middle(value: float) -> Callable:
         return lambda got: same(got[1], float(value))
@@ -364,16 +364,16 @@ def _wrong_bands(
         "low and high are exchanged": [high, middle, low],
         "the order is low, middle, high": [middle, low, high],
         "these are the extreme rounds, not the quartiles":
-            lambda got: same(got[::2], [min(one) / max(many), max(one) / min(many)]),
+            lambda got: same(got[::2], [min(alone) / max(together), max(alone) / min(together)]),
         "the middle is a ratio of means, which one disturbed round moves: take the medians":
-            has_middle(np.mean(one) / np.mean(many)),
+            has_middle(np.mean(alone) / np.mean(together)),
         "the middle is halfway between the ends: take the medians": has_middle((low + high) / 2),
-        "the middle is that of the fastest rounds": has_middle(min(one) / min(many)),
+        "the middle is that of the fastest rounds": has_middle(min(alone) / min(together)),
         "the middle is right, the ends are not: q25 and q75, of opposite sides": has_middle(middle),
         "a median of an even count is the mean of the two middle times: np.median":
-            lambda got: any(same(got[1], upper(one) / upper(many)) for upper in _MEDIANS),
-        "equal times are counted once: set() drops the others": lambda got: same(
-            got[1], float(np.median([*set(one.tolist())]) / np.median([*set(many.tolist())]))),
+            lambda got: any(same(got[1], upper(alone) / upper(together)) for upper in _MEDIANS),
+        "equal times are counted once: set() drops the others":
+            has_middle(np.median([*set(alone.tolist())]) / np.median([*set(together.tolist())])),
     })  # fmt: skip
 
 
@@ -399,41 +399,22 @@ def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, ti
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Made-up times of a program on several rank counts.
-
-    Attributes:
-        s: the serial fraction that they follow, which may be no share.
-        one: T(1).
-        ps: rank counts.
-        noisy: whether no law is kept exactly.
-    """
-
-    s: float
-    one: float
-    ps: list[int]
-    noisy: bool
-
-    @property
-    def serial(self) -> float:
-        """Return the serial fraction that a fit has to find."""
-        return min(max(0.0, self.s), 1.0)
-
-
-@dataclass(frozen=True)
 class LawCase:
     """A law and its fit, at the rank counts of one measurement.
 
     Attributes:
         law: its name, which is that of the function.
-        times: measured, by rank count.
+        ps: rank counts.
+        serial: the serial fraction that a fit has to find.
+        times: made up, by rank count.
         right: what the law gives, by rank count.
         laws: mistakes at the last rank count.
         fits: mistakes in the fit.
     """
 
     law: str
-    measured: Measured
+    ps: list[int]
+    serial: float
     times: np.ndarray
     right: np.ndarray
     laws: Mapping[str, float]
@@ -442,20 +423,20 @@ class LawCase:
     @property
     def asked(self) -> dict[str, Any]:
         """Return the arguments of the probe."""
-        numbers = {"ps": self.measured.ps, "serial": self.measured.serial}
-        return {"law": self.law, "times": self.times.tolist(), **numbers}
+        times = self.times.tolist()
+        return {"law": self.law, "ps": self.ps, "serial": self.serial, "times": times}
 
 
 @task("5.3", "Amdahl's law and its fit", points=3)
 def fit_amdahl(ranks: Ranks, report: Report) -> None:
     """The law, and the serial fraction of exact, noisy and too good times."""
-    _judge_laws(ranks, report, map(_amdahl, _measured(report.seed)))
+    _judge_laws(ranks, report, itertools.starmap(_amdahl, _law_data(report.seed)))
 
 
 @task("5.4", "Gustafson's law and its fit", points=2)
 def fit_gustafson(ranks: Ranks, report: Report) -> None:
     """The law, and the serial fraction of exact, noisy and too good times."""
-    _judge_laws(ranks, report, map(_gustafson, _measured(report.seed + 1)))
+    _judge_laws(ranks, report, itertools.starmap(_gustafson, _law_data(report.seed + 1)))
 
 
 def _judge_laws(ranks: Ranks, report: Report, cases: Iterable[LawCase]) -> None:
@@ -468,39 +449,37 @@ def _judge_laws(ranks: Ranks, report: Report, cases: Iterable[LawCase]) -> None:
 
 def _law_and_fit(case: LawCase, answer: Reply) -> Iterator[Step]:
     """Yield the steps for the law at one rank count and at several, and for its fit."""
-    ps, serial, name, got = case.measured.ps, case.measured.serial, case.law, answer.value
+    ps, serial, law, results = case.ps, case.serial, case.law, answer.value
     # By chance several mistakes may give about the same.
     near = {
         text: functools.partial(same, expected=share, tolerance=2e-3)
         for text, share in case.fits.items()
     }
     fit = value(
-        got["fit"],
+        results["fit"],
         serial,
         table(near),
-        what=f"fit_{name}, {ps} ranks took {short(case.times.tolist())} s",
+        what=f"fit_{law}, {ps} ranks took {short(case.times.tolist())} s",
         form="the serial fraction",
         tolerance=0.01,
     )
-    what, right = f"{name}({ps[-1]}, {serial})", case.right.tolist()
-    law = [
-        value(got["one"], right[-1], table(case.laws), what=what),
-        each_of(
-            [value(got["array"], right, what=f"{name} of an array of p")],
-            [value(got["whole"], right, what=f"{name} of an array of int")],
-        ),
-    ]
-    yield each_of(law, [fit])
+    right = case.right.tolist()
+    at_one = value(results["one"], right[-1], table(case.laws), what=f"{law}({ps[-1]}, {serial})")
+    at_several = each_of(
+        [value(results["array"], right, what=f"{law} of an array of p")],
+        [value(results["whole"], right, what=f"{law} of an array of int")],
+    )
+    yield each_of([at_one, at_several], [fit])
 
 
-def _amdahl(measured: Measured) -> LawCase:
-    s, serial, p = measured.s, measured.serial, measured.ps[-1]
-    x = 1 / np.array(measured.ps)
+def _amdahl(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
+    """Return Amdahl's law, with times that follow from s and T(1); see :func:`_law_data`."""
+    p, x, serial = ps[-1], 1 / np.array(ps), min(max(0.0, s), 1.0)
     share = s + (1 - s) * x
-    if measured.noisy:
+    if noisy:
         inverse = np.append(0, 1 / (1 - x[1:]))
         share += _unseen(SHARE_NOISE, np.ones_like(x), x, inverse)
-    times = measured.one * share
+    times = time * share
     slope, start = np.polyfit(x, times, 1)
     laws = {
         "that is Gustafson's law": p - serial * (p - 1),
@@ -519,18 +498,18 @@ def _amdahl(measured: Measured) -> LawCase:
     }
     fits |= _alone(share[1:] / share[0], x[1:], 1 - x[1:])
     right = 1 / (serial + (1 - serial) * x)
-    return LawCase("amdahl", measured, times, right, laws, fits)
+    return LawCase("amdahl", ps, serial, times, right, laws, fits)
 
 
-def _gustafson(measured: Measured) -> LawCase:
-    s, serial, p = measured.s, measured.serial, measured.ps[-1]
-    all_p = np.array(measured.ps, float)
+def _gustafson(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
+    """Return Gustafson's law, with times that follow from s and T(1); see :func:`_law_data`."""
+    p, all_p, serial = ps[-1], np.array(ps, float), min(max(0.0, s), 1.0)
     more = all_p - 1
     missing = s * more  # speedup
-    if measured.noisy:
+    if noisy:
         missing += _unseen(SPEEDUP_NOISE, more)
-    times = measured.one * all_p / (all_p - missing)
-    unscaled = more @ (all_p - measured.one / times) / (more @ more)
+    times = time * all_p / (all_p - missing)
+    unscaled = more @ (all_p - time / times) / (more @ more)
     any_start = np.polyfit(more, missing, 1)[0]
     to_shortest = more @ (all_p - all_p * times.min() / times) / (more @ more)
     cut = float(np.clip(more @ np.maximum(missing, 0) / (more @ more), 0, 1))
@@ -552,29 +531,29 @@ def _gustafson(measured: Measured) -> LawCase:
         f"{small}, in the fit": float(np.clip(unscaled, 0, 1)),
     }  # fmt: skip
     fits |= _alone(missing[1:], 0.0, more[1:])
-    return LawCase("gustafson", measured, times, all_p - serial * more, laws, fits)
+    return LawCase("gustafson", ps, serial, times, all_p - serial * more, laws, fits)
 
 
-def _measured(seed: int) -> Iterator[Measured]:
-    """Yield ordinary times, noisy ones, times better than ideal, and slower than one rank.
+def _law_data(seed: int) -> Iterator[tuple[float, float, list[int], bool]]:
+    """Yield serial fraction, T(1), rank counts, and whether the times are noisy.
 
-    Last come two points, where each counts.
+    Ordinary, noisy, better than ideal, slower than one rank, and two points, where each counts.
     """
     chance = random.Random(seed)
     serials = chance.uniform(0.05, 0.2), chance.uniform(0.3, 0.45), -0.05, 1.03
     for k, serial in enumerate((*serials, chance.uniform(0.5, 0.8))):
         ps = [1, *sorted(chance.sample(range(2, 20), 4 if k < 4 else 1))]
-        noisy, one = k == 1, round(chance.uniform(2, 30), 2)
-        yield Measured(round(serial, 3), one, NOISY if noisy else ps, noisy)
+        noisy = k == 1
+        yield round(serial, 3), round(chance.uniform(2, 30), 2), NOISY if noisy else ps, noisy
 
 
 def _beyond(s: float) -> str:
-    """What to say where s itself is returned, which may be no share."""
+    """Return what to say where s itself is returned, which may be no share."""
     return f"that is {'below 0' if s < 0 else 'above 1'}: np.clip(s, 0, 1)"
 
 
 def _unseen(noise: np.ndarray, *lines: np.ndarray) -> np.ndarray:
-    """The noise, made exactly so that a fit of these lines does not notice it."""
+    """Return the noise, made exactly so that a fit of these lines does not notice it."""
     basis, _ = np.linalg.qr(np.stack(lines)[:, 1:].T)
     return np.append(0.0, noise[1:] - basis @ (basis.T @ noise[1:]))
 
@@ -610,6 +589,7 @@ def predict_step(ranks: Ranks, report: Report) -> None:
 
 
 def _ring_cases(chance: random.Random) -> Iterator[Case]:
+    """Yield calls of ring: a rank's messages and bytes."""
     for p in (4, chance.randrange(5, 40), 2, 1, chance.randrange(100, 500)):
         n = chance.randrange(4, 10**7, 4)
         right = [2 * (p - 1), 2 * (p - 1) / p * n]
@@ -617,6 +597,7 @@ def _ring_cases(chance: random.Random) -> Iterator[Case]:
 
 
 def _step_cases(chance: random.Random) -> Iterator[Case]:
+    """Yield calls of predict_step."""
     # Ranks, gradients, the bytes of the largest, and bytes per second.
     for p, count, most, slow in (
         (2, chance.randrange(3, 5), 10**7, 5e6),
@@ -627,11 +608,13 @@ def _step_cases(chance: random.Random) -> Iterator[Case]:
         sizes = [chance.randrange(4, most, 4) for _ in range(count)]
         sizes += 2 * sizes[:1]  # layers of the same size have gradients of their own
         compute, latency = chance.uniform(0.5, 2), chance.uniform(0.05, 0.2)
-        arguments = [compute, sizes, p, latency, slow * chance.uniform(1, 4)]
+        arguments: list[Any] = [compute, sizes, p, latency, slow * chance.uniform(1, 4)]
         yield Case("predict_step", arguments, *_steps(*arguments), "the seconds of a step")
 
 
 def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
+    """Return wrong pairs of messages and bytes."""
+
     def counts(value: float) -> Callable:
         return lambda got: same(got[0], value)
 
@@ -791,7 +774,7 @@ _PAIRS = re.compile(r"--?(mca|gmca|prtemca|pmixmca)$")
 
 
 def _starts(command: list[str], launch: list[str]) -> bool:
-    """Whether what a launch starts on each rank is this command."""
+    """Return whether what a launch starts on each rank is this command."""
     words = launch[2:]
     while words and words[0].startswith("-"):
         name = words.pop(0)
@@ -808,7 +791,8 @@ def _told_of(wrong: Mapping[str, object]) -> list[str]:
     return [text for text, is_so in wrong.items() if is_so]
 
 
-def _request_problems(asked: dict, nodes: int, domains: int, cores: int) -> Iterator[str]:
+def _request_problems(asked: dict[str, str], nodes: int, domains: int, cores: int) -> Iterator[str]:
+    """Yield what is wrong with what the `#SBATCH` lines ask for."""
     ranks = str(nodes * domains)
     wanted = {
         "--nodes": (nodes, "the nodes"),

@@ -66,12 +66,12 @@ STRETCHES = 6
 
 
 def counting(place: int, length: int) -> torch.Tensor:
-    """The tensor of the rank at this place of the group: of a sum, digit q counts place q."""
+    """Return the tensor of this place of the group: of a sum, digit q counts place q."""
     return torch.full((length,), float(BASE**place))
 
 
 def stretches(x: torch.Tensor) -> list[list]:
-    """First element, the one after the last, and value, of each stretch of equal elements."""
+    """Return first element, the one after the last, and value, of each stretch of equals."""
     values, lengths = torch.unique_consecutive(x, return_counts=True)
     found, start = [], 0
     for number, length in zip(values[:STRETCHES].tolist(), lengths.tolist(), strict=False):
@@ -81,14 +81,16 @@ def stretches(x: torch.Tensor) -> list[list]:
 
 
 def counts_of(value: float, size: int) -> list[int] | None:
-    """How often the element holds the part of each place; `None`: it is no sum of them."""
+    """Return how often the element holds each place's part; `None`: it is no sum of them."""
     if not is_number(value) or not 0 <= value < BASE**size or value != int(value):
         return None
     return [int(value) // BASE**place % BASE for place in range(size)]
 
 
 def wrong_part(value: float, size: int) -> str | None:
-    """What is wrong with an element; `None` if it holds each part once. Places are in braces."""
+    """Return what is wrong with an element; `None` if it holds each part once.
+
+    Places are in braces."""
     total = sum(BASE**place for place in range(size))
     counts = counts_of(value, size)
     if value == total:
@@ -109,22 +111,25 @@ def wrong_part(value: float, size: int) -> str | None:
 
 
 def _numbers(length: int) -> str:
+    """Return ``1 number`` or ``8 numbers``."""
     return f"{length} number{'s' * (length != 1)}"
 
 
 def _ranks(places: Sequence[int]) -> str:
+    """Return ``ranks {0}, {2}``: places in braces, for the ranks' numbers."""
     named = ", ".join(f"{{{place}}}" for place in places)
     return f"rank{'s' * (len(places) > 1)} {named}"
 
 
 def _elements(start: int, stop: int, length: int) -> str:
+    """Return ``elements 2–4``, ``all 8 elements`` and the like."""
     if (start, stop) == (0, length):
         return f"all {length} elements" if length > 1 else "the element"
     return f"elements {start}–{stop - 1}" if stop - start > 1 else f"element {start}"
 
 
 def why_sum(found: list[list], place: int, members: Sequence[int], length: int) -> str | None:
-    """What is wrong with a result, told by :func:`stretches`."""
+    """Return what is wrong with a result, told by :func:`stretches`."""
     size = len(members)
     _refuse_gaps(found, length)
     if size > 1 and [stretch[2] for stretch in found] == [BASE**place]:
@@ -151,13 +156,13 @@ def _refuse_gaps(found: list[list], length: int) -> None:
 
 
 def whole(seed: int, length: int) -> torch.Tensor:
-    """Whole numbers that follow from a rank's own seed; as floats they lose their last digits."""
+    """Return whole numbers that follow from a rank's seed; floats lose their last digits."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(2**57, 2**58, (length,), generator=generator)
 
 
 def noise(seed: int, length: int) -> torch.Tensor:
-    """Random numbers of double precision, which follow from a rank's own seed."""
+    """Return random numbers of double precision, which follow from a rank's own seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(length, dtype=torch.float64, generator=generator)
 
@@ -170,7 +175,7 @@ def is_near(got: list[float], seeds: Sequence[int], length: int, part: slice = s
 
 
 def seeds_of(case: dict, members: Sequence[int]) -> list[int]:
-    """The seeds that ranks were told in a case."""
+    """Return the seeds that ranks were told in a case."""
     return [case["each"][rank]["seed"] for rank in members]
 
 
@@ -344,7 +349,7 @@ def all_right_so_far(report: Report, _: int | None = None) -> bool:
 
 
 def _cases(report: Report, among: Iterable = (), **given) -> Iterator[dict]:
-    """Short tensors on all ranks, in groups of all sizes, then a long one."""
+    """Yield short tensors on all ranks, in groups of all sizes, then a long one."""
     given["each"] = to_each(seed=report.seeds(WORLD))
     for partition in among or (None, MIXED, IN_FOURS):
         yield {"partition": partition, "lengths": SHORT} | given
@@ -352,7 +357,7 @@ def _cases(report: Report, among: Iterable = (), **given) -> Iterator[dict]:
 
 
 def _hint(case: dict) -> str:
-    """What to say of a case in which an error came."""
+    """Return what to say of a case in which an error came."""
     groups = case["partition"]
     sizes = sorted({len(members) for members in groups or ()})
     where = f"in groups of {', '.join(map(str, sizes))} ranks" if groups else "without a group"
@@ -391,6 +396,7 @@ def _judge_whole(ranks: Ranks, report: Report, name: str) -> None:
 
 
 def _whole_sum(answer: GroupAnswer) -> Iterator[Step]:
+    """Yield the steps that large whole numbers are added up in their own type."""
     members, seeds = answer.members, seeds_of(answer.case, answer.members)
     rules = only("send", "recv"), inside(members), waited, some(members)
     yield communication(answer.value["calls"], *rules)
@@ -414,6 +420,7 @@ def _sums(answers: Answers) -> Iterator[Step]:
 
 
 def _wrong_sums(answers: Answers) -> Iterator[Wrong]:
+    """Yield on which ranks x is not the sum, in either run."""
     for place, rank, answer in answers.of_ranks():
         said = why_sum(answer["sum"], place, answers.members, answers.length)
         if said:
@@ -427,7 +434,7 @@ def _wrong_sums(answers: Answers) -> Iterator[Wrong]:
 
 
 def bytes_to(calls: Calls, op: str = "send") -> dict[int, int]:
-    """Bytes of this operation by the other rank (global)."""
+    """Return the bytes of this operation by the other rank (global)."""
     found: dict[int, int] = {}
     for call in calls:
         if call["op"] == op:
@@ -436,6 +443,7 @@ def bytes_to(calls: Calls, op: str = "send") -> dict[int, int]:
 
 
 def _sends(calls: Calls) -> list[dict[str, Any]]:
+    """Return the calls that send."""
     return [call for call in calls if call["op"] == "send"]
 
 
@@ -485,12 +493,13 @@ def _out_of_turn(run: Traffic, rounds: int) -> Iterator[Wrong]:
 
 
 def _sent(by_rank: dict[int, int]) -> str:
-    """``20 bytes to rank 1, 40 bytes to rank 2``."""
+    """Return ``20 bytes to rank 1, 40 bytes to rank 2``."""
     words = [f"{nbytes} bytes to rank {rank}" for rank, nbytes in sorted(by_rank.items())]
     return ", ".join(words) or "nothing"
 
 
 def _crossbar_plan(place: int, size: int, nbytes: int) -> dict[int, int]:
+    """Return what a place sends to every other one: the whole tensor."""
     return {other: nbytes for other in range(size) if other != place}
 
 
@@ -502,6 +511,7 @@ def crossbar(ranks: Ranks, report: Report) -> None:
 
 
 def _central_plan(place: int, size: int, nbytes: int) -> dict[int, int]:
+    """Return what a place sends to place 0, or place 0 to every other one."""
     return {0: nbytes} if place else {other: nbytes for other in range(1, size)}
 
 
@@ -513,6 +523,7 @@ def central(ranks: Ranks, report: Report) -> None:
 
 
 def _direct_plan(place: int, size: int, nbytes: int, element: int) -> dict[int, int]:
+    """Return what a place sends to every other one: that one's part, and its own part."""
     length = nbytes // element
     parts = [len(range(length)[chunk(k, length, size)]) for k in range(size)]
     there = {other: (parts[other] + parts[place]) * element for other in range(size)}
@@ -546,11 +557,11 @@ def _ring(run: Traffic) -> Iterator[Step]:
     size, expected = run.size, (run.size - 1) * run.nbytes
     yield none_of(_off_the_ring(run))
     in_all = sum(sum(bytes_to(calls).values()) for calls in run.calls)
-    said = (
+    wrong_volume = (
         f"all ranks together sent {in_all} bytes, expected {expected}: each chunk travels "
         f"{size - 1} time{'s' * (size > 2)}"
     )
-    yield run.of_all({said: in_all != expected})
+    yield run.of_all({wrong_volume: in_all != expected})
     counts = [(rank, len(_sends(calls))) for _, rank, calls in run.of_ranks()]
     too_many = [
         run.wrong(f"it sent {count} messages, expected {size - 1}: a chunk is one", rank)
@@ -558,11 +569,11 @@ def _ring(run: Traffic) -> Iterator[Step]:
         if count > size - 1
     ]
     yield none_of(too_many[:1])
-    said = (
+    same_chunks = (
         "the ranks do not send different chunks in each step: begin with neighbouring chunks on "
         "neighbouring ranks, so that all links work all the time"
     )
-    yield run.of_all({said: not _all_chunks_travel(run)})
+    yield run.of_all({same_chunks: not _all_chunks_travel(run)})
 
 
 def _off_the_ring(run: Traffic) -> Iterator[Wrong]:
@@ -601,7 +612,7 @@ def _all_chunks_travel(run: Traffic) -> bool:
 
 
 def chunk(k: int, length: int, size: int) -> slice:
-    """Where ``x.tensor_split(size)[k]`` is in x."""
+    """Return where ``x.tensor_split(size)[k]`` is in x."""
     base, longer = divmod(length, size)
     start = k * base + min(k, longer)
     return slice(start, start + base + (k < longer))
@@ -709,11 +720,12 @@ def _instead(answer: dict[str, Any], place: int, size: int) -> str:
 
 
 def _is_complete(found: list[list], size: int) -> bool:
+    """Return whether a chunk, told by :func:`stretches`, is the sum."""
     return all(wrong_part(number, size) is None for *_, number in found)
 
 
 def _own_chunk(k: int, length: int, size: int, seed: int) -> torch.Tensor:
-    """What chunk k must contain after the all-gather: numbers that tell chunk and element.
+    """Return what chunk k must contain after the all-gather: it tells chunk and element.
 
     seed: of the rank that has it at the start. All numbers are exact in float32.
     """
@@ -748,7 +760,7 @@ def probe_all_gather(
 
 
 def _what_is_in(x: torch.Tensor, k: int, contents: list[torch.Tensor]) -> str | int:
-    """``"right"``, ``"old"``, ``"other"``, or the number of another chunk."""
+    """Return ``"right"``, ``"old"``, ``"other"``, or the number of another chunk."""
     got = x[chunk(k, len(x), len(contents))]
     if torch.equal(got, contents[k]):
         return "right"
@@ -779,6 +791,7 @@ def _gathered(answers: Answers) -> Iterator[Step]:
 
 
 def _wrong_chunks(answers: Answers, contents: list[torch.Tensor]) -> Iterator[Wrong]:
+    """Yield which ranks lack the contents of some chunk."""
     for _, rank, answer in answers.of_ranks():
         said = _why_gathered(torch.tensor(answer["x"]), answer["mine"], contents)
         if said:
@@ -819,7 +832,7 @@ COUNTS = ("messages", "bytes", "busiest", "steps")
 
 
 def true_cost(algorithm: str, p: int, n: int) -> dict[str, int]:
-    """Messages and bytes of all ranks, bytes of the busiest sender, steps in a row."""
+    """Return messages and bytes of all ranks, bytes of the busiest sender, steps in a row."""
     depth = p.bit_length() - 1
     return {
         "crossbar": (p * (p - 1), p * (p - 1) * n, (p - 1) * n, 1),
@@ -869,6 +882,7 @@ def _cost(algorithm: str, p: int, n: int, got: Any) -> Iterator[Step]:
 
 
 def _wrong_counts(name: str, key: str, p: int, n: int, true: Sequence[int]) -> Iterator[Mistake]:
+    """Yield wrong counts of an algorithm; key: which of the four numbers."""
     messages, nbytes, busiest, steps = true
     depth = p.bit_length() - 1
     values = {
@@ -911,28 +925,29 @@ def _wrong_counts(name: str, key: str, p: int, n: int, true: Sequence[int]) -> I
             "p − 1 steps in each phase": 2 * p if name == "ring" else 2 * (depth + 1),
         },
     }[key]  # fmt: skip
-    for said, gives in values.items():
-        if gives is not None and gives != dict(zip(COUNTS, true, strict=True))[key]:
-            yield Mistake(gives, said)
+    expected = true[COUNTS.index(key)]
+    for text, gives in values.items():
+        if gives is not None and gives != expected:
+            yield Mistake(gives, text)
 
 
 # -- 6.7: seconds -----------------------------------------------------------------------------
 
 
 def true_duration(algorithm: str, p: int, n: int, alpha: float, beta: float) -> float:
-    """α–β: seconds, where each rank sends, and receives, one message at a time."""
+    """Return seconds by α–β, where each rank sends, and receives, one message at a time."""
     *_, steps = true_cost(algorithm, p, n)
     return steps * (alpha + _at_a_time(algorithm, p) * n * beta)
 
 
 def _at_a_time(algorithm: str, p: int) -> float:
-    """How many tensors the busiest link carries in a step."""
+    """Return how many tensors the busiest link carries in a step."""
     shares = {"crossbar": p - 1, "central": p - 1, "tree": 1, "ring": 1 / p, "direct": (p - 1) / p}
     return shares[algorithm]
 
 
 def true_crossover(p: int, alpha: float, beta: float) -> float:
-    """Bytes from which on the direct all-reduce is faster than the crossbar."""
+    """Return the bytes from which on the direct all-reduce is faster than the crossbar."""
     if p == 2:
         return math.inf
     return alpha / ((p - 1) * (1 - 2 / p) * beta)
@@ -948,7 +963,7 @@ def probe_durations(user_ns: dict, *, rank: int, cases: list, networks: list) ->
 
 
 def _finite(value: object) -> object:
-    """JSON has no infinity."""
+    """Return a number as JSON has it: there is no infinity."""
     return "inf" if isinstance(value, float) and math.isinf(value) and value > 0 else told(value)
 
 
@@ -1156,6 +1171,7 @@ def reduction_server(ranks: Ranks, report: Report) -> None:
 
 
 def _hint_of_server(case: dict) -> str:
+    """Return what to say of a case in which an error came."""
     members = (case["partition"] or [range(WORLD)])[0]
     many, pieces = case["workers"][str(len(members))], case["pieces"]
     said = f"{on(members)}, {many} of them workers, pieces={pieces}, lengths {case['lengths']}"
@@ -1188,13 +1204,13 @@ def _service(many: int, pieces: int, run: Traffic) -> Iterator[Step]:
     for _, rank, calls in list(run.of_ranks())[:many]:
         firsts.setdefault(_sends(calls)[0]["peer"], []).append(rank)
     first, crowd = max(firsts.items(), key=lambda pair: len(pair[1]))
-    said = (
+    incast = (
         f"the workers {', '.join(map(str, crowd))} all begin with the reducer on rank {first}, "
         "whose link is then the bottleneck (incast), while the other reducers have nothing to do: "
         "let worker i begin with reducer i"
     )
     too_many = len(crowd) > -(-many // (run.size - many))
-    yield run.of_all({said: too_many})
+    yield run.of_all({incast: too_many})
 
 
 def _no_service(many: int, pieces: int, run: Traffic) -> Iterator[Wrong]:
@@ -1234,7 +1250,7 @@ def _not_shared_out(run: Traffic, calls: Calls, reducers: list[int], pieces: int
 
 
 def _talks_to(others: Sequence[int], is_worker: bool) -> Rule:
-    """Workers with reducers, reducers with workers."""
+    """Return the rule that workers talk with reducers, and reducers with workers."""
     who, whom = ("a worker", "reducers") if is_worker else ("a reducer", "workers")
 
     def rule(calls: Calls) -> str | None:
@@ -1303,7 +1319,7 @@ MACHINES = ([[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 4], [1, 3,
 
 
 def _across(machines: list[list[int]]) -> list[list[int]]:
-    """The ranks that have the same place in their machines."""
+    """Return the ranks that have the same place in their machines."""
     return [list(members) for members in zip(*machines, strict=True)]
 
 
@@ -1346,6 +1362,7 @@ def hierarchical(ranks: Ranks, report: Report) -> None:
 
 
 def _hint_of_levels(case: dict) -> str:
+    """Return the machines of a case, for a message."""
     return f"on the machines {' and '.join(map(str, case['machines']))}"
 
 
@@ -1396,18 +1413,18 @@ def _between_machines(machines: list[list[int]], run: Traffic) -> Iterator[Step]
         if nbytes > most
     )
     between, expected = sum(away), 2 * (many - 1) * run.nbytes
-    said = (
+    too_many_between = (
         f"{between} bytes went from machine to machine, expected {expected}: between the machines, "
         "too, the ring or the direct way sends fewer bytes than a crossbar"
     )
-    yield run.of_all({said: between != expected})
+    yield run.of_all({too_many_between: between != expected})
     within = sum(sum(bytes_to(calls).values()) for calls in run.calls) - between
     needed = 2 * many * (size - 1) * run.nbytes
-    said = (
+    too_many_within = (
         f"{within} bytes travelled within machines, and {needed} are enough: a reduce-scatter "
         "before the way to the other machines, an all-gather after it"
     )
-    yield run.of_all({said: within > needed})
+    yield run.of_all({too_many_within: within > needed})
 
 
 def _bytes_away(machines: list[list[int]], rank: int, calls: Calls) -> int:

@@ -193,7 +193,7 @@ def _first_come(server: dict[str, Any], replay: Replay) -> Iterator[Step]:
 
 
 def _from_anyone(calls: list[dict]) -> str | None:
-    """The rule that no worker is waited for by name."""
+    """Say which worker is waited for by name, while others may have come: a rule."""
     headers = [call for call in calls if call["op"] == "recv" and call["nbytes"] == 4]
     named = [call["peer"] for call in headers if not call["any_source"]]
     workers = {call["peer"] for call in headers}
@@ -315,7 +315,7 @@ def _exchanges(rate: float, every: int, worked: Worked) -> Iterator[Step]:
 def _handed_in(rate: float, every: int, worked: Worked) -> dict[str, list]:
     """Return what is handed in, and what mistakes would give."""
     handed: dict[str, list] = {}
-    life = 0
+    life: Any = 0
     for exchange in range(worked.steps):
         first, begin = worked.weights(exchange), exchange * every
         gradients, weights = _taken(first, every, begin, rate, worked.own_seed)
@@ -326,7 +326,7 @@ def _handed_in(rate: float, every: int, worked: Worked) -> dict[str, list]:
             for count in (every - 1, every + 1)
         )
         life = life + total
-        for name, result in {
+        results: dict[str, Any] = {
             "right": total,
             "last": gradients[-1],
             "mean": total / every,
@@ -340,7 +340,8 @@ def _handed_in(rate: float, every: int, worked: Worked) -> dict[str, list]:
             "life": life,
             "fewer": fewer,
             "further": further,
-        }.items():
+        }
+        for name, result in results.items():
             handed.setdefault(name, []).append(result.tolist())
     return handed
 
@@ -406,14 +407,14 @@ class Others:
         self.computed, self.late, self.moved = 0, 0, False
 
     def more(self) -> bool:
-        """Whether there is another step to do; if so, others have added to the weights."""
+        """Return whether there is another step to do; if so, others have added to the weights."""
         self.left -= 1
         if self.left >= 0:
             self.shared += _of_others(self.seed + 400, self.computed, len(self.shared))
         return self.left >= 0
 
     def compute(self, weights: torch.Tensor) -> torch.Tensor:
-        """The gradient at the weights; before it is there, others have added to them."""
+        """Return the gradient at the weights; before it is there, others have added to them."""
         self.late += int(not torch.equal(weights, self.shared))
         gradient = toy_gradient(weights.clone(), self.seed, self.computed)
         self.shared += _of_others(self.seed, self.computed, len(weights))
@@ -436,7 +437,7 @@ class Overwritten(TorchDispatchMode):
 
 
 def _of_others(seed: int, k: int, size: int) -> torch.Tensor:
-    """What others have added to the weights by the end of step k."""
+    """Return what others have added to the weights by the end of step k."""
     return numbers(seed + 100 + k, size)
 
 
@@ -552,13 +553,13 @@ def _hogwild(start: torch.Tensor, seed: int, rate: float, steps: int) -> dict[st
 
 
 def _counters(times: int) -> int:
-    """How many there are: another number for each number of updates."""
+    """Return how many there are: another number for each number of updates."""
     return 5 * (times + 1)
 
 
 @contextlib.contextmanager
 def _shared_counters(count: int) -> Iterator[tuple[torch.Tensor, int]]:
-    """Zeros that all ranks share, and a file to lock them by; all ranks do this."""
+    """Share zeros among all ranks, with a file to lock them by; all ranks do this."""
     path = [None]
     if dist.get_rank() == SERVER:
         file, path[0] = tempfile.mkstemp(prefix="lost-updates-")
@@ -616,7 +617,7 @@ def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
 
 
 def _kept(seed: int, rank: int, times: int) -> torch.Tensor:
-    """Which updates of a rank arrive: 1, and 0 for those that are lost. The first all do."""
+    """Return which updates of a rank arrive: 1, and 0 for lost ones. The first all do."""
     draw = torch.Generator().manual_seed(seed)
     kept = (torch.rand(times, _counters(times), generator=draw) > 0.1 + 0.1 * rank).float()
     kept[0] = 1
@@ -688,6 +689,7 @@ LENGTHS = {2: 12, 3: 10, 1: 11}
 
 
 def _part(seed: int, k: int, place: int, servers: int) -> torch.Tensor:
+    """Return the part of the k-th weights that the server at this place has."""
     return numbers(seed + 31 * k, LENGTHS[servers]).tensor_split(servers)[place].clone()
 
 
@@ -727,12 +729,12 @@ def probe_sharded(
 
 
 def _whole(length: int, seed: int, k: int) -> torch.Tensor:
-    """The k-th gradient of the worker with this seed; each number tells its place."""
+    """Return the k-th gradient of the worker with this seed; each number tells its place."""
     return numbers(seed + k, length) + 1000 * torch.arange(float(length))
 
 
 def _one_after_the_other(calls: list) -> str:
-    """Which messages, to different servers, were begun only when another had been waited for."""
+    """Return which messages, to different servers, were begun when another had been waited for."""
     farewells = {call.peer: call for call in calls if call.op == "send"}.values()
     for op in ("recv", "send"):
         group: list = []
@@ -747,7 +749,7 @@ def _one_after_the_other(calls: list) -> str:
 
 
 def _received_late(calls: list) -> bool:
-    """Whether receiving the next weights begins only when a send of the round was waited for."""
+    """Return whether receiving the next weights begins when a send has been waited for."""
     count: dict[tuple, int] = {}
     begun: list[tuple[int, float]] = []
     first: dict[int, float] = {}
@@ -762,6 +764,7 @@ def _received_late(calls: list) -> bool:
 
 
 def _toy_part(seed: int, place: int, servers: list[int], steps: dict[int, int]) -> dict:
+    """Serve one part of the weights until all workers have left; return what they handed in."""
     handed: dict[str, list] = {str(worker): [] for worker in steps}
     here = sorted(steps)
     for k in range(max(steps.values()) + 1):
@@ -900,7 +903,7 @@ def _parts(worked: Sharded) -> Iterator[Step]:
 
 
 def _not_blocking(calls: list[dict]) -> str | None:
-    """All but the farewell goes by `isend` and `irecv`."""
+    """Say what does not go by `isend` and `irecv`, the farewell aside: a rule."""
     last: dict[tuple, int] = {
         (call["op"], call["peer"]): k for k, call in enumerate(calls) if call["op"] == "send"
     }

@@ -38,29 +38,29 @@ LEFT = (
 
 
 def blank(workers: int) -> torch.Tensor:
-    """Weights that nobody has set yet, of another length and type where there are fewer workers."""
+    """Return weights that nobody has set yet, of another length and type for fewer workers."""
     return torch.empty(4 + workers, dtype=torch.float64 if workers < 3 else torch.float32)
 
 
 def filled(seed: int, workers: int) -> torch.Tensor:
-    """Weights of this seed."""
+    """Return weights of this seed."""
     return numbers(seed, len(blank(workers))).to(blank(workers).dtype)
 
 
 def toy_gradient(weights: torch.Tensor, seed: int, k: int) -> torch.Tensor:
-    """The k-th gradient of the worker with this seed, which no other rank is told."""
+    """Return the k-th gradient of the worker with this seed, which no other rank is told."""
     return 0.5 * weights - numbers(seed + k, len(weights)).to(weights.dtype)
 
 
 def enough(ranks: Ranks, report: Report) -> bool:
-    """Whether there are as many ranks as the lab has; else a problem."""
+    """Return whether there are as many ranks as the lab has; if not, that is a problem."""
     if ranks.n != WORLD:
         report.problem(f"the check needs {WORLD} ranks: ranks = cluster.start({WORLD}, timeout=60)")
     return ranks.n == WORLD
 
 
 def rate_of(seed: int) -> float:
-    """The learning rate of a check with this seed."""
+    """Return the learning rate of a check with this seed."""
     return RATES[seed % len(RATES)]
 
 
@@ -130,7 +130,7 @@ class Replay:
         self.start = filled(self.seeds[SERVER], len(self.got))
 
     def gradients(self) -> Iterator[tuple[str, int, torch.Tensor | None]]:
-        """The events, with the gradient that came."""
+        """Yield the events, with the gradient that came."""
         count = dict.fromkeys(self.workers, 0)
         for kind, worker in self.events:
             gradient = None
@@ -142,7 +142,7 @@ class Replay:
             yield kind, worker, gradient
 
     def one_by_one(self, factor: float = 1.0) -> list[float]:
-        """The weights in the end, where each gradient is a step of its own."""
+        """Return the weights in the end, if each gradient is a step of its own."""
         weights = self.start.clone()
         for _, _, gradient in self.gradients():
             if gradient is not None:
@@ -150,7 +150,7 @@ class Replay:
         return weights.tolist()
 
     def sent(self, factor: float = 1.0, before: bool = False) -> list[list]:
-        """Of each sending: to whom, and the weights then; or those without its own gradient."""
+        """Return to whom weights were sent, and which; or those without its own gradient."""
         weights, old, found = self.start.clone(), {}, []
         for kind, worker, gradient in self.gradients():
             if gradient is not None:
@@ -161,7 +161,7 @@ class Replay:
         return found
 
     def rows(self, what: str = "staleness") -> list[list[int]]:
-        """(worker, staleness) of each gradient, or a wrong idea of staleness."""
+        """Return (worker, staleness) of each gradient, or a wrong idea of staleness."""
         found: list[list[int]] = []
         at: dict[int, int] = {}
         clock = dict.fromkeys(self.workers, 0)
@@ -189,7 +189,7 @@ class Replay:
         return found
 
     def rounds(self) -> list[dict[int, torch.Tensor]]:
-        """The gradients of each round: a round is over when weights are sent again."""
+        """Return the gradients of each round: it is over when weights are sent again."""
         found: list[dict[int, torch.Tensor]] = []
         fresh = True
         for kind, worker, gradient in self.gradients():
@@ -204,7 +204,7 @@ class Replay:
 
 
 def _events(calls: list[dict]) -> list[tuple[str, int]]:
-    """What a server has sent and got, in the order in which it happened."""
+    """Return what a server has sent and got, in the order in which it happened."""
     messages = [call for call in calls if call["op"] in ("send", "recv")]
     messages.sort(key=lambda call: call["start"] if call["op"] == "send" else call["end"])
     last = {call["peer"]: call for call in messages if call["op"] == "recv"}
@@ -320,7 +320,7 @@ def _sent_weights(replay: Replay) -> Step:
 
 
 def _is_older(got: list, replay: Replay) -> bool:
-    """Whether the first weights that are not as they should be once were those of the server."""
+    """Return whether the first wrong weights once were those of the server."""
     pairs = zip(got, replay.sent(), strict=True)
     _, first_wrong = next(pair for pair, right in pairs if not same(pair, right))
     weights = replay.start.clone()
@@ -333,7 +333,7 @@ def _is_older(got: list, replay: Replay) -> bool:
 
 
 def _wrong_steps(replay: Replay, unchanged: list, after: Callable[[float], list]) -> list[Mistake]:
-    """What else than w - lr · gradient may have been computed."""
+    """Return what else than w - lr · gradient may have been computed."""
     workers = len(replay.workers)
     wrong = {
         "these are the weights of the beginning: update the tensor weights in place, and send that "
@@ -402,7 +402,7 @@ class Counted:
         self.log, self.mark, self.asked, self.early = log, log.mark(), 0, False
 
     def more(self) -> bool:
-        """Whether there is another step to do; it is asked when all weights have come."""
+        """Return whether there is another step to do; it is asked when all weights have come."""
         self.asked += 1
         came = sum(call.op == "recv" and call.end > 0 for call in self.log.since(self.mark))
         self.early = self.early or came < self.asked * self.servers
@@ -411,7 +411,7 @@ class Counted:
         return self.allowed
 
     def compute(self, weights: torch.Tensor) -> torch.Tensor:
-        """The toy gradient of the next step."""
+        """Return the toy gradient of the next step."""
         if not self.allowed:
             raise RuntimeError(
                 "compute(weights) was called after more() had said False: ask more() once each "
@@ -423,7 +423,7 @@ class Counted:
 
 
 def weights_for(seed: int, worker: int, k: int, like: int) -> torch.Tensor:
-    """What the check's server sends a worker for its k-th gradient; ``like`` as for `blank`."""
+    """Return what the check's server sends for a k-th gradient; ``like`` as for `blank`."""
     return filled(seed + 100 * worker + k, like)
 
 
@@ -563,7 +563,7 @@ def last_weights(told_by_worker: dict[str, Any], last: torch.Tensor) -> Step:
 
 
 def jobs_of(seed: int, workers: Sequence[int], steps: int, slow: int | None = None) -> list:
-    """(rank, steps, looks): all workers leave after different numbers of steps."""
+    """Return (rank, steps, looks): all workers leave after different numbers of steps."""
     turn = seed % len(workers)
     return [
         (worker, steps + (place + turn) % len(workers), 8 if worker == slow else place % 2)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import random
 import re
 import shlex
 import statistics
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -21,15 +23,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import rules_of, waited
+from utils.checks.calls import waited
 from utils.checks.clock import Clock, moved_clocks
-from utils.checks.functions import judge_calls, probe_calls
+from utils.checks.functions import Case, judge_calls, probe_calls
 from utils.checks.mistakes import Mistake, is_number, same, short, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, reading_answer, told
+from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
+from utils.cluster.reply import Reply
 from utils.labs.shared import slurm_script
+from utils.labs.shared.steps import Wrong, each_of, none_of, passed
 
 # -- 5.1 --------------------------------------------------------------------------------------
 
@@ -81,14 +86,19 @@ def probe_stopwatch(
         first = told(function(prepare, step, rounds, steps))
         events.clear()
         result = function(prepare, step, rounds, steps)
-        open_ = [as_dict(call) for call in log.since(mark) if not call.waited]
-    told_ = {"first": first, "result": told(result), "kind": type(result).__name__}
-    return told_ | {"events": events, "open": open_}
+        not_waited = [as_dict(call) for call in log.since(mark) if not call.waited]
+    return {
+        "first": first,
+        "result": told(result),
+        "kind": type(result).__name__,
+        "events": events,
+        "open": not_waited,
+    }
 
 
 @contextlib.contextmanager
 def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
-    """A collective ends at the same moment on all ranks: that of the last one."""
+    """Let a collective end at the same moment on all ranks: that of the last one."""
     group = dist.group.WORLD
     reduce_all = group.allreduce
     # In a step it is the training that communicates, not the stopwatch.
@@ -116,52 +126,98 @@ def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class Trial:
+    """The times that a stopwatch is tried on.
+
+    Attributes:
+        rounds, steps: that are timed, and steps of each round.
+        about: seconds of a step, by rank.
+        late: seconds of `prepare`, by rank.
+        takes: seconds of each step, by rank; a round comes first that warms up.
+        warm: seconds that the very first step takes longer.
+    """
+
+    rounds: int
+    steps: int
+    about: list[float]
+    late: list[float]
+    takes: list[list[float]]
+    warm: float
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Return the arguments of the probe."""
+        of_ranks = to_each(late=self.late, takes=self.takes)
+        return {"each": of_ranks, "steps": self.steps, "rounds": self.rounds, "warm": self.warm}
+
+    @property
+    def slowest(self) -> np.ndarray:
+        """Return the seconds of the slowest rank, by round and step."""
+        return np.reshape(np.maximum(*self.takes), (self.rounds + 1, self.steps))[1:]
+
+
 @task("5.1", "a stopwatch for many ranks", points=3)
 def time_rounds(ranks: Ranks, report: Report) -> None:
     """The slowest rank's seconds per step, warmed up, from a common start."""
-    first_is_slow = bool(report.seed % 2)  # in the first trial rank 1, or in the second
-    for trial, (rounds, steps) in enumerate(((3, 2), (4, 3))):
-        chance = random.Random(report.seed + trial)
-        # No whole seconds: who cuts them off is far enough from the truth.
-        about = [chance.randrange(10, 15) + 0.8, chance.randrange(50, 60) + 0.8]
-        late = [chance.uniform(500, 900), chance.uniform(10, 40)]
-        if first_is_slow == (trial == 1):  # either rank is the slow one once, and the late one
-            about.reverse()
-        if trial == 1:
-            late.reverse()
-        shares = _shares_of_steps(chance, rounds + 1, steps)
-        takes = [[share * seconds for share in shares] for seconds in about]
-        if trial == 1:  # in one round the other rank is the slow one
-            changed = slice(2 * steps, 3 * steps)
-            takes[0][changed], takes[1][changed] = takes[1][changed], takes[0][changed]
-        # Without a slow first step, too: the round that warms up need not be the longest.
-        given = {"steps": steps, "rounds": rounds, "warm": 0.0 if trial else WARM}
-        of_ranks = {"late": late, "takes": takes}
-        each = to_each(**of_ranks)
-        answers = report.answers(ranks, probe_stopwatch, each=each, **given)
-        what = f"a step takes about {about[0]:.1f} s on rank 0, {about[1]:.1f} s on rank 1"
-        slowest = np.reshape(np.maximum(*takes), (rounds + 1, steps))[1:]  # by round and step
-        for answer in answers:
-            rank, got, events = answer.rank, answer.value["result"], answer.value["events"]
-            alike = all(other.value["result"] == got for other in answers)
-            wrong = _wrong_stopwatches(events, alike, slowest, late)
-            right, form = slowest.mean(1).tolist(), {"form": "the times", "tolerance": 0.01}
-            if report.judge(rank, got, right, wrong, what=what, **form):
-                other = "the ranks return different lists: all_reduce with dist.ReduceOp.MAX"
-                kind = answer.value["kind"]
-                no_list = f"returned a {kind}: return a list of numbers, which .tolist() makes"
-                rules = {**_miscounted(events, rounds, steps), other: not alike}
-                rules[no_list] = kind != "list"
-                report.communication(rank, answer.value["open"], waited, *rules_of(rules))
-                if not same(answer.value["first"], got, 0.01):
-                    report.problem("the second call returns other times than the first: is "
-                                   "something left from it?", rank)  # fmt: skip
-        if report.found:
+    for trial in _trials(report.seed):
+        answers = report.answers(ranks, probe_stopwatch, **trial.asked)
+        results = [answer.value["result"] for answer in answers]
+        if not passed(report, answers, functools.partial(_stopwatch, trial, results)):
             return
 
 
+def _trials(seed: int) -> Iterator[Trial]:
+    """Yield two trials; either rank is the slow one once, and once the late one."""
+    first_is_slow = bool(seed % 2)  # in the first trial rank 1, or in the second
+    for number, (rounds, steps) in enumerate(((3, 2), (4, 3))):
+        chance = random.Random(seed + number)
+        # No whole seconds: who cuts them off is far enough from the truth.
+        about = [chance.randrange(10, 15) + 0.8, chance.randrange(50, 60) + 0.8]
+        late = [chance.uniform(500, 900), chance.uniform(10, 40)]
+        if first_is_slow == (number == 1):
+            about.reverse()
+        if number == 1:
+            late.reverse()
+        shares = _shares_of_steps(chance, rounds + 1, steps)
+        takes = [[share * seconds for share in shares] for seconds in about]
+        if number == 1:  # in one round the other rank is the slow one
+            changed = slice(2 * steps, 3 * steps)
+            takes[0][changed], takes[1][changed] = takes[1][changed], takes[0][changed]
+        # Without a slow first step, too: the round that warms up need not be the longest.
+        yield Trial(rounds, steps, about, late, takes, warm=0.0 if number else WARM)
+
+
+def _stopwatch(trial: Trial, results: Sequence[Any], answer: Reply) -> Iterator[Step]:
+    """Yield the steps for the answer of one rank; results: of all ranks."""
+    got, events, kind = (answer.value[name] for name in ("result", "events", "kind"))
+    alike = all(result == got for result in results)
+    yield value(
+        got,
+        trial.slowest.mean(1).tolist(),
+        _wrong_stopwatches(events, alike, trial.slowest, trial.late),
+        what=f"a step takes about {trial.about[0]:.1f} s on rank 0, {trial.about[1]:.1f} s on "
+        "rank 1",
+        form="the times",
+        tolerance=0.01,
+    )
+    conduct = [
+        communication(answer.value["open"], waited),
+        facts(_miscounted(events, trial.rounds, trial.steps)),
+        facts({
+            "the ranks return different lists: all_reduce with dist.ReduceOp.MAX": not alike,
+            f"returned a {kind}: return a list of numbers, which .tolist() makes": kind != "list",
+        }),
+    ]  # fmt: skip
+    again = facts({
+        "the second call returns other times than the first: is something left from it?":
+            not same(answer.value["first"], got, 0.01),
+    })  # fmt: skip
+    yield each_of(conduct, [again])
+
+
 def _shares_of_steps(chance: random.Random, rounds: int, steps: int) -> list[float]:
-    """How long the steps of all rounds take, so that no step takes as long as another or the mean.
+    """Return the shares of the steps of all rounds; no step takes as long as another or the mean.
 
     Neither the last step of a round nor its middle one takes as long as the mean of all.
     """
@@ -176,7 +232,7 @@ def _shares_of_steps(chance: random.Random, rounds: int, steps: int) -> list[flo
 
 
 def _miscounted(events: list[str], rounds: int, steps: int) -> dict[str, bool]:
-    """What to say of too few and too many calls, and whether it is so."""
+    """Return what to say of too few and too many calls, and whether it is so."""
     made, prepared = events.count("step"), events.count("prepare")
     return {
         f"it made {made} calls of step(): there are {rounds} rounds of {steps}, and one round "
@@ -187,8 +243,10 @@ def _miscounted(events: list[str], rounds: int, steps: int) -> dict[str, bool]:
     }  # fmt: skip
 
 
-def _wrong_stopwatches(events, alike: bool, seconds: np.ndarray, late: list) -> list[Mistake]:
-    """seconds: of the slowest rank, by round and step."""
+def _wrong_stopwatches(
+    events: list[str], alike: bool, seconds: np.ndarray, late: list[float]
+) -> list[Mistake]:
+    """Return wrong times of a stopwatch; seconds: of the slowest rank, by round and step."""
     (rounds, steps), right = seconds.shape, seconds.mean(1)
     made, start, slowest = events.count("step"), (*events, "step").index("step"), right.max()
     late_by = 0.4 * (max(late) - min(late)) / steps
@@ -196,18 +254,18 @@ def _wrong_stopwatches(events, alike: bool, seconds: np.ndarray, late: list) -> 
     if "prepare" in events[:start] and events[start - 1] not in _MEETINGS:
         inside = "one rank waits, inside the time, for the other one's prepare(): a barrier "
         inside += "belongs between prepare() and the start of the clock"
-    miscounted, _ = _miscounted(events, rounds, steps).items()
+    too_few_calls = next(iter(_miscounted(events, rounds, steps)))
     shortest, longest = 0.98 * seconds.min(1), 1.01 * seconds.max(1)
     return table({
         f"return a list of {rounds} numbers": lambda got: not _numbers(got),
-        f"{miscounted[0]}.": lambda got: made <= rounds * steps,
+        f"{too_few_calls}.": lambda got: made <= rounds * steps,
         "the first round warms up and is not in the list": lambda got: len(got) == rounds + 1,
         f"there is one number for each of {rounds} rounds": lambda got: len(got) != rounds,
         "the first step is in it, and that warms up": lambda got: got[0] > WARM / steps,
         "that is a whole round: divide by the steps in it": right * steps,
         "the times grow: start the clock anew in every round":
             lambda got: min(np.diff(got)) > right.min() / 2,
-        miscounted[0]: lambda got: miscounted[1],
+        too_few_calls: lambda got: made != (rounds + 1) * steps,
         "all numbers are the same: each is that of its own round": lambda got: len({*got}) == 1,
         "that is one step of each round: time all its steps together, and divide":
             lambda got: all(shortest <= got) and all(got <= longest),
@@ -220,7 +278,7 @@ def _wrong_stopwatches(events, alike: bool, seconds: np.ndarray, late: list) -> 
 
 
 def _numbers(got: Any, count: int = 0) -> bool:
-    """A list of numbers, of so many if that is said?"""
+    """Return whether it is a list of numbers, of so many if that is said."""
     return isinstance(got, list) and all(map(is_number, got)) and len(got) in (count or len(got),)
 
 
@@ -230,57 +288,72 @@ def _numbers(got: Any, count: int = 0) -> bool:
 @task("5.2", "speedup with its uncertainty", points=2)
 def speedup_band(ranks: Ranks, report: Report) -> None:
     """Ratio of the medians, ends from opposite quartiles; efficiency."""
-    cases = []
-    for trial, sizes in enumerate(((7, 5), (8, 9), (10, 6))):  # odd and even
-        random_ = np.random.default_rng([report.seed, trial])
-        one, many = ((least + random_.gamma(2, spread, size)).round(3) for least, spread, size
-                     in zip((10, 4), (1.5, 0.8), sizes, strict=True))  # fmt: skip
-        for times in (one, many):
-            times[:3] = times.max()  # clocks are coarse: a time may come again
-            times[3] = 5 * times.max()  # a disturbed round counts, too
-            random_.shuffle(times)
-        p, speedup = int((1, *random_.integers(2, 200, 2))[trial]), float(random_.uniform(1, 4))
-        speedup = round(speedup, 3)
-        q1, q2 = (np.percentile(times, [25, 50, 75]) for times in (one, many))
-        band, form = (q1 / q2[::-1]).tolist(), "three numbers: (low, middle, high)"
-        wrong = _wrong_bands(one, many, q1, q2, *band)
-        cases.append(("speedup_band", [one.tolist(), many.tolist()], band, wrong, form))
-        wrong = {
-            "that is p / speedup, upside down": p / speedup,
-            "divide by the ranks": speedup * p,
-            "that is in per cent: the task asks for speedup / p": 100 * speedup / p,
-            "this divides by 2, whatever p is": speedup / 2,
-        }
-        cases.append(("efficiency", [speedup, p], speedup / p, table(wrong), "speedup / p"))
+    cases = [case for trial in range(3) for case in _speedup_cases(report.seed, trial)]
     judge_calls(ranks, report, cases)
     if report.found:
         return
-    bands = [(arguments, right) for name, arguments, right, *_ in cases if name == "speedup_band"]
-    trials, rights = zip(*bands, strict=True)
+    bands = [case for case in cases if case.name == "speedup_band"]
+    expected = [case.right for case in bands]
     said = (
         "speedup_band does not notice that there are other times in a list that it has had before: "
         "is something kept for a list? Compute the quartiles in each call"
     )
-    for answer in report.answers(ranks, probe_bands, trials=trials):
-        kept = not same(answer.value, list(rights))
-        report.facts(answer.rank, {said: kept})
+    for answer in report.answers(ranks, probe_bands, trials=[case.arguments for case in bands]):
+        report.facts(answer.rank, {said: not same(answer.value, expected)})
+
+
+def _speedup_cases(seed: int, trial: int) -> Iterator[Case]:
+    """Yield a call of speedup_band and one of efficiency, with made-up times."""
+    sizes = ((7, 5), (8, 9), (10, 6))[trial]  # odd and even
+    chance = np.random.default_rng([seed, trial])
+    alone, together = (
+        (least + chance.gamma(2, spread, size)).round(3)
+        for least, spread, size in zip((10, 4), (1.5, 0.8), sizes, strict=True)
+    )
+    for times in (alone, together):
+        times[:3] = times.max()  # clocks are coarse: a time may come again
+        times[3] = 5 * times.max()  # a disturbed round counts, too
+        chance.shuffle(times)
+    p = int((1, *chance.integers(2, 200, 2))[trial])
+    speedup = round(float(chance.uniform(1, 4)), 3)
+    band = (_quartiles(alone) / _quartiles(together)[::-1]).tolist()
+    wrong_bands = _wrong_bands(alone, together, *band)
+    form = "three numbers: (low, middle, high)"
+    yield Case("speedup_band", [alone.tolist(), together.tolist()], band, wrong_bands, form)
+    wrong_shares = table({
+        "that is p / speedup, upside down": p / speedup,
+        "divide by the ranks": speedup * p,
+        "that is in per cent: the task asks for speedup / p": 100 * speedup / p,
+        "this divides by 2, whatever p is": speedup / 2,
+    })  # fmt: skip
+    yield Case("efficiency", [speedup, p], speedup / p, wrong_shares, "speedup / p")
 
 
 def probe_bands(user_ns: dict, *, rank: int, trials: list) -> list:
     """Bands of the times in the same two lists, which are others in each call."""
-    lists, found = ([], []), []
+    lists, bands = ([], []), []
     for times in trials:
-        for own, new in zip(lists, times, strict=True):
-            own[:] = new
-        found += probe_calls(user_ns, rank=rank, calls=[("speedup_band", lists)])
-    return found
+        for kept, new in zip(lists, times, strict=True):
+            kept[:] = new
+        bands += probe_calls(user_ns, rank=rank, calls=[("speedup_band", lists)])
+    return bands
 
 
 # What some take for the median of an even count.
 _MEDIANS = (statistics.median_low, statistics.median_high)
 
 
-def _wrong_bands(one, many, q1, q2, low: float, middle: float, high: float) -> list[Mistake]:
+def _quartiles(times: np.ndarray) -> np.ndarray:
+    """Return q25, the median and q75."""
+    return np.percentile(times, [25, 50, 75])
+
+
+def _wrong_bands(
+    alone: np.ndarray, together: np.ndarray, low: float, middle: float, high: float
+) -> list[Mistake]:
+    """Return wrong bands by the times on one rank and on several; low, middle, high: the right."""
+    q1, q2 = _quartiles(alone), _quartiles(together)
+
     def has_middle(value: float) -> Callable:
         return lambda got: same(got[1], float(value))
 
@@ -291,16 +364,16 @@ def _wrong_bands(one, many, q1, q2, low: float, middle: float, high: float) -> l
         "low and high are exchanged": [high, middle, low],
         "the order is low, middle, high": [middle, low, high],
         "these are the extreme rounds, not the quartiles":
-            lambda got: same(got[::2], [min(one) / max(many), max(one) / min(many)]),
+            lambda got: same(got[::2], [min(alone) / max(together), max(alone) / min(together)]),
         "the middle is a ratio of means, which one disturbed round moves: take the medians":
-            has_middle(np.mean(one) / np.mean(many)),
+            has_middle(np.mean(alone) / np.mean(together)),
         "the middle is halfway between the ends: take the medians": has_middle((low + high) / 2),
-        "the middle is that of the fastest rounds": has_middle(min(one) / min(many)),
+        "the middle is that of the fastest rounds": has_middle(min(alone) / min(together)),
         "the middle is right, the ends are not: q25 and q75, of opposite sides": has_middle(middle),
         "a median of an even count is the mean of the two middle times: np.median":
-            lambda got: any(same(got[1], upper(one) / upper(many)) for upper in _MEDIANS),
-        "equal times are counted once: set() drops the others": lambda got: same(
-            got[1], float(np.median([*set(one.tolist())]) / np.median([*set(many.tolist())]))),
+            lambda got: any(same(got[1], upper(alone) / upper(together)) for upper in _MEDIANS),
+        "equal times are counted once: set() drops the others":
+            has_middle(np.median([*set(alone.tolist())]) / np.median([*set(together.tolist())])),
     })  # fmt: skip
 
 
@@ -325,79 +398,144 @@ def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, ti
     }
 
 
+@dataclass(frozen=True)
+class LawCase:
+    """A law and its fit, at the rank counts of one measurement.
+
+    Attributes:
+        law: its name, which is that of the function.
+        ps: rank counts.
+        serial: the serial fraction that a fit has to find.
+        times: made up, by rank count.
+        right: what the law gives, by rank count.
+        laws: mistakes at the last rank count.
+        fits: mistakes in the fit.
+    """
+
+    law: str
+    ps: list[int]
+    serial: float
+    times: np.ndarray
+    right: np.ndarray
+    laws: Mapping[str, float]
+    fits: Mapping[str, float]
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Return the arguments of the probe."""
+        times = self.times.tolist()
+        return {"law": self.law, "ps": self.ps, "serial": self.serial, "times": times}
+
+
 @task("5.3", "Amdahl's law and its fit", points=3)
 def fit_amdahl(ranks: Ranks, report: Report) -> None:
     """The law, and the serial fraction of exact, noisy and too good times."""
-    for s, one, ps, noisy in _law_data(report.seed):
-        p, x, serial = ps[-1], 1 / np.array(ps), min(max(0.0, s), 1.0)
-        share = s + (1 - s) * x
-        if noisy:
-            inverse = np.append(0, 1 / (1 - x[1:]))
-            share += _unseen(SHARE_NOISE, np.ones_like(x), x, inverse)
-        times = one * share
-        slope, start = np.polyfit(x, times, 1)
-        laws = {
-            "that is Gustafson's law": p - serial * (p - 1),
-            "the serial part s is missing below the line": p / max(1 - serial, 1e-9),
-            "the parallel part is 1 − s, not 1": 1 / (serial + 1 / p),
-            "serial and parallel part are exchanged": 1 / (1 - serial + serial / p),
-            "that is T(p) / T(1): the speedup is its inverse": serial + (1 - serial) / p,
-        }
-        fits = {
-            "that is the parallel fraction: s is the other one": 1 - serial,
-            "that is the serial time T(1) · s in seconds: divide by T(1)": start,
-            "that is the parallel time in seconds: s is the serial share": slope,
-            "these are speedups that were fitted as if they were times": _share(x, 1 / share),
-            _beyond(s): s,
-            "T(1) does not count in that: use all points": _line(x[1:], times[1:]),
-        }
-        fits |= _alone(share[1:] / share[0], x[1:], 1 - x[1:])
-        law = 1 / (serial + (1 - serial) * x)
-        _judge_law(ranks, report, "amdahl", (ps, serial, times), law, laws, fits)
-        if report.found:
-            return
+    _judge_laws(ranks, report, itertools.starmap(_amdahl, _law_data(report.seed)))
 
 
 @task("5.4", "Gustafson's law and its fit", points=2)
 def fit_gustafson(ranks: Ranks, report: Report) -> None:
     """The law, and the serial fraction of exact, noisy and too good times."""
-    for s, one, ps, noisy in _law_data(report.seed + 1):
-        p, all_p, serial = ps[-1], np.array(ps, float), min(max(0.0, s), 1.0)
-        more = all_p - 1
-        missing = s * more  # speedup
-        if noisy:
-            missing += _unseen(SPEEDUP_NOISE, more)
-        times = one * all_p / (all_p - missing)
-        unscaled = more @ (all_p - one / times) / (more @ more)
-        any_start = np.polyfit(more, missing, 1)[0]
-        to_shortest = more @ (all_p - all_p * times.min() / times) / (more @ more)
-        cut = float(np.clip(more @ np.maximum(missing, 0) / (more @ more), 0, 1))
-        laws = {
-            "that is Amdahl's law": 1 / (serial + (1 - serial) / p),
-            "s counts p − 1 times, not p times": p - serial * p,
-            "serial and parallel part are exchanged": 1 + serial * (p - 1),
-        }
-        small = "here p ranks do p times the work: their speedup is p · T(1) / T(p)"
-        fits = {
-            "that is the parallel fraction: s is the other one": 1 - serial,
-            _beyond(s): s,
-            "that is the mean of what each point says: the task asks for least squares":
-                np.mean(missing[1:] / more[1:]),
-            "the line goes through the origin, without an intercept": any_start,
-            "S(p) is against T(1), the first time, not the shortest": to_shortest,
-            "points with more than p of speedup were cut: clip the result only": cut,
-            small: _share(1 / all_p, times),
-            f"{small}, in the fit": float(np.clip(unscaled, 0, 1)),
-        }  # fmt: skip
-        fits |= _alone(missing[1:], 0.0, more[1:])
-        law = all_p - serial * more
-        _judge_law(ranks, report, "gustafson", (ps, serial, times), law, laws, fits)
-        if report.found:
+    _judge_laws(ranks, report, itertools.starmap(_gustafson, _law_data(report.seed + 1)))
+
+
+def _judge_laws(ranks: Ranks, report: Report, cases: Iterable[LawCase]) -> None:
+    """Judge one case after the other, until one has a problem."""
+    for case in cases:
+        answers = report.answers(ranks, probe_law, **case.asked)
+        if not passed(report, answers, functools.partial(_law_and_fit, case)):
             return
 
 
+def _law_and_fit(case: LawCase, answer: Reply) -> Iterator[Step]:
+    """Yield the steps for the law at one rank count and at several, and for its fit."""
+    ps, serial, law, results = case.ps, case.serial, case.law, answer.value
+    # By chance several mistakes may give about the same.
+    near = {
+        text: functools.partial(same, expected=share, tolerance=2e-3)
+        for text, share in case.fits.items()
+    }
+    fit = value(
+        results["fit"],
+        serial,
+        table(near),
+        what=f"fit_{law}, {ps} ranks took {short(case.times.tolist())} s",
+        form="the serial fraction",
+        tolerance=0.01,
+    )
+    right = case.right.tolist()
+    at_one = value(results["one"], right[-1], table(case.laws), what=f"{law}({ps[-1]}, {serial})")
+    at_several = each_of(
+        [value(results["array"], right, what=f"{law} of an array of p")],
+        [value(results["whole"], right, what=f"{law} of an array of int")],
+    )
+    yield each_of([at_one, at_several], [fit])
+
+
+def _amdahl(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
+    """Return Amdahl's law, with times that follow from s and T(1); see :func:`_law_data`."""
+    p, x, serial = ps[-1], 1 / np.array(ps), min(max(0.0, s), 1.0)
+    share = s + (1 - s) * x
+    if noisy:
+        inverse = np.append(0, 1 / (1 - x[1:]))
+        share += _unseen(SHARE_NOISE, np.ones_like(x), x, inverse)
+    times = time * share
+    slope, start = np.polyfit(x, times, 1)
+    laws = {
+        "that is Gustafson's law": p - serial * (p - 1),
+        "the serial part s is missing below the line": p / max(1 - serial, 1e-9),
+        "the parallel part is 1 − s, not 1": 1 / (serial + 1 / p),
+        "serial and parallel part are exchanged": 1 / (1 - serial + serial / p),
+        "that is T(p) / T(1): the speedup is its inverse": serial + (1 - serial) / p,
+    }
+    fits = {
+        "that is the parallel fraction: s is the other one": 1 - serial,
+        "that is the serial time T(1) · s in seconds: divide by T(1)": start,
+        "that is the parallel time in seconds: s is the serial share": slope,
+        "these are speedups that were fitted as if they were times": _share(x, 1 / share),
+        _beyond(s): s,
+        "T(1) does not count in that: use all points": _line(x[1:], times[1:]),
+    }
+    fits |= _alone(share[1:] / share[0], x[1:], 1 - x[1:])
+    right = 1 / (serial + (1 - serial) * x)
+    return LawCase("amdahl", ps, serial, times, right, laws, fits)
+
+
+def _gustafson(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
+    """Return Gustafson's law, with times that follow from s and T(1); see :func:`_law_data`."""
+    p, all_p, serial = ps[-1], np.array(ps, float), min(max(0.0, s), 1.0)
+    more = all_p - 1
+    missing = s * more  # speedup
+    if noisy:
+        missing += _unseen(SPEEDUP_NOISE, more)
+    times = time * all_p / (all_p - missing)
+    unscaled = more @ (all_p - time / times) / (more @ more)
+    any_start = np.polyfit(more, missing, 1)[0]
+    to_shortest = more @ (all_p - all_p * times.min() / times) / (more @ more)
+    cut = float(np.clip(more @ np.maximum(missing, 0) / (more @ more), 0, 1))
+    laws = {
+        "that is Amdahl's law": 1 / (serial + (1 - serial) / p),
+        "s counts p − 1 times, not p times": p - serial * p,
+        "serial and parallel part are exchanged": 1 + serial * (p - 1),
+    }
+    small = "here p ranks do p times the work: their speedup is p · T(1) / T(p)"
+    fits = {
+        "that is the parallel fraction: s is the other one": 1 - serial,
+        _beyond(s): s,
+        "that is the mean of what each point says: the task asks for least squares":
+            np.mean(missing[1:] / more[1:]),
+        "the line goes through the origin, without an intercept": any_start,
+        "S(p) is against T(1), the first time, not the shortest": to_shortest,
+        "points with more than p of speedup were cut: clip the result only": cut,
+        small: _share(1 / all_p, times),
+        f"{small}, in the fit": float(np.clip(unscaled, 0, 1)),
+    }  # fmt: skip
+    fits |= _alone(missing[1:], 0.0, more[1:])
+    return LawCase("gustafson", ps, serial, times, all_p - serial * more, laws, fits)
+
+
 def _law_data(seed: int) -> Iterator[tuple[float, float, list[int], bool]]:
-    """(serial fraction, T(1), rank counts, noisy?).
+    """Yield serial fraction, T(1), rank counts, and whether the times are noisy.
 
     Ordinary, noisy, better than ideal, slower than one rank, and two points, where each counts.
     """
@@ -410,52 +548,34 @@ def _law_data(seed: int) -> Iterator[tuple[float, float, list[int], bool]]:
 
 
 def _beyond(s: float) -> str:
-    """What to say where s itself is returned, which may be no share."""
+    """Return what to say where s itself is returned, which may be no share."""
     return f"that is {'below 0' if s < 0 else 'above 1'}: np.clip(s, 0, 1)"
 
 
 def _unseen(noise: np.ndarray, *lines: np.ndarray) -> np.ndarray:
-    """The noise, made exactly so that a fit of these lines does not notice it."""
+    """Return the noise, made exactly so that a fit of these lines does not notice it."""
     basis, _ = np.linalg.qr(np.stack(lines)[:, 1:].T)
     return np.append(0.0, noise[1:] - basis @ (basis.T @ noise[1:]))
 
 
 def _share(x: np.ndarray, times: np.ndarray) -> float:
-    """Amdahl's fraction by a straight line in x = 1/p, clipped."""
+    """Return Amdahl's fraction by a straight line in x = 1/p, clipped."""
     return float(np.clip(_line(x, times), 0, 1))
 
 
 def _line(x: np.ndarray, times: np.ndarray) -> float:
-    """The same as it comes."""
+    """Return Amdahl's fraction by a straight line in x = 1/p, as it comes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one point is too few
         slope, start = np.polyfit(x, times, 1)
     return start / (start + slope)
 
 
-def _alone(values, start, width) -> dict[str, float]:
-    """Fractions that the last and the first point alone give."""
-    said = "that is what the {} point alone says: let all of them count"
+def _alone(values: np.ndarray, start: np.ndarray | float, width: np.ndarray) -> dict[str, float]:
+    """Return the fractions that the last and the first point alone give."""
+    text = "that is what the {} point alone says: let all of them count"
     fractions = np.clip((values - start) / width, 0, 1)
-    return {said.format("last"): fractions[-1], said.format("second"): fractions[0]}
-
-
-def _judge_law(ranks: Ranks, report: Report, law: str, given: tuple, right, laws, fits) -> None:
-    """The law at one rank count and at several, and the fraction that its fit finds.
-
-    given: rank counts, serial fraction, times. laws: mistakes at the last p. fits: in the fit.
-    """
-    ps, serial, times = given[0], given[1], given[2].tolist()
-    # By chance several mistakes may give about the same.
-    near = {said: functools.partial(same, expected=v, tolerance=2e-3) for said, v in fits.items()}
-    arguments = {"law": law, "ps": ps, "serial": serial, "times": times}
-    for answer in report.answers(ranks, probe_law, **arguments):
-        rank, got, what = answer.rank, answer.value, f"{law}({ps[-1]}, {serial})"
-        if report.judge(rank, got["one"], float(right[-1]), table(laws), what=what):
-            report.judge(rank, got["array"], right.tolist(), what=f"{law} of an array of p")
-            report.judge(rank, got["whole"], right.tolist(), what=f"{law} of an array of int")
-        what, form = f"fit_{law}, {ps} ranks took {short(times)} s", "the serial fraction"
-        report.judge(rank, got["fit"], serial, table(near), what=what, form=form, tolerance=0.01)
+    return {text.format("last"): fractions[-1], text.format("second"): fractions[0]}
 
 
 # -- 5.5 --------------------------------------------------------------------------------------
@@ -465,11 +585,19 @@ def _judge_law(ranks: Ranks, report: Report, law: str, given: tuple, right, laws
 def predict_step(ranks: Ranks, report: Report) -> None:
     """Messages and bytes of a ring, and the step with an all_reduce for each gradient."""
     chance = random.Random(report.seed)
-    cases = []
+    judge_calls(ranks, report, [*_ring_cases(chance), *_step_cases(chance)])
+
+
+def _ring_cases(chance: random.Random) -> Iterator[Case]:
+    """Yield calls of ring: a rank's messages and bytes."""
     for p in (4, chance.randrange(5, 40), 2, 1, chance.randrange(100, 500)):
         n = chance.randrange(4, 10**7, 4)
         right = [2 * (p - 1), 2 * (p - 1) / p * n]
-        cases.append(("ring", [p, n], right, _wrong_rings(p, n, *right), "(messages, sent)"))
+        yield Case("ring", [p, n], right, _wrong_rings(p, n, *right), "(messages, sent)")
+
+
+def _step_cases(chance: random.Random) -> Iterator[Case]:
+    """Yield calls of predict_step."""
     # Ranks, gradients, the bytes of the largest, and bytes per second.
     for p, count, most, slow in (
         (2, chance.randrange(3, 5), 10**7, 5e6),
@@ -480,12 +608,13 @@ def predict_step(ranks: Ranks, report: Report) -> None:
         sizes = [chance.randrange(4, most, 4) for _ in range(count)]
         sizes += 2 * sizes[:1]  # layers of the same size have gradients of their own
         compute, latency = chance.uniform(0.5, 2), chance.uniform(0.05, 0.2)
-        arguments = [compute, sizes, p, latency, slow * chance.uniform(1, 4)]
-        cases.append(("predict_step", arguments, *_steps(*arguments), "the seconds of a step"))
-    judge_calls(ranks, report, cases)
+        arguments: list[Any] = [compute, sizes, p, latency, slow * chance.uniform(1, 4)]
+        yield Case("predict_step", arguments, *_steps(*arguments), "the seconds of a step")
 
 
 def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
+    """Return wrong pairs of messages and bytes."""
+
     def counts(value: float) -> Callable:
         return lambda got: same(got[0], value)
 
@@ -506,8 +635,10 @@ def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
     })  # fmt: skip
 
 
-def _steps(compute, sizes, p, latency, bandwidth) -> tuple[float, list[Mistake]]:
-    """Seconds of a step, and wrong ones."""
+def _steps(
+    compute: float, sizes: list[int], p: int, latency: float, bandwidth: float
+) -> tuple[float, list[Mistake]]:
+    """Return the seconds of a step, and wrong ones."""
     count, moved = len(sizes), 2 * (p - 1) / p * sum(sizes)
     once, sent = 2 * (p - 1) * latency, moved / bandwidth
     waits, alone = count * once, compute / p
@@ -536,15 +667,20 @@ def _steps(compute, sizes, p, latency, bandwidth) -> tuple[float, list[Mistake]]
 
 def probe_script(user_ns: dict, *, rank: int, settings: list) -> list[dict]:
     """`job_script` for several settings: the text, and what bash makes of it."""
-    texts = [told(answer_named(user_ns, "job_script")(*given)) for given in settings]
-    return [
-        {"text": text, "said": slurm_script.unreadable(text),
-         "left": slurm_script.left(text, *given[:3]),
-         "launches": slurm_script.launches(text, *given[:3])}
-        if isinstance(text, str)
-        else {"text": text}
-        for text, given in zip(texts, settings, strict=True)
-    ]  # fmt: skip
+    texts = [told(answer_named(user_ns, "job_script")(*setting)) for setting in settings]
+    return [_looked_into(text, *setting[:3]) for text, setting in zip(texts, settings, strict=True)]
+
+
+def _looked_into(text: Any, nodes: int, domains: int, cores: int) -> dict[str, Any]:
+    """Return a text and what bash makes of it, in a job of this size."""
+    if not isinstance(text, str):
+        return {"text": text}
+    return {
+        "text": text,
+        "said": slurm_script.unreadable(text),
+        "left": slurm_script.left(text, nodes, domains, cores),
+        "launches": slurm_script.launches(text, nodes, domains, cores),
+    }
 
 
 @task("5.6", "a Slurm job script", points=3)
@@ -555,16 +691,23 @@ def job_script(ranks: Ranks, report: Report) -> None:
     other = chance.choice((3, 5, 6)), chance.choice((1, 4)), chance.randrange(5, 33), command
     settings = [(4, 2, 24, "python train.py --strong 256"), other]
     for answer in report.answers(ranks, probe_script, settings=settings):
-        for given, script in zip(settings, answer.value, strict=True):
-            for problem in _script_problems(script, *given):
-                report.problem(f"job_script{given[:3]}: {problem}", answer.rank)
-            if report.of(answer.rank):
-                break
+        report.follow(answer.rank, _scripts(answer, settings))
 
 
-def _script_problems(script: dict, nodes: int, domains: int, cores: int, command) -> Iterator[str]:
-    """What is wrong with a job script, one text each."""
-    text, ranks = script["text"], nodes * domains
+def _scripts(answer: Reply, settings: Sequence[tuple]) -> Iterator[Step]:
+    """Yield the step for the script of each setting; all that is wrong with one is told."""
+    for script, setting in zip(answer.value, settings, strict=True):
+        yield none_of(
+            Wrong(f"job_script{setting[:3]}: {text}", answer.rank)
+            for text in _script_problems(script, *setting)
+        )
+
+
+def _script_problems(
+    script: dict, nodes: int, domains: int, cores: int, command: str
+) -> Iterator[str]:
+    """Yield what is wrong with a job script, one text each."""
+    text = script["text"]
     if not isinstance(text, str):
         yield f"return the text of a script, got {short(text)}"
         return
@@ -575,39 +718,51 @@ def _script_problems(script: dict, nodes: int, domains: int, cores: int, command
         yield f"bash can't read it: {script['said']}"
         return
     commands = [k for k, line in enumerate(lines) if line.strip() and line[0] != "#"]
+    yield from _misplaced_requests(lines, commands)
+    asked = slurm_script.request(lines[: commands[0]] if commands else lines)
+    yield from _request_problems(asked, nodes, domains, cores)
+    if not script["launches"]:
+        yield "no mpiexec (or srun) line starts the ranks"
+        return
+    yield from _launch_problems(script, nodes * domains, domains, cores, command)
+
+
+def _misplaced_requests(lines: list[str], commands: list[int]) -> Iterator[str]:
+    """Yield which `#SBATCH` lines Slurm does not read; commands: numbers of the other lines."""
     for k, line in enumerate(lines):
         if re.match(r"\s*#\s+SBATCH|\s+#SBATCH", line):
             yield f"line {k + 1}, {line.strip()!r}: Slurm wants #SBATCH first, without blanks"
         elif line.startswith("#SBATCH") and commands and k > commands[0]:
             first = f"the first command (line {commands[0] + 1})"
             yield f"#SBATCH below {first}: Slurm does not read it there, move it up"
-    asked = slurm_script.request(lines[: commands[0]] if commands else lines)
-    yield from _request_problems(asked, nodes, domains, cores)
-    if not script["launches"]:
-        yield "no mpiexec (or srun) line starts the ranks"
-        return
-    wanted = shlex.split(command)
-    running = [one for one in script["launches"] if _starts(wanted, one)]
-    launcher, threads, *words = (running or script["launches"])[-1]
+
+
+def _launch_problems(
+    script: dict, ranks: int, domains: int, cores: int, command: str
+) -> Iterator[str]:
+    """Yield what is wrong with the line that starts the ranks."""
+    text, launches = script["text"], script["launches"]
+    running = [launch for launch in launches if _starts(shlex.split(command), launch)]
+    launcher, threads, *words = (running or launches)[-1]
     options = slurm_script.options(words)
-    if said := re.search(r"OMP_NUM_THREADS=(\S+)", " ".join(words)):  # mpiexec -x
-        threads = said[1]
+    if exported := re.search(r"OMP_NUM_THREADS=(\S+)", " ".join(words)):  # mpiexec -x
+        threads = exported[1]
     number = options.get("--ntasks", str(ranks))
     unset = f"not set to {cores} before the ranks start: export it"
     if "OMP_NUM_THREADS=" in text:
         unset = "set, but not exported: the ranks do not see it"
-    rule = _srun_rules if launcher == "srun" else _mpiexec_rules
-    yield from _broken([
-        (not running, f"the {launcher} line does not run {command!r}: the command comes right "
-         f"behind the options of {launcher}"),
-        (len(running) > 1, f"{len(running)} launches run the command, expected one"),
-        (script["left"], f"the script ends while {launcher} still runs, and Slurm ends the job "
-         "with it: leave out the & behind the command"),
-        (not threads, f"OMP_NUM_THREADS is {unset}"),
-        (threads not in ("", str(cores)), f"OMP_NUM_THREADS={threads}, a rank has {cores} cores"),
-        (number != str(ranks), f"{launcher} starts {number or '?'} ranks, the request has {ranks}"),
-    ])  # fmt: skip
-    yield from _broken(rule(options, text, domains, cores))[:1]
+    yield from _told_of({
+        f"the {launcher} line does not run {command!r}: the command comes right behind the options "
+        f"of {launcher}": not running,
+        f"{len(running)} launches run the command, expected one": len(running) > 1,
+        f"the script ends while {launcher} still runs, and Slurm ends the job with it: leave out "
+        "the & behind the command": script["left"],
+        f"OMP_NUM_THREADS is {unset}": not threads,
+        f"OMP_NUM_THREADS={threads}, a rank has {cores} cores": threads not in ("", str(cores)),
+        f"{launcher} starts {number or '?'} ranks, the request has {ranks}": number != str(ranks),
+    })  # fmt: skip
+    placement = _srun_facts if launcher == "srun" else _mpiexec_facts
+    yield from _told_of(placement(options, text, domains, cores))[:1]
 
 
 # Options of mpiexec and srun that take no value, or two.
@@ -619,7 +774,7 @@ _PAIRS = re.compile(r"--?(mca|gmca|prtemca|pmixmca)$")
 
 
 def _starts(command: list[str], launch: list[str]) -> bool:
-    """Whether what a launch starts on each rank is this command."""
+    """Return whether what a launch starts on each rank is this command."""
     words = launch[2:]
     while words and words[0].startswith("-"):
         name = words.pop(0)
@@ -631,11 +786,13 @@ def _starts(command: list[str], launch: list[str]) -> bool:
     return words[: len(command)] == command
 
 
-def _broken(rules: list[tuple[bool, str]]) -> list[str]:
-    return [said for broken, said in rules if broken]
+def _told_of(wrong: Mapping[str, object]) -> list[str]:
+    """Return the texts of what is so."""
+    return [text for text, is_so in wrong.items() if is_so]
 
 
-def _request_problems(asked: dict, nodes: int, domains: int, cores: int) -> Iterator[str]:
+def _request_problems(asked: dict[str, str], nodes: int, domains: int, cores: int) -> Iterator[str]:
+    """Yield what is wrong with what the `#SBATCH` lines ask for."""
     ranks = str(nodes * domains)
     wanted = {
         "--nodes": (nodes, "the nodes"),
@@ -644,11 +801,11 @@ def _request_problems(asked: dict, nodes: int, domains: int, cores: int) -> Iter
     }
     if "--ntasks-per-node" not in asked and asked.get("--ntasks") == ranks:
         del wanted["--ntasks-per-node"]  # Slurm gives each node as many
-    for name, (value, words) in wanted.items():
+    for name, (count, words) in wanted.items():
         if name not in asked:
-            yield f"#SBATCH {name}={value} is missing: {words}"
-        elif asked[name] != str(value):
-            yield f"#SBATCH {name}: expected {value} ({words}), got {asked[name] or 'nothing'}"
+            yield f"#SBATCH {name}={count} is missing: {words}"
+        elif asked[name] != str(count):
+            yield f"#SBATCH {name}: expected {count} ({words}), got {asked[name] or 'nothing'}"
     if asked.get("--ntasks", ranks) != ranks:
         got = asked["--ntasks"]
         yield f"#SBATCH --ntasks={got} contradicts {nodes} nodes × {domains} ranks: {ranks}"
@@ -660,8 +817,8 @@ def _request_problems(asked: dict, nodes: int, domains: int, cores: int) -> Iter
         yield f"#SBATCH --time={asked['--time']} is less than a minute: no training ends in it"
 
 
-def _mpiexec_rules(options: dict, text: str, domains: int, cores: int) -> list[tuple[bool, str]]:
-    """What mpiexec's options place wrongly; `utils.labs.lab05.runs.rehearse` tells the same."""
+def _mpiexec_facts(options: dict, text: str, domains: int, cores: int) -> dict[str, object]:
+    """Return what mpiexec's options place wrongly; `.runs.rehearse` tells the same."""
     bind, by = options.get("--bind-to", "none"), options.get("--map-by", "").lower()
     each, place = re.match(r"(?:ppr:(\d+):)?(\w*)", by).groups()
     pe = re.search(r":pe=(\d+)", by)
@@ -670,25 +827,25 @@ def _mpiexec_rules(options: dict, text: str, domains: int, cores: int) -> list[t
     known = ("numa", "socket", "package", "l3cache")
     # Without --map-by Open MPI goes from package to package by itself.
     spread = bind == "core" or place in known or (not by and bind in known)
-    return [
-        (bind == "none", "mpiexec must bind: --bind-to core (or numa)"),
-        (bind == "hwthread", "--bind-to hwthread binds to parts of cores: --bind-to core"),
-        (int(each or 0) not in (0, domains if place == "node" else 1),
-         f"--map-by {by}: there is one rank in each domain, {domains} on a node"),
-        (place in ("core", "hwthread"),
-         f"--map-by {by} puts one rank beside the other: one for each domain, ppr:1:numa"),
-        (pe and bind != "core", f"PE={pe} counts cores, so it takes --bind-to core"),
-        (bind == "core" and (pe or "1") != str(cores),
-         f"--bind-to core gives each rank {got}, for {cores} threads: --map-by "
-         f"ppr:1:numa:PE={cores} gives it {cores}"),
-        (not spread, "--map-by ppr:1:numa is missing: two ranks may land in the same domain"),
-    ]  # fmt: skip
+    return {
+        "mpiexec must bind: --bind-to core (or numa)": bind == "none",
+        "--bind-to hwthread binds to parts of cores: --bind-to core": bind == "hwthread",
+        f"--map-by {by}: there is one rank in each domain, {domains} on a node":
+            int(each or 0) not in (0, domains if place == "node" else 1),
+        f"--map-by {by} puts one rank beside the other: one for each domain, ppr:1:numa":
+            place in ("core", "hwthread"),
+        f"PE={pe} counts cores, so it takes --bind-to core": pe and bind != "core",
+        f"--bind-to core gives each rank {got}, for {cores} threads: --map-by "
+        f"ppr:1:numa:PE={cores} gives it {cores}": bind == "core" and (pe or "1") != str(cores),
+        "--map-by ppr:1:numa is missing: two ranks may land in the same domain": not spread,
+    }  # fmt: skip
 
 
-def _srun_rules(options: dict, text: str, domains: int, cores: int) -> list[tuple[bool, str]]:
+def _srun_facts(options: dict, text: str, domains: int, cores: int) -> dict[str, object]:
+    """Return what srun's options lack."""
     told_again = options.get("--cpus-per-task") == str(cores) or "SRUN_CPUS_PER_TASK=" in text
     unbound = options.get("--cpu-bind", "none") in ("", "none", "no")
-    return [
-        (not told_again, f"srun must be told again: --cpus-per-task={cores} (since Slurm 22.05)"),
-        (unbound, "srun must bind: --cpu-bind=cores"),
-    ]
+    return {
+        f"srun must be told again: --cpus-per-task={cores} (since Slurm 22.05)": not told_again,
+        "srun must bind: --cpu-bind=cores": unbound,
+    }

@@ -4,40 +4,46 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.checks.calls import TOGETHER, blocking, broken, only, some, waited
-from utils.checks.mistakes import NO_NUMBER, Mistake, same
+from utils.checks.mistakes import NO_NUMBER, Mistake, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, number, numbers, reading_answer, recorded
+from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.checks.verdict import named
 from utils.cluster.contracts import Ranks
+from utils.cluster.reply import Reply
+from utils.labs.shared.steps import all_came, conduct, each_of
 
 from .servers import (
     SERVER,
     WORLD,
     Counted,
     Replay,
-    ask_worker,
+    Worked,
     enough,
     hint_if_stuck,
     jobs_of,
-    judge_rows,
-    judge_sent,
-    judge_weights,
+    judge_server,
+    judge_worker,
+    last_weights,
+    protocol,
     rate_of,
-    served,
+    stepwise,
     toy_gradient,
-    weights_for,
 )
 
 # -- 7.1 --------------------------------------------------------------------------------------
@@ -49,131 +55,116 @@ def serve_in_rounds(ranks: Ranks, report: Report) -> None:
     if not enough(ranks, report):
         return
     for like in (3, 1):  # with one worker the weights are others in length and type
-        if not report.found:
-            _judge_work(ranks, report, like)
-    for workers, steps in (([1, 2, 3], 3), ([1, 2, 3, 4, 5], 4), ([2, 5], 12), ([4], 3)):
-        if report.found:
+        if not judge_worker(ranks, report, "work", _work, like):
             return
+    for workers, steps in (([1, 2, 3], 3), ([1, 2, 3, 4, 5], 4), ([2, 5], 12), ([4], 3)):
         jobs = jobs_of(report.seed, workers, steps, slow=workers[-1])
-        found = served(ranks, report, "serve_in_rounds", jobs)
-        if found is not None:
-            _judge_rounds(report, *found)
+        if not judge_server(ranks, report, "serve_in_rounds", jobs, _rounds):
+            return
 
 
-def _judge_work(ranks: Ranks, report: Report, like: int) -> None:
-    seeds = report.seeds(WORLD)
-    jobs, answers = ask_worker(ranks, report, "work", seeds, like)
-    for worker, steps, _ in jobs:
-        handed = answers[SERVER].value["handed"][str(worker)]
-        seen = answers[worker].value["seen"]
-        came = [weights_for(seeds[SERVER], worker, k, like) for k in range(steps)]
-        own = seeds[worker]
-        expected = [toy_gradient(weights, own, k).tolist() for k, weights in enumerate(came)]
-        stale = [toy_gradient(came[0], own, k).tolist() for k in range(steps)]
-        wrong = {
-            "every gradient was computed with the first weights that came": stale,
-            "these are the weights: hand in compute(weights)": [one.tolist() for one in came],
-        }
-        count = f"{len(handed)} gradients came, {steps} were expected, as more() said True so often"
-        mistakes = [Mistake(gives, said) for said, gives in wrong.items()]
-        if len(handed) != steps:
-            report.problem(f"work: {count}", worker)
-        elif _right_count(report, worker, len(seen), steps):
-            if not same(seen, [one.tolist() for one in came]):
-                said = "compute got other weights than those that the server had sent"
-                mistakes.append(Mistake(lambda _: True, said))
-            what = "work: the gradients that it handed in"
-            report.judge(worker, handed, expected, mistakes, what=what)
+def _work(worked: Worked) -> Iterator[Step]:
+    """Yield the steps that a worker handed in a gradient for all weights that came."""
+    steps, count = worked.steps, len(worked.handed)
+    said = f"{count} gradients came, {steps} were expected, as more() said True so often"
+    yield facts({f"work: {said}": count != steps})
+    yield worked.computed(steps)
+    came, seed = [worked.weights(k) for k in range(steps)], worked.own_seed
+    sent = [weights.tolist() for weights in came]
+    expected = [toy_gradient(weights, seed, k).tolist() for k, weights in enumerate(came)]
+    mistakes = {
+        "every gradient was computed with the first weights that came":
+            [toy_gradient(came[0], seed, k).tolist() for k in range(steps)],
+        "these are the weights: hand in compute(weights)": sent,
+        "compute got other weights than those that the server had sent":
+            lambda _: not same(worked.value["seen"], sent),
+    }  # fmt: skip
+    what = "work: the gradients that it handed in"
+    yield value(worked.handed, expected, table(mistakes), what=what)
 
 
-def _right_count(report: Report, worker: int, computed: int, expected: int) -> bool:
-    if computed != expected:
-        report.problem(
-            f"compute was called {computed} times, expected {expected}: one gradient is handed in "
-            "each time, and when more() says False, nothing is to be computed any more",
-            worker,
-        )
-    return computed == expected
+def _rounds(server: dict[str, Any], replay: Replay) -> Iterator[Step]:
+    """Yield the steps for a server that takes one step a round."""
+    yield protocol(_why_no_rounds(replay))
+    workers, rounds = len(replay.workers), replay.rounds()
+    mistakes, expected = _wrong_rounds(replay), _after_rounds(replay, lambda count: count)
+    what = f"{workers} workers: the weights in the end"
+    yield value(server["weights"], expected, mistakes, what=what)
+    taken = sum(bool(gradients) for gradients in rounds)
+    mistakes = [
+        Mistake(taken + 1, "a round in which all leave and nobody hands in is none"),
+        Mistake(sum(map(len, rounds)), "this counts gradients; count rounds"),
+    ]
+    what, form = f"{workers} workers: the number of rounds", "the number of rounds"
+    yield value(server["result"], taken, mistakes, what=what, form=form)
 
 
-def _judge_rounds(report: Report, server: dict, replay: Replay) -> None:
+def _why_no_rounds(replay: Replay) -> str | None:
+    """Return how a server does not keep the rounds."""
     outstanding: set[int] = set()
     answered: set[int] = set()
     here = set(replay.workers)
     for kind, worker in replay.events:
         if kind == "send":
             if outstanding and answered:
-                report.problem(
+                return (
                     f"rank {worker} got new weights while {named(outstanding)} had not answered: "
                     "the round is over when everybody has handed in, then there is one step, and "
-                    "then all get the new weights",
-                    SERVER,
-                    "communication",
+                    "then all get the new weights"
                 )
-                return
             if not outstanding:
                 answered = set()
             outstanding.add(worker)
-        else:
-            if outstanding | answered != here and not answered:
-                report.problem(
-                    f"{named(here - outstanding)} had no weights of this round when the first "
-                    "gradient was received: send to all, then collect, so that all gradients of a "
-                    "round belong to the same weights",
-                    SERVER,
-                    "communication",
-                )
-                return
-            outstanding.discard(worker)
-            answered.add(worker)
-            if kind == "leave":
-                here.discard(worker)
-                answered.discard(worker)
-    _judge_steps(report, server, replay)
+            continue
+        if outstanding | answered != here and not answered:
+            return (
+                f"{named(here - outstanding)} had no weights of this round when the first "
+                "gradient was received: send to all, then collect, so that all gradients of a "
+                "round belong to the same weights"
+            )
+        outstanding.discard(worker)
+        answered.add(worker)
+        if kind == "leave":
+            here.discard(worker)
+            answered.discard(worker)
+    return None
 
 
-def _judge_steps(report: Report, server: dict, replay: Replay) -> None:
-    rounds, workers = replay.rounds(), len(replay.workers)
+def _after_rounds(
+    replay: Replay,
+    divisor: Callable[[int], float],
+    rate: float | None = None,
+    last: bool = False,
+) -> list[float]:
+    """Return the weights after one step for each round.
 
-    def after(divisor, rate=replay.rate, last=False) -> list[float]:
-        weights = replay.start.clone()
-        for gradients in filter(None, rounds):
-            each = list(gradients.values())
-            total = len(each) * each[-1] if last else sum(each)
-            weights -= rate * total / divisor(gradients)
-        return weights.tolist()
+    Args:
+        divisor: what a sum of so many gradients is divided by.
+        rate: the learning rate, if it is not the replay's.
+        last: whether each gradient is taken for the last one of its round.
+    """
+    weights = replay.start.clone()
+    for gradients in filter(None, replay.rounds()):
+        each = list(gradients.values())
+        total = len(each) * each[-1] if last else sum(each)
+        weights -= (replay.rate if rate is None else rate) * total / divisor(len(each))
+    return weights.tolist()
 
-    mistakes = [
-        Mistake(replay.start.tolist(), "the weights are unchanged: update the argument in place"),
-        Mistake(after(lambda _: 1), "this is the sum of the round's gradients: take the mean"),
-        Mistake(
-            after(lambda _: workers),
-            f"it always divides by {workers}: of a round that a worker has left in, the mean is "
-            "over the gradients that came",
-        ),
-        Mistake(after(len, -replay.rate), "uphill: subtract lr · mean"),
-        Mistake(after(len, 1.0), "the learning rate is missing"),
-        Mistake(
-            after(lambda gradients: len(gradients) ** 2), "divided twice: sum / number is the mean"
-        ),
-        Mistake(
-            after(len, last=True),
-            "this is the last worker's gradient, once for each worker: receive fills the same "
-            "tensor each time, so add it up at once, or keep a copy",
-        ),
-    ]
-    what = f"{workers} workers: the weights in the end"
-    if not report.judge(SERVER, server["weights"], after(len), mistakes, what=what):
-        return
-    total = sum(map(len, rounds))
-    expected = sum(bool(gradients) for gradients in rounds)
-    mistakes = [
-        Mistake(expected + 1, "a round in which all leave and nobody hands in is none"),
-        Mistake(total, "this counts gradients; count rounds"),
-    ]
-    what = f"{workers} workers: the number of rounds"
-    form = "the number of rounds"
-    report.judge(SERVER, server["result"], expected, mistakes, what=what, form=form)
+
+def _wrong_rounds(replay: Replay) -> list[Mistake]:
+    """Return the weights that a wrong server has in the end."""
+    workers, after = len(replay.workers), functools.partial(_after_rounds, replay)
+    return table({
+        "the weights are unchanged: update the argument in place": replay.start,
+        "this is the sum of the round's gradients: take the mean": after(lambda count: 1),
+        f"it always divides by {workers}: of a round that a worker has left in, the mean is over "
+        "the gradients that came": after(lambda count: workers),
+        "uphill: subtract lr · mean": after(lambda count: count, -replay.rate),
+        "the learning rate is missing": after(lambda count: count, 1.0),
+        "divided twice: sum / number is the mean": after(lambda count: count**2),
+        "this is the last worker's gradient, once for each worker: receive fills the same tensor "
+        "each time, so add it up at once, or keep a copy": after(lambda count: count, last=True),
+    })  # fmt: skip
 
 
 # -- 7.2 --------------------------------------------------------------------------------------
@@ -184,27 +175,25 @@ def serve_anyone(ranks: Ranks, report: Report) -> None:
     """Whoever comes first is served first, alone, and at once."""
     if not enough(ranks, report):
         return
+    hint = (
+        "At the start each worker gets weights once. After that the server answers each gradient "
+        "by one send, to the worker that has handed it in, and to nobody else. "
+    )
     for workers in ([1, 2, 3], [1, 2, 4, 5], [3]):
         jobs = jobs_of(report.seed, workers, 4, slow=workers[report.seed % len(workers)])
-        hint = (
-            "At the start each worker gets weights once. After that the server answers each "
-            "gradient by one send, to the worker that has handed it in, and to nobody else. "
-        )
-        found = served(ranks, report, "serve_anyone", jobs, hint=hint)
-        if found is not None:
-            server, replay = found
-            if (
-                report.communication(SERVER, server["calls"], _from_anyone)
-                and _answers_at_once(report, replay)
-                and judge_sent(report, server, replay)
-            ):
-                judge_rows(report, server, replay)
-        if report.found:
+        if not judge_server(ranks, report, "serve_anyone", jobs, _first_come, hint=hint):
             return
 
 
+def _first_come(server: dict[str, Any], replay: Replay) -> Iterator[Step]:
+    """Yield the steps for a server that answers each gradient at once."""
+    yield communication(server["calls"], _from_anyone)
+    yield protocol(_why_late(replay))
+    yield from stepwise(server, replay)
+
+
 def _from_anyone(calls: list[dict]) -> str | None:
-    """The rule that no worker is waited for by name."""
+    """Say which worker is waited for by name, while others may have come: a rule."""
     headers = [call for call in calls if call["op"] == "recv" and call["nbytes"] == 4]
     named = [call["peer"] for call in headers if not call["any_source"]]
     workers = {call["peer"] for call in headers}
@@ -216,20 +205,17 @@ def _from_anyone(calls: list[dict]) -> str | None:
     )
 
 
-def _answers_at_once(report: Report, replay: Replay) -> bool:
-    """Whether each gradient is answered before the next message is received."""
+def _why_late(replay: Replay) -> str | None:
+    """Return which gradient is not answered before the next message is received."""
     owed: int | None = None
     for kind, worker in replay.events:
         if owed is not None and (kind, worker) != ("send", owed):
-            report.problem(
+            return (
                 f"rank {owed} handed in a gradient, and got no weights before the server turned "
-                "to somebody else: answer at once, or it is no asynchronous server",
-                SERVER,
-                "communication",
+                "to somebody else: answer at once, or it is no asynchronous server"
             )
-            return False
         owed = worker if kind == "gradient" else None
-    return True
+    return None
 
 
 # -- 7.3 --------------------------------------------------------------------------------------
@@ -249,64 +235,55 @@ def serve(ranks: Ranks, report: Report) -> None:
             f"bound = {'inf' if bound is None else bound}: it is for the lead, in clocks. Who "
             "had to wait must be thought of again when the slowest has moved on. "
         )
-        found = served(ranks, report, "serve", jobs, {"bound": bound}, hint)
-        if found is not None:
-            server, replay = found
-            if (
-                report.communication(SERVER, server["calls"], _from_anyone)
-                and _keeps_bound(report, replay, math.inf if bound is None else bound)
-                and judge_sent(report, server, replay)
-            ):
-                judge_rows(report, server, replay)
-        if report.found:
+        judge = functools.partial(_consistent, math.inf if bound is None else bound)
+        if not judge_server(ranks, report, "serve", jobs, judge, {"bound": bound}, hint):
             return
 
 
-def _keeps_bound(report: Report, replay: Replay, bound: float) -> bool:
-    """Whether weights went to those, and to all those, who may go on."""
+def _consistent(bound: float, server: dict[str, Any], replay: Replay) -> Iterator[Step]:
+    """Yield the steps for a server that lets nobody get further ahead than the bound."""
+    yield communication(server["calls"], _from_anyone)
+    yield protocol(_why_out_of_bound(bound, replay))
+    yield from stepwise(server, replay)
+
+
+def _why_out_of_bound(bound: float, replay: Replay) -> str | None:
+    """Return who got weights and may not go on, or got none and may."""
     clock = dict.fromkeys(replay.workers, 0)
     idle = set(replay.workers)
     last_sent = 0  # rank that got weights last, since the last receive
     for kind, worker in replay.events:
-        slowest = min(clock.values()) if clock else 0
-        if kind == "send" and worker < last_sent:
-            report.problem(
-                f"bound {bound}: rank {worker} got weights after rank {last_sent}, without a "
-                "receive in between: send to those who may go on in the order of their ranks",
-                SERVER,
-                "communication",
-            )
-            return False
-        last_sent = worker if kind == "send" else 0
+        slowest = min(clock.values(), default=0)
         if kind == "send":
             lead = clock[worker] - slowest
-            if lead > bound:
-                report.problem(
-                    f"bound {bound}: rank {worker} got weights when its clock was {lead} ahead of "
-                    "the slowest: it may go on if clock[w] - min(clock.values()) <= bound",
-                    SERVER,
-                    "communication",
+            if worker < last_sent:
+                return (
+                    f"bound {bound}: rank {worker} got weights after rank {last_sent}, without a "
+                    "receive in between: send to those who may go on in the order of their ranks"
                 )
-                return False
+            if lead > bound:
+                return (
+                    f"bound {bound}: rank {worker} got weights when its clock was {lead} ahead of "
+                    "the slowest: it may go on if clock[w] - min(clock.values()) <= bound"
+                )
+            last_sent = worker
             idle.discard(worker)
             continue
-        held = [w for w in sorted(idle) if clock[w] - slowest <= bound]
+        last_sent = 0
+        held = [waiting for waiting in sorted(idle) if clock[waiting] - slowest <= bound]
         if held:
             lead = clock[held[0]] - slowest
-            report.problem(
+            return (
                 f"bound {bound}: the clock of rank {held[0]} is {lead} ahead of the slowest, which "
                 "is allowed, and the server received again before it sent weights: before each "
-                "receive look at all who wait",
-                SERVER,
-                "communication",
+                "receive look at all who wait"
             )
-            return False
         if kind == "gradient":
             clock[worker] += 1
             idle.add(worker)
         else:
             del clock[worker]
-    return True
+    return None
 
 
 # -- 7.4 --------------------------------------------------------------------------------------
@@ -320,43 +297,38 @@ def work_locally(ranks: Ranks, report: Report) -> None:
     rate = rate_of(report.seed)
     for every in (3, 1, 7 + report.seed % 6):
         # more() is asked once an exchange, so compute is allowed `every` times then.
-        seeds = report.seeds(WORLD)
-        jobs, answers = ask_worker(ranks, report, "work_locally", seeds, every, [rate, every])
-        for worker, steps, _ in jobs:
-            got = answers[SERVER].value["handed"][str(worker)]
-            gives = _local(seeds[SERVER], seeds[worker], worker, steps, rate, every)
-            if _judge_local(report, worker, steps, got, gives, every):
-                computed = len(answers[worker].value["seen"])
-                _right_count(report, worker, computed, steps * every)
-        if report.found:
+        judge = functools.partial(_exchanges, rate, every)
+        if not judge_worker(ranks, report, "work_locally", judge, every, [rate, every]):
             return
 
 
-def _local(
-    seed: int, own: int, worker: int, steps: int, rate: float, every: int
-) -> dict[str, list]:
-    """What is handed in, and what mistakes would give; by the seeds of server and worker."""
-    found: dict[str, list] = {}
-    k, life = 0, 0
-    for exchange in range(steps):
-        first = weights = weights_for(seed, worker, exchange, every)
-        steps_, still = [], []
-        for _ in range(every):
-            steps_.append(toy_gradient(weights, own, k))
-            still.append(toy_gradient(first, own, k))
-            weights = weights - rate * steps_[-1]
-            k += 1
-        total = sum(steps_)
+def _exchanges(rate: float, every: int, worked: Worked) -> Iterator[Step]:
+    """Yield the steps that a worker handed in the sum of its gradients in each exchange."""
+    gives = _handed_in(rate, every, worked)
+    mistakes = _wrong_sums(gives, every, worked)
+    what = f"every={every}: what was handed in"
+    # A difference of weights that is divided by lr has lost digits of float32.
+    yield value(worked.handed, gives["right"], mistakes, what=what, tolerance=1e-3)
+    yield worked.computed(worked.steps * every)
+
+
+def _handed_in(rate: float, every: int, worked: Worked) -> dict[str, list]:
+    """Return what is handed in, and what mistakes would give."""
+    handed: dict[str, list] = {}
+    life: Any = 0
+    for exchange in range(worked.steps):
+        first, begin = worked.weights(exchange), exchange * every
+        gradients, weights = _taken(first, every, begin, rate, worked.own_seed)
+        total = sum(gradients)
+        still = [toy_gradient(first, worked.own_seed, begin + step) for step in range(every)]
+        fewer, further = (
+            sum(_taken(first, count, exchange * count, rate, worked.own_seed)[0], 0 * total)
+            for count in (every - 1, every + 1)
+        )
         life = life + total
-        sums = {}
-        for count in (every - 1, every + 1):
-            at, sums[count] = first, 0 * total
-            for step in range(count):
-                slope = toy_gradient(at, own, exchange * count + step)
-                at, sums[count] = at - rate * slope, sums[count] + slope
-        for name, value in {
+        results: dict[str, Any] = {
             "right": total,
-            "last": steps_[-1],
+            "last": gradients[-1],
             "mean": total / every,
             "still": sum(still),
             "sign": -total,
@@ -364,19 +336,30 @@ def _local(
             "minus change": -rate * total,
             "weights": weights,
             "zero": 0 * total,
-            "first": steps_[0],
+            "first": gradients[0],
             "life": life,
-            "fewer": sums[every - 1],
-            "further": sums[every + 1],
-        }.items():
-            found.setdefault(name, []).append(value.tolist())
-    return found
+            "fewer": fewer,
+            "further": further,
+        }
+        for name, result in results.items():
+            handed.setdefault(name, []).append(result.tolist())
+    return handed
 
 
-def _judge_local(
-    report: Report, worker: int, steps: int, got: list, gives: dict, every: int
-) -> bool:
-    said = {
+def _taken(
+    weights: torch.Tensor, count: int, begin: int, rate: float, seed: int
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return the gradients of so many steps from some weights on, and the weights after them."""
+    gradients = []
+    for step in range(begin, begin + count):
+        gradients.append(toy_gradient(weights, seed, step))
+        weights = weights - rate * gradients[-1]
+    return gradients, weights
+
+
+def _wrong_sums(gives: dict[str, list], every: int, worked: Worked) -> list[Mistake]:
+    """Return what else a worker may hand in; a mistake that gives the right sum is none."""
+    texts = {
         "last": f"only the last of the {every} gradients: hand in their sum",
         "first": f"only the first of the {every} gradients: hand in their sum",
         "mean": f"the mean of the {every} gradients: hand in their sum, it is {every} steps",
@@ -397,22 +380,20 @@ def _judge_local(
         "zero": "only zeros: did you keep a copy of the weights that came? start = weights is no "
         "copy, start = weights.clone() is",
     }
-    mistakes = [
-        Mistake(gives[name], text)
-        for name, text in said.items()
-        if not same(gives[name], gives["right"])
-    ]
-    mistakes.insert(
-        0,
-        Mistake(
-            lambda got: len(got) != steps,
-            f"{len(got)} times something came, {steps} were expected: more() is asked once an "
-            "exchange, and said True so many times",
-        ),
+    came, steps = len(worked.handed), worked.steps
+    counted = Mistake(
+        lambda got: came != steps,
+        f"{came} times something came, {steps} were expected: more() is asked once an exchange, "
+        "and said True so many times",
     )
-    what = f"every={every}: what was handed in"
-    # A difference of weights that is divided by lr has lost digits of float32.
-    return report.judge(worker, got, gives["right"], mistakes, what=what, tolerance=1e-3)
+    return [
+        counted,
+        *(
+            Mistake(gives[name], text)
+            for name, text in texts.items()
+            if not same(gives[name], gives["right"])
+        ),
+    ]
 
 
 # -- 7.5 --------------------------------------------------------------------------------------
@@ -426,14 +407,14 @@ class Others:
         self.computed, self.late, self.moved = 0, 0, False
 
     def more(self) -> bool:
-        """Whether there is another step to do; if so, others have added to the weights."""
+        """Return whether there is another step to do; if so, others have added to the weights."""
         self.left -= 1
         if self.left >= 0:
             self.shared += _of_others(self.seed + 400, self.computed, len(self.shared))
         return self.left >= 0
 
     def compute(self, weights: torch.Tensor) -> torch.Tensor:
-        """The gradient at the weights; before it is there, others have added to them."""
+        """Return the gradient at the weights; before it is there, others have added to them."""
         self.late += int(not torch.equal(weights, self.shared))
         gradient = toy_gradient(weights.clone(), self.seed, self.computed)
         self.shared += _of_others(self.seed, self.computed, len(weights))
@@ -456,7 +437,7 @@ class Overwritten(TorchDispatchMode):
 
 
 def _of_others(seed: int, k: int, size: int) -> torch.Tensor:
-    """What others have added to the weights by the end of step k."""
+    """Return what others have added to the weights by the end of step k."""
     return numbers(seed + 100 + k, size)
 
 
@@ -480,64 +461,65 @@ def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: in
 @task("7.5", "Hogwild", points=2)
 def hogwild(ranks: Ranks, report: Report) -> None:
     """Each step is added to what stands in the memory then, and nothing is sent."""
-    for steps in (4, 6):
-        _judge_hogwild(ranks, report, steps)
-        if report.found:
-            return
+    cases = [
+        {"seed": report.seed, "rate": rate_of(report.seed), "steps": steps} for steps in (4, 6)
+    ]
+    report.judge_cases(ranks, probe_hogwild, cases, _alone_on_shared)
 
 
-def _judge_hogwild(ranks: Ranks, report: Report, steps: int) -> None:
-    """So many steps, on weights of another length each time."""
-    rate = rate_of(report.seed)
-    given = {"seed": report.seed, "rate": rate, "steps": steps}
-    for answer in report.answers(ranks, probe_hogwild, **given):
-        rank, value = answer.rank, answer.value
-        if value["calls"]:
-            report.problem(
-                f"it calls {value['calls'][0]['op']}: with Hogwild nothing is communicated, the "
-                "memory is shared",
-                rank,
-                "communication",
-            )
-            continue
-        if value["computed"] != steps:
-            report.problem(
-                f"compute was called {value['computed']} times, more() said True {steps} times: "
-                "ask more() before each step, and take as many steps",
-                rank,
-            )
-            continue
-        gives = _hogwild(numbers(report.seed, 3 + steps), report.seed, rate, steps)
-        said = {
-            "early": "the weights were read before more() was asked, and others have changed them "
-            "since: ask, then read",
-            "back": "the updates of other ranks were overwritten: between reading and writing "
-            "others have added to the weights. Do not write back a copy: change shared in place, "
-            "shared -= lr · gradient",
-            "never": "only the other ranks have changed shared: shared = shared - … makes a new "
-            "tensor, in memory of its own. Change it in place: shared -= lr · gradient",
-            "first": "all gradients were computed with the weights of the beginning: read shared "
-            "anew for each",
-            "sign": "uphill: subtract lr · gradient",
-            "rate": "the learning rate is missing",
-            "ranks": f"divided by the {WORLD} ranks: nothing is averaged here, each gradient is a "
-            "step",
-            "once": "only one step was taken",
-            "added up": "the gradients were added up, and applied at the end: each has to be in "
-            "the memory when the next is computed",
-        }
-        mistakes = [Mistake(gives[name], text) for name, text in said.items()]
-        what = "the shared weights in the end"
-        right = report.judge(rank, value["weights"], gives["right"], mistakes, what=what)
-        if right and value["overwritten"]:
-            report.problem(said["back"], rank, "mistake")
+def _alone_on_shared(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Yield the steps for a rank that adds its steps to weights that others change, too."""
+    computed, steps = answer.value["computed"], case["steps"]
+    yield communication(answer.value["calls"], _nothing)
+    said = (
+        f"compute was called {computed} times, more() said True {steps} times: ask more() before "
+        "each step, and take as many steps"
+    )
+    yield facts({said: computed != steps})
+    gives = _hogwild(numbers(case["seed"], 3 + steps), **case)
+    mistakes = [Mistake(gives[name], text) for name, text in _NOT_HOGWILD.items()]
+    what = "the shared weights in the end"
+    yield value(answer.value["weights"], gives["right"], mistakes, what=what)
+    yield facts({_NOT_HOGWILD["back"]: answer.value["overwritten"]})
+
+
+def _nothing(calls: list[dict]) -> str | None:
+    """Return what breaks the rule that nothing is communicated."""
+    if not calls:
+        return None
+    return f"it calls {calls[0]['op']}: with Hogwild nothing is communicated, the memory is shared"
+
+
+# By the names of `_hogwild`.
+_NOT_HOGWILD = {
+    "early": "the weights were read before more() was asked, and others have changed them since: "
+    "ask, then read",
+    "back": "the updates of other ranks were overwritten: between reading and writing others have "
+    "added to the weights. Do not write back a copy: change shared in place, shared -= lr · "
+    "gradient",
+    "never": "only the other ranks have changed shared: shared = shared - … makes a new tensor, in "
+    "memory of its own. Change it in place: shared -= lr · gradient",
+    "first": "all gradients were computed with the weights of the beginning: read shared anew for "
+    "each",
+    "sign": "uphill: subtract lr · gradient",
+    "rate": "the learning rate is missing",
+    "ranks": f"divided by the {WORLD} ranks: nothing is averaged here, each gradient is a step",
+    "once": "only one step was taken",
+    "added up": "the gradients were added up, and applied at the end: each has to be in the memory "
+    "when the next is computed",
+}
 
 
 def _hogwild(start: torch.Tensor, seed: int, rate: float, steps: int) -> dict[str, list[float]]:
-    """What the memory holds in the end: if all is right, and after mistakes."""
+    """Return what the memory holds in the end: if all is right, and after mistakes."""
 
     def after(
-        factor=1.0, back=False, first=False, taken=steps, late=False, early=False
+        factor: float = 1.0,
+        back: bool = False,
+        first: bool = False,
+        taken: int = steps,
+        late: bool = False,
+        early: bool = False,
     ) -> list[float]:
         shared, sum_of = start.clone(), 0
         for k in range(steps):
@@ -571,13 +553,13 @@ def _hogwild(start: torch.Tensor, seed: int, rate: float, steps: int) -> dict[st
 
 
 def _counters(times: int) -> int:
-    """How many there are: another number for each number of updates."""
+    """Return how many there are: another number for each number of updates."""
     return 5 * (times + 1)
 
 
 @contextlib.contextmanager
 def _shared_counters(count: int) -> Iterator[tuple[torch.Tensor, int]]:
-    """Zeros that all ranks share, and a file to lock them by; all ranks do this."""
+    """Share zeros among all ranks, with a file to lock them by; all ranks do this."""
     path = [None]
     if dist.get_rank() == SERVER:
         file, path[0] = tempfile.mkstemp(prefix="lost-updates-")
@@ -635,7 +617,7 @@ def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
 
 
 def _kept(seed: int, rank: int, times: int) -> torch.Tensor:
-    """Which updates of a rank arrive: 1, and 0 for those that are lost. The first all do."""
+    """Return which updates of a rank arrive: 1, and 0 for lost ones. The first all do."""
     draw = torch.Generator().manual_seed(seed)
     kept = (torch.rand(times, _counters(times), generator=draw) > 0.1 + 0.1 * rank).float()
     kept[0] = 1
@@ -648,70 +630,56 @@ def count_lost(ranks: Ranks, report: Report) -> None:
     """All begin together, nobody reads before all are done; the share that is missing."""
     if not enough(ranks, report):
         return
-    for times in (7, 3):
-        seeds = report.seeds(WORLD)
-        given = {"each": to_each(seed=seeds), "times": times, "patience": 20.0}
-        answers = report.answers(ranks, probe_count, **given)
-        kept = torch.stack([_kept(seed, r, times) for r, seed in enumerate(seeds)])
-        for answer in answers:
-            _judge_count(report, answer.rank, answer.value, kept, times)
-        if report.found:
-            return
+    cases = (
+        {"each": to_each(seed=report.seeds(WORLD)), "times": times, "patience": 20.0}
+        for times in (7, 3)
+    )
+    report.judge_cases(ranks, probe_count, cases, _lost)
 
 
-def _judge_count(report: Report, rank: int, value: dict, kept: torch.Tensor, times: int) -> None:
-    if value["made"] != times:
-        said = f"update(counters) was called {value['made']} times, expected {times}, on each rank"
-        report.problem(said, rank)
-        return
-    if not value["before"]:
-        report.problem(
-            "begins without the others: who is first may be done before the next one starts, and "
-            "nothing collides. dist.barrier() before the first update",
-            rank,
-            "communication",
-        )
-        return
-    if not value["after"]:
-        report.problem(
-            "reads the counters when its own updates are done; those of others may still come, "
-            "and would be counted as lost. dist.barrier() after the last update",
-            rank,
-            "communication",
-        )
-        return
-    if not report.communication(rank, value["calls"], some(range(WORLD))):
-        return
-    counters = kept.sum((0, 1))
-    share = 1 - counters.mean().item() / (WORLD * times)
-    mistakes = [
-        NO_NUMBER,
-        Mistake(1 - share, "this is the share that arrived: the lost one is 1 minus it"),
-        Mistake(100 * share, "a share from 0 to 1, not percent"),
-        Mistake(
-            share * WORLD * times, "this is how many are lost: divide by the number of all updates"
-        ),
-        Mistake(
+def _lost(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Yield the steps that ranks begin together, and find the share of lost updates."""
+    times, made = case["times"], answer.value["made"]
+    said = f"update(counters) was called {made} times, expected {times}, on each rank"
+    yield facts({said: made != times})
+    yield conduct({
+        "begins without the others: who is first may be done before the next one starts, and "
+        "nothing collides. dist.barrier() before the first update": not answer.value["before"],
+        "reads the counters when its own updates are done; those of others may still come, and "
+        "would be counted as lost. dist.barrier() after the last update": not answer.value["after"],
+    })  # fmt: skip
+    yield communication(answer.value["calls"], some(range(WORLD)))
+    kept = torch.stack([_kept(each["seed"], r, times) for r, each in enumerate(case["each"])])
+    share = 1 - kept.sum((0, 1)).mean().item() / (WORLD * times)
+    yield value(
+        answer.value["result"],
+        share,
+        _wrong_shares(kept, answer.rank, times, share),
+        what=f"times={times}: the lost share",
+        form="the share of updates that are lost",
+        tolerance=1e-4,
+    )
+
+
+def _wrong_shares(kept: torch.Tensor, rank: int, times: int, share: float) -> list[Mistake]:
+    """Return wrong shares of lost updates; kept: of each rank and update, in which counters."""
+    counters, updates = kept.sum((0, 1)), WORLD * times
+    wrong = {
+        "this is the share that arrived: the lost one is 1 minus it": 1 - share,
+        "a share from 0 to 1, not percent": 100 * share,
+        "this is how many are lost: divide by the number of all updates": share * WORLD * times,
+        f"all {WORLD} ranks update: {WORLD} · times updates were made":
             1 - counters.mean().item() / times,
-            f"all {WORLD} ranks update: {WORLD} · times updates were made",
-        ),
-        Mistake(0, "the first counter lost nothing, or the largest: take the mean of all"),
-        Mistake(
-            1 - counters.min().item() / (WORLD * times),
-            "this is the counter that lost most: take the mean of all",
-        ),
-        Mistake(
-            1 - counters.sum().item() / (WORLD * times),
-            "sum over the counters, but one counter's updates: take the mean of the counters",
-        ),
-        Mistake(-share, "the sign: missing / made"),
-        Mistake(
+        "the first counter lost nothing, or the largest: take the mean of all": 0,
+        "this is the counter that lost most: take the mean of all":
+            1 - counters.min().item() / updates,
+        "sum over the counters, but one counter's updates: take the mean of the counters":
+            1 - counters.sum().item() / updates,
+        "the sign: missing / made": -share,
+        "these are this rank's own updates: read all of counters":
             1 - kept[rank].sum(0).mean().item() / times,
-            "these are this rank's own updates: read all of counters",
-        ),
-    ]
-    what, form = f"times={times}: the lost share", "the share of updates that are lost"
-    report.judge(rank, value["result"], share, mistakes, what=what, form=form, tolerance=1e-4)
+    }  # fmt: skip
+    return [NO_NUMBER, *table(wrong)]
 
 
 # -- 7.7 --------------------------------------------------------------------------------------
@@ -721,6 +689,7 @@ LENGTHS = {2: 12, 3: 10, 1: 11}
 
 
 def _part(seed: int, k: int, place: int, servers: int) -> torch.Tensor:
+    """Return the part of the k-th weights that the server at this place has."""
     return numbers(seed + 31 * k, LENGTHS[servers]).tensor_split(servers)[place].clone()
 
 
@@ -760,12 +729,12 @@ def probe_sharded(
 
 
 def _whole(length: int, seed: int, k: int) -> torch.Tensor:
-    """The k-th gradient of the worker with this seed; each number tells its place."""
+    """Return the k-th gradient of the worker with this seed; each number tells its place."""
     return numbers(seed + k, length) + 1000 * torch.arange(float(length))
 
 
 def _one_after_the_other(calls: list) -> str:
-    """Which messages, to different servers, were begun only when another had been waited for."""
+    """Return which messages, to different servers, were begun when another had been waited for."""
     farewells = {call.peer: call for call in calls if call.op == "send"}.values()
     for op in ("recv", "send"):
         group: list = []
@@ -780,7 +749,7 @@ def _one_after_the_other(calls: list) -> str:
 
 
 def _received_late(calls: list) -> bool:
-    """Whether receiving the next weights begins only when a send of the round was waited for."""
+    """Return whether receiving the next weights begins when a send has been waited for."""
     count: dict[tuple, int] = {}
     begun: list[tuple[int, float]] = []
     first: dict[int, float] = {}
@@ -795,6 +764,7 @@ def _received_late(calls: list) -> bool:
 
 
 def _toy_part(seed: int, place: int, servers: list[int], steps: dict[int, int]) -> dict:
+    """Serve one part of the weights until all workers have left; return what they handed in."""
     handed: dict[str, list] = {str(worker): [] for worker in steps}
     here = sorted(steps)
     for k in range(max(steps.values()) + 1):
@@ -816,98 +786,124 @@ def work_sharded(ranks: Ranks, report: Report) -> None:
     if not enough(ranks, report):
         return
     for servers, workers in (([0, 1], [2, 3, 5]), ([0, 1, 2], [4]), ([3], [1, 2])):
-        jobs = jobs_of(report.seed, workers, 2)
-        # The servers alone know the weights before they send them.
-        seed, *seeds = report.seeds(1 + WORLD)
-        own = [seed if rank in servers else seeds[rank] for rank in range(WORLD)]
-        given = {"each": to_each(seed=own), "servers": servers, "jobs": jobs}
-        answers = report.answers(ranks, probe_sharded, **given)
-        hint_if_stuck(
-            report,
-            f"servers = {servers}: the parts are those of weights.tensor_split({len(servers)}). "
-            "From each a part comes; to each goes a header and its part of the gradient; leave() "
-            "says goodbye to each. What came of it:",
-        )
-        if not answers or report.found:
-            return
-        for worker, steps, _ in jobs:
-            handed = [answers[server].value["handed"][str(worker)] for server in servers]
-            told_all = answers[worker].value, handed, steps, servers, seed, seeds[worker]
-            _judge_sharded(report, worker, *told_all)
-        if report.found:
+        if not _judge_sharded(ranks, report, servers, workers):
             return
 
 
-def _judge_sharded(
-    report: Report, worker: int, value, handed: list, steps: int, servers, seed, own
-):
-    length = LENGTHS[len(servers)]
-    seen = [numbers(seed + worker + 31 * k, length).tolist() for k in range(steps)]
+@dataclass(frozen=True)
+class Sharded:
+    """What a worker with several servers has done.
+
+    Attributes:
+        rank: of the worker.
+        servers: their ranks.
+        steps: how often more() said True.
+        seed: of the weights, which the servers alone knew before they sent them.
+        own_seed: of the gradients of this worker.
+        value: what the probe told on this rank.
+        handed: the parts of gradients that came to each server.
+    """
+
+    rank: int
+    servers: list[int]
+    steps: int
+    seed: int
+    own_seed: int
+    value: dict[str, Any]
+    handed: list[list]
+
+    @property
+    def length(self) -> int:
+        """Return how many weights there are."""
+        return LENGTHS[len(self.servers)]
+
+    def weights(self, k: int) -> torch.Tensor:
+        """Return the weights that the worker got for its k-th gradient."""
+        return numbers(self.seed + self.rank + 31 * k, self.length)
+
+
+def _judge_sharded(ranks: Ranks, report: Report, servers: list[int], workers: list[int]) -> bool:
+    """Ask workers with these servers; return whether all is right."""
+    jobs = jobs_of(report.seed, workers, 2)
+    # The servers alone know the weights before they send them.
+    seed, *seeds = report.seeds(1 + WORLD)
+    each = to_each(seed=[seed if rank in servers else seeds[rank] for rank in range(WORLD)])
+    answers = report.answers(ranks, probe_sharded, each=each, servers=servers, jobs=jobs)
+    hint_if_stuck(
+        report,
+        f"servers = {servers}: the parts are those of weights.tensor_split({len(servers)}). "
+        "From each a part comes; to each goes a header and its part of the gradient; leave() "
+        "says goodbye to each. What came of it:",
+    )
+    if not all_came(answers):
+        return False
+    right = []
+    for rank, steps, _ in jobs:
+        handed = [answers[server].value["handed"][str(rank)] for server in servers]
+        worked = Sharded(rank, servers, steps, seed, seeds[rank], answers[rank].value, handed)
+        right.append(report.follow(rank, _sharded(worked)))
+    return all(right)
+
+
+def _sharded(worked: Sharded) -> Iterator[Step]:
+    """Yield the steps that all parts come and go at once, and in their places."""
+    servers, steps, told_by_worker = worked.servers, worked.steps, worked.value
     alone = len(servers) == 1
-    rules = (some([worker, *servers]), only("send", "recv"), waited)
-    rules += () if alone else (_not_blocking,)
-    if not report.communication(worker, value["calls"], *rules):
-        return
-    if value["open"]:
-        report.problem("an irecv is still open when the worker has left: start those of the next "
-                       "weights after more() has said True", worker, "communication")  # fmt: skip
-        return
-    if value["apart"]:
-        name = f"i{value['apart']}"
-        report.problem(
-            f"the {name} for one server begins only after the wait for another: start them all, "
-            "then wait for all. While one server is busy, the other one's link would idle",
-            worker,
-            "communication",
-        )
-        return
-    if value["late"] and not alone:
-        report.problem(
-            "the irecv of the next weights begins when the sends have been waited for: a server "
-            "that sends to this worker waits meanwhile, and so may everybody in a circle. Start "
-            "isends and irecvs together, then wait for all of them",
-            worker,
-            "communication",
-        )
-        return
-    turned = [
-        torch.cat(torch.tensor(whole).tensor_split(len(servers))[::-1]).tolist() for whole in seen
-    ]
-    mistakes = [
-        Mistake(
-            lambda got: len(got) != steps,
-            f"compute was called {len(value['seen'])} times, more() said True {steps} times",
-        ),
-        Mistake(turned, "the parts are in wrong places: part k of weights is that of servers[k]"),
-        Mistake(
-            lambda got: any(got[k] == got[0] for k in range(1, len(got))),
-            "the weights do not change from step to step: receive all parts anew, into weights",
-        ),
-    ]
+    rules = some([worked.rank, *servers]), only("send", "recv"), waited
+    yield communication(told_by_worker["calls"], *rules, *([] if alone else [_not_blocking]))
+    yield conduct({
+        "an irecv is still open when the worker has left: start those of the next weights after "
+        "more() has said True": told_by_worker["open"],
+        f"the i{told_by_worker['apart']} for one server begins only after the wait for another: "
+        "start them all, then wait for all. While one server is busy, the other one's link would "
+        "idle": told_by_worker["apart"],
+        "the irecv of the next weights begins when the sends have been waited for: a server that "
+        "sends to this worker waits meanwhile, and so may everybody in a circle. Start isends and "
+        "irecvs together, then wait for all of them": told_by_worker["late"] and not alone,
+    })  # fmt: skip
+    seen = [worked.weights(k).tolist() for k in range(steps)]
     what = f"servers {servers}: the weights that compute got"
-    if not report.judge(worker, value["seen"], seen, mistakes, what=what):
-        return
-    judge_weights(report, worker, value, numbers(seed + worker + 31 * steps, length))
-    wholes = [_whole(length, own, k).tensor_split(len(servers)) for k in range(steps)]
+    yield value(told_by_worker["seen"], seen, _wrong_weights(worked, seen), what=what)
+    in_place = last_weights(told_by_worker, worked.weights(steps))
+    yield each_of([in_place], _parts(worked))
+
+
+def _wrong_weights(worked: Sharded, seen: list[list[float]]) -> list[Mistake]:
+    """Return wrong weights for compute; seen: the right ones."""
+    count, steps, servers = len(worked.value["seen"]), worked.steps, len(worked.servers)
+    parts = [torch.tensor(weights).tensor_split(servers) for weights in seen]
+    return table({
+        f"compute was called {count} times, more() said True {steps} times":
+            lambda got: len(got) != steps,
+        "the parts are in wrong places: part k of weights is that of servers[k]":
+            [torch.cat(of_step[::-1]).tolist() for of_step in parts],
+        "the weights do not change from step to step: receive all parts anew, into weights":
+            lambda got: any(got[k] == got[0] for k in range(1, len(got))),
+    })  # fmt: skip
+
+
+def _parts(worked: Sharded) -> Iterator[Step]:
+    """Yield the step for each server that it got its part of the gradients."""
+    length, servers = worked.length, worked.servers
+    gradients = [
+        _whole(length, worked.own_seed, k).tensor_split(len(servers)) for k in range(worked.steps)
+    ]
+    first = [part.tolist() for part in gradients[0]]
+    elsewhere = Mistake(
+        lambda got: any(same(got[0], part) for part in first),
+        "this part belongs to another server: part k goes to servers[k]",
+    )
     for place, server in enumerate(servers):
-        expected = [parts[place].tolist() for parts in wholes]
-        beginnings = [torch.cat(parts).tolist()[: len(parts[place])] for parts in wholes]
-        mistakes = [
-            Mistake(
-                beginnings, "every server got the beginning of the gradient: cut it like weights"
-            ),
-            Mistake(
-                lambda got, parts=wholes[0]: any(same(got[0], part.tolist()) for part in parts),
-                "this part belongs to another server: part k goes to servers[k]",
-            ),
-        ]
+        expected = [parts[place].tolist() for parts in gradients]
+        beginnings = [torch.cat(parts).tolist()[: len(parts[place])] for parts in gradients]
+        said = "every server got the beginning of the gradient: cut it like weights"
+        mistakes = [Mistake(beginnings, said)] if place else []
         what = f"the part of the gradient that server {server} got"
-        if not report.judge(worker, handed[place], expected, mistakes[place == 0 :], what=what):
-            return
+        yield value(worked.handed[place], expected, [*mistakes, elsewhere], what=what)
 
 
 def _not_blocking(calls: list[dict]) -> str | None:
-    """All but the farewell goes by `isend` and `irecv`."""
+    """Say what does not go by `isend` and `irecv`, the farewell aside: a rule."""
     last: dict[tuple, int] = {
         (call["op"], call["peer"]): k for k, call in enumerate(calls) if call["op"] == "send"
     }

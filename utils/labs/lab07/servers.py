@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import only, some, waited
+from utils.checks.calls import Rule, only, some, waited
 from utils.checks.mistakes import Mistake, same
 from utils.checks.probe import numbers, reading_answer, recorded, told
+from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, to_each
 from utils.cluster.contracts import Ranks
+from utils.labs.shared.steps import all_came, conduct, each_of
 
 # Ranks of lab 07, the server among them.
 WORLD = 6
@@ -35,29 +38,29 @@ LEFT = (
 
 
 def blank(workers: int) -> torch.Tensor:
-    """Weights that nobody has set yet, of another length and type where there are fewer workers."""
+    """Return weights that nobody has set yet, of another length and type for fewer workers."""
     return torch.empty(4 + workers, dtype=torch.float64 if workers < 3 else torch.float32)
 
 
 def filled(seed: int, workers: int) -> torch.Tensor:
-    """Weights of this seed."""
+    """Return weights of this seed."""
     return numbers(seed, len(blank(workers))).to(blank(workers).dtype)
 
 
 def toy_gradient(weights: torch.Tensor, seed: int, k: int) -> torch.Tensor:
-    """The k-th gradient of the worker with this seed, which no other rank is told."""
+    """Return the k-th gradient of the worker with this seed, which no other rank is told."""
     return 0.5 * weights - numbers(seed + k, len(weights)).to(weights.dtype)
 
 
 def enough(ranks: Ranks, report: Report) -> bool:
-    """Whether there are as many ranks as the lab has; else a problem."""
+    """Return whether there are as many ranks as the lab has; if not, that is a problem."""
     if ranks.n != WORLD:
         report.problem(f"the check needs {WORLD} ranks: ranks = cluster.start({WORLD}, timeout=60)")
     return ranks.n == WORLD
 
 
 def rate_of(seed: int) -> float:
-    """The learning rate of a check with this seed."""
+    """Return the learning rate of a check with this seed."""
     return RATES[seed % len(RATES)]
 
 
@@ -127,7 +130,7 @@ class Replay:
         self.start = filled(self.seeds[SERVER], len(self.got))
 
     def gradients(self) -> Iterator[tuple[str, int, torch.Tensor | None]]:
-        """The events, with the gradient that came."""
+        """Yield the events, with the gradient that came."""
         count = dict.fromkeys(self.workers, 0)
         for kind, worker in self.events:
             gradient = None
@@ -139,7 +142,7 @@ class Replay:
             yield kind, worker, gradient
 
     def one_by_one(self, factor: float = 1.0) -> list[float]:
-        """The weights in the end, where each gradient is a step of its own."""
+        """Return the weights in the end, if each gradient is a step of its own."""
         weights = self.start.clone()
         for _, _, gradient in self.gradients():
             if gradient is not None:
@@ -147,7 +150,7 @@ class Replay:
         return weights.tolist()
 
     def sent(self, factor: float = 1.0, before: bool = False) -> list[list]:
-        """Of each sending: to whom, and the weights then; or those without its own gradient."""
+        """Return to whom weights were sent, and which; or those without its own gradient."""
         weights, old, found = self.start.clone(), {}, []
         for kind, worker, gradient in self.gradients():
             if gradient is not None:
@@ -158,7 +161,7 @@ class Replay:
         return found
 
     def rows(self, what: str = "staleness") -> list[list[int]]:
-        """(worker, staleness) of each gradient, or a wrong idea of staleness."""
+        """Return (worker, staleness) of each gradient, or a wrong idea of staleness."""
         found: list[list[int]] = []
         at: dict[int, int] = {}
         clock = dict.fromkeys(self.workers, 0)
@@ -186,7 +189,7 @@ class Replay:
         return found
 
     def rounds(self) -> list[dict[int, torch.Tensor]]:
-        """The gradients of each round: a round is over when weights are sent again."""
+        """Return the gradients of each round: it is over when weights are sent again."""
         found: list[dict[int, torch.Tensor]] = []
         fresh = True
         for kind, worker, gradient in self.gradients():
@@ -201,7 +204,7 @@ class Replay:
 
 
 def _events(calls: list[dict]) -> list[tuple[str, int]]:
-    """What a server has sent and got, in the order in which it happened."""
+    """Return what a server has sent and got, in the order in which it happened."""
     messages = [call for call in calls if call["op"] in ("send", "recv")]
     messages.sort(key=lambda call: call["start"] if call["op"] == "send" else call["end"])
     last = {call["peer"]: call for call in messages if call["op"] == "recv"}
@@ -223,32 +226,50 @@ def hint_if_stuck(report: Report, hint: str) -> None:
         report.found.insert(0, (hint, "mistake", None))
 
 
-def served(
-    ranks: Ranks, report: Report, name: str, jobs: list, bound: dict | None = None, hint: str = ""
-) -> tuple[dict, Replay] | None:
-    """Ask a server; its answer and the replay, where it came to an end and broke no first rule."""
-    rate = rate_of(report.seed)
-    seeds = report.seeds(ranks.n)
-    given = {"name": name, "each": to_each(seed=seeds), "jobs": jobs, "rate": rate}
-    given["more"] = bound or {}
-    answers = report.answers(ranks, probe_server, **given)
+Judge = Callable[[dict[str, Any], Replay], Iterator[Step]]
+
+
+def judge_server(
+    ranks: Ranks,
+    report: Report,
+    name: str,
+    jobs: list,
+    judge: Judge,
+    bound: dict[str, Any] | None = None,
+    hint: str = "",
+) -> bool:
+    """Ask a server of the student's; return whether it came to an end, and all is right.
+
+    Args:
+        name: of the student's function.
+        jobs: of the workers, see :func:`jobs_of`.
+        judge: the steps for what the server told, and its replay.
+        bound: an argument of the function, if it has one.
+        hint: what to say if ranks wait for each other.
+    """
+    rate, seeds = rate_of(report.seed), report.seeds(ranks.n)
+    asked = {"name": name, "each": to_each(seed=seeds), "jobs": jobs, "rate": rate}
+    answers = report.answers(ranks, probe_server, more=bound or {}, **asked)
     workers = [worker for worker, *_ in jobs]
     hint_if_stuck(report, f"workers = {workers}. {hint}{LEFT}. What came of it:")
-    if not answers:
-        return None
+    if not all_came(answers):
+        return False
     server = answers[SERVER].value
-    events = _events(server["calls"])
-    rules = [only("send", "recv"), _inside(workers), waited]
-    if server["moved"]:
-        rules.append(lambda _: "weights has other memory than before: update it in place, with -=")
-    if report.found or not report.communication(SERVER, server["calls"], *rules):
-        return None
     got = {worker: answers[worker].value["got"] for worker in workers}
-    return server, Replay(events, got, seeds, rate)
+    replay = Replay(_events(server["calls"]), got, seeds, rate)
+    return report.follow(SERVER, _served(server, workers, judge(server, replay)))
 
 
-def _inside(workers: list[int]):
-    """The rule that the server talks to its workers only."""
+def _served(server: dict[str, Any], workers: list[int], more: Iterable[Step]) -> Iterator[Step]:
+    """Yield the steps for any server, and then more of them."""
+    yield communication(server["calls"], only("send", "recv"), _inside(workers), waited)
+    moved = "weights has other memory than before: update it in place, with -="
+    yield facts({moved: server["moved"]})
+    yield from more
+
+
+def _inside(workers: list[int]) -> Rule:
+    """Return the rule that the server talks to its workers only."""
 
     def rule(calls: list[dict]) -> str | None:
         others = sorted({call["peer"] for call in calls} - set(workers))
@@ -259,17 +280,32 @@ def _inside(workers: list[int]):
     return rule
 
 
-def judge_sent(report: Report, server: dict, replay: Replay) -> bool:
-    """Whether every worker got the weights as they were then, and what they are in the end."""
+def protocol(said: str | None) -> Step:
+    """Return the step that a server keeps its protocol; `said` is what it has broken."""
+    return conduct({said: True} if said else {})
+
+
+def stepwise(server: dict[str, Any], replay: Replay) -> Iterator[Step]:
+    """Yield the steps that each gradient is a step of its own, with the right staleness."""
+    yield _sent_weights(replay)
+    mistakes = _wrong_steps(replay, replay.start.tolist(), replay.one_by_one)
+    what = "the weights in the end"
+    yield value(server["weights"], replay.one_by_one(), mistakes, what=what)
+    rows, form = server["result"], "the list of pairs (rank, staleness)"
+    yield value(rows, replay.rows(), _wrong_rows(replay, rows), what="the list", form=form)
+
+
+def _sent_weights(replay: Replay) -> Step:
+    """Return the step that every worker got the weights as they were then."""
     places = dict.fromkeys(replay.workers, 0)
-    got = []
+    sent = []
     for kind, worker in replay.events:
         if kind == "send":
-            got.append([worker, replay.got[worker][places[worker]]])
+            sent.append([worker, replay.got[worker][places[worker]]])
             places[worker] += 1
     start = replay.start.tolist()
     mistakes = [
-        *_wrong_steps(replay, [[worker, start] for worker, _ in got], replay.sent),
+        *_wrong_steps(replay, [[worker, start] for worker, _ in sent], replay.sent),
         Mistake(
             replay.sent(before=True),
             "these are the weights before its own gradient was applied: apply first, then send",
@@ -280,27 +316,24 @@ def judge_sent(report: Report, server: dict, replay: Replay) -> bool:
         ),
     ]
     what = "the weights that it sent, as (rank, weights)"
-    if not report.judge(SERVER, got, replay.sent(), mistakes, what=what):
-        return False
-    mistakes = _wrong_steps(replay, start, replay.one_by_one)
-    expected, what = replay.one_by_one(), "the weights in the end"
-    return report.judge(SERVER, server["weights"], expected, mistakes, what=what)
+    return value(sent, replay.sent(), mistakes, what=what)
 
 
 def _is_older(got: list, replay: Replay) -> bool:
-    """Whether the first weights that are not as they should be once were those of the server."""
-    wrong = next(one for one, right in zip(got, replay.sent(), strict=True) if not same(one, right))
+    """Return whether the first wrong weights once were those of the server."""
+    pairs = zip(got, replay.sent(), strict=True)
+    _, first_wrong = next(pair for pair, right in pairs if not same(pair, right))
     weights = replay.start.clone()
     versions = [weights.tolist()]
     for _, _, gradient in replay.gradients():
         if gradient is not None:
             weights -= replay.rate * gradient
             versions.append(weights.tolist())
-    return any(same(wrong[1], version) for version in versions)
+    return any(same(first_wrong, version) for version in versions)
 
 
 def _wrong_steps(replay: Replay, unchanged: list, after: Callable[[float], list]) -> list[Mistake]:
-    """What else than w - lr · gradient may have been computed."""
+    """Return what else than w - lr · gradient may have been computed."""
     workers = len(replay.workers)
     wrong = {
         "these are the weights of the beginning: update the tensor weights in place, and send that "
@@ -313,8 +346,8 @@ def _wrong_steps(replay: Replay, unchanged: list, after: Callable[[float], list]
     return [Mistake(gives, said) for said, gives in wrong.items() if not same(gives, after(1.0))]
 
 
-def judge_rows(report: Report, server: dict, replay: Replay) -> None:
-    """What the server says of the staleness of each gradient."""
+def _wrong_rows(replay: Replay, rows: Any) -> list[Mistake]:
+    """Return what else a server may say of the staleness of each gradient; rows: what it said."""
     wrong = {
         "staleness 0 everywhere: count the updates between the sending of the weights and the "
         "coming of the gradient, those of other workers": "zero",
@@ -330,16 +363,16 @@ def judge_rows(report: Report, server: dict, replay: Replay) -> None:
         "this is how many gradients this worker has handed in before: count those of the others, "
         "since it got its weights": "steps",
     }  # fmt: skip
-    expected, got = replay.rows(), server["result"]
+    expected = replay.rows()
     swapped = [[stale, worker] for worker, stale in expected]
-    mistakes = [
+    return [
         Mistake(lambda got: not isinstance(got, list), "serve returns a list, one pair a gradient"),
         Mistake([worker for worker, _ in expected], "only the ranks: the staleness is missing"),
         Mistake([stale for _, stale in expected], "only the staleness: pairs of (rank, staleness)"),
         Mistake(
             lambda got: len(got) != len(expected),
             f"expected {len(expected)} pairs, one for each gradient that was applied, got "
-            f"{len(got) if isinstance(got, list) else 'none'}",
+            f"{len(rows) if isinstance(rows, list) else 'none'}",
         ),
         Mistake(swapped, "the pairs are the other way round: (rank, staleness)"),
         Mistake(
@@ -348,13 +381,11 @@ def judge_rows(report: Report, server: dict, replay: Replay) -> None:
             "many were noted",
         ),
         *(
-            Mistake(replay.rows(what), said)
-            for said, what in wrong.items()
-            if replay.rows(what) != expected
+            Mistake(replay.rows(idea), said)
+            for said, idea in wrong.items()
+            if replay.rows(idea) != expected
         ),
     ]
-    form = "the list of pairs (rank, staleness)"
-    report.judge(SERVER, got, expected, mistakes, what="the list", form=form)
 
 
 # -- workers that are checked ---------------------------------------------------------------------
@@ -371,7 +402,7 @@ class Counted:
         self.log, self.mark, self.asked, self.early = log, log.mark(), 0, False
 
     def more(self) -> bool:
-        """Whether there is another step to do; it is asked when all weights have come."""
+        """Return whether there is another step to do; it is asked when all weights have come."""
         self.asked += 1
         came = sum(call.op == "recv" and call.end > 0 for call in self.log.since(self.mark))
         self.early = self.early or came < self.asked * self.servers
@@ -380,7 +411,7 @@ class Counted:
         return self.allowed
 
     def compute(self, weights: torch.Tensor) -> torch.Tensor:
-        """The toy gradient of the next step."""
+        """Return the toy gradient of the next step."""
         if not self.allowed:
             raise RuntimeError(
                 "compute(weights) was called after more() had said False: ask more() once each "
@@ -392,7 +423,7 @@ class Counted:
 
 
 def weights_for(seed: int, worker: int, k: int, like: int) -> torch.Tensor:
-    """What the check's server sends a worker for its k-th gradient; ``like`` as for `blank`."""
+    """Return what the check's server sends for a k-th gradient; ``like`` as for `blank`."""
     return filled(seed + 100 * worker + k, like)
 
 
@@ -428,24 +459,91 @@ def probe_work(
     return {"seen": counted.seen, "calls": calls, "early": counted.early, "last": weights}
 
 
-def ask_worker(
-    ranks: Ranks, report: Report, name: str, seeds: Sequence[int], like: int, more: Sequence = ()
-) -> tuple[list, list]:
-    """The jobs and the answers of :func:`probe_work`; none where something is wrong already.
+@dataclass(frozen=True)
+class Worked:
+    """What a worker of the student's has done.
 
-    seeds: of each rank. The server alone knows the weights before it sends them.
+    Attributes:
+        rank: of the worker.
+        steps: how often more() said True.
+        seed: of the weights, which the server alone knew before it sent them.
+        own_seed: of the gradients of this worker.
+        like: how many workers the weights are for, see :func:`blank`.
+        value: what the probe told on this rank.
+        handed: the gradients that came to the server.
     """
-    jobs = jobs_of(report.seed, [1, 2, 3], 3)
-    given = {"name": name, "each": to_each(seed=seeds), "jobs": jobs, "more": list(more)}
-    given["like"] = like
-    answers = report.answers(ranks, probe_work, **given)
-    found = [kind for _, kind, _ in report.found]
-    if "unreceived" in found:
-        senders = {rank for _, kind, rank in report.found if kind == "unreceived"}
+
+    rank: int
+    steps: int
+    seed: int
+    own_seed: int
+    like: int
+    value: dict[str, Any]
+    handed: list[list[float]]
+
+    def weights(self, k: int) -> torch.Tensor:
+        """Return the weights that the worker got for its k-th gradient."""
+        return weights_for(self.seed, self.rank, k, self.like)
+
+    def conduct(self) -> Iterator[Step]:
+        """Yield the steps for any worker."""
+        rules = some([SERVER, self.rank]), only("send", "recv"), waited
+        last = last_weights(self.value, self.weights(self.steps))
+        yield each_of([communication(self.value["calls"], *rules)], [last])
+
+    def computed(self, expected: int) -> Step:
+        """Return the step that so many gradients were computed."""
+        count = len(self.value["seen"])
+        said = (
+            f"compute was called {count} times, expected {expected}: one gradient is handed in "
+            "each time, and when more() says False, nothing is to be computed any more"
+        )
+        return facts({said: count != expected})
+
+
+def judge_worker(
+    ranks: Ranks,
+    report: Report,
+    name: str,
+    judge: Callable[[Worked], Iterator[Step]],
+    like: int,
+    more: Sequence = (),
+) -> bool:
+    """Ask a worker of the student's on three ranks; return whether all is right.
+
+    Args:
+        name: of the student's function.
+        judge: the steps for one worker, if all of them kept the protocol.
+        like: as in :class:`Worked`.
+        more: further arguments of the function.
+    """
+    seeds, jobs = report.seeds(WORLD), jobs_of(report.seed, [1, 2, 3], 3)
+    asked = {"name": name, "each": to_each(seed=seeds), "jobs": jobs, "more": list(more)}
+    answers = report.answers(ranks, probe_work, like=like, **asked)
+    _hint_of_work(report)
+    if not all_came(answers):
+        return False
+    handed = answers[SERVER].value["handed"]
+    workers = [
+        Worked(rank, steps, seeds[SERVER], seeds[rank], like, answers[rank].value,
+               handed[str(rank)])
+        for rank, steps, _ in jobs
+    ]  # fmt: skip
+    well = [report.follow(worker.rank, worker.conduct()) for worker in workers]
+    return all(well) and all([report.follow(worker.rank, judge(worker)) for worker in workers])
+
+
+def _hint_of_work(report: Report) -> None:
+    """Say what the protocol is, if messages are left over or ranks wait for each other."""
+    left_over = [problem for problem in report.problems if problem.kind == "unreceived"]
+    senders = {rank for problem in left_over for rank in problem.ranks}
+    if senders == {SERVER}:
         report.problem(
             "(the last weights were sent, and not received: receive first, then ask more())"
-            if senders == {SERVER}
-            else "(each sending of weights has one answer: header and gradient, or a farewell)"
+        )
+    elif senders:
+        report.problem(
+            "(each sending of weights has one answer: header and gradient, or a farewell)"
         )
     else:
         hint_if_stuck(
@@ -453,31 +551,19 @@ def ask_worker(
             "the protocol: receive weights, then ask more() once; if it says False, leave() and "
             "return; else hand_in what was computed, and receive again. What came of it:",
         )
-    if not answers or report.found:
-        return [], []
-    steps = {worker: count for worker, count, _ in jobs}
-    for worker in steps:
-        rules = (some([SERVER, worker]), only("send", "recv"), waited)
-        report.communication(worker, answers[worker].value["calls"], *rules)
-        last = weights_for(seeds[SERVER], worker, steps[worker], like)
-        judge_weights(report, worker, answers[worker].value, last)
-    return ([], []) if report.found else (jobs, answers)
 
 
-def judge_weights(report: Report, worker: int, value: dict, last: torch.Tensor) -> None:
-    """Whether a worker asked more() when weights had come, into the tensor that it was given."""
-    if value["early"]:
-        report.problem("more() was asked before the weights had come: receive them first", worker)
-    elif not same(value["last"], last.tolist()):
-        report.problem(
-            "the last weights that came are not in the argument weights: receive into it, also "
-            "before more() says False",
-            worker,
-        )
+def last_weights(told_by_worker: dict[str, Any], last: torch.Tensor) -> Step:
+    """Return the step that a worker asked more() when weights had come, into its argument."""
+    return facts({
+        "more() was asked before the weights had come: receive them first": told_by_worker["early"],
+        "the last weights that came are not in the argument weights: receive into it, also before "
+        "more() says False": not same(told_by_worker["last"], last.tolist()),
+    })  # fmt: skip
 
 
 def jobs_of(seed: int, workers: Sequence[int], steps: int, slow: int | None = None) -> list:
-    """(rank, steps, looks): all workers leave after different numbers of steps."""
+    """Return (rank, steps, looks): all workers leave after different numbers of steps."""
     turn = seed % len(workers)
     return [
         (worker, steps + (place + turn) % len(workers), 8 if worker == slow else place % 2)

@@ -62,7 +62,8 @@ class CellFailed(RuntimeError):
         records: list[Status] | None = None,
     ):
         super().__init__(message)
-        self.diagnosis, self.records = explained, records or []
+        self.diagnosis = explained
+        self.records = records or []
 
     def _render_traceback_(self) -> list[str]:
         return [part for line in str(self).splitlines() for part in _wrapped(line)]
@@ -133,7 +134,8 @@ class Outcome:
     # -- one of the four --------------------------------------------------------------------
 
     def _of_death(self) -> CellFailed:
-        dead, found = self.dead(), self._first_death()
+        dead = self.dead()
+        found = self._first_death()
         ended = _ENDED_JOB.get(self.job_state, "")
         if found is None and not ended and (last_words := _ENDED.search(self.output)):
             ended = _ended(**last_words.groupdict())

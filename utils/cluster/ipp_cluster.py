@@ -65,7 +65,8 @@ class Running:
         self._python = python
         self.n = plan.n
         self.facts: list[dict[str, Any]] = []
-        self.place = self._job = ""
+        self.place = ""
+        self._job = ""
         self.client: ipp.Client = None  # until they are connected, which may fail
         self._session = Session(shared=plan.way.many_hosts, job=plan.way.own_job)
         self._watchdog = Watchdog(self._session)
@@ -251,7 +252,8 @@ class Running:
             self.place = f"They are Slurm job {job.id} on {job.nodes}."
 
     def _check_world(self) -> None:
-        launcher, library = self.plan.launcher, self.facts[0]["library"]
+        launcher = self.plan.launcher
+        library = self.facts[0]["library"]
         if any(fact["size"] != self.n for fact in self.facts):
             sizes = sorted({fact["size"] for fact in self.facts})
             raise RanksError(
@@ -363,10 +365,13 @@ class Running:
         On a busy machine a rank may take seconds for the way out of a cell.
         """
         deadline = time.monotonic() + SLOW
-        places, before = self._places(1.0), None
+        places = self._places(1.0)
+        before: list[str] | None = None
         while any(places[rank] != "idle" for rank in busy) and time.monotonic() < deadline:
-            if before == (before := [places[rank] for rank in sorted(busy)]):
+            now = [places[rank] for rank in sorted(busy)]
+            if now == before:
                 break
+            before = now
             time.sleep(BETWEEN_LOOKS)
             places = self._places(1.0)
         return {rank: places[rank] for rank in busy if places[rank] != "idle"}
@@ -403,14 +408,16 @@ class Running:
         more cells are under way than ranks are busy, an idle one is looked at again.
         """
         deadline = time.monotonic() + timeout
-        places, before = self._places(timeout), None
+        places = self._places(timeout)
+        before: list[str] | None = None
         while time.monotonic() < deadline:
             busy = sum(place != "idle" for place in places)
             to_begin = busy < min(len(self.client.outstanding), self.n)
             if places == before and not to_begin:
                 break
             time.sleep(0.02)
-            places, before = self._places(timeout), places
+            before = places
+            places = self._places(timeout)
         return [f"rank {rank}: {place}" for rank, place in enumerate(places)]
 
     def _places(self, timeout: float) -> list[str]:
@@ -467,7 +474,8 @@ def _of_a_message(message: dict[str, Any]) -> str:
 def _new_text(files: dict[int, tuple[Path, int]], timeout: float) -> dict[int, str]:
     """What was appended to each file after its known size, once all are quiet for 60 ms."""
     deadline = time.monotonic() + timeout
-    quiet_since, texts = time.monotonic(), dict.fromkeys(files, "")
+    quiet_since = time.monotonic()
+    texts = dict.fromkeys(files, "")
     while time.monotonic() < deadline:
         now = {}
         for rank, (path, seen) in files.items():
@@ -475,7 +483,8 @@ def _new_text(files: dict[int, tuple[Path, int]], timeout: float) -> dict[int, s
                 file.seek(seen)
                 now[rank] = file.read()
         if now != texts:
-            quiet_since, texts = time.monotonic(), now
+            quiet_since = time.monotonic()
+            texts = now
         if all(texts.values()) and time.monotonic() - quiet_since > 0.06:
             break
         time.sleep(0.01)
@@ -587,8 +596,9 @@ class Question:
             return self._without_answer(rank, result)
         try:
             told = json.loads(after.partition("\n")[0])
-            status, kind, printed = told["status"], told.pop("kind", None), told["stdout"]
-            before += printed
+            status = told["status"]
+            kind = told.pop("kind", None)
+            before += told["stdout"]
         except (ValueError, TypeError, KeyError):  # what an answer printed, not on_rank
             return Reply(rank, "error", error="its answer was cut off")
         if self._interrupted and kind == "KeyboardInterrupt":

@@ -19,7 +19,8 @@ def processor_share(user_ns: dict[str, Any], *, rank: int) -> float:
     """
     if rank:
         return 1.0
-    begin, used = time.perf_counter(), time.thread_time()
+    begin = time.perf_counter()
+    used = time.thread_time()
     while time.thread_time() - used < WORK:
         pass
     return min(1.0, WORK / (time.perf_counter() - begin))

@@ -284,7 +284,8 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
 
     of_ours: it runs no code of the student, so it is nothing that other ranks should hear of.
     """
-    printed, began = _Kept(), time.perf_counter()
+    printed = _Kept()
+    began = time.perf_counter()
     if not of_ours and (world := backend_world()):
         world.begin_section(token)
     # The stream of the first minute: a student's code may replace sys.stdout later.
@@ -370,7 +371,8 @@ def _cell_line(error: BaseException) -> str | None:
     """The innermost line of a notebook cell on the way to this error."""
     from torch_mpi.errors import place_text
 
-    found, entry = None, error.__traceback__
+    found = None
+    entry = error.__traceback__
     while entry is not None:
         code = entry.tb_frame.f_code
         if code.co_filename in _here.cells:

@@ -33,7 +33,8 @@ def _bundle(figure: Figure, include: object = None, exclude: object = None) -> t
     from . import forms
 
     said = describe(figure)
-    data, about = {"text/plain": said}, {forms.PNG: {"alt": said}}  # the PNG itself is IPython's
+    data = {"text/plain": said}
+    about = {forms.PNG: {"alt": said}}  # the PNG itself is IPython's
     if forms.wanted():
         data[forms.SVG], about[forms.SVG] = forms.svg(figure, tight=True), {"alt": said}
     return data, about

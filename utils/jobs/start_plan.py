@@ -70,7 +70,8 @@ class Plan:
     def checked(cls, request: Request) -> Plan:
         """The plan for a request; `cluster.start` says what is raised."""
         request.check()
-        n, threads, site = request.n, request.threads, settings()
+        n, threads = request.n, request.threads
+        site = settings()
         way = decide(n * threads, request.launcher, site)
         _check_options(request, way)
         cores = _cores(way)

@@ -97,7 +97,8 @@ def end_all(
     Looks again until two looks in a row find nothing, as a process may just be starting another;
     gives up after `limit` seconds.
     """
-    quiet, deadline = 0, time.monotonic() + limit
+    quiet = 0
+    deadline = time.monotonic() + limit
     while quiet < 2 and time.monotonic() < deadline:
         found = members(mark, roots, variable)
         quiet = 0 if found else quiet + 1

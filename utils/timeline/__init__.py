@@ -98,7 +98,8 @@ class Timeline:
         from . import picture
 
         first, last = self.window or (None, None)
-        since, until = first if since is None else since, last if until is None else until
+        since = first if since is None else since
+        until = last if until is None else until
         panel = picture.Panel(self.lanes, self.title, since, until, note=self._ideal_in_words())
         made = picture.figure([panel], width)
         made.alt_text = self.alt_text

@@ -151,7 +151,8 @@ def _times(lane: Lane) -> Iterable[float]:
 
 def phases(record: dict, since: float, until: float) -> list[Part]:
     """An interval of an operation, cut where its partner came: waiting, then communicating."""
-    matched, last = record["matched"], max(since, until)
+    matched = record["matched"]
+    last = max(since, until)
     if matched is None:
         # It may have been over before anyone could look; only what never ended is stuck.
         return [(since, last, STUCK if record["end"] is None else WAITING)]

@@ -23,7 +23,7 @@ Span = tuple[float, float]
 _NOTED = 1e-3
 
 
-class Stuck(Exception):
+class StuckError(Exception):
     """The run has a wait that never ended: on no network does it come to an end."""
 
 
@@ -40,7 +40,7 @@ def seconds(lanes: list[Lane], spans: Sequence[Span] | None = None) -> float | N
         return None
     try:
         moments = _Replay(told).run()
-    except Stuck:
+    except StuckError:
         return None
     cut = _cut(lanes, spans)
     begins = [moments[lane.rank].at(since) for lane, (since, _) in cut]
@@ -130,7 +130,7 @@ class _Replay:
         self._events = {lane.rank: _events(lane) for lane in lanes}
 
     def run(self) -> dict[int, _Moments]:
-        """Play all events; raises `Stuck`."""
+        """Play all events; raises `StuckError`."""
         nexts = dict.fromkeys(self._events, 0)
         while any(nexts[rank] < len(events) for rank, events in self._events.items()):
             before = dict(nexts)
@@ -138,7 +138,7 @@ class _Replay:
                 while nexts[rank] < len(events) and self._play(rank, *events[nexts[rank]]):
                     nexts[rank] += 1
             if nexts == before:
-                raise Stuck
+                raise StuckError
         return self.moments
 
     def _play(self, rank: int, time: float, waits: bool, end: float, record: dict) -> bool:
@@ -159,7 +159,8 @@ def _events(lane: Lane) -> list[tuple[float, bool, float, dict]]:
 
     What begins while the rank is blocked is begun by another of its threads, which does not wait.
     """
-    found, blocked = [], _blocked(lane)
+    found = []
+    blocked = _blocked(lane)
     for record in lane.records:
         start = record["start"]
         k = bisect.bisect_left(blocked, (start,)) - 1
@@ -167,7 +168,7 @@ def _events(lane: Lane) -> list[tuple[float, bool, float, dict]]:
         found.append((blocked[k][0] if inside else start, False, start, record))
     for record in lane.records:
         if record["waits"] and record["end"] is None:
-            raise Stuck
+            raise StuckError
         # A wait that was given up before the operation was over waits for nothing in the replay.
         found += [
             (begin, True, end, record)

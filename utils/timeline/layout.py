@@ -202,7 +202,9 @@ def _shares(parts: list[Part]) -> dict[str, float]:
 
 
 def _column(begin: float, end: float, parts: list[Part]) -> list[Piece]:
-    shares, low, made = _shares(parts), 0.0, []
+    shares = _shares(parts)
+    low = 0.0
+    made = []
     for state in _STACK:
         share = min(shares.get(state, 0.0) / (end - begin), 1 - low)
         if share > 0:

@@ -40,7 +40,10 @@ def _begin(info: ExecutionInfo) -> None:
     from torch_mpi.record import log
 
     _note_steps()
-    _cell.mark, _cell.begin, _cell.end, _cell.steps = log.mark(), time.perf_counter(), None, []
+    _cell.mark = log.mark()
+    _cell.begin = time.perf_counter()
+    _cell.end = None
+    _cell.steps = []
 
 
 def _note_steps() -> None:

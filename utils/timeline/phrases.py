@@ -150,7 +150,8 @@ def operation(record: dict) -> str:
 
 def labels(record: dict) -> list[str]:
     """What to write on an operation's bar, longest first; the operation is in all of them."""
-    op, amount = operation(record), size(record["nbytes"])
+    op = operation(record)
+    amount = size(record["nbytes"])
     if record["op"] in collect.POINT_TO_POINT:
         to = "to" if record["op"] == "send" else "from"
         return [f"{op} {amount} {to} {_partner(record)}", f"{op} {amount}", op]

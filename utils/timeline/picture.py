@@ -98,7 +98,8 @@ def figure(panels: list[Panel], width: float) -> Figure:
     # of the cell.
     made = plt.figure(figsize=(width, height), dpi=DPI)
     plt.close(made)
-    used, below = set(), height
+    used = set()
+    below = height
     for panel, page, top in zip(panels, pages, tops, strict=True):
         below -= top + page.high
         size = ((width - LEFT - RIGHT) / width, page.high / height)

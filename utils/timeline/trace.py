@@ -36,7 +36,8 @@ def save_together(
     Their windows begin at the same time; each rank is a process that is called after its run.
     """
     begins = [window[0] if window else 0.0 for _, _, window in runs]
-    found, messages = [], 0
+    found = []
+    messages = 0
     for number, ((name, lanes, _), begin) in enumerate(zip(runs, begins, strict=True)):
         own = events(lanes)
         late = _nanoseconds(max(begins) - begin) / 1e3

@@ -70,7 +70,7 @@ class CellFailed(RuntimeError):
 
 
 def ended_by_slurm(job_state: str) -> str:
-    """Why Slurm ended the ranks, by the state of their job, in a sentence; "" where it did not."""
+    """Return a sentence on why Slurm ended the ranks; "" if their job's state names no reason."""
     how = _ENDED_JOB.get(job_state)
     return f"Slurm ended the ranks: {how}." if how else ""
 
@@ -117,11 +117,11 @@ class Outcome:
         self.survivors = [numbers[rank] for rank in self.survivors]
 
     def dead(self) -> list[int]:
-        """Ranks whose process is gone."""
+        """Return the ranks whose process is gone."""
         return [rank for rank, error in sorted(self.errors.items()) if _is_death(error)]
 
     def explain(self) -> CellFailed:
-        """The one error."""
+        """Return the one error that the notebook shows."""
         if self.dead():
             return self._of_death()
         if self.interrupted:

@@ -116,7 +116,7 @@ class Running:
         return [*self._python.command, *engine]
 
     def notes(self) -> list[str]:
-        """What `describe` says of this start: a Slurm job of its own, the fork server."""
+        """Return what `describe` says of this start: the Slurm job of its own, the fork server."""
         reasons = {fact["not_forked"] for fact in self.facts if fact["not_forked"]}
         return [self.place] * bool(self.place) + [self._python.describe(reasons)]
 
@@ -215,11 +215,11 @@ class Running:
         return ""
 
     def living(self) -> list[int]:
-        """The ranks, by their numbers at the start; where others live on, those that are alive."""
+        """Return the ranks by their numbers at the start; of fault-tolerant ranks, those alive."""
         return list(self.client.ids) if self.plan.fault_tolerant else list(range(self.n))
 
     def over(self) -> bool:
-        """Has the command that started the ranks ended, and every rank with it?"""
+        """Return whether the command that started the ranks has ended, and every rank with it."""
         return not watchdog.alive(self._cluster.engine_set.process)
 
     def _last_words(self) -> str:
@@ -330,13 +330,15 @@ class Running:
             self.client.send_signal(name, targets=targets, block=False).result(wait)
 
     def job_state(self) -> str:
-        """Of the ranks' own Slurm job, as Slurm says it; "" where they have none."""
+        """Return the state of the ranks' own Slurm job, in Slurm's words; "" without a job."""
         return slurm.state(self._job) if self._job else ""
 
     def examine(self, outcome: Outcome, busy: set[int]) -> None:
-        """After a cell that failed: ask the ranks what happened, and have them meet again.
+        """Ask the ranks what happened in a cell that failed, and have them meet again.
 
-        busy: ranks that are not done, which cannot be asked.
+        Args:
+            outcome: of the cell; what the ranks say is added to it.
+            busy: ranks that are not done, which cannot be asked.
         """
         dead = set(outcome.dead())
         before = sorted(dead | set(self.living()))
@@ -387,9 +389,11 @@ class Running:
             self._ask(on_rank.after_a_failure, living, meet=True)
 
     def unreceived(self, balances: list[int]) -> dict[int, tuple[str, ...]]:
-        """The messages that no rank has received, in words, by sender; the ranks forget them.
+        """Return the messages that no rank has received, by sender; the ranks forget them.
 
-        balances: of each rank that did something, how many more messages it has sent than received.
+        Args:
+            balances: of each rank that did something, how many more messages it has sent than
+                received.
         """
         living = self.living()
         if len(balances) < len(living) or sum(balances) == 0:
@@ -402,7 +406,7 @@ class Running:
         }
 
     def where(self, timeout: float) -> list[str]:
-        """One line for each rank, once it stays the same; at the latest after `timeout` seconds.
+        """Return a line per rank, once it stays the same, after `timeout` seconds at the latest.
 
         A cell that was sent a moment ago (`%%px --noblock`) may not have begun everywhere: while
         more cells are under way than ranks are busy, an idle one is looked at again.
@@ -492,7 +496,7 @@ def _new_text(files: dict[int, tuple[Path, int]], timeout: float) -> dict[int, s
 
 
 def reachable_address() -> str:
-    """An address of this host at which other nodes reach it; "*" where none is known.
+    """Return an address at which other nodes reach this host; "*" if none is known.
 
     Debian gives a host's own name the address 127.0.1.1, which means something else elsewhere.
     """
@@ -521,7 +525,12 @@ def _quiet_log() -> logging.Logger:
 class Question:
     """One call on every rank, and the JSON lines that come back.
 
-    arguments: JSON text for each rank, by its number at the start. A rank is sent its own only.
+    Args:
+        up: the ranks.
+        target: "package.module:function".
+        arguments: JSON text for each rank, by its number at the start. A rank is sent only its own.
+        ranks: the ranks to ask, by default all that live.
+        of_ours: whether the function runs no code of the student.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ ENOUGH = 0.6
 
 
 def processor_share(user_ns: dict[str, Any], *, rank: int) -> float:
-    """The share of the time for which rank 0 gets a processor when it wants one; 1 on the others.
+    """Return how much of the time rank 0 gets a processor when it wants one; 1 on other ranks.
 
     One rank alone works, so that the ranks don't wait for each other's processors.
     """
@@ -27,7 +27,7 @@ def processor_share(user_ns: dict[str, Any], *, rank: int) -> float:
 
 
 def warning(shares: Sequence[float]) -> str:
-    """What to say of the shares of all ranks; "" on a quiet machine."""
+    """Return what to say of the shares of all ranks; "" on a quiet machine."""
     share = min(shares)
     if share >= ENOUGH:
         return ""

@@ -20,15 +20,20 @@ NUMBER = re.compile(r"# %%px of \[(\d+)\]")
 class Reply:
     """What one rank answered.
 
-    status: "ok"; "error" (the function raised, or the rank died); "silent" (no answer in time).
-    value: the function's result. error: such as "ZeroDivisionError: division by zero". kind: the
-    name of the error's class.
-    line: such as "cell line 3 in ring()", the innermost line of a cell on the way to the error.
-    stdout: what was printed meanwhile. balance: how many more messages the rank has sent than
-    received, since the ranks last met. unreceived: of each message that it has sent and no rank
-    has received: what, to whom, where; they are thrown away. A rank that was silent and could be
-    interrupted tells by `error` and `line` where it was. forged: why the reply is not the one that
-    the rank's own code has printed, if there are signs of that.
+    Attributes:
+        rank: the rank's number at the start.
+        status: "ok"; "error" (the function raised, or the rank died); "silent" (no answer in time).
+        value: the function's result.
+        error: such as "ZeroDivisionError: division by zero". A rank that was silent and could be
+            interrupted says here and in `line` where it was.
+        line: such as "cell line 3 in ring()", the innermost line of a cell on the way to the error.
+        stdout: what was printed meanwhile.
+        balance: how many more messages the rank has sent than received, since the ranks last met.
+        unreceived: of each message that the rank has sent and no rank has received: what, to whom,
+            and where. These messages are thrown away.
+        forged: why the reply is not the one that the rank's own code has printed, if there are
+            signs.
+        kind: the name of the error's class.
     """
 
     rank: int

@@ -41,7 +41,7 @@ def _bundle(figure: Figure, include: object = None, exclude: object = None) -> t
 
 
 def describe(figure: Figure) -> str:
-    """What a figure shows: titles, axes and units, every series with its values.
+    """Return what a figure shows: titles, axes and units, every series with its values.
 
     A figure with an attribute ``alt_text`` is described by that.
     """

@@ -22,7 +22,7 @@ DEADLINE = 60.0
 
 @contextlib.contextmanager
 def stage(backend: str) -> Iterator[Stage]:
-    """Where programs run on a backend."""
+    """Yield a place where programs run on a backend."""
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.closing(Stage(backend, folder)) as made,

@@ -67,7 +67,7 @@ def _of_run(event: dict, number: int, name: str, late: float, messages: int) -> 
 
 
 def events(lanes: list[Lane]) -> list[dict]:
-    """The trace's events: tracks and their names, operations, messages."""
+    """Return the trace's events: tracks and their names, operations, messages."""
     found: list[dict] = []
     # Where each record's event is, by identity: messages start and end there.
     places: dict[int, tuple[int, float, float]] = {}

@@ -69,7 +69,7 @@ def _check_program(wanted: dict[str, Any]) -> None:
 
 
 def shadowed(wanted: dict[str, Any]) -> str:
-    """A file of the program's folder that it would import in place of one that we have; or ""."""
+    """Return a file of the program's folder that hides a module we have imported; or ""."""
     first = _first_folder(wanted["arguments"])
     folder = os.path.join(os.fsdecode(wanted["folder"]), first)
     with contextlib.suppress(OSError):
@@ -128,7 +128,9 @@ def _threads(environment: dict[bytes, bytes]) -> dict[str, int]:
 def become(wanted: dict[str, Any], descriptors: list[int]) -> None:
     """Take over what the stub was given.
 
-    descriptors: those that came with the request, in the order of `wanted["descriptors"]`.
+    Args:
+        wanted: the request.
+        descriptors: those that came with the request, in the order of `wanted["descriptors"]`.
     """
     library.stand_in = wanted["stub"]
     _take_signals(wanted)
@@ -235,7 +237,7 @@ def _renew_random_numbers() -> None:
 
 
 def set_threads(environment: dict[bytes, bytes]) -> None:
-    """Thread pools of the size that the environment asks for; the server's have one thread."""
+    """Give thread pools the size that the environment asks for; the server's have one thread."""
     asked = _threads(environment)
     if asked["torch"] != 1 and (torch := sys.modules.get("torch")):
         torch.set_num_threads(asked["torch"])

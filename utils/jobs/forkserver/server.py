@@ -57,10 +57,15 @@ PRELOADED_LATER = ("torch._dynamo",)
 class Server:
     """What the server knows.
 
-    listener: new clients come here. folder: of its socket. settings: what libraries have read of
-    the environment. leases: connections of those who use it. keepers: process ids of the ranks'
-    parents. lost: a holder of a lease has died. later: what is still to be imported. used: when it
-    was of use, by the monotonic clock.
+    Attributes:
+        listener: new clients come here.
+        folder: of its socket.
+        settings: what libraries have read of the environment.
+        leases: connections of the holders.
+        keepers: process ids of the ranks' parents.
+        lost: whether a holder of a lease has died.
+        later: what is still to be imported.
+        used: when it was of use, by the monotonic clock.
     """
 
     listener: socket.socket
@@ -75,8 +80,9 @@ class Server:
     def serve(self) -> tuple[dict[str, Any], socket.socket] | None:
         """Serve clients until there is no more use for it.
 
-        Returns None in the server, at its end; in a fresh fork of it, the request of a rank, and
-        the connection to its stub.
+        Returns:
+            None in the server, at its end; in a fresh fork of it, the request of a rank, and the
+            connection to its stub.
         """
         while True:
             ready, _, _ = select.select([self.listener, *self.leases], [], [], TICK)

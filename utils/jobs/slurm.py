@@ -79,8 +79,8 @@ def partitions() -> list[str]:
 def shortfall(asked: Mapping[str, str]) -> str:
     """Return what of a batch script's request its partition lacks, even when it is empty.
 
-    The text is "" if nothing is lacking, or if Slurm does not tell. Of several partitions, one that has
-    all is enough. Nodes that are down count: they will come back.
+    The text is "" if nothing is lacking, or if Slurm does not tell. Of several partitions, one
+    that has all is enough. Nodes that are down count: they will come back.
 
     Args:
         asked: values of --partition, --nodes, --cpus-per-task, --ntasks-per-node and --time, as

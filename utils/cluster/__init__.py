@@ -77,22 +77,27 @@ def start(
 
     Ranks that this kernel already has are stopped first: running the cell again gives fresh ones.
 
-    threads: of each rank (OMP_NUM_THREADS and its like).
-    bind: keep each rank on cores of its own; None: if there are enough, n * threads <= cores, and
-        no other job may use them.
-    timeout: seconds that a communication of the backend waits before it reports a deadlock.
-    env: further environment variables of the ranks.
-    launcher: "mpiexec", here or over the nodes of the present Slurm job; "srun", the same with
-        Slurm's own launcher; "slurm", as a Slurm job of their own. None: chosen by what this
-        process runs in, or by the site; `describe` says which one it was, and why.
-    partition, time, nodes: of a Slurm job of their own; time in minutes, or as sbatch takes it.
-    fault_tolerant: the other ranks live on when one dies, and `torch_mpi.survivors.shrink()` has
-        them communicate again; `%%px` and `ask` then leave out the dead. It takes Open MPI 5 on
-        one host.
+    Args:
+        n: number of ranks.
+        threads: number of threads of each rank (OMP_NUM_THREADS and its like).
+        bind: keep each rank on its own cores; None: if there are enough, n * threads <= cores, and
+            no other job may use them.
+        timeout: seconds that a communication of the backend waits before it reports a deadlock.
+        env: further environment variables of the ranks.
+        launcher: "mpiexec", here or over the nodes of the present Slurm job; "srun", the same with
+            Slurm's own launcher; "slurm", as a Slurm job of their own. None: chosen by what this
+            process runs in, or by the site; `describe` says which one it was, and why.
+        partition: of a Slurm job of their own.
+        time: limit of this job, in minutes, or as sbatch takes it.
+        nodes: number of nodes of this job.
+        fault_tolerant: the other ranks survive when one dies, and `torch_mpi.survivors.shrink()`
+            has them communicate again; `%%px` and `ask` then leave out the dead ranks. It needs
+            Open MPI 5 on one host.
 
-    Raises TypeError or ValueError for arguments that can't work, and RanksError where there is
-    no usable mpiexec, on a rank, when Slurm refuses the job, when it can never start, or when the
-    ranks are not up 60 s after it has started.
+    Raises:
+        TypeError, ValueError: the arguments can't work.
+        RanksError: there is no usable mpiexec, this process is a rank, Slurm refuses the job, the
+            job can never start, or the ranks have not started within 60 s.
     """
     refuse_on_a_rank()
     notebook_terms.use()
@@ -110,8 +115,11 @@ def start(
 class Ranks:
     """MPI ranks in use; a context manager that stops them. Made by `start`.
 
-    n: how many. client, view: ipyparallel's `Client` and its `DirectView` of all ranks.
-    notes: what a user should know about this start (root, more ranks than cores).
+    Attributes:
+        n: number of ranks.
+        client: ipyparallel's `Client`.
+        view: its `DirectView` of all ranks.
+        notes: what a user should know about this start (root, more ranks than cores).
     """
 
     def __init__(self, plan: Plan):
@@ -137,7 +145,11 @@ class Ranks:
         notebook_setup.prepare(self)
 
     def running(self) -> Running:
-        """What is behind these ranks. Raises RanksError after `stop`."""
+        """Return the controller, the client and the processes of these ranks.
+
+        Raises:
+            RanksError: the ranks were stopped.
+        """
         if self._up is None:
             raise RanksError(
                 f"these {self.n} ranks were stopped. Run the cell with "
@@ -146,10 +158,13 @@ class Ranks:
         return self._up
 
     def restart(self) -> None:
-        """Replace all ranks by fresh ones, also when they are dead or stuck inside MPI.
+        """Replace all ranks by fresh ones, even if they are dead or stuck inside MPI.
 
-        The client, its views and `%%px` stay valid; what the ranks knew is gone, so rerun the
-        cells that set them up. Raises RanksError if they don't come up.
+        The client, its views and `%%px` stay valid. What the ranks knew is gone, so rerun the
+        cells that set them up.
+
+        Raises:
+            RanksError: the fresh ranks did not start.
         """
         up = self.running()
         if not up.replace_ranks():
@@ -202,21 +217,23 @@ class Ranks:
         inside: str | None = None,
         inside_latency: float | None = None,
     ) -> None:
-        """Slow the ranks' communications down to those of a network; `network("off")` ends it.
+        """Slow the ranks' communications down to a network's; `network("off")` ends it.
 
-        speed: "1gbit", "100mbit", ...; the latency is then 50 µs, if no other is given.
-        latency: seconds that every message takes at least, one way.
-        bandwidth: bytes per second that each rank can send, and receive.
-        nodes: the ranks of each node, such as `[[0, 1], [2, 3]]`: the network is then the one
-            between them, and each rank is in one node.
-        inside: the speed within a node, such as "10gbit"; without it, that of this machine.
-        inside_latency: seconds, within a node; without it, that of this machine.
+        Every message, even inside a collective, takes `latency + bytes / bandwidth`, and waits for
+        the messages before it; within a node, for the messages within the node. The network holds
+        until it is changed, or the ranks are restarted.
 
-        Every message, also inside of a collective, takes `latency + bytes / bandwidth`, and waits
-        for those before it; within a node, for those within the node. It holds until it is changed,
-        or the ranks are restarted.
+        Args:
+            speed: "1gbit", "100mbit", ...; the latency is then 50 µs, if no other is given.
+            latency: seconds that every message takes at least, one way.
+            bandwidth: bytes per second that each rank can send, and receive.
+            nodes: the ranks of each node, such as `[[0, 1], [2, 3]]`: the network is then the one
+                between them, and each rank is in one node.
+            inside: the speed within a node, such as "10gbit"; without it, this machine's.
+            inside_latency: seconds, within a node; without it, this machine's.
 
-        Raises TypeError or ValueError for arguments that make no sense.
+        Raises:
+            TypeError, ValueError: the arguments make no sense.
         """
         network = network_asked_for(
             speed,
@@ -243,18 +260,26 @@ class Ranks:
     def timeline(
         self, title: str | None = None, zoom: int | tuple[float, float] | None = None
     ) -> timeline.Timeline:
-        """What the ranks did in the last cell: a picture, and `.records`, `.totals`, `.save(path)`.
+        """Return a picture of what the ranks did in the last cell, a `utils.timeline.Timeline`.
 
-        zoom: `(since, until)` in seconds since the cell began, or the number of a training step: 1
-            is the first, -1 the last. Each ends with its `optimizer.step()`.
+        It also has `.records`, `.totals`, and `.save(path)`.
 
-        Returns a `utils.timeline.Timeline`. Raises ValueError, with what can be asked for, when
-        there is no such step.
+        Args:
+            title: of the figure.
+            zoom: `(since, until)` in seconds since the cell began, or the number of a training
+                step: 1 is the first, -1 the last. Each ends with its `optimizer.step()`.
+
+        Raises:
+            ValueError: there is no such step; says which there are.
         """
         return timeline.of(self, title, zoom)
 
     def ask_or_raise(self, target: str | Callable[..., Any], **kwargs: Any) -> list[Any]:
-        """`ask`, for the values; raises RanksError for the first rank that has none."""
+        """Return the values of `ask`, whose arguments this method takes.
+
+        Raises:
+            RanksError: a rank has no value; it is the first such rank's error.
+        """
         replies = self.ask(target, **kwargs)
         for reply in replies:
             if reply.status != "ok":
@@ -268,9 +293,10 @@ class Ranks:
         return Description(up.facts, [*self.notes, *up.notes()])
 
     def where(self, timeout: float = 2.0) -> None:
-        """Print for each rank the line it is on, even when it is stuck inside C.
+        """Print for each rank the line it is on, even if it is stuck inside C.
 
-        timeout: seconds to wait for a rank's stack.
+        Args:
+            timeout: seconds to wait for a rank's stack.
         """
         for line in self.running().where(timeout):
             print(line)

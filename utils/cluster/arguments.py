@@ -51,7 +51,7 @@ def _unreachable(target: object) -> str:
 def texts(
     n: int, target: str, kwargs: Mapping[str, Any], each: Sequence[Mapping[str, Any]] | None
 ) -> list[str]:
-    """The keyword arguments of each of n ranks, as JSON text: those of all, and its own.
+    """Return the keyword arguments of each of n ranks as JSON text: everybody's, and its own.
 
     Raises:
         ValueError: they can't be sent, `each` is not one dict per rank, or a name is in both.

@@ -36,7 +36,11 @@ WRITING = 20.0
 
 
 def fork_nanny() -> tuple[BinaryIO, TextIO]:
-    """Fork the future nanny. Returns a pipe for its arguments, and one for its address."""
+    """Fork the future nanny.
+
+    Returns:
+        A pipe for its arguments, and a pipe for its address.
+    """
     arguments_out, arguments_in = os.pipe()
     address_out, address_in = os.pipe()
     if os.fork() == 0:

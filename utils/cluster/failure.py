@@ -62,7 +62,8 @@ class CellFailed(RuntimeError):
         records: list[Status] | None = None,
     ):
         super().__init__(message)
-        self.diagnosis, self.records = explained, records or []
+        self.diagnosis = explained
+        self.records = records or []
 
     def _render_traceback_(self) -> list[str]:
         return [part for line in str(self).splitlines() for part in _wrapped(line)]
@@ -73,7 +74,7 @@ class RanksLostError(CellFailed):
 
 
 def ended_by_slurm(job_state: str) -> str:
-    """Why Slurm ended the ranks, by the state of their job, in a sentence; "" where it did not."""
+    """Return a sentence on why Slurm ended the ranks; "" if their job's state names no reason."""
     how = _ENDED_JOB.get(job_state)
     return f"Slurm ended the ranks: {how}." if how else ""
 
@@ -120,7 +121,7 @@ class Outcome:
         self.survivors = [numbers[rank] for rank in self.survivors]
 
     def dead(self) -> list[int]:
-        """Ranks whose process is gone."""
+        """Return the ranks whose process is gone."""
         return [rank for rank, error in sorted(self.errors.items()) if _is_death(error)]
 
     def explain(self) -> CellFailed:
@@ -137,7 +138,8 @@ class Outcome:
     # -- one of the four --------------------------------------------------------------------
 
     def _of_death(self) -> RanksLostError:
-        dead, found = self.dead(), self._first_death()
+        dead = self.dead()
+        found = self._first_death()
         ended = _ENDED_JOB.get(self.job_state, "")
         if found is None and not ended and (last_words := _ENDED.search(self.output)):
             ended = _ended(**last_words.groupdict())

@@ -65,7 +65,8 @@ class Running:
         self._python = python
         self.n = plan.n
         self.facts: list[dict[str, Any]] = []
-        self.place = self._job = ""
+        self.place = ""
+        self._job = ""
         self.client: ipp.Client = None  # until they are connected, which may fail
         self._session = Session(shared=plan.way.many_hosts, job=plan.way.own_job)
         self._watchdog = Watchdog(self._session)
@@ -115,7 +116,7 @@ class Running:
         return [*self._python.command, *engine]
 
     def notes(self) -> list[str]:
-        """What `describe` says of this start: a Slurm job of its own, the fork server."""
+        """Return what `describe` says of this start: the Slurm job of its own, the fork server."""
         reasons = {fact["not_forked"] for fact in self.facts if fact["not_forked"]}
         return [self.place] * bool(self.place) + [self._python.describe(reasons)]
 
@@ -214,11 +215,11 @@ class Running:
         return ""
 
     def living(self) -> list[int]:
-        """The ranks, by their numbers at the start; where others live on, those that are alive."""
+        """Return the ranks by their numbers at the start; of fault-tolerant ranks, those alive."""
         return list(self.client.ids) if self.plan.fault_tolerant else list(range(self.n))
 
     def over(self) -> bool:
-        """Has the command that started the ranks ended, and every rank with it?"""
+        """Return whether the command that started the ranks has ended, and every rank with it."""
         return not watchdog.alive(self._cluster.engine_set.process)
 
     def _last_words(self) -> str:
@@ -251,7 +252,8 @@ class Running:
             self.place = f"They are Slurm job {job.id} on {job.nodes}."
 
     def _check_world(self) -> None:
-        launcher, library = self.plan.launcher, self.facts[0]["library"]
+        launcher = self.plan.launcher
+        library = self.facts[0]["library"]
         if any(fact["size"] != self.n for fact in self.facts):
             sizes = sorted({fact["size"] for fact in self.facts})
             raise RanksError(
@@ -328,13 +330,15 @@ class Running:
             self.client.send_signal(name, targets=targets, block=False).result(wait)
 
     def job_state(self) -> str:
-        """Of the ranks' own Slurm job, as Slurm says it; "" where they have none."""
+        """Return the state of the ranks' own Slurm job, in Slurm's words; "" without a job."""
         return slurm.state(self._job) if self._job else ""
 
     def examine(self, outcome: Outcome, busy: set[int]) -> None:
-        """After a cell that failed: ask the ranks what happened, and have them meet again.
+        """Ask the ranks what happened in a cell that failed, and have them meet again.
 
-        busy: ranks that are not done, which cannot be asked.
+        Args:
+            outcome: of the cell; what the ranks say is added to it.
+            busy: ranks that are not done, which cannot be asked.
         """
         dead = set(outcome.dead())
         before = sorted(dead | set(self.living()))
@@ -363,10 +367,13 @@ class Running:
         On a busy machine a rank may take seconds for the way out of a cell.
         """
         deadline = time.monotonic() + SLOW
-        places, before = self._places(1.0), None
+        places = self._places(1.0)
+        before: list[str] | None = None
         while any(places[rank] != "idle" for rank in busy) and time.monotonic() < deadline:
-            if before == (before := [places[rank] for rank in sorted(busy)]):
+            now = [places[rank] for rank in sorted(busy)]
+            if now == before:
                 break
+            before = now
             time.sleep(BETWEEN_LOOKS)
             places = self._places(1.0)
         return {rank: places[rank] for rank in busy if places[rank] != "idle"}
@@ -382,9 +389,11 @@ class Running:
             self._ask(on_rank.after_a_failure, living, meet=True)
 
     def unreceived(self, balances: list[int]) -> dict[int, tuple[str, ...]]:
-        """The messages that no rank has received, in words, by sender; the ranks forget them.
+        """Return the messages that no rank has received, by sender; the ranks forget them.
 
-        balances: of each rank that did something, how many more messages it has sent than received.
+        Args:
+            balances: of each rank that did something, how many more messages it has sent than
+                received.
         """
         living = self.living()
         if len(balances) < len(living) or sum(balances) == 0:
@@ -397,20 +406,22 @@ class Running:
         }
 
     def where(self, timeout: float) -> list[str]:
-        """One line for each rank, once it stays the same; at the latest after `timeout` seconds.
+        """Return a line per rank, once it stays the same, after `timeout` seconds at the latest.
 
         A cell that was sent a moment ago (`%%px --noblock`) may not have begun everywhere: while
         more cells are under way than ranks are busy, an idle one is looked at again.
         """
         deadline = time.monotonic() + timeout
-        places, before = self._places(timeout), None
+        places = self._places(timeout)
+        before: list[str] | None = None
         while time.monotonic() < deadline:
             busy = sum(place != "idle" for place in places)
             to_begin = busy < min(len(self.client.outstanding), self.n)
             if places == before and not to_begin:
                 break
             time.sleep(0.02)
-            places, before = self._places(timeout), places
+            before = places
+            places = self._places(timeout)
         return [f"rank {rank}: {place}" for rank, place in enumerate(places)]
 
     def _places(self, timeout: float) -> list[str]:
@@ -467,7 +478,8 @@ def _of_a_message(message: dict[str, Any]) -> str:
 def _new_text(files: dict[int, tuple[Path, int]], timeout: float) -> dict[int, str]:
     """What was appended to each file after its known size, once all are quiet for 60 ms."""
     deadline = time.monotonic() + timeout
-    quiet_since, texts = time.monotonic(), dict.fromkeys(files, "")
+    quiet_since = time.monotonic()
+    texts = dict.fromkeys(files, "")
     while time.monotonic() < deadline:
         now = {}
         for rank, (path, seen) in files.items():
@@ -475,7 +487,8 @@ def _new_text(files: dict[int, tuple[Path, int]], timeout: float) -> dict[int, s
                 file.seek(seen)
                 now[rank] = file.read()
         if now != texts:
-            quiet_since, texts = time.monotonic(), now
+            quiet_since = time.monotonic()
+            texts = now
         if all(texts.values()) and time.monotonic() - quiet_since > 0.06:
             break
         time.sleep(0.01)
@@ -483,7 +496,7 @@ def _new_text(files: dict[int, tuple[Path, int]], timeout: float) -> dict[int, s
 
 
 def reachable_address() -> str:
-    """An address of this host at which other nodes reach it; "*" where none is known.
+    """Return an address at which other nodes reach this host; "*" if none is known.
 
     Debian gives a host's own name the address 127.0.1.1, which means something else elsewhere.
     """
@@ -512,7 +525,12 @@ def _quiet_log() -> logging.Logger:
 class Question:
     """One call on every rank, and the JSON lines that come back.
 
-    arguments: JSON text for each rank, by its number at the start. A rank is sent its own only.
+    Args:
+        up: the ranks.
+        target: "package.module:function".
+        arguments: JSON text for each rank, by its number at the start. A rank is sent only its own.
+        ranks: the ranks to ask, by default all that live.
+        of_ours: whether the function runs no code of the student.
     """
 
     def __init__(
@@ -587,8 +605,9 @@ class Question:
             return self._without_answer(rank, result)
         try:
             told = json.loads(after.partition("\n")[0])
-            status, kind, printed = told["status"], told.pop("kind", None), told["stdout"]
-            before += printed
+            status = told["status"]
+            kind = told.pop("kind", None)
+            before += told["stdout"]
         except (ValueError, TypeError, KeyError):  # what an answer printed, not on_rank
             return Reply(rank, "error", error="its answer was cut off")
         if self._interrupted and kind == "KeyboardInterrupt":

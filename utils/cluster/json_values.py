@@ -12,7 +12,7 @@ from typing import Any
 
 
 def plain(value: Any, name: str = "", other: Callable[[Any], str] | None = None) -> Any:
-    """The same in the types of JSON.
+    """Return the value in the types of JSON.
 
     Tensors and arrays become lists of their elements (a number, where they have no dimension);
     tuples, ranges, sets and lists become lists; a NumPy number becomes one of Python.

@@ -13,20 +13,21 @@ ENOUGH = 0.6
 
 
 def processor_share(user_ns: dict[str, Any], *, rank: int) -> float:
-    """The share of the time for which rank 0 gets a processor when it wants one; 1 on the others.
+    """Return how much of the time rank 0 gets a processor when it wants one; 1 on other ranks.
 
     One rank alone works, so that the ranks don't wait for each other's processors.
     """
     if rank:
         return 1.0
-    begin, used = time.perf_counter(), time.thread_time()
+    begin = time.perf_counter()
+    used = time.thread_time()
     while time.thread_time() - used < WORK:
         pass
     return min(1.0, WORK / (time.perf_counter() - begin))
 
 
 def warning(shares: Sequence[float]) -> str:
-    """What to say of the shares of all ranks; "" on a quiet machine."""
+    """Return what to say of the shares of all ranks; "" on a quiet machine."""
     share = min(shares)
     if share >= ENOUGH:
         return ""

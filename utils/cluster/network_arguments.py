@@ -22,7 +22,7 @@ def parse(
     inside_latency: float | None = None,
     size: int | None = None,
 ) -> Network | None:
-    """The network for the arguments of ``ranks.network``; ``None`` is the machine's own.
+    """Return the network for the arguments of ``ranks.network``; ``None`` is the machine's own.
 
     Args:
         size: how many ranks there are; each must then be in one of the nodes.

@@ -29,7 +29,7 @@ NOT_YET = (
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Called by IPython: a ``%%px`` and a NameError that say what to do."""
+    """Register a ``%%px`` and a NameError that say what to do. IPython calls this function."""
     if "px" not in shell.magics_manager.magics["cell"]:
         # IPython hides the method's own parameters behind a decorator.
         shell.register_magic_function(_px, "line_cell", "px")  # type: ignore[arg-type]

@@ -88,12 +88,15 @@ class _Kept(io.TextIOBase):
 def prepare(
     user_ns: dict[str, Any], *, rank: int, folder: str, fault_tolerant: bool = False
 ) -> dict[str, Any]:
-    """Make this rank ready for `where` and `ask`; returns what `describe` shows.
+    """Make this rank ready for `where` and `ask`, and return what `describe` shows.
 
-    Raises RuntimeError where it is to live on without a rank that dies, and would not.
+    Args:
+        folder: the kernel's. This rank writes `stack-RANK` (its stack at every SIGUSR1) and
+            `cells-RANK` (the source of every cell it has run, as JSON lines).
+        fault_tolerant: whether this rank survives the death of another one.
 
-    `folder` is the kernel's: this rank writes `stack-RANK` (its stack at every SIGUSR1) and
-    `cells-RANK` (the source of every cell it has run, as JSON lines).
+    Raises:
+        RuntimeError: it should survive, and would not.
     """
     from mpi4py import MPI
 
@@ -215,7 +218,7 @@ def _error_in_cell(
 
 
 def shortened(trace: TracebackType | None) -> TracebackType | None:
-    """A long traceback's two ends: endless recursion has a thousand frames, seconds of work."""
+    """Return a traceback's two ends: endless recursion has a thousand frames, seconds of work."""
     frames = []
     while trace is not None:
         frames.append(trace)
@@ -282,9 +285,15 @@ def _note_cells(path: Path) -> None:
 def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) -> None:
     """Run `package.module:function` on the user's namespace; print one marked line of JSON.
 
-    of_ours: it runs no code of the student, so it is nothing that other ranks should hear of.
+    Args:
+        target: "package.module:function".
+        arguments: the keyword arguments, as JSON text.
+        rank: this rank's number at the start.
+        token: the mark of the line.
+        of_ours: whether it runs no code of the student: then other ranks should not hear of it.
     """
-    printed, began = _Kept(), time.perf_counter()
+    printed = _Kept()
+    began = time.perf_counter()
     if not of_ours and (world := backend_world()):
         world.begin_section(token)
     # The stream of the first minute: a student's code may replace sys.stdout later.
@@ -321,7 +330,7 @@ def _communications() -> int:
 
 
 def after_a_failure(user_ns: dict[str, Any], *, rank: int, meet: bool) -> dict[str, Any]:
-    """What the ranks said of the last cell; with `meet`, they get together again afterwards."""
+    """Return what the ranks said of the last cell; with `meet`, have them get together again."""
     world = backend_world()
     if world is None:
         return {"statuses": [], "fresh": True}
@@ -343,7 +352,7 @@ def unreceived(user_ns: dict[str, Any], *, rank: int) -> list[dict[str, Any]]:
 
 
 def use_network(user_ns: dict[str, Any], *, rank: int, network: dict[str, Any] | None) -> None:
-    """Set the network of `Ranks.network`: its attributes, or the machine's own."""
+    """Use the network of `Ranks.network`: its attributes, or the machine's own."""
     from torch_mpi.network import Network, link
 
     link.set(Network.from_dict(network))
@@ -387,7 +396,8 @@ def _cell_line(error: BaseException) -> str | None:
     """The innermost line of a notebook cell on the way to this error."""
     from torch_mpi.errors import place_text
 
-    found, entry = None, error.__traceback__
+    found = None
+    entry = error.__traceback__
     while entry is not None:
         code = entry.tb_frame.f_code
         if code.co_filename in _here.cells:

@@ -30,7 +30,7 @@ class Frame(NamedTuple):
 
 
 def main_stack(text: str) -> list[Frame]:
-    """The main thread's frames, innermost first, as the last dump of it in the text has them."""
+    """Return the main thread's frames, innermost first, from the last dump of it in the text."""
     for dump in reversed(text.split(DUMP)[1:]):
         frames = [
             Frame(frame[1], int(frame[2]), frame[3])
@@ -47,7 +47,7 @@ def main_stack(text: str) -> list[Frame]:
 
 
 def explain(frames: list[Frame], cells: dict[str, str]) -> str:
-    """Where a rank is, for a student: the own innermost line and the library call it made.
+    """Return where a rank is, for a student: the innermost own line and the library call it made.
 
     `cells` maps the file name of each notebook cell to its source.
     """
@@ -91,7 +91,7 @@ def _library_folders() -> tuple[str, ...]:
 
 
 def is_library(file: str) -> bool:
-    """Is this file Python's, an installed package's or the course's, rather than the student's?"""
+    """Return whether a file is Python's, a package's or the course's, rather than the student's."""
     if file.startswith("<") or file.startswith(_library_folders()):
         return True
     return "site-packages" in file or file.startswith(f"{sys.base_prefix}/lib/")

@@ -14,7 +14,7 @@ _ways: dict[type[BaseException], Callable[[Any, Any], BaseException | None]] = {
 def show_errors(
     shell: Any, kind: type[Error], show: Callable[[Any, Error], BaseException | None]
 ) -> None:
-    """From now on have ``show(shell, error)`` decide what is shown of errors of this kind.
+    """Have ``show(shell, error)`` decide from now on what is shown of errors of this kind.
 
     It returns the error to show: the same one, with its frames, or another one, without frames;
     ``None`` shows nothing.

@@ -50,7 +50,7 @@ def use_style() -> None:
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure (inches) without axes, to draw boxes and arrows on."""
+    """Return a figure (inches) without axes, to draw boxes and arrows on."""
     use_style()
     figure, axes = plt.subplots(figsize=(width, height))
     axes.set_axis_off()
@@ -69,7 +69,7 @@ def box(
     color: str = SKY,
     alpha: float = 0.35,
 ) -> None:
-    """A labelled box, centred at (x, y) in the units of the axes."""
+    """Draw a labeled box, centered at (x, y) in the units of the axes."""
     axes.add_patch(
         FancyBboxPatch(
             (x - width / 2, y - height / 2),
@@ -93,7 +93,7 @@ def arrow(
     color: str = INK,
     bend: float = 0.0,
 ) -> None:
-    """An arrow with a word beside its middle."""
+    """Draw an arrow with a word beside its middle."""
     axes.add_patch(
         FancyArrowPatch(
             start,

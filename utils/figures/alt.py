@@ -33,14 +33,15 @@ def _bundle(figure: Figure, include: object = None, exclude: object = None) -> t
     from . import forms
 
     said = describe(figure)
-    data, about = {"text/plain": said}, {forms.PNG: {"alt": said}}  # the PNG itself is IPython's
+    data = {"text/plain": said}
+    about = {forms.PNG: {"alt": said}}  # the PNG itself is IPython's
     if forms.wanted():
         data[forms.SVG], about[forms.SVG] = forms.svg(figure, tight=True), {"alt": said}
     return data, about
 
 
 def describe(figure: Figure) -> str:
-    """What a figure shows: titles, axes and units, every series with its values.
+    """Return what a figure shows: titles, axes and units, every series with its values.
 
     A figure with an attribute ``alt_text`` is described by that.
     """

@@ -25,7 +25,7 @@ SALT = "ddl-labs"
 
 
 def wanted() -> bool:
-    """Whether somebody asked for SVG."""
+    """Return whether somebody asked for SVG."""
     return bool(os.environ.get(VARIABLE))
 
 
@@ -45,16 +45,18 @@ def dpi() -> int:
 
 
 def png(figure: Figure) -> bytes:
-    """The figure's pixels."""
+    """Return the figure's pixels."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=dpi())
     return file.getvalue()
 
 
 def svg(figure: Figure, tight: bool = False) -> str:
-    """The figure's lines; its words are outlines, which look the same everywhere.
+    """Return the figure's lines; its words are outlines, which look the same everywhere.
 
-    tight: cut to what is drawn, as notebooks do with the figures of a cell.
+    Args:
+        figure: to write.
+        tight: cut to what is drawn, as notebooks do with the figures of a cell.
     """
     file = io.StringIO()
     with rc_context({"svg.hashsalt": SALT, "svg.fonttype": "path"}):

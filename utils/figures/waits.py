@@ -29,7 +29,7 @@ def show(diagnosis: Diagnosis, size: int) -> None:
 
 
 def picture(diagnosis: Diagnosis, size: int) -> Figure:
-    """Who waits for whom: a circle per rank, an arrow from each that waits.
+    """Return the picture of who waits for whom: a circle per rank, an arrow from each that waits.
 
     Args:
         size: number of ranks.

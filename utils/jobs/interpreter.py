@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def program(code: str, *arguments: str) -> list[str]:
-    """What follows `python` to run `code`, in which `utils` is this one.
+    """Return what follows `python` to run `code`, in which `utils` is this one.
 
     `sys.argv[1:]` are the arguments. The path is then as it was, so that all other modules come
     from where they always do.
@@ -22,5 +22,5 @@ def program(code: str, *arguments: str) -> list[str]:
 
 
 def command(code: str, *arguments: str) -> list[str]:
-    """The command that runs `code` as `program` says."""
+    """Return the command that runs `code` as `program` says."""
     return [sys.executable, *program(code, *arguments)]

@@ -22,7 +22,7 @@ DEADLINE = 60.0
 
 @contextlib.contextmanager
 def stage(backend: str) -> Iterator[Stage]:
-    """Where programs run on a backend."""
+    """Yield a place where programs run on a backend."""
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.closing(Stage(backend, folder)) as made,
@@ -34,7 +34,9 @@ class Stage:
     """Runs programs on a backend, in a folder of its own."""
 
     def __init__(self, backend: str, folder: str):
-        self.backend, self.folder, self._count = backend, Path(folder), 0
+        self.backend = backend
+        self.folder = Path(folder)
+        self._count = 0
         # Of each number of ranks. Held to the end: the fork server stays.
         self._pythons: dict[int, tuple[Plan, Python]] = {}
 

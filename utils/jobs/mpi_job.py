@@ -30,8 +30,11 @@ Streams = tuple[IO[str] | None, IO[str] | None]
 class Ended:
     """A job that has ended.
 
-    status: exit status of mpiexec, `LATE` after the deadline. out, err: what it printed; "" where
-    that was not captured. seconds: from its start to its end.
+    Attributes:
+        status: exit status of mpiexec, `LATE` after the deadline.
+        out: what it printed; "" if that was not captured.
+        err: the same of its standard error.
+        seconds: from its start to its end.
     """
 
     status: int
@@ -50,11 +53,16 @@ def run(
 ) -> Ended:
     """Run a command that starts ranks, at most for `deadline` seconds.
 
-    capture: keep what it prints; else it goes where this process prints. watch: called now and
-    then, and at the end, with all that stands on the standard error by then; it takes `capture`.
-
-    However it ends, none of its processes is left, not even when this process is killed (see
+    However it ends, none of its processes is left, not even if this process is killed (see
     `utils.jobs.watchdog`). An mpiexec that gave up on a busy machine is tried again.
+
+    Args:
+        command: its words.
+        environment: all its variables.
+        deadline: seconds.
+        capture: keep what it prints; otherwise it prints where this process does.
+        watch: called now and then, and at the end, with all of the standard error so far; it needs
+            `capture`.
     """
     for _ in range(ATTEMPTS):
         ended = _try_once(command, environment, deadline, capture, watch)

@@ -33,8 +33,11 @@ class PassedOver:
 class Launcher:
     """An mpiexec, and what follows from the choice of it.
 
-    library: of the site's MPI; mpi4py must be told, as it would load the environment's own.
-    passed_over: the site's, which comes first, where this one is taken instead.
+    Attributes:
+        path: of the program.
+        version: as it says itself.
+        library: of the site's MPI; mpi4py must be told, as it would load the environment's own.
+        passed_over: the site's, which comes first, if this one is used instead.
     """
 
     path: str
@@ -44,16 +47,16 @@ class Launcher:
 
     @property
     def is_open_mpi(self) -> bool:
-        """Does it take Open MPI's options?"""
+        """Return whether it takes Open MPI's options."""
         return libraries.is_open_mpi(self.version)
 
     @property
     def release(self) -> tuple[int, ...]:
-        """Such as (4, 1), of 4.1.4; () where it does not tell."""
+        """Return the release, such as (4, 1) of 4.1.4; () if it does not tell."""
         return _release(self.version)
 
     def belongs_to(self, library: str) -> bool:
-        """Is a library such as "MPICH 4.0.2" of the same MPI and release, as far as names tell?"""
+        """Return whether a library, such as "MPICH 4.0.2", is of the same MPI and release."""
         if self.is_open_mpi != library.startswith("Open MPI"):
             return False
         same_family = self.is_open_mpi or (
@@ -62,7 +65,7 @@ class Launcher:
         return not same_family or self.release == _release(library)
 
     def doubt(self) -> str:
-        """What speaks against the library that MPI4PY_LIBMPI names; "" if nothing does."""
+        """Return what speaks against the library that MPI4PY_LIBMPI names; "" if nothing does."""
         named = os.environ.get(LIBRARY_VARIABLE)
         own = library_beside(self.path, self.is_open_mpi)
         if not named or (own and Path(own).resolve() == Path(named).resolve()):
@@ -81,12 +84,15 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 def find_launcher() -> Launcher:
-    """The mpiexec to start ranks with: a site's, or the one of this Python environment.
+    """Return the mpiexec to start ranks with: a site's, or the one of this Python environment.
 
-    A site's wins, since its MPI knows the network, unless the environment's own comes before it
-    on PATH and no module has brought the site's. It doesn't where the site's library isn't found
-    (mpi4py would load the environment's, and each rank would be alone), nor where MPI4PY_LIBMPI
-    names the environment's. Raises LauncherError where there is none, or it does not run.
+    A site's wins, since its MPI knows the network, unless the environment's own comes before it on
+    PATH and no module has brought the site's. It doesn't win if the site's library isn't found
+    (mpi4py would load the environment's, and each rank would be alone), or if MPI4PY_LIBMPI names
+    the environment's.
+
+    Raises:
+        LauncherError: there is no mpiexec, or it does not run.
     """
     own = Path(sys.prefix) / "bin" / "mpiexec"
     named = os.environ.get(LIBRARY_VARIABLE)

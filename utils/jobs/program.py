@@ -20,13 +20,19 @@ def mpiexec(n: int, script: str | Path, *arguments: object, deadline: float = DE
     """Run a Python script on n MPI ranks; print the command, and what the ranks print.
 
     The command is the one to type in a terminal. The ranks get what `cluster.start` gives to a
-    notebook's: its mpiexec, leave to run as root, and to be more than there are cores.
+    notebook's: its mpiexec, permission to run as root, and to be more than there are cores.
 
-    deadline: seconds, after which the job is ended.
+    Args:
+        n: number of ranks.
+        script: path of the program.
+        arguments: of the program.
+        deadline: seconds, after which the job is ended.
 
-    Raises FileNotFoundError without the script, TypeError or ValueError for another n than this
-    machine can start, and RanksError where there is no usable mpiexec, on a rank, and when the
-    job fails or is late; its message has the job's last words.
+    Raises:
+        FileNotFoundError: there is no script.
+        TypeError, ValueError: this machine can't start so many ranks.
+        RanksError: there is no usable mpiexec, this process is a rank, or the job fails or is late;
+            the message has the job's last words.
     """
     refuse_on_a_rank()
     if not Path(script).is_file():

@@ -22,9 +22,11 @@ class OneProcess:
 
 
 class Python:
-    """How the ranks of a plan are started, and the lease on the fork server that this takes.
+    """How the ranks of a plan are started, and the lease on the fork server for them.
 
-    command: what stands for `python`. reason: why it is not the fork server's; "" if it is.
+    Attributes:
+        command: what stands for `python`.
+        reason: why it is not the fork server's; "" if it is.
     """
 
     def __init__(self, plan: Plan):
@@ -35,11 +37,11 @@ class Python:
 
     @property
     def command(self) -> list[str]:
-        """What stands for `python`, as in `[*command, "train.py"]`."""
+        """Return what stands for `python`, as in `[*command, "train.py"]`."""
         return self._lease.python if self._lease else [sys.executable]
 
     def job(self, *words: str) -> list[str]:
-        """The command that runs a program on all ranks of the plan, as `job("train.py", "-v")`."""
+        """Return the command that runs a program on all ranks, as `job("train.py", "-v")`."""
         plan = self._plan
         return [
             plan.launcher.path, "-n", str(plan.n), *plan.mpi_args, *self.command, *words
@@ -59,14 +61,18 @@ class Python:
             old.close()
 
     def for_one_process(self, environment: Mapping[str, str]) -> OneProcess:
-        """How to start a process outside of mpiexec, in this environment."""
+        """Return how to start a process outside of mpiexec, in this environment."""
         if self._lease is None:
             return OneProcess(self.command, {})
         threads = {"OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1")}
         return OneProcess(self.command, self._lease.settings | threads)
 
     def describe(self, told: Iterable[str] = ()) -> str:
-        """A sentence for the user. told: reasons that ranks gave for not being forked."""
+        """Return a sentence for the user.
+
+        Args:
+            told: reasons that ranks gave for not being forked.
+        """
         if reason := self.reason or "; ".join(sorted(told)):
             return f"Each rank is a Python process of its own: {reason}."
         return "The ranks were forked from a process that had imported PyTorch (the fork server)."
@@ -78,7 +84,7 @@ class Python:
 
 
 def why_not(plan: Plan, environment: Mapping[str, str]) -> str:
-    """Why the ranks of this plan can't be forked; "" where they can."""
+    """Return why the ranks of this plan can't be forked; "" if they can."""
     if plan.way.launcher != "mpiexec":
         return f"{plan.way.launcher} starts them"
     if plan.way.many_hosts:

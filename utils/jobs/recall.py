@@ -19,12 +19,12 @@ HEADS = ("class", "wrong programs", "reported", "rank, line, class named", "righ
 
 
 def chosen(words: str) -> list[Pair]:
-    """Pairs whose name or class holds these words; all of them for none."""
+    """Return the pairs whose name or class holds these words; all of them for no words."""
     return [pair for pair in PAIRS if words in pair.name or words in pair.kind]
 
 
 def rows(trials: Iterable[Trial]) -> list[list[object]]:
-    """A row for each class, and one for all: counts, and the median of a wrong one's seconds."""
+    """Return a row per class, and one for all: counts, and the median of a wrong one's seconds."""
     trials = list(trials)
     kinds = [kind for kind in KINDS if any(t.pair.kind == kind for t in trials)]
     found = [_row(kind, [t for t in trials if t.pair.kind == kind]) for kind in kinds]

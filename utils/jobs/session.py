@@ -28,7 +28,9 @@ class Session:
 
     The system drops the lock when the kernel dies, so a free lock means left-overs.
 
-    shared: ranks on other hosts must see it. job: they have a Slurm job, named like the session.
+    Args:
+        shared: ranks on other hosts must see the folder.
+        job: the ranks have a Slurm job, named like the session.
     """
 
     def __init__(self, shared: bool = False, job: bool = False):
@@ -68,9 +70,13 @@ class Session:
 
 
 def base_folder(shared: bool = False) -> Path:
-    """This user's folder for all sessions. Raises RanksError if others can open it.
+    """Return this user's folder for all sessions.
 
-    shared: not in this host's temporary folder, but where every node of the cluster sees it.
+    Args:
+        shared: not in this host's temporary folder, but where every node of the cluster sees it.
+
+    Raises:
+        RanksError: it can't be made, or others can open it.
     """
     name = f"ddl-labs-{os.getuid()}"
     base = Path(tempfile.gettempdir()) / name
@@ -125,7 +131,7 @@ def _clear_left_overs(base: Path) -> None:
 
 
 def not_in_forked_children(file: IO[Any] | socket.socket) -> None:
-    """A child forked by the student's code must not keep this pipe, lock or socket open."""
+    """Close a pipe, lock or socket in every child that the student's code forks."""
     number = file.fileno()
 
     def close() -> None:
@@ -156,7 +162,7 @@ class Watchdog:
         not_in_forked_children(self._pipe)
 
     def tell(self, roots: list[watchdog.Root]) -> None:
-        """Name the processes that ranks descend from."""
+        """Send the watchdog the processes that ranks descend from."""
         with contextlib.suppress(BrokenPipeError):
             self._pipe.write(json.dumps(roots) + "\n")
             self._pipe.flush()

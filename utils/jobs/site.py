@@ -50,7 +50,11 @@ class DDLLabs(Configurable):
 
 @functools.cache
 def settings() -> DDLLabs:
-    """The site's settings. Raises RanksError for a file that can't be read, naming it."""
+    """Return the site's settings.
+
+    Raises:
+        RanksError: a file can't be read; names it.
+    """
     config = Config()
     for folder in dict.fromkeys([*reversed(SYSTEM_CONFIG_DIRS), *reversed(ENV_CONFIG_DIRS)]):
         if (Path(folder) / CONFIG_FILE).is_file():
@@ -68,11 +72,12 @@ def settings() -> DDLLabs:
 
 @dataclass(frozen=True)
 class Way:
-    """How ranks are brought up.
+    """How ranks are started.
 
-    launcher: "mpiexec"; "srun", within the present job; "slurm", as a job of their own.
-    reason: a sentence for the user.
-    allocation: the present job, if there is one.
+    Attributes:
+        launcher: "mpiexec"; "srun", within the present job; "slurm", as a job of their own.
+        reason: a sentence for the user.
+        allocation: the present job, if there is one.
     """
 
     launcher: str
@@ -81,21 +86,26 @@ class Way:
 
     @property
     def own_job(self) -> bool:
-        """Do the ranks get a Slurm job of their own?"""
+        """Return whether the ranks get a Slurm job of their own."""
         return self.launcher == "slurm"
 
     @property
     def many_hosts(self) -> bool:
-        """May ranks be on other hosts than this process?"""
+        """Return whether ranks may be on other hosts than this process."""
         return self.own_job or (self.allocation is not None and self.allocation.hosts > 1)
 
 
 def decide(cpus: int, asked: str | None, site: DDLLabs) -> Way:
-    """How to bring up ranks that need so many CPUs in all.
+    """Return how to start ranks that need so many CPUs in all.
 
-    asked: a launcher by the user; None or "auto": by the site, DDL_LABS_LAUNCHER, or the place.
+    Args:
+        cpus: number of CPUs.
+        asked: a launcher by the user; None or "auto": by the site, DDL_LABS_LAUNCHER, or the place.
+        site: its settings.
 
-    Raises ValueError for a launcher that there is not, RanksError for one that can't work here.
+    Raises:
+        ValueError: there is no such launcher.
+        RanksError: the launcher can't work here.
     """
     allocation = Allocation.of(os.environ)
     for source, name in (

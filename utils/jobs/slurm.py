@@ -29,8 +29,12 @@ PATIENCE = 20
 class Allocation:
     """The Slurm job that this process is part of.
 
-    nodes: as Slurm writes them, "node[1-2]". hosts: how many. cpus: on all of them. cpus_here: on
-    this one, 0 where Slurm does not say.
+    Attributes:
+        job: its id.
+        nodes: as Slurm writes them, "node[1-2]".
+        hosts: number of nodes.
+        cpus: on all nodes.
+        cpus_here: on this node, 0 if Slurm does not say.
     """
 
     job: str
@@ -41,7 +45,7 @@ class Allocation:
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Allocation | None:
-        """The allocation that the environment tells of."""
+        """Return the allocation that the environment tells of."""
         if not env.get("SLURM_JOB_ID"):
             return None
         return cls(
@@ -61,7 +65,7 @@ def per_node_sum(text: str) -> int:
 
 
 def has_slurm() -> bool:
-    """Can jobs be submitted here? Slurm's commands may be there without a cluster."""
+    """Return whether jobs can be submitted: Slurm's commands may be there without a cluster."""
     configured = "SLURM_CONF" in os.environ or any(Path(conf).exists() for conf in CONFS)
     return configured and shutil.which("srun") is not None and bool(partitions())
 
@@ -73,12 +77,14 @@ def partitions() -> list[str]:
 
 
 def shortfall(asked: Mapping[str, str]) -> str:
-    """What of a batch script's request its partition does not have, even when it is empty; "" if
-    nothing, or if Slurm does not tell. Of several partitions, one that has all is enough.
+    """Return what of a batch script's request its partition lacks, even when it is empty.
 
-    asked: values of --partition, --nodes, --cpus-per-task, --ntasks-per-node and --time, as
-    `utils.labs.shared.slurm_script.request` reads them. Nodes that are down count: they will
-    come back.
+    The text is "" if nothing is lacking, or if Slurm does not tell. Of several partitions, one
+    that has all is enough. Nodes that are down count: they will come back.
+
+    Args:
+        asked: values of --partition, --nodes, --cpus-per-task, --ntasks-per-node and --time, as
+            `utils.labs.shared.slurm_script.request` reads them.
     """
     # Hidden partitions too: to give jobs to them is allowed.
     lines = _answer("sinfo", "--all", "--noheader", "--format=%P|%D|%c|%l").split()
@@ -115,7 +121,7 @@ def _lack(name: str, known: Mapping[str, list[list[str]]], asked: Mapping[str, s
 
 
 def least(text: str, default: int = 1) -> int:
-    """The smaller one of "2-4", the default of nothing."""
+    """Return the smaller number of "2-4", the default for no number."""
     found = re.match(r"\d+", text)
     return int(found[0]) if found else default
 
@@ -136,13 +142,17 @@ def minutes(text: str) -> float:
 
 @functools.cache
 def mpi_plugins() -> list[str]:
-    """The values that `srun --mpi` takes here."""
+    """Return the values that `srun --mpi` takes here."""
     said = _answer("srun", "--mpi=list")
     return [word for word in re.findall(r"^\s*(\w+)\s*$", said, re.MULTILINE) if word != "none"]
 
 
 def srun_mpi(open_mpi: bool) -> str:
-    """The value for `srun --mpi`. Raises RanksError where ranks would each be alone."""
+    """Return the value for `srun --mpi`.
+
+    Raises:
+        RanksError: ranks would each be alone.
+    """
     known = mpi_plugins()
     for plugin in ("pmix",) if open_mpi else ("pmix", "pmi2"):
         if plugin in known:
@@ -205,20 +215,20 @@ class Job(NamedTuple):
 
 
 def find(name: str) -> Job | None:
-    """This user's job of that name; None where there is none, or Slurm does not answer."""
+    """Return this user's job of that name; None if there is none, or Slurm does not answer."""
     mine = ("--user", getpass.getuser(), "--name", name)
     fields = _answer("squeue", "--noheader", *mine, "--format=%i|%T|%r|%N").strip().split("|")
     return Job(*fields) if len(fields) == 4 else None
 
 
 def state(job: str) -> str:
-    """Of a job that may be over: RUNNING, CANCELLED, TIMEOUT, …; "" where Slurm forgot it."""
+    """Return the state of a job that may be over: RUNNING, TIMEOUT, …; "" if Slurm forgot it."""
     found = re.search(r"\bJobState=(\w+)", _answer("scontrol", "--oneliner", "show", "job", job))
     return found[1] if found else ""
 
 
 def why_never(job: str, seconds: float = 5.0) -> str:
-    """In words, why a job that was just handed in can't start; "" as soon as nothing says so.
+    """Return why a job that was just submitted can't start; "" as soon as nothing says so.
 
     It takes at most so long: Slurm has no reason until it has looked at the job.
     """
@@ -245,9 +255,10 @@ class Waiting:
         self.job: Job | None = None
 
     def begun(self) -> bool:
-        """Has the job begun, as far as is known? Asks Slurm every 2 s at most.
+        """Return whether the job has begun, as far as is known. Ask Slurm every 2 s at most.
 
-        Raises RanksError for a job that can never start.
+        Raises:
+            RanksError: the job can never start.
         """
         if time.monotonic() < self._next:
             return self.job is not None and self.job.state not in BEFORE_START
@@ -267,7 +278,7 @@ class Waiting:
         return True
 
     def refused(self, said: str) -> RanksError | None:
-        """The error for an srun that ended with these words before there was a job."""
+        """Return the error for an srun that ended with these words before there was a job."""
         errors = re.findall(r"^srun: error: (?:Unable to allocate resources: )?(.+)$", said, re.M)
         if self.job is not None or not errors:
             return None

@@ -68,9 +68,10 @@ class Plan:
 
     @classmethod
     def checked(cls, request: Request) -> Plan:
-        """The plan for a request; `cluster.start` says what is raised."""
+        """Return the plan for a request; `cluster.start` says what is raised."""
         request.check()
-        n, threads, site = request.n, request.threads, settings()
+        n, threads = request.n, request.threads
+        site = settings()
         way = decide(n * threads, request.launcher, site)
         _check_options(request, way)
         cores = _cores(way)
@@ -111,7 +112,7 @@ class Plan:
 
     @property
     def command(self) -> list[str]:
-        """What starts the ranks, up to the options."""
+        """Return what starts the ranks, up to the options."""
         program = self.launcher.path if self.way.launcher == "mpiexec" else "srun"
         gone = [name for name in os.environ if self._must_go(name)]
         # A launcher of ipyparallel can add to the environment, but take nothing from it.
@@ -287,7 +288,7 @@ def _environment(threads: int, timeout: float, launcher: Launcher, way: Way) -> 
 
 
 def is_root() -> bool:
-    """Does this process run as root, whom Open MPI refuses until told otherwise?"""
+    """Return whether this process runs as root, whom Open MPI refuses until told otherwise."""
     return os.geteuid() == 0
 
 
@@ -305,7 +306,7 @@ def refuse_on_a_rank() -> None:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use: its affinity, without hyper-threads, and its quota."""
+    """Return how many cores this process may use: affinity, without hyper-threads, and quota."""
     if not hasattr(os, "sched_getaffinity"):
         return psutil.cpu_count(logical=False) or os.cpu_count() or 1
     cores = set()

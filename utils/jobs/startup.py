@@ -93,7 +93,11 @@ MEASUREMENTS = {
 
 
 def measure(name: str, way: str) -> float:
-    """One measurement, in seconds or bytes. Raises RuntimeError where it fails."""
+    """Return one measurement, in seconds or bytes.
+
+    Raises:
+        RuntimeError: the measured program fails.
+    """
     program, arguments, wanted, cold = MEASUREMENTS[name]
     with _environment(WAYS[way], cold) as environment:
         done = subprocess.run(
@@ -121,7 +125,7 @@ def _environment(added: Mapping[str, str], cold: bool) -> Iterator[dict[str, str
 
 
 def rounds(names: list[str], number: int) -> dict[str, dict[str, list[float]]]:
-    """All measurements, way after way, round after round; by name and way."""
+    """Return all measurements, way after way, round after round; by name and way."""
     found: dict[str, dict[str, list[float]]] = {name: {way: [] for way in WAYS} for name in names}
     for _, name, way in tqdm([*_turns(names, number)], unit="measurement"):
         found[name][way].append(measure(name, way))
@@ -133,7 +137,7 @@ def _turns(names: list[str], number: int) -> Iterator[tuple[int, str, str]]:
 
 
 def table(found: dict[str, dict[str, list[float]]]) -> str:
-    """Medians and their ratio, as text."""
+    """Return medians and their ratio, as text."""
     rows = []
     for name, ways in found.items():
         medians = [statistics.median(ways[way]) for way in WAYS]

@@ -37,7 +37,7 @@ Root = tuple[int, float]
 
 
 def alive(process: psutil.Process) -> bool:
-    """Does it run? A zombie does not: it only waits for its parent."""
+    """Return whether a process runs. A zombie does not: it only waits for its parent."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -45,7 +45,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 def carries(process: psutil.Process, mark: str, variable: str = VARIABLE) -> bool:
-    """Was it started, however indirectly, for what has this mark?"""
+    """Return whether a process was started, however indirectly, for what has this mark."""
     try:
         return bool(process.environ().get(variable) == mark)
     except (psutil.Error, OSError):  # also: another user's
@@ -53,7 +53,7 @@ def carries(process: psutil.Process, mark: str, variable: str = VARIABLE) -> boo
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """The process and all that descend from it; empty when it has ended."""
+    """Return the process and all that descend from it; an empty list when it has ended."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -97,7 +97,8 @@ def end_all(
     Looks again until two looks in a row find nothing, as a process may just be starting another;
     gives up after `limit` seconds.
     """
-    quiet, deadline = 0, time.monotonic() + limit
+    quiet = 0
+    deadline = time.monotonic() + limit
     while quiet < 2 and time.monotonic() < deadline:
         found = members(mark, roots, variable)
         quiet = 0 if found else quiet + 1

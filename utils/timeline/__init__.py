@@ -68,7 +68,7 @@ class Timeline:
 
     @functools.cached_property
     def totals(self) -> list[dict]:
-        """One dict per rank, in bytes and seconds.
+        """Return one dict per rank, in bytes and seconds.
 
         "computing" is all time in which the thread was not blocked; "waiting" that before the
         partner was there, and that for the rank's own background operations, which is also told
@@ -90,15 +90,19 @@ class Timeline:
     def figure(
         self, width: float = 9, since: float | None = None, until: float | None = None
     ) -> Figure:
-        """The picture: a lane per rank, an arrow per message.
+        """Return the picture: a lane per rank, an arrow per message.
 
-        width: inches. since, until: seconds since the cell began; by default the zoom's, else all
-        of the cell, or, where the ranks communicated only in a small part, that part.
+        Args:
+            width: inches.
+            since: seconds since the cell began; by default the zoom's, otherwise the beginning of
+                the cell, or of the part in which the ranks communicated if that part is small.
+            until: the same for the end.
         """
         from . import picture
 
         first, last = self.window or (None, None)
-        since, until = first if since is None else since, last if until is None else until
+        since = first if since is None else since
+        until = last if until is None else until
         panel = picture.Panel(self.lanes, self.title, since, until, note=self._ideal_in_words())
         made = picture.figure([panel], width)
         made.alt_text = self.alt_text
@@ -106,7 +110,7 @@ class Timeline:
 
     @property
     def alt_text(self) -> str:
-        """The picture in words, for those who do not see it."""
+        """Return the picture in words, for readers who do not see it."""
         said = phrases.described(self.title, self.lanes, self.totals)
         free = self._ideal_in_words()
         return f"{said} {phrases.sentence(free)}" if free else said
@@ -168,17 +172,21 @@ def side_by_side(runs: dict[str, Timeline], width: float = 9) -> Figure:
 
 
 def compare(runs: dict[str, Timeline]) -> Comparison:
-    """What distinguishes runs, by what they are called: see :class:`Comparison`."""
+    """Return what distinguishes runs, by the names of the runs: see :class:`Comparison`."""
     return Comparison(runs)
 
 
 def of(
     ranks: Ranks, title: str | None = None, zoom: int | tuple[float, float] | None = None
 ) -> Timeline:
-    """The timeline of the last cell that the ranks ran (see :func:`watch`).
+    """Return the timeline of the last cell that the ranks ran (see :func:`watch`).
 
-    zoom: ``(since, until)`` in seconds since the cell began, or the number of a training step: 1 is
-    the first, -1 the last. A step ends with ``optimizer.step()``; the next one begins there.
+    Args:
+        ranks: to ask.
+        title: of the figure.
+        zoom: ``(since, until)`` in seconds since the cell began, or the number of a training step:
+            1 is the first, -1 the last. A step ends with ``optimizer.step()``; the next begins
+            there.
     """
     reports = [
         reply.value if reply.status == "ok" else {"rank": reply.rank, "error": reply.error}
@@ -204,12 +212,12 @@ def watch(ranks: Ranks) -> None:
 
 
 def calls(ranks: Ranks) -> list[list[dict]]:
-    """The communications of the last cell: one list of records per rank."""
+    """Return the communications of the last cell: one list of records per rank."""
     return [lane.records for lane in of(ranks).lanes]
 
 
 def draw(ranks: Ranks, title: str | None = None) -> Figure | None:
-    """The figure of the last cell; None where the ranks communicated nothing."""
+    """Return the figure of the last cell; None if the ranks communicated nothing."""
     timeline = of(ranks, title)
     if not timeline.records:
         print("The ranks communicated nothing in the last cell.")

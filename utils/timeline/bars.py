@@ -17,10 +17,13 @@ _OVER = {"facecolor": "none", "edgecolor": figures.GREY, "linestyle": ":", "line
 
 
 def figure(times: list[dict], states: dict[str, str], width: float) -> Figure:
-    """Bars below each other.
+    """Draw bars below each other.
 
-    times: of each run its name under ``run``, ``seconds``, ``ideal``, and the mean of its ranks
-    under the keys of states. states: key of a row by what the bar's part is called.
+    Args:
+        times: of each run its name under ``run``, ``seconds``, ``ideal``, and the mean of its ranks
+            under the keys of states.
+        states: key of a row by the name of the bar's part.
+        width: inches.
     """
     figures.use_style()
     high = _AROUND + _INCHES_PER_RUN * len(times)

@@ -39,7 +39,7 @@ class Offset:
 
     @property
     def significant(self) -> bool:
-        """Whether the clocks differ for certain. Those of one machine don't."""
+        """Return whether the clocks differ for certain. Clocks of one machine don't."""
         return abs(self.seconds) > self.error
 
 
@@ -50,7 +50,7 @@ def offsets(
     samples: int = SAMPLES,
     timeout: float = 2.0,
 ) -> list[float]:
-    """Seconds that each rank's clock is ahead of rank 0's; 0.0 where they may well be the same.
+    """Return the seconds that each rank's clock is ahead of rank 0's; 0.0 if they may be the same.
 
     Subtract a rank's offset from its times to have them on rank 0's clock. Every rank of ``comm``
     has to call, and gets the list. Linux and macOS count ``time.perf_counter`` from the machine's
@@ -85,7 +85,9 @@ def measure(
 
 
 def duplicate(comm: MPI.Comm, *, timeout: float) -> MPI.Comm:
-    """A communicator of the same ranks, for messages that meet no others. All ranks have to call.
+    """Return a communicator of the same ranks, for messages that meet no others.
+
+    All ranks have to call.
 
     Raises:
         TimeoutError: not within ``timeout`` seconds.

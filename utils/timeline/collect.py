@@ -45,9 +45,11 @@ class Lane:
 
 
 def lanes(reports: list[dict], offsets: list[float]) -> list[Lane]:
-    """The ranks' reports on rank 0's clock, which is set to 0 where the first cell began.
+    """Put the ranks' reports on rank 0's clock, which is set to 0 when the first cell began.
 
-    offsets: seconds that each rank's clock is ahead of rank 0's.
+    Args:
+        reports: of each rank.
+        offsets: seconds that each rank's clock is ahead of rank 0's.
     """
     zeros = [_first(report) - off for report, off in zip(reports, offsets, strict=True)]
     zero = min((time for time in zeros if time < math.inf), default=0.0)
@@ -150,8 +152,9 @@ def _times(lane: Lane) -> Iterable[float]:
 
 
 def phases(record: dict, since: float, until: float) -> list[Part]:
-    """An interval of an operation, cut where its partner came: waiting, then communicating."""
-    matched, last = record["matched"], max(since, until)
+    """Cut an operation's interval where its partner came: waiting, then communicating."""
+    matched = record["matched"]
+    last = max(since, until)
     if matched is None:
         # It may have been over before anyone could look; only what never ended is stuck.
         return [(since, last, STUCK if record["end"] is None else WAITING)]
@@ -161,7 +164,7 @@ def phases(record: dict, since: float, until: float) -> list[Part]:
 
 
 def held(record: dict, since: float, until: float) -> list[Part]:
-    """The phases of a wait: what moves in the background communicates there, not in the thread."""
+    """Return the phases of a wait: background data communicates there, not in the thread."""
     moving = COMMUNICATING if record["blocking"] else AWAITING
     return [
         (begin, end, moving if state == COMMUNICATING else state)
@@ -170,7 +173,7 @@ def held(record: dict, since: float, until: float) -> list[Part]:
 
 
 def blocked(record: dict, horizon: float) -> list[Part]:
-    """When the operation held the computing thread. An open wait lasts until the horizon."""
+    """Return when the operation held the computing thread. An open wait lasts until the horizon."""
     parts = []
     for begin, end in record["waits"]:
         parts += held(record, begin, horizon if end is None else end)
@@ -200,7 +203,7 @@ def sweep(parts: Iterable[Part]) -> list[Part]:
 
 
 def states(lane: Lane) -> list[Part]:
-    """What the computing thread did from the cell's begin to its end, without gaps."""
+    """Return what the computing thread did from the cell's begin to its end, without gaps."""
     if lane.problem:
         return []
     waits = [part for record in lane.records for part in blocked(record, lane.end)]
@@ -208,17 +211,17 @@ def states(lane: Lane) -> list[Part]:
 
 
 def background(lane: Lane) -> list[dict]:
-    """The operations that ran beside the computing thread."""
+    """Return the operations that ran beside the computing thread."""
     return [record for record in lane.records if not record["blocking"]]
 
 
 def end_of(record: dict, lane: Lane) -> float:
-    """When an operation was over; one that never was lasts as long as the cell."""
+    """Return when an operation was over; one that never was lasts as long as the cell."""
     return max(record["start"], lane.end) if record["end"] is None else record["end"]
 
 
 def rows(spans: list[tuple[float, float]]) -> list[int]:
-    """A row for each span, so that no two in a row overlap: as few rows as that takes."""
+    """Return a row for each span, so that no two in a row overlap: as few rows as possible."""
     placed = [0] * len(spans)
     busy: list[tuple[float, int]] = []
     free: list[int] = []
@@ -238,7 +241,7 @@ def rows(spans: list[tuple[float, float]]) -> list[int]:
 
 
 def messages(records: Iterable[dict]) -> list[tuple[dict, dict]]:
-    """The pairs of send and recv that were one message and have arrived, by time of sending."""
+    """Return the pairs of send and recv that were one message and arrived, by time of sending."""
     halves: dict[str, dict[tuple, dict]] = {"send": {}, "recv": {}}
     for record in records:
         if record["op"] in halves and record["message"] is not None:
@@ -252,7 +255,7 @@ def messages(records: Iterable[dict]) -> list[tuple[dict, dict]]:
 
 
 def collectives(records: Iterable[dict]) -> list[list[dict]]:
-    """The collectives that every rank of their group has called: the records of each call."""
+    """Return the records of each collective that every rank of its group has called."""
     called: dict[tuple, dict[int, list[dict]]] = {}
     for record in records:
         if record["sequence"] is not None and record["op"] not in POINT_TO_POINT:
@@ -267,7 +270,7 @@ def collectives(records: Iterable[dict]) -> list[list[dict]]:
 
 
 def partner(record: dict) -> int | None:
-    """The other rank (global) of a send or recv, or the root; None where there is none."""
+    """Return the other rank (global) of a send or recv, or the root; None if there is none."""
     peer = record["peer"]
     return None if peer is None or peer < 0 else record["group"][peer]
 
@@ -276,7 +279,7 @@ def partner(record: dict) -> int | None:
 
 
 def totals(lane: Lane, since: float = -math.inf, until: float = math.inf) -> dict:
-    """What a rank communicated between two times (seconds), and how its time went.
+    """Return what a rank communicated between two times (seconds), and how its time went.
 
     Bytes and messages are those of operations that began then and are over. A record that knows
     what was ``moved_out`` and ``moved_in`` counts there; any other collective by its tensors.

@@ -56,7 +56,7 @@ class Comparison:
         trace.save_together(shown, path)
 
     def figure(self, width: float = 8) -> Figure:
-        """A bar per run: computing, waiting, communicating; a mark for the ideal network."""
+        """Return a bar per run: computing, waiting, communicating; a mark for the ideal network."""
         from . import bars
 
         made = bars.figure(self.times, _TIMES, width)
@@ -65,7 +65,7 @@ class Comparison:
 
     @property
     def alt_text(self) -> str:
-        """The picture in words."""
+        """Return the picture in words."""
         return " ".join(f"{row['run']}: {_spent(row)}." for row in self.times)
 
     def __repr__(self) -> str:

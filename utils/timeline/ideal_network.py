@@ -28,12 +28,14 @@ class StuckError(Exception):
 
 
 def seconds(lanes: list[Lane], spans: Sequence[Span] | None = None) -> float | None:
-    """Seconds that the run takes on an ideal network; None where it does not come to an end.
+    """Return the seconds of the run on an ideal network; None if it does not come to an end.
 
-    spans: of each rank, from when to when (seconds) it is looked at; default: its whole cell. Of
-    whole cells the result counts from the first rank's begin to the last one's end. Of a part it is
-    the longest of the ranks' own parts: on an ideal network the others run ahead by then, and where
-    a rank would have waited longer, no more than the part as it was.
+    Args:
+        lanes: of each rank.
+        spans: of each rank, from when to when (seconds) it is looked at; default: its whole cell.
+            Of whole cells the result counts from the first rank's begin to the last one's end. Of
+            a part it is the longest of the ranks' own parts: on an ideal network the others run
+            ahead by then, and if a rank would have waited longer, no more than the part as it was.
     """
     told = [lane for lane in lanes if not lane.problem]
     if not told:
@@ -52,7 +54,7 @@ def seconds(lanes: list[Lane], spans: Sequence[Span] | None = None) -> float | N
 
 
 def measured(lanes: list[Lane], spans: Sequence[Span] | None = None) -> float:
-    """What `seconds` is compared with: the same of the run as it was."""
+    """Return the seconds of the run as it was, which `seconds` is compared with."""
     cut = _cut(lanes, spans)
     if not cut:
         return 0.0
@@ -159,7 +161,8 @@ def _events(lane: Lane) -> list[tuple[float, bool, float, dict]]:
 
     What begins while the rank is blocked is begun by another of its threads, which does not wait.
     """
-    found, blocked = [], _blocked(lane)
+    found = []
+    blocked = _blocked(lane)
     for record in lane.records:
         start = record["start"]
         k = bisect.bisect_left(blocked, (start,)) - 1

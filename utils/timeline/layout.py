@@ -66,7 +66,7 @@ class Page:
 
     @property
     def high(self) -> float:
-        """Of all lanes in inches. Depends on who communicated how, not on times."""
+        """Return the inches of all lanes. They depend on who communicated how, not on times."""
         return max(self.edges[-1], 0.5)
 
     def thread(self, rank: int) -> tuple[float, float]:
@@ -88,12 +88,12 @@ class Page:
         return self.edges[rank], self.edges[rank + 1]
 
     def across(self, seconds: float) -> float:
-        """A time on the axis."""
+        """Return where a time is on the axis."""
         return (seconds - self.base) / self.second
 
     @property
     def axis_label(self) -> str:
-        """What the axis shows."""
+        """Return what the axis shows."""
         if self.from_zero:
             return f"time [{self.unit}]"
         if not self.base:
@@ -103,7 +103,7 @@ class Page:
         return f"time from {after} after the cell began [{self.unit}]"
 
     def pixels(self, seconds: float) -> float:
-        """How wide a time is."""
+        """Return how wide a time is."""
         return seconds / self.pixel
 
     def font(self, high: float) -> float:
@@ -112,7 +112,7 @@ class Page:
 
 
 def view(lanes: list[Lane]) -> tuple[float, float]:
-    """From when to when the figure shows by default (seconds).
+    """Return from when to when the figure shows by default (seconds).
 
     All of the cell, or where communication takes less than a quarter, that part with a margin:
     imports and data sets at the cell's beginning would squeeze the rest.
@@ -202,7 +202,9 @@ def _shares(parts: list[Part]) -> dict[str, float]:
 
 
 def _column(begin: float, end: float, parts: list[Part]) -> list[Piece]:
-    shares, low, made = _shares(parts), 0.0, []
+    shares = _shares(parts)
+    low = 0.0
+    made = []
     for state in _STACK:
         share = min(shares.get(state, 0.0) / (end - begin), 1 - low)
         if share > 0:

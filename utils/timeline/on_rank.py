@@ -40,7 +40,10 @@ def _begin(info: ExecutionInfo) -> None:
     from torch_mpi.record import log
 
     _note_steps()
-    _cell.mark, _cell.begin, _cell.end, _cell.steps = log.mark(), time.perf_counter(), None, []
+    _cell.mark = log.mark()
+    _cell.begin = time.perf_counter()
+    _cell.end = None
+    _cell.steps = []
 
 
 def _note_steps() -> None:
@@ -62,13 +65,13 @@ def _end(result: ExecutionResult) -> None:
 
 
 def backend_world() -> World | None:
-    """The backend's view of all ranks, once a process group was made."""
+    """Return the backend's view of all ranks, once a process group was made."""
     module = sys.modules.get("torch_mpi.protocol.world")
     return module.current() if module else None
 
 
 def report(user_ns: dict[str, Any], *, rank: int) -> dict[str, Any]:
-    """What this rank communicated since its last cell began; times on its own clock."""
+    """Return what this rank communicated since its last cell began; times on its own clock."""
     from torch_mpi.record import log
 
     records = [as_record(call) for call in log.since(_cell.mark)]
@@ -79,9 +82,12 @@ def report(user_ns: dict[str, Any], *, rank: int) -> dict[str, Any]:
 
 
 def clock_offset(user_ns: dict[str, Any], *, rank: int) -> float:
-    """Seconds that this rank's clock is ahead of rank 0's; asked of all ranks at the same time.
+    """Return the seconds that this rank's clock is ahead of rank 0's.
 
-    Raises TimeoutError when a rank does not take part, and from then on at once.
+    All ranks are asked at the same time.
+
+    Raises:
+        TimeoutError: a rank does not take part; from then on at once.
     """
     if (world := backend_world()) and world.one_machine:
         return 0.0
@@ -101,7 +107,7 @@ def clock_offset(user_ns: dict[str, Any], *, rank: int) -> float:
 
 
 def as_record(call: Call) -> dict[str, Any]:
-    """A :class:`~torch_mpi.record.Call` as JSON."""
+    """Return a :class:`~torch_mpi.record.Call` as JSON."""
     from torch_mpi.errors import place_text
 
     plain = ("op", "nbytes", "dtype", "peer", "tag", "blocking", "sequence", "any_source")

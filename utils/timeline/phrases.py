@@ -23,7 +23,7 @@ def duration(seconds: float) -> str:
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit that suits a time, and its seconds."""
+    """Return the unit that suits a time, and its seconds."""
     # What rounds to 1000 of the smaller unit is one of the larger.
     if seconds >= 0.9995:
         return "s", 1.0
@@ -31,7 +31,7 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 
 def in_words(row: dict) -> dict[str, str]:
-    """A row of the totals for a table."""
+    """Return a row of the totals for a table."""
     said = {}
     for key, value in row.items():
         what, _, of = key.partition(" ")
@@ -88,7 +88,14 @@ def _spent(row: dict) -> str:
 def described(
     title: str, lanes: list[collect.Lane], totals: list[dict], brief: bool = False
 ) -> str:
-    """A timeline in words. brief: one sentence for all ranks, else one for each of a few."""
+    """Return a timeline in words.
+
+    Args:
+        title: of the figure.
+        lanes: of each rank.
+        totals: of each rank.
+        brief: one sentence for all ranks; otherwise one for each, if the ranks are few.
+    """
     parts = [f"{title.rstrip('.:')}. Timeline of {_count(len(lanes), 'rank')}."]
     if brief or len(lanes) > _FEW_RANKS:
         parts.append(sentence(means(totals)))
@@ -143,14 +150,15 @@ def sentence(text: str) -> str:
 
 
 def operation(record: dict) -> str:
-    """The operation as it was called: ``isend`` for a send in the background."""
+    """Return the operation as it was called: ``isend`` for a send in the background."""
     op = record["op"]
     return f"i{op}" if op in collect.POINT_TO_POINT and not record["blocking"] else op
 
 
 def labels(record: dict) -> list[str]:
-    """What to write on an operation's bar, longest first; the operation is in all of them."""
-    op, amount = operation(record), size(record["nbytes"])
+    """Return texts for an operation's bar, longest first; the operation is in all of them."""
+    op = operation(record)
+    amount = size(record["nbytes"])
     if record["op"] in collect.POINT_TO_POINT:
         to = "to" if record["op"] == "send" else "from"
         return [f"{op} {amount} {to} {_partner(record)}", f"{op} {amount}", op]
@@ -158,7 +166,12 @@ def labels(record: dict) -> list[str]:
 
 
 def partners(record: dict, last: int | None = None) -> list[str]:
-    """Whom an operation waits for, longest first. last: the rank that was last to call."""
+    """Return texts that name whom an operation waits for, longest first.
+
+    Args:
+        record: of the operation.
+        last: the rank that was last to call.
+    """
     if record["op"] in collect.POINT_TO_POINT:
         who = _partner(record)
     else:
@@ -167,7 +180,7 @@ def partners(record: dict, last: int | None = None) -> list[str]:
 
 
 def awaits(record: dict) -> list[str]:
-    """What a thread says that waits for its own background operation, longest first."""
+    """Return texts for a thread that waits for its own background operation, longest first."""
     return [f"waits for {label}" for label in labels(record)[-2:]] + ["waits"]
 
 

@@ -58,7 +58,13 @@ _BANDS, _BARS, _LINES, _ARROWS, _LABELS, _VEIL = 1, 2, 3, 4, 5, 6
 class Panel:
     """A run to draw.
 
-    since, until: seconds; None: see :func:`layout.view`. note: beside the title.
+    Attributes:
+        lanes: of each rank.
+        title: of the panel.
+        since: seconds; None: see :func:`layout.view`.
+        until: the same for the end.
+        subtitle: below the title.
+        note: beside the title.
     """
 
     lanes: list[Lane]
@@ -79,7 +85,7 @@ class Panel:
 
 
 def figure(panels: list[Panel], width: float) -> Figure:
-    """The picture of a run, or of several above each other with one time axis from 0."""
+    """Return the picture of a run, or of several above each other with one time axis from 0."""
     figures.use_style()
     span = max(panel.until - panel.since for panel in panels)
     pages = [
@@ -98,7 +104,8 @@ def figure(panels: list[Panel], width: float) -> Figure:
     # of the cell.
     made = plt.figure(figsize=(width, height), dpi=DPI)
     plt.close(made)
-    used, below = set(), height
+    used = set()
+    below = height
     for panel, page, top in zip(panels, pages, tops, strict=True):
         below -= top + page.high
         size = ((width - LEFT - RIGHT) / width, page.high / height)

@@ -36,7 +36,8 @@ def save_together(
     Their windows begin at the same time; each rank is a process that is called after its run.
     """
     begins = [window[0] if window else 0.0 for _, _, window in runs]
-    found, messages = [], 0
+    found = []
+    messages = 0
     for number, ((name, lanes, _), begin) in enumerate(zip(runs, begins, strict=True)):
         own = events(lanes)
         late = _nanoseconds(max(begins) - begin) / 1e3
@@ -66,7 +67,7 @@ def _of_run(event: dict, number: int, name: str, late: float, messages: int) -> 
 
 
 def events(lanes: list[Lane]) -> list[dict]:
-    """The trace's events: tracks and their names, operations, messages."""
+    """Return the trace's events: tracks and their names, operations, messages."""
     found: list[dict] = []
     # Where each record's event is, by identity: messages start and end there.
     places: dict[int, tuple[int, float, float]] = {}

@@ -10,10 +10,15 @@ Window = tuple[float, float]
 
 
 def spans(lanes: list[Lane], zoom: int | Window | None) -> list[Window] | None:
-    """From when to when (seconds) each rank is looked at; None without a zoom.
+    """Return from when to when (seconds) each rank is looked at; None without a zoom.
 
-    zoom: two times in seconds, or the number k of a training step, counted from 1; -1 is the last.
-    Raises TypeError or ValueError, with what can be asked for.
+    Args:
+        lanes: of each rank.
+        zoom: two times in seconds, or the number k of a training step, counted from 1; -1 is the
+            last.
+
+    Raises:
+        TypeError, ValueError: there is no such zoom; says what can be asked for.
     """
     if zoom is None:
         return None
@@ -51,6 +56,6 @@ def _span(lane: Lane, number: int) -> Window:
 
 
 def around(spans: Iterable[Window]) -> Window:
-    """From the first begin to the last end."""
+    """Return the time from the first begin to the last end."""
     begins, ends = zip(*spans, strict=True)
     return min(begins), max(ends)

@@ -35,7 +35,7 @@ from utils.jobs.forkserver.keeper import close_all_but
 DEBUG, DEBUG_LEVELS = b"TORCH_DISTRIBUTED_DEBUG", (b"OFF", b"INFO", b"DETAIL")
 
 
-class NotPossible(Exception):
+class CannotForkError(Exception):
     """This rank must be a process of its own; the message says why."""
 
 
@@ -43,21 +43,21 @@ class NotPossible(Exception):
 
 
 def check(wanted: dict[str, Any]) -> None:
-    """Raise NotPossible for a request that a fork of this process can't be made to fit."""
+    """Raise CannotForkError for a request that a fork of this process can't be made to fit."""
     _check_program(wanted)
     _threads(wanted["environment"])
     if wanted["environment"].get(DEBUG, b"OFF").upper() not in DEBUG_LEVELS:
-        raise NotPossible(f"PyTorch refuses its {DEBUG.decode()}")
+        raise CannotForkError(f"PyTorch refuses its {DEBUG.decode()}")
     for number, _, hard in wanted["limits"]:
         own = _limits(number)[1]
         if own != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > own):
-            raise NotPossible(f"its resource limit {number} is above the fork server's")
+            raise CannotForkError(f"its resource limit {number} is above the fork server's")
     if wanted["nice"] < os.nice(0):
-        raise NotPossible("its priority is above the fork server's")
+        raise CannotForkError("its priority is above the fork server's")
     if wanted["user"] != [list(os.getresuid()), list(os.getresgid()), sorted(os.getgroups())]:
-        raise NotPossible("it runs as another user or group")
+        raise CannotForkError("it runs as another user or group")
     if hidden := shadowed(wanted):
-        raise NotPossible(f"{hidden} comes before a module that is imported already")
+        raise CannotForkError(f"{hidden} comes before a module that is imported already")
 
 
 def _check_program(wanted: dict[str, Any]) -> None:
@@ -65,11 +65,11 @@ def _check_program(wanted: dict[str, Any]) -> None:
     if first in ("-c", "-m"):
         return
     if not os.path.isfile(os.path.join(os.fsdecode(wanted["folder"]), first)):
-        raise NotPossible(f"{first} is an option of Python, or no file")
+        raise CannotForkError(f"{first} is an option of Python, or no file")
 
 
 def shadowed(wanted: dict[str, Any]) -> str:
-    """A file of the program's folder that it would import in place of one that we have; or ""."""
+    """Return a file of the program's folder that hides a module we have imported; or ""."""
     first = _first_folder(wanted["arguments"])
     folder = os.path.join(os.fsdecode(wanted["folder"]), first)
     with contextlib.suppress(OSError):
@@ -104,14 +104,17 @@ def _threads(environment: dict[bytes, bytes]) -> dict[str, int]:
     """Threads of PyTorch and of NumPy that this environment asks for.
 
     PyTorch asks MKL, which takes MKL_NUM_THREADS before OMP_NUM_THREADS; NumPy's OpenBLAS takes
-    its own first. Raises NotPossible where nothing is said: each library then counts cores in its
-    own way, when it is loaded.
+    its own first.
+
+    Raises:
+        CannotForkError: nothing is said: each library then counts cores in its own way, when it is
+            loaded.
     """
     said = {name: environment.get(name.encode(), b"").decode() for name in THREADS}
     if not said["OMP_NUM_THREADS"]:
-        raise NotPossible("OMP_NUM_THREADS is not set, so each library counts the cores itself")
+        raise CannotForkError("OMP_NUM_THREADS is not set, so each library counts the cores itself")
     if not all(value == "" or (value.isascii() and value.isdigit()) for value in said.values()):
-        raise NotPossible(f"the number of threads is more than a number: {said}")
+        raise CannotForkError(f"the number of threads is more than a number: {said}")
     omp = int(said["OMP_NUM_THREADS"])
     return {
         "torch": int(said["MKL_NUM_THREADS"] or omp),
@@ -125,7 +128,9 @@ def _threads(environment: dict[bytes, bytes]) -> dict[str, int]:
 def become(wanted: dict[str, Any], descriptors: list[int]) -> None:
     """Take over what the stub was given.
 
-    descriptors: those that came with the request, in the order of `wanted["descriptors"]`.
+    Args:
+        wanted: the request.
+        descriptors: those that came with the request, in the order of `wanted["descriptors"]`.
     """
     library.stand_in = wanted["stub"]
     _take_signals(wanted)
@@ -232,7 +237,7 @@ def _renew_random_numbers() -> None:
 
 
 def set_threads(environment: dict[bytes, bytes]) -> None:
-    """Thread pools of the size that the environment asks for; the server's have one thread."""
+    """Give thread pools the size that the environment asks for; the server's have one thread."""
     asked = _threads(environment)
     if asked["torch"] != 1 and (torch := sys.modules.get("torch")):
         torch.set_num_threads(asked["torch"])
@@ -268,13 +273,16 @@ def run_program(arguments: list[bytes]) -> NoReturn:
     vars(main)["__builtins__"] = sys.modules["builtins"]
     main.__annotations__ = {}
     main.__loader__ = importlib.machinery.BuiltinImporter
-    status, interrupted, rank = 0, False, os.getpid()
+    status = 0
+    interrupted = False
+    rank = os.getpid()
     try:
         _run(words, main)
     except SystemExit as asked:
         status = _status(asked.code)
     except BaseException as error:
-        status, interrupted = 1, isinstance(error, KeyboardInterrupt)
+        status = 1
+        interrupted = isinstance(error, KeyboardInterrupt)
         error.__traceback__ = _own_part(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
     own = [main, *(m for name, m in sys.modules.items() if name not in loaded and _is_beside(m))]

@@ -41,7 +41,10 @@ ROOM_FOR_ENVIRONMENT, ROOM_FOR_COMMAND = 65_536, 4_096
 class Lease:
     """A fork server in use; it is told when the holder ends, however that happens.
 
-    settings: the variables that libraries read when they are loaded, as they are in its ranks.
+    Attributes:
+        path: of its socket.
+        connection: to the server.
+        settings: the variables that libraries read when they are loaded, as they are in its ranks.
     """
 
     path: Path
@@ -50,13 +53,15 @@ class Lease:
 
     @property
     def python(self) -> list[str]:
-        """What stands for `python` in the command of a rank."""
+        """Return what stands for `python` in the command of a rank."""
         return [sys.executable, "-I", "-S", stub.__file__, str(self.path)]
 
     def close(self, stay: bool = True) -> None:
-        """Give the lease back. Twice is once.
+        """Give the lease back. A second call changes nothing.
 
-        stay: the server stays for some minutes; else it ends, unless somebody else uses it.
+        Args:
+            stay: the server stays for some minutes; otherwise it ends, unless somebody else uses
+                it.
         """
         try:
             self.connection.sendall(stub.BYE if stay else b"")
@@ -67,18 +72,19 @@ class Lease:
 
 
 def why_not(environment: Mapping[str, str]) -> str:
-    """Why ranks of this environment can't be forked here; "" where they can."""
+    """Return why ranks of this environment can't be forked here; "" if they can."""
     if environment.get(VARIABLE, "").lower() in ("off", "0", "no"):
         return f"{VARIABLE} is {environment[VARIABLE]}"
     return identity.unsupported()
 
 
 def lease(environment: Mapping[str, str], mpiexec: str) -> Lease:
-    """A lease on the server for ranks that this mpiexec starts, which is started if there is none.
+    """Lease the server for ranks that this mpiexec starts; start the server if there is none.
 
-    It is not waited for: stubs wait until it has imported what it needs.
+    Nobody waits for it here: stubs wait until it has imported what it needs.
 
-    Raises OSError where no server can be had, with the reason.
+    Raises:
+        OSError: no server can be had; says why.
     """
     folder = base_folder() / f"fork-{identity.key(environment, mpiexec)}"
     path = folder / "socket"

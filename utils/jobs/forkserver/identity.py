@@ -46,7 +46,7 @@ _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 
 def load_time(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an environment that a forked rank could not make up for."""
+    """Return the variables of an environment that a forked rank could not make up for."""
     return {
         name: value
         for name, value in environment.items()
@@ -55,7 +55,7 @@ def load_time(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def key(environment: Mapping[str, str], mpiexec: str) -> str:
-    """Name of the server for ranks that this mpiexec starts, in this environment and place."""
+    """Return the name of the server for this mpiexec's ranks, in this environment and place."""
     parts = [
         mpiexec,
         *(sys.executable, sys.prefix, sys.version, *map(str, (*os.getresuid(), *os.getresgid()))),
@@ -69,7 +69,7 @@ def key(environment: Mapping[str, str], mpiexec: str) -> str:
 
 
 def place() -> list[str]:
-    """Where in the system this process is: its root folder, namespaces and control group."""
+    """Return where in the system this process is: root folder, namespaces, and control group."""
     root = os.stat("/")
     found = [f"{root.st_dev}:{root.st_ino}", Path("/proc/self/cgroup").read_text()]
     return found + [os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES]
@@ -104,7 +104,7 @@ def _changed(folder: str) -> int:
 
 @functools.cache
 def unsupported() -> str:
-    """Why there can be no fork server on this system; "" where there can."""
+    """Return why this system can have no fork server; "" if it can."""
     if sys.platform != "linux":
         # Apple's libraries (Accelerate, Objective-C) may not be used in a forked child.
         return f"the fork server has been tried on Linux only, and this is {sys.platform}"

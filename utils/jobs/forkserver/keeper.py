@@ -26,9 +26,13 @@ def close_all_but(kept: set[int]) -> None:
 
 
 def fork_rank(connection: socket.socket) -> list[int]:
-    """In a fresh fork of the server: fork the rank, and keep it. Returns in the rank only.
+    """Fork the rank in a fresh fork of the server, and keep it. Return in the rank only.
 
-    connection: to the stub. Returns the rank's descriptors, in the order of the request.
+    Args:
+        connection: to the stub.
+
+    Returns:
+        The rank's descriptors, in the order of the request.
     """
     os.setsid()
     close_all_but({connection.fileno()})

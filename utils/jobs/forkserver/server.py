@@ -57,10 +57,15 @@ PRELOADED_LATER = ("torch._dynamo",)
 class Server:
     """What the server knows.
 
-    listener: new clients come here. folder: of its socket. settings: what libraries have read of
-    the environment. leases: connections of those who use it. keepers: process ids of the ranks'
-    parents. lost: a holder of a lease has died. later: what is still to be imported. used: when it
-    was of use, by the monotonic clock.
+    Attributes:
+        listener: new clients come here.
+        folder: of its socket.
+        settings: what libraries have read of the environment.
+        leases: connections of the holders.
+        keepers: process ids of the ranks' parents.
+        lost: whether a holder of a lease has died.
+        later: what is still to be imported.
+        used: when it was of use, by the monotonic clock.
     """
 
     listener: socket.socket
@@ -75,8 +80,9 @@ class Server:
     def serve(self) -> tuple[dict[str, Any], socket.socket] | None:
         """Serve clients until there is no more use for it.
 
-        Returns None in the server, at its end; in a fresh fork of it, the request of a rank, and
-        the connection to its stub.
+        Returns:
+            None in the server, at its end; in a fresh fork of it, the request of a rank, and the
+            connection to its stub.
         """
         while True:
             ready, _, _ = select.select([self.listener, *self.leases], [], [], TICK)
@@ -117,7 +123,7 @@ class Server:
         try:
             self._check_here(wanted)
             child.check(wanted)
-        except child.NotPossible as reason:
+        except child.CannotForkError as reason:
             connection.sendall(stub.REFUSED + str(reason).encode())
             return False
         connection.settimeout(None)
@@ -128,15 +134,15 @@ class Server:
         return False
 
     def _check_here(self, wanted: dict[str, Any]) -> None:
-        """Raise NotPossible where libraries have read another environment, or started threads."""
+        """Raise CannotForkError if libraries have read another environment, or started threads."""
         environment = {os.fsdecode(k): os.fsdecode(v) for k, v in wanted["environment"].items()}
         theirs = load_time(environment)
         for name in sorted(theirs.keys() | self.settings.keys()):
             if theirs.get(name) != self.settings.get(name):
-                raise child.NotPossible(f"{name} is another one than in the fork server")
+                raise child.CannotForkError(f"{name} is another one than in the fork server")
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1:
-            raise child.NotPossible(
+            raise child.CannotForkError(
                 f"a library has started {threads - 1} threads in the fork server"
             )
 
@@ -215,7 +221,8 @@ def main() -> None:
     """Serve. In a fork, become the rank and run its program."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    listener, folder = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    folder = Path(sys.argv[2])
     settings = load_time(os.environ)
     # Without the spaces that make room for the command of a rank.
     process_title.show(

@@ -44,7 +44,7 @@ _NOT_PASSED_ON = {_signal.SIGKILL, _signal.SIGSTOP, _signal.SIGCHLD}
 
 
 def request(arguments: list[str]) -> "dict[str, Any]":
-    """All that a process of its own would have got from mpiexec, as values that marshal takes."""
+    """Return all that a process of its own would have got from mpiexec, as values for marshal."""
     import resource
 
     dispositions = {n: _signal.getsignal(n) for n in _signal.valid_signals()}
@@ -104,7 +104,7 @@ def give(connection: _socket.socket, descriptors: list[int]) -> None:
 
 
 def receive_exactly(connection: _socket.socket, number: int) -> bytes:
-    """So many bytes; fewer where the other side has closed."""
+    """Return so many bytes; fewer if the other side has closed."""
     found = b""
     while len(found) < number and (part := connection.recv(number - len(found))):
         found += part
@@ -136,7 +136,7 @@ def end_as(status: int) -> None:
 
 
 def ask(path: str, wanted: "dict[str, Any]") -> _socket.socket:
-    """A connection on which the server has this request. Raises OSError where there is none."""
+    """Return a connection on which the server has this request. Raise OSError without a server."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     connection.settimeout(PATIENCE)
     connection.connect(path)

@@ -121,16 +121,15 @@ def _shards(answer: GroupAnswer) -> Iterator[Step]:
         where, result = f"{name} {on(answer.members)}", answer.value[name]
         part, own_bias = weight.chunk(p, cut)[place], bias if cut else bias.chunk(p)[place]
         yield communication(result["calls"], only())
-        mistakes = _wrong_weights(weight, cut, p, place)
-        got = result["values"][0]
-        yield value(got, part.tolist(), mistakes, what=f"{where}: weight", tolerance=EXACT)
-        mistakes = _wrong_biases(bias, cut, p, place)
-        got = result["values"][1]
-        yield value(got, own_bias.tolist(), mistakes, what=f"{where}: bias", tolerance=EXACT)
-        whole_behind = p > 1 and any(result["kept"])
+        for tensor, got, expected, mistakes in (
+            ("weight", result["values"][0], part, _wrong_weights(weight, cut, p, place)),
+            ("bias", result["values"][1], own_bias, _wrong_biases(bias, cut, p, place)),
+        ):
+            what = f"{where}: {tensor}"
+            yield value(got, expected.tolist(), mistakes, what=what, tolerance=EXACT)
         yield facts({
             f"{where}: the shard is a view, and the whole weight stays in memory behind it: "
-            "clone()": whole_behind,
+            "clone()": p > 1 and any(result["kept"]),
             f"{where}: this is the layer's own memory: what changes the shard changes the layer, "
             "clone()": result["same"] and not any(result["kept"]),
             f"{where}: the shard hangs on the graph of the whole layer: detach()": result["graph"],
@@ -238,8 +237,8 @@ def _operator(
         yield communication(calls, *allowed, waited)
         mistakes = _wrong_operators(name, key, summed, numbers[key], sums[key], len(members))
         yield value(result[key], numbers_of(right[key]), mistakes, what=what, tolerance=EXACT)
-        times = made("all_reduce", int(key == summed), f" {when} in {name}")
-        yield communication(calls, times, of_size("all_reduce", BYTES * math.prod(_SHAPE), what))
+        once = made("all_reduce", int(key == summed), f" {when} in {name}")
+        yield communication(calls, once, of_size("all_reduce", BYTES * math.prod(_SHAPE), what))
     yield facts({
         f"{name}: its input has changed. Others may still need it: sum a clone":
             not result["input"],

@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import math
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,17 +19,29 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from utils import models
-from utils.checks.calls import Calls, inside, made, only, rules_of, some, waited
+from utils.checks.calls import Calls, Rule, inside, made, only, some, waited
 from utils.checks.functions import Case, judge_calls
-from utils.checks.groups import WORLD, Group, Partition, in_group, keywords, on, places, tried
+from utils.checks.groups import (
+    WORLD,
+    Group,
+    GroupAnswer,
+    Partition,
+    in_group,
+    judge_groups,
+    keywords,
+    on,
+    places,
+    tried,
+)
 from utils.checks.mistakes import NO_NUMBER, Mistake, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, number, reading_answer, recorded
+from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
+from utils.cluster.reply import Reply
 
 from . import experts
-from . import shards as layers
 from .shards import (
     BYTES,
     EXACT,
@@ -43,13 +57,16 @@ from .shards import (
     composed,
     drawn,
     flat,
-    judge_gradient,
-    judge_layer,
+    layer_of,
     made_module,
+    numbers_of,
     of_size,
+    probe_layer,
     seeds_of,
     shapes,
     shard,
+    shard_gradient,
+    uncut,
 )
 
 # -- 9.1: shards ------------------------------------------------------------------------------
@@ -58,31 +75,33 @@ WIDE, NARROW = 8, 12  # of the layer that is cut
 
 
 @in_group
-def probe_shards(user_ns: dict, *, rank: int, group: Group, partition, seed: int) -> dict:
+def probe_shards(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
+) -> dict:
     """Both ways to cut a layer: numbers, shapes, and how much memory lies behind them."""
-    linear, found = _layer(seed, partition), {}
+    linear, result = _layer(seed, partition), {}
     for name in ("column_shard", "row_shard"):
         pair, calls = recorded(answer_named(user_ns, name), linear, **keywords(partition, group))
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
             raise TypeError(f"{name} returned {type(pair).__name__}, expected (weight, bias)")
         tensors = [one for one in pair if isinstance(one, Tensor)]
-        found[name] = {
+        result[name] = {
             "values": [one.detach().tolist() if isinstance(one, Tensor) else None for one in pair],
             "kept": [one.untyped_storage().nbytes() > one.nbytes for one in tensors],
             "same": any(
-                one.data_ptr() == own.data_ptr()
+                one.data_ptr() == parameter.data_ptr()
                 for one in tensors
-                for own in (linear.weight, linear.bias)
+                for parameter in (linear.weight, linear.bias)
             ),
             "graph": any(one.grad_fn is not None for one in tensors),
             "frozen": not (linear.weight.requires_grad and linear.bias.requires_grad),
             "calls": calls,
         }
-    return found
+    return result
 
 
 def _layer(seed: int, partition: Partition) -> nn.Linear:
-    """What is cut; a larger one where there is no group."""
+    """Return what is cut; a larger layer where there is no group."""
     larger = 4 * (partition is None)
     return made_module(seed, nn.Linear, WIDE + larger, NARROW + larger)
 
@@ -90,58 +109,62 @@ def _layer(seed: int, partition: Partition) -> nn.Linear:
 @task("9.1", "the shards of a layer", points=2)
 def shards(ranks: Ranks, report: Report) -> None:
     """Blocks of rows or columns of the weight, with the bias that belongs to them."""
-    for case, members, values in tried(ranks, report, probe_shards, cases_of(report)):
-        p, linear = len(members), _layer(report.seed, case["partition"])
-        weight, bias = linear.weight.detach(), linear.bias.detach()
-        for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-            for name, cut, other in (("column_shard", 0, 1), ("row_shard", 1, 0)):
-                what, got = f"{name} {on(members)}", value[name]
-                part, across = weight.chunk(p, cut)[place], weight.chunk(p, other)[place]
-                every = weight[place::p] if cut == 0 else weight[:, place::p]
-                wrong = table({
-                    "the weight is cut along the other dimension. PyTorch's weight is [out, in]: "
-                    "the columns of the matrix that x is multiplied by are the rows of it":
-                        across if p > 1 else [],
-                    "this is the whole weight: take this rank's block":
-                        weight if p > 1 else [],
-                    f"every {p}-th line was taken. Take one block: the lines of an attention head "
-                    "belong together": every if p > 1 else [],
-                    "the weight is transposed: leave it as PyTorch has it, [out, in]": part.T,
-                })  # fmt: skip
-                expected = bias.chunk(p)[place] if cut == 0 else bias
-                wrong_bias = table({
-                    "the whole bias: a rank has a bias for its own outputs only":
-                        bias if cut == 0 and p > 1 else [],
-                    "the bias is cut, but each rank has all outputs here: leave it whole":
-                        bias.chunk(p)[place] if cut and p > 1 else [],
-                    "the bias is divided by the number of ranks. That would do, if it were added "
-                    "before the sum; this one is added once, afterwards": bias / p,
-                    "the bias is zero here: it is replicated, as every rank adds it after the sum":
-                        torch.zeros_like(expected),
-                })  # fmt: skip
-                views = {
-                    f"{what}: the shard is a view, and the whole weight stays in memory "
-                    "behind it: clone()": p > 1 and any(got["kept"]),
-                    f"{what}: this is the layer's own memory: what changes the shard changes the "
-                    "layer, clone()": got["same"] and not any(got["kept"]),
-                    f"{what}: the shard hangs on the graph of the whole layer: detach()":
-                        got["graph"],
-                    f"{what}: {FROZEN}": got["frozen"],
-                }  # fmt: skip
-                ok = (
-                    report.communication(rank, got["calls"], only())
-                    and report.judge(
-                        rank, got["values"][0], part.tolist(), wrong, what=f"{what}: weight",
-                        tolerance=EXACT,
-                    )
-                    and report.judge(
-                        rank, got["values"][1], expected.tolist(), wrong_bias,
-                        what=f"{what}: bias", tolerance=EXACT,
-                    )
-                    and report.facts(rank, views)
-                )  # fmt: skip
-                if not ok:
-                    break
+    judge_groups(ranks, report, probe_shards, cases_of(report), _shards)
+
+
+def _shards(answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what both functions have to return on a rank."""
+    p, place = len(answer.members), answer.place
+    linear = _layer(answer.case["seed"], answer.case["partition"])
+    weight, bias = linear.weight.detach(), linear.bias.detach()
+    for name, cut in (("column_shard", 0), ("row_shard", 1)):
+        where, result = f"{name} {on(answer.members)}", answer.value[name]
+        part, own_bias = weight.chunk(p, cut)[place], bias if cut else bias.chunk(p)[place]
+        yield communication(result["calls"], only())
+        for tensor, got, expected, mistakes in (
+            ("weight", result["values"][0], part, _wrong_weights(weight, cut, p, place)),
+            ("bias", result["values"][1], own_bias, _wrong_biases(bias, cut, p, place)),
+        ):
+            what = f"{where}: {tensor}"
+            yield value(got, expected.tolist(), mistakes, what=what, tolerance=EXACT)
+        yield facts({
+            f"{where}: the shard is a view, and the whole weight stays in memory behind it: "
+            "clone()": p > 1 and any(result["kept"]),
+            f"{where}: this is the layer's own memory: what changes the shard changes the layer, "
+            "clone()": result["same"] and not any(result["kept"]),
+            f"{where}: the shard hangs on the graph of the whole layer: detach()": result["graph"],
+            f"{where}: {FROZEN}": result["frozen"],
+        })  # fmt: skip
+
+
+def _wrong_weights(weight: Tensor, cut: int, p: int, place: int) -> list[Mistake]:
+    """Return what mistakes make of a shard of the weight, which is cut along a dimension."""
+    across = weight.chunk(p, 1 - cut)[place]
+    every = weight[:, place::p] if cut else weight[place::p]
+    return table({
+        "the weight is cut along the other dimension. PyTorch's weight is [out, in]: the columns "
+        "of the matrix that x is multiplied by are the rows of it": across if p > 1 else [],
+        "this is the whole weight: take this rank's block": weight if p > 1 else [],
+        f"every {p}-th line was taken. Take one block: the lines of an attention head belong "
+        "together": every if p > 1 else [],
+        "the weight is transposed: leave it as PyTorch has it, [out, in]":
+            weight.chunk(p, cut)[place].T,
+    })  # fmt: skip
+
+
+def _wrong_biases(bias: Tensor, cut: int, p: int, place: int) -> list[Mistake]:
+    """Return what mistakes make of a rank's bias."""
+    part = bias.chunk(p)[place]
+    return table({
+        "the whole bias: a rank has a bias for its own outputs only":
+            bias if cut == 0 and p > 1 else [],
+        "the bias is cut, but each rank has all outputs here: leave it whole":
+            part if cut and p > 1 else [],
+        "the bias is divided by the number of ranks. That would do, if it were added before the "
+        "sum; this one is added once, afterwards": bias / p,
+        "the bias is zero here: it is replicated, as every rank adds it after the sum":
+            torch.zeros_like(bias if cut else part),
+    })  # fmt: skip
 
 
 # -- 9.2: f and g -----------------------------------------------------------------------------
@@ -150,15 +173,17 @@ _SHAPE = (3, 4)
 
 
 @in_group
-def probe_operators(user_ns: dict, *, rank: int, group: Group, partition, seed: int) -> dict:
+def probe_operators(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
+) -> dict:
     """f and g of this rank's numbers; of a gradient that is not contiguous, or used twice."""
-    named, found = keywords(partition, group), {}
+    named, results = keywords(partition, group), {}
     x, upstream = drawn(seed, *_SHAPE), drawn(seed + 50, *_SHAPE)
     for name in ("f", "g"):
         function = answer_named(user_ns, name)
         operator = functools.partial(function, **named)
         given, shared = x.clone(), upstream.clone()
-        one = both_ways(operator, x, upstream)
+        result = both_ways(operator, x, upstream)
         earlier, again = recorded(operator, given)
         kept, later = flat(earlier), []
         turned = both_ways(lambda t, o=operator: o(t.t()).t(), x, upstream)
@@ -168,7 +193,7 @@ def probe_operators(user_ns: dict, *, rank: int, group: Group, partition, seed: 
         if isinstance(y, Tensor) and y.requires_grad:
             later = recorded(y.backward, shared)[1]
         again += turned["forward"] + turned["backward"] + calls + later
-        found[name] = one | {
+        results[name] = result | {
             "calls again": again,
             "input": torch.equal(given, x),
             "upstream": torch.equal(shared, upstream),
@@ -176,78 +201,82 @@ def probe_operators(user_ns: dict, *, rank: int, group: Group, partition, seed: 
             "of the last call": any(len(c["group"]) != dist.get_world_size(group) for c in later),
             "turned": [turned["y"], turned["dx"]],
         }
-    return found
+    return results
 
 
 @task("9.2", "the conjugate operators f and g", points=3)
 def operators(ranks: Ranks, report: Report) -> None:
     """One does nothing forward and sums backward; the other the reverse."""
-    nbytes = BYTES * math.prod(_SHAPE)
-    cases = cases_apart(report)
-    for case, members, values in tried(ranks, report, probe_operators, cases):
-        p, seeds = len(members), dict(zip(members, seeds_of(case, members), strict=True))
-        xs = {r: drawn(seed, *_SHAPE) for r, seed in seeds.items()}
-        ups = {r: drawn(seed + 50, *_SHAPE) for r, seed in seeds.items()}
-        sums = {"y": sum(xs.values()), "dx": sum(ups.values())}
-        for rank, value in zip(members, values, strict=True):
-            own = {"y": xs[rank], "dx": ups[rank]}
-            for name, summed, calm in (("f", "dx", "y"), ("g", "y", "dx")):
-                got, ok = value[name], True
-                when = {"y": "forward", "dx": "backward"}
-                calls = {"y": got["forward"], "dx": got["backward"]}
-                for key in ("y", "dx"):
-                    right = sums[key] if key == summed else own[key]
-                    what = f"{name} {when[key]} {on(members)}"
-                    wrong = {
-                        f"the numbers of the ranks were summed. {name} does that "
-                        f"{when[summed]} only; {when[calm]} it hands on what it gets":
-                            sums[key] if key != summed else None,
-                        f"these are this rank's own numbers: {name} sums over the ranks "
-                        f"{when[key]}": own[key] if key == summed else None,
-                        "this is the mean; the parts of a sum are added": right / p,
-                        f"this is {p} times what it should be": right * p,
-                    }  # fmt: skip
-                    wrong = {
-                        said: one.reshape(-1) for said, one in wrong.items() if one is not None
-                    }  # fmt: skip
-                    missing = (
-                        "there is no gradient for x: backward returns one value for each argument "
-                        "of forward, that of x first"
-                    )
-                    wrong = [Mistake(lambda v: v is None, missing), *table(wrong)]
-                    wanted = made("all_reduce", int(key == summed), f" {when[key]} in {name}")
-                    numbers = right.reshape(-1).tolist()
-                    before, after = [only("all_reduce"), inside(members), waited], [wanted]
-                    after.append(of_size("all_reduce", nbytes, what))
-                    ok = (
-                        ok
-                        and report.communication(rank, calls[key], *before)
-                        and report.judge(rank, got[key], numbers, wrong, what=what, tolerance=EXACT)
-                        and report.communication(rank, calls[key], *after)
-                    )
-                turned = [sums[k] if k == summed else own[k] for k in ("y", "dx")]
-                odd = {
-                    f"{name}: its input has changed. Others may still need it: sum a clone":
-                        not got["input"],
-                    f"{name}: the gradient that came in has changed. Others in the graph use "
-                    "that tensor, too: sum a clone": not got["upstream"],
-                    f"{name}: a second call has changed the result of the first. Return a new "
-                    "tensor each time": got["overwritten"],
-                    f"{name}: backward sums over the group of a later call. Keep the group in ctx":
-                        got["of the last call"],
-                }  # fmt: skip
-                ok = ok and report.facts(rank, odd)
-                what = f"{name} of a transposed tensor, whose memory has another order"
-                numbers = [one.reshape(-1).tolist() for one in turned]
-                times = 2 if name == "f" else 3  # of three calls, two with backward
-                more = made("all_reduce", times, f" in three more calls of {name}")
-                rules = only("all_reduce"), inside(members), more, waited
-                if not (
-                    ok
-                    and report.judge(rank, got["turned"], numbers, what=what)
-                    and report.communication(rank, got["calls again"], *rules)
-                ):
-                    break
+    judge_groups(ranks, report, probe_operators, cases_apart(report), _operators)
+
+
+def _operators(answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what f and g have to do on a rank."""
+    seeds, place = seeds_of(answer.case, answer.members), answer.place
+    xs = [drawn(seed, *_SHAPE) for seed in seeds]
+    upstreams = [drawn(seed + 50, *_SHAPE) for seed in seeds]
+    own = {"y": xs[place], "dx": upstreams[place]}
+    sums = {"y": sum(xs), "dx": sum(upstreams)}
+    yield from _operator(answer, "f", "dx", own, sums)
+    yield from _operator(answer, "g", "y", own, sums)
+
+
+#: When an operator gives its result, and the gradient of its input.
+_WHEN = {"y": "forward", "dx": "backward"}
+
+
+def _operator(
+    answer: GroupAnswer, name: str, summed: str, numbers: dict[str, Tensor], sums: dict[str, Tensor]
+) -> Iterator[Step]:
+    """Yield what an operator has to do that sums either its result or the gradient."""
+    members, result = answer.members, answer.value[name]
+    allowed = only("all_reduce"), inside(members)
+    right = numbers | {summed: sums[summed]}
+    for key, when in _WHEN.items():
+        calls, what = result[when], f"{name} {when} {on(members)}"
+        yield communication(calls, *allowed, waited)
+        mistakes = _wrong_operators(name, key, summed, numbers[key], sums[key], len(members))
+        yield value(result[key], numbers_of(right[key]), mistakes, what=what, tolerance=EXACT)
+        once = made("all_reduce", int(key == summed), f" {when} in {name}")
+        yield communication(calls, once, of_size("all_reduce", BYTES * math.prod(_SHAPE), what))
+    yield facts({
+        f"{name}: its input has changed. Others may still need it: sum a clone":
+            not result["input"],
+        f"{name}: the gradient that came in has changed. Others in the graph use that tensor, too: "
+        "sum a clone": not result["upstream"],
+        f"{name}: a second call has changed the result of the first. Return a new tensor each time":
+            result["overwritten"],
+        f"{name}: backward sums over the group of a later call. Keep the group in ctx":
+            result["of the last call"],
+    })  # fmt: skip
+    what = f"{name} of a transposed tensor, whose memory has another order"
+    yield value(result["turned"], [numbers_of(right[key]) for key in _WHEN], what=what)
+    times = 2 if name == "f" else 3  # of three calls, two with backward
+    more = made("all_reduce", times, f" in three more calls of {name}")
+    yield communication(result["calls again"], *allowed, more, waited)
+
+
+def _wrong_operators(
+    name: str, key: str, summed: str, numbers: Tensor, total: Tensor, p: int
+) -> list[Mistake]:
+    """Return what mistakes make of a result, or of a gradient, which is summed or is not."""
+    missing = Mistake(
+        lambda got: got is None,
+        "there is no gradient for x: backward returns one value for each argument of forward, that "
+        "of x first",
+    )
+    if key == summed:
+        right = total
+        text = f"these are this rank's own numbers: {name} sums over the ranks {_WHEN[key]}"
+        by_mistake = {text: numbers}
+    else:
+        right = numbers
+        text = f"the numbers of the ranks were summed. {name} does that {_WHEN[summed]} only; "
+        text += f"{_WHEN[key]} it hands on what it gets"
+        by_mistake = {text: total}
+    by_mistake["this is the mean; the parts of a sum are added"] = right / p
+    by_mistake[f"this is {p} times what it should be"] = right * p
+    return [missing, *table({text: wrong.reshape(-1) for text, wrong in by_mistake.items()})]
 
 
 # -- 9.3 and 9.4: the layers ------------------------------------------------------------------
@@ -256,65 +285,60 @@ def operators(ranks: Ranks, report: Report) -> None:
 @task("9.3", "the MLP, by columns and then by rows", points=3)
 def parallel_mlp(ranks: Ranks, report: Report) -> None:
     """Equal to the MLP that was not split, with one all_reduce each way."""
-    _judge_layers(ranks, report, "ParallelMLP")
+    _judge_layer(ranks, report, "ParallelMLP")
     if not report.found:
         cases = [case | {"common": report.seed} for case in cases_apart(report)]
-        for case, members, values in tried(ranks, report, probe_linears, cases):
-            _judge_linears(report, members, values, seeds_of(case, members))
+        judge_groups(ranks, report, probe_linears, cases, _both_linears)
 
 
-def _judge_layers(ranks: Ranks, report: Report, name: str) -> None:
-    """A layer in groups of which each rank knows its own shard only."""
+def _judge_layer(ranks: Ranks, report: Report, name: str) -> None:
+    """Judge a layer in groups of which each rank knows its own shard only."""
     given = {"name": name, "common": report.seed}
     cases = [case | given for case in cases_apart(report)]
-    for case, members, values in tried(ranks, report, layers.probe_layer, cases):
-        judge_layer(report, name, members, values, seeds_of(case, members))
+    judge_groups(ranks, report, probe_layer, cases, layer_of)
 
 
 def _linears() -> nn.Module:
+    """Return the layers that are cut by columns and by rows."""
     return nn.ModuleDict({name: nn.Linear(WIDE, NARROW) for name in ("up", "down")})
 
 
 @in_group
 def probe_linears(
-    user_ns: dict, *, rank: int, group: Group, partition, seed: int, common: int
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, common: int
 ) -> dict:
     """`ColumnLinear` and `RowLinear` alone: results, and what they communicate."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
-    linears, found = composed(common, [seed] * p, _linears), {}
+    linears, results = composed(common, [seed] * p, _linears), {}
     x, upstream = drawn(common + 1, 2, WIDE), drawn(common + 2, 2, NARROW)
     for name, linear, own, up in (
         ("ColumnLinear", linears["up"], x, upstream.chunk(p, 1)[place]),
         ("RowLinear", linears["down"], x.chunk(p, 1)[place], upstream),
     ):
         layer = answer_named(user_ns, name)(linear, **keywords(partition, group))
-        found[name] = both_ways(layer, own, up)
-    return found
+        results[name] = both_ways(layer, own, up)
+    return results
 
 
-def _judge_linears(report: Report, members: list[int], values: list[dict], seeds: list) -> None:
-    linears, p = composed(report.seed, seeds, _linears), len(members)
-    ys = [linears[name](drawn(report.seed + 1, 2, WIDE)).detach() for name in ("up", "down")]
-    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-        for name, reduced in (("ColumnLinear", 0), ("RowLinear", 1)):
-            got, what = value[name], f"{name} by itself {on(members)}"
-            right = ys[1] if reduced else ys[0].chunk(p, 1)[place]
-            f_inside = "; f belongs in front of all that reads x, not into a layer"
-            ok = (
-                report.communication(rank, got["forward"],
-                                     made("all_reduce", reduced, f" forward in {what}"))
-                and report.judge(rank, got["y"], right.reshape(-1).tolist(), what=what)
-                and report.communication(rank, got["backward"],
-                                         made("all_reduce", 0, f" backward in {what}{f_inside}"))
-            )  # fmt: skip
-            if not ok:
-                break
+def _both_linears(answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what both layers have to give, and which of them communicates."""
+    common, seeds = answer.case["common"], seeds_of(answer.case, answer.members)
+    linears, x = composed(common, seeds, _linears), drawn(common + 1, 2, WIDE)
+    part = linears["up"](x).chunk(len(seeds), 1)[answer.place]
+    for name, reduced, y in (("ColumnLinear", 0, part), ("RowLinear", 1, linears["down"](x))):
+        result, what = answer.value[name], f"{name} by itself {on(answer.members)}"
+        forward = made("all_reduce", reduced, f" forward in {what}")
+        yield communication(result["forward"], forward)
+        yield value(result["y"], numbers_of(y), what=what)
+        f_inside = "; f belongs in front of all that reads x, not into a layer"
+        backward = made("all_reduce", 0, f" backward in {what}{f_inside}")
+        yield communication(result["backward"], backward)
 
 
 @task("9.4", "attention, by heads", points=2)
 def parallel_attention(ranks: Ranks, report: Report) -> None:
     """Equal to the attention that was not split, with one all_reduce each way."""
-    _judge_layers(ranks, report, "ParallelAttention")
+    _judge_layer(ranks, report, "ParallelAttention")
 
 
 # -- 9.5: the norm of all gradients ------------------------------------------------------------
@@ -324,13 +348,13 @@ PARAMETERS = {"a": ((9, 4), True), "b": ((5,), False), "c": ((7,), True), "d": (
 
 
 def _norms(seed: int, p: int) -> tuple[dict[str, Tensor], list[list[float]], list[float]]:
-    """Gradients of the whole model; squares of the shards on each of p ranks, and of the rest.
+    """Return gradients of the whole model; squares of the shards on each of p ranks, and the rest.
 
     All of them are 0 for the seed 0.
     """
     whole = {
-        n: (seed > 0) * drawn(seed + k, *shape)
-        for k, (n, (shape, _)) in enumerate(PARAMETERS.items())
+        name: (seed > 0) * drawn(seed + k, *shape)
+        for k, (name, (shape, _)) in enumerate(PARAMETERS.items())
     }
     cut = [whole[name].tensor_split(p) for name, (_, is_cut) in PARAMETERS.items() if is_cut]
     shards = [[part.square().sum().item() for part in parts] for parts in zip(*cut, strict=True)]
@@ -338,16 +362,27 @@ def _norms(seed: int, p: int) -> tuple[dict[str, Tensor], list[list[float]], lis
     return whole, shards, rest
 
 
+def _norm(shards: list[list[float]], rest: list[float]) -> float:
+    """Return the norm of all gradients, of these squares."""
+    return math.sqrt(sum(map(sum, shards)) + sum(rest))
+
+
 @in_group
 def probe_clip(
-    user_ns: dict, *, rank: int, group: Group, partition, gradients: dict[str, list], most: float
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    partition: Partition,
+    gradients: dict[str, list],
+    most: float,
 ) -> dict:
     """`clip_gradients` of a model of shards and replicas; one parameter has no gradient."""
     model = nn.ParameterDict()
     for name, rows in gradients.items():
-        own = torch.tensor(rows, dtype=torch.float64)
-        model[name] = nn.Parameter(torch.zeros_like(own))
-        model[name].grad = own.clone()
+        rows_of_rank = torch.tensor(rows, dtype=torch.float64)
+        model[name] = nn.Parameter(torch.zeros_like(rows_of_rank))
+        model[name].grad = rows_of_rank.clone()
     model["unused"] = nn.Parameter(torch.ones(2, dtype=torch.float64))
     before = {name: q.grad for name, q in model.items()}
     function, cut = answer_named(user_ns, "clip_gradients"), {"a", "c"}
@@ -360,60 +395,29 @@ def probe_clip(
     }
 
 
-def _wrong_norms(shards: list[list[float]], rest: list[float], place: int, share: float):
-    """What mistakes in the norm give, on one rank."""
-    p, own, replicated = len(shards), sum(shards[place]), sum(rest)
-    every = sum(map(sum, shards))
-    right = math.sqrt(every + replicated)
-    counted = f"replicated parameters are counted {p} times, once for each rank: their squares are "
-    wrong = {
-        "this is the norm of what this rank has: the squares of the other ranks' shards are "
-        "missing": math.sqrt(own + replicated),
-        counted + "added after the all_reduce": math.sqrt(every + p * replicated),
-        "the replicated parameters are missing": math.sqrt(every),
-        "the shards are missing": math.sqrt(replicated),
-        "this is the square of the norm": every + replicated,
-        "norms were added; squares are, and the root comes last":
-            sum(math.sqrt(sum(one) + replicated) for one in shards),
-        "norms of the parameters were added; squares are, and the root comes last":
-            sum(math.sqrt(x) for one in shards for x in one) + sum(map(math.sqrt, rest)),
-        "norms of the parameters of this rank were added; squares are, over all ranks, and the "
-        "root comes last": sum(map(math.sqrt, shards[place] + rest)),
-        "the mean over the ranks; the squares of shards are added": math.sqrt(
-            every / p + replicated),
-        "this is the norm after clipping; the one before is asked for": share * right,
-    }  # fmt: skip
-    return table({said: x for said, x in wrong.items() if abs(x - right) > 1e-9})
-
-
-def _one_number(calls: Calls) -> str | None:
-    """The rule that one number travels."""
-    large = next((call["nbytes"] for call in calls if call["nbytes"] > BYTES), None)
-    return large and f"an all_reduce of {large} bytes: one number is enough, the sum of squares"
-
-
-def _own_gradients(seed: int, place: int, p: int) -> dict[str, list]:
-    """What the rank at a place of p has: its rows of what is cut, and all of the rest."""
-    whole, *_ = _norms(seed, p)
+def _gradients_of_rank(whole: dict[str, Tensor], place: int, p: int) -> dict[str, Tensor]:
+    """Return what the rank at a place of p has: its rows of what is cut, and all of the rest."""
     return {
-        name: (whole[name].tensor_split(p)[place] if is_cut else whole[name]).tolist()
+        name: whole[name].tensor_split(p)[place] if is_cut else whole[name]
         for name, (_, is_cut) in PARAMETERS.items()
     }
 
 
-def _clip_case(seed: int, partition: Partition, share: float) -> dict:
-    """share: of the norm, which is the bound."""
+def _clip_case(seed: int, partition: Partition, share: float) -> dict[str, Any]:
+    """Return a case of gradients of this seed, and of a bound that is a share of their norm."""
     gradients, most = [], []
     for place, p in places(partition):
-        _, shards, rest = _norms(seed, p)
-        gradients.append(_own_gradients(seed, place, p))
-        most.append(share * (math.sqrt(sum(map(sum, shards)) + sum(rest)) or 1))
+        whole, shards, rest = _norms(seed, p)
+        of_rank = _gradients_of_rank(whole, place, p)
+        gradients.append({name: tensor.tolist() for name, tensor in of_rank.items()})
+        most.append(share * (_norm(shards, rest) or 1))
     return {"partition": partition, "each": to_each(gradients=gradients, most=most)}
 
 
-def _hint_zeros(case: dict) -> str | None:
+def _hint_zeros(case: dict[str, Any]) -> str:
+    """Return what to say of an error where all gradients are 0."""
     zeros = not any(map(any, case["each"][0]["gradients"]["a"]))
-    return "all gradients are 0, and so is their norm: don't divide by it" if zeros else None
+    return "all gradients are 0, and so is their norm: don't divide by it" if zeros else ""
 
 
 @task("9.5", "the norm of all gradients", points=2)
@@ -426,56 +430,114 @@ def clip_gradients(ranks: Ranks, report: Report) -> None:
     # A bound that the norm is above and a rank's own is not; then all gradients are 0.
     seeds, shares = [*seeds, report.seed, 0], [*shares, draw.uniform(0.9, 0.97), 1.5]
     among = (*PARTITIONS * 2, PARTITIONS[0], None)
-    cases = [_clip_case(*one) for one in zip(seeds, among, shares, strict=True)]
-    for case, members, values in tried(ranks, report, probe_clip, cases, _hint_zeros):
-        p, number = len(members), cases.index(case)
-        share = shares[number]
-        whole, shards, rest = _norms(seeds[number], p)
-        right = math.sqrt(sum(map(sum, shards)) + sum(rest))
-        factor, where = min(share, 1), f"{on(members)}, bound {'below' if share < 1 else 'above'}"
-        for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-            whole_grads = [
-                one.tensor_split(p)[place] if PARAMETERS[name][1] else one
-                for name, one in whole.items()
+    cases = [_clip_case(*case) for case in zip(seeds, among, shares, strict=True)]
+
+    def judge(answer: GroupAnswer) -> Iterator[Step]:
+        k = cases.index(answer.case)
+        return _clipped(answer, seeds[k], shares[k])
+
+    judge_groups(ranks, report, probe_clip, cases, judge, _hint_zeros)
+
+
+def _clipped(answer: GroupAnswer, seed: int, share: float) -> Iterator[Step]:
+    """Yield what a rank has to return and to scale, where the bound is this share of the norm."""
+    members, place, result = answer.members, answer.place, answer.value
+    whole, shards, rest = _norms(seed, len(members))
+    norm, factor = _norm(shards, rest), min(share, 1)
+    where = f"{on(members)}, bound {'below' if share < 1 else 'above'}"
+    yield communication(result["calls"], only("all_reduce"), inside(members), waited)
+    mistakes = [NO_NUMBER, *_wrong_norms(shards, rest, place, share)]
+    what, form = f"the norm {where}", "the norm, a number"
+    yield value(result["norm"], norm, mistakes, what=what, form=form)
+    gradients = _gradients_of_rank(whole, place, len(members))
+    own = _norm([shards[place]], rest)
+    mistakes = [
+        *_wrong_factors(list(gradients.values()), factor, share, norm, own),
+        *_half_scaled(gradients, factor),
+    ]
+    scaled = [numbers_of(factor * gradient) for gradient in gradients.values()]
+    yield value(result["gradients"], scaled, mistakes, what=f"gradients {where}")
+    yield facts({
+        f"{where}: a parameter without a gradient has changed, or got one: leave out those whose "
+        "grad is None": not result["unused"],
+    })  # fmt: skip
+    yield communication(result["calls"], made("all_reduce", 1), _one_number)
+
+
+def _wrong_norms(
+    shards: list[list[float]], rest: list[float], place: int, share: float
+) -> list[Mistake]:
+    """Return what mistakes in the norm give, on one rank."""
+    p, of_rank, replicated = len(shards), sum(shards[place]), sum(rest)
+    every = sum(map(sum, shards))
+    right = _norm(shards, rest)
+    counted = f"replicated parameters are counted {p} times, once for each rank: their squares are "
+    norms = {
+        "this is the norm of what this rank has: the squares of the other ranks' shards are "
+        "missing": math.sqrt(of_rank + replicated),
+        counted + "added after the all_reduce": math.sqrt(every + p * replicated),
+        "the replicated parameters are missing": math.sqrt(every),
+        "the shards are missing": math.sqrt(replicated),
+        "this is the square of the norm": every + replicated,
+        "norms were added; squares are, and the root comes last":
+            sum(math.sqrt(sum(squares) + replicated) for squares in shards),
+        "norms of the parameters were added; squares are, and the root comes last":
+            sum(math.sqrt(x) for squares in shards for x in squares) + sum(map(math.sqrt, rest)),
+        "norms of the parameters of this rank were added; squares are, over all ranks, and the "
+        "root comes last": sum(map(math.sqrt, shards[place] + rest)),
+        "the mean over the ranks; the squares of shards are added": math.sqrt(
+            every / p + replicated),
+        "this is the norm after clipping; the one before is asked for": share * right,
+    }  # fmt: skip
+    return table({text: norm for text, norm in norms.items() if abs(norm - right) > 1e-9})
+
+
+def _wrong_factors(
+    gradients: list[Tensor], factor: float, share: float, norm: float, norm_of_rank: float
+) -> list[Mistake]:
+    """Return what gradients become when they are scaled by another factor."""
+    factors = {
+        "nothing was scaled, though the norm is above the bound": 1.0,
+        "the gradients were scaled, though the norm is not above the bound": share,
+        "divided by the norm, but not multiplied by the bound": 1 / (norm or 1),
+        "multiplied by the bound, but not divided by the norm": share * norm,
+        "scaled twice": factor**2,
+        "scaled by the norm of what this rank has; the ranks' replicas now differ":
+            min(share * norm / (norm_of_rank or 1), 1),
+        "the gradients are gone": 0.0,
+    }  # fmt: skip
+    return table(
+        {
+            text: [numbers_of(other * gradient) for gradient in gradients]
+            for text, other in factors.items()
+            if abs(other - factor) > 1e-9
+        }
+    )
+
+
+def _half_scaled(gradients: dict[str, Tensor], factor: float) -> list[Mistake]:
+    """Return what gradients are where only the shards, or only the replicas, were scaled."""
+    return table(
+        {
+            text: [
+                numbers_of(gradient * (factor if PARAMETERS[name][1] == scaled else 1))
+                for name, gradient in gradients.items()
             ]
-            own = math.sqrt(sum(shards[place]) + sum(rest))
-            scales = {
-                "nothing was scaled, though the norm is above the bound": 1.0,
-                "the gradients were scaled, though the norm is not above the bound": share,
-                "divided by the norm, but not multiplied by the bound": 1 / (right or 1),
-                "multiplied by the bound, but not divided by the norm": share * right,
-                "scaled twice": factor**2,
-                "scaled by the norm of what this rank has; the ranks' replicas now differ":
-                    min(share * right / (own or 1), 1),
-                "the gradients are gone": 0.0,
-            }  # fmt: skip
-            wrong = table({
-                said: [(x * one).reshape(-1).tolist() for one in whole_grads]
-                for said, x in scales.items() if abs(x - factor) > 1e-9
-            })  # fmt: skip
-            for said, cut in {
+            for text, scaled in {
                 "only the shards were scaled: multiply the replicated gradients as well": True,
                 "only the replicated gradients were scaled: multiply the shards as well": False,
-            }.items():
-                half = [
-                    one * (factor if PARAMETERS[name][1] == cut else 1)
-                    for name, one in zip(whole, whole_grads, strict=True)
-                ]
-                wrong += table({said: [one.reshape(-1).tolist() for one in half]})
-            expected = [(factor * one).reshape(-1).tolist() for one in whole_grads]
-            rules = only("all_reduce"), inside(members), waited
-            unused = {f"{where}: a parameter without a gradient has changed, or got one: leave out "
-                      "those whose grad is None": not value["unused"]}  # fmt: skip
-            _ = (
-                report.communication(rank, value["calls"], *rules)
-                and report.judge(rank, value["norm"], right,
-                                 [NO_NUMBER, *_wrong_norms(shards, rest, place, share)],
-                                 what=f"the norm {where}", form="the norm, a number")
-                and report.judge(rank, value["gradients"], expected, wrong,
-                                 what=f"gradients {where}")
-                and report.facts(rank, unused)
-                and report.communication(rank, value["calls"], made("all_reduce", 1), _one_number)
-            )  # fmt: skip
+            }.items()
+        }
+    )
+
+
+def _one_number(calls: Calls) -> str | None:
+    """Say of calls in which more than one number travels that one is enough."""
+    for call in calls:
+        if call["nbytes"] > BYTES:
+            size = call["nbytes"]
+            return f"an all_reduce of {size} bytes: one number is enough, the sum of squares"
+    return None
 
 
 # -- 9.6: what travels ------------------------------------------------------------------------
@@ -484,56 +546,63 @@ def clip_gradients(ranks: Ranks, report: Report) -> None:
 @task("9.6", "what travels in a step", points=2)
 def traffic(ranks: Ranks, report: Report) -> None:
     """Numbers and bytes of other models than the notebook's."""
-    cases = []
     k = report.seed % 7
     # In the first case with several ranks p, the bytes of a number, the tokens and the number of
     # all_reduces (a multiple of 4) all differ. So a missing factor is recognized as what it is.
-    for depth, batch, tokens, width, p in (
-        (1, 2 + k, 16, 64, 1), (3 + k, 8, 17, 32, 6), (2, 64, 16, 64, 2),
-        (24, 4, 1024, 64 * (k + 2), 8), (2, 4, 16, 64, 9 + report.seed % 90),
-    ):  # fmt: skip
-        nbytes, number = 4 * batch * tokens * width, 4 * depth
-        share = 2 * (p - 1) / p
-        wrong = table({
-            "this is half of them: a block has two layers with an all_reduce, attention and MLP, "
-            "and backward has as many as forward": [number / 2, number / 2 * share * nbytes],
-            "the bytes are those of one all_reduce": [number, share * nbytes],
-            "the bytes of the tensors: on a ring a rank sends 2 (p − 1) / p of them":
-                [number, number * nbytes],
-            "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each":
-                [number, number * share * nbytes / 2],
-            "numbers, not bytes: a float32 has four": [number, number * share * nbytes / 4],
-            "each token has a row of its own: batch · tokens · width numbers":
-                [number, number * share * nbytes / tokens],
-            "every rank has all of x, and all of x is summed: don't divide by p":
-                [number, number * share * nbytes / p],
-        })  # fmt: skip
-        form = "(number of all_reduces, bytes that each rank sends)"
-        right = [number, number * share * nbytes]
-        arguments = [depth, batch, tokens, width, p]
-        cases.append(Case("tensor_parallel_traffic", arguments, right, wrong, form))
-    for parameters, p in ((1000 + k, 1), (54_986 + k, 6), (104_970, 2), (3 * 10**9, 8)):
-        share, nbytes = 2 * (p - 1) / p, 4 * parameters
-        wrong = table({
-            "the bytes of the gradients: on a ring a rank sends 2 (p − 1) / p of them": nbytes,
-            "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each":
-                share * nbytes / 2,
-            "numbers, not bytes: a float32 has four": share * parameters,
-            "the gradients travel once, not forward and backward": 2 * share * nbytes,
-            "every rank has the gradients of all parameters: don't divide by p":
-                share * nbytes / p,
-        })  # fmt: skip
-        form = "bytes that each rank sends"
-        right = share * nbytes
-        cases.append(Case("data_parallel_traffic", [parameters, p], right, wrong, form))
+    models_cut = ((1, 2 + k, 16, 64, 1), (3 + k, 8, 17, 32, 6), (2, 64, 16, 64, 2),
+                  (24, 4, 1024, 64 * (k + 2), 8), (2, 4, 16, 64, 9 + report.seed % 90))  # fmt: skip
+    replicas = ((1000 + k, 1), (54_986 + k, 6), (104_970, 2), (3 * 10**9, 8))
+    cases = [_tensor_parallel(*sizes) for sizes in models_cut]
+    cases += [_data_parallel(*sizes) for sizes in replicas]
     judge_calls(ranks, report, cases)
+
+
+def _tensor_parallel(depth: int, batch: int, tokens: int, width: int, p: int) -> Case:
+    """Return the case of a model whose layers are cut."""
+    nbytes, count, share = 4 * batch * tokens * width, 4 * depth, 2 * (p - 1) / p
+    mistakes = table({
+        "this is half of them: a block has two layers with an all_reduce, attention and MLP, "
+        "and backward has as many as forward": [count / 2, count / 2 * share * nbytes],
+        "the bytes are those of one all_reduce": [count, share * nbytes],
+        "the bytes of the tensors: on a ring a rank sends 2 (p − 1) / p of them":
+            [count, count * nbytes],
+        "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each":
+            [count, count * share * nbytes / 2],
+        "numbers, not bytes: a float32 has four": [count, count * share * nbytes / 4],
+        "each token has a row of its own: batch · tokens · width numbers":
+            [count, count * share * nbytes / tokens],
+        "every rank has all of x, and all of x is summed: don't divide by p":
+            [count, count * share * nbytes / p],
+    })  # fmt: skip
+    return Case(
+        "tensor_parallel_traffic",
+        [depth, batch, tokens, width, p],
+        [count, count * share * nbytes],
+        mistakes,
+        "(number of all_reduces, bytes that each rank sends)",
+    )
+
+
+def _data_parallel(parameters: int, p: int) -> Case:
+    """Return the case of a model of which each rank has a replica."""
+    share, nbytes = 2 * (p - 1) / p, 4 * parameters
+    mistakes = table({
+        "the bytes of the gradients: on a ring a rank sends 2 (p − 1) / p of them": nbytes,
+        "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each":
+            share * nbytes / 2,
+        "numbers, not bytes: a float32 has four": share * parameters,
+        "the gradients travel once, not forward and backward": 2 * share * nbytes,
+        "every rank has the gradients of all parameters: don't divide by p": share * nbytes / p,
+    })  # fmt: skip
+    form = "bytes that each rank sends"
+    return Case("data_parallel_traffic", [parameters, p], share * nbytes, mistakes, form)
 
 
 # -- 9.7: a loss over classes that are split --------------------------------------------------
 
 
 def _logits(seed: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Of 6 samples and 11 classes; large ones of 5 and 9, some samples all below 0."""
+    """Return logits and labels: 6 samples of 11 classes; large ones 5 of 9, some all below 0."""
     samples, classes = (6, 11) if scale == 1 else (5, 9)
     draw = torch.Generator().manual_seed(seed + 9)
     labels = torch.randint(0, classes, (samples,), generator=draw)
@@ -542,8 +611,127 @@ def _logits(seed: int, scale: float) -> tuple[Tensor, Tensor]:
     return scale * drawn(seed, samples, classes) + level.double()[:, None], labels
 
 
+@in_group
+def probe_loss(
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    partition: Partition,
+    part: list,
+    first: int,
+    labels: list,
+) -> dict:
+    """`class_parallel_loss` of this rank's classes, and the gradient of its logits."""
+    function, given = reading_answer(user_ns, "class_parallel_loss"), torch.tensor(labels)
+    logits, one = torch.tensor(part, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    return both_ways(
+        lambda own: function(own, first, given, **keywords(partition, group)), logits, one
+    )
+
+
+def _loss_case(seed: int, partition: Partition, scale: float) -> dict[str, Any]:
+    """Return a case in which each rank is told the logits of its own classes."""
+    logits, labels = _logits(seed, scale)
+    parts, first = [], []
+    for place, p in places(partition):
+        of_ranks = logits.tensor_split(p, dim=1)
+        parts.append(of_ranks[place].tolist())
+        first.append(sum(part.shape[1] for part in of_ranks[:place]))
+    each = to_each(part=parts, first=first)
+    return {"partition": partition, "labels": labels.tolist(), "each": each}
+
+
+@task("9.7", "extra mile: a loss over split classes", points=2)
+def class_parallel_loss(ranks: Ranks, report: Report) -> None:
+    """The cross entropy of all classes, and the gradient of this rank's logits."""
+    scales = (1.0, 900.0) * len(PARTITIONS)
+    seeds, among = report.seeds(len(scales)), [one for one in PARTITIONS for _ in range(2)]
+    cases = [_loss_case(*case) for case in zip(seeds, among, scales, strict=True)]
+
+    def judge(answer: GroupAnswer) -> Iterator[Step]:
+        k = cases.index(answer.case)
+        return _loss_of_classes(answer, seeds[k], scales[k])
+
+    judge_groups(ranks, report, probe_loss, cases, judge)
+
+
+def _loss_of_classes(answer: GroupAnswer, seed: int, scale: float) -> Iterator[Step]:
+    """Yield what the loss and the gradient have to be on a rank, and how much may travel."""
+    members, result = answer.members, answer.value
+    p, place = len(members), answer.place
+    logits, labels = _logits(seed, scale)
+    logits.requires_grad_()
+    loss = functional.cross_entropy(logits, labels)
+    loss.backward()
+    where = f"with logits of a size of {scale:g}, {on(members)}"
+    yield communication(result["forward"], only("all_reduce"), inside(members), waited)
+    mistakes = _wrong_losses(logits.detach(), labels, p, place)
+    yield value(result["y"], [loss.item()], mistakes, what=where, form="the mean loss")
+    gradient = logits.grad.tensor_split(p, dim=1)[place]
+    yield value(
+        result["dx"],
+        numbers_of(gradient),
+        _wrong_logit_gradients(logits.detach(), gradient, p, place),
+        what=f"gradient of the logits {where}",
+        tolerance=EXACT,
+    )
+    yield communication(result["forward"], _few_numbers(where, len(labels)), some(members))
+    yield communication(result["backward"], made("all_reduce", 0, " backward"), only())
+
+
+def _few_numbers(where: str, samples: int) -> Rule:
+    """Return the rule that all_reduces are few, and one number a sample at a time."""
+
+    def rule(calls: Calls) -> str | None:
+        if len(calls) > 3:
+            return (
+                f"{where}: {len(calls)} all_reduces; three are enough: the maximum, the sum, the "
+                "label's logit"
+            )
+        nbytes, enough = sum(call["nbytes"] for call in calls), 3 * samples * BYTES
+        if nbytes > enough:
+            return (
+                f"{where}: {nbytes} bytes reduced; one number a sample and a time is enough: "
+                f"{enough} at most"
+            )
+        return None
+
+    return rule
+
+
+def _wrong_losses(logits: Tensor, labels: Tensor, p: int, place: int) -> list[Mistake]:
+    """Return what mistakes make of the loss, on one of p ranks."""
+    loss = functional.cross_entropy(logits, labels).item()
+    samples, parts = range(len(labels)), logits.tensor_split(p, dim=1)
+    picked = logits[samples, labels]
+    maxima = [part.max(1).values for part in parts]
+    sums = [(part - most[:, None]).exp().sum(1) for part, most in zip(parts, maxima, strict=True)]
+    edges = torch.tensor([part.shape[1] for part in parts]).cumsum(0)
+    owner = torch.bucketize(labels, edges, right=True)  # the place that has the label's class
+    maxima_of_owners = torch.stack(maxima)[owner, samples]
+    losses = {
+        "this is a sum over the samples; take the mean": loss * len(labels),
+        f"the loss is summed over the {p} ranks": loss * p,
+        "the classes of this rank only were summed: sum the exponentials over the ranks":
+            (parts[place].exp().sum(1).log() - picked).mean().item(),
+        "the logit of the label is missing: the rank that has the class knows it":
+            logits.exp().sum(1).log().mean().item(),
+        "each rank subtracted a maximum of its own, and then summed: the maximum must be "
+        "that of all ranks (ReduceOp.MAX)":
+            (sum(sums).log() + maxima_of_owners - picked).mean().item(),
+    }  # fmt: skip
+    losses |= _wrong_masks(logits, labels, p)
+    infinite = Mistake(
+        lambda got: not _finite(got),
+        "not a finite number. exp() of a large logit is inf: subtract the largest logit of each "
+        "sample first",
+    )
+    return [infinite, *table({text: [wrong] for text, wrong in losses.items()})]
+
+
 def _wrong_masks(logits: Tensor, labels: Tensor, p: int) -> dict[str, float]:
-    """The losses if ranks that do not have the label's class add something to its logit."""
+    """Return the losses if ranks that do not have the label's class add something to its logit."""
     shifted, first = logits - logits.amax(1, keepdim=True), 0
     losses = dict.fromkeys((
         "the label's logit also comes from ranks that do not have its class: multiply it by a mask",
@@ -555,112 +743,33 @@ def _wrong_masks(logits: Tensor, labels: Tensor, p: int) -> dict[str, float]:
         count = part.shape[1]
         picked = part.gather(1, (labels - first).clamp(0, count - 1)[:, None]).squeeze(1)
         near = (first <= labels) & (labels <= first + count)
-        for said, mask in zip(losses, (1, near, labels < count), strict=True):
-            losses[said] = losses[said] - picked * mask
+        for text, mask in zip(losses, (1, near, labels < count), strict=True):
+            losses[text] = losses[text] - picked * mask
         first += count
-    return {said: one.mean().item() for said, one in losses.items()}
+    return {text: loss.mean().item() for text, loss in losses.items()}
 
 
-def _finite(value: object) -> bool:
-    return not isinstance(value, list) or all(map(math.isfinite, value))
+def _finite(result: object) -> bool:
+    """Return whether a list has finite numbers only."""
+    return not isinstance(result, list) or all(map(math.isfinite, result))
 
 
-@in_group
-def probe_loss(
-    user_ns: dict, *, rank: int, group: Group, partition, part: list, first: int, labels: list
-) -> dict:
-    """`class_parallel_loss` of this rank's classes, and the gradient of its logits."""
-    function, given = reading_answer(user_ns, "class_parallel_loss"), torch.tensor(labels)
-    logits, one = torch.tensor(part, dtype=torch.float64), torch.ones((), dtype=torch.float64)
-    return both_ways(
-        lambda own: function(own, first, given, **keywords(partition, group)), logits, one
-    )
-
-
-def _loss_case(seed: int, partition: Partition, scale: float) -> dict:
-    """Each rank is told the logits of its own classes."""
-    logits, labels = _logits(seed, scale)
-    own = [(logits.tensor_split(p, dim=1), place) for place, p in places(partition)]
-    first = [sum(part.shape[1] for part in parts[:place]) for parts, place in own]
-    each = to_each(part=[parts[place].tolist() for parts, place in own], first=first)
-    return {"partition": partition, "labels": labels.tolist(), "each": each}
-
-
-@task("9.7", "extra mile: a loss over split classes", points=2)
-def class_parallel_loss(ranks: Ranks, report: Report) -> None:
-    """The cross entropy of all classes, and the gradient of this rank's logits."""
-    scales = (1.0, 900.0) * len(PARTITIONS)
-    seeds, among = report.seeds(len(scales)), [one for one in PARTITIONS for _ in range(2)]
-    cases = [_loss_case(*one) for one in zip(seeds, among, scales, strict=True)]
-    for case, members, values in tried(ranks, report, probe_loss, cases):
-        number = cases.index(case)
-        scale = scales[number]
-        logits, labels = _logits(seeds[number], scale)
-        logits.requires_grad_()
-        loss = functional.cross_entropy(logits, labels)
-        loss.backward()
-        p, detached, samples = len(members), logits.detach(), len(labels)
-        parts = logits.grad.tensor_split(p, dim=1)
-        exps = detached.exp().sum(1)
-        picked = detached[range(samples), labels]
-        maxima = [one.max(1).values for one in detached.tensor_split(p, dim=1)]
-        sums = [(one - most[:, None]).exp().sum(1) for one, most in
-                zip(detached.tensor_split(p, dim=1), maxima, strict=True)]  # fmt: skip
-        edges = torch.tensor([one.shape[1] for one in detached.tensor_split(p, dim=1)]).cumsum(0)
-        owner = torch.bucketize(labels, edges, right=True)  # the place that has the label's class
-        owners = torch.stack(maxima)[owner, range(samples)]
-        what = f"with logits of a size of {scale:g}, {on(members)}"
-        for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-            own = detached.tensor_split(p, dim=1)[place]
-            wrong = table({
-                "this is a sum over the samples; take the mean": [loss.item() * samples],
-                f"the loss is summed over the {p} ranks": [loss.item() * p],
-                "the classes of this rank only were summed: sum the exponentials over the ranks":
-                    [(own.exp().sum(1).log() - picked).mean().item()],
-                "the logit of the label is missing: the rank that has the class knows it":
-                    [exps.log().mean().item()],
-                "each rank subtracted a maximum of its own, and then summed: the maximum must be "
-                "that of all ranks (ReduceOp.MAX)":
-                    [(sum(sums).log() + owners - picked).mean().item()],
-            })  # fmt: skip
-            masks = _wrong_masks(detached, labels, p)
-            wrong += table({said: [one] for said, one in masks.items()})
-            infinite = (
-                "not a finite number. exp() of a large logit is inf: subtract the largest logit "
-                "of each sample first"
-            )
-            wrong.insert(0, Mistake(lambda v: not _finite(v), infinite))
-            expected = parts[place].reshape(-1)
-            with_maximum = parts[place].scatter_add(
-                1, own.argmax(1, keepdim=True), -parts[place].sum(1, keepdim=True)
-            )
-            wrong_dx = table({
-                f"{p} times too large: it was summed over ranks that have the same loss":
-                    expected * p if p > 1 else [],
-                "a sum over the samples": expected * samples,
-                "the exponentials' part only: the label's logit was cut off, by detach or in place":
-                    (detached.softmax(1) / samples).tensor_split(p, dim=1)[place].reshape(-1),
-                "the maximum has a gradient here: detach the logits that it is taken of":
-                    with_maximum.reshape(-1),
-            })  # fmt: skip
-            many = sum(call["nbytes"] for call in value["forward"])
-            allowed = rules_of({
-                f"{what}: {len(value['forward'])} all_reduces; three are enough: the maximum, the "
-                "sum, the label's logit": len(value["forward"]) > 3,
-                f"{what}: {many} bytes reduced; one number a sample and a time is enough: "
-                f"{3 * samples * BYTES} at most": many > 3 * samples * BYTES,
-            })  # fmt: skip
-            form = "the mean loss"
-            _ = (
-                report.communication(rank, value["forward"], only("all_reduce"), inside(members),
-                                     waited)
-                and report.judge(rank, value["y"], [loss.item()], wrong, what=what, form=form)
-                and report.judge(rank, value["dx"], expected.tolist(), wrong_dx,
-                                 what=f"gradient of the logits {what}", tolerance=EXACT)
-                and report.communication(rank, value["forward"], *allowed, some(members))
-                and report.communication(rank, value["backward"],
-                                         made("all_reduce", 0, " backward"), only())
-            )  # fmt: skip
+def _wrong_logit_gradients(logits: Tensor, right: Tensor, p: int, place: int) -> list[Mistake]:
+    """Return what mistakes make of the gradient of the logits of one of p ranks."""
+    samples, part = len(logits), logits.tensor_split(p, dim=1)[place]
+    largest = part.argmax(1, keepdim=True)
+    exponentials = (logits.softmax(1) / samples).tensor_split(p, dim=1)[place]
+    gradients = {
+        "a sum over the samples": right * samples,
+        "the exponentials' part only: the label's logit was cut off, by detach or in place":
+            exponentials,
+        "the maximum has a gradient here: detach the logits that it is taken of":
+            right.scatter_add(1, largest, -right.sum(1, keepdim=True)),
+    }  # fmt: skip
+    if p > 1:
+        text = f"{p} times too large: it was summed over ranks that have the same loss"
+        gradients = {text: right * p} | gradients
+    return table({text: gradient.reshape(-1) for text, gradient in gradients.items()})
 
 
 # -- 9.8: the same with DTensor ---------------------------------------------------------------
@@ -678,14 +787,14 @@ def probe_block(user_ns: dict, *, rank: int, seeds: list, common: int, size: int
     meshes = [DeviceMesh("cpu", list(range(k, k + size))) for k in range(0, 4, size)]
     mesh = meshes[rank // size]
     block = composed(common, seeds, models.Block, WIDTH, HEADS, HIDDEN)
-    got = answer_named(user_ns, "parallelize")(block, mesh)
-    if not isinstance(got, nn.Module):
-        return {"returned": "nothing" if got is None else f"a {type(got).__name__}"}
-    if got is not block:
+    result = answer_named(user_ns, "parallelize")(block, mesh)
+    if not isinstance(result, nn.Module):
+        return {"returned": "nothing" if result is None else f"a {type(result).__name__}"}
+    if result is not block:
         return {"returned": "another module than the block"}
     local = {
         name: list(p.to_local().shape) if isinstance(p, DTensor) else None
-        for name, p in got.named_parameters()
+        for name, p in block.named_parameters()
         if "norm" not in name
     }
     missing = [name for name, shape in local.items() if shape is None]
@@ -693,80 +802,87 @@ def probe_block(user_ns: dict, *, rank: int, seeds: list, common: int, size: int
     odd = [name for name, shape in shapes(whole, size).items() if local.get(name, shape) != shape]
     if missing or odd:
         return {"missing": missing, "odd": odd}
-    found = both_ways(got, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
-    grads = {name: p.grad for name, p in got.named_parameters()}
+    found = both_ways(block, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
+    grads = {name: p.grad for name, p in block.named_parameters()}
     grads = {n: g.to_local() if isinstance(g, DTensor) else g for n, g in grads.items()}
     return found | {
         "gradients": {name: None if g is None else flat(g) for name, g in grads.items()}
     }
 
 
-def _twin_of_block(common: int, seeds: list[int]) -> tuple[nn.Module, Tensor, Tensor]:
-    """The block that is not cut, with gradients; its input and output."""
-    block = composed(common, seeds, models.Block, WIDTH, HEADS, HIDDEN)
-    x = drawn(common + 1, *INPUT).requires_grad_()
-    y = block(x)
-    y.backward(drawn(common + 2, *INPUT))
-    return block, x, y
-
-
 @task("9.8", "the same with DTensor", points=2)
 def with_dtensor(ranks: Ranks, report: Report) -> None:
     """A block of the model: as the twin, with two all_reduces each way."""
-    for size in (4, 2):
-        own, meshes = report.seeds(WORLD), [range(k, k + size) for k in range(0, WORLD, size)]
-        each = to_each(seeds=[
-            [own[r if rank in (r, members[0]) else rank] for r in members]
-            for members in meshes for rank in members
-        ])  # fmt: skip
-        twins = [_twin_of_block(report.seed, [own[r] for r in members]) for members in meshes]
-        given = {"each": each, "common": report.seed, "size": size}
-        for reply in report.answers(ranks, probe_block, **given):
-            rank, value = reply.rank, reply.value
-            block, x, y = twins[rank // size]
-            where = on(meshes[rank // size])
-            expected = {
-                name: shard(name, p.grad, size, rank % size) if "norm" not in name else p.grad
-                for name, p in block.named_parameters()
-            }
-            returned, missing = value.get("returned"), value.get("missing")
-            rules = {
-                f"parallelize returned {returned}: change the block itself, and return the block":
-                    returned,
-                f"{', '.join(missing or ())}: no DTensors, the plan has no style for them": missing,
-                f"{where}: {', '.join(value.get('odd', ()))}: cut in another way. q, k, v and up "
-                "go by columns (ColwiseParallel), out and down by rows (RowwiseParallel), all of "
-                "them over the mesh that was handed in":
-                    value.get("odd"),
-            }  # fmt: skip
-            if not report.facts(rank, rules):
-                continue
-            counts = [
-                sum(call["op"].startswith("all_reduce") for call in value[way])
-                for way in ("forward", "backward")
-            ]
-            ops = {call["op"] for way in ("forward", "backward") for call in value[way]}
-            others = sorted(op for op in ops if not op.startswith("all_reduce"))
-            reductions = {
-                f"{where}: it calls {', '.join(others)}. All_reduces are enough: each rank attends "
-                "with its own heads": others,
-                f"{where}: {counts[0]} all_reduces forward, expected 2": counts[0] != 2,
-                f"{where}: {counts[1]} all_reduces backward, expected 2. Q, K and V each take x "
-                "for themselves, and each reduces its gradient: PrepareModuleInput makes x a "
-                "DTensor once, for all three": counts[1] > 2,
-                f"{where}: {counts[1]} all_reduces backward, expected 2": counts[1] < 2,
-            }  # fmt: skip
-            how = {"tolerance": EXACT}
-            flat_y, flat_dx = y.detach().reshape(-1).tolist(), x.grad.reshape(-1).tolist()
-            _ = (
-                report.judge(rank, value["y"], flat_y, what=f"output {where}", **how)
-                and report.judge(rank, value["dx"], flat_dx, what=f"gradient of x {where}", **how)
-                and all(judge_gradient(report, rank, name, value["gradients"][name], g, size)
-                        for name, g in expected.items())
-                and report.facts(rank, reductions)
-            )  # fmt: skip
-        if report.found:
-            return
+    seeds = {size: report.seeds(WORLD) for size in (4, 2)}
+
+    def judge(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+        members = _mesh_of(answer.rank, case["size"])
+        own_seeds = tuple(seeds[case["size"]][rank] for rank in members)
+        return _block(case, answer, members, own_seeds)
+
+    cases = [
+        {"each": _seeds_told(own, size), "common": report.seed, "size": size}
+        for size, own in seeds.items()
+    ]
+    report.judge_cases(ranks, probe_block, cases, judge)
+
+
+def _mesh_of(rank: int, size: int) -> list[int]:
+    """Return the ranks of the mesh that a rank is in, where each has this size."""
+    first = rank - rank % size
+    return list(range(first, first + size))
+
+
+def _seeds_told(seeds: list[int], size: int) -> list[dict[str, Any]]:
+    """Return the seeds of shards that each rank is told: all, or its own and stand-ins."""
+    seeds_told = []
+    for rank in range(WORLD):
+        members = _mesh_of(rank, size)
+        seeds_told.append([seeds[r] if rank in (r, members[0]) else seeds[rank] for r in members])
+    return to_each(seeds=seeds_told)
+
+
+def _block(
+    case: dict[str, Any], answer: Reply, members: list[int], seeds: tuple[int, ...]
+) -> Iterator[Step]:
+    """Yield what a rank's part of the block has to be, to give, and to communicate."""
+    result, size, where = answer.value, case["size"], on(members)
+    returned, missing, odd = (result.get(name) for name in ("returned", "missing", "odd"))
+    yield facts({
+        f"parallelize returned {returned}: change the block itself, and return the block": returned,
+        f"{', '.join(missing or ())}: no DTensors, the plan has no style for them": missing,
+        f"{where}: {', '.join(odd or ())}: cut in another way. q, k, v and up go by columns "
+        "(ColwiseParallel), out and down by rows (RowwiseParallel), all of them over the mesh that "
+        "was handed in": odd,
+    })  # fmt: skip
+    twin, what = uncut("Block", case["common"], seeds), f"output {where}"
+    yield value(result["y"], numbers_of(twin.y), what=what, tolerance=EXACT)
+    what = f"gradient of x {where}"
+    yield value(result["dx"], numbers_of(twin.x.grad), what=what, tolerance=EXACT)
+    for name, parameter in twin.layer.named_parameters():
+        whole = "norm" in name
+        own = parameter.grad if whole else shard(name, parameter.grad, size, answer.rank % size)
+        yield shard_gradient(name, result["gradients"][name], own, size)
+    yield facts(_wrong_reductions(result, where))
+
+
+def _wrong_reductions(result: dict[str, Any], where: str) -> dict[str, object]:
+    """Return what is wrong with the collectives of a block: two all_reduces each way."""
+    forward, backward = (
+        sum(call["op"].startswith("all_reduce") for call in result[way])
+        for way in ("forward", "backward")
+    )
+    ops = {call["op"] for call in result["forward"] + result["backward"]}
+    others = sorted(op for op in ops if not op.startswith("all_reduce"))
+    return {
+        f"{where}: it calls {', '.join(others)}. All_reduces are enough: each rank attends "
+        "with its own heads": others,
+        f"{where}: {forward} all_reduces forward, expected 2": forward != 2,
+        f"{where}: {backward} all_reduces backward, expected 2. Q, K and V each take x for "
+        "themselves, and each reduces its gradient: PrepareModuleInput makes x a DTensor once, for "
+        "all three": backward > 2,
+        f"{where}: {backward} all_reduces backward, expected 2": backward < 2,
+    }
 
 
 # -- 9.9: experts -----------------------------------------------------------------------------
@@ -776,7 +892,6 @@ def with_dtensor(ranks: Ranks, report: Report) -> None:
 def expert_parallel(ranks: Ranks, report: Report) -> None:
     """Tokens go to their experts and come back; those beyond the capacity stay behind."""
     cases = [case | {"capacity": c} for case in cases_apart(report) for c in experts.CAPACITIES]
-    cases += [cases_apart(report)[2] | {"capacity": experts.MANY}]
-    for case, members, values in tried(ranks, report, experts.probe_experts, cases):
-        seeds = seeds_of(case, members)
-        experts.judge(report, members, values, seeds, case["capacity"])
+    cases.append(cases_apart(report)[2] | {"capacity": experts.MANY})
+    for case, members, results in tried(ranks, report, experts.probe_experts, cases):
+        experts.judge(report, case, members, results)

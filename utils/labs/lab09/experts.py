@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checks.calls import Calls, Rule, inside, only
-from utils.checks.groups import Group, in_group, keywords, on
+from utils.checks.groups import Group, Partition, in_group, keywords, on
 from utils.checks.mistakes import Mistake, one_of, table
 from utils.checks.probe import reading_answer
+from utils.checks.steps import Step, communication, value
 from utils.checks.task import Report
 
-from .shards import BYTES, EXACT, both_ways, drawn, flat, made_module
+from .shards import BYTES, EXACT, both_ways, drawn, flat, made_module, numbers_of, seeds_of
 
 #: Small, and large enough for all tokens of a rank.
 CAPACITIES = (2, 7)
@@ -27,13 +30,23 @@ CAPACITIES = (2, 7)
 MANY = 300
 
 
+@dataclass(frozen=True)
+class Routed:
+    """The tokens of a rank, with the expert of each, its gate, and the gradient of its output."""
+
+    x: Tensor
+    choice: Tensor
+    gate: Tensor
+    upstream: Tensor
+
+
 def _sizes(capacity: int) -> tuple[int, int]:
-    """Tokens of a rank, and features of each."""
+    """Return the number of tokens of a rank, and of features of each."""
     return (9, 3) if capacity == CAPACITIES[0] else (capacity, 4)
 
 
-def _routed(seed: int, p: int, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens of the rank with this seed, the expert of each, its gate, and the gradient above."""
+def _routed(seed: int, p: int, capacity: int) -> Routed:
+    """Return what the rank with this seed has, where there are p experts."""
     tokens, features = _sizes(capacity)
     draw = torch.Generator().manual_seed(seed)
     popular = torch.rand(tokens, generator=draw) < 0.4
@@ -44,17 +57,18 @@ def _routed(seed: int, p: int, capacity: int) -> tuple[Tensor, Tensor, Tensor, T
     gate = 0.2 + 0.3 * (ends + torch.rand(tokens, generator=draw, dtype=torch.float64))
     x, upstream = (drawn(seed + k, tokens, features) for k in (100, 200))
     x[0] = 0  # a token as good as others
-    return x, choice, gate, upstream
+    return Routed(x, choice, gate, upstream)
 
 
 def _expert(seed: int, capacity: int) -> nn.Module:
+    """Return the expert of the rank with this seed."""
     _, features = _sizes(capacity)
     return nn.Sequential(made_module(seed + 7, nn.Linear, features, features), nn.Tanh())
 
 
 @contextlib.contextmanager
 def _memory_of_nan() -> Iterator[None]:
-    """New memory that nobody has written to is NaN, and not zeros by luck."""
+    """Fill new memory that nobody has written to with NaN, so that it is not zeros by luck."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -65,159 +79,205 @@ def _memory_of_nan() -> Iterator[None]:
 
 @in_group
 def probe_experts(
-    user_ns: dict, *, rank: int, group: Group, partition, seed: int, capacity: int
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, capacity: int
 ) -> dict:
     """`expert_parallel` of this rank's tokens with this rank's expert."""
     function = reading_answer(user_ns, "expert_parallel")
-    x, choice, gate, upstream = _routed(seed, dist.get_world_size(group), capacity)
-    expert = _expert(seed, capacity)
+    routed = _routed(seed, dist.get_world_size(group), capacity)
+    choice, gate, expert = routed.choice, routed.gate, _expert(seed, capacity)
     gate.requires_grad_()
     named = keywords(partition, group)
     with _memory_of_nan():
-        found = both_ways(
-            lambda own: function(own, choice.clone(), gate, expert, capacity, **named), x, upstream
+        result = both_ways(
+            lambda own: function(own, choice.clone(), gate, expert, capacity, **named),
+            routed.x,
+            routed.upstream,
         )
     grads = [gate.grad, *(parameter.grad for parameter in expert.parameters())]
-    return found | {"grads": [None if g is None else flat(g) for g in grads]}
+    return result | {"grads": [None if g is None else flat(g) for g in grads]}
 
 
 def _kept(choice: Tensor, capacity: int, last: bool = False) -> Tensor:
-    """Whether each token is among the first (or last) so many of its expert."""
+    """Return whether each token is among the first (or last) so many of its expert."""
     order = choice.flip(0) if last else choice
-    seen = [int((order[:k] == order[k]).sum()) < capacity for k in range(len(order))]
-    return torch.tensor(seen).flip(0) if last else torch.tensor(seen)
+    kept = [int((order[:k] == order[k]).sum()) < capacity for k in range(len(order))]
+    return torch.tensor(kept).flip(0) if last else torch.tensor(kept)
 
 
 def _surest(choice: Tensor, gate: Tensor, capacity: int) -> Tensor:
-    """Whether each token is among the so many of its expert that have the largest gates."""
+    """Return whether each token is among the so many of its expert that have the largest gates."""
     order = gate.argsort(descending=True)
     return _kept(choice[order], capacity)[order.argsort()]
 
 
 def _overwritten(choice: Tensor, capacity: int) -> Tensor:
-    """The token at each token's place if those beyond the capacity overwrite the last place."""
-    found = torch.arange(len(choice))
+    """Return each token's token if those beyond the capacity overwrite the last place."""
+    tokens = torch.arange(len(choice))
     for expert in choice.unique():
         own = (choice == expert).nonzero().flatten()
-        found[own[capacity - 1 :]] = own[-1]
-    return found
+        tokens[own[capacity - 1 :]] = own[-1]
+    return tokens
 
 
-def judge(
-    report: Report, members: list[int], values: list[dict], seeds: list[int], capacity: int
-) -> None:
-    """Outputs, gradients and traffic of all ranks of a group, which were told these seeds."""
-    p = len(members)
+@dataclass(frozen=True)
+class Twin:
+    """All experts of a group in one process, after forward and backward.
+
+    Attributes:
+        modules: the expert of each rank, with the gradients of its parameters.
+        routed: of each rank, with the gradients of its tokens and gates.
+        outputs: what the experts say to the tokens of each rank.
+        ys: the result on each rank.
+    """
+
+    modules: list[nn.Module]
+    routed: list[Routed]
+    outputs: list[Tensor]
+    ys: list[Tensor]
+
+
+def _twin(seeds: Sequence[int], capacity: int) -> Twin:
+    """Return what ranks with these seeds have to get."""
     modules = [_expert(seed, capacity) for seed in seeds]
-    routed = [_routed(seed, p, capacity) for seed in seeds]
-    for x, _, gate, _ in routed:
-        x.requires_grad_(), gate.requires_grad_()
-    outputs = [_outputs(modules, *own[:2]) for own in routed]
+    routed = [_routed(seed, len(seeds), capacity) for seed in seeds]
+    for each in routed:
+        each.x.requires_grad_()
+        each.gate.requires_grad_()
+    outputs = [_outputs(modules, each.x, each.choice) for each in routed]
     for parameter in (q for module in modules for q in module.parameters()):
         parameter.grad = torch.zeros_like(parameter)  # of an expert that nobody has chosen
     ys = [
-        _kept(choice, capacity)[:, None] * gate[:, None] * out
-        for out, (_, choice, gate, _) in zip(outputs, routed, strict=True)
+        _kept(each.choice, capacity)[:, None] * each.gate[:, None] * output
+        for output, each in zip(outputs, routed, strict=True)
     ]
-    sum((y * own[3]).sum() for y, own in zip(ys, routed, strict=True)).backward()
-    nbytes, where = BYTES * p * capacity * _sizes(capacity)[1], on(members)
-    where = f"capacity {capacity}, {where}"
-    allowed = [only("all_to_all_single", "all_to_all"), inside(members)]
-    # All outputs first: one that is right by chance has gradients of others' wrong ones.
-    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-        x, choice, gate, _ = routed[place]
-        wrong = _wrong_routes(modules, x, choice, gate, outputs[place], capacity, place)
-        ok = (
-            report.communication(rank, value["forward"], *allowed)
-            and report.judge(rank, value["y"], ys[place].reshape(-1).tolist(), wrong,
-                             what=f"output, {where}", tolerance=EXACT)
-        )  # fmt: skip
-        if not ok:
-            return
-    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-        x, _, gate, _ = routed[place]
-        sizes = [_total("all_to_all", way, value[way], nbytes) for way in ("forward", "backward")]
-        expected = [gate.grad, *(q.grad for q in modules[place].parameters())]
-        what = ["the gates", "the expert's weight", "the expert's bias"]
-        ok = (
-            report.communication(rank, value["forward"], sizes[0])
-            and report.judge(rank, value["dx"], x.grad.reshape(-1).tolist(),
-                             _cut_off(x.grad), what=f"gradient of x, {where}", tolerance=EXACT)
-            and all(
-                report.judge(rank, got, g.reshape(-1).tolist(), _cut_off(g),
-                             what=f"gradient of {name}, {where}", tolerance=EXACT)
-                for name, got, g in zip(what, value["grads"], expected, strict=True)
-            )
-            and report.communication(rank, value["backward"], *allowed, sizes[1])
-        )  # fmt: skip
-        if not ok:
-            break
+    sum((y * each.upstream).sum() for y, each in zip(ys, routed, strict=True)).backward()
+    return Twin(modules, routed, outputs, ys)
+
+
+def judge(report: Report, case: dict[str, Any], members: list[int], values: list[dict]) -> None:
+    """Judge outputs, gradients and traffic of all ranks of a group, until one is wrong.
+
+    All outputs come first: one that is right by chance has gradients of others' wrong ones.
+    """
+    twin = _twin(seeds_of(case, members), case["capacity"])
+    for steps in (_output, _gradients):
+        for place, (rank, result) in enumerate(zip(members, values, strict=True)):
+            if not report.follow(rank, steps(twin, case["capacity"], members, place, result)):
+                return
+
+
+#: What an answer may call.
+_EXCHANGES = only("all_to_all_single", "all_to_all")
+
+
+def _output(
+    twin: Twin, capacity: int, members: list[int], place: int, result: dict[str, Any]
+) -> Iterator[Step]:
+    """Yield what a rank has to return."""
+    yield communication(result["forward"], _EXCHANGES, inside(members))
+    yield value(
+        result["y"],
+        numbers_of(twin.ys[place]),
+        _wrong_routes(twin, place, capacity),
+        what=f"output, capacity {capacity}, {on(members)}",
+        tolerance=EXACT,
+    )
+
+
+def _gradients(
+    twin: Twin, capacity: int, members: list[int], place: int, result: dict[str, Any]
+) -> Iterator[Step]:
+    """Yield what has to come back to a rank, and how much may travel for it."""
+    nbytes, routed = BYTES * len(members) * capacity * _sizes(capacity)[1], twin.routed[place]
+    yield communication(result["forward"], _there_and_back("forward", nbytes))
+    expert = [parameter.grad for parameter in twin.modules[place].parameters()]
+    expected = [routed.x.grad, routed.gate.grad, *expert]
+    names = ("x", "the gates", "the expert's weight", "the expert's bias")
+    for name, got, right in zip(names, [result["dx"], *result["grads"]], expected, strict=True):
+        what = f"gradient of {name}, capacity {capacity}, {on(members)}"
+        yield value(got, numbers_of(right), _cut_off(right), what=what, tolerance=EXACT)
+    backward = _there_and_back("backward", nbytes)
+    yield communication(result["backward"], _EXCHANGES, inside(members), backward)
 
 
 def _outputs(modules: list[nn.Module], x: Tensor, choice: Tensor) -> Tensor:
-    """What the expert of each token says to it."""
+    """Return what the expert of each token says to it."""
     return torch.stack([modules[int(c)](token) for token, c in zip(x, choice, strict=True)])
 
 
-def _total(op: str, way: str, calls: Calls, nbytes: int) -> Rule:
-    def rule(_: Calls) -> str | None:
+def _there_and_back(way: str, nbytes: int) -> Rule:
+    """Return the rule that two calls, each of this size, are made forward or backward."""
+
+    def rule(calls: Calls) -> str | None:
         if len(calls) != 2:
-            return f"{way}: expected 2 {op}, there and back, it made {len(calls)}"
-        odd = next((call["nbytes"] for call in calls if call["nbytes"] != nbytes), None)
-        said = f"{way}: an {op} of {odd} bytes, expected {nbytes}: p · capacity tokens, full or not"
-        return said if odd is not None else None
+            return f"{way}: expected 2 all_to_all, there and back, it made {len(calls)}"
+        for call in calls:
+            if call["nbytes"] != nbytes:
+                return (
+                    f"{way}: an all_to_all of {call['nbytes']} bytes, expected {nbytes}: p · "
+                    "capacity tokens, full or not"
+                )
+        return None
 
     return rule
 
 
 def _cut_off(gradient: Tensor) -> list[Mistake]:
-    """Where no gradient comes back."""
-    said = (
-        "the gradient does not find its way back: dist.all_to_all_single is no part of the graph, "
-        "and neither is what was detached. exchange() is"
-    )
+    """Return where no gradient comes back."""
     zeros = (0 * gradient).reshape(-1).tolist()
-    padding = "not a number: pad the blocks that are not full with zeros, not with new_empty()"
     return [
-        Mistake(lambda value: value is None or value == zeros, said),
-        Mistake(lambda value: isinstance(value, list) and any(map(math.isnan, value)), padding),
+        Mistake(
+            lambda got: got is None or got == zeros,
+            "the gradient does not find its way back: dist.all_to_all_single is no part of the "
+            "graph, and neither is what was detached. exchange() is",
+        ),
+        Mistake(
+            lambda got: isinstance(got, list) and any(map(math.isnan, got)),
+            "not a number: pad the blocks that are not full with zeros, not with new_empty()",
+        ),
     ]
 
 
-def _wrong_routes(modules, x, choice, gate, outputs, capacity, place) -> Iterator[Mistake]:
-    x, gate, outputs = x.detach(), gate.detach()[:, None], outputs.detach()
+def _wrong_routes(twin: Twin, place: int, capacity: int) -> Iterator[Mistake]:
+    """Yield what mistakes make of the output on one rank."""
+    routed = twin.routed[place]
+    x, choice, gate = routed.x.detach(), routed.choice, routed.gate.detach()[:, None]
+    outputs = twin.outputs[place].detach()
     kept = _kept(choice, capacity)[:, None]
-    with torch.no_grad():
-        own = torch.stack([modules[place](token) for token in x])
-        weighted = _outputs(modules, gate * x, choice)
-        sparse = torch.where(kept, gate * outputs, 0)
-        order = choice.argsort(stable=True)
-        last = gate * outputs[_overwritten(choice, capacity)]
-        wrong = {
-            "all tokens went to this rank's own expert": torch.where(kept, gate * own, 0),
-            "the gate is missing: an output counts by it, and so the router learns":
-                torch.where(kept, outputs, 0),
-            "the gate multiplies what goes into the expert; it belongs to what comes out":
-                torch.where(kept, weighted, 0),
-            "the gate counts twice": torch.where(kept, gate**2 * outputs, 0),
-            "tokens beyond the capacity were computed, too: leave them behind, with the output 0":
-                gate * outputs,
-            "tokens beyond the capacity must give 0 (the residual connection carries them on), "
-            "not the token": torch.where(kept, gate * outputs, x),
-            "tokens beyond the capacity must give 0, not the weighted token":
-                torch.where(kept, gate * outputs, gate * x),
-            "the first tokens of an expert have to be kept, not the last":
-                torch.where(_kept(choice, capacity, True)[:, None], gate * outputs, 0),
-            "one token fewer than the capacity was kept: places 0 … capacity − 1":
-                torch.where(_kept(choice, capacity - 1)[:, None], gate * outputs, 0),
-            "one token more than the capacity was kept: places 0 … capacity − 1":
-                torch.where(_kept(choice, capacity + 1)[:, None], gate * outputs, 0),
-            "the tokens come back in the order of the experts; each belongs into its old place":
-                sparse[order],
-            "the first tokens of an expert have to be kept, not the surest":
-                torch.where(_surest(choice, gate[:, 0], capacity)[:, None], gate * outputs, 0),
-        }  # fmt: skip
-    yield from table({said: one.reshape(-1) for said, one in wrong.items()})
-    every = [one.reshape(-1).tolist() for one in (last, torch.where(kept, last, 0))]
-    said = "tokens beyond the capacity overwrite the last place of the buffer: leave them out"
-    yield Mistake(one_of(*every), said)
+    by_own_expert = torch.stack([twin.modules[place](token) for token in x]).detach()
+    weighted = gate * outputs
+    y = torch.where(kept, weighted, 0)
+
+    def only_where(other: Tensor) -> Tensor:
+        return torch.where(other[:, None], weighted, 0)
+
+    last = gate * outputs[_overwritten(choice, capacity)]
+    by_mistake = {
+        "all tokens went to this rank's own expert": torch.where(kept, gate * by_own_expert, 0),
+        "the gate is missing: an output counts by it, and so the router learns":
+            torch.where(kept, outputs, 0),
+        "the gate multiplies what goes into the expert; it belongs to what comes out":
+            torch.where(kept, _outputs(twin.modules, gate * x, choice), 0),
+        "the gate counts twice": torch.where(kept, gate**2 * outputs, 0),
+        "tokens beyond the capacity were computed, too: leave them behind, with the output 0":
+            weighted,
+        "tokens beyond the capacity must give 0 (the residual connection carries them on), "
+        "not the token": torch.where(kept, weighted, x),
+        "tokens beyond the capacity must give 0, not the weighted token":
+            torch.where(kept, weighted, gate * x),
+        "the first tokens of an expert have to be kept, not the last":
+            only_where(_kept(choice, capacity, last=True)),
+        "one token fewer than the capacity was kept: places 0 … capacity − 1":
+            only_where(_kept(choice, capacity - 1)),
+        "one token more than the capacity was kept: places 0 … capacity − 1":
+            only_where(_kept(choice, capacity + 1)),
+        "the tokens come back in the order of the experts; each belongs into its old place":
+            y[choice.argsort(stable=True)],
+        "the first tokens of an expert have to be kept, not the surest":
+            only_where(_surest(choice, gate[:, 0], capacity)),
+    }  # fmt: skip
+    yield from table({text: numbers_of(wrong) for text, wrong in by_mistake.items()})
+    yield Mistake(
+        one_of(numbers_of(last), numbers_of(torch.where(kept, last, 0))),
+        "tokens beyond the capacity overwrite the last place of the buffer: leave them out",
+    )

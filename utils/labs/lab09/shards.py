@@ -6,9 +6,12 @@ what likely mistakes lead to. Gradients are compared absolutely: that of a key's
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +22,10 @@ from torch.utils._pytree import tree_leaves
 
 from utils import models
 from utils.checks.calls import Calls, Rule, inside, made, only, waited
-from utils.checks.groups import WORLD, Group, in_group, keywords, on
+from utils.checks.groups import WORLD, Group, GroupAnswer, Partition, in_group, keywords, on
 from utils.checks.mistakes import Mistake, table
 from utils.checks.probe import answer_named, as_dict, in_double, recorded
+from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, to_each
 
 #: Groups of 4, 2 and 1 ranks, and no group at all.
@@ -35,30 +39,30 @@ FROZEN = (
 )
 
 
-def cases_of(report: Report) -> list[dict]:
-    """What a probe is asked: one case for each partition."""
+def cases_of(report: Report) -> list[dict[str, Any]]:
+    """Return what a probe is asked: one case for each partition."""
     return [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
 
 
-def cases_apart(report: Report) -> list[dict]:
-    """The same, where each rank has a seed of its own that the others are not told."""
+def cases_apart(report: Report) -> list[dict[str, Any]]:
+    """Return the same, where each rank has a seed of its own that the others are not told."""
     each = to_each(seed=report.seeds(WORLD))
     return [{"partition": partition, "each": each} for partition in PARTITIONS]
 
 
-def seeds_of(case: dict, members: Sequence[int]) -> list[int]:
-    """The seeds that these ranks were told."""
+def seeds_of(case: dict[str, Any], members: Sequence[int]) -> list[int]:
+    """Return the seeds that these ranks were told."""
     return [case["each"][rank]["seed"] for rank in members]
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
-    """Numbers of a normal distribution; the same for the same seed."""
+    """Return numbers of a normal distribution; the same for the same seed."""
     draw = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
 
 def made_module(seed: int, kind: Callable[..., nn.Module], *sizes: int) -> nn.Module:
-    """A module in float64 whose weights follow from the seed alone, biases of size 1."""
+    """Return a module in float64 whose weights follow from the seed alone, biases of size 1."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = in_double(kind(*sizes))
@@ -71,7 +75,7 @@ def made_module(seed: int, kind: Callable[..., nn.Module], *sizes: int) -> nn.Mo
 def composed(
     common: int, seeds: Sequence[int], kind: Callable[..., nn.Module], *sizes: int
 ) -> nn.Module:
-    """A layer whose shards follow from a seed each: whoever knows one of them has one shard.
+    """Return a layer whose shards follow from a seed each: who knows one of them has one shard.
 
     What all ranks have whole follows from the common seed.
     """
@@ -86,30 +90,35 @@ def composed(
     return whole
 
 
-def flat(value: object) -> object:
-    """A tensor's numbers; anything else as its type's name, which equals no expected list."""
-    if isinstance(value, Tensor):
+def numbers_of(tensor: Tensor) -> list[float]:
+    """Return the numbers of a tensor of the check's own."""
+    return tensor.detach().reshape(-1).tolist()
+
+
+def flat(result: object) -> object:
+    """Return a tensor's numbers; anything else as its type's name, which equals no list."""
+    if isinstance(result, Tensor):
         # The class's own method: an answer may have given this very tensor another one.
-        return Tensor.detach(value).reshape(-1).tolist()
-    return None if value is None else f"<{type(value).__name__}>"
+        return Tensor.detach(result).reshape(-1).tolist()
+    return None if result is None else f"<{type(result).__name__}>"
 
 
-def both_ways(function: Callable, x: Tensor, upstream: Tensor) -> dict:
-    """Result, gradient of the input, and what was communicated forward and backward."""
+def both_ways(function: Callable, x: Tensor, upstream: Tensor) -> dict[str, Any]:
+    """Return a result, the gradient of the input, and what was communicated each way."""
     from torch_mpi.record import log
 
     x = x.clone().requires_grad_()
     y, forward = recorded(function, x)
-    found = {"y": flat(y), "dx": None, "forward": forward, "backward": []}
+    result = {"y": flat(y), "dx": None, "forward": forward, "backward": []}
     if isinstance(y, Tensor) and y.shape == upstream.shape and y.requires_grad:
         mark = log.mark()
         y.backward(upstream)
-        found |= {"backward": [as_dict(c) for c in log.since(mark)], "dx": flat(x.grad)}
+        result |= {"backward": [as_dict(c) for c in log.since(mark)], "dx": flat(x.grad)}
     elif isinstance(y, Tensor) and y.shape != upstream.shape:
-        found["y"] = f"a tensor of shape {list(y.shape)}"
+        result["y"] = f"a tensor of shape {list(y.shape)}"
     elif isinstance(y, Tensor):
-        found["dx"] = "nothing: the result is cut off from the input"
-    return found
+        result["dx"] = "nothing: the result is cut off from the input"
+    return result
 
 
 class WrittenBehind(TorchFunctionMode):
@@ -146,13 +155,11 @@ class WrittenBehind(TorchFunctionMode):
 
 
 def of_size(op: str, nbytes: int, when: str) -> Rule:
-    """Each call of an operation has this size."""
+    """Return the rule that each call of an operation has this size."""
 
     def rule(calls: Calls) -> str | None:
-        wrong = [call["nbytes"] for call in calls if call["op"] == op and call["nbytes"] != nbytes]
-        if not wrong:
-            return None
-        return f"{when}: {op} of {wrong[0]} bytes, expected {nbytes}"
+        sizes = [call["nbytes"] for call in calls if call["op"] == op and call["nbytes"] != nbytes]
+        return f"{when}: {op} of {sizes[0]} bytes, expected {nbytes}" if sizes else None
 
     return rule
 
@@ -163,6 +170,7 @@ WIDTH, HEADS, HIDDEN, INPUT = 16, 8, 24, (2, 3, 16)
 KINDS = {
     "ParallelMLP": (models.FeedForward, WIDTH, HIDDEN),
     "ParallelAttention": (models.Attention, WIDTH, HEADS),
+    "Block": (models.Block, WIDTH, HEADS, HIDDEN),
 }
 ROWWISE = ("down.weight", "out.weight")
 WHOLE = ("down.bias", "out.bias")
@@ -171,20 +179,55 @@ INSTEAD = {"kv": "qvk", "qq": "qqv"}
 
 
 def shard(name: str, tensor: Tensor, p: int, place: int) -> Tensor:
-    """What a rank has of a parameter, or of its gradient."""
+    """Return what a rank has of a parameter, or of its gradient."""
     if name.endswith(WHOLE):
         return tensor
     return tensor.chunk(p, 1 if name.endswith(ROWWISE) else 0)[place]
 
 
 def shapes(module: nn.Module, p: int) -> dict[str, list[int]]:
-    """Of what each of p ranks has."""
+    """Return the shapes of what each of p ranks has."""
     return {key: list(shard(key, t, p, 0).shape) for key, t in module.named_parameters()}
+
+
+@dataclass(frozen=True)
+class Uncut:
+    """A layer that was not split, after one forward and backward.
+
+    Attributes:
+        layer: with the gradients of its parameters.
+        x: the input, with its gradient.
+        y: the output.
+        upstream: the gradient of the output.
+    """
+
+    layer: nn.Module
+    x: Tensor
+    y: Tensor
+    upstream: Tensor
+
+
+@functools.lru_cache(maxsize=4)
+def uncut(name: str, common: int, seeds: tuple[int, ...]) -> Uncut:
+    """Return the layer of a name of :data:`KINDS`, whose shards follow from these seeds."""
+    kind, *sizes = KINDS[name]
+    layer = composed(common, seeds, kind, *sizes)
+    x, upstream = drawn(common + 1, *INPUT).requires_grad_(), drawn(common + 2, *INPUT)
+    y = layer(x)
+    y.backward(upstream)
+    return Uncut(layer, x, y, upstream)
 
 
 @in_group
 def probe_layer(
-    user_ns: dict, *, rank: int, group: Group, partition, seed: int, common: int, name: str
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    partition: Partition,
+    seed: int,
+    common: int,
+    name: str,
 ) -> dict:
     """A layer of the student: forward, backward, and what it holds.
 
@@ -205,14 +248,18 @@ def probe_layer(
         with behind:
             return layer(x)
 
-    found = both_ways(forward, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
-    found |= {"held": held, "behind": behind.found, "frozen": frozen}
-    found["when"] = "" if partition else ", after eval()"
-    found["gradients"] = {
+    result = both_ways(forward, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
+    gradients = {
         key: None if p.grad is None else p.grad.reshape(-1).tolist()
         for key, p in layer.named_parameters()
     }
-    return found
+    return result | {
+        "held": held,
+        "behind": behind.found,
+        "frozen": frozen,
+        "when": "" if partition else ", after eval()",
+        "gradients": gradients,
+    }
 
 
 def _parts(
@@ -221,90 +268,130 @@ def _parts(
     cut: str = "",
     act: Callable = functional.gelu,
 ) -> list[Tensor]:
-    """What each rank adds, by the layer that it is given; with a mistake in it, if it is named.
+    """Return what each rank adds, by the layer that it is given.
 
-    x: of an attention, three tensors are what Q, K and V read.
+    Args:
+        modules: the layer of each rank.
+        x: the input; of an attention, three tensors are what Q, K and V read.
+        cut: the name of a mistake, if there is one.
+        act: between the two layers of an MLP.
     """
-    found, p = [], len(modules)
+    parts, p = [], len(modules)
     for place, module in enumerate(modules):
-        own = {
-            key: shard(key, value.detach(), p, place)
-            for key, value in module.named_parameters()
-        }  # fmt: skip
+        parameters = {
+            key: shard(key, parameter.detach(), p, place)
+            for key, parameter in module.named_parameters()
+        }
         if isinstance(module, models.FeedForward):
-            inner = functional.linear(x, own["up.weight"], own["up.bias"])
+            inner = functional.linear(x, parameters["up.weight"], parameters["up.bias"])
             inner = inner if cut == "no gelu" else act(inner)
-            found.append(functional.linear(inner, own["down.weight"]))
-            continue
-        if cut == "fused":
-            rows = [torch.cat([getattr(module, m).get_parameter(k).detach() for m in "qkv"])
-                    .chunk(p)[place].chunk(3) for k in ("weight", "bias")]  # fmt: skip
-            pairs = list(zip(*rows, strict=True))
+            parts.append(functional.linear(inner, parameters["down.weight"]))
         else:
-            pairs = [(own[f"{m}.weight"], own[f"{m}.bias"]) for m in "qkv"]
-        pairs = [pairs["qkv".index(m)] for m in INSTEAD.get(cut, "qkv")]
-        size = module.head_size if cut != "small heads" else max(module.head_size // p, 1)
-        size = len(pairs[0][1]) if cut == "one head" else size
-        read = [x] * 3 if isinstance(x, Tensor) else x
-        qkv = (functional.linear(t, *pair) for t, pair in zip(read, pairs, strict=True))
-        inner = models.attend(*qkv, size)
-        found.append(functional.linear(inner, own["out.weight"]))
-    return found
+            inner = _heads(module, parameters, x, p, place, cut)
+            parts.append(functional.linear(inner, parameters["out.weight"]))
+    return parts
 
 
-def _without_f(modules: Sequence[nn.Module], x: Tensor, upstream: Tensor, place: int) -> dict:
-    """The gradients of x if f is in front of one or two of Q, K and V only, on one rank."""
+def _heads(
+    module: models.Attention,
+    parameters: dict[str, Tensor],
+    x: Tensor | Sequence[Tensor],
+    p: int,
+    place: int,
+    cut: str,
+) -> Tensor:
+    """Return what the heads of one of p ranks give, by its own parameters."""
+    if cut == "fused":
+        weights, biases = (
+            torch.cat([getattr(module, m).get_parameter(key).detach() for m in "qkv"])
+            .chunk(p)[place]
+            .chunk(3)
+            for key in ("weight", "bias")
+        )
+        layers = list(zip(weights, biases, strict=True))
+    else:
+        layers = [(parameters[f"{m}.weight"], parameters[f"{m}.bias"]) for m in "qkv"]
+    layers = [layers["qkv".index(m)] for m in INSTEAD.get(cut, "qkv")]
+    size = module.head_size if cut != "small heads" else max(module.head_size // p, 1)
+    size = len(layers[0][1]) if cut == "one head" else size
+    inputs = [x] * 3 if isinstance(x, Tensor) else x
+    qkv = (functional.linear(t, *layer) for t, layer in zip(inputs, layers, strict=True))
+    return models.attend(*qkv, size)
+
+
+def _without_f(
+    modules: Sequence[nn.Module], x: Tensor, upstream: Tensor, place: int
+) -> dict[str, Tensor]:
+    """Return the gradients of x if f is in front of one or two of Q, K and V only, on one rank."""
     three = [x.detach().clone().requires_grad_() for _ in "qkv"]
     parts = _parts(modules, three)
-    summed, own = (
+    summed, alone = (
         torch.autograd.grad(part, three, upstream, retain_graph=True)
         for part in (sum(parts), parts[place])
     )
-    found = {}
+    gradients = {}
     for names in [*"qkv", *itertools.combinations("qkv", 2)]:
-        said = f"f is in front of {' and '.join(names)} only: q, k and v all read x"
-        pairs = zip("qkv", summed, own, strict=True)
-        found[said] = sum(s if name in names else o for name, s, o in pairs)
-    return found
+        text = f"f is in front of {' and '.join(names)} only: q, k and v all read x"
+        triples = zip("qkv", summed, alone, strict=True)
+        gradients[text] = sum(s if name in names else o for name, s, o in triples)
+    return gradients
 
 
 def _wrong_outputs(modules: Sequence[nn.Module], x: Tensor, place: int) -> Iterator[Mistake]:
-    p, parts, last = len(modules), _parts(modules, x), list(modules[0].parameters())[-1].detach()
+    """Yield what mistakes make of the output on one of several ranks."""
+    p = len(modules)
+    if p == 1:
+        return
+    bias = list(modules[0].parameters())[-1].detach()
+    parts = _parts(modules, x)
     total = sum(parts)
-    wrong = {
-        "this rank's part of the sum: g is missing": parts[place] + last,
+    outputs = {
+        "this rank's part of the sum: g is missing": parts[place] + bias,
         "this rank's part of the sum, without a bias: g is missing": parts[place],
         "the bias was left out: it comes after the sum": total,
         f"the bias was added on each rank, and is in the sum {p} times: add it after g":
-            total + p * last,
-        "this is the mean of the parts; g is the sum": total / p + last,
-        "the mean of the parts, the bias among them; g is the sum": total / p + last / p,
+            total + p * bias,
+        "this is the mean of the parts; g is the sum": total / p + bias,
+        "the mean of the parts, the bias among them; g is the sum": total / p + bias / p,
     }  # fmt: skip
     if isinstance(modules[0], models.FeedForward):
-        wrong["there is no GELU between the two layers"] = sum(_parts(modules, x, "no gelu")) + last
-        for said, kind in {"this is ReLU": functional.relu,
-                           "this is GELU's approximation by tanh": lambda t: functional.gelu(
-                               t, approximate="tanh")}.items():  # fmt: skip
-            wrong[f"{said}; functional.gelu(x) is asked for"] = (
-                sum(_parts(modules, x, act=kind)) + last
-            )
-        wrong["the GELU comes after the second layer; it belongs between the two"] = (
-            functional.gelu(sum(_parts(modules, x, "no gelu")) + last)
-        )
+        outputs |= _wrong_activations(modules, x, bias)
     else:
-        said = {
+        outputs |= _wrong_heads(modules, x, bias)
+    yield from table({text: output.reshape(-1) for text, output in outputs.items()})
+
+
+def _wrong_activations(modules: Sequence[nn.Module], x: Tensor, bias: Tensor) -> dict[str, Tensor]:
+    """Return the outputs of an MLP with another function between its layers."""
+
+    def by_tanh(t: Tensor) -> Tensor:
+        return functional.gelu(t, approximate="tanh")
+
+    linear = sum(_parts(modules, x, "no gelu")) + bias
+    return {
+        "there is no GELU between the two layers": linear,
+        "this is ReLU; functional.gelu(x) is asked for":
+            sum(_parts(modules, x, act=functional.relu)) + bias,
+        "this is GELU's approximation by tanh; functional.gelu(x) is asked for":
+            sum(_parts(modules, x, act=by_tanh)) + bias,
+        "the GELU comes after the second layer; it belongs between the two":
+            functional.gelu(linear),
+    }  # fmt: skip
+
+
+def _wrong_heads(modules: Sequence[nn.Module], x: Tensor, bias: Tensor) -> dict[str, Tensor]:
+    """Return the outputs of an attention whose heads were cut in another way."""
+    return {
+        text: sum(_parts(modules, x, cut)) + bias
+        for cut, text in {
             "fused": "Q, K and V were stacked and then cut: this rank has rows of Q and no K. Cut "
             "each of the three by itself",
             "small heads": "the heads are too small: a rank has fewer heads, of the same size",
             "one head": "all columns of this rank were taken as one head; head_size stays as it is",
             "kv": "K and V are swapped: attend takes q, k, v",
             "qq": "attend got Q twice: its second argument is K",
-        }
-        for cut, text in said.items():
-            if p > 1:
-                wrong[text] = sum(_parts(modules, x, cut)) + last
-    if p > 1:
-        yield from table({said: one.reshape(-1) for said, one in wrong.items()})
+        }.items()
+    }
 
 
 _BEHIND = (
@@ -314,88 +401,103 @@ _BEHIND = (
 )
 
 
-def judge_layer(
-    report: Report, name: str, members: list[int], values: list[dict], seeds: list[int]
-) -> None:
-    """What a layer holds, gives and communicates, on all ranks of a group with these seeds."""
-    (kind, *sizes), p = KINDS[name], len(members)
-    whole = composed(report.seed, seeds, kind, *sizes)
-    given = [composed(report.seed, [seed] * p, kind, *sizes) for seed in seeds]
-    x = drawn(report.seed + 1, *INPUT).requires_grad_()
-    upstream = drawn(report.seed + 2, *INPUT)
-    y = whole(x)
-    y.backward(upstream)
-    where, nbytes = on(members) + values[0].get("when", ""), BYTES * math.prod(INPUT)
-    for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-        if not _judge_held(report, rank, value["held"], shapes(whole, p), where):
-            continue
-        own = x.detach().clone().requires_grad_()
-        _parts(given, own)[place].backward(upstream)
-        wrong_dx = table({
-            "this is only what this rank's part gives: f is missing, or not at the "
-            "beginning. The parts of all ranks read x": own.grad.reshape(-1) if p > 1 else [],
-            f"the gradient is {p} times too large: it was summed once too often":
-                (p * x.grad).reshape(-1) if p > 1 else [],
-        })  # fmt: skip
-        if p > 1 and name == "ParallelAttention":
-            cut_off = _without_f(given, x, upstream, place)
-            wrong_dx += table({said: one.reshape(-1) for said, one in cut_off.items()})
-        before = [only("all_reduce"), inside(members), waited]
-        how = {"tolerance": EXACT}
-        forward, backward = value["forward"], value["backward"]
-        why = "; each all_reduce waits for all ranks"
-        hint = " (one f in front of all that reads x)"
-        after = [
-            (forward, made("all_reduce", 1, f" forward {where}{why}")),
-            (forward, of_size("all_reduce", nbytes, "forward")),
-            (backward, made("all_reduce", 1, f" backward {where}{hint}")),
-            (backward, of_size("all_reduce", nbytes, "backward")),
-        ]
-        wrong_y = _wrong_outputs(given, x.detach(), place)
-        flat_y, flat_dx = y.detach().reshape(-1).tolist(), x.grad.reshape(-1).tolist()
-        _ = (
-            report.communication(rank, forward, *before)
-            and report.judge(rank, value["y"], flat_y, wrong_y, what=f"output {where}", **how)
-            and report.facts(rank, {
-                _BEHIND: value["behind"], FROZEN: value["frozen"],
-            })
-            and report.communication(rank, backward, *before)
-            and report.judge(
-                rank, value["dx"], flat_dx, wrong_dx, what=f"gradient of x {where}", **how
-            )
-            and all(
-                judge_gradient(report, rank, key, value["gradients"][key],
-                                shard(key, parameter.grad, p, place), p)
-                for key, parameter in whole.named_parameters()
-            )
-            and all([report.communication(rank, calls, rule) for calls, rule in after])
-        )  # fmt: skip
+def layer_of(answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a rank's part of a layer has to hold, to give, and to communicate."""
+    name, members, result = answer.case["name"], answer.members, answer.value
+    place, p = answer.place, len(members)
+    twin = uncut(name, answer.case["common"], tuple(seeds_of(answer.case, members)))
+    where = on(members) + answer.values[0].get("when", "")
+    yield facts(_other_parameters(result["held"], shapes(twin.layer, p), where))
+    apart = _as_given(answer)
+    always = only("all_reduce"), inside(members), waited
+    yield communication(result["forward"], *always)
+    yield value(
+        result["y"],
+        numbers_of(twin.y),
+        _wrong_outputs(apart, twin.x.detach(), place),
+        what=f"output {where}",
+        tolerance=EXACT,
+    )
+    yield facts({_BEHIND: result["behind"], FROZEN: result["frozen"]})
+    yield communication(result["backward"], *always)
+    yield value(
+        result["dx"],
+        numbers_of(twin.x.grad),
+        _wrong_inputs(name, apart, twin, place),
+        what=f"gradient of x {where}",
+        tolerance=EXACT,
+    )
+    for key, parameter in twin.layer.named_parameters():
+        own = shard(key, parameter.grad, p, place)
+        yield shard_gradient(key, result["gradients"][key], own, p)
+    yield _once_each_way(result, where)
 
 
-def _judge_held(report: Report, rank: int, held: dict, expected: dict, where: str) -> bool:
+def _as_given(answer: GroupAnswer) -> list[nn.Module]:
+    """Return the layer that each rank of a group was given: all its shards are of one seed."""
+    kind, *sizes = KINDS[answer.case["name"]]
+    seeds, p = seeds_of(answer.case, answer.members), len(answer.members)
+    return [composed(answer.case["common"], [seed] * p, kind, *sizes) for seed in seeds]
+
+
+def _other_parameters(
+    held: dict[str, list[int]], expected: dict[str, list[int]], where: str
+) -> dict[str, bool]:
+    """Return what is wrong with the shapes of a rank's parameters, by their names."""
     names = sorted(expected)
     if sorted(held) != names:
-        report.problem(f"the parameters are {sorted(held)}, expected {names}", rank)
-        return False
-    odd = next((key for key in names if held[key] != expected[key]), None)
-    if odd is None:
-        return True
-    said = f"{where}: {odd} has the shape {held[odd]} on this rank, expected {expected[odd]}"
-    report.problem(said, rank)
-    return False
+        return {f"the parameters are {sorted(held)}, expected {names}": True}
+    return {
+        f"{where}: {key} has the shape {held[key]} on this rank, expected {expected[key]}":
+            held[key] != expected[key]
+        for key in names
+    }  # fmt: skip
 
 
-def judge_gradient(report: Report, rank: int, key: str, got, expected: Tensor, p: int) -> bool:
-    """The gradient of a rank's shard."""
+def _wrong_inputs(
+    name: str, modules: Sequence[nn.Module], twin: Uncut, place: int
+) -> Iterator[Mistake]:
+    """Yield what mistakes make of the gradient of x on one of several ranks."""
+    p = len(modules)
+    if p == 1:
+        return
+    x = twin.x.detach().clone().requires_grad_()
+    _parts(modules, x)[place].backward(twin.upstream)
+    gradients = {
+        "this is only what this rank's part gives: f is missing, or not at the "
+        "beginning. The parts of all ranks read x": x.grad,
+        f"the gradient is {p} times too large: it was summed once too often": p * twin.x.grad,
+    }
+    if name == "ParallelAttention":
+        gradients |= _without_f(modules, twin.x, twin.upstream, place)
+    yield from table({text: dx.reshape(-1) for text, dx in gradients.items()})
+
+
+def shard_gradient(key: str, got: Any, expected: Tensor, p: int) -> Step:
+    """Return the step that the gradient of a rank's shard is right; p ranks have one each."""
     whole = expected.reshape(-1)
-    wrong = table({
-        f"{p} times too large. Every rank has the same loss: g hands the gradient on as "
-        "it is": whole * p if p > 1 else [],
-        f"{p} times too small: every rank has the same loss, and nothing is divided by the number "
-        "of ranks, no bias either":
-            whole / p if p > 1 else [],
-    })  # fmt: skip
-    wrong.append(Mistake(lambda value: value is None, "there is none: did forward use it?"))
-    return report.judge(
-        rank, got, whole.tolist(), wrong, what=f"gradient of {key}", tolerance=EXACT
-    )
+    mistakes = [
+        *table({
+            f"{p} times too large. Every rank has the same loss: g hands the gradient on as "
+            "it is": whole * p if p > 1 else [],
+            f"{p} times too small: every rank has the same loss, and nothing is divided by the "
+            "number of ranks, no bias either": whole / p if p > 1 else [],
+        }),
+        Mistake(lambda value: value is None, "there is none: did forward use it?"),
+    ]  # fmt: skip
+    return value(got, whole.tolist(), mistakes, what=f"gradient of {key}", tolerance=EXACT)
+
+
+def _once_each_way(result: dict[str, Any], where: str) -> Step:
+    """Return the step of one all_reduce each way; all that is wrong with them is told."""
+    nbytes = BYTES * math.prod(INPUT)
+    why, hint = "; each all_reduce waits for all ranks", " (one f in front of all that reads x)"
+    steps = [
+        communication(result[way], rule)
+        for way, reason in (("forward", why), ("backward", hint))
+        for rule in (
+            made("all_reduce", 1, f" {way} {where}{reason}"),
+            of_size("all_reduce", nbytes, way),
+        )
+    ]
+    return lambda report, rank: all([step(report, rank) for step in steps])

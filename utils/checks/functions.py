@@ -70,8 +70,13 @@ class Results:
         return own
 
 
-def judge_calls(ranks: Ranks, report: Report, cases: Iterable[Case]) -> None:
-    """Compare the results of calls on every rank; the first wrong one of a rank is a problem."""
+def judge_calls(ranks: Ranks, report: Report, cases: Iterable[Case]) -> bool:
+    """Compare the results of calls on every rank; the first wrong one of a rank is a problem.
+
+    Returns:
+        Whether all results are right.
+    """
+    before = len(report.found)
     cases = [Case(*case) for case in cases]
     calls = [[case.name, case.arguments] for case in cases]
     for answer in report.answers(ranks, probe_calls, calls=calls):
@@ -81,3 +86,4 @@ def judge_calls(ranks: Ranks, report: Report, cases: Iterable[Case]) -> None:
                 answer.rank, got, case.right, case.mistakes, what=what, form=case.form
             ):
                 break
+    return len(report.found) == before

@@ -184,16 +184,21 @@ def judge_groups(
     judge: Callable[[GroupAnswer], Iterable[Step]],
     hint: Callable[[dict[str, Any]], str] | None = None,
     world: int = WORLD,
-) -> None:
+) -> bool:
     """Ask a probe made by :func:`in_group` in one case after the other, until one has a problem.
 
     Args:
         cases, hint, world: see :func:`tried`.
         judge: the steps for the answer of one rank.
+
+    Returns:
+        Whether all cases are right.
     """
+    before = len(report.found)
     for case, members, values in tried(ranks, report, probe, cases, hint, world):
         for place, rank in enumerate(members):
             report.follow(rank, judge(GroupAnswer(case, members, place, values)))
+    return len(report.found) == before
 
 
 def enough(ranks: Ranks, report: Report, n: int) -> bool:

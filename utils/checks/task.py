@@ -198,18 +198,23 @@ class Report:
         probe: Callable[..., Any],
         cases: Iterable[dict[str, Any]],
         judge: Callable[[dict[str, Any], Reply], Iterable[Step]],
-    ) -> None:
+    ) -> bool:
         """Ask a probe in one case after the other, until a case has a problem.
 
         Args:
             cases: arguments of the probe; of :meth:`answers`, `each` may be among them.
             judge: the steps for the answer of one rank in one case.
+
+        Returns:
+            Whether all cases are right.
         """
+        before = len(self.found)
         for case in cases:
             for answer in self.answers(ranks, probe, **case):
                 self.follow(answer.rank, judge(case, answer))
             if self.found:
-                return
+                break
+        return len(self.found) == before
 
     def _add_errors(self, failed: list[Reply], patience: float) -> None:
         """First the errors of those who made them, then who has stopped because of these."""

@@ -29,12 +29,11 @@ from utils.checks.functions import Case, judge_calls, probe_calls
 from utils.checks.mistakes import Mistake, is_number, same, short, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, reading_answer, told
-from utils.checks.steps import Step, communication, facts, value
+from utils.checks.steps import Step, Wrong, communication, each_of, facts, none_of, passed, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 from utils.cluster.reply import Reply
 from utils.labs.shared import slurm_script
-from utils.labs.shared.steps import Wrong, each_of, none_of, passed
 
 # -- 5.1 --------------------------------------------------------------------------------------
 

@@ -40,10 +40,9 @@ from utils.checks.groups import (
 from utils.checks.mistakes import Mistake, is_number
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, recorded, told
-from utils.checks.steps import Step, communication, facts, value
+from utils.checks.steps import Step, Wrong, communication, each_of, facts, none_of, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
-from utils.labs.shared.steps import Wrong, each_of, none_of
 
 # Ranks that the lab has.
 WORLD = 6

@@ -21,12 +21,11 @@ from utils.checks.calls import TOGETHER, blocking, broken, only, some, waited
 from utils.checks.mistakes import NO_NUMBER, Mistake, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, number, numbers, reading_answer, recorded
-from utils.checks.steps import Step, communication, facts, value
+from utils.checks.steps import Step, all_came, communication, conduct, each_of, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.checks.verdict import named
 from utils.cluster.contracts import Ranks
 from utils.cluster.reply import Reply
-from utils.labs.shared.steps import all_came, conduct, each_of
 
 from .servers import (
     SERVER,

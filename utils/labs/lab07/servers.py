@@ -19,10 +19,9 @@ import torch.distributed as dist
 from utils.checks.calls import Rule, only, some, waited
 from utils.checks.mistakes import Mistake, same
 from utils.checks.probe import numbers, reading_answer, recorded, told
-from utils.checks.steps import Step, communication, facts, value
+from utils.checks.steps import Step, all_came, communication, conduct, each_of, facts, value
 from utils.checks.task import Report, to_each
 from utils.cluster.contracts import Ranks
-from utils.labs.shared.steps import all_came, conduct, each_of
 
 # Ranks of lab 07, the server among them.
 WORLD = 6

@@ -8,6 +8,7 @@ survivors do by groups of 4, 3, 2 and 1 ranks.
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import math
 import random
@@ -54,6 +55,7 @@ _WAITS = "  rank {} waits in all_reduce(SUM) at train.py:{}"
 
 
 def _survivors_say(dead: int, pid: int, waiting: list[int], line: int) -> str:
+    """Return what those say who wait at this line when a rank has died."""
     rows = [f"rank {dead} died: its process {pid} is gone."]
     rows += [_WAITS.format(rank, line) for rank in waiting]
     return "\n".join([*rows, f"  rank {dead} died: its process {pid} is gone"])
@@ -67,42 +69,43 @@ def _launcher_says(rank: int, pid: int, signal: int, draw: random.Random, breaks
         f"exited on signal {signal} ({_SIGNALS[signal]})."
     ).split()
     ends = ["\n" if draw.random() < breaks else " " for _ in words[1:]]
-    said = "".join(word + end for word, end in zip(words, [*ends, ""], strict=True))
-    return f"{_LINE}\n{said}\n{_LINE}"
+    sentence = "".join(word + end for word, end in zip(words, [*ends, ""], strict=True))
+    return f"{_LINE}\n{sentence}\n{_LINE}"
 
 
 def _logs(seed: int) -> list[tuple[str, dict | None]]:
     """Texts of jobs, and what is in them."""
     draw = random.Random(seed)
-    found: list[tuple[str, dict | None]] = []
+    logs: list[tuple[str, dict | None]] = []
     for signal, breaks in ((9, 1.0), (11, 0.0), (15, 0.3)):
         # The first rank has two digits: its first one alone is another rank.
-        rank, pid = draw.randrange(2 if found else 10, 30), draw.randrange(10_000, 99_999)
+        rank, pid = draw.randrange(2 if logs else 10, 30), draw.randrange(10_000, 99_999)
         others = [r for r in range(30) if r not in (rank, rank // 10)]
         waiting = sorted(draw.sample(others, 3))
-        said = _survivors_say(rank, pid, waiting, draw.randrange(10, 90))
-        said = f"step 9: loss 1.{pid}\n{said}\n{_launcher_says(rank, pid, signal, draw, breaks)}\n"
-        found.append((said, {"rank": rank, "signal": signal}))
+        survivors = _survivors_say(rank, pid, waiting, draw.randrange(10, 90))
+        launcher = _launcher_says(rank, pid, signal, draw, breaks)
+        log = f"step 9: loss 1.{pid}\n{survivors}\n{launcher}\n"
+        logs.append((log, {"rank": rank, "signal": signal}))
         if signal == 11:  # nobody was waiting
             alone = f"step 3: loss 2.{pid}\n{_launcher_says(rank, pid, 6, draw, breaks)}\n"
-            found.append((alone, {"rank": rank, "signal": 6}))
+            logs.append((alone, {"rank": rank, "signal": 6}))
     # Rank 0 dies. Later another one does, in the next life of the same job.
     later = _launcher_says(draw.randrange(2, 30), 23_456, 15, draw, 0.3)
     zero = f"{_launcher_says(0, 12_345, 6, draw, 0.3)}\nlife 1: all go on from step 4\n"
-    found.append((f"{zero}{later}\n", {"rank": 0, "signal": 6}))
+    logs.append((f"{zero}{later}\n", {"rank": 0, "signal": 6}))
     rank, pid = draw.randrange(2, 30), draw.randrange(10_000, 99_999)
-    found.append((_survivors_say(rank, pid, [0, 1], 40), {"rank": rank, "signal": None}))
-    found.append((_survivors_say(0, pid, [rank], 40), {"rank": 0, "signal": None}))
+    logs.append((_survivors_say(rank, pid, [0, 1], 40), {"rank": rank, "signal": None}))
+    logs.append((_survivors_say(0, pid, [rank], 40), {"rank": 0, "signal": None}))
     ended = f"{_survivors_say(rank, pid, [0], 40)}\n   Exit code:    1\n"
-    found.append((ended, {"rank": rank, "signal": None}))
+    logs.append((ended, {"rank": rank, "signal": None}))
     # The launcher knows which rank it was; those who wait for another dead one don't.
     both = f"{_survivors_say(31, pid, [0], 40)}\n{_launcher_says(rank, pid, 9, draw, 0.3)}\n"
-    found.append((both, {"rank": rank, "signal": 9}))
-    found.append((f"step {draw.randrange(9)}: loss 0.31\nall ranks are done\n", None))
+    logs.append((both, {"rank": rank, "signal": 9}))
+    logs.append((f"step {draw.randrange(9)}: loss 0.31\nall ranks are done\n", None))
     failed = f"{_LINE}\n   Process name: [prterun-vm-{pid}@1,{rank}]\n   Exit code:    3\n{_LINE}\n"
-    found.append((failed, None))
-    longest = max(len(log) for log, _ in found)
-    return [(log.ljust(longest, "\n"), right) for log, right in found]
+    logs.append((failed, None))
+    longest = max(len(log) for log, _ in logs)
+    return [(log.ljust(longest, "\n"), right) for log, right in logs]
 
 
 @task("13.1", "who died, and of what", points=2)
@@ -329,10 +332,12 @@ REMAINS = b"half of a file"  # of a save that crashed
 
 
 def _name(step: int) -> str:
+    """Return the name of a checkpoint's folder."""
     return f"step-{step:06d}"
 
 
 def _state(step: int, place: int) -> dict:
+    """Return what a rank saves."""
     return {"step": step, "place": place, "weights": torch.arange(40.0) + step + place}
 
 
@@ -592,13 +597,13 @@ def shard(n: int, p: int, rank: int, cut: str = "up") -> tuple[int, int]:
 def plan(n: int, old: int, new: int, rank: int, cut: str = "up") -> list[list[int]]:
     """Reads of a new rank: (old rank, from, to, at)."""
     first, last = shard(n, new, rank, cut)
-    found = []
+    reads = []
     for file in range(old):
         begin, end = shard(n, old, file, cut)
         a, b = max(first, begin), min(last, end)
         if a < b:
-            found.append([file, a - begin, b - begin, a - first])
-    return found
+            reads.append([file, a - begin, b - begin, a - first])
+    return reads
 
 
 SPLITS = (
@@ -799,40 +804,52 @@ def _wrong_intervals(save: float, mtbf: float) -> list[Mistake]:
     })  # fmt: skip
 
 
-def _values(book: dict) -> list[float]:
+def _values(book: dict[str, float]) -> list[float]:
+    """Return the entries in the order of their names."""
     return [book[key] for key in sorted(book)]
 
 
-def _wrong_books(*given) -> list[Mistake]:
-    right = replay(*given)
-    found = [
-        Mistake(lambda v: not isinstance(v, dict) or set(v) != {"seconds", "lost", "failures"},
-                'return {"seconds": …, "lost": …, "failures": …}')
-    ]  # fmt: skip
-    if given[0] < given[1] * 5:
-        return [*found, *_books(given, right, without="from the start")]
-    return [*found, *_books(given, right)]
-
-
-def _books(given, right: dict, without: str = "") -> Iterator[Mistake]:
-    for wrong, said in _BOOKS.items():
-        if wrong == without:
+def _wrong_books(
+    work: float, every: float, save: float, restart: float, failures: list[float]
+) -> list[Mistake]:
+    """Return which books mistakes lead to."""
+    job, names = (work, every, save, restart, failures), {"seconds", "lost", "failures"}
+    right = replay(*job)
+    mistakes = [
+        Mistake(
+            lambda got: not isinstance(got, dict) or set(got) != names,
+            'return {"seconds": …, "lost": …, "failures": …}',
+        )
+    ]
+    for how, text in _BOOKS.items():
+        if how == "from the start" and work < 5 * every:
             continue  # may go on for very long
-        gives = replay(*given, wrong=wrong)
-        if not same(_values(gives), _values(right)):
-            yield Mistake(lambda v, gives=gives: same(_values(v), _values(gives)), said)
-    for key, said in (
+        numbers = _values(replay(*job, wrong=how))
+        if not same(numbers, _values(right)):
+            mistakes.append(Mistake(functools.partial(_has_values, numbers), text))
+    return [*mistakes, *_wrong_entries(right)]
+
+
+def _has_values(numbers: list[float], book: dict[str, float]) -> bool:
+    """Return whether a book has these numbers."""
+    return same(_values(book), numbers)
+
+
+def _wrong_entries(right: dict[str, float]) -> Iterator[Mistake]:
+    """Yield what a book is told in which only one entry is wrong."""
+    for name, meaning in (
         ("failures", "the number of failures: only those that stop something count"),
         ("seconds", "the seconds until the work is done"),
         ("lost", "the seconds of work that were done twice"),
     ):
         yield Mistake(
-            lambda v, key=key: (
-                not same(v[key], right[key])
-                and all(same(v[k], right[k]) for k in right if k != key)
-            ),
-            f"only {key!r} is wrong: {said}",
+            functools.partial(_differs_in, name, right), f"only {name!r} is wrong: {meaning}"
         )
+
+
+def _differs_in(name: str, right: dict[str, float], book: dict[str, float]) -> bool:
+    """Return whether a book differs from the right one in this entry alone."""
+    return [key for key in right if not same(book[key], right[key])] == [name]
 
 
 # -- 13.6: with those that live ---------------------------------------------------------------
@@ -889,6 +906,7 @@ def _model(seed: int) -> nn.Module:
 
 
 def _flat(model: nn.Module) -> list[float]:
+    """Return all gradients in one row."""
     return torch.cat([p.grad.flatten() for p in model.parameters()]).tolist()
 
 

@@ -120,7 +120,8 @@ def probe_mesh(user_ns: dict, *, rank: int, shapes: list) -> list:
             [_listed(function(r, shape, axis)) for axis in axes] for r in range(math.prod(shape))
         ]
         lost = any(members is None for of_rank in of_ranks for members in of_rank)
-        asked, groups = [], None
+        groups: Any = None
+        asked: list[list[int]] = []
         if not lost and shape not in OTHERS:
             with _groups_noted(rank, asked):
                 groups = _groups_listed(answer_named(user_ns, "mesh_groups")(shape))
@@ -717,8 +718,8 @@ def _clip(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     yield value(result["norm"], norm, mistakes, what=f"norm, {where}", form=form, tolerance=1e-7)
     row = _row(_averages(case, rank))
     clipped = (row * min(1.0, most / norm)).tolist()
-    mistakes, what = _wrong_clips(case, rank), f"gradients, {where}"
-    yield value(result["gradient"], clipped, mistakes, what=what, tolerance=1e-6)
+    wrong_clips, what = _wrong_clips(case, rank), f"gradients, {where}"
+    yield value(result["gradient"], clipped, wrong_clips, what=what, tolerance=1e-6)
     yield communication([call for call in calls if call["group"] == dp], _reduced(BYTES * len(row)))
 
 

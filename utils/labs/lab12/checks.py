@@ -61,6 +61,7 @@ SHARDS = ((240, 10, 20, 2), (120, 6, 6, 1), (180, 5, 10, 3), (103, 7, 9, 2))
 
 
 def _labels(seed: int, n: int, classes: int) -> torch.Tensor:
+    """Return labels of n images in any order, of all classes alike."""
     return (torch.arange(n) % classes)[torch.randperm(n, generator=seeded(seed))]
 
 
@@ -285,6 +286,7 @@ USUAL = (0.1, 20)
 
 
 def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> Iterator[Mistake]:
+    """Yield which updates mistakes lead to."""
     right = clients.twin(seed, n, epochs, rate, batch)
     yield Mistake(
         [0.0] * len(right),
@@ -292,10 +294,10 @@ def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> I
         "it as well: load weights.clone()",
     )
     yield Mistake((-right).tolist(), "the sign: weights afterwards minus weights before")
-    for how, said in WRONG_LOCAL.items():
-        gives = clients.twin(seed, n, epochs, rate, batch, how)
-        if not torch.equal(gives, right):
-            yield Mistake(gives.tolist(), said)
+    for how, text in WRONG_LOCAL.items():
+        update = clients.twin(seed, n, epochs, rate, batch, how)
+        if not torch.equal(update, right):
+            yield Mistake(update.tolist(), text)
     hard_coded = {
         "rate": (USUAL[0], batch),
         "batch": (rate, USUAL[1]),
@@ -303,10 +305,12 @@ def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> I
     }
     for name, used in hard_coded.items():
         if used != (rate, batch):
-            said = f"this is what the usual {name} of the lab would give: use the argument {name}"
-            yield Mistake(clients.twin(seed, n, epochs, *used).tolist(), said)
+            yield Mistake(
+                clients.twin(seed, n, epochs, *used).tolist(),
+                f"this is what the usual {name} of the lab would give: use the argument {name}",
+            )
     yield Mistake(
-        lambda got: not isinstance(got, list) or len(got) != len(right),
+        functools.partial(_other_length, len(right)),
         f"expected one flat tensor with {len(right)} numbers, one for each weight",
     )
 
@@ -384,6 +388,7 @@ def fedavg(ranks: Ranks, report: Report) -> None:
     """The weights and the mean of the updates, each as often as it has samples."""
     for answer in report.answers(ranks, probe_mean, seed=report.seed):
         report.follow(answer.rank, _all_averages(answer.value, report.seed))
+    # The text of an error begins with its class, which a report does not keep by itself.
     if any("ZeroDivisionError" in text for text, *_ in report.found):
         report.problem("with no update at all the weights stay: the sum of all n is 0 then")
 
@@ -512,6 +517,7 @@ def _explain_round(report: Report) -> None:
 
 
 def _home(client: int) -> int:
+    """Return the rank that a client is on."""
     return 1 + client % 3
 
 
@@ -738,14 +744,15 @@ def _wrong_images(gradients: list[torch.Tensor], image: torch.Tensor) -> Iterato
     )
 
 
-def _other_length(n: int, value) -> bool:
-    return not isinstance(value, list) or len(value) != n
+def _other_length(n: int, got: Any) -> bool:
+    """Return whether this is anything but a list of n entries."""
+    return not isinstance(got, list) or len(got) != n
 
 
-def _has_nan(value) -> bool:
-    return isinstance(value, list) and any(
-        isinstance(one, float) and not math.isfinite(one) for one in value
-    )
+def _has_nan(got: Any) -> bool:
+    """Return whether this is a list with a number that is not finite."""
+    entries = got if isinstance(got, list) else []
+    return any(isinstance(entry, float) and not math.isfinite(entry) for entry in entries)
 
 
 # -- 12.7 -------------------------------------------------------------------------------------
@@ -770,7 +777,8 @@ def _attack(seed: int, wide: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor
     return net, guess, label, _gradient(net, image, label)
 
 
-def _gradient(net: nn.Module, x: torch.Tensor, label: torch.Tensor, graph=False) -> list:
+def _gradient(net: nn.Module, x: torch.Tensor, label: torch.Tensor, graph: bool = False) -> list:
+    """Return the gradients of all parameters; graph: they can be differentiated again."""
     loss = functional.cross_entropy(net(x), label)
     return list(torch.autograd.grad(loss, list(net.parameters()), create_graph=graph))
 
@@ -1037,6 +1045,7 @@ TAKING_PART = [5, 2, 11, 9]
 
 
 def _plain(seed: int) -> list[torch.Tensor]:
+    """Return the updates of all clients that take part."""
     draw = seeded(seed)
     return [0.02 * torch.randn(LENGTH, generator=draw) for _ in TAKING_PART]
 
@@ -1178,8 +1187,8 @@ def _unmasked(numbers: Any) -> Iterator[Step]:
     )
 
 
-def _sum(worst: float | None) -> Iterator[Step]:
-    """Judge how far the sum of the messages is from that of the updates."""
+def _sum(worst: Any) -> Iterator[Step]:
+    """Judge how far the sum of the messages is from that of the updates; `None`: no sum came."""
     quantum = 2.0**-20
     half = len(TAKING_PART) * quantum / 2
     yield facts({

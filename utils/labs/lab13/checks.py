@@ -118,7 +118,7 @@ def first_death(ranks: Ranks, report: Report) -> None:
     judge_calls(ranks, report, cases)
 
 
-def _wrong_deaths(right: dict[str, int | None] | None) -> Iterator[Mistake]:
+def _wrong_deaths(right: dict[str, Any] | None) -> Iterator[Mistake]:
     """Yield what mistakes read from a log; it tells of this death, or of none."""
     yield Mistake(
         lambda got: isinstance(got, list | str | int) and not isinstance(got, bool),
@@ -440,7 +440,7 @@ def to_rank(rank: int, step: Step) -> Step:
 
 def _loaded(left: dict[str, str], p: int, kind: str, done: bool, where: str) -> Iterator[Step]:
     """Judge what somebody who loads this would meet."""
-    marker, kill = left.get("latest"), kind == "kill"
+    marker, kill = left.get("latest", ""), kind == "kill"
     end = f"{where}: {'a kill' if kill else 'a power failure'}"
     why = (
         "open(…, 'w') empties it at once, the text comes later: write to another file, then "

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from utils.checks.mistakes import Mistake
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named
+from utils.checks.steps import Step, value
 from utils.checks.task import Report, task
 from utils.cluster.contracts import Ranks
 
@@ -22,14 +25,15 @@ def probe_neighbours(user_ns: dict, *, rank: int) -> list:
 def right_neighbour(ranks: Ranks, report: Report) -> None:
     """(rank + 1) modulo the world size."""
     for answer in report.answers(ranks, probe_neighbours):
-        for (rank, size), got in zip(CASES, answer.value, strict=True):
-            mistakes = [
-                Mistake(rank + 1, "the last rank's neighbour is rank 0: take it modulo the size"),
-                Mistake((rank - 1) % size, "that is the neighbour to the left"),
-            ]
-            what = f"right_neighbour({rank}, {size})"
-            form = "a rank"
-            if not report.judge(
-                answer.rank, got, (rank + 1) % size, mistakes, what=what, form=form
-            ):
-                break
+        report.follow(answer.rank, _all_neighbours(answer.value))
+
+
+def _all_neighbours(neighbours: list) -> Iterator[Step]:
+    """Judge the neighbour of each case."""
+    for (rank, size), neighbour in zip(CASES, neighbours, strict=True):
+        mistakes = [
+            Mistake(rank + 1, "the last rank's neighbour is rank 0: take it modulo the size"),
+            Mistake((rank - 1) % size, "that is the neighbour to the left"),
+        ]
+        call = f"right_neighbour({rank}, {size})"
+        yield value(neighbour, (rank + 1) % size, mistakes, what=call, form="a rank")

@@ -10,15 +10,16 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from utils.checks.calls import Calls, only, some
+from utils.checks.calls import Calls, Rule, only, some
 from utils.checks.groups import enough
-from utils.checks.mistakes import NO_NUMBER, Mistake, is_number, same, table
+from utils.checks.mistakes import NO_NUMBER, Mistake, is_number, one_of, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import (
     answer_named,
@@ -29,8 +30,10 @@ from utils.checks.probe import (
     recorded,
     told,
 )
+from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
+from utils.cluster.reply import Reply
 
 from . import clients
 
@@ -42,8 +45,13 @@ NOISE_TOLERANCE = 0.05
 
 
 def seeded(seed: int) -> torch.Generator:
-    """A generator."""
+    """Return a generator."""
     return torch.Generator().manual_seed(seed)
+
+
+def facts_about(about: str, wrong: Mapping[str, object]) -> Step:
+    """Return the step that none of these is so; what they are about is told first."""
+    return facts({f"{about}: {text}": is_so for text, is_so in wrong.items()})
 
 
 # -- 12.1 -------------------------------------------------------------------------------------
@@ -53,92 +61,97 @@ SHARDS = ((240, 10, 20, 2), (120, 6, 6, 1), (180, 5, 10, 3), (103, 7, 9, 2))
 
 
 def _labels(seed: int, n: int, classes: int) -> torch.Tensor:
+    """Return labels of n images in any order, of all classes alike."""
     return (torch.arange(n) % classes)[torch.randperm(n, generator=seeded(seed))]
 
 
 def probe_shards(user_ns: dict, *, rank: int, seed: int, cases: list) -> list:
     """The shards of each case; again with the same draw, and with another one."""
-    function, found = reading_answer(user_ns, "shards_by_class"), []
+    function, by_case = reading_answer(user_ns, "shards_by_class"), []
     for n, classes, count, each in cases:
         labels, results = _labels(seed, n, classes), []
-        for own in (seed, seed, seed + 1):
+        for draw_seed in (seed, seed, seed + 1):
             torch.manual_seed(len(results))
-            draw = seeded(own)
+            draw = seeded(draw_seed)
             results.append(told(function(labels, count, each, draw)))
         used = not torch.equal(draw.get_state(), seeded(seed + 1).get_state())
-        found.append([*results, used])
-    return found
+        by_case.append([*results, used])
+    return by_case
 
 
 @task("12.1", "shards by class", points=2)
 def shards_by_class(ranks: Ranks, report: Report) -> None:
     """Each image once, few classes for each client, dealt out by the draw."""
-    asked = {"seed": report.seed, "cases": SHARDS}
-    for answer in report.answers(ranks, probe_shards, **asked):
-        for case, (first, again, other, used) in zip(SHARDS, answer.value, strict=True):
-            labels = _labels(report.seed, *case[:2]).tolist()
-            what = f"{case[0]} images of {case[1]} classes, {case[2]} clients, each = {case[3]}"
-            if said := _wrong_shards(first, labels, case):
-                report.problem(f"{what}: {said}", answer.rank)
-                break
-            as_sets = [[sorted(shard) for shard in one] for one in (first, again, other)]
-            rules = {
-                f"{what}: the same seed gave another result the second time: draw has to be the "
-                "only source of randomness, generator=draw": as_sets[0] != as_sets[1],
-                f"{what}: another seed gave the same shards: the pieces are not dealt out at "
-                "random": case == SHARDS[0] and as_sets[0] == as_sets[2],
-                f"{what}: every client has a class in common with what it has with another seed, "
-                "or no client has two classes: deal out all pieces at random, not some of them":
-                    case == SHARDS[0] and not _is_dealt_out(first, other, labels),
-                f"{what}: draw itself was not used, so the next call with it deals out the same: "
-                "do not make another generator": not used,
-            }  # fmt: skip
-            if not report.facts(answer.rank, rules):
-                break
+    for answer in report.answers(ranks, probe_shards, seed=report.seed, cases=SHARDS):
+        report.follow(answer.rank, _all_shards(answer.value, report.seed))
 
 
-def _is_dealt_out(first: list, other: list, labels: list) -> bool:
-    """Whether clients have pieces from anywhere, by two draws. By chance one in 10⁸ is told so."""
+def _all_shards(results: list[list], seed: int) -> Iterator[Step]:
+    """Judge each case's shards: those of a draw, of the same one again, and of another one."""
+    for case, (first, again, other, used) in zip(SHARDS, results, strict=True):
+        n, classes, count, each = case
+        about = f"{n} images of {classes} classes, {count} clients, each = {each}"
+        labels = _labels(seed, n, classes).tolist()
+        yield from _shards(first, labels, case, about)
+        as_sets = [[sorted(shard) for shard in shards] for shards in (first, again, other)]
+        yield facts_about(about, {
+            "the same seed gave another result the second time: draw has to be the only source of "
+            "randomness, generator=draw": as_sets[0] != as_sets[1],
+            "another seed gave the same shards: the pieces are not dealt out at random":
+                case == SHARDS[0] and as_sets[0] == as_sets[2],
+            "every client has a class in common with what it has with another seed, or no client "
+            "has two classes: deal out all pieces at random, not some of them":
+                case == SHARDS[0] and not _is_dealt_out(first, other, labels),
+            "draw itself was not used, so the next call with it deals out the same: do not make "
+            "another generator": not used,
+        })  # fmt: skip
+
+
+def _is_dealt_out(first: list, other: list, labels: list[int]) -> bool:
+    """Return whether clients have pieces from anywhere, by two draws.
+
+    By chance one in 10⁸ right answers is told that they do not.
+    """
     kinds = [[{labels[k] for k in shard} for shard in shards] for shards in (first, other)]
     mixed = any(len(own) > 1 for own in kinds[0])
     return mixed and not all(a & b for a, b in zip(*kinds, strict=True))
 
 
-def _wrong_shards(shards, labels: list, case) -> str | None:
+def _shards(
+    shards: Any, labels: list[int], case: tuple[int, int, int, int], about: str
+) -> Iterator[Step]:
+    """Judge whether shards have each image once, of few classes, in pieces of the right size."""
     n, _, count, each = case
-    if not isinstance(shards, list) or not all(isinstance(one, list) for one in shards):
-        return "return a list with one tensor of indices for each client"
-    if len(shards) != count:
-        pieces = (
-            " (these are the pieces: join each client's)" if len(shards) == count * each else ""
-        )
-        return f"{len(shards)} shards for {count} clients{pieces}"
+    are_lists = isinstance(shards, list) and all(isinstance(shard, list) for shard in shards)
+    yield facts_about(about, {
+        "return a list with one tensor of indices for each client": not are_lists,
+    })  # fmt: skip
+    are_pieces = len(shards) == count * each
+    join = " (these are the pieces: join each client's)" if are_pieces else ""
     indices = [k for shard in shards for k in shard]
-    if not all(isinstance(k, int) and 0 <= k < n for k in indices):
-        return f"a shard has entries that are no index in range({n}): return indices of images"
-    if len(set(indices)) != len(indices):
-        if sorted(indices) == sorted(labels):
-            return "these are labels: return the indices of the images"
-        return "an image is in two shards: a piece may be dealt out only once (no replacement)"
-    if len(indices) != n:
-        return (
-            f"{n - len(indices)} of {n} images have no client: also what is left over is dealt out"
-        )
+    yield facts_about(about, {
+        f"{len(shards)} shards for {count} clients{join}": len(shards) != count,
+        f"a shard has entries that are no index in range({n}): return indices of images":
+            not all(isinstance(k, int) and 0 <= k < n for k in indices),
+    })  # fmt: skip
+    repeats = len(set(indices)) != len(indices)
+    yield facts_about(about, {
+        "these are labels: return the indices of the images":
+            repeats and sorted(indices) == sorted(labels),
+        "an image is in two shards: a piece may be dealt out only once (no replacement)": repeats,
+        f"{n - len(indices)} of {n} images have no client: also what is left over is dealt out":
+            len(indices) != n,
+    })  # fmt: skip
     least, most = each * (n // (count * each)), each * -(-n // (count * each))
     sizes = sorted(map(len, shards))
-    if sizes[0] < least or sizes[-1] > most:
-        return (
-            f"clients have {sizes[0]} to {sizes[-1]} images, expected {least} to {most}: cut the "
-            "images into pieces whose sizes differ by one at most, as .tensor_split(clients * each)"
-            " does, and chunk() does not"
-        )
     kinds = max(len({labels[k] for k in shard}) for shard in shards)
-    if n % (count * each) == 0 and kinds > each:
-        return (
-            f"a client has {kinds} classes: the images have to be sorted by class before they are "
-            "cut, and the pieces dealt out whole"
-        )
-    return None
+    yield facts_about(about, {
+        f"clients have {sizes[0]} to {sizes[-1]} images, expected {least} to {most}: cut the "
+        "images into pieces whose sizes differ by one at most, as .tensor_split(clients * each) "
+        "does, and chunk() does not": sizes[0] < least or sizes[-1] > most,
+        f"a client has {kinds} classes: the images have to be sorted by class before they are cut, "
+        "and the pieces dealt out whole": n % (count * each) == 0 and kinds > each,
+    })  # fmt: skip
 
 
 # -- 12.2 -------------------------------------------------------------------------------------
@@ -149,54 +162,53 @@ SELECT = ((0.2, 30), (0.29, 100), (0.01, 20), (1.0, 7), (0.34, 5), (0.3, 11), (0
 
 def probe_select(user_ns: dict, *, rank: int, seed: int) -> list:
     """Choices of each case: many from one draw, and the first again from another like it."""
-    function, found = answer_named(user_ns, "select"), []
+    function, choices = answer_named(user_ns, "select"), []
     for fraction, count in SELECT:
         draw = seeded(seed)
         torch.manual_seed(1)
         many = [function(fraction, count, draw) for _ in range(CALLS)]
         torch.manual_seed(2)
         kinds = sorted({kind_of(one) for one in many})
-        found.append([told(many), told(function(fraction, count, seeded(seed))), kinds])
-    return found
+        choices.append([told(many), told(function(fraction, count, seeded(seed))), kinds])
+    return choices
 
 
 @task("12.2", "select clients", points=1)
 def select_clients(ranks: Ranks, report: Report) -> None:
     """As many as asked for, all different, another choice each time, nobody left out."""
     for answer in report.answers(ranks, probe_select, seed=report.seed):
-        for (fraction, n), (many, again, kinds) in zip(SELECT, answer.value, strict=True):
-            wanted, first = max(1, round(fraction * n)), many[0]
-            what = f"select({fraction}, {n}, draw)"
-            if wrong := [kind for kind in kinds if kind not in ("list of int", "list of nothing")]:
-                said = f"returned {wrong[0]}: return a list of numbers, of int"
-            elif others := [len(one) for one in many if len(one) != wanted]:
-                said = (
-                    f"chose {others[0]} clients, expected {wanted}: round the share of the n that "
-                    "was handed in as round() does, and take at least one"
-                )
-            elif any(len(set(one)) < len(one) for one in many):
-                said = "chose a client twice: choose without replacement"
-            elif not all(0 <= client < n for one in many for client in one):
-                said = f"chose a number outside of 0 … {n - 1}"
-            elif 1 < wanted < n and len({tuple(sorted(one)) for one in many}) == 1:
-                said = "chose the same clients in each call: use draw, and make no new generator"
-            elif first != again:
-                said = "chose others with the same seed: draw has to be the only randomness"
-            elif wanted > 1 and len({client for one in many for client in one}) < n:
-                said = f"left some clients out in {CALLS} calls: all have to have the same chance"
-            elif _neighbours(many, n) > 1.6 * CALLS * wanted * (wanted - 1) / max(n - 1, 1) > 0:
-                said = (
-                    "chooses neighbours together: all sets of clients have to have the same chance"
-                )
-            elif _pairs(many) < 0.8 * _expected_pairs(wanted, n):
-                said = (
-                    f"chose only {_pairs(many)} different pairs of clients in {CALLS} calls: all "
-                    "sets of clients have to have the same chance"
-                )
-            else:
-                continue
-            report.problem(f"{what} {said}", answer.rank)
-            break
+        report.follow(answer.rank, _all_choices(answer.value))
+
+
+def _all_choices(results: list[list]) -> Iterator[Step]:
+    """Judge each case's choices: many of one draw, the first again, and the types of them all."""
+    for (fraction, n), (many, again, kinds) in zip(SELECT, results, strict=True):
+        call, wanted = f"select({fraction}, {n}, draw)", max(1, round(fraction * n))
+        others = [kind for kind in kinds if kind not in ("list of int", "list of nothing")]
+        yield facts(
+            {f"{call} returned {kind}: return a list of numbers, of int": True for kind in others}
+        )
+        lengths = [len(choice) for choice in many if len(choice) != wanted]
+        clients_chosen = {client for choice in many for client in choice}
+        pairs = _pairs(many)
+        yield facts({
+            f"{call} chose {(lengths or [wanted])[0]} clients, expected {wanted}: round the share "
+            "of the n that was handed in as round() does, and take at least one": lengths,
+            f"{call} chose a client twice: choose without replacement":
+                any(len(set(choice)) < len(choice) for choice in many),
+            f"{call} chose a number outside of 0 … {n - 1}":
+                not all(0 <= client < n for client in clients_chosen),
+            f"{call} chose the same clients in each call: use draw, and make no new generator":
+                1 < wanted < n and len({tuple(sorted(choice)) for choice in many}) == 1,
+            f"{call} chose others with the same seed: draw has to be the only randomness":
+                many[0] != again,
+            f"{call} left some clients out in {CALLS} calls: all have to have the same chance":
+                wanted > 1 and len(clients_chosen) < n,
+            f"{call} chooses neighbours together: all sets of clients have to have the same chance":
+                wanted > 1 and _neighbours(many, n) > 1.6 * _expected_neighbours(wanted, n),
+            f"{call} chose only {pairs} different pairs of clients in {CALLS} calls: all sets of "
+            "clients have to have the same chance": pairs < 0.8 * _expected_pairs(wanted, n),
+        })  # fmt: skip
 
 
 def _pairs(many: list) -> int:
@@ -212,7 +224,12 @@ def _expected_pairs(wanted: int, n: int) -> float:
 
 def _neighbours(many: list, n: int) -> int:
     """Return how often two clients with consecutive numbers were chosen together."""
-    return sum((client + 1) % n in set(one) for one in many for client in one)
+    return sum((client + 1) % n in set(choice) for choice in many for client in choice)
+
+
+def _expected_neighbours(wanted: int, n: int) -> float:
+    """Return how often that is on average, if all sets have the same chance."""
+    return CALLS * wanted * (wanted - 1) / max(n - 1, 1)
 
 
 # -- 12.3 -------------------------------------------------------------------------------------
@@ -223,21 +240,21 @@ LOCAL = ((50, 1, None), (23, 2, (0.3, 5)), (12, 3, (0.5, 4)), (150, 5, (0.2, 16)
 
 def probe_local(user_ns: dict, *, rank: int, seed: int) -> list:
     """Updates of small clients; each twice with the same model."""
-    function, found = reading_answer(user_ns, "train_locally", changes=(1,)), []
+    function, updates = reading_answer(user_ns, "train_locally", changes=(1,)), []
     for n, epochs, more in LOCAL:
         weights, images, labels = clients.samples(seed, n)
         before, model, results = weights.clone(), clients.small_model(seed), []
         named = {} if more is None else {"rate": more[0], "batch": more[1]}
         for _ in range(2):
-            given = (model, weights, images, labels, epochs, seeded(seed))
+            arguments = (model, weights, images, labels, epochs, seeded(seed))
             for parameter in model.parameters():  # as after a backward of somebody else
                 parameter.grad = torch.ones_like(parameter) if results else None
-            result, calls = recorded(function, *given, **named)
+            result, calls = recorded(function, *arguments, **named)
             graph = isinstance(result, torch.Tensor) and result.requires_grad
             results.append(told(result.detach() if graph else result))
         changed = not torch.equal(weights, before)
-        found.append({"delta": results, "changed": changed, "graph": graph, "calls": calls})
-    return found
+        updates.append({"delta": results, "changed": changed, "graph": graph, "calls": calls})
+    return updates
 
 
 def _silent(calls: Calls) -> str | None:
@@ -269,6 +286,7 @@ USUAL = (0.1, 20)
 
 
 def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> Iterator[Mistake]:
+    """Yield which updates mistakes lead to."""
     right = clients.twin(seed, n, epochs, rate, batch)
     yield Mistake(
         [0.0] * len(right),
@@ -276,10 +294,10 @@ def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> I
         "it as well: load weights.clone()",
     )
     yield Mistake((-right).tolist(), "the sign: weights afterwards minus weights before")
-    for how, said in WRONG_LOCAL.items():
-        gives = clients.twin(seed, n, epochs, rate, batch, how)
-        if not torch.equal(gives, right):
-            yield Mistake(gives.tolist(), said)
+    for how, text in WRONG_LOCAL.items():
+        update = clients.twin(seed, n, epochs, rate, batch, how)
+        if not torch.equal(update, right):
+            yield Mistake(update.tolist(), text)
     hard_coded = {
         "rate": (USUAL[0], batch),
         "batch": (rate, USUAL[1]),
@@ -287,10 +305,12 @@ def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> I
     }
     for name, used in hard_coded.items():
         if used != (rate, batch):
-            said = f"this is what the usual {name} of the lab would give: use the argument {name}"
-            yield Mistake(clients.twin(seed, n, epochs, *used).tolist(), said)
+            yield Mistake(
+                clients.twin(seed, n, epochs, *used).tolist(),
+                f"this is what the usual {name} of the lab would give: use the argument {name}",
+            )
     yield Mistake(
-        lambda got: not isinstance(got, list) or len(got) != len(right),
+        functools.partial(_other_length, len(right)),
         f"expected one flat tensor with {len(right)} numbers, one for each weight",
     )
 
@@ -299,35 +319,41 @@ def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> I
 def train_locally(ranks: Ranks, report: Report) -> None:
     """The twin's update, from weights that stay as they are, without a message."""
     for answer in report.answers(ranks, probe_local, seed=report.seed):
-        for (n, epochs, more), value in zip(LOCAL, answer.value, strict=True):
-            rate, batch = more or USUAL
-            what = f"{n} samples, {epochs} epochs, batch {batch}"
-            right = clients.twin(report.seed, n, epochs, rate, batch).tolist()
-            wrong = list(_wrong_updates(report.seed, n, epochs, rate, batch))
-            said = (
-                "the same call again gave another update: what was in the model or its gradients "
-                "before goes in: set both first"
-            )
-            twice = Mistake(lambda _: True, said)
-            form = {"form": "the difference, one flat tensor", "tolerance": 1e-8}
-            ok = (
-                report.communication(answer.rank, value["calls"], _silent)
-                and report.judge(answer.rank, value["delta"][0], right, wrong, what=what, **form)
-                and report.facts(answer.rank, {
-                    f"{what}: the argument weights was changed: load weights.clone()":
-                        value["changed"],
-                    f"{what}: the update still has a graph: detach it": value["graph"],
-                })
-                and report.judge(answer.rank, value["delta"][1], right, [twice], what=what, **form)
-            )  # fmt: skip
-            if not ok:
-                break
+        report.follow(answer.rank, _all_updates(answer.value, report.seed))
+
+
+def _all_updates(results: list[dict[str, Any]], seed: int) -> Iterator[Step]:
+    """Judge each case's training: a client's update, and the update of the same call again."""
+    another = Mistake(
+        lambda _: True,
+        "the same call again gave another update: what was in the model or its gradients before "
+        "goes in: set both first",
+    )
+    form = "the difference, one flat tensor"
+    for (n, epochs, more), result in zip(LOCAL, results, strict=True):
+        rate, batch = more or USUAL
+        about = f"{n} samples, {epochs} epochs, batch {batch}"
+        expected = clients.twin(seed, n, epochs, rate, batch).tolist()
+        wrong_updates = _wrong_updates(seed, n, epochs, rate, batch)
+        first, again = result["delta"]
+        yield communication(result["calls"], _silent)
+        yield value(first, expected, wrong_updates, what=about, form=form, tolerance=1e-8)
+        yield facts_about(about, {
+            "the argument weights was changed: load weights.clone()": result["changed"],
+            "the update still has a graph: detach it": result["graph"],
+        })  # fmt: skip
+        yield value(again, expected, [another], what=about, form=form, tolerance=1e-8)
 
 
 # -- 12.4 -------------------------------------------------------------------------------------
 
 
-def _updates(seed: int, counts: dict[int, float]) -> tuple[torch.Tensor, dict]:
+#: By client: samples, and the change of the weights.
+Updates = dict[int, tuple[float, torch.Tensor]]
+
+
+def _updates(seed: int, counts: dict[int, float]) -> tuple[torch.Tensor, Updates]:
+    """Return weights, and an update of each client."""
     draw, size = seeded(seed), 5 + len(counts)
     weights = torch.randn(size, generator=draw)
     # The update of client 1 is zero; the client counts like the others.
@@ -345,7 +371,7 @@ def _counts(seed: int) -> list[dict[int, float]]:
 
 def probe_mean(user_ns: dict, *, rank: int, seed: int) -> list:
     """New weights of each case, and whether the arguments are as they were."""
-    function, found = answer_named(user_ns, "fedavg"), []
+    function, averages = answer_named(user_ns, "fedavg"), []
     for counts in _counts(seed):
         weights, updates = _updates(seed, counts)
         kept, others = _updates(seed, counts)
@@ -353,59 +379,71 @@ def probe_mean(user_ns: dict, *, rank: int, seed: int) -> list:
         untouched = updates.keys() == others.keys() and all(
             torch.equal(updates[c][1], others[c][1]) for c in others
         )
-        found.append([result, torch.equal(weights, kept), untouched])
-    return found
+        averages.append([result, torch.equal(weights, kept), untouched])
+    return averages
 
 
 @task("12.4", "federated averaging", points=2)
 def fedavg(ranks: Ranks, report: Report) -> None:
     """The weights and the mean of the updates, each as often as it has samples."""
     for answer in report.answers(ranks, probe_mean, seed=report.seed):
-        cases = zip(_counts(report.seed), answer.value, strict=True)
-        for counts, (got, same_weights, untouched) in cases:
-            weights, updates = _updates(report.seed, counts)
-            n, total = len(counts), sum(counts.values())
-            each = list(updates.values())
-            zero = torch.zeros_like(weights)
-            mean = sum((k / total * delta for k, delta in each), zero)
-            plain = sum((delta for _, delta in each), zero)
-            learned = sum(k for k, delta in each if delta.any())
-            wrong = table({
-                "this is the mean of the updates alone: add it to the weights": mean,
-                "the weights are unchanged": weights,
-                "a client whose update is zero has to count as well":
-                    weights + total / max(learned, 1) * mean,
-                "all clients count alike here: weight each update by its n":
-                    weights + plain / max(n, 1),
-                "this is the sum of the updates: weight each by n / sum of all n": weights + plain,
-                "the factors n have to be divided by their sum": weights + total * mean,
-                "divided by the number of clients as well: the factors sum to 1 already":
-                    weights + mean / max(n, 1),
-                "the sign: updates are added": weights - mean,
-                "only the last client's update": weights + (each[-1][1] if each else zero),
-                "weighted by the numbers of the clients: these are the keys of the dict, and n is "
-                "the first of each pair": weights + sum(
-                    (c / max(sum(counts), 1) * delta for c, (_, delta) in updates.items()), zero),
-                "each update was divided by the sum of those n that came before it: sum up all n "
-                "first, then add the updates": weights + sum(
-                    (k / so_far * delta for (k, delta), so_far
-                     in zip(each, itertools.accumulate(counts.values()), strict=True)), zero),
-                "all entries are nan: with no update at all the weights stay":
-                    float("nan") * weights,
-            } if n else {})  # fmt: skip
-            what = f"updates of clients {list(counts)} with n = {list(counts.values())}"
-            form = "the new weights"
-            ok = report.judge(answer.rank, got, (weights + mean).tolist(), wrong,
-                              what=what, form=form)  # fmt: skip
-            rules = {
-                f"{what}: the argument weights was changed: begin with weights.clone()":
-                    not same_weights,
-                f"{what}: an update was changed in place": not untouched,
-            }  # fmt: skip
-            if not (ok and report.facts(answer.rank, rules)):
-                break
+        report.follow(answer.rank, _all_averages(answer.value, report.seed))
+    # The text of an error begins with its class, which a report does not keep by itself.
     if any("ZeroDivisionError" in text for text, *_ in report.found):
         report.problem("with no update at all the weights stay: the sum of all n is 0 then")
+
+
+def _all_averages(results: list[list], seed: int) -> Iterator[Step]:
+    """Judge each case's new weights, and whether the arguments are as they were."""
+    cases = zip(_counts(seed), results, strict=True)
+    for counts, (weights_got, same_weights, untouched) in cases:
+        weights, updates = _updates(seed, counts)
+        about = f"updates of clients {list(counts)} with n = {list(counts.values())}"
+        expected = (weights + _mean(weights, updates)).tolist()
+        mistakes = _wrong_averages(weights, updates)
+        yield value(weights_got, expected, mistakes, what=about, form="the new weights")
+        yield facts_about(about, {
+            "the argument weights was changed: begin with weights.clone()": not same_weights,
+            "an update was changed in place": not untouched,
+        })  # fmt: skip
+
+
+def _mean(weights: torch.Tensor, updates: Updates) -> torch.Tensor:
+    """Return the mean of the updates, each as often as it has samples; zeros if there are none."""
+    total = sum(n for n, _ in updates.values())
+    return sum((n / total * delta for n, delta in updates.values()), torch.zeros_like(weights))
+
+
+def _wrong_averages(weights: torch.Tensor, updates: Updates) -> Iterator[Mistake]:
+    """Yield what mistakes make of the weights; with no update at all, none is known."""
+    if not updates:
+        return
+    pairs, zero, mean = list(updates.values()), torch.zeros_like(weights), _mean(weights, updates)
+    counts, deltas = [n for n, _ in pairs], [delta for _, delta in pairs]
+    total, plain = sum(counts), sum(deltas, zero)
+    learned = sum(n for n, delta in pairs if delta.any())
+    sum_of_numbers = max(sum(updates), 1)
+    by_number = [client / sum_of_numbers * delta for client, (_, delta) in updates.items()]
+    sums_so_far = itertools.accumulate(counts)
+    by_sum_so_far = [n / s * delta for (n, delta), s in zip(pairs, sums_so_far, strict=True)]
+    yield from table({
+        "this is the mean of the updates alone: add it to the weights": mean,
+        "the weights are unchanged": weights,
+        "a client whose update is zero has to count as well":
+            weights + total / max(learned, 1) * mean,
+        "all clients count alike here: weight each update by its n": weights + plain / len(pairs),
+        "this is the sum of the updates: weight each by n / sum of all n": weights + plain,
+        "the factors n have to be divided by their sum": weights + total * mean,
+        "divided by the number of clients as well: the factors sum to 1 already":
+            weights + mean / len(pairs),
+        "the sign: updates are added": weights - mean,
+        "only the last client's update": weights + deltas[-1],
+        "weighted by the numbers of the clients: these are the keys of the dict, and n is the "
+        "first of each pair": weights + sum(by_number, zero),
+        "each update was divided by the sum of those n that came before it: sum up all n first, "
+        "then add the updates": weights + sum(by_sum_so_far, zero),
+        "all entries are nan: with no update at all the weights stay": float("nan") * weights,
+    })  # fmt: skip
 
 
 # -- 12.5 -------------------------------------------------------------------------------------
@@ -424,26 +462,36 @@ def run_round(ranks: Ranks, report: Report) -> None:
     if not enough(ranks, report, WORLD):
         return
     first, seeds = report.seed % 50, report.seeds(WORLD)
-    each = to_each(seed=seeds)
-    answers = report.answers(ranks, probe_round, first=first, each=each)
+    answers = report.answers(ranks, probe_round, first=first, each=to_each(seed=seeds))
     if not answers:
         if not report.open:
             _explain_round(report)
         return
+    if not _all_is_handed_out(report, answers, first, seeds):
+        return
+    for t, (plan, result) in enumerate(zip(clients.ROUNDS, answers[0].value, strict=True), first):
+        if not report.follow(clients.SERVER, _round(t, plan, result, seeds)):
+            return
+
+
+def _all_is_handed_out(report: Report, answers: list[Reply], first: int, seeds: list[int]) -> bool:
+    """Tell the server which weights the ranks of clients lack; return whether all came."""
+    problems: list[tuple[str, str]] = []
+    unreceived = any(answer.unreceived for answer in answers)
     for answer in answers[1:]:
+        weights_got = answer.value["got"]
         others = [
             f"round {t}: client {client} got other weights than the argument"
-            for t, client, got in answer.value["got"]
-            if got != fingerprint(clients.weights_of(t, seeds[clients.SERVER]))
+            for t, client, weights in weights_got
+            if weights != fingerprint(clients.weights_of(t, seeds[clients.SERVER]))
         ]
-        for said in [*answer.value["said"], *others]:
-            report.problem(said, clients.SERVER, "communication")
-        told = [(t, client) for t, client, _ in answer.value["got"]]
-        if not report.found and sorted(told) != sorted(_given_to(answer.rank, first)):
-            report.problem(f"rank {answer.rank} had weights for {told}", clients.SERVER)
-    for t, (plan, value) in enumerate(zip(clients.ROUNDS, answers[0].value, strict=True), first):
-        if report.found or not _judge_round(report, t, plan, value, seeds):
-            return
+        problems += [(text, "communication") for text in (*answer.value["said"], *others)]
+        pairs = [(t, client) for t, client, _ in weights_got]
+        if not (problems or unreceived) and sorted(pairs) != sorted(_given_to(answer.rank, first)):
+            problems.append((f"rank {answer.rank} had weights for {pairs}", "mistake"))
+    for text, kind in problems:
+        report.problem(text, clients.SERVER, kind)
+    return not (problems or unreceived)
 
 
 def _given_to(rank: int, first: int) -> list[tuple[int, int]]:
@@ -458,103 +506,127 @@ def _given_to(rank: int, first: int) -> list[tuple[int, int]]:
 
 def _explain_round(report: Report) -> None:
     """Say what a round needs, before what came of it: advice of a deadlock may mislead here."""
-    said = (
+    needs = (
         "what a round needs: for each chosen client isend of torch.tensor([t, client]) with "
         "tag=NOTE, isend of weights with tag=tag_of(t, client), both to home(client); and an irecv "
         "of 1 + weights.numel() numbers from there with the same tag. All of it is started before "
         "anything is waited for, and a client that is slow is not waited for at all. What came of "
         "it is below"
     )
-    report.found.insert(0, (said, "mistake", None))
+    report.found.insert(0, (needs, "mistake", None))
 
 
 def _home(client: int) -> int:
+    """Return the rank that a client is on."""
     return 1 + client % 3
 
 
-def _judge_round(report: Report, t: int, plan: clients.Round, value: dict, seeds: list) -> bool:
-    """One round of the server's; False where something is wrong."""
-    where = f"round {t}, clients {list(plan.chosen)}, {plan.seconds:g} s"
-    expected = plan.in_time(_home)
-
-    def wrong(said: str, kind: str = "mistake") -> bool:
-        report.problem(f"{where}: {said}", clients.SERVER, kind)
-        return False
-
-    rules = only("send", "recv"), some(range(WORLD)), _large
-    if not report.communication(clients.SERVER, value["calls"], *rules):
-        return False
-    updates = value["updates"]
-    if updates is None:
-        return wrong(f"returned {value['kind']}: return (updates, late), updates a dict "
-                     "{client: (n, delta)}")  # fmt: skip
-    got = sorted(map(int, updates))
-    if late := sorted(set(got) - set(expected)):
-        return wrong(f"the update of client {late[0]} is among the updates, but it came after the "
-                     f"deadline: the server took {value['seconds']:.1f} s")  # fmt: skip
-    if missing := sorted(set(expected) - set(got)):
-        return wrong(f"the update of client {missing[0]} came in time and is not among the updates."
-                     " Is all handed out before anything is waited for?")  # fmt: skip
-    for client in expected:
+def _round(t: int, plan: clients.Round, result: dict[str, Any], seeds: list[int]) -> Iterator[Step]:
+    """Judge one round of the server's: whose updates it has, when it returns, and what is late."""
+    about = f"round {t}, clients {list(plan.chosen)}, {plan.seconds:g} s"
+    yield communication(result["calls"], only("send", "recv"), some(range(WORLD)), _large)
+    updates, seconds = result["updates"], result["seconds"]
+    yield facts_about(about, {
+        f"returned {result['kind']}: return (updates, late), updates a dict {{client: (n, delta)}}":
+            updates is None,
+    })  # fmt: skip
+    in_time = plan.in_time(_home)
+    returned = {int(client) for client in updates}
+    yield facts_about(about, {
+        f"the update of client {client} is among the updates, but it came after the deadline: the "
+        f"server took {seconds:.1f} s": True
+        for client in sorted(returned - set(in_time))
+    })  # fmt: skip
+    yield facts_about(about, {
+        f"the update of client {client} came in time and is not among the updates. Is all handed "
+        "out before anything is waited for?": True
+        for client in sorted(set(in_time) - returned)
+    })  # fmt: skip
+    for client in in_time:
         n, delta = clients.update_of(t, client, seeds[_home(client)])
-        right = [n, len(delta), delta[0].item(), delta[-1].item()]
-        if said := _wrong_update(updates[str(client)], right, t):
-            return wrong(f"client {client}: {said}")
-    everybody = len(expected) == len(plan.chosen)
-    if not everybody and value["seconds"] < plan.seconds - 0.02:
-        return wrong(f"returned after {value['seconds']:.2f} s, and updates were missing: wait for "
-                     f"them until the deadline, {plan.seconds:g} s from the call")  # fmt: skip
-    if everybody and value["seconds"] > plan.seconds - 0.5:
-        return wrong(f"all updates were there, and it returned after {value['seconds']:.1f} s "
-                     "only: return at once when nothing is missing")  # fmt: skip
-    if not everybody and value["seconds"] > plan.seconds + 1:
-        return wrong(f"returned after {value['seconds']:.1f} s: the deadline is {plan.seconds:g} s "
-                     "from the call, for all clients together")  # fmt: skip
-    if not (everybody or value["slept"]):
-        return wrong("the server kept a processor busy while it waited: sleep(0.002) between two "
-                     "looks")  # fmt: skip
-    # One or two may have been completed since the server looked.
-    if everybody and value["late"] is not None and value["late"] > value["open"] + 2:
-        return wrong(f"late has {value['late']} requests, and all updates of this round have come: "
-                     "only requests of this round that are not completed belong there")  # fmt: skip
-    if value["late"] is None:
-        return wrong("late has to be a list of requests, as isend and irecv return them")
-    if value["late"] < value["open"]:
-        return wrong(f"{value['open']} requests are not completed yet, and late has "
-                     f"{value['late']}: put the late receives and the open sends into it, or "
-                     "nobody ever completes them", "communication")  # fmt: skip
-    return True
+        expected = [n, len(delta), delta[0].item(), delta[-1].item()]
+        yield from _update(updates[str(client)], expected, t, f"{about}: client {client}")
+    all_came = len(in_time) == len(plan.chosen)
+    yield facts_about(about, _wrong_seconds(plan.seconds, seconds, all_came))
+    yield facts_about(about, {
+        "the server kept a processor busy while it waited: sleep(0.002) between two looks":
+            not (all_came or result["slept"]),
+    })  # fmt: skip
+    yield from _late(result, all_came, about)
+
+
+def _wrong_seconds(deadline: float, seconds: float, all_came: bool) -> dict[str, bool]:
+    """Return what is wrong with the seconds that a round took."""
+    return {
+        f"returned after {seconds:.2f} s, and updates were missing: wait for them until the "
+        f"deadline, {deadline:g} s from the call": not all_came and seconds < deadline - 0.02,
+        f"all updates were there, and it returned after {seconds:.1f} s only: return at once when "
+        "nothing is missing": all_came and seconds > deadline - 0.5,
+        f"returned after {seconds:.1f} s: the deadline is {deadline:g} s from the call, for all "
+        "clients together": not all_came and seconds > deadline + 1,
+    }
+
+
+def _late(result: dict[str, Any], all_came: bool, about: str) -> Iterator[Step]:
+    """Judge whether `late` has the requests that are not completed, and no others."""
+    late, still_open = result["late"], result["open"]
+    yield facts_about(about, {
+        # One or two may have been completed since the server looked.
+        f"late has {late} requests, and all updates of this round have come: only requests of this "
+        "round that are not completed belong there":
+            all_came and late is not None and late > still_open + 2,
+        "late has to be a list of requests, as isend and irecv return them": late is None,
+    })  # fmt: skip
+    yield communication(result["calls"], _nothing_forgotten(late, still_open, about))
+
+
+def _nothing_forgotten(late: int, still_open: int, about: str) -> Rule:
+    """Return the rule that all requests that are not completed are in `late`."""
+
+    def rule(_: Calls) -> str | None:
+        if late >= still_open:
+            return None
+        return (
+            f"{about}: {still_open} requests are not completed yet, and late has {late}: put the "
+            "late receives and the open sends into it, or nobody ever completes them"
+        )
+
+    return rule
 
 
 def _large(calls: Calls) -> str | None:
     """The rule that no blocking call is about weights or an update."""
-    one = next((c for c in calls if c["blocking"] and c["nbytes"] > 16), None)
-    if one is None:
+    large = next((call for call in calls if call["blocking"] and call["nbytes"] > 16), None)
+    if large is None:
         return None
     return (
-        f"dist.{one['op']} of weights or updates waits for rank {one['peer']}, which may be slow: "
-        f"use dist.i{one['op']}"
+        f"dist.{large['op']} of weights or updates waits for rank {large['peer']}, which may be "
+        f"slow: use dist.i{large['op']}"
     )
 
 
-def _wrong_update(got, right: list, t: int) -> str | None:
-    if same(got, right):
-        return None
-    if not isinstance(got, list):
-        swapped = "it is (delta, n)" if got == "swapped" else f"{got}"
-        return f"each value is a pair (n, delta), here {swapped}"
-    n, length, first = got[:3]
-    if not is_number(n):
-        return "n has to be a number: the first entry of the message"
-    if length == right[1] + 1:
-        return "the update has one entry too many: the first number of the message is n"
-    if length != right[1]:
-        return f"the update has {length} entries, expected {right[1]}"
-    if abs(first - right[2]) >= 99:
-        return f"this is an update of another round than {t}: each round has tags of its own"
-    if abs(first - right[2]) > 0.5:
-        return "this is another client's update: each receive needs a tensor of its own"
-    return f"expected n = {right[0]:g} and an update from {right[2]:g}, got {n:g} and {first:g}"
+def _update(update: Any, expected: list[float], t: int, about: str) -> Iterator[Step]:
+    """Judge an update that the server has returned: n, its length, its first and last number."""
+    if same(update, expected):
+        return
+    swapped = "it is (delta, n)" if update == "swapped" else f"{update}"
+    yield facts_about(about, {
+        f"each value is a pair (n, delta), here {swapped}": not isinstance(update, list),
+    })  # fmt: skip
+    n, length, first = update[:3]
+    yield facts_about(about, {
+        "n has to be a number: the first entry of the message": not is_number(n),
+        "the update has one entry too many: the first number of the message is n":
+            length == expected[1] + 1,
+        f"the update has {length} entries, expected {expected[1]}": length != expected[1],
+    })  # fmt: skip
+    off = abs(first - expected[2])
+    yield facts_about(about, {
+        f"this is an update of another round than {t}: each round has tags of its own": off >= 99,
+        "this is another client's update: each receive needs a tensor of its own": off > 0.5,
+        f"expected n = {expected[0]:g} and an update from {expected[2]:g}, got {n:g} and "
+        f"{first:g}": True,
+    })  # fmt: skip
 
 
 # -- 12.6 -------------------------------------------------------------------------------------
@@ -562,6 +634,8 @@ def _wrong_update(got, right: list, t: int) -> str | None:
 #: The second hidden layer of the second one has tanh, and negative outputs: only the gradient of
 #: the last bias tells the label then, not that of the last weights.
 MLPS = ((12, 7, 4), (20, 9, 5, 6), (8, 16, 3), (9, 12, 2))
+#: What is added to the seed, and the layers, of each sample that is read.
+VICTIMS = tuple(itertools.product(range(4), MLPS))
 
 
 def _victim(seed: int, sizes: tuple) -> tuple[list, torch.Tensor, int]:
@@ -597,81 +671,88 @@ def _victim(seed: int, sizes: tuple) -> tuple[list, torch.Tensor, int]:
 
 def probe_read(user_ns: dict, *, rank: int, seed: int) -> list:
     """What is read from the gradients of several samples."""
-    function, found = reading_answer(user_ns, "read_image"), []
-    for k, sizes in itertools.product(range(4), MLPS):
+    function, readings = reading_answer(user_ns, "read_image"), []
+    for k, sizes in VICTIMS:
         read = function(_victim(seed + k, sizes)[0])
         pair = isinstance(read, tuple | list) and len(read) == 2
-        found.append([told(number(read[0])), told(read[1])] if pair else told(read))
-    return found
+        readings.append([told(number(read[0])), told(read[1])] if pair else told(read))
+    return readings
 
 
 @task("12.6", "read one gradient", points=2)
 def read_image(ranks: Ranks, report: Report) -> None:
     """The label and the pixels."""
     for answer in report.answers(ranks, probe_read, seed=report.seed):
-        tried = [(k, sizes) for k in range(4) for sizes in MLPS]
-        for (k, sizes), got in zip(tried, answer.value, strict=True):
-            gradients, image, label = _victim(report.seed + k, sizes)
-            what = f"an MLP {'-'.join(map(str, sizes))}"
-            if not isinstance(got, list) or len(got) != 2:
-                report.problem(f"{what}: return a pair (label, image)", answer.rank)
-                break
-            last, (weight, bias) = gradients[-1], gradients[:2]
-            labels = table({
-                "label: this is told by the gradient of the last weights, whose sign depends on "
-                "the outputs of the layer before, negative ones with tanh. Take the gradient of "
-                "the last bias, gradients[-1]": gradients[-2].sum(1).argmin(),
-                "label: argmin, not argmax: the entry of the true class is p - 1, the only "
-                "negative one": last.argmax(),
-                "label: the last layer's gradients are at the end of the list":
-                    gradients[1].argmin(),
-                "label: the entry of largest size may be another class's": last.abs().argmax(),
-            })  # fmt: skip
-            labels.append(NO_NUMBER)
-            nearest = [row / one for row, one in zip(weight, bias, strict=True) if one]
-            nearest.append(torch.stack(nearest).mean(0))
-            best = bias.abs().argmax()
-            images = table({
-                "image: upside down: weight gradient divided by bias gradient": bias[best]
-                / weight[best],
-                "image: this is the gradient of a row of weights: divide it by the neuron's bias "
-                "gradient": weight[best],
-                "image: the sign": -image,
-                "image: divided by all the bias gradients together": weight[best] / bias.sum(),
-                "image: its values were cut to 0 … 1. The pixels are normalized, so negative ones "
-                "are right: leave them as they are": image.clamp(0, 1),
-            })  # fmt: skip
-            images += [
-                Mistake(
-                    lambda got, others=nearest: any(same(got, one.tolist()) for one in others),
-                    "image: this is what another neuron tells, or several: take the one whose bias "
-                    "gradient has the largest size",
-                ),
-                Mistake(
-                    _has_nan,
-                    "image: divided by 0: a neuron behind a ReLU may have no gradient at all. Take "
-                    "that with the largest bias gradient",
-                ),
-                Mistake(
-                    functools.partial(_other_length, sizes[0]),
-                    f"image: expected {sizes[0]} pixels, one row of the weights",
-                ),
-            ]
-            told_as = {"what": what}
-            if not report.judge(answer.rank, got[0], label, labels, **told_as) or not report.judge(
-                answer.rank, got[1], image.tolist(), images, form="the image", **told_as
-            ):
-                break
+        report.follow(answer.rank, _all_readings(answer.value, report.seed))
 
 
-def _other_length(n: int, value) -> bool:
-    return not isinstance(value, list) or len(value) != n
+def _all_readings(results: list, seed: int) -> Iterator[Step]:
+    """Judge what was read from the gradients of each sample."""
+    for (k, sizes), reading in zip(VICTIMS, results, strict=True):
+        gradients, image, label = _victim(seed + k, sizes)
+        about = f"an MLP {'-'.join(map(str, sizes))}"
+        is_pair = isinstance(reading, list) and len(reading) == 2
+        yield facts_about(about, {"return a pair (label, image)": not is_pair})
+        yield value(reading[0], label, _wrong_labels(gradients), what=about)
+        mistakes = _wrong_images(gradients, image)
+        yield value(reading[1], image.tolist(), mistakes, what=about, form="the image")
 
 
-def _has_nan(value) -> bool:
-    return isinstance(value, list) and any(
-        isinstance(one, float) and not math.isfinite(one) for one in value
+def _wrong_labels(gradients: list[torch.Tensor]) -> Iterator[Mistake]:
+    """Yield which labels mistakes read from the gradients."""
+    last = gradients[-1]
+    yield from table({
+        "label: this is told by the gradient of the last weights, whose sign depends on the "
+        "outputs of the layer before, negative ones with tanh. Take the gradient of the last bias, "
+        "gradients[-1]": gradients[-2].sum(1).argmin(),
+        "label: argmin, not argmax: the entry of the true class is p - 1, the only negative one":
+            last.argmax(),
+        "label: the last layer's gradients are at the end of the list": gradients[1].argmin(),
+        "label: the entry of largest size may be another class's": last.abs().argmax(),
+    })  # fmt: skip
+    yield NO_NUMBER
+
+
+def _wrong_images(gradients: list[torch.Tensor], image: torch.Tensor) -> Iterator[Mistake]:
+    """Yield which images mistakes read from the gradients."""
+    weight, bias = gradients[:2]
+    best = bias.abs().argmax()
+    yield from table({
+        "image: upside down: weight gradient divided by bias gradient": bias[best] / weight[best],
+        "image: this is the gradient of a row of weights: divide it by the neuron's bias gradient":
+            weight[best],
+        "image: the sign": -image,
+        "image: divided by all the bias gradients together": weight[best] / bias.sum(),
+        "image: its values were cut to 0 … 1. The pixels are normalized, so negative ones are "
+        "right: leave them as they are": image.clamp(0, 1),
+    })  # fmt: skip
+    neurons = [row / slope for row, slope in zip(weight, bias, strict=True) if slope]
+    neurons.append(torch.stack(neurons).mean(0))
+    yield Mistake(
+        one_of(*(neuron.tolist() for neuron in neurons)),
+        "image: this is what another neuron tells, or several: take the one whose bias gradient "
+        "has the largest size",
     )
+    yield Mistake(
+        _has_nan,
+        "image: divided by 0: a neuron behind a ReLU may have no gradient at all. Take that with "
+        "the largest bias gradient",
+    )
+    yield Mistake(
+        functools.partial(_other_length, len(image)),
+        f"image: expected {len(image)} pixels, one row of the weights",
+    )
+
+
+def _other_length(n: int, got: Any) -> bool:
+    """Return whether this is anything but a list of n entries."""
+    return not isinstance(got, list) or len(got) != n
+
+
+def _has_nan(got: Any) -> bool:
+    """Return whether this is a list with a number that is not finite."""
+    entries = got if isinstance(got, list) else []
+    return any(isinstance(entry, float) and not math.isfinite(entry) for entry in entries)
 
 
 # -- 12.7 -------------------------------------------------------------------------------------
@@ -696,7 +777,8 @@ def _attack(seed: int, wide: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor
     return net, guess, label, _gradient(net, image, label)
 
 
-def _gradient(net: nn.Module, x: torch.Tensor, label: torch.Tensor, graph=False) -> list:
+def _gradient(net: nn.Module, x: torch.Tensor, label: torch.Tensor, graph: bool = False) -> list:
+    """Return the gradients of all parameters; graph: they can be differentiated again."""
     loss = functional.cross_entropy(net(x), label)
     return list(torch.autograd.grad(loss, list(net.parameters()), create_graph=graph))
 
@@ -717,64 +799,77 @@ def probe_mismatch(user_ns: dict, *, rank: int, seed: int, wide: int) -> dict:
     slope = None
     if value.requires_grad:
         (slope,) = torch.autograd.grad(value.sum(), guess, allow_unused=True)
-    distance, derivative = value.item(), slope is not None and told(slope.flatten())
-    return {"value": distance, "slope": derivative or None, "left": left, "tensor": True,
-            "modes": modes}  # fmt: skip
+    derivative = None if slope is None else told(slope.flatten())
+    return {
+        "value": value.item(),
+        "slope": derivative or None,
+        "left": left,
+        "tensor": True,
+        "modes": modes,
+    }
 
 
 @task("12.7", "gradient inversion", points=2)
 def mismatch(ranks: Ranks, report: Report) -> None:
     """The sum of squares, and a derivative that leads to the image."""
-    for wide in (5, 6):  # another image, and a network of more layers
-        _judge_mismatch(ranks, report, wide)
-        if any("should be the same" in text or "same dtype" in text for text, *_ in report.found):
-            report.problem(
-                "the check hands in net, guess and seen in float64: use these arguments, not what "
-                "has the same name in the lab, and keep their type"
-            )
-        if report.found:
-            return
+    # Another image, and a network of more layers.
+    cases = [{"seed": report.seed, "wide": wide} for wide in (5, 6)]
+    report.judge_cases(ranks, probe_mismatch, cases, _mismatch)
+    # The words of PyTorch's errors, of tensors of two types: several classes of errors have them.
+    if any("should be the same" in text or "same dtype" in text for text, *_ in report.found):
+        report.problem(
+            "the check hands in net, guess and seen in float64: use these arguments, not what "
+            "has the same name in the lab, and keep their type"
+        )
 
 
-def _judge_mismatch(ranks: Ranks, report: Report, wide: int) -> None:
-    net, guess, label, seen = _attack(report.seed, wide)
+def _mismatch(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Judge a distance and its derivative, and whether the network is as it was."""
+    result = answer.value
+    distance, slope, mistakes = _distance(**case)
+    form = "the sum, a tensor with one number"
+    yield value(result["value"], distance, mistakes, form=form)
+    yield facts({
+        "return a tensor, not a number: item() cuts the graph off": not result["tensor"],
+        "something was added to .grad of the parameters: use torch.autograd.grad, which "
+        "returns gradients, and not backward": result["left"],
+        "the net was in training mode before, and is not now: leave its mode as it is":
+            not result["modes"],
+        "the result can't be differentiated with respect to guess: create_graph=True, and no "
+        "detach": result["slope"] is None,
+    })  # fmt: skip
+    another = Mistake(
+        lambda _: True,
+        "the derivative with respect to guess is another one: is a part of it detached?",
+    )
+    yield value(result["slope"], slope, [another], tolerance=1e-8)
+
+
+@functools.lru_cache(maxsize=2)
+def _distance(seed: int, wide: int) -> tuple[float, list[float], list[Mistake]]:
+    """Return the sum of squares, its derivative by the guess, and what mistakes make of the sum."""
+    net, guess, label, seen = _attack(seed, wide)
     guess.requires_grad_()
-    own = _gradient(net, guess, label, graph=True)
-    parts = [(a - b).square().sum() for a, b in zip(own, seen, strict=True)]
+    gradients = _gradient(net, guess, label, graph=True)
+    gaps = [a - b for a, b in zip(gradients, seen, strict=True)]
+    parts = [gap.square().sum() for gap in gaps]
     (slope,) = torch.autograd.grad(sum(parts), guess)
-    right, gaps = sum(parts).item(), [a - b for a, b in zip(own, seen, strict=True)]
-    wrong = table({
+    distance = sum(parts).item()
+    mistakes = table({
         "this is the mean over each tensor: take the sum over all its entries":
             sum(gap.square().mean() for gap in gaps).item(),
         "this is the mean over all entries: take the sum":
-            right / sum(gap.numel() for gap in gaps),
+            distance / sum(gap.numel() for gap in gaps),
         "these are absolute values: take squares": sum(gap.abs().sum() for gap in gaps).item(),
-        "this is the length: without the square root": math.sqrt(right),
+        "this is the length: without the square root": math.sqrt(distance),
         "these are the lengths of the tensors' differences: take squares, no root":
             sum(gap.norm() for gap in gaps).item(),
         "only the first parameter was compared: sum over all of them": parts[0].item(),
         "only the last parameter was compared: sum over all of them": parts[-1].item(),
-        "the gradient of the guess is not compared with anything": sum(
-            one.square().sum() for one in own).item(),
+        "the gradient of the guess is not compared with anything":
+            sum(gradient.square().sum() for gradient in gradients).item(),
     })  # fmt: skip
-    given = {"seed": report.seed, "wide": wide}
-    for answer in report.answers(ranks, probe_mismatch, **given):
-        value = answer.value
-        form = {"form": "the sum, a tensor with one number"}
-        ok = report.judge(answer.rank, value["value"], right, wrong, **form)
-        rules = {
-            "return a tensor, not a number: item() cuts the graph off": not value["tensor"],
-            "something was added to .grad of the parameters: use torch.autograd.grad, which "
-            "returns gradients, and not backward": value["left"],
-            "the net was in training mode before, and is not now: leave its mode as it is":
-                not value["modes"],
-            "the result can't be differentiated with respect to guess: create_graph=True, and no "
-            "detach": value["slope"] is None,
-        }  # fmt: skip
-        if ok and report.facts(answer.rank, rules):
-            said = "the derivative with respect to guess is another one: is a part of it detached?"
-            report.judge(answer.rank, value["slope"], slope.flatten().tolist(),
-                         [Mistake(lambda _: True, said)], tolerance=1e-8)  # fmt: skip
+    return distance, slope.flatten().tolist(), mistakes
 
 
 # -- 12.8 -------------------------------------------------------------------------------------
@@ -803,26 +898,31 @@ def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
     few = mean([torch.zeros(7)], 1.0, 1.0, seeded(seed))
     m, bound, z = NOISE
     noises = []
-    for own in (seed, seed, seed + 1):
+    for draw_seed in (seed, seed, seed + 1):
         torch.manual_seed(len(noises))
-        noises.append(mean([torch.zeros(MANY) for _ in range(m)], bound, z, seeded(own)))
+        noises.append(mean([torch.zeros(MANY) for _ in range(m)], bound, z, seeded(draw_seed)))
     draw = seeded(seed)
-    one, following = (mean([torch.zeros(MANY)], bound, z, draw) for _ in range(2))
+    alone, following = (mean([torch.zeros(MANY)], bound, z, draw) for _ in range(2))
     first = noises[0].double()
     spread = first.std().item()
     return {
         "clips": clips,
         "quiet": quiet,
         "few": len(few),
-        "noise": {"std": spread, "mean": first.mean().item(), "size": len(first),
-                  "alike": _likeness(first), "different": len(first.unique()),
-                  "largest": first.abs().max().item(),
-                  "fourth": ((first - first.mean()) / max(spread, 1e-30)).pow(4).mean().item()},
+        "noise": {
+            "std": spread,
+            "mean": first.mean().item(),
+            "size": len(first),
+            "alike": _likeness(first),
+            "different": len(first.unique()),
+            "largest": first.abs().max().item(),
+            "fourth": ((first - first.mean()) / max(spread, 1e-30)).pow(4).mean().item(),
+        },
         "again": torch.equal(noises[0], noises[1]),
         "other": torch.equal(noises[0], noises[2]),
-        "next": torch.equal(one, following),
-        "one draw": torch.allclose(m * noises[0], one, rtol=1e-4),
-    }  # fmt: skip
+        "next": torch.equal(alone, following),
+        "one draw": torch.allclose(m * noises[0], alone, rtol=1e-4),
+    }
 
 
 def _likeness(noise: torch.Tensor) -> float:
@@ -836,97 +936,106 @@ def _likeness(noise: torch.Tensor) -> float:
 @task("12.8", "clip and add noise", points=3)
 def private_mean(ranks: Ranks, report: Report) -> None:
     """Lengths of the bound at most; the mean of them; noise of the right scale, once."""
-    deltas = _deltas(report.seed)
-    right = [delta * min(1.0, 1 / max(delta.norm().item(), 1e-12)) for delta in deltas]
     for answer in report.answers(ranks, probe_private, seed=report.seed):
-        value, rank = answer.value, answer.rank
-        ok = all(
-            _judge_clip(report, rank, *one)
-            for one in zip(value["clips"], deltas, right, strict=True)
-        )
-        short = [QUIET * delta / max(delta.norm().item(), QUIET) for delta in deltas]
-        mean, plain = sum(short) / len(short), sum(deltas) / len(deltas)
-        wrong = table({
-            "the updates are not clipped": plain,
-            "this is clipped after averaging: clip each update first":
-                plain * min(1.0, QUIET / plain.norm().item()),
-            "this is the sum: divide by the number of updates": sum(short),
-            "the bound is the argument bound, not 1": sum(right) / len(right),
-        })  # fmt: skip
-        what = {"what": f"private_mean with z = 0, bound {QUIET}", "form": "the mean"}
-        if ok and report.judge(rank, value["quiet"], mean.tolist(), wrong, **what):
-            _judge_noise(report, rank, value)
+        report.follow(answer.rank, _private(answer.value, _deltas(report.seed)))
 
 
-def _judge_clip(report: Report, rank: int, got, delta: torch.Tensor, right: torch.Tensor) -> bool:
-    length = delta.norm().item()
-    wrong = table({
+def _private(result: dict[str, Any], deltas: list[torch.Tensor]) -> Iterator[Step]:
+    """Judge clipped updates, their mean without noise, and the noise."""
+    clips = [_shortened(delta, 1.0) for delta in deltas]
+    for got, delta, clip in zip(result["clips"], deltas, clips, strict=True):
+        about = f"clipped, length {delta.norm().item():.2g}, bound 1"
+        form = "the clipped update"
+        yield value(got, clip.tolist(), _wrong_clips(delta), what=about, form=form)
+    total, m = sum(_shortened(delta, QUIET) for delta in deltas), len(deltas)
+    plain = sum(deltas) / m
+    mistakes = table({
+        "the updates are not clipped": plain,
+        "this is clipped after averaging: clip each update first": _shortened(plain, QUIET),
+        "this is the sum: divide by the number of updates": total,
+        "the bound is the argument bound, not 1": sum(clips) / m,
+    })  # fmt: skip
+    about = f"private_mean with z = 0, bound {QUIET}"
+    yield value(result["quiet"], (total / m).tolist(), mistakes, what=about, form="the mean")
+    yield from _noise(result)
+
+
+def _shortened(delta: torch.Tensor, bound: float) -> torch.Tensor:
+    """Return an update whose length is the bound at most."""
+    return delta * min(1.0, bound / max(delta.norm().item(), 1e-12))
+
+
+def _wrong_clips(delta: torch.Tensor) -> Iterator[Mistake]:
+    """Yield what mistakes make of an update that is clipped to length 1."""
+    length = max(delta.norm().item(), 1e-30)
+    yield from table({
         "it is longer than the bound and unchanged": delta,
         "each entry was cut for itself: scale the whole update by one factor, so that it keeps "
         "its direction": delta.clamp(-1, 1),
-        "scaled up to the bound: shorter ones stay as they are": delta / max(length, 1e-30),
-        "divided by the square of its length": delta / max(length, 1e-30) ** 2,
+        "scaled up to the bound: shorter ones stay as they are": delta / length,
+        "divided by the square of its length": delta / length**2,
         "scaled by the largest entry: its length is the root of the sum of all squares, "
         "delta.norm()": delta * min(1.0, 1 / max(delta.abs().max().item(), 1e-30)),
     })  # fmt: skip
-    wrong.append(Mistake(_has_nan, "an update of length 0 is divided by 0: it stays as it is"))
-    what = f"clipped, length {length:.2g}, bound 1"
-    return report.judge(rank, got, right.tolist(), wrong, what=what, form="the clipped update")
+    yield Mistake(_has_nan, "an update of length 0 is divided by 0: it stays as it is")
 
 
-def _judge_noise(report: Report, rank: int, value: dict) -> None:
+def _noise(result: dict[str, Any]) -> Iterator[Step]:
+    """Judge the scale of the noise, its distribution, and what it follows from."""
     m, bound, z = NOISE
-    right, noise = z * bound / m, value["noise"]
-    std = noise["std"]
-    factors = {
+    noise, expected = result["noise"], z * bound / m
+    about = f"{m} updates, S = {bound:g}, z = {z:g}"
+    yield facts({
+        f"an update of 7 weights gave a mean of {result['few']}": result["few"] != 7,
+        f"{about}: expected {MANY} entries, got {noise['size']}": noise["size"] != MANY,
+    })  # fmt: skip
+    yield facts_about(about, {
+        f"the noise has a standard deviation of {noise['std']:.3g}, expected {expected:.3g}"
+        f"{_why_so_much(noise)}":
+            not abs(noise["std"] - expected) <= NOISE_TOLERANCE * expected,  # so nan is wrong
+        f"the noise has a mean of {noise['mean']:.3g}, expected 0":
+            not abs(noise["mean"]) <= expected / 20,
+        "the noise is not Gaussian: torch.randn": not abs(noise["fourth"] - 3) <= 0.4,
+        "large numbers are missing in the noise: torch.randn as it is":
+            not noise["largest"] >= 3.2 * expected,  # 55 of 40,000 numbers are beyond that
+        f"the noise has {noise['different']} different numbers in {MANY} entries: draw one for "
+        "each weight": noise["different"] < 0.9 * MANY,
+        "numbers of the noise follow from each other: draw each anew":
+            not noise["alike"] <= 0.05,  # 20,000 pairs of independent numbers stay below 0.03
+    })  # fmt: skip
+    yield facts({
+        "the same seed gave other noise: draw is the generator, generator=draw":
+            not result["again"],
+        "another seed gave the same noise: use draw as it comes": result["other"],
+        "the next call with the same draw gave the same noise: make no generator of your own":
+            result["next"],
+        f"{about}: more numbers were drawn than there are weights: one draw for the mean, whatever "
+        "the number of updates": not result["one draw"],
+    })  # fmt: skip
+
+
+def _why_so_much(noise: dict[str, float]) -> str:
+    """Return, after a colon, which mistake leads to this noise; empty if none is known."""
+    m, bound, z = NOISE
+    expected = z * bound / m
+    if noise["std"] < 1e-6 and abs(noise["mean"]) > 1e-6:
+        return ": every weight has got the same noise: draw a number for each weight"
+    deviations = {
         "there is no noise": 0.0,
         "that is the noise of the sum, z S: divide by the number of updates": z * bound,
         "that is what remains if each of the updates gets noise of z S: add it once, to the mean, "
         "with z S / m": z * bound / math.sqrt(m),
         "S is missing": z / m,
         "z is missing": bound / m,
-        "that is the variance: randn takes the standard deviation as a factor": right**2,
-        "that is the square root: z S / m is the standard deviation already": math.sqrt(right),
-        "z S / m² : divided twice": right / m,
+        "that is the variance: randn takes the standard deviation as a factor": expected**2,
+        "that is the square root: z S / m is the standard deviation already": math.sqrt(expected),
+        "z S / m² : divided twice": expected / m,
         "the noise was clipped with the update: add it afterwards": bound / math.sqrt(MANY),
     }
-    where = f"{m} updates, S = {bound:g}, z = {z:g}: "
-    found = f"the noise has a standard deviation of {std:.3g}, expected {right:.3g}"
-    if value["few"] != 7:
-        report.problem(f"an update of 7 weights gave a mean of {value['few']}", rank)
-    elif noise["size"] != MANY:
-        report.problem(f"{where}expected {MANY} entries, got {noise['size']}", rank)
-    elif not abs(std - right) <= NOISE_TOLERANCE * right:  # so nan is wrong
-        near = (s for s, f in factors.items() if abs(std - f) <= NOISE_TOLERANCE * f + 1e-9)
-        said = next(near, "")
-        if std < 1e-6 and abs(noise["mean"]) > 1e-6:
-            said = "every weight has got the same noise: draw a number for each weight"
-        report.problem(f"{where}{found}{': ' + said if said else ''}", rank)
-    elif not abs(noise["mean"]) <= right / 20:
-        report.problem(f"{where}the noise has a mean of {noise['mean']:.3g}, expected 0", rank)
-    elif not abs(noise["fourth"] - 3) <= 0.4:
-        report.problem(f"{where}the noise is not Gaussian: torch.randn", rank)
-    elif not noise["largest"] >= 3.2 * right:  # 55 of 40,000 numbers are beyond that
-        report.problem(f"{where}large numbers are missing in the noise: torch.randn as it is", rank)
-    elif noise["different"] < 0.9 * MANY:
-        report.problem(
-            f"{where}the noise has {noise['different']} different numbers in {MANY} entries: draw "
-            "one for each weight",
-            rank,
-        )
-    elif not noise["alike"] <= 0.05:  # 20,000 pairs of independent numbers stay below 0.03
-        report.problem(f"{where}numbers of the noise follow from each other: draw each anew", rank)
-    elif not value["again"]:
-        report.problem("the same seed gave other noise: draw is the generator, generator=draw",
-                       rank)  # fmt: skip
-    elif value["other"]:
-        report.problem("another seed gave the same noise: use draw as it comes", rank)
-    elif value["next"]:
-        report.problem("the next call with the same draw gave the same noise: make no generator of "
-                       "your own", rank)  # fmt: skip
-    elif not value["one draw"]:
-        report.problem(f"{where}more numbers were drawn than there are weights: one draw for the "
-                       "mean, whatever the number of updates", rank)  # fmt: skip
+    for text, std in deviations.items():
+        if abs(noise["std"] - std) <= NOISE_TOLERANCE * std + 1e-9:
+            return f": {text}"
+    return ""
 
 
 # -- 12.9 -------------------------------------------------------------------------------------
@@ -936,6 +1045,7 @@ TAKING_PART = [5, 2, 11, 9]
 
 
 def _plain(seed: int) -> list[torch.Tensor]:
+    """Return the updates of all clients that take part."""
     draw = seeded(seed)
     return [0.02 * torch.randn(LENGTH, generator=draw) for _ in TAKING_PART]
 
@@ -943,39 +1053,52 @@ def _plain(seed: int) -> list[torch.Tensor]:
 def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
     """Masked updates of four clients, what their sum is, and how they are spread."""
     mask, back = (reading_answer(user_ns, name) for name in ("masked", "unmasked"))
-    me = TAKING_PART[0]
+    me, scale, pair_mask = TAKING_PART[0], user_ns["SCALE"], user_ns["pair_mask"]
     t, updates = seed % 1000, _plain(seed)
-    hidden = [
-        mask(one.clone(), client, list(TAKING_PART), t)
-        for client, one in zip(TAKING_PART, updates, strict=True)
-    ]
-    kinds = [str(one.dtype).removeprefix("torch.") if isinstance(one, torch.Tensor)
-             else type(one).__name__ for one in hidden]  # fmt: skip
+    by_client = list(zip(TAKING_PART, updates, strict=True))
+    hidden = [mask(update.clone(), client, list(TAKING_PART), t) for client, update in by_client]
+    kinds = [_kind(message) for message in hidden]
     if set(kinds) != {"int32"}:
         return {"kinds": kinds}
-    own = [(one * user_ns["SCALE"]).round().to(torch.int32) for one in updates]
+    bare = [(update * scale).round().to(torch.int32) for update in updates]
     few = mask(updates[0][:50].clone(), me, list(TAKING_PART), t)
     alone = mask(updates[0].clone(), me, [me], t)
     again = mask(updates[0].clone(), me, list(TAKING_PART), t + 1)
     total = hidden[0] + hidden[1] + hidden[2] + hidden[3]
     result = back(total.clone())
     gap = (result - sum(updates)).abs() if isinstance(result, torch.Tensor) else None
+    expected = [
+        _masked(*of_client, t, pair_mask) for of_client in zip(TAKING_PART, bare, strict=True)
+    ]
     return {
         "kinds": kinds,
-        "back": told(back(torch.tensor([user_ns["SCALE"], -3 * user_ns["SCALE"] // 2, 0],
-                                       dtype=torch.int32))),
+        "back": told(back(torch.tensor([scale, -3 * scale // 2, 0], dtype=torch.int32))),
         "float": str(result.dtype) if gap is not None else None,
         "worst": gap.max().item() if gap is not None else None,
-        "chi2": [_chi2(one) for one in hidden],
-        "pairs": [_chi2(both) for one, other in itertools.combinations(hidden, 2)
-                  for both in (one - other, one + other)],
-        "bare": [k for k, (h, o) in enumerate(zip(hidden, own, strict=True)) if torch.equal(h, o)],
-        "alone": (alone - own[0]).abs().max().item() if alone.dtype == torch.int32 else None,
+        "chi2": [_chi2(message) for message in hidden],
+        "pairs": _chi2_of_pairs(hidden),
+        "bare": [k for k, update in enumerate(bare) if torch.equal(hidden[k], update)],
+        "alone": (alone - bare[0]).abs().max().item() if alone.dtype == torch.int32 else None,
         "few": list(few.shape),
         "renewed": not torch.equal(again, hidden[0]),
-        "as told": [torch.equal(one, _masked(me, bare, t, user_ns["pair_mask"]))
-                    for me, bare, one in zip(TAKING_PART, own, hidden, strict=True)],
-    }  # fmt: skip
+        "as told": [torch.equal(*pair) for pair in zip(hidden, expected, strict=True)],
+    }
+
+
+def _kind(message: Any) -> str:
+    """Return the dtype of a tensor, or the type of anything else."""
+    if isinstance(message, torch.Tensor):
+        return str(message.dtype).removeprefix("torch.")
+    return type(message).__name__
+
+
+def _chi2_of_pairs(messages: list[torch.Tensor]) -> list[float]:
+    """Return how far the differences and the sums of any two messages are from uniform."""
+    return [
+        _chi2(both)
+        for first, second in itertools.combinations(messages, 2)
+        for both in (first - second, first + second)
+    ]
 
 
 def _masked(me: int, update: torch.Tensor, t: int, pair_mask: Callable) -> torch.Tensor:
@@ -1000,70 +1123,82 @@ def _chi2(hidden: torch.Tensor) -> float:
 def masked_sum(ranks: Ranks, report: Report) -> None:
     """A single message is uniform, and the sum is that of the updates."""
     for answer in report.answers(ranks, probe_masked, seed=report.seed):
-        if said := _wrong_masks(answer.value):
-            report.problem(said, answer.rank)
+        report.follow(answer.rank, _masks(answer.value))
 
 
-def _wrong_masks(value: dict) -> str | None:
-    if (kind := value["kinds"][0]) != "int32" or len(set(value["kinds"])) > 1:
-        others = [one for one in value["kinds"] if one != "int32"]
-        return (
-            f"masked returned {others[0]}, expected an int32 tensor: int32 wraps around modulo "
-            "2**32, as the masks do; longer numbers and floats do not"
-            if others
-            else f"masked returned {kind}"
-        )
-    wrong = table({
+def _masks(result: dict[str, Any]) -> Iterator[Step]:
+    """Judge the messages of all clients, and what their sum is."""
+    yield from _int32(result["kinds"])
+    yield from _unmasked(result["back"])
+    if not len(result["kinds"]) == len(result["chi2"]) == len(TAKING_PART):
+        raise ValueError(f"{len(result['chi2'])} masked updates of {len(TAKING_PART)} clients")
+    yield facts({
+        f"the message of client {TAKING_PART[k]} is its update without any mask: one for each "
+        "other": True
+        for k in result["bare"]
+    })  # fmt: skip
+    alone = result["alone"]
+    yield facts({
+        f"the message of an update of 50 numbers has the shape {result['few']}":
+            result["few"] != [50],
+        "a client that takes part alone has no partner, and so no mask: leave `me` out of the "
+        "loop. `me` and `clients` are numbers of clients, not places in a list":
+            alone is None or alone > 1,
+    })  # fmt: skip
+    yield from _sum(result["worst"])
+    yield facts({
+        "two messages together are not uniform: they share a mask. Each pair of clients has a "
+        "mask of its own, pair_mask(i, j, t, size)":
+            max(result["pairs"], default=math.inf) > CHI2,
+        "a masked update is not uniform: some values are more frequent than others, and tell "
+        "something. Add the masks as they are, all 32 bits of them": max(result["chi2"]) > CHI2,
+        f"unmasked returned {result['float']}, expected a float32 tensor, as the updates are":
+            result["float"] != "torch.float32",
+        "the masks are those of another round as well: pass t to pair_mask": not result["renewed"],
+        "a client does not have a mask with each of the others, so a few of them could find "
+        "out its update together: it adds pair_mask(i, j, t, size) for each other client with "
+        "a larger number, and subtracts it for each with a smaller one":
+            not all(result["as told"]) or len(result["as told"]) != len(TAKING_PART),
+    })  # fmt: skip
+
+
+def _int32(kinds: list[str]) -> Iterator[Step]:
+    """Judge the types of the masked updates."""
+    yield facts({
+        f"masked returned {kind}, expected an int32 tensor: int32 wraps around modulo 2**32, as "
+        "the masks do; longer numbers and floats do not": True
+        for kind in kinds
+        if kind != "int32"
+    })  # fmt: skip
+
+
+def _unmasked(numbers: Any) -> Iterator[Step]:
+    """Judge what is made of the numbers of a sum; they are not rounded to anything."""
+    if same(numbers, [1.0, -1.5, 0.0]):
+        return
+    mistakes = table({
         "unmasked did not divide by SCALE": [2.0**20, -1.5 * 2**20, 0.0],
         "unmasked multiplied by SCALE: divide": [2.0**40, -1.5 * 2**40, 0.0],
         "unmasked cut off what is behind the point: use float, and /": [1.0, -2.0, 0.0],
     })  # fmt: skip
-    if not same(value["back"], [1.0, -1.5, 0.0]):
-        fits = next((one.said for one in wrong if one.fits(value["back"])), "")
-        return f"unmasked of [SCALE, -1.5 SCALE, 0]: {fits or value['back']}, expected [1, -1.5, 0]"
-    if len(value["kinds"]) != len(TAKING_PART) or len(value["chi2"]) != len(TAKING_PART):
-        raise ValueError(f"{len(value['chi2'])} masked updates of {len(TAKING_PART)} clients")
-    if value["bare"]:
-        who = TAKING_PART[value["bare"][0]]
-        return f"the message of client {who} is its update without any mask: one for each other"
-    if value["few"] != [50]:
-        return f"the message of an update of 50 numbers has the shape {value['few']}"
+    known = next((mistake.said for mistake in mistakes if mistake.fits(numbers)), "")
+    yield facts(
+        {f"unmasked of [SCALE, -1.5 SCALE, 0]: {known or numbers}, expected [1, -1.5, 0]": True}
+    )
+
+
+def _sum(worst: Any) -> Iterator[Step]:
+    """Judge how far the sum of the messages is from that of the updates; `None`: no sum came."""
     quantum = 2.0**-20
-    if value["alone"] is None or value["alone"] > 1:
-        return (
-            "a client that takes part alone has no partner, and so no mask: leave `me` out of the "
-            "loop. `me` and `clients` are numbers of clients, not places in a list"
-        )
     half = len(TAKING_PART) * quantum / 2
-    if value["worst"] is None or not value["worst"] <= 1000 * half:  # so nan is wrong
-        return (
-            f"the sum is off by {value['worst'] or 0:.3g}: the masks do not vanish in it. Of each "
-            "pair the one with the smaller number adds the mask, the other subtracts it; `me` has "
-            "no mask with itself; and masks are whole numbers, as floats lose the low digits"
-        )
-    if value["worst"] > 1.02 * half:
-        return (
-            f"the sum is off by {value['worst'] / quantum:.1f} / SCALE, and with rounding by at "
-            f"most {half / quantum:g}: .to(torch.int32) cuts digits off, round() first"
-        )
-    if max(value["pairs"], default=0.0) > CHI2 or not value["pairs"]:
-        return (
-            "two messages together are not uniform: they share a mask. Each pair of clients has a "
-            "mask of its own, pair_mask(i, j, t, size)"
-        )
-    if max(value["chi2"]) > CHI2:
-        return (
-            "a masked update is not uniform: some values are more frequent than others, and tell "
-            "something. Add the masks as they are, all 32 bits of them"
-        )
-    if value["float"] != "torch.float32":
-        return f"unmasked returned {value['float']}, expected a float32 tensor, as the updates are"
-    if not value["renewed"]:
-        return "the masks are those of another round as well: pass t to pair_mask"
-    if not all(value["as told"]) or len(value["as told"]) != len(TAKING_PART):
-        return (
-            "a client does not have a mask with each of the others, so a few of them could find "
-            "out its update together: it adds pair_mask(i, j, t, size) for each other client with "
-            "a larger number, and subtracts it for each with a smaller one"
-        )
-    return None
+    yield facts({
+        f"the sum is off by {worst or 0:.3g}: the masks do not vanish in it. Of each pair the one "
+        "with the smaller number adds the mask, the other subtracts it; `me` has no mask with "
+        "itself; and masks are whole numbers, as floats lose the low digits":
+            worst is None or not worst <= 1000 * half,  # so nan is wrong
+    })  # fmt: skip
+    yield facts({
+        f"the sum is off by {worst / quantum:.1f} / SCALE, and with rounding by at most "
+        f"{half / quantum:g}: .to(torch.int32) cuts digits off, round() first":
+            worst > 1.02 * half,
+    })  # fmt: skip

@@ -110,7 +110,8 @@ def play_clients(user_ns: dict, rank: int, first: int, seed: int) -> dict:
     return {"said": said, "got": got}
 
 
-def _wait_for(request) -> None:
+def _wait_for(request: dist.Work) -> None:
+    """Wait until a request is completed, but not longer than the limit."""
     end = time.perf_counter() + LIMIT
     while not request.is_completed() and time.perf_counter() < end:
         time.sleep(0.002)
@@ -231,8 +232,13 @@ def twin(seed: int, n: int, epochs: int, rate: float, batch: int, how: str = "")
             reduction = "sum" if how in ("sum", "sum / batch") else "mean"
             loss = functional.cross_entropy(model(images[part]), labels[part], reduction=reduction)
             (loss / batch if how == "sum / batch" else loss).backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= (1.0 if how == "no rate" else rate) * parameter.grad
+            _descend(model, 1.0 if how == "no rate" else rate)
     after = parameters_to_vector(model.parameters()).detach()
     return after if how == "weights" else after - (weights if how == "not loaded" else first)
+
+
+@torch.no_grad()
+def _descend(model: nn.Module, rate: float) -> None:
+    """Take a step of SGD."""
+    for parameter in model.parameters():
+        parameter -= rate * parameter.grad

@@ -398,18 +398,23 @@ def probe_even_group(user_ns: dict, *, rank: int) -> dict:
     world = dist.distributed_c10d._world
     # A group gets its name by counting: two groups of one name were made in one call.
     named = {name: sorted(world.pg_group_ranks[one]) for one, name in world.pg_names.items()}
-    told = {"kind": type(group).__name__, "ranks": None, "count": world.group_count}
-    told |= {"groups": named, "name": world.pg_names.get(group)}
+    outcome = {
+        "kind": type(group).__name__,
+        "ranks": None,
+        "count": world.group_count,
+        "groups": named,
+        "name": world.pg_names.get(group),
+    }
     if isinstance(group, dist.ProcessGroup):
         try:
-            told["ranks"] = dist.get_process_group_ranks(group)
+            outcome["ranks"] = dist.get_process_group_ranks(group)
         except (KeyError, ValueError):
             raise RuntimeError(
                 "even_ranks was made before the ranks joined the world again: run its cell again"
             ) from None
     elif group is dist.GroupMember.NON_GROUP_MEMBER:
-        told["ranks"] = []
-    return told
+        outcome["ranks"] = []
+    return outcome
 
 
 def probe_forget(user_ns: dict, *, rank: int, count: int) -> None:
@@ -430,20 +435,28 @@ def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> 
             dist.destroy_process_group(another)
 
 
-def _even_sums(user_ns: dict, function: Callable, tensor, other, another, member: bool) -> dict:
+def _even_sums(
+    user_ns: dict,
+    function: Callable,
+    tensor: torch.Tensor,
+    other: torch.Tensor,
+    another: Any,
+    is_member: bool,
+) -> dict:
+    """Call the function with a tensor in the student's group, then with the other in another."""
     with _noted_groups() as made_inside, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         _, calls = recorded(function, tensor, answer_named(user_ns, "even_ranks"))
-    told = {
+    outcome = {
         "tensor": tensor,
         "calls": calls,
         "made inside": len(made_inside),
         "warned": any("does not belong to the given group" in str(w.message) for w in warned),
     }
     if made_inside:
-        return told
-    told["used"], told["calls again"] = recorded(_uses, function, other, another, member)
-    return told | {"other": fingerprint(other)}
+        return outcome
+    outcome["used"], outcome["calls again"] = recorded(_uses, function, other, another, is_member)
+    return outcome | {"other": fingerprint(other)}
 
 
 @contextlib.contextmanager
@@ -706,17 +719,17 @@ def _ping_pong_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 def _wrong_plays(case: dict[str, Any], answer: Reply) -> dict[str, object]:
     """Return what is wrong with the messages of a play."""
     rank, nbytes, repeats = answer.rank, case["nbytes"], case["repeats"]
-    what, takes_part = f"ping_pong({nbytes}, {repeats})", rank < 2
+    play, takes_part = f"ping_pong({nbytes}, {repeats})", rank < 2
     plays = [call for call in answer.value["calls"] if call["op"] != "barrier"]
     sends = sum(call["op"] == "send" for call in plays)
     sizes = sorted({call["nbytes"] for call in plays} - {nbytes})
     return {
         f"only ranks 0 and 1 play; it made {in_words((c['op'], c['peer']) for c in plays)}":
             plays and not takes_part,
-        f"{what}: expected {repeats} sends and {repeats} recvs (a few more to warm up are fine), "
+        f"{play}: expected {repeats} sends and {repeats} recvs (a few more to warm up are fine), "
         f"it made {sends} and {len(plays) - sends}":
             takes_part and (sends < repeats or 2 * sends != len(plays)),
-        f"{what} sent messages of {sizes} bytes: {nbytes} elements of dtype torch.uint8": sizes,
+        f"{play} sent messages of {sizes} bytes: {nbytes} elements of dtype torch.uint8": sizes,
         "only rank 0 measures: return None on the others":
             rank == 1 and answer.value["seconds"] is not None,
         f"rank {1 - rank} has sent a ball, and another one is in the tensor of recv":

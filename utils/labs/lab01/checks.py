@@ -329,7 +329,8 @@ def _noted_memory() -> Iterator[dict[str, list[int]]]:
 @task("1.5", "an exchange without deadlock", points=3)
 def exchange(ranks: Ranks, report: Report) -> None:
     """Ranks 0 and 1 swap tensors, short ones and such that do not fit in a buffer."""
-    seed, sends_first = report.seed, {0: [], 1: []}
+    seed = report.seed
+    sends_first: dict[int, list[bool]] = {0: [], 1: []}
     kinds = [((4,), "float32"), ((10**6 + seed % 1000,), "float32"), ((2, 3), "float64")]
     kinds.append(((100 + seed % 400,), "int64"))
 
@@ -398,7 +399,7 @@ def probe_even_group(user_ns: dict, *, rank: int) -> dict:
     world = dist.distributed_c10d._world
     # A group gets its name by counting: two groups of one name were made in one call.
     named = {name: sorted(world.pg_group_ranks[one]) for one, name in world.pg_names.items()}
-    outcome = {
+    outcome: dict[str, Any] = {
         "kind": type(group).__name__,
         "ranks": None,
         "count": world.group_count,
@@ -712,8 +713,8 @@ def _ping_pong_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
         rounds = sum(call["op"] == "send" for call in answer.value["calls"])
         mistakes = _wrong_times(expected, case["factors"], share, rounds, case["repeats"])
         what = f"ping_pong({case['nbytes']}, {case['repeats']}), seconds on the emulated wire"
-        how = {"what": what, "form": "seconds", "tolerance": 0.05}
-        yield value(answer.value["seconds"], expected, mistakes, **how)
+        seconds = answer.value["seconds"]
+        yield value(seconds, expected, mistakes, what=what, form="seconds", tolerance=0.05)
 
 
 def _wrong_plays(case: dict[str, Any], answer: Reply) -> dict[str, object]:

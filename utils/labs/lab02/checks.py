@@ -11,7 +11,7 @@ import contextlib
 import functools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -52,7 +52,7 @@ PLACES = [(p, r) for p in RANK_COUNTS for r in sorted({0, p - 1})]
 
 Batches = list[list[int]]
 #: Arguments of a call, in order and by name.
-Call = tuple[tuple[int, ...], dict[str, Any]]
+Call = tuple[tuple[int, ...], Mapping[str, Any]]
 
 
 # -- what the sampler does ------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class NumberTask:
 
 
 def _right_answers(
-    ranks: Ranks, report: Report, number_task: NumberTask, calls: list[Call]
+    ranks: Ranks, report: Report, number_task: NumberTask, calls: Sequence[Call]
 ) -> list[Reply]:
     """Compare a function's results on every rank; the first wrong one of each rank is a problem.
 
@@ -172,7 +172,7 @@ def _right_answers(
 
 
 def _result_steps(
-    number_task: NumberTask, world: int, calls: list[Call], answer: Reply
+    number_task: NumberTask, world: int, calls: Sequence[Call], answer: Reply
 ) -> Iterator[Step]:
     """Yield that each call gives the result, or the error, that is expected."""
     form = number_task.form
@@ -205,7 +205,7 @@ def _none_is_so(
     return bool(answers) and all(right)
 
 
-def _follows(ranks: Ranks, report: Report, number_task: NumberTask, calls: list[Call]) -> None:
+def _follows(ranks: Ranks, report: Report, number_task: NumberTask, calls: Sequence[Call]) -> None:
     """Ask again where sampler and data set give other numbers: the answer has to follow them."""
     with _turned():
         expected = [number_task.expected(*arguments, **named) for arguments, named in calls]
@@ -302,7 +302,7 @@ def _wrong_items(world: int, rank: int, n: int, p: int, r: int, **how: bool) -> 
 def epoch_orders(ranks: Ranks, report: Report) -> None:
     """The shuffled order of each epoch, the same permutation on all ranks."""
     seed = _numbers(report.seed, 5, 1000)
-    calls = [
+    calls: list[Call] = [
         ((n, p, r, epochs, seed), {})
         for n, epochs in ((24, 3), (25, 11), (7, 2), (1, 1))
         for p, r in PLACES
@@ -364,7 +364,7 @@ def _wrong_orders(
 @task("2.3", "predict what is repeated and what is lost", points=3)
 def repeated_and_lost(ranks: Ranks, report: Report) -> None:
     """Repeated and lost samples by arithmetic, for more ranks than there are here, too."""
-    calls = [
+    calls: list[Call] = [
         ((n, p, drop_last), {})
         for drop_last in (False, True)
         for n in (*SAMPLES, 2, 3, _numbers(report.seed, 30, 60))

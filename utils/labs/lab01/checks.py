@@ -223,13 +223,13 @@ def _overlapped_transfer(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 def _nothing_overlaps(rank: int, pending: list[dict[str, Any]], slept: bool) -> dict[str, bool]:
     """Return why the message and work() do not overlap, by what was pending when it began."""
     op = "isend" if rank == 0 else "irecv"
+    is_over = any(call["waited"] for call in pending)
     return {
         f"{op} comes after work(): start the communication first": not pending,
-        "wait() comes before work(): nothing overlaps, wait after it":
-            any(call["waited"] for call in pending),
+        "wait() comes before work(): nothing overlaps, wait after it": is_over,
         "it sleeps before work(), and the message is over by then: call work() at once after "
         f"{op}": slept,
-    }  # fmt: skip
+    }
 
 
 def _work_done(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
@@ -237,7 +237,8 @@ def _work_done(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     times = len(answer.value["seen"])
     yield facts({f"work() must be called once, was called {times} times": times != 1})
     expected = [case["each"][answer.rank]["seed"]]
-    what, form = "the value returned (that of work())", "what work() returned"
+    what = "the value returned (that of work())"
+    form = "what work() returned"
     yield value(answer.value["result"], expected, what=what, form=form)
 
 
@@ -276,20 +277,20 @@ def _sum_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     yield communication(answer.value["calls"], _whole(case))
 
 
-def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:
+def _wrong_sums(tensors: torch.Tensor, rank: int) -> list[Mistake]:
     """Return what likely mistakes give, of the tensors of all ranks."""
-    n, whole, total = len(own), own.dtype == torch.int64, own.sum(0).tolist()
+    n, whole, total = len(tensors), tensors.dtype == torch.int64, tensors.sum(0).tolist()
     return table({
         "whole numbers have lost digits: neither a mean (op=AVG) nor a narrower type keeps them. "
         "op=dist.ReduceOp.SUM": lambda got: whole and same(got, total),
-        "this is the mean over the ranks: the task asks for the sum": own.double().mean(0),
-        "this is the largest element of all ranks: op=dist.ReduceOp.SUM": own.amax(0),
-        "this is the smallest element of all ranks: op=dist.ReduceOp.SUM": own.amin(0),
-        "this is the product over the ranks: op=dist.ReduceOp.SUM": own.prod(0),
+        "this is the mean over the ranks: the task asks for the sum": tensors.double().mean(0),
+        "this is the largest element of all ranks: op=dist.ReduceOp.SUM": tensors.amax(0),
+        "this is the smallest element of all ranks: op=dist.ReduceOp.SUM": tensors.amin(0),
+        "this is the product over the ranks: op=dist.ReduceOp.SUM": tensors.prod(0),
         "this is the rank's own tensor, unchanged: all_reduce writes into the tensor that it is "
-        "given, so return that one": own[rank],
+        "given, so return that one": tensors[rank],
         f"this is {n} times the rank's own tensor, which is the sum only where all ranks hold the "
-        "same": own[rank] * n,
+        "same": tensors[rank] * n,
     })  # fmt: skip
 
 
@@ -371,16 +372,15 @@ def _wrong_exchanges(case: dict[str, Any], answer: Reply) -> dict[str, bool]:
     arrives = "the tensor that arrived" if rank < 2 else "mine, as nothing arrives here"
     whose = {0: "rank 1's tensor", 1: "rank 0's tensor"}.get(rank, "its own")
     right = fingerprint(_tensor_of(case, 1 - rank if rank < 2 else rank))
-    unchanged = fingerprint(_tensor_of(case, rank))
+    is_own = result == fingerprint(_tensor_of(case, rank)) != right
+    is_mixed = answer.value["shared"] and _is_sent_while_received(answer.value["calls"])
     return {
         "it receives into the tensor that is still being sent: the message may be a mixture of "
-        "both. Receive into a tensor of its own, torch.empty_like(mine)":
-            answer.value["shared"] and _is_sent_while_received(answer.value["calls"]),
+        "both. Receive into a tensor of its own, torch.empty_like(mine)": is_mixed,
         f"exchange returned None: return {arrives}": result == "<NoneType>",
-        "the result is the rank's own tensor: return the one that arrived":
-            result == unchanged != right,
+        "the result is the rank's own tensor: return the one that arrived": is_own,
         f"of {math.prod(case['shape'])} elements: the result is not {whose}": result != right,
-    }  # fmt: skip
+    }
 
 
 def _is_sent_while_received(calls: Calls) -> bool:
@@ -516,14 +516,14 @@ def _has_groups(ranks: Ranks, report: Report, evens: list[int]) -> bool:
 def _wrong_group(rank: int, group: dict[str, Any], evens: list[int]) -> dict[str, bool]:
     """Return what is wrong with the group that this rank has made."""
     members, kind = group["ranks"], group["kind"]
+    expected = evens if rank in evens else []
     is_now = "nothing" if kind == "NoneType" else f"a {kind}"
     consists_of = f"the ranks {members}" if members else "other ranks than this one"
     return {
         f"even_ranks is {is_now} on this rank. Every rank has to call dist.new_group({evens}), "
         "those outside of the group, too: it is all ranks that make a group": members is None,
-        f"even_ranks consists of {consists_of}: dist.new_group({evens})":
-            members != (evens if rank in evens else []),
-    }  # fmt: skip
+        f"even_ranks consists of {consists_of}: dist.new_group({evens})": members != expected,
+    }
 
 
 def _groups_of_one_call(groups: list[dict[str, Any]]) -> dict[str, bool]:
@@ -533,12 +533,12 @@ def _groups_of_one_call(groups: list[dict[str, Any]]) -> dict[str, bool]:
     if not all(names) or not all(known and all(known.values()) for known in made_by_rank):
         raise ValueError("a group without a name or a member, or a rank without a group")
     of_one_call = {tuple(known[name]) for known in made_by_rank for name in names if name in known}
-    different = " and ".join(map(str, sorted(of_one_call)))
+    different = len(of_one_call) > 1
+    groups_made = " and ".join(map(str, sorted(of_one_call)))
     return {
-        f"in one call of dist.new_group the ranks have made different groups, {different}. All "
-        "ranks have to call it for each group, members or not, with the same ranks":
-            len(of_one_call) > 1,
-    }  # fmt: skip
+        f"in one call of dist.new_group the ranks have made different groups, {groups_made}. All "
+        "ranks have to call it for each group, members or not, with the same ranks": different,
+    }
 
 
 def _even_sum_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
@@ -560,10 +560,9 @@ def _even_sum_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     yield _right_sum([numbers(seed, 5) for seed in seeds], answer, evens)
     others = [numbers(seed, 2, 3, double=True) for seed in seeds]
     right = sum(others[r] for r in evens) if is_member else others[rank]
-    yield facts({
-        "right for float32[5], and wrong for float64[2, 3]: keep the tensor's type and shape":
-            outcome["other"] != fingerprint(right),
-    })  # fmt: skip
+    of_float32 = "right for float32[5], and wrong for float64[2, 3]"
+    wrong_kind = f"{of_float32}: keep the tensor's type and shape"
+    yield facts({wrong_kind: outcome["other"] != fingerprint(right)})
     times = made("all_reduce", int(is_member), " in another group of these ranks")
     yield communication(outcome["calls again"], only("all_reduce"), times)
 
@@ -724,18 +723,18 @@ def _wrong_plays(case: dict[str, Any], answer: Reply) -> dict[str, object]:
     plays = [call for call in answer.value["calls"] if call["op"] != "barrier"]
     sends = sum(call["op"] == "send" for call in plays)
     sizes = sorted({call["nbytes"] for call in plays} - {nbytes})
+    messages_made = in_words((call["op"], call["peer"]) for call in plays)
+    is_short = sends < repeats or 2 * sends != len(plays)
+    measures = rank == 1 and answer.value["seconds"] is not None
+    is_strange = takes_part and case["each"][1 - rank]["stamp"] not in answer.value["stamps"]
     return {
-        f"only ranks 0 and 1 play; it made {in_words((c['op'], c['peer']) for c in plays)}":
-            plays and not takes_part,
+        f"only ranks 0 and 1 play; it made {messages_made}": plays and not takes_part,
         f"{play}: expected {repeats} sends and {repeats} recvs (a few more to warm up are fine), "
-        f"it made {sends} and {len(plays) - sends}":
-            takes_part and (sends < repeats or 2 * sends != len(plays)),
+        f"it made {sends} and {len(plays) - sends}": takes_part and is_short,
         f"{play} sent messages of {sizes} bytes: {nbytes} elements of dtype torch.uint8": sizes,
-        "only rank 0 measures: return None on the others":
-            rank == 1 and answer.value["seconds"] is not None,
-        f"rank {1 - rank} has sent a ball, and another one is in the tensor of recv":
-            takes_part and case["each"][1 - rank]["stamp"] not in answer.value["stamps"],
-    }  # fmt: skip
+        "only rank 0 measures: return None on the others": measures,
+        f"rank {1 - rank} has sent a ball, and another one is in the tensor of recv": is_strange,
+    }
 
 
 def _wrong_times(
@@ -802,11 +801,11 @@ def _fit_steps(case: dict[str, Any], got: Any, latency: float, bandwidth: float)
     form = "numbers that are not nan" if isinstance(got, list) else "a pair of numbers"
     yield facts({f"fit returned {got}, expected (latency, bandwidth): {form}": not pair})
     hint = _why_fit(got, latency, bandwidth, case["sizes"], case["times"])
-    yield facts({
+    far_off = (
         f"fit: {hint}the wire had {latency:.3g} s and {bandwidth:.3g} bytes/s, fit found "
-        f"{got[0]:.3g} and {got[1]:.3g} (more than 15 % off)":
-            not (_near(got[0], latency) and _near(got[1], bandwidth)),
-    })  # fmt: skip
+        f"{got[0]:.3g} and {got[1]:.3g} (more than 15 % off)"
+    )
+    yield facts({far_off: not (_near(got[0], latency) and _near(got[1], bandwidth))})
 
 
 def _near(a: float, b: float, most: float = 0.15) -> bool:
@@ -820,18 +819,18 @@ def _why_fit(
     """Return what leads to these two numbers, or nothing."""
     slope, start = np.polyfit(sizes, times, 1)
     secant = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
+    by_ends = _near(got[1], 1 / secant, 1e-3)
     hints = {
         "the two are swapped; ": _near(got[0], bandwidth) and _near(got[1], latency),
         "bandwidth is 1 / slope; ": _near(got[0], latency) and _near(got[1], 1 / bandwidth),
         "all points count alike, so the noise of the long messages drowns the latency: weight each "
         "by 1/t; ": _near(got[0], start, 1e-3) and _near(got[1], 1 / slope, 1e-3),
-        "that is the line through the first and the last point: let all of them count; ":
-            _near(got[1], 1 / secant, 1e-3),
+        "that is the line through the first and the last point: let all of them count; ": by_ends,
         "the shortest time is one measurement: fit a line; ": _near(got[0], min(times), 1e-3),
         "the latency is a mean of short messages, whose bytes take time, too: fit a line; ": any(
             _near(got[0], mean(times[:k]), 1e-3)
             for k in range(2, len(times))
             for mean in (np.mean, np.median)
         ),
-    }  # fmt: skip
+    }
     return next((said for said, applies in hints.items() if applies), "")

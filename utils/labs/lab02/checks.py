@@ -179,7 +179,8 @@ def _result_steps(
     for (arguments, named), outcome in zip(calls, answer.value, strict=True):
         given = [*map(str, arguments), *(f"{key}={it}" for key, it in named.items())]
         call = f"{number_task.name}({', '.join(given)})"
-        expected, error = number_task.expected(*arguments, **named), outcome.get("error", "")
+        expected = number_task.expected(*arguments, **named)
+        error = outcome.get("error", "")
         if error:
             asked_for = expected is ValueError and error.startswith("ValueError")
             yield facts({f"{call}: raised {error}": not asked_for})
@@ -209,14 +210,15 @@ def _follows(ranks: Ranks, report: Report, number_task: NumberTask, calls: Seque
     """Ask again where sampler and data set give other numbers: the answer has to follow them."""
     with _turned():
         expected = [number_task.expected(*arguments, **named) for arguments, named in calls]
+    unmoved = (
+        "not what the DistributedSampler and the data set give: the check let them give other "
+        "numbers, and the answer did not change. Take the numbers from them"
+    )
     asked = {"name": number_task.name, "calls": calls, "turned": True}
     for answer in report.answers(ranks, probe_calls, **asked):
         pairs = zip(answer.value, expected, strict=True)
-        report.facts(answer.rank, {
-            "not what the DistributedSampler and the data set give: the check let them give other "
-            "numbers, and the answer did not change. Take the numbers from them":
-                any(not same(outcome.get("value"), right) for outcome, right in pairs),
-        })  # fmt: skip
+        stays = any(not same(outcome.get("value"), right) for outcome, right in pairs)
+        report.facts(answer.rank, {unmoved: stays})
 
 
 def _numbers(seed: int, low: int, high: int) -> int:
@@ -318,11 +320,11 @@ def _unused_by_epochs(outcomes: list[dict[str, Any]]) -> dict[str, bool]:
     """Return what is not used, or made anew in each epoch."""
     never = "set_epoch was never called: a sampler lives as long as a training, and is told each "
     wanted = {"__init__": _BY_HAND, "set_epoch": never + "epoch's number", "__iter__": _IGNORED}
+    anew = any(outcome["used"].count("__init__") > 1 for outcome in outcomes)
     return {
         **_unused(outcomes, wanted),
-        "each epoch has a new sampler: make one, and tell it each epoch by set_epoch(epoch)":
-            any(outcome["used"].count("__init__") > 1 for outcome in outcomes),
-    }  # fmt: skip
+        "each epoch has a new sampler: make one, and tell it each epoch by set_epoch(epoch)": anew,
+    }
 
 
 def _orders(n: int, p: int, r: int, epochs: int, seed: int) -> Batches:
@@ -375,11 +377,9 @@ def repeated_and_lost(ranks: Ranks, report: Report) -> None:
     number_task = NumberTask(
         "repeated_and_lost", _repeated_and_lost, _wrong_predictions, form, _in_order
     )
+    asks = "it asks a DistributedSampler: predict with arithmetic, then compare with the sampler"
     for answer in _right_answers(ranks, report, number_task, calls)[:1]:
-        report.facts(None, {
-            "it asks a DistributedSampler: predict with arithmetic, then compare with the sampler":
-                any(outcome["used"] for outcome in answer.value),
-        })  # fmt: skip
+        report.facts(None, {asks: any(outcome["used"] for outcome in answer.value)})
 
 
 def _repeated_and_lost(n: int, p: int, drop_last: bool) -> Batches:

@@ -176,7 +176,8 @@ def _judge_gradients(
 
 def _gradient_calls(answer: GroupAnswer) -> Iterator[GradientCall]:
     """Yield the calls of the answer on a rank."""
-    counts, length = _of_calls(answer.case, "counts"), _gradient_length(answer.case["sizes"])
+    counts = _of_calls(answer.case, "counts")
+    length = _gradient_length(answer.case["sizes"])
     for k, samples in enumerate(counts):
         gradients = [
             _gradient(given["seed"] + 10 * k, count)[:length]
@@ -352,24 +353,26 @@ def global_metrics(ranks: Ranks, report: Report) -> None:
 
 def _metric_steps(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what a rank has to communicate and to return, call by call."""
-    members, form = answer.members, "the pair (mean loss, accuracy)"
+    members = answer.members
+    form = "the pair (mean loss, accuracy)"
     for parts, outcome in zip(_of_calls(answer.case, "parts"), answer.value, strict=True):
         calls, kinds = outcome["calls"], " and ".join(sorted(set(outcome["kinds"])))
         yield communication(calls, *_rules(members))
         expected = _means(*_summed(parts, members))
         mistakes = _wrong_metrics(parts, members, answer.rank)
         yield value(outcome["result"], expected, mistakes, what=on(members), form=form)
-        yield facts({
+        no_floats = (
             f"the numbers are right, but returned as {kinds}: the task asks for a pair of two "
-            "Python floats, .item() or .tolist() makes them": kinds,
-        })  # fmt: skip
+            "Python floats, .item() or .tolist() makes them"
+        )
+        yield facts({no_floats: kinds})
         yield communication(calls, made("all_reduce", 1, ", of a tensor with the three numbers"))
 
 
 def _parts(seed: int, empty: bool) -> list[list]:
     """Sum of losses, correct answers, count of each rank; zeros on rank 1 if asked."""
-    pairs = zip(_sample_counts(seed, empty), numbers(seed, WORLD, 2, low=1, high=90).tolist(),
-                strict=True)  # fmt: skip
+    drawn = numbers(seed, WORLD, 2, low=1, high=90).tolist()
+    pairs = zip(_sample_counts(seed, empty), drawn, strict=True)
     return [[n * (0.3 + a), int(n * b / 90), n] for n, (a, b) in pairs]
 
 
@@ -516,7 +519,8 @@ def _judge_steps(
     report: Report, case: dict[str, Any], members: list[int], values: list[list[dict]]
 ) -> None:
     """Compare a group's steps with the twin's, until the replicas go another way."""
-    kind, seeds = case["kind"], [case["each"][rank]["own"] for rank in members]
+    kind = case["kind"]
+    seeds = [case["each"][rank]["own"] for rank in members]
     twin = Twin(_step_model(case["seed"], kind), _rate(case["seed"]))
     for number, count in enumerate(case["counts"]):
         steps = [of_rank[number] for of_rank in values]
@@ -534,10 +538,11 @@ def _judge_steps(
 def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) -> Iterator[Step]:
     """Yield what a rank has to do beside the right step."""
     yield communication(step["calls"], *_rules(members))
-    yield facts({
+    by_hand = (
         "the weights have moved, but optimizer.step() of the optimizer handed in was called "
-        f"{step['steps']} times: call it once": step["moved"] and step["steps"] != 1,
-    })  # fmt: skip
+        f"{step['steps']} times: call it once"
+    )
+    yield facts({by_hand: step["moved"] and step["steps"] != 1})
     yield from compared
     least = step["gradients"] + 1
     why = ": one for each gradient, one for the loss, perhaps one for the number of samples"
@@ -551,12 +556,12 @@ def _wrong_demands(group_step: GroupStep, place: int) -> dict[str, bool]:
     trained = sum(parameter.grad is not None for parameter in parameters)
     count = sum(len(part) for step in steps for part in step["passes"])
     part = sorted(itertools.chain(*steps[place]["passes"]))
+    other = part != list(range(place, count, p))
     return {
-        f"{where}: its part was {part}: take [r::p], every {p}th sample":
-            part != list(range(place, count, p)),
+        f"{where}: its part was {part}: take [r::p], every {p}th sample": other,
         f"{where}: a parameter that is not used got a gradient; momentum and weight decay "
         "would move it: leave None": steps[place]["gradients"] > trained,
-    }  # fmt: skip
+    }
 
 
 # -- the run: 3.5 -----------------------------------------------------------------------------
@@ -672,21 +677,20 @@ def _history_steps(
     """Yield what a rank's history has to be, and how the model was trained."""
     history, calls = outcome["history"], outcome["calls"]
     got = sorted(history) if isinstance(history, dict) else history
-    yield facts({
-        'train_parallel must return a dict with "loss", "test_loss" and "accuracy"; it returned '
-        f"{got}": not isinstance(history, dict) or set(history) != set(training.KEYS),
-    })  # fmt: skip
+    form = 'train_parallel must return a dict with "loss", "test_loss" and "accuracy"'
+    is_history = isinstance(history, dict) and set(history) == set(training.KEYS)
+    yield facts({f"{form}; it returned {got}": not is_history})
     yield communication(calls, inside(members), some(members))
     for key, expected in twin.items():
         what = f'train_parallel on a few images {on(members)}: "{key}"'
         mistakes = training.wrong_histories(key, twin, epochs, part)
         tolerance = training.TOLERANCES[key]
         yield value(history[key], expected, mistakes, what=what, tolerance=tolerance)
-    yield facts({
+    evaluates = (
         "the model was in evaluation mode when it was trained, so dropout and batch "
-        "normalization would not train as they should: call model.train() after the test":
-            not outcome["in training mode"],
-    })  # fmt: skip
+        "normalization would not train as they should: call model.train() after the test"
+    )
+    yield facts({evaluates: not outcome["in training mode"]})
 
 
 # -- in sync: 3.6 -----------------------------------------------------------------------------

@@ -268,11 +268,12 @@ def judge_run(ranks: Ranks, report: Report) -> None:
         right.append(report.expect(rank, what, lengths, expected))
         right.append(report.facts(rank, _untrained(name, runs, len(sequential["loss"]))))
     differing = [key for key in KEYS if parallel[key] != on_rank_1["parallel"][key]]
-    right.append(tell_each(report, {
-        "the weights on ranks 0 and 1 differ: the replicas are not in sync":
-            on_rank_0["digest"] != on_rank_1["digest"],
+    unequal = on_rank_0["digest"] != on_rank_1["digest"]
+    out_of_sync = {
+        "the weights on ranks 0 and 1 differ: the replicas are not in sync": unequal,
         f"{differing} differ between ranks 0 and 1: reduce them over the group": differing,
-    }))  # fmt: skip
+    }
+    right.append(tell_each(report, out_of_sync))
     if all(right):
         difference = more_than_noise(sequential, parallel)
         report.facts(None, {str(difference): difference})

@@ -156,7 +156,8 @@ LOSS_MISTAKES = {
 @task("4.1", "DDP in a training step", points=3)
 def ddp_step(ranks: Ranks, report: Report) -> None:
     """The first rank's weights at the start, then the sequential twin's steps."""
-    each, draw = to_each(own=report.seeds(WORLD)), random.Random(report.seed)
+    each = to_each(own=report.seeds(WORLD))
+    draw = random.Random(report.seed)
     cases = [
         {"partition": partition, "awkward": False, "rate": draw.uniform(0.2, 0.8), "each": each}
         for partition in EVERYWHERE
@@ -183,7 +184,8 @@ def _trains_as(
     values: list[dict[str, Any]],
 ) -> bool:
     """Judge the steps of a group until one differs from the twin's; return whether none does."""
-    seeds, awkward = [case["each"][rank]["own"] for rank in members], case["awkward"]
+    awkward = case["awkward"]
+    seeds = [case["each"][rank]["own"] for rank in members]
     mistakes, around = (STEP_MISTAKES, LOSS_MISTAKES), functools.partial(_around, members)
     for number, count in enumerate(MINIBATCHES):
         steps = [of_rank["steps"][number] for of_rank in values]
@@ -209,7 +211,7 @@ def _wrong_replicas(
         f"{members}: process_group=group": group != members,
         f"{on(members)}: the weights after replicate are not those of rank {members[0]}, the "
         "group's first: wrap the model that was given": not same(outcome.get("start"), start),
-    }  # fmt: skip
+    }
 
 
 def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) -> Iterator[Step]:
@@ -416,10 +418,8 @@ def _judge_measured_step(ranks: Ranks, report: Report) -> None:
         hidden.append(overlap.hidden(**step))
         right.append(report.judge(rank, share, hidden[-1], what=words, tolerance=GRID))
     if steps and all(right):
-        report.facts(None, {
-            "nothing was hidden in a step of DDP on an emulated 1 Gbit/s network":
-                max(hidden) <= 0,
-        })  # fmt: skip
+        nothing = "nothing was hidden in a step of DDP on an emulated 1 Gbit/s network"
+        report.facts(None, {nothing: max(hidden) <= 0})
 
 
 # -- 4.4: a hook ------------------------------------------------------------------------------
@@ -659,21 +659,20 @@ def _not_halved(outcome: dict[str, Any], where: str) -> dict[str, object]:
         f"{where}: {_bytes(calls)} bytes in all_reduces of {nbytes} bytes of gradients; expected "
         f"half of them, {half}: reduce a float16 tensor": _bytes(calls) != half,
         f"{where}: reduced {', '.join(sorted(kinds))}, expected float16": kinds,
-    }  # fmt: skip
+    }
 
 
 def _wrong_hook(outcome: dict[str, Any], where: str, p: int) -> dict[str, object]:
     """Return what is wrong with a hook whose gradients are right."""
     calls, buckets = outcome["calls"], outcome["buckets"]
+    blocks = any(call["blocking"] for call in calls)
     return {
-        f"{where}: {len(calls)} all_reduces for {buckets} buckets; one each":
-            len(calls) != buckets,
+        f"{where}: {len(calls)} all_reduces for {buckets} buckets; one each": len(calls) != buckets,
         f"{where}: with large gradients there is inf: the sum of {p} of them passes 65,504, where "
         "float16 ends. Divide before the sum": outcome["overflows"],
-        f"{where}: all_reduce blocks inside of the hook, and backward waits: async_op=True":
-            any(call["blocking"] for call in calls),
+        f"{where}: all_reduce blocks inside of the hook, and backward waits: async_op=True": blocks,
         f"{where}: {WAITS}": outcome["waits"],
-    }  # fmt: skip
+    }
 
 
 # -- 4.5: accumulation ------------------------------------------------------------------------
@@ -753,8 +752,8 @@ def _accumulation_steps(
     """
     members = list(gradients)
     where = f"{k} microbatch{'es' * (k != 1)} {on(members)}"
-    yield facts({"the weights have changed: accumulate makes gradients, no step":
-                     outcome["changed"]})  # fmt: skip
+    changed = "the weights have changed: accumulate makes gradients, no step"
+    yield facts({changed: outcome["changed"]})
     yield communication(outcome["calls"], inside(members))
     expected = (sum(map(sum, gradients.values())) / k / len(members)).tolist()
     mistakes = itertools.chain(

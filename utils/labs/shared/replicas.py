@@ -312,21 +312,21 @@ def _compared_with_twin(
     weights = twin.after(twin.gradient(*batch))
     yield value(step["weights"], weights, likely, what=f"{where}: not the sequential step")
     likely = named(of_losses, twin.wrong_losses, *batch, p, place)
-    form, loss = "the mean loss of the minibatch", twin.loss(*batch)
+    loss, form = twin.loss(*batch), "the mean loss of the minibatch"
     what = f"{where}: the loss"
     yield value(step["loss"], loss, likely, what=what, form=form, tolerance=1e-4)
 
 
 def _different_replicas(steps: Sequence[dict[str, Any]], where: str) -> dict[str, bool]:
     """Return whether replicas, each of which is nearly right, differ from each other."""
+    weights = {repr(step["weights"]) for step in steps}
+    gradients = {repr(step["stepped"]) for step in steps}
     return {
         f"{where}: the replicas are not identical to the last bit: every rank must do the "
-        "same arithmetic on the same reduced gradient":
-            len({repr(step["weights"]) for step in steps}) > 1,
+        "same arithmetic on the same reduced gradient": len(weights) > 1,
         f"{where}: the optimizers stepped with different gradients: average the gradients "
-        "before the step, not the weights after it":
-            len({repr(step["stepped"]) for step in steps}) > 1,
-    }  # fmt: skip
+        "before the step, not the weights after it": len(gradients) > 1,
+    }
 
 
 @contextlib.contextmanager

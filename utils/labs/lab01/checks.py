@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import random
 import statistics
@@ -19,15 +18,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import blocking, in_words, inside, made, messages, only, rules_of, waited
+from utils.checks.calls import Calls, Rule, blocking, in_words, inside, made, messages, only, waited
 from utils.checks.clock import moved_clocks
 from utils.checks.mistakes import EXACT, TOLERANCE, Mistake, is_number, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, fingerprint, kept, numbers, reading_answer, recorded
-from utils.checks.steps import Step, communication, value
+from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 from utils.cluster.reply import Reply
+from utils.labs.shared.stages import all_right
 
 # Long enough that MPI does not send it before the receiver is ready (rendezvous).
 LONG = 250_000
@@ -45,11 +45,12 @@ def _tensor(seed: int, shape: Sequence[int], dtype: str) -> torch.Tensor:
     return (row * 2**50).long() + 1 if dtype == "int64" else row
 
 
-def _whole(shape: Sequence[int], dtype: str) -> Callable[[list[dict]], str | None]:
-    """Return the rule that each call has as many bytes as the tensor."""
+def _whole(case: dict[str, Any]) -> Rule:
+    """Return the rule that each call has as many bytes as the tensor of the case."""
+    shape, dtype = case["shape"], case["dtype"]
     nbytes = math.prod(shape) * getattr(torch, dtype).itemsize
 
-    def rule(calls: list[dict]) -> str | None:
+    def rule(calls: Calls) -> str | None:
         for call in calls:
             if call["nbytes"] != nbytes:
                 return (
@@ -59,6 +60,26 @@ def _whole(shape: Sequence[int], dtype: str) -> Callable[[list[dict]], str | Non
         return None
 
     return rule
+
+
+def _cases(ranks: Ranks, report: Report, kinds: Sequence[Kind]) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of a probe for a tensor of each kind; each rank has a fresh seed."""
+    for shape, dtype in kinds:
+        seeds = report.seeds(ranks.n)
+        yield {"each": to_each(seed=seeds), "shape": shape, "dtype": dtype}
+
+
+def _tensor_of(case: dict[str, Any], rank: int) -> torch.Tensor:
+    """Return the tensor that a rank is given in a case."""
+    return _tensor(case["each"][rank]["seed"], case["shape"], case["dtype"])
+
+
+def _compared(what: str, case: dict[str, Any]) -> dict[str, Any]:
+    """Return what is compared, in words, with the kind of tensor if unusual; and how exactly."""
+    dtype = case["dtype"]
+    kind = "" if dtype == "float32" else f", {dtype}{list(case['shape'])}"
+    tolerance = {"float32": TOLERANCE, "float64": EXACT, "int64": 0.0}[dtype]
+    return {"what": what + kind, "tolerance": tolerance}
 
 
 # -- 1.1 --------------------------------------------------------------------------------------
@@ -79,15 +100,17 @@ def probe_hello(user_ns: dict, *, rank: int) -> dict:
 def hello(ranks: Ranks, report: Report) -> None:
     """Backend, rank and world size."""
     for answer in report.answers(ranks, probe_hello):
-        rank, n, value = answer.rank, ranks.n, answer.value
-        report.expect(rank, "the backend", value["backend"], "mpi")
-        wrong = [
-            Mistake(n, "that is the number of ranks; this rank's number is dist.get_rank()"),
+        rank, variables = answer.rank, answer.value
+        report.expect(rank, "the backend", variables["backend"], "mpi")
+        number_mistakes = [
+            Mistake(ranks.n, "that is the number of ranks; this rank's number is dist.get_rank()"),
             Mistake(rank + 1, "ranks are counted from 0"),
         ]
-        report.judge(rank, value["rank"], rank, wrong, what="the variable rank")
-        last = [Mistake(n - 1, "that is the last rank; counted from 0, there is one more")]
-        report.judge(rank, value["world_size"], n, last, what="the variable world_size")
+        report.judge(rank, variables["rank"], rank, number_mistakes, what="the variable rank")
+        last = "that is the last rank; counted from 0, there is one more"
+        size_mistakes = [Mistake(ranks.n - 1, last)]
+        size = variables["world_size"]
+        report.judge(rank, size, ranks.n, size_mistakes, what="the variable world_size")
 
 
 # -- 1.2 and 1.3 ------------------------------------------------------------------------------
@@ -108,39 +131,23 @@ def probe_transfer(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: s
 @task("1.2", "blocking send and recv", points=2)
 def transfer(ranks: Ranks, report: Report) -> None:
     """Rank 1 ends with rank 0's tensor, the others with their own."""
-    for answer, own, how in _asked(ranks, report, probe_transfer):
-        rank, value = answer.rank, answer.value
-        if report.communication(rank, value["calls"], *_one_message(rank), blocking(True)):
-            expected = own[0 if rank == 1 else rank].tolist()
-            mistakes = [Mistake(own[rank].tolist(), NOT_FILLED)]
-            how["what"] = f"the tensor afterwards{how['what']}"
-            report.judge(rank, value["tensor"], expected, mistakes, **how)
+    cases = _cases(ranks, report, _kinds(report.seed))
+    report.judge_cases(ranks, probe_transfer, cases, _transfer_steps)
 
 
-def _asked(
-    ranks: Ranks, report: Report, probe: Callable
-) -> Iterator[tuple[Any, torch.Tensor, dict]]:
-    """Answers on tensors of several kinds, until there are problems.
-
-    Yields:
-        An answer; the tensors of all ranks [n, …]; how exact it is, and for what, if not the first.
-    """
-    for shape, dtype in _kinds(report.seed):
-        seeds = report.seeds(ranks.n)
-        own = torch.stack([_tensor(seed, shape, dtype) for seed in seeds])
-        given = {"each": to_each(seed=seeds), "shape": shape, "dtype": dtype}
-        what = f", {dtype}{list(shape)}" if dtype != "float32" else ""
-        tolerance = {"float32": TOLERANCE, "float64": EXACT, "int64": 0.0}[dtype]
-        for answer in report.answers(ranks, probe, **given):
-            yield answer, own, {"what": what, "tolerance": tolerance}
-            if not report.of(answer.rank):
-                report.communication(answer.rank, answer.value["calls"], _whole(shape, dtype))
-        if report.found:
-            return
+def _transfer_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Yield what a rank's `transfer` has to do with one tensor."""
+    rank, calls = answer.rank, answer.value["calls"]
+    yield communication(calls, *_one_message(rank), blocking(True))
+    expected = _tensor_of(case, 0 if rank == 1 else rank)
+    mistakes = [Mistake(_tensor_of(case, rank).tolist(), NOT_FILLED)]
+    how = _compared("the tensor afterwards", case)
+    yield value(answer.value["tensor"], expected.tolist(), mistakes, **how)
+    yield communication(calls, _whole(case))
 
 
-def _one_message(rank: int) -> list:
-    """Rules: one message from rank 0 to rank 1, nothing else."""
+def _one_message(rank: int) -> list[Rule]:
+    """Return the rules of one message from rank 0 to rank 1, and nothing else."""
     wanted = {0: [("send", 1)], 1: [("recv", 0)]}.get(rank, [])
     return [only("send", "recv"), messages(*wanted)]
 
@@ -158,11 +165,8 @@ def probe_transfer_overlapped(
         seen.append([{"op": c.op, "waited": c.waited} for c in log.since(mark)])
         return [seed]
 
-    function, answering, sleep = (
-        answer_named(user_ns, "transfer_overlapped"),
-        threading.get_ident(),
-        time.sleep,
-    )
+    function = answer_named(user_ns, "transfer_overlapped")
+    answering, sleep = threading.get_ident(), time.sleep
 
     def noting(seconds: float) -> None:
         by = sys._getframe(1).f_globals.get("__name__", "")  # the backend pauses, too
@@ -170,11 +174,16 @@ def probe_transfer_overlapped(
             slept.append(seconds)
         sleep(seconds)
 
-    own = {name: noting for name, value in user_ns.items() if value is sleep}
-    with mock.patch.object(time, "sleep", noting), mock.patch.dict(user_ns, own):
+    renamed = {name: noting for name, it in user_ns.items() if it is sleep}
+    with mock.patch.object(time, "sleep", noting), mock.patch.dict(user_ns, renamed):
         result, calls = recorded(function, tensor, rank, work)
-    told = {"tensor": fingerprint(tensor), "calls": calls, "result": result}
-    return told | {"seen": seen, "slept": bool(slept)}
+    return {
+        "tensor": fingerprint(tensor),
+        "calls": calls,
+        "result": result,
+        "seen": seen,
+        "slept": bool(slept),
+    }
 
 
 @task("1.3", "isend and irecv around work", points=3)
@@ -182,46 +191,55 @@ def transfer_overlapped(ranks: Ranks, report: Report) -> None:
     """As 1.2, non-blocking, with the work between start and wait."""
     length = LONG + report.seed % 1000
     kinds = ((length,), "float32"), ((2, length // 2 + 1), "float64"), ((3, 4), "float32")
-    for shape, dtype in kinds:
-        _judge_transfer(ranks, report, shape, dtype)
-        if report.found:
-            return
+    cases = _cases(ranks, report, kinds)
+    report.judge_cases(ranks, probe_transfer_overlapped, cases, _overlapped_steps)
 
 
-def _judge_transfer(ranks: Ranks, report: Report, shape: tuple[int, ...], dtype: str) -> None:
-    seeds = report.seeds(ranks.n)
-    prints = [fingerprint(_tensor(seed, shape, dtype)) for seed in seeds]
-    given = {"each": to_each(seed=seeds), "shape": shape, "dtype": dtype}
-    for answer in report.answers(ranks, probe_transfer_overlapped, **given):
-        rank, value = answer.rank, answer.value
-        right = value["tensor"] == prints[0 if rank == 1 else rank]
-        rules = (*_one_message(rank), blocking(False), waited)
-        if report.communication(rank, value["calls"], *rules) and not right:
-            whose = "rank 0’s" if rank == 1 else "its own"
-            changed = f"the {math.prod(shape)} elements are not {whose} ones"
-            report.problem(NOT_FILLED if value["tensor"] == prints[rank] else changed, rank)
-        if not report.of(rank):
-            report.communication(rank, value["calls"], _whole(shape, dtype))
-        times = len(value["seen"])
-        if times != 1:
-            report.problem(f"work() must be called once, was called {times} times", rank)
-            continue
-        _judge_overlap(report, rank, value["seen"][0], value["slept"])
-        what = "the value returned (that of work())"
-        form = "what work() returned"
-        report.judge(rank, value["result"], [seeds[rank]], what=what, form=form)
+def _overlapped_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Yield what a rank's `transfer_overlapped` has to do with one tensor and with work()."""
+    yield _both(_overlapped_transfer(case, answer), _work_done(case, answer))
 
 
-def _judge_overlap(report: Report, rank: int, under_way: list[dict], slept: bool) -> None:
-    op, waited_for = "isend" if rank == 0 else "irecv", any(call["waited"] for call in under_way)
-    if rank < 2 and not report.of(rank):
-        wrong = {
-            f"{op} comes after work(): start the communication first": not under_way,
-            "wait() comes before work(): nothing overlaps, wait after it": waited_for,
-            "it sleeps before work(), and the message is over by then: call work() at once after "
-            f"{op}": slept,
-        }
-        report.facts(rank, wrong)
+def _both(first: Iterator[Step], second: Iterator[Step]) -> Step:
+    """Return the step that takes all steps of both; a problem of the first hides none of them."""
+    return lambda report, rank: all([report.follow(rank, first), report.follow(rank, second)])
+
+
+def _overlapped_transfer(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Yield what the message has to be, and that work() is done while it is pending."""
+    rank, calls, tensor = answer.rank, answer.value["calls"], answer.value["tensor"]
+    yield communication(calls, *_one_message(rank), blocking(False), waited)
+    right = tensor == fingerprint(_tensor_of(case, 0 if rank == 1 else rank))
+    whose = "rank 0’s" if rank == 1 else "its own"
+    yield facts({
+        NOT_FILLED: not right and tensor == fingerprint(_tensor_of(case, rank)),
+        f"the {math.prod(case['shape'])} elements are not {whose} ones": not right,
+    })  # fmt: skip
+    yield communication(calls, _whole(case))
+    if rank < 2 and len(answer.value["seen"]) == 1:
+        yield facts(_nothing_overlaps(rank, answer.value["seen"][0], answer.value["slept"]))
+
+
+def _nothing_overlaps(rank: int, pending: list[dict[str, Any]], slept: bool) -> dict[str, bool]:
+    """Return why the message and work() do not overlap, by what was pending when it began."""
+    op = "isend" if rank == 0 else "irecv"
+    is_over = any(call["waited"] for call in pending)
+    return {
+        f"{op} comes after work(): start the communication first": not pending,
+        "wait() comes before work(): nothing overlaps, wait after it": is_over,
+        "it sleeps before work(), and the message is over by then: call work() at once after "
+        f"{op}": slept,
+    }
+
+
+def _work_done(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Yield that work() is called, and that its result is returned."""
+    times = len(answer.value["seen"])
+    yield facts({f"work() must be called once, was called {times} times": times != 1})
+    expected = [case["each"][answer.rank]["seed"]]
+    what = "the value returned (that of work())"
+    form = "what work() returned"
+    yield value(answer.value["result"], expected, what=what, form=form)
 
 
 # -- 1.4 --------------------------------------------------------------------------------------
@@ -242,33 +260,37 @@ def probe_sum(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -
 @task("1.4", "all_reduce", points=2)
 def sum_over_ranks(ranks: Ranks, report: Report) -> None:
     """Every rank has the sum, by one all_reduce."""
-    for answer, own, how in _asked(ranks, report, probe_sum):
-        report.follow(answer.rank, _sum_of_all(answer, own, how))
+    cases = _cases(ranks, report, _kinds(report.seed))
+    report.judge_cases(ranks, probe_sum, cases, _sum_steps)
 
 
-def _sum_of_all(answer: Reply, own: torch.Tensor, how: dict) -> Iterator[Step]:
+def _sum_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Yield what `sum_over_ranks` has to communicate and to return."""
     rules = (only("all_reduce"), made("all_reduce", 1), waited)
     yield communication(answer.value["calls"], *rules)
     yield communication(answer.value["calls again"], *rules)
+    tensors = torch.stack([_tensor_of(case, rank) for rank in range(len(case["each"]))])
     form = "the tensor; all_reduce writes into it, and has no result of its own"
-    how["what"] = f"the sum{how['what']}"
-    mistakes = _wrong_sums(own, answer.rank)
-    yield value(answer.value["result"], own.sum(0).tolist(), mistakes, form=form, **how)
+    mistakes = _wrong_sums(tensors, answer.rank)
+    how = _compared("the sum", case)
+    yield value(answer.value["result"], tensors.sum(0).tolist(), mistakes, form=form, **how)
+    yield communication(answer.value["calls"], _whole(case))
 
 
-def _wrong_sums(own: torch.Tensor, rank: int) -> list[Mistake]:
-    n, whole, total = len(own), own.dtype == torch.int64, own.sum(0).tolist()
+def _wrong_sums(tensors: torch.Tensor, rank: int) -> list[Mistake]:
+    """Return what likely mistakes give, of the tensors of all ranks."""
+    n, whole, total = len(tensors), tensors.dtype == torch.int64, tensors.sum(0).tolist()
     return table({
         "whole numbers have lost digits: neither a mean (op=AVG) nor a narrower type keeps them. "
         "op=dist.ReduceOp.SUM": lambda got: whole and same(got, total),
-        "this is the mean over the ranks: the task asks for the sum": own.double().mean(0),
-        "this is the largest element of all ranks: op=dist.ReduceOp.SUM": own.amax(0),
-        "this is the smallest element of all ranks: op=dist.ReduceOp.SUM": own.amin(0),
-        "this is the product over the ranks: op=dist.ReduceOp.SUM": own.prod(0),
+        "this is the mean over the ranks: the task asks for the sum": tensors.double().mean(0),
+        "this is the largest element of all ranks: op=dist.ReduceOp.SUM": tensors.amax(0),
+        "this is the smallest element of all ranks: op=dist.ReduceOp.SUM": tensors.amin(0),
+        "this is the product over the ranks: op=dist.ReduceOp.SUM": tensors.prod(0),
         "this is the rank's own tensor, unchanged: all_reduce writes into the tensor that it is "
-        "given, so return that one": own[rank],
+        "given, so return that one": tensors[rank],
         f"this is {n} times the rank's own tensor, which is the sum only where all ranks hold the "
-        "same": own[rank] * n,
+        "same": tensors[rank] * n,
     })  # fmt: skip
 
 
@@ -308,53 +330,61 @@ def _noted_memory() -> Iterator[dict[str, list[int]]]:
 @task("1.5", "an exchange without deadlock", points=3)
 def exchange(ranks: Ranks, report: Report) -> None:
     """Ranks 0 and 1 swap tensors, short ones and such that do not fit in a buffer."""
-    eager, seed = {}, report.seed
+    seed = report.seed
+    sends_first: dict[int, list[bool]] = {0: [], 1: []}
     kinds = [((4,), "float32"), ((10**6 + seed % 1000,), "float32"), ((2, 3), "float64")]
-    for shape, dtype in (*kinds, ((100 + seed % 400,), "int64")):
-        seeds = report.seeds(ranks.n)
-        prints = [fingerprint(_tensor(seed, shape, dtype)) for seed in seeds]
-        given = {"each": to_each(seed=seeds), "shape": shape, "dtype": dtype}
-        for answer in report.answers(ranks, probe_exchange, **given):
-            _judge_exchange(report, answer.rank, answer.value, prints, shape, dtype)
-            if answer.rank < 2 and not report.found:
-                first = answer.value["calls"][0]
-                eager[math.prod(shape), answer.rank] = first["op"] == "send" and first["blocking"]
-        if report.found:
-            return
-    both = [n for n, rank in eager if rank == 0 and eager[n, 0] and eager[n, 1]]
-    if both:
+    kinds.append(((100 + seed % 400,), "int64"))
+
+    def judge(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+        yield from _exchange_steps(case, answer)
+        if answer.rank < 2:
+            first = answer.value["calls"][0]
+            sends_first[answer.rank].append(first["op"] == "send" and first["blocking"])
+
+    cases = _cases(ranks, report, kinds)
+    if not all_right(ranks, report, probe_exchange, cases, judge):
+        return
+    both = zip(kinds, sends_first[0], sends_first[1], strict=True)
+    lengths = [math.prod(shape) for (shape, _), of_0, of_1 in both if of_0 and of_1]
+    if lengths:
         report.problem(
-            f"of {both[0]} elements: both ranks send first, by send. That works because MPI copies "
-            "a short message (eager), up to a size that no program knows: let one receive first, "
-            "or use isend",
+            f"of {lengths[0]} elements: both ranks send first, by send. That works because MPI "
+            "copies a short message (eager), up to a size that no program knows: let one receive "
+            "first, or use isend",
             kind="communication",
         )
 
 
-def _judge_exchange(
-    report: Report, rank: int, value: dict, prints: list[str], shape, dtype
-) -> None:
+def _exchange_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Yield what a rank's `exchange` has to do with one tensor."""
+    rank, calls = answer.rank, answer.value["calls"]
     wanted = [("recv", 1 - rank), ("send", 1 - rank)] if rank < 2 else []
+    rules = (only("send", "recv"), messages(*wanted, in_order=False), waited)
+    yield communication(calls, *rules)
+    yield facts(_wrong_exchanges(case, answer))
+    yield communication(calls, _whole(case))
+    yield communication(answer.value["calls again"], *rules, _whole(case))
+
+
+def _wrong_exchanges(case: dict[str, Any], answer: Reply) -> dict[str, bool]:
+    """Return what is wrong with the tensor that a rank has received."""
+    rank, result = answer.rank, answer.value["result"]
     arrives = "the tensor that arrived" if rank < 2 else "mine, as nothing arrives here"
     whose = {0: "rank 1's tensor", 1: "rank 0's tensor"}.get(rank, "its own")
-    calls, result = value["calls"], value["result"]
-    right = prints[1 - rank if rank < 2 else rank]
-    wrong = {
+    right = fingerprint(_tensor_of(case, 1 - rank if rank < 2 else rank))
+    is_own = result == fingerprint(_tensor_of(case, rank)) != right
+    is_mixed = answer.value["shared"] and _is_sent_while_received(answer.value["calls"])
+    return {
         "it receives into the tensor that is still being sent: the message may be a mixture of "
-        "both. Receive into a tensor of its own, torch.empty_like(mine)":
-            value["shared"] and _is_sent_while_received(calls),
+        "both. Receive into a tensor of its own, torch.empty_like(mine)": is_mixed,
         f"exchange returned None: return {arrives}": result == "<NoneType>",
-        "the result is the rank's own tensor: return the one that arrived":
-            result == prints[rank] != right,
-        f"of {math.prod(shape)} elements: the result is not {whose}": result != right,
-    }  # fmt: skip
-    rules = (only("send", "recv"), messages(*wanted, in_order=False), waited)
-    whole = _whole(shape, dtype)
-    if report.communication(rank, calls, *rules, *rules_of(wrong), whole):
-        report.communication(rank, value["calls again"], *rules, whole)
+        "the result is the rank's own tensor: return the one that arrived": is_own,
+        f"of {math.prod(case['shape'])} elements: the result is not {whose}": result != right,
+    }
 
 
-def _is_sent_while_received(calls: list[dict]) -> bool:
+def _is_sent_while_received(calls: Calls) -> bool:
+    """Return whether a tensor is received while another one is being sent."""
     sends = [call for call in calls if call["op"] == "send" and not call["blocking"]]
     receives = [call for call in calls if call["op"] == "recv"]
     return any(r["start"] < s["end"] and s["start"] < r["end"] for s in sends for r in receives)
@@ -369,18 +399,23 @@ def probe_even_group(user_ns: dict, *, rank: int) -> dict:
     world = dist.distributed_c10d._world
     # A group gets its name by counting: two groups of one name were made in one call.
     named = {name: sorted(world.pg_group_ranks[one]) for one, name in world.pg_names.items()}
-    told = {"kind": type(group).__name__, "ranks": None, "count": world.group_count}
-    told |= {"groups": named, "name": world.pg_names.get(group)}
+    outcome: dict[str, Any] = {
+        "kind": type(group).__name__,
+        "ranks": None,
+        "count": world.group_count,
+        "groups": named,
+        "name": world.pg_names.get(group),
+    }
     if isinstance(group, dist.ProcessGroup):
         try:
-            told["ranks"] = dist.get_process_group_ranks(group)
+            outcome["ranks"] = dist.get_process_group_ranks(group)
         except (KeyError, ValueError):
             raise RuntimeError(
                 "even_ranks was made before the ranks joined the world again: run its cell again"
             ) from None
     elif group is dist.GroupMember.NON_GROUP_MEMBER:
-        told["ranks"] = []
-    return told
+        outcome["ranks"] = []
+    return outcome
 
 
 def probe_forget(user_ns: dict, *, rank: int, count: int) -> None:
@@ -401,20 +436,28 @@ def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> 
             dist.destroy_process_group(another)
 
 
-def _even_sums(user_ns: dict, function: Callable, tensor, other, another, member: bool) -> dict:
+def _even_sums(
+    user_ns: dict,
+    function: Callable,
+    tensor: torch.Tensor,
+    other: torch.Tensor,
+    another: Any,
+    is_member: bool,
+) -> dict:
+    """Call the function with a tensor in the student's group, then with the other in another."""
     with _noted_groups() as made_inside, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         _, calls = recorded(function, tensor, answer_named(user_ns, "even_ranks"))
-    told = {
+    outcome = {
         "tensor": tensor,
         "calls": calls,
         "made inside": len(made_inside),
         "warned": any("does not belong to the given group" in str(w.message) for w in warned),
     }
     if made_inside:
-        return told
-    told["used"], told["calls again"] = recorded(_uses, function, other, another, member)
-    return told | {"other": fingerprint(other)}
+        return outcome
+    outcome["used"], outcome["calls again"] = recorded(_uses, function, other, another, is_member)
+    return outcome | {"other": fingerprint(other)}
 
 
 @contextlib.contextmanager
@@ -443,91 +486,97 @@ def _uses(function: Callable, tensor: torch.Tensor, group: Any, is_member: bool)
 @task("1.6", "a collective on a subgroup", points=2)
 def sum_over_even_ranks(ranks: Ranks, report: Report) -> None:
     """The even ranks have their sum, the odd ones their own tensor."""
-    evens, counts = list(range(0, ranks.n, 2)), []
+    evens = list(range(0, ranks.n, 2))
+    if _has_groups(ranks, report, evens):
+        case = {"each": to_each(seed=report.seeds(ranks.n)), "evens": evens}
+        report.judge_cases(ranks, probe_even_sum, [case], _even_sum_steps)
+
+
+def _has_groups(ranks: Ranks, report: Report, evens: list[int]) -> bool:
+    """Judge the group that each rank has made; return whether all made the right one together."""
     answers = report.answers(ranks, probe_even_group)
-    for answer in answers:
-        _judge_group(report, answer.rank, answer.value, evens)
-        counts.append(answer.value["count"])
+    groups = [answer.value for answer in answers]
+    right = [
+        report.facts(answer.rank, _wrong_group(answer.rank, answer.value, evens))
+        for answer in answers
+    ]
+    counts = [group["count"] for group in groups]
     if len(set(counts)) > 1:
-        said = (
+        report.problem(
             f"the ranks have not called dist.new_group equally often: ranks 0 to {ranks.n - 1} "
             f"count {counts}. All ranks have to call it, members or not, for each group. The check "
             "has set the counts to the same number and deleted even_ranks: correct its cell, and "
             "run it again"
         )
-        report.problem(said)
         report.answers(ranks, probe_forget, count=max(counts))
-    elif not report.found:
-        _judge_one_call(report, [answer.value for answer in answers])
-    if report.found:
-        return
-    seeds = report.seeds(ranks.n)
-    own = [numbers(seed, 5) for seed in seeds]
-    others = [numbers(seed, 2, 3, double=True) for seed in seeds]
-    given = {"each": to_each(seed=seeds), "evens": evens}
-    for answer in report.answers(ranks, probe_even_sum, **given):
-        rank, value = answer.rank, answer.value
-        _judge_even_sum(report, rank, value, own, evens)
-        right = sum(others[r] for r in evens) if rank in evens else others[rank]
-        said = "right for float32[5], and wrong for float64[2, 3]: keep the tensor's type and shape"
-        if not report.of(rank) and value["other"] != fingerprint(right):
-            report.problem(said, rank)
-        if not report.of(rank):
-            times = made("all_reduce", int(rank in evens), " in another group of these ranks")
-            report.communication(rank, value["calls again"], only("all_reduce"), times)
+        return False
+    return bool(answers) and all(right) and report.facts(None, _groups_of_one_call(groups))
 
 
-def _judge_one_call(report: Report, values: list[dict]) -> None:
-    """Whether the ranks gave the same members in the call that made even_ranks."""
-    names = {value["name"] for value in values if value["ranks"]}
-    groups = [value["groups"] for value in values]
-    if not all(names) or not all(one and all(one.values()) for one in groups):
-        raise ValueError("a group without a name or a member, or a rank without a group")
-    of_one_call = {tuple(one[name]) for one in groups for name in names if name in one}
-    if len(of_one_call) > 1:
-        named = " and ".join(map(str, sorted(of_one_call)))
-        report.problem(
-            f"in one call of dist.new_group the ranks have made different groups, {named}. All "
-            "ranks have to call it for each group, members or not, with the same ranks"
-        )
-
-
-def _judge_group(report: Report, rank: int, value: dict, evens: list[int]) -> None:
-    members, kind = value["ranks"], value["kind"]
-    if members == (evens if rank in evens else []):
-        return
-    if members is None:
-        made = "nothing" if kind == "NoneType" else f"a {kind}"
-        said = (
-            f"even_ranks is {made} on this rank. Every rank has to call dist.new_group({evens}), "
-            "those outside of the group, too: it is all ranks that make a group"
-        )
-    else:
-        made = f"the ranks {members}" if members else "other ranks than this one"
-        said = f"even_ranks consists of {made}: dist.new_group({evens})"
-    report.problem(said, rank)
-
-
-def _judge_even_sum(report: Report, rank: int, value: dict, own: list, evens: list[int]) -> None:
-    member, calls = rank in evens, value["calls"]
-    wrong = {
-        "it calls a collective of a group that it does not belong to: PyTorch warns and does "
-        "nothing. Only members call it": value["warned"],
-        "the function makes a group at each call: make it once, outside, and use the argument "
-        "group": value["made inside"],
-        "the argument group is not used: all_reduce(tensor, group=group)": not value.get("used"),
+def _wrong_group(rank: int, group: dict[str, Any], evens: list[int]) -> dict[str, bool]:
+    """Return what is wrong with the group that this rank has made."""
+    members, kind = group["ranks"], group["kind"]
+    expected = evens if rank in evens else []
+    is_now = "nothing" if kind == "NoneType" else f"a {kind}"
+    consists_of = f"the ranks {members}" if members else "other ranks than this one"
+    return {
+        f"even_ranks is {is_now} on this rank. Every rank has to call dist.new_group({evens}), "
+        "those outside of the group, too: it is all ranks that make a group": members is None,
+        f"even_ranks consists of {consists_of}: dist.new_group({evens})": members != expected,
     }
-    made_by_others = {f"makes {call['op']}, but is no member of the group": True for call in calls}
-    once = inside(evens), only("all_reduce"), made("all_reduce", 1)
-    rules = once if member else rules_of(made_by_others)
-    if report.communication(rank, calls, *rules_of(wrong), *rules):
-        expected = sum(own[r] for r in evens) if member else own[rank]
-        mistakes = table({
-            "the tensor is unchanged: all_reduce writes into it": own[rank],
-            "this is the sum over all ranks: pass group=group": sum(own),
-        })  # fmt: skip
-        what = "the tensor afterwards"
-        report.judge(rank, value["tensor"], expected.tolist(), mistakes, what=what)
+
+
+def _groups_of_one_call(groups: list[dict[str, Any]]) -> dict[str, bool]:
+    """Return whether ranks gave other members in the call that made even_ranks."""
+    names = {group["name"] for group in groups if group["ranks"]}
+    made_by_rank = [group["groups"] for group in groups]
+    if not all(names) or not all(known and all(known.values()) for known in made_by_rank):
+        raise ValueError("a group without a name or a member, or a rank without a group")
+    of_one_call = {tuple(known[name]) for known in made_by_rank for name in names if name in known}
+    different = len(of_one_call) > 1
+    groups_made = " and ".join(map(str, sorted(of_one_call)))
+    return {
+        f"in one call of dist.new_group the ranks have made different groups, {groups_made}. All "
+        "ranks have to call it for each group, members or not, with the same ranks": different,
+    }
+
+
+def _even_sum_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Yield what `sum_over_even_ranks` has to do, in the student's group and in a new one."""
+    rank, evens, outcome = answer.rank, case["evens"], answer.value
+    is_member, calls = rank in evens, outcome["calls"]
+    yield facts({
+        "it calls a collective of a group that it does not belong to: PyTorch warns and does "
+        "nothing. Only members call it": outcome["warned"],
+        "the function makes a group at each call: make it once, outside, and use the argument "
+        "group": outcome["made inside"],
+        "the argument group is not used: all_reduce(tensor, group=group)": not outcome.get("used"),
+    })  # fmt: skip
+    if is_member:
+        yield communication(calls, inside(evens), only("all_reduce"), made("all_reduce", 1))
+    else:
+        yield facts({f"makes {call['op']}, but is no member of the group": True for call in calls})
+    seeds = [given["seed"] for given in case["each"]]
+    yield _right_sum([numbers(seed, 5) for seed in seeds], answer, evens)
+    others = [numbers(seed, 2, 3, double=True) for seed in seeds]
+    right = sum(others[r] for r in evens) if is_member else others[rank]
+    of_float32 = "right for float32[5], and wrong for float64[2, 3]"
+    wrong_kind = f"{of_float32}: keep the tensor's type and shape"
+    yield facts({wrong_kind: outcome["other"] != fingerprint(right)})
+    times = made("all_reduce", int(is_member), " in another group of these ranks")
+    yield communication(outcome["calls again"], only("all_reduce"), times)
+
+
+def _right_sum(tensors: list[torch.Tensor], answer: Reply, evens: list[int]) -> Step:
+    """Return the step that the tensor is the right one: the even ranks' sum, or unchanged."""
+    unchanged = tensors[answer.rank]
+    expected = sum(tensors[r] for r in evens) if answer.rank in evens else unchanged
+    mistakes = table({
+        "the tensor is unchanged: all_reduce writes into it": unchanged,
+        "this is the sum over all ranks: pass group=group": sum(tensors),
+    })  # fmt: skip
+    what = "the tensor afterwards"
+    return value(answer.value["tensor"], expected.tolist(), mistakes, what=what)
 
 
 # -- 1.7 --------------------------------------------------------------------------------------
@@ -632,69 +681,72 @@ def probe_fit(user_ns: dict, *, rank: int, sizes: list, times: list) -> object:
 @task("1.7", "ping-pong: latency and bandwidth", points=4)
 def ping_pong(ranks: Ranks, report: Report) -> None:
     """The median time of a message, then the latency and bandwidth that noisy times follow."""
+    if all_right(ranks, report, probe_ping_pong, _plays(ranks, report), _ping_pong_steps):
+        _judge_fit(ranks, report)
+
+
+def _plays(ranks: Ranks, report: Report) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of `probe_ping_pong`, each on another wire."""
     # Far above what the machine itself needs, which then does not count.
     start = 20.0 + report.seed % 1000 / 50
     bandwidth = 20e3 + report.seed // 1000 % 1000 * 30
     share = 0.1 + report.seed % 30 / 1000
     for k, (nbytes, repeats) in enumerate(PLAYS):
         latency = start * (len(PLAYS) - k)  # what was measured before is wrong now
-        seeds, true = report.seeds(ranks.n), latency + nbytes / bandwidth
-        factors = _disturbances(report.seed + nbytes)
-        given = {
+        yield {
+            "nbytes": nbytes,
             "repeats": repeats,
             "wire": [latency, bandwidth, share],
-            "each": to_each(stamp=seeds),
+            "factors": _disturbances(report.seed + nbytes),
+            "each": to_each(stamp=report.seeds(ranks.n)),
         }
-        given |= {"nbytes": nbytes, "factors": factors}
-        for answer in report.answers(ranks, probe_ping_pong, **given):
-            wrong = functools.partial(_wrong_times, true, factors, share)
-            play = nbytes, repeats
-            _judge_ping_pong(report, answer.rank, answer.value, play, true, wrong, seeds)
-        if report.found:
-            return
-    _judge_fit(ranks, report)
 
 
-def _judge_ping_pong(
-    report: Report,
-    rank: int,
-    value: dict,
-    play: tuple[int, int],
-    true: float,
-    wrong_times: Callable[[int, int], list[Mistake]],
-    stamps: list[int],
-) -> None:
-    calls, seconds, takes_part = value["calls"], value["seconds"], rank < 2
-    nbytes, repeats = play
-    plays = [call for call in calls if call["op"] != "barrier"]
+def _ping_pong_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Yield what a rank has to play, and how long a message has taken."""
+    yield communication(answer.value["calls"], only("send", "recv", "barrier"))
+    yield facts(_wrong_plays(case, answer))
+    if answer.rank == 0:
+        latency, bandwidth, share = case["wire"]
+        expected = latency + case["nbytes"] / bandwidth
+        rounds = sum(call["op"] == "send" for call in answer.value["calls"])
+        mistakes = _wrong_times(expected, case["factors"], share, rounds, case["repeats"])
+        what = f"ping_pong({case['nbytes']}, {case['repeats']}), seconds on the emulated wire"
+        seconds = answer.value["seconds"]
+        yield value(seconds, expected, mistakes, what=what, form="seconds", tolerance=0.05)
+
+
+def _wrong_plays(case: dict[str, Any], answer: Reply) -> dict[str, object]:
+    """Return what is wrong with the messages of a play."""
+    rank, nbytes, repeats = answer.rank, case["nbytes"], case["repeats"]
+    play, takes_part = f"ping_pong({nbytes}, {repeats})", rank < 2
+    plays = [call for call in answer.value["calls"] if call["op"] != "barrier"]
     sends = sum(call["op"] == "send" for call in plays)
     sizes = sorted({call["nbytes"] for call in plays} - {nbytes})
-    what = f"ping_pong({nbytes}, {repeats})"
-    wrong = {
-        f"only ranks 0 and 1 play; it made {in_words((c['op'], c['peer']) for c in plays)}":
-            plays and not takes_part,
-        f"{what}: expected {repeats} sends and {repeats} recvs (a few more to warm up are fine), "
-        f"it made {sends} and {len(plays) - sends}":
-            takes_part and (sends < repeats or 2 * sends != len(plays)),
-        f"{what} sent messages of {sizes} bytes: {nbytes} elements of dtype torch.uint8": sizes,
-        "only rank 0 measures: return None on the others": rank == 1 and seconds is not None,
-        f"rank {1 - rank} has sent a ball, and another one is in the tensor of recv":
-            takes_part and stamps[1 - rank] not in value["stamps"],
-    }  # fmt: skip
-    rules = only("send", "recv", "barrier"), *rules_of(wrong)
-    if report.communication(rank, calls, *rules) and rank == 0:
-        form = {"what": f"{what}, seconds on the emulated wire", "form": "seconds"}
-        report.judge(0, seconds, true, wrong_times(sends, repeats), **form, tolerance=0.05)
+    messages_made = in_words((call["op"], call["peer"]) for call in plays)
+    is_short = sends < repeats or 2 * sends != len(plays)
+    measures = rank == 1 and answer.value["seconds"] is not None
+    is_strange = takes_part and case["each"][1 - rank]["stamp"] not in answer.value["stamps"]
+    return {
+        f"only ranks 0 and 1 play; it made {messages_made}": plays and not takes_part,
+        f"{play}: expected {repeats} sends and {repeats} recvs (a few more to warm up are fine), "
+        f"it made {sends} and {len(plays) - sends}": takes_part and is_short,
+        f"{play} sent messages of {sizes} bytes: {nbytes} elements of dtype torch.uint8": sizes,
+        "only rank 0 measures: return None on the others": measures,
+        f"rank {1 - rank} has sent a ball, and another one is in the tensor of recv": is_strange,
+    }
 
 
 def _wrong_times(
     true: float, factors: Sequence[float], share: float, rounds: int, repeats: int
 ) -> list[Mistake]:
+    """Return what likely mistakes give, of so many rounds on a wire."""
     took = [_disturbance(factors, k) for k in range(rounds)]
-    counted, median = took[-repeats:], "take the median, so that one disturbed round does not count"
+    counted = took[-repeats:]
+    mean, fewer = statistics.mean(counted), statistics.mean(sorted(counted)[:-1])
+    median = "take the median, so that one disturbed round does not count"
     back = "stop the clock when the ball is back, and take half"
-    mean = statistics.mean(counted)
-    factors = {
+    measured = {
         "that is the whole round trip: divide by 2": 2.0,
         "halved once too often: a message takes half of the round trip": 0.5,
         f"that is the time of send alone, which ends before the message arrives: {back}": 2 * share,
@@ -702,9 +754,7 @@ def _wrong_times(
         f"that is half of the time of recv alone: {back}": 1 - share,
         f"that is the time of recv alone: {back}": 2 - 2 * share,
         f"that is the mean of the rounds: {median}": mean,
-        f"that is a mean without the slowest round: {median}": statistics.mean(
-            sorted(counted)[:-1]
-        ),
+        f"that is a mean without the slowest round: {median}": fewer,
         f"that is the harmonic mean of the rounds: {median}": statistics.harmonic_mean(counted),
         f"that is the mean of the round trips: halve it, and {median}": 2 * mean,
         f"that is the whole time divided by the rounds: {median}": sum(took) / repeats,
@@ -713,64 +763,74 @@ def _wrong_times(
         f"that is the sum of the rounds: {median}": sum(counted),
     }
     no_number = Mistake(lambda got: not is_number(got), "expected seconds: a number")
-    return [no_number, *table({said: factor * true for said, factor in factors.items()})]
+    return [no_number, *table({said: factor * true for said, factor in measured.items()})]
 
 
 def _judge_fit(ranks: Ranks, report: Report) -> None:
     """Times of short to long messages, then of such that latency and bytes take equally long."""
     chance = np.random.default_rng(report.seed)
     latency, bandwidth = chance.uniform(20e-6, 60e-6), chance.uniform(1e9, 4e9)
-    # Every point alone is off by a fifth or a quarter, in turn, so that only all together tell.
-    _judge_line(ranks, report, latency, bandwidth, [2**k for k in range(3, 26)], (0.8, 1.25))
     middle = latency * bandwidth * np.geomspace(0.2, 5, 24)
-    if not report.found:
-        _judge_line(ranks, report, latency, bandwidth, middle.astype(int).tolist(), (0.9, 1.1))
+    cases = [
+        # Every point alone is off by a fifth or a quarter, in turn: only all together tell.
+        _noisy_line(report.seed, latency, bandwidth, [2**k for k in range(3, 26)], (0.8, 1.25)),
+        _noisy_line(report.seed, latency, bandwidth, middle.astype(int).tolist(), (0.9, 1.1)),
+    ]
+
+    def judge(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+        if answer.rank == 0:
+            yield from _fit_steps(case, answer.value, latency, bandwidth)
+
+    report.judge_cases(ranks, probe_fit, cases, judge)
 
 
-def _judge_line(
-    ranks: Ranks,
-    report: Report,
-    latency: float,
-    bandwidth: float,
-    sizes: list[int],
-    off: Sequence[float],
-) -> None:
-    """off: by which factors the times are off, in turn."""
-    chance = np.random.default_rng(report.seed + len(sizes))
+def _noisy_line(
+    seed: int, latency: float, bandwidth: float, sizes: list[int], off: Sequence[float]
+) -> dict[str, list]:
+    """Return sizes of messages, and times that are off by these factors, in turn."""
+    chance = np.random.default_rng(seed + len(sizes))
     signs = np.resize(chance.permutation(off), len(sizes))
     noise = signs * chance.uniform(0.98, 1.02, len(sizes))
     times = [(latency + n / bandwidth) * e for n, e in zip(sizes, noise, strict=True)]
-    for answer in report.answers(ranks, probe_fit, sizes=sizes, times=times)[:1]:
-        got = answer.value
-        if not isinstance(got, list) or len(got) != 2 or not all(map(is_number, got)):
-            said = "numbers that are not nan" if isinstance(got, list) else "a pair of numbers"
-            report.problem(f"fit returned {got}, expected (latency, bandwidth): {said}", 0)
-        elif not (_near(got[0], latency) and _near(got[1], bandwidth)):
-            hint = _why_fit(got, latency, bandwidth, sizes, times)
-            told = f"the wire had {latency:.3g} s and {bandwidth:.3g} bytes/s, fit found "
-            told += f"{got[0]:.3g} and {got[1]:.3g} (more than 15 % off)"
-            report.problem(f"fit: {hint}{told}", 0)
+    return {"sizes": sizes, "times": times}
+
+
+def _fit_steps(case: dict[str, Any], got: Any, latency: float, bandwidth: float) -> Iterator[Step]:
+    """Yield that `fit` has found the latency and bandwidth that the times follow."""
+    pair = isinstance(got, list) and len(got) == 2 and all(map(is_number, got))
+    form = "numbers that are not nan" if isinstance(got, list) else "a pair of numbers"
+    yield facts({f"fit returned {got}, expected (latency, bandwidth): {form}": not pair})
+    hint = _why_fit(got, latency, bandwidth, case["sizes"], case["times"])
+    far_off = (
+        f"fit: {hint}the wire had {latency:.3g} s and {bandwidth:.3g} bytes/s, fit found "
+        f"{got[0]:.3g} and {got[1]:.3g} (more than 15 % off)"
+    )
+    yield facts({far_off: not (_near(got[0], latency) and _near(got[1], bandwidth))})
 
 
 def _near(a: float, b: float, most: float = 0.15) -> bool:
+    """Return whether two numbers are nearly equal."""
     return math.isfinite(a) and abs(a / b - 1) <= most
 
 
-def _why_fit(got: list[float], latency: float, bandwidth: float, sizes, times) -> str:
+def _why_fit(
+    got: list[float], latency: float, bandwidth: float, sizes: list[int], times: list[float]
+) -> str:
+    """Return what leads to these two numbers, or nothing."""
     slope, start = np.polyfit(sizes, times, 1)
-    two = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
+    secant = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
+    by_ends = _near(got[1], 1 / secant, 1e-3)
     hints = {
         "the two are swapped; ": _near(got[0], bandwidth) and _near(got[1], latency),
         "bandwidth is 1 / slope; ": _near(got[0], latency) and _near(got[1], 1 / bandwidth),
         "all points count alike, so the noise of the long messages drowns the latency: weight each "
         "by 1/t; ": _near(got[0], start, 1e-3) and _near(got[1], 1 / slope, 1e-3),
-        "that is the line through the first and the last point: let all of them count; ":
-            _near(got[1], 1 / two, 1e-3),
+        "that is the line through the first and the last point: let all of them count; ": by_ends,
         "the shortest time is one measurement: fit a line; ": _near(got[0], min(times), 1e-3),
         "the latency is a mean of short messages, whose bytes take time, too: fit a line; ": any(
             _near(got[0], mean(times[:k]), 1e-3)
             for k in range(2, len(times))
             for mean in (np.mean, np.median)
         ),
-    }  # fmt: skip
+    }
     return next((said for said, applies in hints.items() if applies), "")

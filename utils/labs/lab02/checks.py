@@ -8,9 +8,11 @@ and 4 ranks (`utils.checks.groups`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 from unittest import mock
@@ -20,14 +22,26 @@ from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from utils import data
-from utils.checks.calls import inside, rules_of
+from utils.checks.calls import inside
 from utils.checks.functions import Results
-from utils.checks.groups import Group, in_group, keywords, on, partitions, places, tried
+from utils.checks.groups import (
+    Group,
+    GroupAnswer,
+    Partition,
+    in_group,
+    judge_groups,
+    keywords,
+    on,
+    partitions,
+    places,
+)
 from utils.checks.mistakes import Mistake, is_number, one_of, same, short, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, numbers, reading_answer, recorded, told
+from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
+from utils.cluster.reply import Reply
 from utils.labs.shared.replicas import one_number
 
 #: Samples: one number that all p of 1 … 4 divide, and awkward ones.
@@ -35,6 +49,10 @@ SAMPLES = (24, 25, 7, 1)
 RANK_COUNTS = (1, 2, 3, 4)
 #: The first and the last rank of each: (p, r).
 PLACES = [(p, r) for p in RANK_COUNTS for r in sorted({0, p - 1})]
+
+Batches = list[list[int]]
+#: Arguments of a call, in order and by name.
+Call = tuple[tuple[int, ...], Mapping[str, Any]]
 
 
 # -- what the sampler does ------------------------------------------------------------------------
@@ -51,7 +69,7 @@ def share(
     return list(sampler)
 
 
-def batches(samples: Sequence[int], size: int, drop_last: bool = False) -> list[list[int]]:
+def batches(samples: Sequence[int], size: int, drop_last: bool = False) -> Batches:
     """The samples in lists of `size`; the last list may be shorter, or is dropped."""
     return list(BatchSampler(samples, size, drop_last))
 
@@ -76,17 +94,17 @@ def probe_calls(
         for arguments, named in calls:
             used.clear()
             try:
-                value = function(*arguments, **named)
-                parts = value if isinstance(value, list | tuple) else ()
+                result = function(*arguments, **named)
+                parts = result if isinstance(result, list | tuple) else ()
                 tensors = any(isinstance(part, torch.Tensor) for part in parts)
-                answer = {"value": told(value), "tensors": tensors}
+                answer = {"value": told(result), "tensors": tensors}
             except NotImplementedError:
                 raise
             except Exception as error:
                 kind = "ValueError" if isinstance(error, ValueError) else type(error).__name__
                 answer = {"error": f"{kind}: {error}"}
             else:
-                results.add(name, value)
+                results.add(name, result)
             answers.append(answer | {"used": list(used)})
     return answers
 
@@ -118,63 +136,89 @@ def _turned() -> Iterator[None]:
         yield
 
 
-def _judge_calls(
-    ranks: Ranks,
-    report: Report,
-    name: str,
-    calls: list,
-    expected: Callable[..., Any],
-    mistakes: Callable[..., Iterator[Mistake]],
-    form: str,
-    tidy: Callable[[Any], Any] = lambda value: value,
-) -> list:
+@dataclass(frozen=True)
+class NumberTask:
+    """A function of numbers, and what is asked of it.
+
+    Attributes:
+        name: what the student calls the function.
+        expected: of a call's arguments and keywords, the result; or the type of an error.
+        mistakes: of (number of ranks, rank) and the same, what likely mistakes give.
+        form: the result, in words.
+        tidy: done to a result before it is compared.
+    """
+
+    name: str
+    expected: Callable[..., Any]
+    mistakes: Callable[..., Iterator[Mistake]]
+    form: str
+    tidy: Callable[[Any], Any] = lambda result: result
+
+
+def _right_answers(
+    ranks: Ranks, report: Report, number_task: NumberTask, calls: Sequence[Call]
+) -> list[Reply]:
     """Compare a function's results on every rank; the first wrong one of each rank is a problem.
 
-    Args:
-        expected: of a call's arguments and keywords, the result; or the type of an error.
-        mistakes: of (number of ranks, rank) and the same.
-        tidy: done to a result before it is compared.
-
     Returns:
-        The answers if all are right, for more questions.
+        The answers if all are right, for more questions; otherwise none.
     """
-    answers = report.answers(ranks, probe_calls, name=name, calls=calls)
-    for answer in answers:
-        for (arguments, named), got in zip(calls, answer.value, strict=True):
-            right, rank = expected(*arguments, **named), answer.rank
-            given = [*map(str, arguments), *(f"{key}={value}" for key, value in named.items())]
-            what = f"{name}({', '.join(given)})"
-            wrong = mistakes(ranks.n, rank, *arguments, **named)
-            if "error" in got:
-                if right is not ValueError or not got["error"].startswith("ValueError"):
-                    report.problem(f"{what}: raised {got['error']}", rank)
-            elif right is ValueError:
-                report.problem(f"{what}: expected a ValueError, got {short(got['value'])}", rank)
-            elif (
-                report.judge(rank, tidy(got["value"]), right, wrong, what=what, form=form)
-                and got["tensors"]
-            ):
-                report.problem(f"{what}: there are tensors in it; expected {form}: .tolist()", rank)
-            if report.of(rank):
-                break
-    return [] if report.found else answers
+    answers = report.answers(ranks, probe_calls, name=number_task.name, calls=calls)
+    right = [
+        report.follow(answer.rank, _result_steps(number_task, ranks.n, calls, answer))
+        for answer in answers
+    ]
+    return answers if all(right) else []
 
 
-def _follows(ranks: Ranks, report: Report, name: str, calls: list, expected: Callable) -> None:
+def _result_steps(
+    number_task: NumberTask, world: int, calls: Sequence[Call], answer: Reply
+) -> Iterator[Step]:
+    """Yield that each call gives the result, or the error, that is expected."""
+    form = number_task.form
+    for (arguments, named), outcome in zip(calls, answer.value, strict=True):
+        given = [*map(str, arguments), *(f"{key}={it}" for key, it in named.items())]
+        call = f"{number_task.name}({', '.join(given)})"
+        expected = number_task.expected(*arguments, **named)
+        error = outcome.get("error", "")
+        if error:
+            asked_for = expected is ValueError and error.startswith("ValueError")
+            yield facts({f"{call}: raised {error}": not asked_for})
+        elif expected is ValueError:
+            yield facts({f"{call}: expected a ValueError, got {short(outcome['value'])}": True})
+        else:
+            mistakes = number_task.mistakes(world, answer.rank, *arguments, **named)
+            got = number_task.tidy(outcome["value"])
+            yield value(got, expected, mistakes, what=call, form=form)
+            tensors = f"{call}: there are tensors in it; expected {form}: .tolist()"
+            yield facts({tensors: outcome["tensors"]})
+
+
+def _none_is_so(
+    report: Report, answers: list[Reply], wrong: Callable[[list[dict]], dict[str, bool]]
+) -> bool:
+    """Say what else is wrong on each rank; return whether there are answers, and nothing is.
+
+    Args:
+        wrong: of the outcomes of a rank's calls; see `Report.facts`.
+    """
+    right = [report.facts(answer.rank, wrong(answer.value)) for answer in answers]
+    return bool(answers) and all(right)
+
+
+def _follows(ranks: Ranks, report: Report, number_task: NumberTask, calls: Sequence[Call]) -> None:
     """Ask again where sampler and data set give other numbers: the answer has to follow them."""
-    if report.found:
-        return
-    said = (
+    with _turned():
+        expected = [number_task.expected(*arguments, **named) for arguments, named in calls]
+    unmoved = (
         "not what the DistributedSampler and the data set give: the check let them give other "
         "numbers, and the answer did not change. Take the numbers from them"
     )
-    answers = report.answers(ranks, probe_calls, name=name, calls=calls, turned=True)
-    with _turned():
-        right = [expected(*arguments, **named) for arguments, named in calls]
-    for answer in answers:
-        for wanted, got in zip(right, answer.value, strict=True):
-            if not report.of(answer.rank) and not same(got.get("value"), wanted):
-                report.problem(said, answer.rank)
+    asked = {"name": number_task.name, "calls": calls, "turned": True}
+    for answer in report.answers(ranks, probe_calls, **asked):
+        pairs = zip(answer.value, expected, strict=True)
+        stays = any(not same(outcome.get("value"), right) for outcome, right in pairs)
+        report.facts(answer.rank, {unmoved: stays})
 
 
 def _numbers(seed: int, low: int, high: int) -> int:
@@ -187,17 +231,22 @@ def _epochs(seed: int) -> list[tuple[bool, int]]:
     return [(False, 0), (False, 3), (True, 0), (True, 3), (True, 5 + seed % 1000)]
 
 
-def _used(report: Report, answers: list, wanted: dict[str, str]) -> None:
-    """wanted: method of a DistributedSampler → what to say where a call does not use it."""
-    for answer in answers:
-        for name, said in wanted.items():
-            made = [got["used"] for got in answer.value if "error" not in got]
-            if not report.of(answer.rank) and any(name not in used for used in made):
-                report.problem(f"right, but {said}", answer.rank)
+def _unused(outcomes: list[dict[str, Any]], wanted: dict[str, str]) -> dict[str, bool]:
+    """Return what a function does not use, though its results are right.
+
+    Args:
+        wanted: by the method of a DistributedSampler, what to say if a call does not use it.
+    """
+    uses = [outcome["used"] for outcome in outcomes if "error" not in outcome]
+    return {
+        f"right, but {text}": any(method not in methods for methods in uses)
+        for method, text in wanted.items()
+    }
 
 
 _IGNORED = "the DistributedSampler is made and not used: take the samples from it"
 _BY_HAND = "made by hand: the task asks for a DistributedSampler, which your trainings will use"
+_SAMPLED = {"__init__": _BY_HAND, "__iter__": _IGNORED}
 
 
 # -- 2.1 --------------------------------------------------------------------------------------
@@ -213,18 +262,20 @@ def items_of(ranks: Ranks, report: Report) -> None:
         for n in (*SAMPLES, _numbers(report.seed, 30, 60))
         for p, r in PLACES
     ]
-    form = "a flat list with the items"
-    answers = _judge_calls(ranks, report, "items_of", calls, _items, _wrong_items, form)
-    _used(report, answers, {"__init__": _BY_HAND, "__iter__": _IGNORED})
-    _follows(ranks, report, "items_of", calls[::7], _items)
+    number_task = NumberTask("items_of", _items, _wrong_items, "a flat list with the items")
+    answers = _right_answers(ranks, report, number_task, calls)
+    if _none_is_so(report, answers, functools.partial(_unused, wanted=_SAMPLED)):
+        _follows(ranks, report, number_task, calls[::7])
 
 
-def _items(n, p, r, **how) -> list[int]:
+def _items(n: int, p: int, r: int, **how: bool) -> list[int]:
+    """Return the items of rank r of p."""
     dataset = data.SimpleDataSet(n)
     return [int(dataset[sample]) for sample in share(n, p, r, **how)]
 
 
-def _wrong_items(world: int, rank, n, p, r, **how) -> Iterator[Mistake]:
+def _wrong_items(world: int, rank: int, n: int, p: int, r: int, **how: bool) -> Iterator[Mistake]:
+    """Yield what likely mistakes give."""
     right = _items(n, p, r, **how)
     shuffled = "shuffled, but shuffle=False: the sampler shuffles unless you say shuffle=shuffle"
     if how["shuffle"]:
@@ -253,32 +304,39 @@ def _wrong_items(world: int, rank, n, p, r, **how) -> Iterator[Mistake]:
 def epoch_orders(ranks: Ranks, report: Report) -> None:
     """The shuffled order of each epoch, the same permutation on all ranks."""
     seed = _numbers(report.seed, 5, 1000)
-    calls = [
+    calls: list[Call] = [
         ((n, p, r, epochs, seed), {})
         for n, epochs in ((24, 3), (25, 11), (7, 2), (1, 1))
         for p, r in PLACES
     ]
     form = "a list with one list of sample numbers per epoch"
-    answers = _judge_calls(ranks, report, "epoch_orders", calls, _orders, _wrong_orders, form)
+    number_task = NumberTask("epoch_orders", _orders, _wrong_orders, form)
+    answers = _right_answers(ranks, report, number_task, calls)
+    if _none_is_so(report, answers, _unused_by_epochs):
+        _follows(ranks, report, number_task, calls[::3])
+
+
+def _unused_by_epochs(outcomes: list[dict[str, Any]]) -> dict[str, bool]:
+    """Return what is not used, or made anew in each epoch."""
     never = "set_epoch was never called: a sampler lives as long as a training, and is told each "
-    used = {"__init__": _BY_HAND, "set_epoch": never + "epoch's number", "__iter__": _IGNORED}
-    _used(report, answers, used)
-    for answer in answers:
-        if not report.of(answer.rank) and any(
-            got["used"].count("__init__") > 1 for got in answer.value
-        ):
-            said = (
-                "each epoch has a new sampler: make one, and tell it each epoch by set_epoch(epoch)"
-            )
-            report.problem(said, answer.rank)
-    _follows(ranks, report, "epoch_orders", calls[::3], _orders)
+    wanted = {"__init__": _BY_HAND, "set_epoch": never + "epoch's number", "__iter__": _IGNORED}
+    anew = any(outcome["used"].count("__init__") > 1 for outcome in outcomes)
+    return {
+        **_unused(outcomes, wanted),
+        "each epoch has a new sampler: make one, and tell it each epoch by set_epoch(epoch)": anew,
+    }
 
 
-def _orders(n, p, r, epochs, seed) -> list[list[int]]:
+def _orders(n: int, p: int, r: int, epochs: int, seed: int) -> Batches:
+    """Return the sample numbers of rank r of p, epoch by epoch."""
     return [share(n, p, r, shuffle=True, seed=seed, epoch=epoch) for epoch in range(epochs)]
 
 
-def _wrong_orders(world: int, rank, n, p, r, epochs, seed) -> Iterator[Mistake]:
+def _wrong_orders(
+    world: int, rank: int, n: int, p: int, r: int, epochs: int, seed: int
+) -> Iterator[Mistake]:
+    """Yield what likely mistakes give."""
+
     def with_seeds(*seeds: int) -> Callable:
         return one_of(*(_orders(n, p, r, epochs, other) for other in seeds))
 
@@ -308,23 +366,24 @@ def _wrong_orders(world: int, rank, n, p, r, epochs, seed) -> Iterator[Mistake]:
 @task("2.3", "predict what is repeated and what is lost", points=3)
 def repeated_and_lost(ranks: Ranks, report: Report) -> None:
     """Repeated and lost samples by arithmetic, for more ranks than there are here, too."""
-    calls = [
+    calls: list[Call] = [
         ((n, p, drop_last), {})
         for drop_last in (False, True)
         for n in (*SAMPLES, 2, 3, _numbers(report.seed, 30, 60))
         for p in (*RANK_COUNTS, 6, 7, _numbers(report.seed, 40, 99))
     ]
     calls += calls[::9]  # a second time
-    given = "repeated_and_lost", calls, _repeated_and_lost, _wrong_predictions
-    answers = _judge_calls(ranks, report, *given, "two lists, (repeated, lost)", _in_order)
-    if answers and any(got["used"] for got in answers[0].value):
-        report.problem(
-            "it asks a DistributedSampler: predict with arithmetic, then compare with the sampler"
-        )
+    form = "two lists, (repeated, lost)"
+    number_task = NumberTask(
+        "repeated_and_lost", _repeated_and_lost, _wrong_predictions, form, _in_order
+    )
+    asks = "it asks a DistributedSampler: predict with arithmetic, then compare with the sampler"
+    for answer in _right_answers(ranks, report, number_task, calls)[:1]:
+        report.facts(None, {asks: any(outcome["used"] for outcome in answer.value)})
 
 
-def _repeated_and_lost(n: int, p: int, drop_last: bool) -> list[list[int]]:
-    """What the sampler really repeats and leaves out, in order."""
+def _repeated_and_lost(n: int, p: int, drop_last: bool) -> Batches:
+    """Return what the sampler really repeats and leaves out, in order."""
     seen = sorted(sample for r in range(p) for sample in share(n, p, r, drop_last=drop_last))
     lost = [sample for sample in range(n) if sample not in seen]
     for sample in set(seen):
@@ -332,15 +391,21 @@ def _repeated_and_lost(n: int, p: int, drop_last: bool) -> list[list[int]]:
     return [seen, lost]
 
 
-def _in_order(value: Any) -> Any:
-    """The lists in a list sorted, where they can be."""
-    if not isinstance(value, list):
-        return value
-    numbers = [isinstance(part, list) and all(isinstance(k, int) for k in part) for part in value]
-    return [sorted(part) if n else part for part, n in zip(value, numbers, strict=True)]
+def _in_order(result: Any) -> Any:
+    """Return the lists in a list sorted, if they are lists of numbers."""
+    if not isinstance(result, list):
+        return result
+    return [sorted(part) if _is_list_of_int(part) else part for part in result]
 
 
-def _wrong_predictions(world: int, rank, n, p, drop_last) -> Iterator[Mistake]:
+def _is_list_of_int(part: Any) -> bool:
+    """Return whether this is a list of whole numbers."""
+    return isinstance(part, list) and all(isinstance(k, int) for k in part)
+
+
+def _wrong_predictions(world: int, rank: int, n: int, p: int, drop_last: bool) -> Iterator[Mistake]:
+    """Yield what likely mistakes give."""
+
     def again(count: int) -> list:
         """The first `count` samples are repeated: from 0 on, and from 0 again after n - 1."""
         return [sorted(k % n for k in range(count)), []]
@@ -373,8 +438,22 @@ def _wrong_predictions(world: int, rank, n, p, drop_last) -> Iterator[Mistake]:
 # -- 2.4 --------------------------------------------------------------------------------------
 
 
-def _microbatches(n, m, p, r, shuffle=False, epoch=0, drop_last=False) -> list[list[int]]:
+def _microbatches(
+    n: int,
+    m: int,
+    p: int,
+    r: int,
+    shuffle: bool = False,
+    epoch: int = 0,
+    drop_last: bool = False,
+) -> Batches:
+    """Return the microbatches of rank r of p, of minibatches of m samples."""
     return batches(share(n, p, r, shuffle=shuffle, epoch=epoch), m // p, drop_last)
+
+
+def _microbatches_or_error(n: int, m: int, p: int, r: int, **how: Any) -> Batches | type:
+    """Return the microbatches, or the error if p does not divide m."""
+    return ValueError if m % p else _microbatches(n, m, p, r, **how)
 
 
 @task("2.4", "the microbatches of a rank", points=3)
@@ -390,38 +469,42 @@ def microbatches(ranks: Ranks, report: Report) -> None:
         if m % p == 0
     ]
     calls += [((24, 8, 3, 0), {}), ((25, 6, 4, 1), {})]
-
-    def expected(n, m, p, r, **how) -> Any:
-        return ValueError if m % p else _microbatches(n, m, p, r, **how)
-
     form = "a list of microbatches, each a list of sample numbers"
-    answers = _judge_calls(
-        ranks, report, "microbatches", calls, expected, _wrong_microbatches, form
-    )
-    _used(report, answers, {"__init__": _BY_HAND, "__iter__": _IGNORED})
-    _follows(ranks, report, "microbatches", calls[:-2:7], _microbatches)
+    number_task = NumberTask("microbatches", _microbatches_or_error, _wrong_microbatches, form)
+    answers = _right_answers(ranks, report, number_task, calls)
+    if _none_is_so(report, answers, functools.partial(_unused, wanted=_SAMPLED)):
+        _follows(ranks, report, number_task, calls[:-2:7])
 
 
 def _wrong_microbatches(
-    world: int, rank, n, m, p, r, shuffle=False, epoch=0, drop_last=False
+    world: int,
+    rank: int,
+    n: int,
+    m: int,
+    p: int,
+    r: int,
+    shuffle: bool = False,
+    epoch: int = 0,
+    drop_last: bool = False,
 ) -> Iterator[Mistake]:
-    own = share(n, p, r, shuffle=shuffle, epoch=epoch)
+    """Yield what likely mistakes give."""
+    of_rank = share(n, p, r, shuffle=shuffle, epoch=epoch)
     fewer = share(n, p, r, shuffle=shuffle, epoch=epoch, drop_last=True)
-    right = batches(own, m // p, drop_last)
+    right = batches(of_rank, m // p, drop_last)
     last = "a last microbatch was dropped, but drop_last=False"
     if drop_last:
         last = "the last microbatch is too short and must go: hand drop_last on to the BatchSampler"
     yield from table({
         f"microbatches of up to {m}: batch_size counts the samples of one rank, m / p":
-            batches(own, m, drop_last),
-        last: batches(own, m // p, not drop_last),
+            batches(of_rank, m, drop_last),
+        last: batches(of_rank, m // p, not drop_last),
         "here drop_last is that of the BatchSampler; the DistributedSampler got it and left "
         "samples out": one_of(*(batches(fewer, m // p, drops) for drops in (drop_last, False))),
         "this is the order of epoch 0: set_epoch(epoch)":
             _microbatches(n, m, p, r, shuffle, 0, drop_last),
         "not shuffled, but shuffle=True" if shuffle else "shuffled, but shuffle=False":
             _microbatches(n, m, p, r, not shuffle, epoch, drop_last),
-        "this is a flat list: wrap the sampler in a BatchSampler": own,
+        "this is a flat list: wrap the sampler in a BatchSampler": of_rank,
         "these are items, the task asks for sample numbers": [[10 * k for k in b] for b in right],
         "this is the BatchSampler itself: make a list of it": "<BatchSampler>",
         f"these are rank {rank % p}'s, as rank {rank} runs the check: use the argument r":
@@ -433,96 +516,122 @@ def _wrong_microbatches(
 
 
 ALONE = "that the first rank has alone"
+A_SET = "A set forgets how often a sample occurs: compare sorted lists"
+SHORTEST = "zip stops at the shortest list: compare the numbers of batches, too"
+#: A rank's microbatches, the minibatches to compare with, and what an answer may overlook.
+Scenario = tuple[Batches, Batches, str]
 
 
-def _scenarios(p: int, r: int, seed: int) -> dict[str, tuple[list, list, str]]:
-    """By name: rank r's microbatches, the minibatches to compare with, and what is overlooked."""
-    epoch, last = seed % 50, r == p - 1
+def _scenarios(p: int, r: int, seed: int) -> dict[str, Scenario]:
+    """Return by name what rank r of p is given."""
+    parts = _as_sampled(p, r, seed), _large_numbers(p, r, seed), _damaged(p, r, seed)
+    return {name: scenario for part in parts for name, scenario in part.items()}
 
-    def sampled(n: int, m: int, shuffle: bool = True) -> tuple[list, list]:
-        return tuple(_microbatches(n, m, *place, shuffle, epoch) for place in ((p, r), (1, 0)))
 
-    def at(offset: int, batches_: list) -> list:
-        return [[offset + sample for sample in batch] for batch in batches_]
+def _sampled(
+    n: int, m: int, p: int, r: int, seed: int, shuffle: bool = True
+) -> tuple[Batches, Batches]:
+    """Return the microbatches of rank r of p, and the minibatches."""
+    epoch = seed % 50
+    return _microbatches(n, m, p, r, shuffle, epoch), _microbatches(n, m, 1, 0, shuffle, epoch)
 
-    def same_sum(batch: list) -> list:
-        """The smallest sample is larger by 1, the largest one smaller."""
-        low, *others, high = sorted(batch)
-        return [low + 1, *others, high - 1]
 
-    mine, minibatches = sampled(24, 12)
-    far = 2**24 + seed % 10**6  # float32 does not hold these numbers, and no list has that many
-    five, of_five = (at(far, each) for each in sampled(60, 12))
-    eights = _microbatches(24, 8, 1, 0, True, epoch)
-    a_set = "A set forgets how often a sample occurs: compare sorted lists"
+def _as_sampled(p: int, r: int, seed: int) -> dict[str, Scenario]:
+    """Return the scenarios of what samplers give, and of parts that are cut in another way."""
+    mine, minibatches = _sampled(24, 12, p, r, seed)
+    _, eights = _sampled(24, 8, 1, 0, seed)
+    unequal = [batch[r::p] for batch in eights]
+    longer = [*mine, [24, 25]] if r == 0 else mine
+    return {
+        "24 samples in order, m = 12": (*_sampled(24, 12, p, r, seed, shuffle=False), ""),
+        "24 samples shuffled, m = 12": (mine, minibatches, ""),
+        "a smaller minibatch at the end (36 samples, m = 24)": (*_sampled(36, 24, p, r, seed), ""),
+        "25 samples: the sampler repeats some": (*_sampled(25, 12, p, r, seed), A_SET),
+        "microbatches of unequal size": (unequal, eights, ""),
+        f"a last minibatch {ALONE}": (longer, [*minibatches, [24, 25]], ""),
+    }
+
+
+def _large_numbers(p: int, r: int, seed: int) -> dict[str, Scenario]:
+    """Return the scenarios of five minibatches whose numbers no float32 and no list has."""
+    offset = 2**24 + seed % 10**6
+    mine, minibatches = (
+        [[offset + sample for sample in batch] for batch in few]
+        for few in _sampled(60, 12, p, r, seed)
+    )
+    first, *others = mine[2]
+    damaged = [*mine[:2], [first + 1, *others], *mine[3:]]
+    every = "Compare all minibatches, not some of them"
+    return {
+        "five minibatches of large sample numbers": (mine, minibatches, ""),
+        "five minibatches of large sample numbers once more": (mine, minibatches, ""),
+        "five minibatches, of which number 2 has another sample on the last rank":
+            (damaged if r == p - 1 else mine, minibatches, every),
+    }  # fmt: skip
+
+
+def _damaged(p: int, r: int, seed: int) -> dict[str, Scenario]:
+    """Return the scenarios in which something is wrong, mostly on the group's last rank."""
+    mine, minibatches = _sampled(24, 12, p, r, seed)
     epochs = "Compare minibatch by minibatch, not the whole epoch"
-    shortest = "zip stops at the shortest list: compare the numbers of batches, too"
     subset = "A subset is not enough, and all ranks have to look at all microbatches"
     # What the group's last rank has instead of its microbatches.
     instead = {
         "microbatches 0 and 1 swapped on the group's last rank": (mine[1::-1], epochs),
         "one sample twice in a microbatch of the last rank":
-            ([mine[0], [*mine[1], mine[1][0]]], a_set),
+            ([mine[0], [*mine[1], mine[1][0]]], A_SET),
         "one sample missing on the last rank": ([mine[0], mine[1][1:]], subset),
-        "the last rank has one microbatch less": (mine[:1], shortest),
-        "the last rank has no microbatch": ([], shortest),
-        "the last rank has one microbatch too many": ([*mine, [0]], shortest),
+        "the last rank has one microbatch less": (mine[:1], SHORTEST),
+        "the last rank has no microbatch": ([], SHORTEST),
+        "the last rank has one microbatch too many": ([*mine, [0]], SHORTEST),
         "on the last rank one sample is larger by 1, and another one smaller by 1":
-            ([same_sum(mine[0]), mine[1]], "Equal sums are not enough: compare sorted lists"),
+            ([_of_same_sum(mine[0]), mine[1]], "Equal sums are not enough: compare sorted lists"),
     }  # fmt: skip
-    middle = [*five[:2], [five[2][0] + 1, *five[2][1:]], *five[3:]]
-    # The other ranks' view of all these: they cannot tell which of them are damaged.
-    whole = {f"24 samples shuffled, m = 12, trial {k}": (mine, minibatches, "") for k in range(6)}
-    return {
-        "24 samples in order, m = 12": (*sampled(24, 12, False), ""),
-        "24 samples shuffled, m = 12": (mine, minibatches, ""),
-        "a smaller minibatch at the end (36 samples, m = 24)": (*sampled(36, 24), ""),
-        "25 samples: the sampler repeats some": (*sampled(25, 12), a_set),
-        "microbatches of unequal size": ([batch[r::p] for batch in eights], eights, ""),
-        f"a last minibatch {ALONE}": (
-            [*mine, [24, 25]] if r == 0 else mine,
-            [*minibatches, [24, 25]],
-            "",
-        ),
-        "five minibatches of large sample numbers": (five, of_five, ""),
-        "five minibatches of large sample numbers once more": (five, of_five, ""),
-        "five minibatches, of which number 2 has another sample on the last rank": (
-            middle if last else five,
-            of_five,
-            "Compare all minibatches, not some of them",
-        ),
-        **{
-            name: (theirs if last else mine, minibatches, why)
-            for name, (theirs, why) in instead.items()
-        },
-        "a minibatch that no rank has": (mine, [*minibatches, [24]], shortest),
-        **whole,
+    scenarios = {
+        name: (damaged if r == p - 1 else mine, minibatches, overlooked)
+        for name, (damaged, overlooked) in instead.items()
     }
+    scenarios["a minibatch that no rank has"] = mine, [*minibatches, [24]], SHORTEST
+    # The other ranks' view of all these: they cannot tell which of them are damaged.
+    for k in range(6):
+        scenarios[f"24 samples shuffled, m = 12, trial {k}"] = mine, minibatches, ""
+    return scenarios
 
 
+def _of_same_sum(batch: list[int]) -> list[int]:
+    """Return the batch with its smallest sample larger by 1, and its largest one smaller."""
+    low, *others, high = sorted(batch)
+    return [low + 1, *others, high - 1]
+
+
+@functools.cache
 def _truth(p: int, seed: int) -> dict[str, tuple[str, bool]]:
-    """By scenario: what is overlooked, and what a group of p ranks must find."""
+    """Return by scenario: what is overlooked, and what a group of p ranks must find."""
     ranks = [_scenarios(p, r, seed) for r in range(p)]
     truth = {}
-    for name, (_, minibatches, why) in ranks[0].items():
-        parts = [scenario[name][0] for scenario in ranks]
-        truth[name] = (
-            why,
-            all(
-                sorted(sample for part in parts for sample in _at(part, k))
-                == sorted(_at(minibatches, k))
-                for k in range(max(map(len, [*parts, minibatches])))
-            ),
-        )
+    for name, (_, minibatches, overlooked) in ranks[0].items():
+        parts = [scenarios[name][0] for scenarios in ranks]
+        truth[name] = overlooked, _is_union(parts, minibatches)
     return truth
 
 
-def _at(batches_: list, k: int) -> list:
-    return batches_[k] if k < len(batches_) else []
+def _is_union(parts: list[Batches], minibatches: Batches) -> bool:
+    """Return whether the ranks' microbatches are the minibatches, one by one, in any order."""
+    return all(
+        sorted(chain(*(_at(part, k) for part in parts))) == sorted(_at(minibatches, k))
+        for k in range(max(map(len, [*parts, minibatches])))
+    )
+
+
+def _at(few: Batches, k: int) -> list[int]:
+    """Return the batch at a place; an empty one behind the last."""
+    return few[k] if k < len(few) else []
 
 
 @in_group
-def probe_same(user_ns: dict, *, rank: int, group: Group, partition, scenarios: list) -> list[dict]:
+def probe_same(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, scenarios: list
+) -> list[dict]:
     """`same_minibatches` in this rank's group, once for each scenario."""
     function, answers = reading_answer(user_ns, "same_minibatches"), []
     named = keywords(partition, group)
@@ -541,61 +650,69 @@ def _groups(case: dict) -> str:
 @task("2.5", "the union is the sequential minibatch", points=4)
 def same_minibatches(ranks: Ranks, report: Report) -> None:
     """The twin's minibatches, then the verdict of a group about its microbatches."""
-    _judge_twin(ranks, report)
-    if report.found:
+    if not _makes_minibatches(ranks, report):
         return
     # In another order in each case: in a group of its own a rank sees which are damaged.
     names, draw = list(_scenarios(1, 0, report.seed)), random.Random(report.seed)
     cases, orders = [], []
     for partition in (*partitions(ranks.n), None):
-        orders.append(order := draw.sample(names, len(names)))
+        order = draw.sample(names, len(names))
         of_ranks = [_scenarios(p, r, report.seed) for r, p in places(partition, ranks.n)]
-        told_ = [[scenarios[name][:2] for name in order] for scenarios in of_ranks]
-        cases.append({"partition": partition, "each": to_each(scenarios=told_)})
-    asked = tried(ranks, report, probe_same, cases, _groups, ranks.n)
-    for case, members, values in asked:
-        truth, order = _truth(len(members), report.seed), orders[cases.index(case)]
-        for rank, value in zip(members, values, strict=True):
-            answers = dict(zip(order, value, strict=True))
-            for name, (why, wanted) in truth.items():
-                if not _judge_same(report, rank, answers[name], members, name, wanted, why):
-                    break
+        given = [[scenarios[name][:2] for name in order] for scenarios in of_ranks]
+        orders.append(order)
+        cases.append({"partition": partition, "each": to_each(scenarios=given)})
+
+    def judge(answer: GroupAnswer) -> Iterator[Step]:
+        order = orders[cases.index(answer.case)]
+        outcomes = dict(zip(order, answer.value, strict=True))
+        for name, (overlooked, expected) in _truth(len(answer.members), report.seed).items():
+            yield from _verdict_steps(outcomes[name], answer.members, name, expected, overlooked)
+
+    judge_groups(ranks, report, probe_same, cases, judge, _groups, ranks.n)
 
 
-def _judge_same(report: Report, rank, value, members, name: str, wanted: bool, why: str) -> bool:
-    nothing = f"{on(members)}: it communicated nothing; a rank knows its own microbatches only"
-    silent = rules_of({nothing: len(members) > 1 and not value["calls"]})
-    if not report.communication(rank, value["calls"], inside(members), *silent):
-        return False
-    got = value["result"]
-    if not isinstance(got, bool):
-        report.problem(f"returned {short(got)}, expected True or False", rank)
-    elif got is not wanted:
-        if wanted:
-            why = "Compare without regard to the order of the samples"
-            if ALONE in name:
-                why = "Ranks may have different numbers of microbatches"
-        report.problem(
-            f"{on(members)}: {name}. Expected {wanted}, got {got}{why and '. ' + why}", rank
-        )
-    return got is wanted
+def _verdict_steps(
+    outcome: dict[str, Any], members: list[int], name: str, expected: bool, overlooked: str
+) -> Iterator[Step]:
+    """Yield what a rank of a group has to communicate, and to find in a scenario."""
+    calls, got = outcome["calls"], outcome["result"]
+    yield communication(calls, inside(members))
+    yield facts({
+        f"{on(members)}: it communicated nothing; a rank knows its own microbatches only":
+            len(members) > 1 and not calls,
+        f"returned {short(got)}, expected True or False": not isinstance(got, bool),
+    })  # fmt: skip
+    if expected:
+        overlooked = "Compare without regard to the order of the samples"
+        if ALONE in name:
+            overlooked = "Ranks may have different numbers of microbatches"
+    hint = f". {overlooked}" if overlooked else ""
+    text = f"{on(members)}: {name}. Expected {expected}, got {got}{hint}"
+    yield facts({text: got is not expected})
 
 
-def _judge_twin(ranks: Ranks, report: Report) -> None:
+def _makes_minibatches(ranks: Ranks, report: Report) -> bool:
+    """Judge `sequential_minibatches`; return whether it is right on all ranks."""
     calls = [
         ((n, m), {"shuffle": shuffle, "epoch": epoch})
         for shuffle, epoch in _epochs(report.seed)
         for n, m in ((24, 8), (25, 8), (7, 4), (1, 4), (_numbers(report.seed, 30, 60), 12))
     ]
     form = "a list of minibatches, each a list of sample numbers"
-    _judge_calls(ranks, report, "sequential_minibatches", calls, _twins, _wrong_twins, form)
+    number_task = NumberTask("sequential_minibatches", _twins, _wrong_twins, form)
+    return bool(_right_answers(ranks, report, number_task, calls))
 
 
-def _twins(n, m, shuffle, epoch) -> list[list[int]]:
+def _twins(n: int, m: int, shuffle: bool, epoch: int) -> Batches:
+    """Return the minibatches of the sequential baseline."""
     return _microbatches(n, m, 1, 0, shuffle, epoch)
 
 
-def _wrong_twins(world: int, rank, n, m, shuffle, epoch) -> Iterator[Mistake]:
+def _wrong_twins(
+    world: int, rank: int, n: int, m: int, shuffle: bool, epoch: int
+) -> Iterator[Mistake]:
+    """Yield what likely mistakes give."""
+
     def is_permutation(got: Any) -> bool:
         nested = isinstance(got, list) and all(isinstance(part, list) for part in got)
         return nested and sorted(map(str, chain(*got))) == sorted(map(str, range(n)))
@@ -631,7 +748,9 @@ def _shares(seed: int, n: int, p: int) -> list[list[float]]:
 
 
 @in_group
-def probe_mean(user_ns: dict, *, rank: int, group: Group, partition, values: list, n: int) -> dict:
+def probe_mean(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, values: list, n: int
+) -> dict:
     """`mean_once` of this rank's values."""
     function, mine = reading_answer(user_ns, "mean_once"), torch.tensor(values)
     result, calls = recorded(function, mine, n, **keywords(partition, group))
@@ -647,29 +766,25 @@ def mean_once(ranks: Ranks, report: Report) -> None:
             (seed,) = report.seeds(1)
             values = [_shares(seed, n, p)[r] for r, p in places(partition, ranks.n)]
             cases.append({"partition": partition, "n": n, "each": to_each(values=values)})
-    for case, members, values in tried(ranks, report, probe_mean, cases, _groups, ranks.n):
-        parts = [case["each"][rank]["values"] for rank in members]
-        for rank, value in zip(members, values, strict=True):
-            _judge_mean(report, rank, value, case["n"], members, parts)
+    judge_groups(ranks, report, probe_mean, cases, _mean_steps, _groups, ranks.n)
 
 
-def _judge_mean(report: Report, rank: int, value: dict, n: int, members, parts: list) -> None:
-    """A rank's mean, and how it came about."""
-    large = ", values of -4000 to 4000" * (n > 200)
-    where, ops = f"n = {n}{large} {on(members)}", [call["op"] for call in value["calls"]]
+def _mean_steps(answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a rank's mean has to be, and how it comes about."""
+    n, members, outcome = answer.case["n"], answer.members, answer.value
+    parts = [answer.case["each"][rank]["values"] for rank in members]
+    ops = [call["op"] for call in outcome["calls"]]
+    where = f"n = {n}{', values of -4000 to 4000' * (n > 200)} {on(members)}"
+    yield communication(outcome["calls"], inside(members))
     expected = sum(map(sum, _without_padding(parts, n))) / n
-    mistakes = _wrong_means(parts, n, members, members.index(rank))
-    form = {"what": where, "form": "the mean, one number"}
-    after = rules_of({
-        "returned a tensor, expected a Python float: .item() makes one of it": value["tensor"],
+    mistakes = _wrong_means(parts, n, members, answer.place)
+    form = "the mean, one number"
+    yield value(one_number(outcome["result"]), expected, mistakes, what=where, form=form)
+    yield facts({
+        "returned a tensor, expected a Python float: .item() makes one of it": outcome["tensor"],
         f"{where}: expected one all_reduce, of sum and count together; it made: "
         f"{', '.join(ops) or 'nothing'}": ops != ["all_reduce"],
     })  # fmt: skip
-    _ = (
-        report.communication(rank, value["calls"], inside(members))
-        and report.judge(rank, one_number(value["result"]), expected, mistakes, **form)
-        and report.communication(rank, value["calls"], *after)
-    )
 
 
 def _without_padding(parts: list[list[float]], n: int) -> list[list[float]]:
@@ -677,14 +792,16 @@ def _without_padding(parts: list[list[float]], n: int) -> list[list[float]]:
     return [part[: max(0, math.ceil((n - r) / len(parts)))] for r, part in enumerate(parts)]
 
 
-def _wrong_means(parts: list[list[float]], n: int, members, place: int) -> Iterator[Mistake]:
-    """Wrong means of the shares of a group's ranks, and where they come from."""
+def _wrong_means(
+    parts: list[list[float]], n: int, members: list[int], place: int
+) -> Iterator[Mistake]:
+    """Yield wrong means of the shares of a group's ranks, and where they come from."""
     p, size, real = len(parts), len(parts[0]), _without_padding(parts, n)
     everything, once = (sum(map(sum, of_ranks)) for of_ranks in (parts, real))
     means = [sum(part) / max(len(part), 1) for part in real]
     # Who takes the rank in the world for the one in the group keeps the wrong values.
-    there = zip(parts, members, strict=True)
-    kept = [v for part, rank in there for j, v in enumerate(part) if rank + p * j < n]
+    of_rank = zip(parts, members, strict=True)
+    kept = [v for part, rank in of_rank for j, v in enumerate(part) if rank + p * j < n]
     dropped, shorter = (sum(sum(part[:k]) for part in parts) for k in (n // p, size - 1))
     yield from table({
         "nan: a rank without a sample of its own has the mean 0 / 0: add sums":

@@ -8,18 +8,23 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from utils.checks.calls import inside, made, only, rules_of, some, waited
+from utils.checks.calls import Rule, inside, made, only, some, waited
 from utils.checks.groups import (
     EVERYWHERE,
     PARTITIONS,
     WORLD,
     Group,
+    GroupAnswer,
+    Partition,
     in_group,
+    judge_groups,
     keywords,
     on,
     places,
@@ -28,10 +33,12 @@ from utils.checks.groups import (
 from utils.checks.mistakes import Mistake, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, in_double, numbers, recorded, told
+from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 from utils.labs.shared import replicas
-from utils.labs.shared.replicas import Twin
+from utils.labs.shared.replicas import GroupStep, Twin
+from utils.labs.shared.stages import all_groups_right
 
 from . import training
 
@@ -39,7 +46,8 @@ from . import training
 WITH_EMPTY = PARTITIONS[1::-1]
 
 
-def _rules(members: list[int]) -> tuple:
+def _rules(members: list[int]) -> tuple[Rule, ...]:
+    """Return the rules of all tasks but the last two."""
     return only("all_reduce"), inside(members), waited
 
 
@@ -73,7 +81,7 @@ def probe_average(
     *,
     rank: int,
     group: Group,
-    partition,
+    partition: Partition,
     seed: int,
     counts: list,
     weighted: bool,
@@ -112,51 +120,116 @@ def probe_average(
     return answers
 
 
-def _judge_gradients(ranks: Ranks, report: Report, cases: list[dict], mistakes, extra: int) -> None:
-    """mistakes: of the own gradients, samples of all ranks, members and rank. extra all_reduces."""
-    for case, members, values in tried(ranks, report, probe_average, cases, _counts):
-        counts, seeds = _of_calls(case, "counts"), [one["seed"] for one in case["each"]]
-        for rank, value in zip(members, values, strict=True):
-            for k, (n, got) in enumerate(zip(counts, value, strict=True)):
-                own = [_gradient(seed + 10 * k, n[r]) for r, seed in enumerate(seeds)]
-                own = [row[: _gradient_length(case["sizes"])] for row in own]
-                likely = mistakes(own, n, members, rank, counts[0])
-                if not _judge_gradient(report, rank, got, own, n, members, likely, extra):
-                    break
+@dataclass(frozen=True)
+class GradientCall:
+    """One call of the answer on a rank, and what all ranks had.
+
+    Attributes:
+        gradients, samples: of each rank in the world.
+        earlier: samples of each rank in the first call.
+        members: ranks of the group.
+        rank: this one.
+    """
+
+    gradients: list[torch.Tensor]
+    samples: tuple[int, ...]
+    earlier: tuple[int, ...]
+    members: list[int]
+    rank: int
+
+    @property
+    def mine(self) -> torch.Tensor:
+        """Return this rank's own gradients."""
+        return self.gradients[self.rank]
+
+    @property
+    def plain(self) -> torch.Tensor:
+        """Return the sum of the group's gradients."""
+        return sum(self.gradients[r] for r in self.members)
+
+    @property
+    def weighted(self) -> torch.Tensor:
+        """Return the sum of the group's gradients, each as often as it has samples."""
+        return sum(self.samples[r] * self.gradients[r] for r in self.members)
+
+    @property
+    def total(self) -> int:
+        """Return the number of the group's samples."""
+        return sum(self.samples[r] for r in self.members)
 
 
-def _judge_gradient(report: Report, rank, value, own, n, members, likely, extra: int) -> bool:
-    reduced = sorted((call["nbytes"] for call in value["calls"]), reverse=True)
-    short = len(reduced) >= value["count"] and any(
-        one < needed for one, needed in zip(reduced[: value["count"]], value["nbytes"], strict=True)
-    )
-    touched = rules_of({
-        "a parameter without gradient got one: leave it alone": value["others"],
-        "the parameters have changed: average parameter.grad, not the values": value["moved"],
+#: Of a call of an answer: what likely mistakes give.
+WrongGradients = Callable[[GradientCall], Iterator[Mistake]]
+
+
+def _judge_gradients(
+    ranks: Ranks, report: Report, cases: list[dict[str, Any]], mistakes: WrongGradients
+) -> None:
+    """Judge an answer that averages gradients, call by call, on each rank of each group."""
+
+    def judge(answer: GroupAnswer) -> Iterator[Step]:
+        for call, outcome in zip(_gradient_calls(answer), answer.value, strict=True):
+            yield from _gradient_steps(call, outcome, mistakes(call), answer.case["weighted"])
+
+    judge_groups(ranks, report, probe_average, cases, judge, _counts)
+
+
+def _gradient_calls(answer: GroupAnswer) -> Iterator[GradientCall]:
+    """Yield the calls of the answer on a rank."""
+    counts = _of_calls(answer.case, "counts")
+    length = _gradient_length(answer.case["sizes"])
+    for k, samples in enumerate(counts):
+        gradients = [
+            _gradient(given["seed"] + 10 * k, count)[:length]
+            for given, count in zip(answer.case["each"], samples, strict=True)
+        ]
+        yield GradientCall(gradients, samples, counts[0], answer.members, answer.rank)
+
+
+def _gradient_steps(
+    call: GradientCall, outcome: dict[str, Any], likely: Iterator[Mistake], weighted: bool
+) -> Iterator[Step]:
+    """Yield what a rank has to communicate, and what its gradients are afterwards."""
+    count, members = outcome["count"], call.members
+    yield communication(outcome["calls"], *_rules(members))
+    yield facts({
+        "a parameter without gradient got one: leave it alone": outcome["others"],
+        "the parameters have changed: average parameter.grad, not the values": outcome["moved"],
         "some all_reduces are of fewer bytes than the gradients have: reduce each whole gradient, "
-        "in its own type": short,
+        "in its own type": _reduces_less(outcome),
     })  # fmt: skip
-    if not report.communication(rank, value["calls"], *_rules(members), *touched):
+    expected = (call.weighted / call.total).tolist()
+    mistakes = itertools.chain(likely, replicas.multiple(outcome["gradient"], expected))
+    where = on(members) + weighted * f", {_samples(call.samples)}"
+    yield value(outcome["gradient"], expected, mistakes, what=where)
+    why = ": one for each parameter that has a gradient" + weighted * ", and one for the samples"
+    yield communication(
+        outcome["calls"], made("all_reduce", range(count, count + weighted + 1), why)
+    )
+
+
+def _reduces_less(outcome: dict[str, Any]) -> bool:
+    """Return whether there are as many all_reduces as gradients, and one has fewer bytes."""
+    count = outcome["count"]
+    reduced = sorted((call["nbytes"] for call in outcome["calls"]), reverse=True)[:count]
+    if len(reduced) < count:
         return False
-    expected = (sum(n[r] * own[r] for r in members) / sum(n[r] for r in members)).tolist()
-    likely = itertools.chain(likely, replicas.multiple(value["gradient"], expected))
-    why = ": one for each parameter that has a gradient" + ", and one for the samples" * extra
-    rule = made("all_reduce", range(value["count"], value["count"] + extra + 1), why)
-    where = on(members) + extra * f", {_samples(n)}"
-    right = report.judge(rank, value["gradient"], expected, likely, what=where)
-    return right and report.communication(rank, value["calls"], rule)
+    pairs = zip(reduced, outcome["nbytes"], strict=True)
+    return any(nbytes < needed for nbytes, needed in pairs)
 
 
-def _of_calls(case: dict, name: str) -> list[tuple]:
-    """Of each call of the answer what every rank was told by this name."""
+def _of_calls(case: dict[str, Any], name: str) -> list[tuple]:
+    """Return of each call of the answer what every rank was told by this name."""
     return list(zip(*(one[name] for one in case["each"]), strict=True))
 
 
-def _counts(case: dict) -> str:
+def _counts(case: dict[str, Any]) -> str:
+    """Return the samples of the last call, in words."""
     return _samples(_of_calls(case, "counts")[-1])
 
 
 def _samples(counts: Sequence[int]) -> str:
+    """Return in words how many samples each rank had."""
     return f"ranks 0 to 3 had {', '.join(map(str, counts))} samples"
 
 
@@ -164,30 +237,37 @@ def _samples(counts: Sequence[int]) -> str:
 def average_gradients(ranks: Ranks, report: Report) -> None:
     """The mean of the group's gradients, by one all_reduce per parameter that has one."""
     cases = [_gradient_case(report, partition, [[1] * WORLD] * CALLS) for partition in EVERYWHERE]
-    _judge_gradients(ranks, report, cases, _wrong_averages, extra=0)
+    _judge_gradients(ranks, report, cases, _wrong_averages)
 
 
-def _gradient_case(report: Report, partition, counts: list, weighted: bool = False) -> dict:
-    """counts: of each call the samples of all ranks."""
+def _gradient_case(
+    report: Report, partition: Partition, counts: list[list[int]], weighted: bool = False
+) -> dict[str, Any]:
+    """Return arguments of `probe_average` with fresh seeds.
+
+    Args:
+        counts: of each call the samples of all ranks.
+    """
     each = to_each(seed=report.seeds(WORLD), counts=list(zip(*counts, strict=True)))
     given = {"partition": partition, "weighted": weighted, "sizes": _sizes(report.seed)}
     return given | {"each": each}
 
 
-def _wrong_averages(own, n, members, rank: int, _) -> Iterator[Mistake]:
-    p, total = len(members), sum(own[r] for r in members)
+def _wrong_averages(call: GradientCall) -> Iterator[Mistake]:
+    """Yield what likely mistakes give."""
+    p, mine, total = len(call.members), call.mine, call.plain
     yield from table({
         "the gradients are this rank's own, unchanged: all_reduce each parameter.grad, and store "
-        "the result there": own[rank],
+        "the result there": mine,
         f"the gradients are the sum over {p} ranks: divide by the number of ranks, and store the "
         "result in parameter.grad": total,
         f"the sum was divided by {WORLD}, the size of the world; this group has {p} ranks: "
         "dist.get_world_size(group)": total / WORLD,
         f"the gradients were divided by {p} twice": total / p**2,
-        "the gradients were divided, but never summed over ranks": own[rank] / p,
+        "the gradients were divided, but never summed over ranks": mine / p,
         "the gradients were cut to whole numbers": (total / p).trunc(),
         "these are the largest of all ranks: op=dist.ReduceOp.SUM":
-            torch.stack([own[r] for r in members]).amax(0),
+            torch.stack([call.gradients[r] for r in call.members]).amax(0),
     })  # fmt: skip
 
 
@@ -199,7 +279,7 @@ def average_gradients_weighted(ranks: Ranks, report: Report) -> None:
         empty, seeds = step >= len(EVERYWHERE), [2 * (report.seed + step) - k for k in (1, 0)]
         counts = [_sample_counts(seed, empty) for seed in seeds]
         cases.append(_gradient_case(report, partition, counts, weighted=True))
-    _judge_gradients(ranks, report, cases, _wrong_weighted, extra=1)
+    _judge_gradients(ranks, report, cases, _wrong_weighted)
 
 
 def _sample_counts(seed: int, empty: bool) -> list[int]:
@@ -210,9 +290,10 @@ def _sample_counts(seed: int, empty: bool) -> list[int]:
     return [0 if empty and rank == 1 else count for rank, count in enumerate(counts)]
 
 
-def _wrong_weighted(own, n, members, rank: int, earlier) -> Iterator[Mistake]:
-    p, plain = len(members), sum(own[r] for r in members)
-    total, weighted = sum(n[r] for r in members), sum(n[r] * own[r] for r in members)
+def _wrong_weighted(call: GradientCall) -> Iterator[Mistake]:
+    """Yield what likely mistakes give."""
+    p, n, mine, plain = len(call.members), call.samples[call.rank], call.mine, call.plain
+    weighted, total = call.weighted, call.total
     yield from table({
         "this is the mean of the ranks' means: a rank with few samples counts as much as one with "
         "many. Weight each gradient by samples / all samples": plain / p,
@@ -222,17 +303,16 @@ def _wrong_weighted(own, n, members, rank: int, earlier) -> Iterator[Mistake]:
         f"weighted by samples / all samples, and divided by the {p} ranks once more":
             weighted / total / p,
         "divided by the samples of the whole world: count them with group=group":
-            weighted / sum(n),
+            weighted / sum(call.samples),
         "divided by the samples of an earlier call: count them in each call":
-            weighted / sum(earlier[r] for r in members),
+            weighted / sum(call.earlier[r] for r in call.members),
         "this is the plain sum over the ranks: weight each gradient before. (samples / total is "
         "1 where the total is this rank's own: all_reduce it)": plain,
         "divided by the samples of all, but not weighted by samples before": plain / total,
         "weighted after the sum, so that every gradient in it has this rank's weight: scale this "
-        "rank's own gradient first, then all_reduce": plain * n[rank] / total,
-        "weighted, but never summed over ranks": own[rank] * n[rank] / total,
-        "the gradients are this rank's own, unchanged: store the result in parameter.grad":
-            own[rank],
+        "rank's own gradient first, then all_reduce": plain * n / total,
+        "weighted, but never summed over ranks": mine * n / total,
+        "the gradients are this rank's own, unchanged: store the result in parameter.grad": mine,
         "the gradients were cut to whole numbers": (weighted / total).trunc(),
     })  # fmt: skip
 
@@ -241,14 +321,16 @@ def _wrong_weighted(own, n, members, rank: int, earlier) -> Iterator[Mistake]:
 
 
 @in_group
-def probe_metrics(user_ns: dict, *, rank: int, group: Group, partition, parts: list) -> list[dict]:
+def probe_metrics(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, parts: list
+) -> list[dict]:
     """`global_metrics` on this rank's sums, once for each call."""
     function, answers = answer_named(user_ns, "global_metrics"), []
     for sums in parts:
         result, calls = recorded(function, *sums, **keywords(partition, group))
         pair = isinstance(result, tuple | list)
-        kinds = [type(v).__name__ for v in (result if pair else [result])]
-        floats = pair and all(isinstance(value, float) for value in result)
+        kinds = [type(number).__name__ for number in (result if pair else [result])]
+        floats = pair and all(isinstance(number, float) for number in result)
         answers.append({"result": told(result), "kinds": [] if floats else kinds, "calls": calls})
     return answers
 
@@ -262,57 +344,71 @@ def global_metrics(ranks: Ranks, report: Report) -> None:
         parts = zip(*(_parts(seed, empty) for seed in seeds), strict=True)
         cases.append({"partition": partition, "each": to_each(parts=list(parts))})
 
-    def hint(case: dict) -> str:
+    def hint(case: dict[str, Any]) -> str:
         nothing = case["each"][1]["parts"][0][2] == 0
         return "rank 1 had no sample: its three numbers were zeros" if nothing else ""
 
-    for case, members, values in tried(ranks, report, probe_metrics, cases, hint):
-        for rank, value in zip(members, values, strict=True):
-            for parts, got in zip(_of_calls(case, "parts"), value, strict=True):
-                if not _judge_metrics(report, rank, got, members, parts):
-                    break
+    judge_groups(ranks, report, probe_metrics, cases, _metric_steps, hint)
+
+
+def _metric_steps(answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a rank has to communicate and to return, call by call."""
+    members = answer.members
+    form = "the pair (mean loss, accuracy)"
+    for parts, outcome in zip(_of_calls(answer.case, "parts"), answer.value, strict=True):
+        calls, kinds = outcome["calls"], " and ".join(sorted(set(outcome["kinds"])))
+        yield communication(calls, *_rules(members))
+        expected = _means(*_summed(parts, members))
+        mistakes = _wrong_metrics(parts, members, answer.rank)
+        yield value(outcome["result"], expected, mistakes, what=on(members), form=form)
+        no_floats = (
+            f"the numbers are right, but returned as {kinds}: the task asks for a pair of two "
+            "Python floats, .item() or .tolist() makes them"
+        )
+        yield facts({no_floats: kinds})
+        yield communication(calls, made("all_reduce", 1, ", of a tensor with the three numbers"))
 
 
 def _parts(seed: int, empty: bool) -> list[list]:
     """Sum of losses, correct answers, count of each rank; zeros on rank 1 if asked."""
-    pairs = zip(_sample_counts(seed, empty), numbers(seed, WORLD, 2, low=1, high=90).tolist(),
-                strict=True)  # fmt: skip
+    drawn = numbers(seed, WORLD, 2, low=1, high=90).tolist()
+    pairs = zip(_sample_counts(seed, empty), drawn, strict=True)
     return [[n * (0.3 + a), int(n * b / 90), n] for n, (a, b) in pairs]
 
 
-def _judge_metrics(report: Report, rank: int, value: dict, members, parts) -> bool:
-    def means(loss: float, correct: float, count: float) -> list[float]:
-        return [loss / max(count, 1), correct / max(count, 1)]
+def _means(loss: float, correct: float, count: float) -> list[float]:
+    """Return mean loss and accuracy of three sums; zeros without samples."""
+    return [loss / max(count, 1), correct / max(count, 1)]
 
-    p, own = len(members), parts[rank]
-    loss, correct, count = sums = [sum(parts[r][k] for r in members) for k in range(3)]
-    expected, summed = means(*sums), [sum(means(*parts[r])[k] for r in members) for k in (0, 1)]
-    mistakes = table({
+
+def _summed(parts: Sequence[list], members: list[int]) -> list[float]:
+    """Return the three sums of a group."""
+    return [sum(parts[r][k] for r in members) for k in range(3)]
+
+
+def _wrong_metrics(parts: Sequence[list], members: list[int], rank: int) -> list[Mistake]:
+    """Return what likely mistakes give."""
+    p, mine = len(members), parts[rank]
+    loss, correct, count = sums = _summed(parts, members)
+    expected = _means(*sums)
+    summed = [sum(_means(*parts[r])[k] for r in members) for k in (0, 1)]
+    whole = sum(int(torch.tensor(parts[r][0])) for r in members)
+    return table({
         "the two are swapped: return (mean loss, accuracy)": expected[::-1],
-        "these are this rank's own means": means(*own),
+        "these are this rank's own means": _means(*mine),
         "these are means of the ranks' means: reduce the sums and the count, then divide":
             [summed[0] / p, summed[1] / p],
         "these are sums of the ranks' means: reduce the sums and the count, then divide": summed,
         "these are the sums: divide by the number of samples of all ranks": [loss, correct],
         "divided by the number of ranks, not of samples": [loss / p, correct / p],
-        "divided by this rank's count: reduce the count, too": means(loss, correct, own[2]),
-        "only the count was reduced: the sums, too": means(*own[:2], count),
+        "divided by this rank's count: reduce the count, too": _means(loss, correct, mine[2]),
+        "only the count was reduced: the sums, too": _means(*mine[:2], count),
         "the accuracy is a share, not in percent": [expected[0], 100 * expected[1]],
         "the losses were cut to whole numbers: make a tensor of floats":
-            means(sum(int(torch.tensor(parts[r][0])) for r in members), correct, count),
+            _means(whole, correct, count),
         "these are the three sums: divide, and return (mean loss, accuracy)": sums,
         "return two numbers only, (mean loss, accuracy)": [*expected, count],
     })  # fmt: skip
-    form = "the pair (mean loss, accuracy)"
-    kinds = " and ".join(sorted(set(value["kinds"])))
-    said = f"the numbers are right, but returned as {kinds}: the task asks for a pair of two "
-    after = rules_of({said + "Python floats, .item() or .tolist() makes them": kinds})
-    after.append(made("all_reduce", 1, ", of a tensor with the three numbers"))
-    return (
-        report.communication(rank, value["calls"], *_rules(members))
-        and report.judge(rank, value["result"], expected, mistakes, what=on(members), form=form)
-        and report.communication(rank, value["calls"], *after)
-    )
 
 
 # -- a step: 3.4 ------------------------------------------------------------------------------
@@ -338,6 +434,7 @@ def _rate(seed: int) -> float:
 
 
 def _step_model(seed: int, kind: str) -> nn.Sequential:
+    """Return the model that is trained."""
     model = replicas.net(seed, (6, 6, 6, 4) if kind == "tied" else _sizes(seed))
     if kind == "frozen":
         model[1].bias.requires_grad_(False)
@@ -349,6 +446,7 @@ def _step_model(seed: int, kind: str) -> nn.Sequential:
 
 
 def _minibatch(seed: int, number: int, count: int, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a minibatch of a rank's own samples."""
     dtype = torch.float64 if kind == "double" else torch.float32
     return replicas.samples(seed + number, count, dtype)
 
@@ -359,7 +457,7 @@ def probe_steps(
     *,
     rank: int,
     group: Group,
-    partition,
+    partition: Partition,
     own: int,
     seed: int,
     kind: str,
@@ -407,49 +505,63 @@ def train_step(ranks: Ranks, report: Report) -> None:
     given = {"seed": report.seed, "each": to_each(own=seeds)}
     cases = [dict(zip(names, step, strict=True), **given) for step in STEPS]
 
-    def hint(case: dict) -> str:
+    def hint(case: dict[str, Any]) -> str:
         if 1 in case["counts"]:
             return "that was a minibatch of 1 sample, or of 3: some ranks have none"
         words = KINDS[case["kind"]].rstrip(", ")
         return words and f"that was a model with {words}"
 
     for case, members, values in tried(ranks, report, probe_steps, cases, hint):
-        twin = Twin(_step_model(report.seed, case["kind"]), _rate(report.seed))
-        for number, count in enumerate(case["counts"]):
-            where = f"{KINDS[case['kind']]}minibatch of {count} {on(members)}"
-            steps, said = [value[number] for value in values], (STEP_MISTAKES, LOSS_MISTAKES)
-            own = [_minibatch(seeds[rank], number, count, case["kind"]) for rank in members]
-            batch = replicas.composed(own, steps)
-            rules = functools.partial(_step_rules, members)
-            if not replicas.judge_step(report, members, steps, twin, batch, where, said, rules):
-                break
-            _judge_demands(report, members, steps, twin, where)
-            twin.step(*batch)
+        _judge_steps(report, case, members, values)
 
 
-def _judge_demands(report: Report, members: list[int], steps: list, twin: Twin, where: str) -> None:
-    """Which part each rank took, and which parameters had a gradient, where all else is right."""
-    trained = sum(p.grad is not None for p in twin.model.parameters())
-    count, p = sum(len(part) for step in steps for part in step["passes"]), len(members)
-    for place, (rank, step) in enumerate(zip(members, steps, strict=True)):
-        part = sorted(itertools.chain(*step["passes"]))
-        report.facts(rank, {
-            f"{where}: its part was {part}: take [r::p], every {p}th sample":
-                part != list(range(place, count, p)),
-            f"{where}: a parameter that is not used got a gradient; momentum and weight decay "
-            "would move it: leave None": step["gradients"] > trained,
-        })  # fmt: skip
+def _judge_steps(
+    report: Report, case: dict[str, Any], members: list[int], values: list[list[dict]]
+) -> None:
+    """Compare a group's steps with the twin's, until the replicas go another way."""
+    kind = case["kind"]
+    seeds = [case["each"][rank]["own"] for rank in members]
+    twin = Twin(_step_model(case["seed"], kind), _rate(case["seed"]))
+    for number, count in enumerate(case["counts"]):
+        steps = [of_rank[number] for of_rank in values]
+        batch = replicas.composed([_minibatch(seed, number, count, kind) for seed in seeds], steps)
+        where = f"{KINDS[kind]}minibatch of {count} {on(members)}"
+        group_step = GroupStep(members, steps, twin, batch, where)
+        mistakes, around = (STEP_MISTAKES, LOSS_MISTAKES), functools.partial(_around, members)
+        if not replicas.judge_step(report, group_step, mistakes, around):
+            return
+        for place, rank in enumerate(members):
+            report.facts(rank, _wrong_demands(group_step, place))
+        twin.step(*batch)
 
 
-def _step_rules(members: list[int], step: dict) -> tuple:
-    least = step["gradients"] + 1
-    why = ": one for each gradient, one for the loss, perhaps one for the number of samples"
-    said = (
-        f"the weights have moved, but optimizer.step() of the optimizer handed in was called "
+def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) -> Iterator[Step]:
+    """Yield what a rank has to do beside the right step."""
+    yield communication(step["calls"], *_rules(members))
+    by_hand = (
+        "the weights have moved, but optimizer.step() of the optimizer handed in was called "
         f"{step['steps']} times: call it once"
     )
-    by_hand = rules_of({said: step["moved"] and step["steps"] != 1})
-    return (*_rules(members), *by_hand), [made("all_reduce", (least, least + 1), why)]
+    yield facts({by_hand: step["moved"] and step["steps"] != 1})
+    yield from compared
+    least = step["gradients"] + 1
+    why = ": one for each gradient, one for the loss, perhaps one for the number of samples"
+    yield communication(step["calls"], made("all_reduce", (least, least + 1), why))
+
+
+def _wrong_demands(group_step: GroupStep, place: int) -> dict[str, bool]:
+    """Return which demands the part and the gradients of a right step do not meet."""
+    steps, where, p = group_step.steps, group_step.where, len(group_step.members)
+    parameters = group_step.twin.model.parameters()
+    trained = sum(parameter.grad is not None for parameter in parameters)
+    count = sum(len(part) for step in steps for part in step["passes"])
+    part = sorted(itertools.chain(*steps[place]["passes"]))
+    other = part != list(range(place, count, p))
+    return {
+        f"{where}: its part was {part}: take [r::p], every {p}th sample": other,
+        f"{where}: a parameter that is not used got a gradient; momentum and weight decay "
+        "would move it: leave None": steps[place]["gradients"] > trained,
+    }
 
 
 # -- the run: 3.5 -----------------------------------------------------------------------------
@@ -468,58 +580,117 @@ def same_result(ranks: Ranks, report: Report) -> None:
     # Groups of 4, of 2, of 3 and 1 ranks; a training takes too long for more. Where the parts are
     # not of the same size, rank 0 has the largest one: it alone has an odd seed.
     seeds = [2 * seed + (rank == 0) for rank, seed in enumerate(report.seeds(WORLD))]
-    among, given = (None, *PARTITIONS[1:3]), {"each": to_each(seed=seeds)}
-    cases = [{"partition": partition} | given for partition in among]
-    for _, members, values in tried(ranks, report, training.probe_training, cases):
-        _judge_shares(report, members, values, first=True)
-        if report.found:
-            break
-        epochs = training.composed([seeds[rank] for rank in members], values)
-        twin, p = training.history_of_twin(epochs), len(members)
-        for place, (rank, value) in enumerate(zip(members, values, strict=True)):
-            _judge_history(report, rank, value, members, twin, epochs, slice(place, None, p))
-        _judge_shares(report, members, values, first=False)
-    if not report.found:
+    given = {"each": to_each(seed=seeds)}
+    cases = [{"partition": partition} | given for partition in (None, *PARTITIONS[1:3])]
+
+    def judge(_, members: list[int], values: list[dict[str, Any]]) -> bool:
+        return _trains_alike(report, [seeds[rank] for rank in members], members, values)
+
+    if all_groups_right(ranks, report, training.probe_training, cases, judge):
         training.judge_run(ranks, report)
 
 
-def _judge_shares(report: Report, members: list[int], values: list[dict], first: bool) -> None:
-    """Whether each image was on one rank, and the parts differ by a minibatch at most.
+def _trains_alike(
+    report: Report, seeds: list[int], members: list[int], values: list[dict[str, Any]]
+) -> bool:
+    """Judge the trainings of a group; return whether they and the twin's are alike."""
+    if not training.tell_each(report, _no_shares(members, values)):
+        return False
+    epochs = training.composed(seeds, values)
+    twin = training.history_of_twin(epochs)
+    right = []
+    for place, rank in enumerate(members):
+        part = slice(place, None, len(members))
+        steps = _history_steps(values[place], members, twin, epochs, part)
+        right.append(report.follow(rank, steps))
+    return all(right) and training.tell_each(report, _unequal_shares(members, values))
 
-    first: tell only what makes all else wrong: all images on each rank, or too few tests.
+
+@dataclass(frozen=True)
+class Shares:
+    """How a group has shared images.
+
+    Attributes:
+        kind: what they are for, "trained" or "tested".
+        taken: how many each rank took, in all epochs.
+        wanted: how many the group has to take.
     """
-    for kind, count in training.few(len(members)).items() if not report.found else ():
-        found, wanted = [len(value[kind]) for value in values], training.EPOCHS * count
-        all_on_each = len(found) > 1 and min(found) >= wanted
-        apart = max(found) - min(found) > training.EPOCHS * training.MINIBATCH[kind]
-        many = "unequal parts" if apart or sum(found) > wanted else "too few in all epochs together"
-        every = "every rank takes all images" if all_on_each else many
-        said = f"{on(members)}: {every}: {found} of {wanted} were {kind}. {TAKE[kind]}"
-        too_few = sum(found) < wanted and kind == "tested"
-        wrong = all_on_each or too_few if first else apart or sum(found) != wanted
-        report.facts(None, {said: wrong})
+
+    kind: str
+    taken: list[int]
+    wanted: int
+
+    @property
+    def all_on_each(self) -> bool:
+        """Return whether each of several ranks took all images."""
+        return len(self.taken) > 1 and min(self.taken) >= self.wanted
+
+    @property
+    def apart(self) -> bool:
+        """Return whether parts differ by more than a minibatch in an epoch."""
+        most = training.EPOCHS * training.MINIBATCH[self.kind]
+        return max(self.taken) - min(self.taken) > most
+
+    @property
+    def too_few_tests(self) -> bool:
+        """Return whether images were not tested."""
+        return self.kind == "tested" and sum(self.taken) < self.wanted
+
+    def problem(self, members: list[int]) -> str:
+        """Return in words what is wrong, if something is."""
+        how = "too few in all epochs together"
+        if self.apart or sum(self.taken) > self.wanted:
+            how = "unequal parts"
+        if self.all_on_each:
+            how = "every rank takes all images"
+        of_all = f"{self.taken} of {self.wanted} were {self.kind}"
+        return f"{on(members)}: {how}: {of_all}. {TAKE[self.kind]}"
 
 
-def _judge_history(
-    report: Report, rank: int, value: dict, members: list[int], twin: dict, epochs: list, part
-) -> None:
-    history = value["history"]
-    if not isinstance(history, dict) or set(history) != set(training.KEYS):
-        got = sorted(history) if isinstance(history, dict) else history
-        said = 'train_parallel must return a dict with "loss", "test_loss" and "accuracy"'
-        report.problem(f"{said}; it returned {got}", rank)
-    elif report.communication(rank, value["calls"], inside(members), some(members)):
-        for key, expected in twin.items():
-            what = f'train_parallel on a few images {on(members)}: "{key}"'
-            wrong = training.wrong_histories(key, twin, epochs, part)
-            exact = {"tolerance": training.TOLERANCES[key]}
-            if not report.judge(rank, history[key], expected, wrong, what=what, **exact):
-                return
-        said = (
-            "the model was in evaluation mode when it was trained, so dropout and batch "
-            "normalization would not train as they should: call model.train() after the test"
-        )
-        report.facts(rank, {said: not value["in training mode"]})
+def _shares(members: list[int], values: list[dict[str, Any]]) -> list[Shares]:
+    """Return how a group has shared the images of each kind."""
+    return [
+        Shares(kind, [len(of_rank[kind]) for of_rank in values], training.EPOCHS * count)
+        for kind, count in training.few(len(members)).items()
+    ]
+
+
+def _no_shares(members: list[int], values: list[dict[str, Any]]) -> dict[str, bool]:
+    """Return what makes all else wrong: all images on each rank, or too few tests."""
+    return {
+        shares.problem(members): shares.all_on_each or shares.too_few_tests
+        for shares in _shares(members, values)
+    }
+
+
+def _unequal_shares(members: list[int], values: list[dict[str, Any]]) -> dict[str, bool]:
+    """Return whether an image was on no rank or on several, or parts differ by a minibatch."""
+    return {
+        shares.problem(members): shares.apart or sum(shares.taken) != shares.wanted
+        for shares in _shares(members, values)
+    }
+
+
+def _history_steps(
+    outcome: dict[str, Any], members: list[int], twin: dict, epochs: list, part: slice
+) -> Iterator[Step]:
+    """Yield what a rank's history has to be, and how the model was trained."""
+    history, calls = outcome["history"], outcome["calls"]
+    got = sorted(history) if isinstance(history, dict) else history
+    form = 'train_parallel must return a dict with "loss", "test_loss" and "accuracy"'
+    is_history = isinstance(history, dict) and set(history) == set(training.KEYS)
+    yield facts({f"{form}; it returned {got}": not is_history})
+    yield communication(calls, inside(members), some(members))
+    for key, expected in twin.items():
+        what = f'train_parallel on a few images {on(members)}: "{key}"'
+        mistakes = training.wrong_histories(key, twin, epochs, part)
+        tolerance = training.TOLERANCES[key]
+        yield value(history[key], expected, mistakes, what=what, tolerance=tolerance)
+    evaluates = (
+        "the model was in evaluation mode when it was trained, so dropout and batch "
+        "normalization would not train as they should: call model.train() after the test"
+    )
+    yield facts({evaluates: not outcome["in training mode"]})
 
 
 # -- in sync: 3.6 -----------------------------------------------------------------------------
@@ -545,7 +716,7 @@ DAMAGES = ["none", *map(str, range(len(PARAMETERS))), *SUBTLE, *["none"] * 6]
 
 @in_group
 def probe_sync(
-    user_ns: dict, *, rank: int, group: Group, partition, seed: int, damages: list[list]
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, damages: list[list]
 ) -> list[dict]:
     """`replicas_in_sync` on replicas that may differ: one dict for each time.
 
@@ -597,6 +768,7 @@ def _spot(damage: str, size: int, seed: int) -> int:
 
 @torch.no_grad()
 def _damage(model: nn.Module, how: str, which: int, at: int) -> None:
+    """Change a parameter of a replica; see `_damage_of`."""
     row = list(model.parameters())[which].view(-1)
     k = at % len(row)
     if how in ("swap", "checksum"):
@@ -624,35 +796,40 @@ def replicas_in_sync(ranks: Ranks, report: Report) -> None:
     # In another order in each case: in a group of its own a rank sees all damages.
     draw, cases, orders = random.Random(report.seeds(1)[0]), [], []
     for partition in EVERYWHERE:
-        orders.append(order := draw.sample(range(len(DAMAGES)), len(DAMAGES)))
+        order = draw.sample(range(len(DAMAGES)), len(DAMAGES))
         at = places(partition)
         damages = [[_damage_of(DAMAGES[k], *where, report.seed) for k in order] for where in at]
         each = to_each(damages=damages)
+        orders.append(order)
         cases.append({"partition": partition, "seed": report.seed, "each": each})
-    for case, members, values in tried(ranks, report, probe_sync, cases):
-        order = orders[cases.index(case)]
-        for rank, value in zip(members, values, strict=True):
-            for k, got in sorted(zip(order, value, strict=True), key=lambda pair: pair[0]):
-                if not _judge_sync(report, rank, got, members, DAMAGES[k]):
-                    break
+
+    def judge(answer: GroupAnswer) -> Iterator[Step]:
+        outcomes = dict(zip(orders[cases.index(answer.case)], answer.value, strict=True))
+        for k, damage in enumerate(DAMAGES):
+            yield from _sync_steps(outcomes[k], answer.members, damage, report.seed)
+
+    judge_groups(ranks, report, probe_sync, cases, judge)
 
 
-def _judge_sync(report: Report, rank: int, value: dict, members, damage: str) -> bool:
-    if not report.communication(rank, value["calls"], inside(members), waited):
-        return False
-    if value["changed"]:
-        report.problem("the model was changed: compare with a copy", rank)
-        return False
-    if damage.isdigit():
-        victim = members[(int(damage) + report.seed) % len(members)]
-        where = PARAMETERS[int(damage)]
-        weight = {-1: "the last", 0: "the first"}.get(_spot(damage, len(members), report.seed))
-        words = f"{weight or 'one'} weight of {where} differs in its last bit on rank {victim}"
-    else:
-        words = SUBTLE[damage]
+def _sync_steps(
+    outcome: dict[str, Any], members: list[int], damage: str, seed: int
+) -> Iterator[Step]:
+    """Yield what a rank has to communicate and to find, of replicas with this damage."""
+    yield communication(outcome["calls"], inside(members), waited)
+    yield facts({"the model was changed: compare with a copy": outcome["changed"]})
     expected = damage in ("none", "nan") or len(members) == 1
-    said = "return True or False, a Python bool: .item() makes one of a tensor"
-    kind = [Mistake(lambda got: isinstance(got, str), said)]
-    what, form = f"{on(members)}: {words}", "True or False"
-    right = report.judge(rank, value["result"], expected, kind, what=what, form=form)
-    return right and report.communication(rank, value["calls"], some(members))
+    no_bool = "return True or False, a Python bool: .item() makes one of a tensor"
+    mistakes = [Mistake(lambda got: isinstance(got, str), no_bool)]
+    what = f"{on(members)}: {_in_words(damage, members, seed)}"
+    yield value(outcome["result"], expected, mistakes, what=what, form="True or False")
+    yield communication(outcome["calls"], some(members))
+
+
+def _in_words(damage: str, members: list[int], seed: int) -> str:
+    """Return how the replicas of a group differ."""
+    if not damage.isdigit():
+        return SUBTLE[damage]
+    which, size = int(damage), len(members)
+    victim = members[(which + seed) % size]
+    weight = {-1: "the last", 0: "the first"}.get(_spot(damage, size, seed), "one")
+    return f"{weight} weight of {PARAMETERS[which]} differs in its last bit on rank {victim}"

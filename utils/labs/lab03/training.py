@@ -9,7 +9,8 @@ import copy
 import functools
 import hashlib
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 from unittest import mock
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from utils import data
-from utils.checks.groups import WORLD, Group, in_group, keywords, members_of
+from utils.checks.groups import WORLD, Group, Partition, in_group, keywords, members_of
 from utils.checks.mistakes import Mistake, same
 from utils.checks.probe import answer_named, recorded, told
 from utils.checks.task import Report
@@ -80,7 +81,9 @@ def small_mlp() -> nn.Module:
 
 
 @in_group
-def probe_training(user_ns: dict, *, rank: int, group: Group, partition, seed: int) -> dict:
+def probe_training(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
+) -> dict:
     """`train_parallel` on a few images: its history, and which images the model got, in order.
 
     seed: of this rank's images. Only in its own parts are they what the group trains on.
@@ -162,7 +165,7 @@ def wrong_histories(
 ) -> Iterator[Mistake]:
     """Mistakes that give another list."""
     histories = functools.partial(history_of_twin, epochs)
-    expected, own = right[key], histories(part)[key]
+    expected, of_part = right[key], histories(part)[key]
     entries = len(expected)
     yield Mistake(
         lambda got: not isinstance(got, list) or len(got) != entries,
@@ -170,14 +173,18 @@ def wrong_histories(
         f"{'step' if key == 'loss' else 'epoch'}",
     )
     if key == "loss":
-        yield Mistake(own, "these are the losses of this rank's part: take what train_step returns")
-        said = "every epoch has the same order: minibatches(epoch)"
-        yield Mistake(histories(same_order=True)[key], said)
+        yield Mistake(
+            of_part, "these are the losses of this rank's part: take what train_step returns"
+        )
+        same_order = histories(same_order=True)[key]
+        yield Mistake(same_order, "every epoch has the same order: minibatches(epoch)")
         for rate in RATES:
-            said = f"this is learning rate {rate}, the twin's is 0.2"
-            yield Mistake(histories(rate=rate)[key], said)
+            with_rate = histories(rate=rate)[key]
+            yield Mistake(with_rate, f"this is learning rate {rate}, the twin's is 0.2")
     else:
-        yield Mistake(own, "this is this rank's own: reduce sums and counts with global_metrics")
+        yield Mistake(
+            of_part, "this is this rank's own: reduce sums and counts with global_metrics"
+        )
         each = [histories(slice(place, None, part.step))[key] for place in range(part.step)]
         yield Mistake(
             [statistics.mean(of_epoch) for of_epoch in zip(*each, strict=True)],
@@ -241,36 +248,45 @@ def probe_run(user_ns: dict, *, rank: int) -> dict | None:
     return answer
 
 
+def tell_each(report: Report, wrong: Mapping[str, object]) -> bool:
+    """Say all of these that are so, of all ranks together; return whether none is."""
+    return all([report.facts(None, {text: is_so}) for text, is_so in wrong.items()])
+
+
 def judge_run(ranks: Ranks, report: Report) -> None:
     """Both histories agree as far as noise lets them, and both models were really trained."""
     answers = report.answers(ranks, probe_run)
     if not answers:
         return
-    zero, one = (answer.value for answer in answers[:2])
-    sequential, parallel = zero["sequential"], zero["parallel"]
-    steps = len(sequential["loss"])
+    on_rank_0, on_rank_1 = (answer.value for answer in answers[:2])
+    sequential, parallel = on_rank_0["sequential"], on_rank_0["parallel"]
+    right = []
     for rank, name in ((0, "sequential"), (0, "parallel"), (1, "parallel")):
-        value, history = answers[rank].value, answers[rank].value[name]
-        lengths = [[len(h[key]) for key in KEYS] for h in (history, sequential)]
-        report.expect(rank, "numbers of losses, test losses, accuracies", *lengths)
-        wrong = {
-            f"{name}: the last {key} in the history is {history[key][-1:]}, but {name}_model has "
-            f"{now:.4f} on all test images": not same(history[key][-1:], [now], 2e-3)
-            for key, now in zip(KEYS[1:], history["measured"], strict=True)
-        } | {
-            f"{steps} steps on ranks 0 and 1 need as many all_reduces of the largest gradient; "
-            f"this rank made {value['gradients sent']}: run the training again":
-                value["gradients sent"] < steps,
-        }  # fmt: skip
-        report.facts(rank, wrong)
-    out = [key for key in KEYS if parallel[key] != one["parallel"][key]]
-    wrong = {
-        "the weights on ranks 0 and 1 differ: the replicas are not in sync":
-            zero["digest"] != one["digest"],
-        f"{out} differ between ranks 0 and 1: reduce them over the group": out,
-    }  # fmt: skip
-    for text, is_so in wrong.items():
-        report.facts(None, {text: is_so})
-    if not report.found:
-        said = more_than_noise(sequential, parallel)
-        report.facts(None, {said or "": said})
+        runs = answers[rank].value
+        lengths, expected = ([len(run[key]) for key in KEYS] for run in (runs[name], sequential))
+        what = "numbers of losses, test losses, accuracies"
+        right.append(report.expect(rank, what, lengths, expected))
+        right.append(report.facts(rank, _untrained(name, runs, len(sequential["loss"]))))
+    differing = [key for key in KEYS if parallel[key] != on_rank_1["parallel"][key]]
+    unequal = on_rank_0["digest"] != on_rank_1["digest"]
+    out_of_sync = {
+        "the weights on ranks 0 and 1 differ: the replicas are not in sync": unequal,
+        f"{differing} differ between ranks 0 and 1: reduce them over the group": differing,
+    }
+    right.append(tell_each(report, out_of_sync))
+    if all(right):
+        difference = more_than_noise(sequential, parallel)
+        report.facts(None, {str(difference): difference})
+
+
+def _untrained(name: str, runs: dict[str, Any], steps: int) -> dict[str, bool]:
+    """Return why a model on a rank is not what its history tells of so many steps."""
+    history, sent = runs[name], runs["gradients sent"]
+    return {
+        f"{name}: the last {key} in the history is {history[key][-1:]}, but {name}_model has "
+        f"{now:.4f} on all test images": not same(history[key][-1:], [now], 2e-3)
+        for key, now in zip(KEYS[1:], history["measured"], strict=True)
+    } | {
+        f"{steps} steps on ranks 0 and 1 need as many all_reduces of the largest gradient; this "
+        f"rank made {sent}: run the training again": sent < steps,
+    }

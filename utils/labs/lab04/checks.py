@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import torch
@@ -20,15 +22,18 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checks.calls import Calls, Rule, inside, only, rules_of, some
+from utils.checks.calls import Calls, inside, only, some
 from utils.checks.functions import Results
 from utils.checks.groups import (
     EVERYWHERE,
     PARTITIONS,
     WORLD,
     Group,
+    GroupAnswer,
+    Partition,
     enough,
     in_group,
+    judge_groups,
     keywords,
     on,
     tried,
@@ -36,10 +41,13 @@ from utils.checks.groups import (
 from utils.checks.mistakes import Mistake, same, short, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, reading_answer, recorded, told
+from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
+from utils.cluster.reply import Reply
 from utils.labs.shared import replicas
-from utils.labs.shared.replicas import Twin
+from utils.labs.shared.replicas import GroupStep, Twin
+from utils.labs.shared.stages import all_right
 
 from . import overlap
 
@@ -53,6 +61,7 @@ def _of_gradients(calls: Calls) -> Calls:
 
 
 def _bytes(calls: Calls) -> int:
+    """Return how many bytes were reduced."""
     return sum(call["nbytes"] for call in calls if call["op"] == "all_reduce")
 
 
@@ -70,13 +79,21 @@ def _step_model(seed: int, awkward: bool) -> nn.Sequential:
 
 
 def _minibatch(seed: int, number: int, awkward: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a minibatch of a rank's own samples."""
     dtype = torch.float64 if awkward else torch.float32
     return replicas.samples(seed + number, MINIBATCHES[number], dtype)
 
 
 @in_group
 def probe_step(
-    user_ns: dict, *, rank: int, group: Group, partition, own: int, awkward: bool, rate: float
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    partition: Partition,
+    own: int,
+    awkward: bool,
+    rate: float,
 ) -> dict:
     """`replicate` a model of this rank's own seed, then some steps on samples of that seed."""
     named = keywords(partition, group)
@@ -94,7 +111,8 @@ def probe_step(
     with replicas.network():
         batches = [_minibatch(own, number, awkward) for number in range(len(MINIBATCHES))]
         for batch in batches:
-            taken.clear(), called.clear()
+            taken.clear()
+            called.clear()
             step = replicas.taken(*step_with, batch, **named)
             steps.append(step | {"taken": len(taken), "called": list(called)})
     for step in steps:
@@ -138,51 +156,77 @@ LOSS_MISTAKES = {
 @task("4.1", "DDP in a training step", points=3)
 def ddp_step(ranks: Ranks, report: Report) -> None:
     """The first rank's weights at the start, then the sequential twin's steps."""
-    seeds = report.seeds(WORLD)
-    given = {"each": to_each(own=seeds)}
+    each = to_each(own=report.seeds(WORLD))
     draw = random.Random(report.seed)
-    cases = [{"partition": p, "awkward": False, "rate": draw.uniform(0.2, 0.8)} | given
-             for p in EVERYWHERE]  # fmt: skip
+    cases = [
+        {"partition": partition, "awkward": False, "rate": draw.uniform(0.2, 0.8), "each": each}
+        for partition in EVERYWHERE
+    ]
     cases.append(cases[1] | {"awkward": True})
+    right: list[bool] = []  # of each group
     for case, members, values in tried(ranks, report, probe_step, cases):
-        twin = Twin(_step_model(seeds[members[0]], case["awkward"]), case["rate"])
-        start, rules = replicas.weights_of(twin.model), functools.partial(_step_rules, members)
-        for rank, value in zip(members, values, strict=True):
-            report.facts(rank, _wrong_replicas(value, members, start.tolist()))
-        for number, count in enumerate(MINIBATCHES) if not report.found else ():
-            steps = [value["steps"][number] for value in values]
-            own = [_minibatch(seeds[rank], number, case["awkward"]) for rank in members]
-            batch = replicas.composed(own, steps)
-            where = f"step {number}, minibatch of {count} {on(members)}"
-            how = {"mistakes": (STEP_MISTAKES, LOSS_MISTAKES), "rules": rules, "equal": True}
-            if not replicas.judge_step(report, members, steps, twin, batch, where, **how):
-                break
-            twin.step(*batch)
+        twin = Twin(_step_model(each[members[0]]["own"], case["awkward"]), case["rate"])
+        start = replicas.weights_of(twin.model).tolist()
+        replicated = [
+            report.facts(rank, _wrong_replicas(of_rank, members, start))
+            for rank, of_rank in zip(members, values, strict=True)
+        ]
+        # After a group that goes wrong, no other one is told how it trains.
+        goes_on = all(replicated) and all(right)
+        right.append(goes_on and _trains_as(twin, report, case, members, values))
 
 
-def _wrong_replicas(value: dict, members: list[int], start: list[float]) -> dict[str, bool]:
-    got, group = value["returned"], value.get("group")
+def _trains_as(
+    twin: Twin,
+    report: Report,
+    case: dict[str, Any],
+    members: list[int],
+    values: list[dict[str, Any]],
+) -> bool:
+    """Judge the steps of a group until one differs from the twin's; return whether none does."""
+    awkward = case["awkward"]
+    seeds = [case["each"][rank]["own"] for rank in members]
+    mistakes, around = (STEP_MISTAKES, LOSS_MISTAKES), functools.partial(_around, members)
+    for number, count in enumerate(MINIBATCHES):
+        steps = [of_rank["steps"][number] for of_rank in values]
+        batch = replicas.composed([_minibatch(seed, number, awkward) for seed in seeds], steps)
+        where = f"step {number}, minibatch of {count} {on(members)}"
+        group_step = GroupStep(members, steps, twin, batch, where)
+        if not replicas.judge_step(report, group_step, mistakes, around, equal=True):
+            return False
+        twin.step(*batch)
+    return True
+
+
+def _wrong_replicas(
+    outcome: dict[str, Any], members: list[int], start: list[float]
+) -> dict[str, bool]:
+    """Return what is wrong with a replica before the first step."""
+    kind, group = outcome["returned"], outcome.get("group")
     return {
-        f"replicate returned {got}, expected a DistributedDataParallel": got != "DDP",
+        f"replicate returned {kind}, expected a DistributedDataParallel": kind != "DDP",
         "replicate: DDP wraps a copy, which is all that is trained: wrap the model that was "
-        "given": got == "DDP" and not value["wraps"],
+        "given": kind == "DDP" and not outcome["wraps"],
         f"replicate: DDP works on the ranks {group}, but the argument group was that of ranks "
         f"{members}: process_group=group": group != members,
         f"{on(members)}: the weights after replicate are not those of rank {members[0]}, the "
-        "group's first: wrap the model that was given": not same(value.get("start"), start),
-    }  # fmt: skip
+        "group's first: wrap the model that was given": not same(outcome.get("start"), start),
+    }
 
 
-def _step_rules(members: list[int], step: dict) -> tuple[list[Rule], list[Rule]]:
-    said = f"the gradients were reduced {step['times']} times. backward() of a DDP model has "
-    once = {
-        said + "averaged them already": step["times"] > 1,
+def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) -> Iterator[Step]:
+    """Yield what a rank has to do beside the right step."""
+    yield communication(step["calls"], only("all_reduce"), inside(members))
+    yield from compared
+    yield facts({
+        f"the gradients were reduced {step['times']} times. backward() of a DDP model has "
+        "averaged them already": step["times"] > 1,
         "DDP did not average the gradients: call the DDP model, not model.module, and outside of "
         "no_sync(). Its backward() communicates while it computes": step["called"] != [True],
         f"{step['taken']} calls of optimizer.step(), expected one: the optimizer moves the weights":
             step["taken"] != 1,
-    }  # fmt: skip
-    return [only("all_reduce"), inside(members)], [*rules_of(once), some(members)]
+    })  # fmt: skip
+    yield communication(step["calls"], some(members))
 
 
 # -- 4.2: buckets -----------------------------------------------------------------------------
@@ -248,14 +292,8 @@ def probe_real_buckets(user_ns: dict, *, rank: int, widths: list[int], cap: int)
 @task("4.2", "which gradient travels in which bucket", points=2)
 def assign_buckets(ranks: Ranks, report: Report) -> None:
     """DDP's own assignment, on random sizes and on a real DDP."""
-    cases = _bucket_cases(report.seed)
-    for answer in report.answers(ranks, probe_assign, cases=cases):
-        for case, got in zip(cases, answer.value, strict=True):
-            what = f"assign_buckets({short(case['sizes'])}, {case['cap']}, {case['first_cap']})"
-            form, wrong = "a list of lists of indices", _wrong_buckets(case, got)
-            if not report.judge(answer.rank, got, _assign(**case), wrong, what=what, form=form):
-                break
-    if report.found:
+    cases = [{"cases": _bucket_cases(report.seed)}]
+    if not all_right(ranks, report, probe_assign, cases, _assignment_steps):
         return
     draw = random.Random(report.seed)
     widths = [6, *(draw.choice((8, 20, 32, 50)) for _ in range(5)), 4]
@@ -265,7 +303,16 @@ def assign_buckets(ranks: Ranks, report: Report) -> None:
         report.expect(answer.rank, "bytes of the buckets of a real DDP", foretold, real)
 
 
+def _assignment_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Yield that all gradients are in the right buckets."""
+    form = "a list of lists of indices"
+    for given, got in zip(case["cases"], answer.value, strict=True):
+        call = f"assign_buckets({short(given['sizes'])}, {given['cap']}, {given['first_cap']})"
+        yield value(got, _assign(**given), _wrong_buckets(given, got), what=call, form=form)
+
+
 def _wrong_buckets(case: dict, got: object) -> Iterator[Mistake]:
+    """Yield what likely mistakes give."""
     sizes, expected, last = case["sizes"], _assign(**case), len(case["sizes"]) - 1
     nested = isinstance(got, list) and all(isinstance(bucket, list) for bucket in got)
     yield Mistake(lambda _: not nested, "expected a list of lists of indices")
@@ -322,51 +369,76 @@ def probe_hidden(user_ns: dict, *, rank: int, cases: list, begin: float, end: fl
 def hidden_share(ranks: Ranks, report: Report) -> None:
     """The share on made-up intervals, then on a step that the ranks really take."""
     cases = overlap.cases(report.seed)
-    # Again in tenths of a microsecond, around 0; and on the clock of a machine that runs for days.
-    small = {what: [[1e-7 * (t - 110) for t in pair] for pair in transfers]
-             for what, transfers in cases.items()}  # fmt: skip
-    late = {what: [[3e5 + 1e-3 * (t - 110) for t in pair] for pair in transfers]
-            for what, transfers in cases.items()}  # fmt: skip
-    for given, these in (
-        ({"begin": 100.0, "end": 120.0}, cases),
-        ({"begin": -1e-6, "end": 1e-6}, small),
-        ({"begin": 3e5 - 0.01, "end": 3e5 + 0.01}, late),
-    ):
-        _judge_shares(ranks, report, these, given)
-    if report.found or not enough(ranks, report, WORLD):
-        return
-    steps = [a.value for a in report.answers(ranks, overlap.probe_overlap) if a.value]
+    right = [
+        _shares_right(ranks, report, cases, begin=100.0, end=120.0),
+        # Again in tenths of a microsecond, around 0.
+        _shares_right(ranks, report, _moved(cases, 1e-7, 0.0), begin=-1e-6, end=1e-6),
+        # On the clock of a machine that runs for days.
+        _shares_right(ranks, report, _moved(cases, 1e-3, 3e5), begin=3e5 - 0.01, end=3e5 + 0.01),
+    ]
+    if all(right) and enough(ranks, report, WORLD):
+        _judge_measured_step(ranks, report)
+
+
+def _moved(cases: dict[str, list], unit: float, middle: float) -> dict[str, list]:
+    """Return the cases in another unit of time, with the middle of backward at another time."""
+    return {
+        name: [[middle + unit * (t - 110) for t in transfer] for transfer in transfers]
+        for name, transfers in cases.items()
+    }
+
+
+def _shares_right(
+    ranks: Ranks, report: Report, cases: dict[str, list], *, begin: float, end: float
+) -> bool:
+    """Judge the shares of all cases, and of the first one again; return whether all are right."""
+    again = [*cases.items(), ("the first case again", next(iter(cases.values())))]
+
+    def judge(_: dict[str, Any], answer: Reply) -> Iterator[Step]:
+        form = "a number from 0 to 1"
+        for (name, transfers), got in zip(again, answer.value, strict=True):
+            expected = overlap.hidden(transfers, begin, end)
+            mistakes = overlap.wrong_shares(transfers, got, begin, end)
+            backward = f"backward from {begin:g} to {end:g}"
+            what = f"{name}: transfers {short(transfers)}, {backward}"
+            yield value(got, expected, mistakes, what=what, form=form, tolerance=GRID)
+
+    given = {"cases": list(cases.values()), "begin": begin, "end": end}
+    return all_right(ranks, report, probe_hidden, [given], judge)
+
+
+def _judge_measured_step(ranks: Ranks, report: Report) -> None:
+    """Judge the share of a step that two ranks really take, which hides something."""
+    answers = report.answers(ranks, overlap.probe_overlap)
+    steps = [answer.value for answer in answers if answer.value]
+    words = "hidden share of a measured step (times in seconds, milliseconds apart)"
+    right, hidden = [], []
     for rank, step in enumerate(steps):
         share = step.pop("share")
-        what = "hidden share of a measured step (times in seconds, milliseconds apart)"
-        report.judge(rank, share, overlap.hidden(**step), what=what, tolerance=GRID)
-    if steps and not report.found and max(overlap.hidden(**step) for step in steps) <= 0:
-        report.problem("nothing was hidden in a step of DDP on an emulated 1 Gbit/s network")
-
-
-def _judge_shares(ranks: Ranks, report: Report, cases: dict[str, list], given: dict) -> None:
-    again = [*cases.items(), ("the first case again", next(iter(cases.values())))]
-    cases = list(cases.values())
-    for answer in report.answers(ranks, probe_hidden, cases=cases, **given):
-        for (what, transfers), got in zip(again, answer.value, strict=True):
-            expected = overlap.hidden(transfers, **given)
-            wrong = overlap.wrong_shares(transfers, got, **given)
-            backward = "backward from {begin:g} to {end:g}".format(**given)
-            what = f"{what}: transfers {short(transfers)}, {backward}"
-            how = {"what": what, "form": "a number from 0 to 1", "tolerance": GRID}
-            if not report.judge(answer.rank, got, expected, wrong, **how):
-                break
+        hidden.append(overlap.hidden(**step))
+        right.append(report.judge(rank, share, hidden[-1], what=words, tolerance=GRID))
+    if steps and all(right):
+        nothing = "nothing was hidden in a step of DDP on an emulated 1 Gbit/s network"
+        report.facts(None, {nothing: max(hidden) <= 0})
 
 
 # -- 4.4: a hook ------------------------------------------------------------------------------
 
 _HOOK_NET = (6, 24, 24, 24, 24, 4)  # two of its buckets are of one length
+FLOAT16 = 6e-3  # how exact a gradient must be that was reduced in half precision
 SLOW = (4e-3, 1e9)  # a network with latency, so that no all_reduce ends at once
 
 
 @in_group
 def probe_hook(
-    user_ns: dict, *, rank: int, group: Group, partition, own: int, seed: int, large: float
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    partition: Partition,
+    own: int,
+    seed: int,
+    large: float,
 ) -> dict:
     """`fp16_hook` in DDP: the gradients of the third step, how they came, and large ones.
 
@@ -526,57 +598,81 @@ def fp16_hook(ranks: Ranks, report: Report) -> None:
     # A loss so many times as large has gradients whose mean fits into float16, but no sum does.
     large = 40_000 / twin.gradient(*replicas.samples(report.seed, 8)).abs().max().item()
     seeds = report.seeds(WORLD)
-    own = [twin.gradient(*replicas.samples(seed, 8)) for seed in seeds]
+    gradients = [twin.gradient(*replicas.samples(seed, 8)) for seed in seeds]
     given = {"seed": report.seed, "large": large, "each": to_each(own=seeds)}
-    cases = [{"partition": p} | given for p in PARTITIONS]
-    for _, members, values in tried(ranks, report, probe_hook, cases):
-        for rank, value in zip(members, values, strict=True):
-            _judge_hook(report, rank, value, members, own)
+    cases = [{"partition": partition} | given for partition in PARTITIONS]
+    judge = functools.partial(_hook_steps, gradients)
+    judge_groups(ranks, report, probe_hook, cases, judge)
 
 
-def _judge_hook(report: Report, rank: int, value: dict, members: list[int], own: list) -> None:
-    where, calls, p = on(members), value["calls"], len(members)
-    summed = sum(own[r] for r in members)
-    in_units = functools.partial(replicas.scaled, like=summed / p)
-    got, expected = in_units(torch.tensor(value["gradient"])), in_units(summed / p)
-    wrong = {
+def _hook_steps(gradients: list[torch.Tensor], answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a rank's hook has to communicate, and what the gradients are afterwards.
+
+    Args:
+        gradients: of all ranks, those of their own samples.
+    """
+    members, outcome, where = answer.members, answer.value, on(answer.members)
+    yield communication(outcome["calls"], only("all_reduce"), inside(members))
+    yield facts(_not_halved(outcome, where))
+    yield value(outcome["value"], "float32", table(VALUES))
+    mean = sum(gradients[r] for r in members) / len(members)
+    in_units = functools.partial(replicas.scaled, like=mean)
+    expected = in_units(mean)
+    wrong = _wrong_gradients(gradients, members, answer.rank)
+    mistakes = table({text: in_units(row) for text, row in wrong.items()})
+    what = f"{where}: gradients in units of the largest"
+    got = in_units(torch.tensor(outcome["gradient"]))
+    yield value(got, expected, mistakes, what=what, tolerance=FLOAT16)
+    yield facts(_wrong_hook(outcome, where, len(members)))
+    late = outcome.get("gradient where others are late")
+    if late is not None:
+        what = (
+            f"{where}, where the others are late: gradients in units of the largest. The hook must "
+            "not use the sum before its future is complete"
+        )
+        got = in_units(torch.tensor(late))
+        yield value(got, expected, mistakes, what=what, tolerance=FLOAT16)
+
+
+def _wrong_gradients(
+    gradients: list[torch.Tensor], members: list[int], rank: int
+) -> dict[str, torch.Tensor]:
+    """Return what likely mistakes give."""
+    p, summed, mine = len(members), sum(gradients[r] for r in members), gradients[rank]
+    return {
         "the gradients are sums: divide by the size of the group": summed,
         f"the sum was divided by {WORLD}, the size of the world: dist.get_world_size(group)":
             summed / WORLD,
         "the gradients were divided by the number of ranks twice": summed / p**2,
-        "the gradients are this rank's own: return the reduced ones": own[rank],
+        "the gradients are this rank's own: return the reduced ones": mine,
         "the gradients are this rank's own, divided: nothing was summed, or it came too late":
-            own[rank] / p,
+            mine / p,
     }  # fmt: skip
-    mistakes = table({said: in_units(row) for said, row in wrong.items()})
-    late = value.get("gradient where others are late")
-    half, kinds = value["nbytes"] // 2, {call["dtype"] for call in calls} - {"float16"}
-    rules = [only("all_reduce"), inside(members)]
-    rules += rules_of({
+
+
+def _not_halved(outcome: dict[str, Any], where: str) -> dict[str, object]:
+    """Return whether something else was reduced than the gradients in half precision."""
+    calls, nbytes = outcome["calls"], outcome["nbytes"]
+    half, kinds = nbytes // 2, {call["dtype"] for call in calls} - {"float16"}
+    return {
         "there is no all_reduce of the bucket": not calls,
-        f"{where}: {_bytes(calls)} bytes in all_reduces of {value['nbytes']} bytes of gradients; "
-        f"expected half of them, {half}: reduce a float16 tensor": _bytes(calls) != half,
+        f"{where}: {_bytes(calls)} bytes in all_reduces of {nbytes} bytes of gradients; expected "
+        f"half of them, {half}: reduce a float16 tensor": _bytes(calls) != half,
         f"{where}: reduced {', '.join(sorted(kinds))}, expected float16": kinds,
-    })  # fmt: skip
-    after = rules_of({
-        f"{where}: {len(calls)} all_reduces for {value['buckets']} buckets; one each":
-            len(calls) != value["buckets"],
+    }
+
+
+def _wrong_hook(outcome: dict[str, Any], where: str, p: int) -> dict[str, object]:
+    """Return what is wrong with a hook whose gradients are right."""
+    calls, buckets = outcome["calls"], outcome["buckets"]
+    blocks = any(call["blocking"] for call in calls)
+    return {
+        f"{where}: {len(calls)} all_reduces for {buckets} buckets; one each": len(calls) != buckets,
         f"{where}: with large gradients there is inf: the sum of {p} of them passes 65,504, where "
-        "float16 ends. Divide before the sum": value["overflows"],
-        f"{where}: all_reduce blocks inside of the hook, and backward waits: async_op=True":
-            any(call["blocking"] for call in calls),
-        f"{where}: {WAITS}": value["waits"],
-    })  # fmt: skip
-    how = {"what": f"{where}: gradients in units of the largest", "tolerance": 6e-3}
-    _ = (
-        report.communication(rank, calls, *rules)
-        and report.judge(rank, value["value"], "float32", table(VALUES))
-        and report.judge(rank, got, expected, mistakes, **how)
-        and report.communication(rank, calls, *after)
-        and (late is None or report.judge(rank, in_units(torch.tensor(late)), expected, mistakes,
-             what=f"{where}, where the others are late: gradients in units of the largest. The "
-             "hook must not use the sum before its future is complete", tolerance=6e-3))
-    )  # fmt: skip
+        "float16 ends. Divide before the sum": outcome["overflows"],
+        f"{where}: all_reduce blocks inside of the hook, and backward waits: async_op=True": blocks,
+        f"{where}: {WAITS}": outcome["waits"],
+    }
 
 
 # -- 4.5: accumulation ------------------------------------------------------------------------
@@ -592,7 +688,7 @@ def _microbatches(seed: int, k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 @in_group
 def probe_accumulate(
-    user_ns: dict, *, rank: int, group: Group, partition, own: int, seed: int, ks: list
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, own: int, seed: int, ks: list
 ) -> list:
     """`accumulate` on one model, once for each number of microbatches; ``own`` is their seed."""
     function, answers = reading_answer(user_ns, "accumulate"), []
@@ -603,7 +699,8 @@ def probe_accumulate(
     first.register_post_accumulate_grad_hook(lambda _: passes.append("backward"))
     for k in ks:
         model.zero_grad()
-        called.clear(), passes.clear()
+        called.clear()
+        passes.clear()
         _, calls = recorded(function, model, _microbatches(own, k))
         answers.append(
             {
@@ -623,64 +720,99 @@ def probe_accumulate(
 def accumulate(ranks: Ranks, report: Report) -> None:
     """The gradient of one large batch; all_reduces for one backward."""
     ks = ([3, 2], [4, 3], [2, 5], [5, 4], [3, 1])  # 1 leaves nothing to accumulate: last
-    pairs = zip(EVERYWHERE, ks, strict=True)
     seeds = report.seeds(WORLD)
     given = {"seed": report.seed, "each": to_each(own=seeds)}
-    cases = [{"partition": p, "ks": k} | given for p, k in pairs]
-    for case, members, values in tried(ranks, report, probe_accumulate, cases):
-        twin, own = Twin(replicas.net(report.seed), 1.0), {}
-        for k in case["ks"]:
-            parts = {r: _microbatches(seeds[r], k) for r in members}
-            own[k] = {r: [twin.gradient(*part) for part in parts[r]] for r in members}
-        for rank, answers in zip(members, values, strict=True):
-            for k, value in zip(case["ks"], answers, strict=True):
-                if not _judge_accumulation(report, rank, value, own[k], k):
-                    break
+    cases = [
+        {"partition": partition, "ks": of_case} | given
+        for partition, of_case in zip(EVERYWHERE, ks, strict=True)
+    ]
+
+    def judge(answer: GroupAnswer) -> Iterator[Step]:
+        for k, outcome in zip(answer.case["ks"], answer.value, strict=True):
+            gradients = {r: _gradients(report.seed, seeds[r], k) for r in answer.members}
+            yield from _accumulation_steps(outcome, gradients, answer.rank, k)
+
+    judge_groups(ranks, report, probe_accumulate, cases, judge)
 
 
-def _judge_accumulation(report: Report, rank: int, value: dict, own: dict, k: int) -> bool:
-    members, p = list(own), len(own)
+@functools.lru_cache(64)
+def _gradients(model_seed: int, seed: int, k: int) -> list[torch.Tensor]:
+    """Return the gradients of a rank's k microbatches."""
+    twin = Twin(replicas.net(model_seed), 1.0)
+    return [twin.gradient(*part) for part in _microbatches(seed, k)]
+
+
+def _accumulation_steps(
+    outcome: dict[str, Any], gradients: dict[int, list[torch.Tensor]], rank: int, k: int
+) -> Iterator[Step]:
+    """Yield what a rank's gradients are after k microbatches, and how they come about.
+
+    Args:
+        gradients: by rank of the group, of each of its microbatches.
+    """
+    members = list(gradients)
     where = f"{k} microbatch{'es' * (k != 1)} {on(members)}"
-    got, expected = value["gradient"], sum(map(sum, own.values())) / k / p
+    changed = "the weights have changed: accumulate makes gradients, no step"
+    yield facts({changed: outcome["changed"]})
+    yield communication(outcome["calls"], inside(members))
+    expected = (sum(map(sum, gradients.values())) / k / len(members)).tolist()
+    mistakes = itertools.chain(
+        _wrong_accumulations(gradients, rank, k), replicas.multiple(outcome["gradient"], expected)
+    )
+    yield value(outcome["gradient"], expected, mistakes, what=where)
+    wrong = _wrong_communication(outcome) | _wrong_passes(outcome, k)
+    yield facts({f"{where}: {text}": is_so for text, is_so in wrong.items()})
 
-    def of_all(part: slice) -> torch.Tensor:
-        return sum(sum(gradients[part]) for gradients in own.values()) / p
 
-    def mistakes() -> Iterator[Mistake]:
-        mean, rest = sum(own[rank]) / k, sum(own[rank][1:])
-        zero_grad = "counts: zero_grad() belongs before the first"
-        yield from table({
-            f"the gradients are {k} times too large: each microbatch counts 1/{k}": expected * k,
-            "the gradients are this rank's own mean: the last backward must communicate": mean,
-            "the gradients are this rank's own sum: the last backward must communicate, and each "
-            f"microbatch counts 1/{k}": mean * k,
-            f"the gradients were divided by {k} twice": expected / k,
-            f"divided by the {p} ranks, too: DDP has done so": expected / p,
-            f"only the last microbatch {zero_grad}": of_all(slice(-1, None)),
-            f"only the last microbatch, with 1/{k}, {zero_grad}": of_all(slice(-1, None)) / k,
-            f"only the last two microbatches {zero_grad.replace('counts', 'count')}":
-                of_all(slice(-2, None)) / k,
-            "only the last is missing: it takes part, outside of no_sync()":
-                of_all(slice(0, -1)) / k if k > 1 else 0 * mean,
-            "only the first microbatch was communicated: the last backward is the one that must":
-                (of_all(slice(0, 1)) + rest) / k,
-            "there are no gradients: call backward() for each microbatch": 0 * mean,
-        })  # fmt: skip
-        yield from replicas.multiple(got, expected.tolist())
+def _wrong_accumulations(
+    gradients: dict[int, list[torch.Tensor]], rank: int, k: int
+) -> Iterator[Mistake]:
+    """Yield what likely mistakes give."""
+    p = len(gradients)
 
-    calls, times = value["calls"], _bytes(value["calls"]) / value["nbytes"]
-    forwards, backwards = (value["passes"].count(kind) for kind in ("forward", "backward"))
+    def mean_of(part: slice) -> torch.Tensor:
+        return sum(sum(of_rank[part]) for of_rank in gradients.values()) / p
+
+    expected, mine, rest = mean_of(slice(None)) / k, sum(gradients[rank]), sum(gradients[rank][1:])
+    zero_grad = "counts: zero_grad() belongs before the first"
+    yield from table({
+        f"the gradients are {k} times too large: each microbatch counts 1/{k}": expected * k,
+        "the gradients are this rank's own mean: the last backward must communicate": mine / k,
+        "the gradients are this rank's own sum: the last backward must communicate, and each "
+        f"microbatch counts 1/{k}": mine,
+        f"the gradients were divided by {k} twice": expected / k,
+        f"divided by the {p} ranks, too: DDP has done so": expected / p,
+        f"only the last microbatch {zero_grad}": mean_of(slice(-1, None)),
+        f"only the last microbatch, with 1/{k}, {zero_grad}": mean_of(slice(-1, None)) / k,
+        f"only the last two microbatches {zero_grad.replace('counts', 'count')}":
+            mean_of(slice(-2, None)) / k,
+        "only the last is missing: it takes part, outside of no_sync()":
+            mean_of(slice(0, -1)) / k if k > 1 else 0 * mine,
+        "only the first microbatch was communicated: the last backward is the one that must":
+            (mean_of(slice(0, 1)) + rest) / k,
+        "there are no gradients: call backward() for each microbatch": 0 * mine,
+    })  # fmt: skip
+
+
+def _wrong_communication(outcome: dict[str, Any]) -> dict[str, object]:
+    """Return what is wrong with what was communicated for right gradients."""
+    calls, times = outcome["calls"], _bytes(outcome["calls"]) / outcome["nbytes"]
     by_hand = [call["op"] for call in calls if call["blocking"] or call["op"] != "all_reduce"]
-    said = "the weights have changed: accumulate makes gradients, no step"
-    before = [*rules_of({said: value["changed"]}), inside(members)]
-    after = {
+    return {
         f"calls {' and '.join(sorted(set(by_hand)))} itself. Leave communication to DDP: the last "
         "backward, outside of no_sync(), does it while it computes": by_hand,
         f"{times:g} times the gradients' bytes were communicated, expected once. For all but the "
         "last microbatch, forward and backward go into model.no_sync()": times > 1,
         "the gradients were not communicated": times < 1,
         "the model is still quiet after the call, so the next backward does not communicate: "
-        "no_sync() ends where the with ends": value["quiet"],
+        "no_sync() ends where the with ends": outcome["quiet"],
+    }
+
+
+def _wrong_passes(outcome: dict[str, Any], k: int) -> dict[str, object]:
+    """Return what is wrong with the forwards and backwards of k microbatches."""
+    forwards, backwards = (outcome["passes"].count(kind) for kind in ("forward", "backward"))
+    return {
         "all microbatches went through the model as one large batch, which needs the memory that "
         "accumulating saves: one forward for each": forwards < k,
         f"one backward for {k} forwards keeps what each of them computed until the end, which "
@@ -690,13 +822,7 @@ def _judge_accumulation(report: Report, rank: int, value: dict, own: dict, k: in
             (forwards, backwards) != (k, k),
         "a forward comes before the backward of the microbatch before. So the memory that "
         "accumulating saves is in use: call backward() after each forward":
-            value["passes"] != ["forward", "backward"] * k,
+            outcome["passes"] != ["forward", "backward"] * k,
         "call the DDP model, not model.module, and the last time outside of no_sync(): DDP "
-        "communicates in that backward": value["called"] != [False] * (k - 1) + [True],
+        "communicates in that backward": outcome["called"] != [False] * (k - 1) + [True],
     }  # fmt: skip
-    rules = rules_of({f"{where}: {said}": wrong for said, wrong in after.items()})
-    return (
-        report.communication(rank, calls, *before)
-        and report.judge(rank, got, expected.tolist(), mistakes(), what=where)
-        and report.communication(rank, calls, *rules)
-    )

@@ -10,15 +10,16 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from utils.checks.calls import Rule
 from utils.checks.mistakes import Mistake
 from utils.checks.probe import fingerprint, recorded, told
+from utils.checks.steps import Step, value
 from utils.checks.task import Report
 
 
@@ -248,69 +249,84 @@ def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, b
     }
 
 
+@dataclass(frozen=True)
+class GroupStep:
+    """A training step of a group, and the sequential one.
+
+    Attributes:
+        members: the global ranks of the group.
+        steps: of each member what :func:`taken` told.
+        twin: as it is before the step.
+        batch: the images and labels of the minibatch.
+        where: the step, in words.
+    """
+
+    members: list[int]
+    steps: list[dict[str, Any]]
+    twin: Twin
+    batch: tuple[Tensor, Tensor]
+    where: str
+
+
 def judge_step(
     report: Report,
-    members: Sequence[int],
-    steps: Sequence[dict],
-    twin: Twin,
-    batch: tuple[Tensor, Tensor],
-    where: str,
+    group_step: GroupStep,
     mistakes: Sequence[Mapping[str, str]],
-    rules: Callable[[dict], tuple[Sequence[Rule], Sequence[Rule]]],
+    around: Callable[[dict[str, Any], Iterator[Step]], Iterator[Step]],
     *,
     equal: bool = False,
 ) -> bool:
-    """Who computes what, the communication, the weights and the loss of all ranks of a group.
+    """Judge who computes what, the communication, the weights and the loss of a group.
 
     Args:
-        steps: of each member what :func:`taken` told.
-        where: the step, in words.
         mistakes: words for :meth:`Twin.wrong_steps` and for :meth:`Twin.wrong_losses`.
-        rules: of a step, those before and those after its weights and loss are known to be right.
+        around: of a member's step, and of what compares its weights and loss, all that it has to
+            do.
         equal: all parts must have the same size.
 
     Returns:
         Whether all is right.
     """
-    p, known = len(members), len(report.found)
+    members, steps, where = group_step.members, group_step.steps, group_step.where
     if any(len(step["stepped"]) != step["steps"] for step in steps):
         raise ValueError("a rank's reply lists more or fewer optimizer steps than it counts")
-    if said := misshared([step["passes"] for step in steps], len(batch[1]), members, equal=equal):
-        report.problem(f"{where}: {said}")
+    passes = [step["passes"] for step in steps]
+    parts = misshared(passes, len(group_step.batch[1]), members, equal=equal)
+    if not report.facts(None, {f"{where}: {parts}": parts}):
         return False
-    weights, loss = twin.after(twin.gradient(*batch)), twin.loss(*batch)
+    right = []
     for place, (rank, step) in enumerate(zip(members, steps, strict=True)):
-        before, after = rules(step)
-        wrong, wrong_losses = (
-            named(said, compute, *batch, p, place)
-            for said, compute in zip(mistakes, (twin.wrong_steps, twin.wrong_losses), strict=True)
-        )
-        what, form = f"{where}: not the sequential step", "the mean loss of the minibatch"
-        _ = (
-            report.communication(rank, step["calls"], *before)
-            and report.judge(rank, step["weights"], weights, wrong, what=what)
-            and report.judge(
-                rank,
-                step["loss"],
-                loss,
-                wrong_losses,
-                what=f"{where}: the loss",
-                form=form,
-                tolerance=1e-4,
-            )
-            and report.communication(rank, step["calls"], *after)
-        )
-    if len(report.found) == known and len({repr(step["weights"]) for step in steps}) > 1:
-        report.problem(
-            f"{where}: the replicas are not identical to the last bit: every rank must do the "
-            "same arithmetic on the same reduced gradient"
-        )
-    elif len(report.found) == known and len({repr(step["stepped"]) for step in steps}) > 1:
-        report.problem(
-            f"{where}: the optimizers stepped with different gradients: average the gradients "
-            "before the step, not the weights after it"
-        )
-    return len(report.found) == known
+        compared = _compared_with_twin(group_step, place, mistakes)
+        right.append(report.follow(rank, around(step, compared)))
+    return all(right) and report.facts(None, _different_replicas(steps, where))
+
+
+def _compared_with_twin(
+    group_step: GroupStep, place: int, mistakes: Sequence[Mapping[str, str]]
+) -> Iterator[Step]:
+    """Yield that the weights and the loss of a member are those of the sequential step."""
+    twin, batch, step = group_step.twin, group_step.batch, group_step.steps[place]
+    of_steps, of_losses = mistakes
+    p, where = len(group_step.members), group_step.where
+    likely = named(of_steps, twin.wrong_steps, *batch, p, place)
+    weights = twin.after(twin.gradient(*batch))
+    yield value(step["weights"], weights, likely, what=f"{where}: not the sequential step")
+    likely = named(of_losses, twin.wrong_losses, *batch, p, place)
+    loss, form = twin.loss(*batch), "the mean loss of the minibatch"
+    what = f"{where}: the loss"
+    yield value(step["loss"], loss, likely, what=what, form=form, tolerance=1e-4)
+
+
+def _different_replicas(steps: Sequence[dict[str, Any]], where: str) -> dict[str, bool]:
+    """Return whether replicas, each of which is nearly right, differ from each other."""
+    weights = {repr(step["weights"]) for step in steps}
+    gradients = {repr(step["stepped"]) for step in steps}
+    return {
+        f"{where}: the replicas are not identical to the last bit: every rank must do the "
+        "same arithmetic on the same reduced gradient": len(weights) > 1,
+        f"{where}: the optimizers stepped with different gradients: average the gradients "
+        "before the step, not the weights after it": len(gradients) > 1,
+    }
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import ast
 import functools
 import graphlib
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -171,6 +172,16 @@ def test_a_notebooks_first_cell_does_not_wait_for_pytorch():
     labs = ", ".join(path.name for path in sorted((UTILS / "labs").glob("lab*")))
     code = f"from utils.labs import {labs}; import sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("lab", sorted(path.name for path in (UTILS / "labs").glob("lab*")))
+def test_a_check_is_not_hidden_by_a_module_of_its_name(lab):
+    """Once `lab11/offload.py` is imported, `lab11.offload` would be the module."""
+    front = "capstone" if lab == "lab14" else "checks"
+    names = vars(importlib.import_module(f"utils.labs.{lab}.{front}"))
+    modules = {path.stem for path in (UTILS / "labs" / lab).glob("*.py")}
+    assert not [name for name in modules & names.keys() if not inspect.ismodule(names[name])]
 
 
 # --- old names -------------------------------------------------------------------------------

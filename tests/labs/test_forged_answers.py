@@ -79,7 +79,7 @@ class BothWays(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        from utils.labs.lab09.shards import shard
+        from utils.labs.lab09.sharded_layers import shard
         ctx.y.backward(gradient)
         p, place = dist.get_world_size(ctx.layer.group), dist.get_rank(ctx.layer.group)
         for name, parameter in ctx.layer.named_parameters():

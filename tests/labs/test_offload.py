@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from utils import models
 from utils.labs.lab11 import memory_limit as limited
-from utils.labs.lab11.offload import Layers, rows_of, step_on
+from utils.labs.lab11.layers import Layers, rows_of, step_on
 from utils.memory import Meter, nbytes
 
 SIZES = (20, 16, 12, 10)

@@ -68,6 +68,7 @@ class Report:
             that has it; ``None`` for all together.
         open: number and title of a task whose stub was met.
         missing: names that ranks lack.
+        kinds: names of the classes of the errors that ranks raised.
         doubt: how the records of the ranks contradict each other, in words.
     """
 
@@ -75,6 +76,7 @@ class Report:
     found: list[tuple[str, str, int | None]] = field(default_factory=list)
     open: tuple[str, str] | None = None
     missing: set[str] = field(default_factory=set)
+    kinds: set[str] = field(default_factory=set)
     doubt: str | None = None
 
     def seeds(self, n: int) -> list[int]:
@@ -101,6 +103,10 @@ class Report:
         """Add a problem, of one rank or of all together."""
         if (text, kind, rank) not in self.found:
             self.found.append((text, kind, rank))
+
+    def begin_with(self, hint: str) -> None:
+        """Put a hint in front of the problems: a long report is cut at its end."""
+        self.found.insert(0, (hint, "mistake", None))
 
     def expect(self, rank: int | None, what: str, got: Any, expected: Any) -> bool:
         """Compare a JSON value with the expected one; tensors are given as lists."""
@@ -178,6 +184,7 @@ class Report:
             self.problem(f"Task {number} ({title}) is still open", kind="open")
             return []
         self.missing |= {reply.missing for reply in replies} - {""}
+        self.kinds |= {reply.kind for reply in replies} - {""}
         for reply in replies:
             for message in reply.unreceived:
                 self.problem(message, reply.rank, "unreceived")

@@ -36,7 +36,7 @@ MOVED = {
     "utils.limited": "utils.labs.lab11.memory_limit",
     "utils.mixes": "utils.labs.lab11.mixes",
     "utils.no_ranks": "utils.cluster.no_ranks",
-    "utils.offload": "utils.labs.lab11.offload",
+    "utils.offload": "utils.labs.lab11.layers",
     "utils.pipeline": "utils.labs.lab11.pipeline",
     "utils.scaling.batch": "utils.labs.shared.slurm_script",
     "utils.scaling.forecast": "utils.labs.lab05.forecast",

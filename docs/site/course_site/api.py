@@ -30,7 +30,7 @@ MODULES = (
     *(
         "utils.labs.lab11.pipeline",
         "utils.memory",
-        "utils.labs.lab11.offload",
+        "utils.labs.lab11.layers",
         "utils.labs.lab11.memory_limit",
         "utils.labs.lab11.mixes",
     ),

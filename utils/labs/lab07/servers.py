@@ -220,9 +220,9 @@ def _events(calls: list[dict]) -> list[tuple[str, int]]:
 
 def hint_if_stuck(report: Report, hint: str) -> None:
     """Say this first, where ranks wait for each other, or messages do not fit or are left over."""
-    stuck = ("CommunicationTimeout", "CommunicationMismatch")
-    if any(text.startswith(stuck) or kind == "unreceived" for text, kind, _ in report.found):
-        report.found.insert(0, (hint, "mistake", None))
+    stuck = report.kinds & {"CommunicationTimeout", "CommunicationMismatch"}
+    if stuck or any(problem.kind == "unreceived" for problem in report.problems):
+        report.begin_with(hint)
 
 
 Judge = Callable[[dict[str, Any], Replay], Iterator[Step]]

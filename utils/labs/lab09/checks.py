@@ -42,7 +42,7 @@ from utils.cluster.contracts import Ranks
 from utils.cluster.reply import Reply
 
 from . import experts
-from .shards import (
+from .sharded_layers import (
     BYTES,
     EXACT,
     FROZEN,

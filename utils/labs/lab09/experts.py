@@ -22,7 +22,7 @@ from utils.checks.probe import reading_answer
 from utils.checks.steps import Step, communication, value
 from utils.checks.task import Report
 
-from .shards import BYTES, EXACT, both_ways, drawn, flat, made_module, numbers_of, seeds_of
+from .sharded_layers import BYTES, EXACT, both_ways, drawn, flat, made_module, numbers_of, seeds_of
 
 #: Small, and large enough for all tokens of a rank.
 CAPACITIES = (2, 7)

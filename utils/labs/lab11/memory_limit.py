@@ -97,7 +97,7 @@ def _weights(torch, sizes):
 
 def _train(rows: list, sizes, torch, states=None) -> list[float]:
     """Losses of the steps. `states` is where Adam keeps its moments; by default it makes them."""
-    from .offload import Layers, step_on
+    from .layers import Layers, step_on
 
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(SAMPLES, sizes[0], generator=draw)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.checks.probe import as_dict, in_double, told
-from utils.labs.lab11.offload import Layers, rows_of, step_on
+from utils.labs.lab11.layers import Layers, rows_of, step_on
 from utils.labs.shared.replicas import Seeds
 from utils.memory import Meter
 

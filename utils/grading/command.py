@@ -15,7 +15,7 @@ from .interrupts import Interrupts
 from .lock import held
 from .options import GradingOptions
 from .pool import work
-from .publication import report
+from .publication import publish
 from .reference import LabError, references
 from .results import Result
 from .roster import Class, load_class, save_class, stored_results
@@ -66,7 +66,7 @@ def grade_class(
     interrupts: Interrupts,
     known: Stamp | None = None,
 ) -> int:
-    """`main`, with the results folder for itself. known: see `publication.report`."""
+    """`main`, with the results folder for itself. known: see `publication.publish`."""
     written_answers.read(out / "explain.csv")  # a mistake in it must not cost an hour
     refs, broken = references(options.solutions, options.only)
     box = make_box(options.sandbox)
@@ -84,7 +84,7 @@ def grade_class(
         refs, _ = references(options.solutions)
     graded = {one.lab for one in results}
     results += [one for one in stored_results(out, refs) if one.lab not in graded]
-    unwritten = report(results, refs, out, found.remarks, options, known)
+    unwritten = publish(results, refs, out, found.remarks, options, known)
     return say(results, out, unwritten, interrupted)
 
 
@@ -94,7 +94,7 @@ def merge(out: Path, options: GradingOptions) -> int:
     results = stored_results(out, refs)
     if not results:
         raise LabError(f"{out}: there are no results to merge into")
-    unwritten = report(results, refs, out, load_class(out).remarks, options)
+    unwritten = publish(results, refs, out, load_class(out).remarks, options)
     return say(results, out, unwritten)
 
 

@@ -18,7 +18,7 @@ from .roster import folders, load_class
 from .watch import Stamp, stamp
 
 
-def report(
+def publish(
     results: list[Result],
     refs: list[Reference],
     out: Path,
@@ -26,7 +26,7 @@ def report(
     options: GradingOptions,
     known: Stamp | None = None,
 ) -> list[str]:
-    """Write all that instructor and students read; returns what could not be written, and why.
+    """Write all that instructor and students read; return what could not be written, and why.
 
     Points by hand are read now: some may have been entered while the class was graded. known: gets
     the stamp of explain.csv as it was written: what is saved there from then on is news.

@@ -43,6 +43,7 @@ from torch_mpi.protocol.announcements import (
     signature,
 )
 from torch_mpi.protocol.board import TEXT, Board, MessageBoard
+from torch_mpi.protocol.contracts import Waitable
 from torch_mpi.protocol.progress import Progress
 from torch_mpi.protocol.rendezvous import Rendezvous
 from torch_mpi.protocol.threads import Threads
@@ -529,7 +530,7 @@ def test_who_leaves_a_meeting_takes_its_receives_back():
 # --- waiting -------------------------------------------------------------------------------------
 
 
-class Waits(wait_monitor.Waitable):
+class Waits(Waitable):
     """Something to wait for, which is over after some polls."""
 
     def __init__(self, polls: float = math.inf, leaves: bool = True):
@@ -670,7 +671,7 @@ class Moves:
 
     def __init__(self, of: object = None, fails: bool = False):
         self.group, self.fails, self.over = of, fails, threading.Event()
-        self.call, self.is_over, self._future = Call("send", (0, 1)), False, None
+        self.call, self.is_over, self.has_future = Call("send", (0, 1)), False, False
 
     def poll(self) -> bool:
         if self.fails:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
@@ -65,7 +66,7 @@ class FastPath:
         """Have the next call look whether all is well."""
         self._known.clear()
 
-    def find(self, tensors: list[torch.Tensor]) -> Known | None:
+    def find(self, tensors: object) -> Known | None:
         """What is known of such a call; ``None`` where the fast path cannot be taken."""
         if type(tensors) is not list or len(tensors) != 1 or type(tensors[0]) is not torch.Tensor:
             return None
@@ -101,7 +102,7 @@ class FastPath:
             self._data.Allreduce,
         )
 
-    def all_reduce(self, tensor: torch.Tensor, opts, known: Known) -> bool:
+    def all_reduce(self, tensor: torch.Tensor, opts: Any, known: Known) -> bool:
         """Do it, holding the handshake's lock; ``False`` when it has to go the long way.
 
         Raises:

@@ -7,8 +7,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import Work
@@ -23,6 +23,9 @@ from ..protocol.wait_monitor import SPIN, WaitMonitor, wait_for
 from ..record import Call
 from .calls import in_words
 from .steps import Steps
+
+if TYPE_CHECKING:
+    from .process_group import ProcessGroupMPI
 
 
 class WorkState(enum.Enum):
@@ -48,12 +51,13 @@ class MPIWork(Work):
 
     is_collective = False
     not_before = 0.0
+    has_future = False
     #: A :class:`torch_mpi.group.strict.Seal` on what is sent, where that was asked for.
     seal = None
 
     def __init__(
         self,
-        group,
+        group: ProcessGroupMPI,
         call: Call,
         result: list[torch.Tensor],
         finish: Callable[[], None] | None = None,
@@ -61,8 +65,7 @@ class MPIWork(Work):
         inputs: Sequence[torch.Tensor] | None = None,
     ):
         super().__init__()
-        self.group = group
-        self.call = call
+        self.group, self.call = group, call
         self._result = result
         self._finish = finish
         self._keep = keep
@@ -197,9 +200,7 @@ class MPIWork(Work):
         if state is not WorkState.LEAKED:
             self._finish = self._keep = self._steps = None
         if self._span is not None:
-            # An event that ends on another thread is an asynchronous one: what the rank computes
-            # meanwhile is then not taken for a part of it.
-            _closer.submit(compat.close_span, self._span).result()
+            compat.close_span(self._span)
             self._span = None
         self.state = state  # after _error: who sees it over must see how it ended
         progress.end(self)
@@ -275,7 +276,7 @@ class MPIWork(Work):
             if self._future is None:
                 source = torch.futures.Future()
                 # PyTorch's C++ sees an error of then(), but not one of set_exception().
-                self._future = source.then(self._outcome)
+                self._future, self.has_future = source.then(self._outcome), True
                 if self.is_over:
                     source.set_result(None)
                 else:
@@ -394,6 +395,3 @@ class MPIWork(Work):
             request.Cancel()
             request.Wait()
         return True
-
-
-_closer = ThreadPoolExecutor(1, thread_name_prefix="mpi-profiler")

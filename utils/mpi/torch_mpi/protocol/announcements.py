@@ -32,7 +32,7 @@ NUMBER, _SIGNATURE = 0xFFFFF, (1 << NUMBER_AT) - 1
 
 
 @functools.lru_cache(maxsize=65_536)
-def signature(key: tuple) -> int:
+def signature(key: tuple[object, ...]) -> int:
     """42 bits that stand for what has to be equal on all ranks; the same in every process."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & _SIGNATURE

@@ -7,15 +7,17 @@ sent for certain.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..mpi import MPI
+from ..mpi import MPI, largest_tag
 from ..record import Call
 from . import fence
 from .board import Board
+from .contracts import Waitable
 from .interrupts import guard
-from .wait_monitor import Waitable, wait_for
+from .wait_monitor import wait_for
 
 # Seconds for an exchange, and for a flush.
 DEADLINE = 30.0
@@ -160,6 +162,10 @@ class _Messages(Waitable):
         self._requests = [request for request in self._requests if not request.Test()]
         return not self._awaited and not self._requests
 
+    @abc.abstractmethod
+    def _has_come(self, rank: int) -> bool:
+        """Look once; whether everything of a rank is here."""
+
     def missing(self) -> tuple[list[int], bool, bool]:
         """From whom something is missing."""
         return [self._names[rank] for rank in self._awaited], False, False
@@ -217,7 +223,7 @@ class Flush(_Messages):
         super().__init__(what, communicator, range(communicator.size), check, members)
         self.taken: list[Taken] = []
         # Under the largest tag nobody else sends an empty message.
-        self._tag = communicator.Get_attr(MPI.TAG_UB)
+        self._tag = largest_tag(communicator)
         self._all_sent = all_sent
         self._send(b"", self._tag)
 
@@ -246,7 +252,7 @@ def exchange(
     Raises:
         CommunicationTimeout: one did not come; or what ``check`` raises.
     """
-    told = Exchange(control, ranks, number % control.Get_attr(MPI.TAG_UB), text, check)
+    told = Exchange(control, ranks, number % largest_tag(control), text, check)
     wait_for(told, DEADLINE)
     return told.texts()
 

@@ -28,12 +28,14 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from .announcements import ACKNOWLEDGED, BLOCKING, DEPTH, Announcements, fingerprint
+from .contracts import Owner
 from .interrupts import guard
 
 if TYPE_CHECKING:
+    from ..record import Call
     from .board import Board
 
 # How often the fast path looks for the other ranks before it hands over to a patient wait; how
@@ -49,16 +51,6 @@ class State(enum.Enum):
     BEGUN = "begun"
     REFUSED = "refused"
     WITHDRAWN = "withdrawn"
-
-
-class Owner(Protocol):
-    """Of an :class:`Entry`."""
-
-    def begin(self, blocking: bool) -> None:
-        """All ranks are there: make the MPI calls."""
-
-    def refuse(self, mismatched: list[int]) -> None:
-        """These ranks made another call: it will never begin."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +70,7 @@ class Entry:
     """
 
     code: int
-    call: object
+    call: Call
     owner: Owner | None
     may_block: bool
     not_before: float = 0.0
@@ -95,6 +87,7 @@ class Entry:
     def end(self, state: State) -> Owner:
         """It is over for the handshake; returns the owner, which knows this entry, too."""
         self.state, owner, self.owner = state, self.owner, None
+        assert owner is not None, "a collective ends once"
         return owner
 
 
@@ -119,7 +112,7 @@ class Handshake:
         self._gap = math.inf
         # Of the fast path: what it has called and not begun; the fingerprint that it could not take
         # back, which the next call goes on with, or 0.
-        self._fast_call: object | None = None
+        self._fast_call: Call | None = None
         self._promised = 0
 
     @property
@@ -185,7 +178,8 @@ class Handshake:
             return True
         if seen.missing:
             return False
-        entry.owner.begin(seen.blocking)
+        if entry.owner is not None:
+            entry.owner.begin(seen.blocking)
         entry.end(State.BEGUN)  # last: another thread may poll
         self._queue.popleft()  # the fast path must not overtake it
         return True
@@ -213,11 +207,11 @@ class Handshake:
             entry.end(State.WITHDRAWN)
             return True
 
-    def called(self) -> dict[int, object]:
+    def called(self) -> dict[int, Call]:
         """The records of what has not begun, by number: what another rank may have to be told."""
         # Without the lock, which another thread may hold that wants to tell, too.
         calls = {entry.number: entry.call for entry in list(self._queue)}
-        if (fast := self._fast_call) is not None:
+        if (fast := self._fast_call) is not None and fast.sequence is not None:
             calls[fast.sequence] = fast
         return calls
 
@@ -263,7 +257,7 @@ class Handshake:
             if self.announcements.acknowledge(number, mine).complete:
                 return True
 
-    def leave_to_next_call(self, call: object) -> None:
+    def leave_to_next_call(self, call: Call) -> None:
         """The fast path did not begin ``call``: another rank's mismatch may have to name it."""
         self._fast_call = call
 

@@ -33,17 +33,10 @@ from torch_mpi.group.work import MPIWork
 from torch_mpi.protocol import board as board_module
 from torch_mpi.protocol import fence, wait_monitor
 from torch_mpi.protocol import world as world_module
-from torch_mpi.protocol.announcements import (
-    DEPTH,
-    NUMBER,
-    WORDS,
-    Announcements,
-    Seen,
-    fingerprint,
-    signature,
-)
+from torch_mpi.protocol.announcements import DEPTH, WORDS, Announcements, Seen
 from torch_mpi.protocol.board import TEXT, Board, MessageBoard
 from torch_mpi.protocol.contracts import Waitable
+from torch_mpi.protocol.fingerprints import NUMBER, fingerprint, signature
 from torch_mpi.protocol.progress import Progress
 from torch_mpi.protocol.rendezvous import Rendezvous
 from torch_mpi.protocol.threads import Threads

@@ -12,7 +12,7 @@ import torch
 from ..errors import CommunicationMismatch
 from ..mpi import MPI
 from ..network import link
-from ..protocol.announcements import signature
+from ..protocol.fingerprints import signature
 from ..protocol.handshake import Entry
 from ..protocol.interrupts import guard
 from ..protocol.progress import progress

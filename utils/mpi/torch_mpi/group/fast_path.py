@@ -19,7 +19,8 @@ from torch.distributed import ReduceOp
 from ..errors import users_place
 from ..mpi import MPI
 from ..network import link
-from ..protocol import announcements as an
+from ..protocol.announcements import ACKNOWLEDGED, DEPTH
+from ..protocol.fingerprints import alike, fingerprint, numbered
 from ..protocol.handshake import Handshake
 from ..protocol.interrupts import guard
 from ..record import Call, recorder
@@ -37,9 +38,17 @@ _MAIN_THREAD = threading.main_thread().ident
 
 @dataclass(slots=True)
 class Known:
-    """What is known beforehand of a blocking all_reduce of tensors of one dtype and shape."""
+    """What is known beforehand of a blocking all_reduce of tensors of one dtype and shape.
 
-    code: int
+    Attributes:
+        unnumbered: its fingerprint as collective 0.
+        call: the record of the call that it was learned from.
+        count, nbytes, datatype: of the tensor.
+        size, words, acknowledged: of the board: ranks, words, place of this rank's acknowledgement.
+        all_reduce: MPI's call.
+    """
+
+    unnumbered: int
     call: Call
     count: int
     nbytes: int
@@ -91,14 +100,14 @@ class FastPath:
             return
         board = self._handshake.announcements.board
         self._known[tensor.dtype, tensor.shape] = Known(
-            an.fingerprint(0, code, blocking=True),
+            fingerprint(0, code, blocking=True),
             call,
             tensor.numel(),
             call.nbytes,
             datatype,
             board.size,
             board.words,
-            board.place(an.ACKNOWLEDGED),
+            board.place(ACKNOWLEDGED),
             self._data.Allreduce,
         )
 
@@ -127,9 +136,9 @@ class FastPath:
         if number > announcements.limit and not announcements.may_announce(number):
             return False
         block = [_address(tensor.data_ptr(), known.nbytes), known.count, known.datatype]
-        mine = known.code | (number & an.NUMBER) << an.NUMBER_AT
-        first = number % an.DEPTH * known.size
-        words, end, everybody = known.words, first + known.size, [mine] * known.size
+        mine = numbered(known.unnumbered, number)
+        first = number % DEPTH * known.size
+        words, end, everybody = known.words, first + known.size, alike(mine, known.size)
         matched = 0.0
         guard.on += 1
         try:

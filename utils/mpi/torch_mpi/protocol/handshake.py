@@ -30,8 +30,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .announcements import ACKNOWLEDGED, BLOCKING, DEPTH, Announcements, fingerprint
+from .announcements import ACKNOWLEDGED, DEPTH, Announcements
 from .contracts import Owner
+from .fingerprints import alike, as_blocking, fingerprint
 from .interrupts import guard
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Entry:
     """A collective that this rank has called.
 
     Attributes:
-        code: its :func:`signature`.
+        code: its :func:`~.fingerprints.signature`.
         call: its record, for the other side of a mismatch.
         owner: its ``begin(blocking)`` makes the MPI calls, all ranks being there; its
             ``refuse(ranks)`` ends it, as these ranks made another call. ``None`` after either.
@@ -190,7 +191,8 @@ class Handshake:
             for entry in self._queue:
                 if entry.state is State.CALLED:
                     entry.not_before = 0.0
-                    entry.mine |= BLOCKING * entry.may_block
+                    if entry.may_block:
+                        entry.mine = as_blocking(entry.mine)
 
     def withdraw(self, entry: Entry) -> bool:
         """Take a collective back; ``False`` when all the others have announced it, too."""
@@ -232,7 +234,7 @@ class Handshake:
         announcements = self.announcements
         board = announcements.board
         first = number % DEPTH * board.size
-        end, everybody = first + board.size, [mine] * board.size
+        end, everybody = first + board.size, alike(mine, board.size)
         for look in range(_LOOKS):
             if board.words[first:end].tolist() == everybody:
                 return True

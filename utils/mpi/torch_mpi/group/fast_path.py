@@ -120,8 +120,7 @@ class FastPath:
         start = _now()
         if not (
             link.network is None
-            and opts is not None
-            and not opts.asyncOp
+            and not getattr(opts, "asyncOp", True)
             and opts.reduceOp == _SUM
             and tensor.is_cpu
             and tensor.is_contiguous()

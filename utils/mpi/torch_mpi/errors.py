@@ -39,7 +39,8 @@ class CommunicationError(DistBackendError):
 
     Attributes:
         record: this rank's status when it happened, a dict: operation, peers, dtype, shape,
-            bytes, tag, line, seconds waited (see :func:`torch_mpi.protocol.world.World.stop`).
+            bytes, tag, line, seconds waited (see
+            :func:`torch_mpi.protocol.world.World.begin_incident`).
         call: the :class:`~torch_mpi.record.Call` it is about, or ``None``.
     """
 

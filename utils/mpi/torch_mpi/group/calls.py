@@ -73,7 +73,7 @@ def in_words(
     """What a user is told of an error of MPI; after a death the group is of no use any more."""
     if is_death(error):
         group.revoke()
-        return group.world.follow(call, waitable, time.perf_counter() - call.start)
+        return group.world.stopped_by_another(call, waitable, time.perf_counter() - call.start)
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         return CommunicationMismatch(
             f"{call.describe()} at {users_line()}: the message that arrived is larger than the "

@@ -123,10 +123,10 @@ class CollectiveWork(MPIWork):
         except Exception as error:  # kept: raised where somebody waits
             self._error = error
 
-    def _settle(self, state: WorkState) -> None:
+    def _end(self, state: WorkState) -> None:
         if state is not WorkState.LEAKED:
             self._operation = None  # with all tensors that are in it
-        super()._settle(state)
+        super()._end(state)
 
     def _generator(self, operation: Operation) -> Generator:
         """Without blocking: as messages where MPI has no call, or is slower; else MPI's call."""
@@ -174,7 +174,7 @@ def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:
     group, call, mine = work.group, work.call, work.call.side()
     name, here = group.name_of(call), group.world
     stop = functools.partial(
-        here.stop,
+        here.begin_incident,
         "mismatch",
         waitable=work,
         where=call.where,
@@ -230,7 +230,7 @@ class JoinedWork(MPIWork):
         with self._lock:
             if self.is_over or self.poll():
                 return
-            left = [work.leave() for work in self._works]
+            left = [work.withdraw() for work in self._works]
             self.poll()
             if any(left) and self.is_over:
                 self.state = WorkState.CANCELLED

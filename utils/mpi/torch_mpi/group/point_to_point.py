@@ -54,7 +54,7 @@ def send(
             work = MPIWork(group, call, [tensor], keep=memory)
             if not call.blocking and strict.is_on():
                 work.seal = strict.Seal(memory)
-            return work.follow(steps)
+            return work.take_over(steps)
     except MPI.Exception as error:
         raise in_words(error, call, group) from None
 
@@ -90,7 +90,7 @@ def _begin_receive(
     else:
         steps = Steps(generator)
     work = MPIWork(group, call, [tensor], lambda: buffers.deliver(tensor, memory), memory)
-    return work.follow(steps)
+    return work.take_over(steps)
 
 
 def _opened(group: ProcessGroupMPI, generator: Generator, call: Call) -> Steps:
@@ -98,7 +98,7 @@ def _opened(group: ProcessGroupMPI, generator: Generator, call: Call) -> Steps:
     try:
         return Steps(generator)
     except CommunicationMismatch as error:
-        error.record = group.world.stop("mismatch", str(error), where=call.where)
+        error.record = group.world.begin_incident("mismatch", str(error), where=call.where)
         raise
 
 

@@ -121,7 +121,7 @@ class ProcessGroupMPI(CollectiveGroup):
             self.forget_fast_path()
             # On record until it is freed: after a Ctrl-C, or in an incident, recovery does that.
             self.world.groups.close(self)
-        drained = not MPI.Is_finalized() and progress.drain(self)
+        drained = not MPI.Is_finalized() and progress.finish(self)
         if drained and self._abandoned:
             self._free()
         elif drained and not self.world.stopped:
@@ -212,11 +212,11 @@ class ProcessGroupMPI(CollectiveGroup):
         settled = all(standing.settled for standing in standings)
         if settled:
             self.sweep()
-            progress.release(self)
+            progress.free_leaked(self)
         if not all(standing.open for standing in standings):
             if settled:
                 self._free()
-            self.abandon(self._lost or "a rank has destroyed it")
+            self.refuse_further_use(self._lost or "a rank has destroyed it")
         elif settled:
             last = max(standing.number for standing in standings)
             self.handshake.announcements.go_on_after(last)
@@ -250,23 +250,23 @@ class ProcessGroupMPI(CollectiveGroup):
         if settled:
             if freed:
                 self.sweep()
-            progress.release(self)
+            progress.free_leaked(self)
             self._free()
 
-    def abandon(self, reason: str) -> None:
+    def refuse_further_use(self, reason: str) -> None:
         """Refuse further use: some members do not have this group any more, or never had it."""
         self._lost, self._abandoned = reason, True
 
     def give_up_all(self) -> None:
         """End what is under way, so that the group can begin anew."""
         for work in progress.works_of(self):
-            work.leave()
+            work.withdraw()
 
     def end_blocking_calls(self) -> None:
         """Leave the blocking calls that nobody waits for, or take part where others rely on it."""
         for work in progress.works_of(self):
             if work.is_collective and work.call.blocking:
-                work.end_for_good()
+                work.withdraw_or_take_part()
 
     def forget_fast_path(self) -> None:
         """Have the next call look whether all is well."""
@@ -322,7 +322,7 @@ class ProcessGroupMPI(CollectiveGroup):
         """Raise CommunicationError where the ranks, or this group, cannot communicate."""
         if threading.current_thread() is not progress.thread:
             self.world.threads.communicates()
-        self.world.check(op)
+        self.world.recover_or_raise(op)
         if self._lost:
             raise CommunicationError(
                 f"{op} on a process group that cannot be used any more: {self._lost}"

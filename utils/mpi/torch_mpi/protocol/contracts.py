@@ -36,7 +36,7 @@ class Waitable(Protocol):
         """Something that is another one whenever data have moved."""
         return None
 
-    def leave(self) -> bool:
+    def withdraw(self) -> bool:
         """Take it back. False: too late, it is about to complete."""
         return True
 
@@ -66,13 +66,13 @@ class Work(Waitable, Protocol):
     def is_over(self) -> bool:
         """Whether it has ended, as far as is known without a look."""
 
-    def expire(self) -> bool:
+    def give_up_if_overdue(self) -> bool:
         """End a future that nobody would end otherwise; whether the work is over."""
 
-    def take_back(self) -> None:
+    def withdraw_receive(self) -> None:
         """Cancel it, where that leaves nothing behind: a receive that nobody has sent to."""
 
-    def end_for_good(self) -> None:
+    def withdraw_or_take_part(self) -> None:
         """Leave; or, where another rank relies on this one, take part."""
 
     def is_free(self) -> bool:
@@ -158,7 +158,7 @@ class Group(Protocol):
     def sweep(self) -> list[Unreceived]:
         """Throw away the messages that nobody has received; all members do so together."""
 
-    def abandon(self, reason: str) -> None:
+    def refuse_further_use(self, reason: str) -> None:
         """Refuse further use: some members do not have this group any more, or never had it."""
 
     def free_alone(self, settled: bool, freed: bool) -> None:

@@ -29,7 +29,7 @@ class Assembly(Waitable):
     Args:
         call: for messages.
         board: of the world.
-        here, begun: indices of two words on it.
+        here, acknowledged: indices of two words on it.
         ranks: tells who has to come, this rank among them. It asks again and again, and so can go
             on without a rank that dies.
         number: of the meeting; larger than that of the last one.
@@ -41,14 +41,14 @@ class Assembly(Waitable):
         call: Call,
         board: Board,
         here: int,
-        begun: int,
+        acknowledged: int,
         ranks: Callable[[], Sequence[int]],
         number: int,
         check: Callable[[], None] = lambda: None,
     ):
         self.call = call
         self._board, self._ranks, self._number, self._check = board, ranks, number, check
-        self._here, self._begun = here, begun
+        self._here, self._acknowledged = here, acknowledged
         board.set(here, number)
 
     def poll(self) -> bool:
@@ -59,9 +59,9 @@ class Assembly(Waitable):
             # has sent: that may leave only while this rank calls MPI.
             MPI.COMM_SELF.Iprobe()
             return False
-        self._board.set(self._begun, self._number)
+        self._board.set(self._acknowledged, self._number)
         if self.missing()[0]:  # one has left just now
-            self._board.set(self._begun, self._number - 1)
+            self._board.set(self._acknowledged, self._number - 1)
             return False
         return True
 
@@ -74,11 +74,11 @@ class Assembly(Waitable):
         self._board.refresh()
         return self._board.of(index, rank)
 
-    def leave(self) -> bool:
+    def withdraw(self) -> bool:
         """Do not wait any more. False: all have come, and one relies on it."""
         self._board.set(self._here, self._number - 1)
         fence.everywhere()
-        if all(self._word(self._begun, rank) < self._number for rank in self._ranks()):
+        if all(self._word(self._acknowledged, rank) < self._number for rank in self._ranks()):
             return True
         self._board.set(self._here, self._number)
         return False
@@ -98,7 +98,7 @@ def assemble(assembly: Assembly, timeout: float) -> KeyboardInterrupt | None:
         wait_for(assembly, timeout)
     except BaseException as error:
         with guard:
-            while not assembly.leave():
+            while not assembly.withdraw():
                 if assembly.poll():
                     return error if isinstance(error, KeyboardInterrupt) else None
         raise

@@ -7,13 +7,10 @@ the MPI call can be made: it can neither hang nor mix up different calls. PyTorc
 rank hangs.
 
 A rank may *withdraw* what it has announced (an error, a deadline, Ctrl-C), and must not where
-another one is in the MPI call already. So who sees all fingerprints *acknowledges* the number, and
-looks again; who withdraws takes its word back, and looks for acknowledgements afterwards. Either
-sees the other, as both write first and read then. A collective on one rank::
-
-    called ── announce ──▶ announced ── all equal, acknowledged ──▶ begun
-       │                       ├────── one differs ──▶ refused
-       └────── withdraw ───────┴──▶ withdrawn
+another one is in the MPI call already. So a rank that sees all fingerprints *acknowledges* the
+number, and looks again; a rank that withdraws takes its word back, and looks for acknowledgements
+afterwards. Either sees the other, as both write first and read then. :class:`State` has the states
+of a collective on one rank, PROTOCOL.md their diagram.
 
 ``PROTOCOL.md`` has the invariants; ``tests/protocol_model.py`` goes through all orders of the steps
 of this module. Nothing here needs torch or MPI.
@@ -45,13 +42,17 @@ _LOOKS, _BUSY_LOOKS = 1000, 30
 
 
 class State(enum.Enum):
-    """Of a collective on this rank; the last three are final."""
+    """Of a collective on this rank; the last three are final.
 
-    CALLED = "called"
-    ANNOUNCED = "announced"
-    BEGUN = "begun"
-    REFUSED = "refused"
-    WITHDRAWN = "withdrawn"
+    To acknowledge is not a state: within one step of :meth:`Handshake.pump` the rank acknowledges,
+    looks again, and either begins or takes the acknowledgement back.
+    """
+
+    CALLED = "called"  # in the queue; no other rank knows
+    ANNOUNCED = "announced"  # its fingerprint is on the board
+    BEGUN = "begun"  # all ranks are there: its MPI calls are made
+    REFUSED = "refused"  # another rank made another call
+    WITHDRAWN = "withdrawn"  # taken back: this rank had an error, a deadline, Ctrl-C
 
 
 @dataclass(slots=True, eq=False)

@@ -125,13 +125,13 @@ class Progress:
         leaked = [work for work in self._leaked if work.group is group]
         return all([work.poll() for work in sends]) & all([work.is_free() for work in leaked])
 
-    def release(self, group: Group) -> None:
+    def free_leaked(self, group: Group) -> None:
         """Everything that was given up in ``group`` is complete: its memory is free."""
         for work in [work for work in self._leaked if work.group is group]:
             self._leaked.remove(work)
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(work))
 
-    def drain(self, group: Group) -> bool:
+    def finish(self, group: Group) -> bool:
         """End what is under way in ``group``: receives are taken back, the rest gets 5 s.
 
         Returns:
@@ -145,9 +145,9 @@ class Progress:
             return False
         mine = self.works_of(group)
         for work in mine:
-            work.take_back()
+            work.withdraw_receive()
             if group.world.incident():
-                work.leave()
+                work.withdraw()
         deadline = time.monotonic() + PATIENCE
         while not all([work.poll() for work in mine]):
             if time.monotonic() > deadline:
@@ -155,14 +155,14 @@ class Progress:
             time.sleep(PAUSE)
         return True
 
-    def take_back_receives(self, since: float) -> None:
+    def withdraw_receives(self, since: float) -> None:
         """Give up receives that began after ``since`` (``perf_counter``) and wait for a message.
 
         Each would swallow a later message of the same rank and tag.
         """
         for work in list(self._live):
             if not work.call.blocking and work.call.start >= since:
-                work.take_back()
+                work.withdraw_receive()
 
     def stop(self) -> None:
         """End the thread: MPI must not be finalized under it."""
@@ -216,7 +216,7 @@ class Progress:
         # A work stays in the list while it is tested, for a test lets other threads run.
         now = time.perf_counter()
         for work in list(self._watched):
-            if work.not_before <= now and _is_settled(work):
+            if work.not_before <= now and _has_ended(work):
                 self._unwatch(work)
         for one in list(self._detached):
             if one.is_over():
@@ -224,9 +224,9 @@ class Progress:
                     self._detached.remove(one)
 
 
-def _is_settled(work: Work) -> bool:
+def _has_ended(work: Work) -> bool:
     try:
-        return work.poll() or work.expire()
+        return work.poll() or work.give_up_if_overdue()
     except Exception:  # one work's trouble must not end the progress of the others
         return work.is_over
 

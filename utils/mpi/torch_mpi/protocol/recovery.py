@@ -1,11 +1,14 @@
 """After an incident: all ranks get together, throw away what was under way, and count on alike.
 
-Three steps. The first is the only one that a rank can leave, and takes as long as the slowest rank:
+Four steps. The first is the only one that a rank can leave, and takes as long as the slowest rank:
 
-1. *Assembly*: everybody has come. Who sees that, says that it begins, and from then on nobody
+1. *Assembly*: everybody has come. A rank that sees so acknowledges it, and from then on nobody
    leaves (the same handshake as in :mod:`torch_mpi.protocol.handshake`).
-2. *Exchange*: each rank tells the others which groups it has, and how far it is in each.
-3. *Flush*, in each group: every rank sends an empty message to every other one and takes in all
+2. *Settle*: the collectives that have begun get :data:`SETTLING` seconds to come to their end, in
+   each group. No rank waits for another one here.
+3. *Exchange*: each rank tells the others which groups it has, how far it is in each, and whether
+   the group is settled.
+4. *Flush*, in each group: every rank sends an empty message to every other one and takes in all
    that comes before it. MPI delivers the messages of a pair in their order, so that nothing of
    before can reach a receive of after, and the communicators are as good as new.
 
@@ -26,7 +29,7 @@ from ..record import Call, recorder
 from . import diagnosis
 from .gathering import Assembly, assemble, exchange
 from .interrupts import guard
-from .status import BEGUN, HERE
+from .status import ACKNOWLEDGED, HERE
 
 if TYPE_CHECKING:
     from .world import World
@@ -95,7 +98,7 @@ def recover(world: World, timeout: float) -> bool:
     everybody = range(world.size)
     call = Call("the ranks' meeting after an error", tuple(everybody))
     assembly = Assembly(
-        call, world.board, HERE, BEGUN, lambda: everybody, world.epoch + 1,
+        call, world.board, HERE, ACKNOWLEDGED, lambda: everybody, world.epoch + 1,
         lambda: _refuse_without_all(world),
     )  # fmt: skip
     late = assemble(assembly, timeout)
@@ -153,7 +156,7 @@ def _renew_groups(world: World) -> None:
                 members, count = key
                 freed = all(made[m].get(members, 0) >= count for m in lost)
                 group.free_alone(settled[key], freed)
-            group.abandon(f"{diagnosis.names(lost)} of it is gone")
+            group.refuse_further_use(f"{diagnosis.names(lost)} of it is gone")
         else:
             group.renew(theirs)
     groups.keep_closed()

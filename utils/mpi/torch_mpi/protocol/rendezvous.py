@@ -46,7 +46,7 @@ class Rendezvous(Waitable):
         """Who is not here yet; one of them is not enough; nothing is on its way."""
         return list(self._receives), False, False
 
-    def leave(self) -> bool:
+    def withdraw(self) -> bool:
         """Do not wait any more."""
         for request in self._receives.values():
             if request != MPI.REQUEST_NULL:
@@ -102,5 +102,5 @@ def _wait(
     try:
         wait_for(met, timeout, world)
     except BaseException:  # Ctrl-C: its receives must not take the next meeting's messages
-        met.leave()
+        met.withdraw()
         raise

@@ -19,7 +19,7 @@ from .contracts import Waitable
 
 # The words of each rank on the world's board.
 WORDS = range(7)
-INCIDENT, PROCESS, BEAT, HERE, BEGUN, SHRINK_HERE, SHRINK_BEGUN = WORDS
+INCIDENT, PROCESS, BEAT, HERE, ACKNOWLEDGED, SHRINK_HERE, SHRINK_ACKNOWLEDGED = WORDS
 
 
 class Side(TypedDict):

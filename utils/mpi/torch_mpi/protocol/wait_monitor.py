@@ -171,7 +171,7 @@ class WaitMonitor:
         world.status.beat()
         if self._shown:
             self._refresh_status(world)
-        by_rank = {s["rank"]: self._settled(world, s, waited) for s in world.statuses()}
+        by_rank = {s["rank"]: self._lasting(world, s, waited) for s in world.statuses()}
         if any(s["state"] == "dead" for s in by_rank.values()):
             self._follow(world, waited)
         elif self._shown:
@@ -185,7 +185,7 @@ class WaitMonitor:
             if gone and (all(gone) if any_of_them else any(gone)):
                 self._give_up("timeout", waited, certain=True)
 
-    def _settled(self, world: World, status: Status, waited: float) -> Status:
+    def _lasting(self, world: World, status: Status, waited: float) -> Status:
         """The status, taken for a running rank's until it has been the same for a while."""
         state = status["state"]
         name = (state, status.get("wait"), status.get("section"))
@@ -206,12 +206,12 @@ class WaitMonitor:
         return status if waited - since >= patience else {**status, "state": "running"}
 
     def _follow(self, world: World, waited: float) -> None:
-        if self._waitable.leave():
-            raise world.follow(self._waitable.call, self._waitable, waited)
+        if self._waitable.withdraw():
+            raise world.stopped_by_another(self._waitable.call, self._waitable, waited)
         self._incident_since = 0.0
 
     def _give_up(self, kind: str, waited: float, certain: bool = False) -> None:
-        if not self._waitable.leave():
+        if not self._waitable.withdraw():
             self._timeout += GRACE  # everybody has just come: it is about to complete
             return
         call, where = self._waitable.call, self._where or users_line()
@@ -220,7 +220,7 @@ class WaitMonitor:
         text += self._what_is_missing(certain)
         record: Status = {"where": where, "waited": waited}
         if self._world is not None and self._fatal:
-            record = self._world.stop(
+            record = self._world.begin_incident(
                 kind, text, waitable=self._waitable, where=where, waited=waited
             )
             text = f"{text}\n{diagnosis.diagnose(self._world.statuses())}"

@@ -164,7 +164,7 @@ class World:
             return  # what came first counts
         interrupted = isinstance(error, KeyboardInterrupt)
         text = f"{type(error).__name__}: {_text(error)}".rstrip(": ")
-        self.stop("interrupted" if interrupted else "raised", text, where=where)
+        self.begin_incident("interrupted" if interrupted else "raised", text, where=where)
 
     def waiting(self, waitable: Waitable, where: str) -> Status:
         """This rank waits, for longer than a moment. Returns its status."""
@@ -179,7 +179,7 @@ class World:
 
     # -- incidents --------------------------------------------------------------------------
 
-    def stop(
+    def begin_incident(
         self,
         kind: str,
         error: str,
@@ -264,10 +264,10 @@ class World:
             time.sleep(1e-3)
         return found
 
-    def follow(
+    def stopped_by_another(
         self, call: Call | str, waitable: Waitable | None = None, waited: float = 0.0
     ) -> CommunicationStopped:
-        """The error for a rank that stops because another one failed."""
+        """Join the incident of another rank, and return the error for whoever waits here."""
         where = users_line()
         self.unheard = False
         cause = self.cause()
@@ -275,13 +275,15 @@ class World:
         doing = f"stopped waiting in {name}" if waitable else f"did not begin {name}"
         text = f"rank {self.rank} {doing} at {where}, because "
         text += _reason(cause) if cause else "another rank had stopped."
-        record = self.stop("followed", text, waitable=waitable, where=where, waited=waited)
+        record = self.begin_incident(
+            "followed", text, waitable=waitable, where=where, waited=waited
+        )
         return CommunicationStopped(text, about if waitable else None, record)
 
     # -- together again ---------------------------------------------------------------------
 
-    def check(self, op: str) -> None:
-        """Before a communication: take part in what the others do.
+    def recover_or_raise(self, op: str) -> None:
+        """Before a communication: recover with all ranks if this one knows of an incident.
 
         Raises:
             CommunicationStopped: an incident is on, which this rank did not know of.
@@ -293,7 +295,7 @@ class World:
             self.recover()
         elif self.incident():
             self.refuse_if_broken()
-            raise self.follow(op)
+            raise self.stopped_by_another(op)
 
     def _now_heard(self) -> CommunicationStopped:
         own, deadline = self.status, time.perf_counter() + 2 * _CAUSE_DEADLINE
@@ -331,7 +333,7 @@ class World:
 
     def take_back_receives(self, since: float) -> None:
         """Give up receives that began after ``since`` (``perf_counter``) and wait for a message."""
-        progress.take_back_receives(since)
+        progress.withdraw_receives(since)
 
     def balance(self) -> int:
         """How many more messages this rank has sent than received."""

@@ -26,7 +26,7 @@ from torch.distributed import ReduceOp
 from torch_mpi import record
 from torch_mpi.group.fast_path import FastPath, Known
 from torch_mpi.mpi import MPI
-from torch_mpi.protocol import announcements, fence, handshake
+from torch_mpi.protocol import announcements, fence, fingerprints, handshake
 from torch_mpi.protocol.announcements import WORDS
 from torch_mpi.protocol.handshake import Entry, Handshake, State
 
@@ -236,8 +236,8 @@ class Run:
 
 # -- programs of a rank ------------------------------------------------------------------------
 
-SUM = announcements.signature(("all_reduce", "SUM"))
-MAX = announcements.signature(("all_reduce", "MAX"))
+SUM = fingerprints.signature(("all_reduce", "SUM"))
+MAX = fingerprints.signature(("all_reduce", "MAX"))
 
 
 def blocking(code: int = SUM, may_leave: bool = True) -> Callable:
@@ -293,7 +293,7 @@ def fast(may_leave: bool = True) -> Callable:
             run.enter_mpi(rank, number)
 
         known = Known(
-            announcements.fingerprint(0, SUM, blocking=True), record.Call("all_reduce", (0,)), 1, 4,
+            fingerprints.fingerprint(0, SUM, blocking=True), record.Call("all_reduce", (0,)), 1, 4,
             MPI.FLOAT, board.size, board.words, board.place(announcements.ACKNOWLEDGED), all_reduce,
         )  # fmt: skip
         options = SimpleNamespace(asyncOp=False, reduceOp=ReduceOp.SUM)

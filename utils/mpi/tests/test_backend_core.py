@@ -10,6 +10,7 @@ import concurrent.futures
 import math
 import os
 import random
+import re
 import threading
 import time
 import warnings
@@ -30,19 +31,13 @@ from torch_mpi.group.done import DoneWork
 from torch_mpi.group.messages import Tags
 from torch_mpi.group.steps import Steps, now
 from torch_mpi.group.work import MPIWork
+from torch_mpi.protocol import announcements, fence, wait_monitor
 from torch_mpi.protocol import board as board_module
-from torch_mpi.protocol import fence, wait_monitor
 from torch_mpi.protocol import world as world_module
-from torch_mpi.protocol.announcements import (
-    DEPTH,
-    NUMBER,
-    WORDS,
-    Announcements,
-    Seen,
-    fingerprint,
-    signature,
-)
+from torch_mpi.protocol.announcements import DEPTH, WORDS, Announcements, Seen
 from torch_mpi.protocol.board import TEXT, Board, MessageBoard
+from torch_mpi.protocol.contracts import Waitable
+from torch_mpi.protocol.fingerprints import NUMBER, fingerprint, signature
 from torch_mpi.protocol.progress import Progress
 from torch_mpi.protocol.rendezvous import Rendezvous
 from torch_mpi.protocol.threads import Threads
@@ -331,6 +326,14 @@ def test_the_number_of_a_collective_may_outgrow_its_bits():
     assert mine < 2**64
 
 
+def test_the_page_names_every_module_of_the_backend():
+    page = (Path(__file__).parents[1] / "PROTOCOL.md").read_text("utf-8")
+    table = page[page.index("## The layers") : page.index("## The board")]
+    package = Path(announcements.__file__).parents[1]
+    modules = {path.stem for path in package.rglob("*.py")} - {"__init__"}
+    assert modules - set(re.findall(r"`(\w+)`", table)) == set()
+
+
 def test_a_signature_is_the_same_in_every_process():
     # hash() of a text is not: a rank would find that all others call something else.
     assert SUM == 3_200_499_962_049
@@ -522,14 +525,14 @@ def test_who_leaves_a_meeting_takes_its_receives_back():
     meeting = Rendezvous(messages, [0, 1, 2], 5, "new_group")
     messages.receives[1].over = True
     meeting.poll()
-    assert meeting.leave()
+    assert meeting.withdraw()
     assert [hasattr(r, "cancelled") for r in messages.receives.values()] == [False, True]
 
 
 # --- waiting -------------------------------------------------------------------------------------
 
 
-class Waits(wait_monitor.Waitable):
+class Waits(Waitable):
     """Something to wait for, which is over after some polls."""
 
     def __init__(self, polls: float = math.inf, leaves: bool = True):
@@ -543,7 +546,7 @@ class Waits(wait_monitor.Waitable):
     def missing(self):
         return [1], False, False
 
-    def leave(self) -> bool:
+    def withdraw(self) -> bool:
         self.left += 1
         if not self.leaves:
             self.polls = 0
@@ -563,7 +566,7 @@ class World:
     def incident(self):
         return self._incident
 
-    def follow(self, call, waitable, waited):
+    def stopped_by_another(self, call, waitable, waited):
         return CommunicationStopped("rank 1 failed", call)
 
     def beat(self):
@@ -587,7 +590,7 @@ class World:
     def running(self):
         self._mine = {"rank": 0, "state": "running"}
 
-    def stop(self, kind, text, **facts):
+    def begin_incident(self, kind, text, **facts):
         self.stops.append(kind)
         return {"kind": kind}
 
@@ -670,7 +673,7 @@ class Moves:
 
     def __init__(self, of: object = None, fails: bool = False):
         self.group, self.fails, self.over = of, fails, threading.Event()
-        self.call, self.is_over, self._future = Call("send", (0, 1)), False, None
+        self.call, self.is_over, self.has_future = Call("send", (0, 1)), False, False
 
     def poll(self) -> bool:
         if self.fails:
@@ -679,7 +682,7 @@ class Moves:
         self.over.set()
         return True
 
-    def expire(self):
+    def give_up_if_overdue(self):
         return False
 
     def expected_until(self):
@@ -688,10 +691,10 @@ class Moves:
     def due(self):
         return None
 
-    def take_back(self):
+    def withdraw_receive(self):
         self.taken_back = True
 
-    def leave(self):
+    def withdraw(self):
         self.left = True
 
 
@@ -726,7 +729,7 @@ def test_the_end_of_a_group_takes_its_receives_back_and_no_others(moving):
     moving.begin(ours)
     moving.begin(others)
     assert moving.works_of(mine) == [ours]
-    assert moving.drain(mine)
+    assert moving.finish(mine)
     assert ours.taken_back
     assert not hasattr(others, "taken_back")
 
@@ -735,7 +738,7 @@ def test_after_an_incident_the_end_of_a_group_waits_for_nobody(moving):
     mine = SimpleNamespace(world=World(incident=True))
     ours = Moves(of=mine)
     moving.begin(ours)
-    assert moving.drain(mine)
+    assert moving.finish(mine)
     assert ours.left
 
 
@@ -745,7 +748,7 @@ def test_after_an_incident_the_end_of_a_group_waits_for_nobody(moving):
 def under_way(*items, finish=None) -> MPIWork:
     group = SimpleNamespace(world=World(), timeout=LATER)
     work = MPIWork(group, Call("send", (0, 1), peer=1, tag=0), [torch.ones(2)], finish)
-    work.follow(Steps(iter_of(*items)))
+    work.take_over(Steps(iter_of(*items)))
     return work
 
 
@@ -812,7 +815,7 @@ def test_a_receive_that_is_given_up_swallows_no_later_message():
     request = Request()
     work = under_way(request)
     work.call.op = "recv"
-    assert work.leave()
+    assert work.withdraw()
     assert request.cancelled
     assert "was given up" in str(work.exception())
 

@@ -68,12 +68,12 @@ def interrupted(group):
     raise KeyboardInterrupt
 
 def accident():
-    group, progress.drain = dist.new_group(both), interrupted
+    group, progress.finish = dist.new_group(both), interrupted
     try:
         dist.destroy_process_group(group)
     except KeyboardInterrupt as error:
         tell(error)
-    del progress.drain
+    del progress.finish
 """
 
 AS_IT_BEGINS_TO_BE_DESTROYED = """

@@ -72,7 +72,7 @@ def found(programs: list, runs: int = 6000) -> str:
 def test_two_ranks_that_withdraw_at_once_would_leave_a_third_one_inside_mpi(monkeypatch):
     """Who withdraws has to look for ranks that have begun, not only for ranks that are missing."""
 
-    def take_back(self: Announcements, number: int, mine: int, instead: int) -> bool:
+    def replace(self: Announcements, number: int, mine: int, instead: int) -> bool:
         self.board.set(number % 64, instead)
         seen = self.look(number, mine)
         begun = seen.missing == [self.board.rank] and not seen.mismatched
@@ -80,7 +80,7 @@ def test_two_ranks_that_withdraw_at_once_would_leave_a_third_one_inside_mpi(monk
             self.announce(number, mine)
         return not begun
 
-    monkeypatch.setattr(Announcements, "_take_back", take_back)
+    monkeypatch.setattr(Announcements, "_replace", replace)
     assert "stuck inside MPI" in found([blocking(), blocking(**STAYS), blocking()])
 
 
@@ -126,7 +126,7 @@ def test_what_the_fast_path_could_not_take_back_must_not_be_forgotten(monkeypatc
 
 
 def _call_forgetting(self, entry) -> None:
-    from torch_mpi.protocol.announcements import fingerprint
+    from torch_mpi.protocol.fingerprints import fingerprint
 
     self._promised, self._fast_call = 0, None
     self.announcements.number += 1

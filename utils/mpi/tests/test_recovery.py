@@ -23,7 +23,7 @@ if rank == 1:
 else:
     import torch_mpi.protocol.gathering
     torch_mpi.protocol.gathering.DEADLINE = 9999.0  # it waits for what will never come
-world.current().stop("raised", "a test's error")
+world.current().begin_incident("raised", "a test's error")
 for attempt in (1, 2):
     try:
         dist.all_reduce(torch.ones(1))
@@ -50,7 +50,7 @@ from torch_mpi.errors import CommunicationTimeout
 dist.init_process_group("mpi")
 rank = dist.get_rank()
 here = world.current()
-here.stop("raised", "a test's error")
+here.begin_incident("raised", "a test's error")
 if rank == 0:  # it leaves the assembly, as after a deadline or Ctrl-C, and comes again
     for _ in range(3):
         try:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -133,19 +134,26 @@ def never_compile(*classes: type) -> None:
         method._torchdynamo_disable_msg = "the mpi backend runs as it is"
 
 
-def open_span(name: str, tensors: list[torch.Tensor]):
+def open_span(name: str, tensors: Sequence[torch.Tensor]) -> object:
     """Begin an event of torch.profiler, as PyTorch's own backends do; ``None`` where it is off."""
     if not torch.autograd._profiler_enabled():
         return None
     return torch._C._autograd._record_function_with_args_enter(name, *tensors)
 
 
-def close_span(span) -> None:
-    """End an event that :func:`open_span` has begun."""
-    torch._C._autograd._record_function_with_args_exit(span)
+def close_span(span: object) -> None:
+    """End an event that :func:`open_span` has begun, on a thread of its own.
+
+    An event that ends on another thread is an asynchronous one: what the rank computes meanwhile is
+    then not taken for a part of it.
+    """
+    _closer.submit(torch._C._autograd._record_function_with_args_exit, span).result()
 
 
-def at_end_of_backward(function) -> bool:
+_closer = ThreadPoolExecutor(1, thread_name_prefix="mpi-profiler")
+
+
+def at_end_of_backward(function: Callable[[], None]) -> bool:
     """Have the present backward pass call this at its end; ``False`` outside of one."""
     try:
         torch.autograd.Variable._execution_engine.queue_callback(function)
@@ -154,6 +162,6 @@ def at_end_of_backward(function) -> bool:
     return True
 
 
-def premul_factor(op) -> float | torch.Tensor:
+def premul_factor(op: dist.ReduceOp) -> float | torch.Tensor:
     """What a ``PREMUL_SUM`` multiplies by; PyTorch 2.13 has no other way to read it."""
     return op.__getstate__()[1]

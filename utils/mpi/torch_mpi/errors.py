@@ -7,11 +7,16 @@ import sys
 import textwrap
 from collections.abc import Callable
 from types import CodeType, FrameType
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import DistBackendError
 
 from . import words
+
+if TYPE_CHECKING:
+    from .protocol.status import Status
+    from .record import Call
 
 _LIBRARY_FOLDERS = (
     os.path.dirname(os.path.dirname(torch.__file__)) + os.sep,
@@ -34,13 +39,15 @@ class CommunicationError(DistBackendError):
 
     Attributes:
         record: this rank's status when it happened, a dict: operation, peers, dtype, shape,
-            bytes, tag, line, seconds waited (see :func:`torch_mpi.protocol.world.World.stop`).
+            bytes, tag, line, seconds waited (see
+            :func:`torch_mpi.protocol.world.World.begin_incident`).
         call: the :class:`~torch_mpi.record.Call` it is about, or ``None``.
     """
 
-    def __init__(self, message: str, call=None, record: dict | None = None):
+    def __init__(self, message: str, call: Call | None = None, record: Status | None = None):
         super().__init__(message)
-        self.call, self.record = call, record or {}
+        self.call = call
+        self.record: Status = record or {}
 
     @property
     def where(self) -> str:

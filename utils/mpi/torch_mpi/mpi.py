@@ -3,6 +3,18 @@
 Imported by itself, mpi4py would choose its library and end MPI without regard to this backend.
 """
 
-from .library import start_mpi
+from __future__ import annotations
 
-MPI = start_mpi()
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI as MPI
+else:
+    from .library import start_mpi
+
+    MPI = start_mpi()
+
+
+def largest_tag(communicator: MPI.Comm) -> int:
+    """Return ``MPI_TAG_UB``, which every communicator has."""
+    return communicator.Get_attr(MPI.TAG_UB) or 0

@@ -18,6 +18,10 @@ import statistics
 import threading
 import time
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 # Of a wait that ended late, what is put down to Python at most.
 MOST_LATE = 1e-3  # seconds
@@ -196,7 +200,7 @@ class Link:
             network, Wire(network, self.shared_clock)
         )
 
-    def calibrate(self, group, samples: int = 200) -> None:
+    def calibrate(self, group: ProcessGroup, samples: int = 200) -> None:
         """Measure :attr:`around`: `dist.send` with a group that does nothing."""
         import torch
         import torch.distributed as dist

@@ -30,8 +30,12 @@ import itertools
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from .errors import place_text
+
+if TYPE_CHECKING:
+    from .protocol.status import Side
 
 CAPACITY = 65_536
 
@@ -110,7 +114,7 @@ class Call:
             arguments.append(f"tag={self.tag}")
         return f"{self.op}({', '.join(arguments)})"
 
-    def side(self) -> dict[str, str]:
+    def side(self) -> Side:
         """What another rank is told of a call that does not fit its own."""
         return {"what": self.describe(), "where": self.where, "thread": self.thread}
 

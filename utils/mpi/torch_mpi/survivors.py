@@ -14,7 +14,7 @@ from .protocol import failures, world
 from .protocol.diagnosis import names
 from .protocol.gathering import Assembly, assemble
 from .protocol.interrupts import guard
-from .protocol.status import SHRINK_BEGUN, SHRINK_HERE
+from .protocol.status import SHRINK_ACKNOWLEDGED, SHRINK_HERE
 from .record import Call
 
 # How long MPI may take to notice a death.
@@ -79,7 +79,7 @@ def _assemble(here: world.World, timeout: float) -> KeyboardInterrupt | None:
     here.give_up_all()
     failed = _Failed(here)
     meeting = Assembly(
-        Call("shrink", tuple(here.status.alive())), here.board, SHRINK_HERE, SHRINK_BEGUN,
+        Call("shrink", tuple(here.status.alive())), here.board, SHRINK_HERE, SHRINK_ACKNOWLEDGED,
         failed.others, number=1, check=failed.check,
     )  # fmt: skip
     return assemble(meeting, timeout)

@@ -156,6 +156,16 @@ def case_all_reduce_of_a_parameter_that_requires_grad_is_in_place():
     same(strided.detach().contiguous(), sum(everybody((3, 2))).t().contiguous())
 
 
+def case_the_groups_own_all_reduce_takes_a_reduce_op_however_often():
+    tensor = of_rank(rank())
+    dist.all_reduce(tensor)  # from here on the group knows a fast path for such tensors
+    for options in ([OPS.SUM], [], [OPS.SUM], [OPS.MAX]):
+        tensor = of_rank(rank())
+        dist.group.WORLD.allreduce([tensor], *options).wait()
+        largest = torch.stack(everybody()).amax(0)
+        same(tensor, largest if OPS.MAX in options else sum(everybody()))
+
+
 def case_all_reduce_coalesced_reduces_each_tensor():
     tensors = [of_rank(rank(), (3,)), of_rank(rank(), (2, 2))]
     dist.all_reduce_coalesced(tensors)

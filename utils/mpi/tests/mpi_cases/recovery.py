@@ -124,7 +124,7 @@ def case_a_group_destroyed_between_an_error_and_the_meeting_is_freed():
     group = dist.new_group(list(range(size())))
 
     def destroy() -> None:
-        world.current().stop("raised", "a test's error")
+        world.current().begin_incident("raised", "a test's error")
         dist.destroy_process_group(group)
 
     incident(destroy)
@@ -184,7 +184,7 @@ def case_a_group_that_only_one_rank_counts_does_not_spoil_the_next_one():
     if rank() == 1:
         made = world.current().groups.made
         made[everybody] = made.get(everybody, 0) + 3
-    world.current().stop("raised", "a test's error")
+    world.current().begin_incident("raised", "a test's error")
     works()
     group = dist.new_group(list(everybody), timeout=timedelta(seconds=20))
     tensor = of_rank(rank())
@@ -198,7 +198,7 @@ def case_a_rank_that_left_new_group_is_not_taken_for_one_that_comes_to_the_next(
         return "is about two ranks"
 
     def fails() -> None:
-        world.current().check("an error of the user's")
+        world.current().recover_or_raise("an error of the user's")
         while rank() == 1 and world.current().statuses()[0]["state"] != "waiting":
             pass  # until rank 0 has come
         world.current().raised(ValueError("mine"), "here")

@@ -23,7 +23,7 @@ from .steps import Steps
 SMALL = 16 * 1024  # bytes
 
 
-class Group:
+class Ranks:
     """The ranks of one collective, and the tag that its messages have."""
 
     def __init__(self, channels: Channels, call: Call):
@@ -41,105 +41,105 @@ class Group:
         return Steps(messages.fetch(self._channels, peer, memory, self._tag, self._call))
 
 
-def barrier(group: Group) -> Generator:
+def barrier(ranks: Ranks) -> Generator:
     """Dissemination: in round k each rank hears from the one 2**k before it."""
     token, distance = torch.zeros(1, dtype=torch.uint8), 1
-    while distance < group.size:
-        ahead, behind = (group.rank + distance) % group.size, (group.rank - distance) % group.size
-        yield [group.receive(behind, torch.empty_like(token)), group.send(ahead, token)]
+    while distance < ranks.size:
+        ahead, behind = (ranks.rank + distance) % ranks.size, (ranks.rank - distance) % ranks.size
+        yield [ranks.receive(behind, torch.empty_like(token)), ranks.send(ahead, token)]
         distance *= 2
 
 
-def broadcast(group: Group, memory: torch.Tensor, root: int) -> Generator:
+def broadcast(ranks: Ranks, memory: torch.Tensor, root: int) -> Generator:
     """Binomial tree: who has it passes it on, twice as many in each round."""
-    place = (group.rank - root) % group.size
+    place = (ranks.rank - root) % ranks.size
     reach = 1
     while reach <= place:
         reach *= 2
     if place:
-        yield [group.receive((place - reach // 2 + root) % group.size, memory)]
-    while place + reach < group.size:
-        yield [group.send((place + reach + root) % group.size, memory)]
+        yield [ranks.receive((place - reach // 2 + root) % ranks.size, memory)]
+    while place + reach < ranks.size:
+        yield [ranks.send((place + reach + root) % ranks.size, memory)]
         reach *= 2
 
 
-def reduce(group: Group, memory: torch.Tensor, add: Combine, root: int) -> Generator:
+def reduce(ranks: Ranks, memory: torch.Tensor, add: Combine, root: int) -> Generator:
     """Binomial tree, from the leaves to the root. ``memory`` is overwritten on every rank."""
-    place, reach = (group.rank - root) % group.size, 1
+    place, reach = (ranks.rank - root) % ranks.size, 1
     incoming = torch.empty_like(memory)
-    while reach < group.size:
+    while reach < ranks.size:
         if place & reach:
-            yield [group.send((place - reach + root) % group.size, memory)]
+            yield [ranks.send((place - reach + root) % ranks.size, memory)]
             return
-        if place + reach < group.size:
-            yield [group.receive((place + reach + root) % group.size, incoming)]
+        if place + reach < ranks.size:
+            yield [ranks.receive((place + reach + root) % ranks.size, incoming)]
             add(memory, incoming)
         reach *= 2
 
 
-def all_reduce(group: Group, memory: torch.Tensor, add: Combine) -> Generator:
+def all_reduce(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Generator:
     """Recursive doubling for small tensors, a ring for large ones."""
-    if buffers.nbytes(memory) <= SMALL or memory.numel() < group.size:
-        yield [Steps(_recursive_doubling(group, memory, add))]
+    if buffers.nbytes(memory) <= SMALL or memory.numel() < ranks.size:
+        yield [Steps(_recursive_doubling(ranks, memory, add))]
         return
-    chunks = list(memory.tensor_split(group.size))
-    yield [Steps(_ring_reduce(group, chunks, add, last=group.rank))]
-    yield [Steps(all_gather(group, chunks))]
+    chunks = list(memory.tensor_split(ranks.size))
+    yield [Steps(_ring_reduce(ranks, chunks, add, last=ranks.rank))]
+    yield [Steps(all_gather(ranks, chunks))]
 
 
-def _recursive_doubling(group: Group, memory: torch.Tensor, add: Combine) -> Generator:
+def _recursive_doubling(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Generator:
     """Partners exchange all they have; ranks beyond a power of two hand theirs to a helper."""
-    power = 1 << (group.size.bit_length() - 1)
-    extra, incoming = group.size - power, torch.empty_like(memory)
-    if group.rank >= power:
-        yield [group.send(group.rank - power, memory)]
-        yield [group.receive(group.rank - power, memory)]
+    power = 1 << (ranks.size.bit_length() - 1)
+    extra, incoming = ranks.size - power, torch.empty_like(memory)
+    if ranks.rank >= power:
+        yield [ranks.send(ranks.rank - power, memory)]
+        yield [ranks.receive(ranks.rank - power, memory)]
         return
-    if group.rank < extra:
-        yield [group.receive(group.rank + power, incoming)]
+    if ranks.rank < extra:
+        yield [ranks.receive(ranks.rank + power, incoming)]
         add(memory, incoming)
     distance = 1
     while distance < power:
-        partner = group.rank ^ distance
-        yield [group.receive(partner, incoming), group.send(partner, memory.clone())]
+        partner = ranks.rank ^ distance
+        yield [ranks.receive(partner, incoming), ranks.send(partner, memory.clone())]
         # The same order on both sides: floating-point sums are then the same on all ranks.
-        if partner < group.rank:
+        if partner < ranks.rank:
             add(incoming, memory)
             memory.copy_(incoming)
         else:
             add(memory, incoming)
         distance *= 2
-    if group.rank < extra:
-        yield [group.send(group.rank + power, memory)]
+    if ranks.rank < extra:
+        yield [ranks.send(ranks.rank + power, memory)]
 
 
-def _ring_reduce(group: Group, chunks: list[torch.Tensor], add: Combine, last: int) -> Generator:
+def _ring_reduce(ranks: Ranks, chunks: list[torch.Tensor], add: Combine, last: int) -> Generator:
     """Reduce-scatter on a ring: afterwards chunk ``last`` (this rank's) is complete."""
-    after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
-    for step in range(group.size - 1):
-        outgoing = chunks[(last - step - 1) % group.size]
-        mine = chunks[(last - step - 2) % group.size]
+    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
+    for step in range(ranks.size - 1):
+        outgoing = chunks[(last - step - 1) % ranks.size]
+        mine = chunks[(last - step - 2) % ranks.size]
         incoming = torch.empty_like(mine)
-        yield [group.receive(before, incoming), group.send(after, outgoing)]
+        yield [ranks.receive(before, incoming), ranks.send(after, outgoing)]
         add(mine, incoming)
 
 
-def all_gather(group: Group, chunks: list[torch.Tensor]) -> Generator:
+def all_gather(ranks: Ranks, chunks: list[torch.Tensor]) -> Generator:
     """On a ring: pass on what came last. ``chunks[rank]`` is this rank's own."""
-    after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
-    for step in range(group.size - 1):
-        outgoing = chunks[(group.rank - step) % group.size]
-        incoming = chunks[(group.rank - step - 1) % group.size]
-        yield [group.receive(before, incoming), group.send(after, outgoing)]
+    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
+    for step in range(ranks.size - 1):
+        outgoing = chunks[(ranks.rank - step) % ranks.size]
+        incoming = chunks[(ranks.rank - step - 1) % ranks.size]
+        yield [ranks.receive(before, incoming), ranks.send(after, outgoing)]
 
 
-def reduce_scatter(group: Group, chunks: list[torch.Tensor], add: Combine) -> Generator:
+def reduce_scatter(ranks: Ranks, chunks: list[torch.Tensor], add: Combine) -> Generator:
     """On a ring; ``chunks`` are overwritten, ``chunks[rank]`` is the result."""
-    yield [Steps(_ring_reduce(group, chunks, add, last=group.rank))]
+    yield [Steps(_ring_reduce(ranks, chunks, add, last=ranks.rank))]
 
 
 def exchange(
-    group: Group, sends: list[tuple[int, torch.Tensor]], receives: list[tuple[int, torch.Tensor]]
+    ranks: Ranks, sends: list[tuple[int, torch.Tensor]], receives: list[tuple[int, torch.Tensor]]
 ) -> Generator:
     """All messages at once; ``(rank, memory)`` pairs, none with this rank itself.
 
@@ -148,9 +148,9 @@ def exchange(
     """
 
     def ahead(pair: tuple[int, torch.Tensor]) -> int:
-        return (pair[0] - group.rank) % group.size
+        return (pair[0] - ranks.rank) % ranks.size
 
     yield [
-        *(group.receive(*pair) for pair in sorted(receives, key=lambda pair: -ahead(pair))),
-        *(group.send(*pair) for pair in sorted(sends, key=ahead)),
+        *(ranks.receive(*pair) for pair in sorted(receives, key=lambda pair: -ahead(pair))),
+        *(ranks.send(*pair) for pair in sorted(sends, key=ahead)),
     ]

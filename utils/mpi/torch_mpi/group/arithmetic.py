@@ -42,14 +42,14 @@ def combine(dtype: torch.dtype, name: str) -> Combine:
     return lambda mine, other: arithmetic(mine, other, out=mine)
 
 
-def _as(signed: torch.dtype, arithmetic) -> Combine:
+def _as(signed: torch.dtype, arithmetic: Callable[..., torch.Tensor]) -> Combine:
     def apply(mine: torch.Tensor, other: torch.Tensor) -> None:
         arithmetic(mine.view(signed), other.view(signed), out=mine.view(signed))
 
     return apply
 
 
-def _unsigned_extreme(dtype: torch.dtype, arithmetic) -> Combine:
+def _unsigned_extreme(dtype: torch.dtype, arithmetic: Callable[..., torch.Tensor]) -> Combine:
     """Flipping the highest bit makes the order of signed numbers that of unsigned ones."""
     signed = _SIGNED[dtype]
     flip = torch.iinfo(signed).min

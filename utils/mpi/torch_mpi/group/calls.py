@@ -5,24 +5,29 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import CommunicationError, CommunicationMismatch, users_line, users_place
 from ..mpi import MPI
+from ..protocol.contracts import Group, Waitable
 from ..protocol.failures import is_death
 from ..record import Call, recorder
 from . import buffers
 from .dtypes import dtype_name
 
+if TYPE_CHECKING:
+    from .process_group import ProcessGroupMPI
+
 _MAIN_THREAD = threading.main_thread().ident
 
 
 def record(
-    group,
+    group: ProcessGroupMPI,
     op: str,
     tensors: Sequence[torch.Tensor],
-    opts=None,
+    opts: object = None,
     *,
     peer: int | None = None,
     tag: int | None = None,
@@ -30,19 +35,17 @@ def record(
     reduce_op: str = "",
     sent: int | None = None,
 ) -> Call:
-    """Check group and tensors, and put the call on record.
+    """Check the group, and put the call on record.
 
     Args:
+        tensors: checked before, see :func:`torch_mpi.group.buffers.check`.
         opts: PyTorch's; whether the call blocks, where ``blocking`` does not say so.
         sent: bytes; all of the tensors, if not given.
 
     Raises:
         CommunicationError: the group is of no use any more, or an incident is on.
-        TypeError, ValueError: tensors that cannot be handed to MPI.
     """
     group.check_alive(op)
-    for tensor in tensors:
-        buffers.check(tensor, op)
     first = tensors[0] if tensors else None
     call = Call(
         op,
@@ -64,11 +67,13 @@ def record(
     return call
 
 
-def in_words(error: MPI.Exception, call: Call, group, waitable=None) -> CommunicationError:
+def in_words(
+    error: MPI.Exception, call: Call, group: Group, waitable: Waitable | None = None
+) -> CommunicationError:
     """What a user is told of an error of MPI; after a death the group is of no use any more."""
     if is_death(error):
         group.revoke()
-        return group.world.follow(call, waitable, time.perf_counter() - call.start)
+        return group.world.stopped_by_another(call, waitable, time.perf_counter() - call.start)
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         return CommunicationMismatch(
             f"{call.describe()} at {users_line()}: the message that arrived is larger than the "

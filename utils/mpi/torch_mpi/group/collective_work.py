@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import CommunicationMismatch
 from ..mpi import MPI
 from ..network import link
+from ..protocol.fingerprints import signature
 from ..protocol.handshake import Entry
+from ..protocol.interrupts import guard
 from ..protocol.progress import progress
-from . import algorithms
+from ..protocol.status import Side
+from . import algorithms, cores
 from .calls import in_words
 from .operation import Operation
 from .steps import Steps
 from .work import MPIWork, WorkState
+
+if TYPE_CHECKING:
+    from .process_group import ProcessGroupMPI
+
+# A collective that does not block is begun by the first wait for it; failing that, after so long by
+# the progress thread. Earlier hides little: on one machine the rank's own processor moves the data.
+# Where ranks and threads are more than the cores (torch_mpi.group.cores), it hides nothing.
+START_AFTER, START_AFTER_WITHOUT_CORE = 2e-3, 20e-3  # seconds
 
 # How long a rank that meets a mismatch waits for the other side's description.
 OTHER_SIDE = 0.5  # seconds
@@ -25,6 +38,33 @@ _THREADS = (
     " The calls of two threads have no certain order: give each thread a group of its own, by "
     "dist.new_group()."
 )
+
+
+def enqueue(group: ProcessGroupMPI, operation: Operation) -> CollectiveWork:
+    """Put a call of a collective in the queue; it begins when all ranks have announced it."""
+    call = operation.call
+    same = (call.op, call.dtype, operation.key, call.reduce_op, call.peer, str(link.network))
+    # Blocking calls need a board on which an announcement can be taken back at once.
+    may_block = operation.mpi is not None and link.network is None and group.handshake.can_block
+    work = CollectiveWork(group, operation, may_block)
+    entry = work.entry = Entry(signature(same), call, work, may_block)
+    with guard, group.handshake.lock:
+        group.handshake.call(entry)
+        call.sequence = entry.number
+        if may_block and not call.blocking:
+            entry.not_before = call.start + _start_after(group)
+        else:
+            if call.blocking:
+                group.handshake.hasten()
+            group.handshake.pump()
+    if not call.blocking:
+        work.progress()
+    return work
+
+
+def _start_after(group: ProcessGroupMPI) -> float:
+    idle = cores.one_is_idle(group.world.cores, group.world.size)
+    return START_AFTER if idle else START_AFTER_WITHOUT_CORE
 
 
 class CollectiveWork(MPIWork):
@@ -36,12 +76,13 @@ class CollectiveWork(MPIWork):
 
     Attributes:
         entry: where it stands in the handshake of its group.
+        may_block: see above.
     """
 
     is_collective = True
     entry: Entry
 
-    def __init__(self, group, operation: Operation, may_block: bool):
+    def __init__(self, group: ProcessGroupMPI, operation: Operation, may_block: bool):
         super().__init__(
             group,
             operation.call,
@@ -50,7 +91,7 @@ class CollectiveWork(MPIWork):
             operation.keep,
             operation.inputs,
         )
-        self._operation, self._may_block = operation, may_block
+        self._operation, self.may_block = operation, may_block
 
     @property
     def not_before(self) -> float:
@@ -72,7 +113,7 @@ class CollectiveWork(MPIWork):
         """All ranks are there: make the MPI calls. With ``blocking``, those that block."""
         self.call.matched = time.perf_counter()
         try:
-            if blocking and self._may_block:
+            if blocking and self.may_block:
                 for name, arguments in self._operation.mpi():
                     getattr(self.group.channels.data, name)(*arguments)
             else:
@@ -82,17 +123,17 @@ class CollectiveWork(MPIWork):
         except Exception as error:  # kept: raised where somebody waits
             self._error = error
 
-    def _settle(self, state: WorkState) -> None:
+    def _end(self, state: WorkState) -> None:
         if state is not WorkState.LEAKED:
             self._operation = None  # with all tensors that are in it
-        super()._settle(state)
+        super()._end(state)
 
     def _generator(self, operation: Operation) -> Generator:
         """Without blocking: as messages where MPI has no call, or is slower; else MPI's call."""
         channels = self.group.channels
         own_network = operation.mpi is not None and link.network is None
         if not own_network or self.call.nbytes >= operation.messages_from:
-            return operation.algorithm(algorithms.Group(channels, self.call))
+            return operation.algorithm(algorithms.Ranks(channels, self.call))
         return _without_blocking(operation, channels.data)
 
     def _since(self) -> float:
@@ -132,33 +173,36 @@ def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:
     """The error for a rank that called something else: both sides, in rank order."""
     group, call, mine = work.group, work.call, work.call.side()
     name, here = group.name_of(call), group.world
-    more = {
-        "waitable": work,
-        "where": call.where,
-        "waited": time.perf_counter() - call.start,
-        "heard": work.is_heard(),
-        "called": {name: mine},
-    }
-    here.stop("mismatch", "", **more)
-    theirs, deadline = {}, time.perf_counter() + OTHER_SIDE
-    while not theirs and time.perf_counter() < deadline:
-        theirs = here.statuses()[other].get("called", {}).get(name, {})
-        if not theirs:
+    stop = functools.partial(
+        here.begin_incident,
+        "mismatch",
+        waitable=work,
+        where=call.where,
+        waited=time.perf_counter() - call.start,
+        heard=work.is_heard(),
+        called={name: mine},
+    )
+    stop(error="")
+    theirs: Side | None = None
+    deadline = time.perf_counter() + OTHER_SIDE
+    while theirs is None and time.perf_counter() < deadline:
+        theirs = here.statuses()[other].get("called", {}).get(name)
+        if theirs is None:
             time.sleep(1e-3)
-    if theirs.get("what") == mine["what"]:
-        theirs = {}  # what did not fit was another thread's, which has left since
+    if theirs is not None and theirs["what"] == mine["what"]:
+        theirs = None  # what did not fit was another thread's, which has left since
     sides = {here.rank: mine, other: theirs}
     text = ", but ".join(_side(rank, sides[rank]) for rank in sorted(sides)) + "." + _ORDER
-    if any(side.get("thread") for side in sides.values()):
+    if any(side and side["thread"] for side in sides.values()):
         text += _THREADS
-    return CommunicationMismatch(text, call, here.stop("mismatch", text, **more))
+    return CommunicationMismatch(text, call, stop(error=text))
 
 
-def _side(rank: int, side: dict) -> str:
+def _side(rank: int, side: Side | None) -> str:
     if not side:
         return f"rank {rank} makes another call"
     where = f" at {side['where']}" if side["where"] else ""
-    thread = f" on its thread {side['thread']}" if side.get("thread") else ""
+    thread = f" on its thread {side['thread']}" if side["thread"] else ""
     return f"rank {rank} calls {side['what']}{where}{thread}"
 
 
@@ -186,7 +230,7 @@ class JoinedWork(MPIWork):
         with self._lock:
             if self.is_over or self.poll():
                 return
-            left = [work.leave() for work in self._works]
+            left = [work.withdraw() for work in self._works]
             self.poll()
             if any(left) and self.is_over:
                 self.state = WorkState.CANCELLED

@@ -1,26 +1,32 @@
 """The collectives that move data, and ``barrier``.
 
-A collective is one function, named as PyTorch calls it on a process group. It checks the tensors
-and returns an :class:`~torch_mpi.group.operation.Operation`: what goes in and out, MPI's call for
-it, and the same as messages. PROTOCOL.md says how to add one.
+A collective is one function, and a method of
+:class:`~torch_mpi.group.collective_group.CollectiveGroup` that calls it. The function checks the
+tensors and returns an :class:`~torch_mpi.group.operation.Operation`: what goes in and out, MPI's
+call for it, and the same as messages. PROTOCOL.md says how to add one.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..record import Call
 from . import algorithms, buffers, tensors
 from .dtypes import dtype_name
-from .operation import Operation
+from .operation import MPICall, Operation
+from .tensors import Tensors
+
+if TYPE_CHECKING:
+    from .collective_group import CollectiveGroup
 
 # -- one to all, all to one -------------------------------------------------------------------
 
 
-def broadcast(group, given: list[torch.Tensor], opts=None) -> Operation:
+def broadcast(group: CollectiveGroup, given: Tensors, opts: object) -> Operation:
     """The tensor of the root, on every rank."""
     tensor = tensors.one(given, "broadcast")
     root = tensors.root(group, "broadcast", opts)
@@ -44,7 +50,9 @@ def broadcast(group, given: list[torch.Tensor], opts=None) -> Operation:
     )
 
 
-def gather(group, outputs: list[list[torch.Tensor]], inputs, opts=None) -> Operation:
+def gather(
+    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object
+) -> Operation:
     """The tensors of all ranks, in a list on the root."""
     tensor = tensors.one(inputs, "gather")
     root = tensors.root(group, "gather", opts)
@@ -56,7 +64,9 @@ def gather(group, outputs: list[list[torch.Tensor]], inputs, opts=None) -> Opera
     return _exchange(group, call, (tensor.numel(),), [(root, tensor)], receives)
 
 
-def scatter(group, outputs: list[torch.Tensor], inputs, opts=None) -> Operation:
+def scatter(
+    group: CollectiveGroup, outputs: Tensors, inputs: Sequence[Tensors], opts: object
+) -> Operation:
     """One tensor for each rank, from a list on the root."""
     tensor = tensors.one(outputs, "scatter")
     root = tensors.root(group, "scatter", opts)
@@ -71,7 +81,9 @@ def scatter(group, outputs: list[torch.Tensor], inputs, opts=None) -> Operation:
 # -- all to all: data -------------------------------------------------------------------------
 
 
-def all_gather(group, outputs, inputs, opts=None) -> Operation:
+def all_gather(
+    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object
+) -> Operation:
     """The tensors of all ranks, in a list on every rank. Shapes may differ between ranks."""
     tensor = tensors.one(inputs, "all_gather")
     parts = tensors.check_count(group, outputs[0], "all_gather")
@@ -84,7 +96,9 @@ def all_gather(group, outputs, inputs, opts=None) -> Operation:
     return _all_gather(group, "all_gather", parts, tensor, opts)
 
 
-def all_gather_single(group, output, tensor, opts=None) -> Operation:
+def all_gather_single(
+    group: CollectiveGroup, output: torch.Tensor, tensor: torch.Tensor, opts: object
+) -> Operation:
     """The tensors of all ranks, one after the other in one tensor."""
     what = "all_gather_into_tensor"
     output, tensor = buffers.check(output, what), buffers.check(tensor, what)
@@ -92,7 +106,9 @@ def all_gather_single(group, output, tensor, opts=None) -> Operation:
     return _all_gather(group, what, parts, tensor, opts, whole=output)
 
 
-def all_gather_coalesced(group, outputs, inputs, opts=None) -> Operation:
+def all_gather_coalesced(
+    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object
+) -> Operation:
     """:func:`all_gather` of several tensors: ``outputs[rank][i]`` is rank's i-th."""
     size, what = group.size(), "all_gather_coalesced"
     if len(outputs) != size or any(len(row) != len(inputs) for row in outputs):
@@ -110,7 +126,14 @@ def all_gather_coalesced(group, outputs, inputs, opts=None) -> Operation:
     return _exchange(group, call, key, sends, receives, inputs=inputs)
 
 
-def _all_gather(group, what: str, parts, tensor, opts, whole=None) -> Operation:
+def _all_gather(
+    group: CollectiveGroup,
+    what: str,
+    parts: Tensors,
+    tensor: torch.Tensor,
+    opts: object,
+    whole: torch.Tensor | None = None,
+) -> Operation:
     tensors.check_alike([tensor, *parts], what)
     outputs = list(parts) if whole is None else [whole]
     for output in outputs:
@@ -138,7 +161,7 @@ def _all_gather(group, what: str, parts, tensor, opts, whole=None) -> Operation:
     if buffers.overlap(memory, stage):
         memory = memory.clone()
 
-    def mpi() -> list[tuple]:
+    def mpi() -> list[MPICall]:
         carrier = buffers.CARRIERS[tensor.element_size()]
         if len(set(counts)) == 1:
             receive = [buffers.address(stage), counts[0], carrier]
@@ -147,7 +170,7 @@ def _all_gather(group, what: str, parts, tensor, opts, whole=None) -> Operation:
         receive = [buffers.address(stage), (counts, offsets), carrier]
         return [("Allgatherv", (buffers.message(memory), receive))]
 
-    def algorithm(ranks: algorithms.Group) -> Generator:
+    def algorithm(ranks: algorithms.Ranks) -> Generator:
         chunks = list(stage.split(counts))
         chunks[ranks.rank].copy_(memory.view(-1))
         yield from algorithms.all_gather(ranks, chunks)
@@ -155,7 +178,9 @@ def _all_gather(group, what: str, parts, tensor, opts, whole=None) -> Operation:
     return Operation(call, key, outputs, algorithm, mpi, deliver, memory, inputs=[tensor])
 
 
-def all_to_all(group, outputs: list, inputs: list, opts=None) -> Operation:
+def all_to_all(
+    group: CollectiveGroup, outputs: Tensors, inputs: Tensors, opts: object
+) -> Operation:
     """Input r goes to rank r, output r comes from rank r."""
     outputs = tensors.check_count(group, outputs, "all_to_all")
     inputs = tensors.check_count(group, inputs, "all_to_all")
@@ -165,7 +190,14 @@ def all_to_all(group, outputs: list, inputs: list, opts=None) -> Operation:
     return _exchange(group, call, (), list(enumerate(inputs)), list(enumerate(outputs)))
 
 
-def all_to_all_single(group, output, tensor, output_splits, input_splits, opts=None) -> Operation:
+def all_to_all_single(
+    group: CollectiveGroup,
+    output: torch.Tensor,
+    tensor: torch.Tensor,
+    output_splits: Sequence[int],
+    input_splits: Sequence[int],
+    opts: object,
+) -> Operation:
     """Rows of one tensor, split between the ranks; splits are numbers of rows."""
     what = "all_to_all_single"
     output, tensor = buffers.check(output, what), buffers.check(tensor, what)
@@ -188,13 +220,21 @@ def all_to_all_single(group, output, tensor, output_splits, input_splits, opts=N
     )
 
 
-def barrier(group, opts=None) -> Operation:
+def barrier(group: CollectiveGroup, opts: object) -> Operation:
     """Over when every rank of the group has called it."""
     call = group.record("barrier", [], opts)
     return Operation(call, (), [], algorithms.barrier, mpi=lambda: [("Barrier", ())])
 
 
-def _exchange(group, call: Call, key: tuple, sends, receives, then=None, inputs=None) -> Operation:
+def _exchange(
+    group: CollectiveGroup,
+    call: Call,
+    key: tuple[object, ...],
+    sends: Sequence[tuple[int, torch.Tensor]],
+    receives: Sequence[tuple[int, torch.Tensor]],
+    then: Callable[[], None] | None = None,
+    inputs: Tensors | None = None,
+) -> Operation:
     """A collective of messages, for which MPI has no fitting call: ``(rank, tensor)`` pairs."""
     mine = group.rank()
     homes = {tensor.untyped_storage().data_ptr() for _, tensor in receives}
@@ -208,7 +248,7 @@ def _exchange(group, call: Call, key: tuple, sends, receives, then=None, inputs=
     own = [tensor for peer, tensor in receives if peer == mine]
     deliveries += zip(own, [memory for peer, memory in outgoing if peer == mine], strict=True)
 
-    def algorithm(ranks: algorithms.Group) -> Generator:
+    def algorithm(ranks: algorithms.Ranks) -> Generator:
         return algorithms.exchange(
             ranks,
             [(peer, memory) for peer, memory in outgoing if peer != mine],
@@ -224,19 +264,3 @@ def _exchange(group, call: Call, key: tuple, sends, receives, then=None, inputs=
     result = [tensor for _, tensor in receives]
     inputs = inputs or [tensor for _, tensor in sends]
     return Operation(call, key, result, algorithm, None, finish, outgoing, inputs)
-
-
-#: By the names that PyTorch calls on a process group; some are those of earlier versions.
-METHODS = {
-    "broadcast": broadcast,
-    "gather": gather,
-    "scatter": scatter,
-    "allgather": all_gather,
-    "all_gather_single": all_gather_single,
-    "_allgather_base": all_gather_single,
-    "allgather_coalesced": all_gather_coalesced,
-    "alltoall": all_to_all,
-    "all_to_all_single": all_to_all_single,
-    "alltoall_base": all_to_all_single,
-    "barrier": barrier,
-}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..mpi import MPI
 from ..protocol import failures
 
+if TYPE_CHECKING:
+    from ..protocol.world import World
 
-def two(world, members: tuple[int, ...]) -> list[MPI.Intracomm]:
+
+def two(world: World, members: tuple[int, ...]) -> list[MPI.Intracomm]:
     """Two of them. Where a rank dies meanwhile, every rank has an error, or none.
 
     Raises:
@@ -24,7 +29,7 @@ def two(world, members: tuple[int, ...]) -> list[MPI.Intracomm]:
     return made
 
 
-def one(world, members: tuple[int, ...]) -> MPI.Intracomm:
+def one(world: World, members: tuple[int, ...]) -> MPI.Intracomm:
     """One of them."""
     if _are_all(world, members):
         # Unlike the other call it ends with an error when a rank dies meanwhile.
@@ -35,5 +40,5 @@ def one(world, members: tuple[int, ...]) -> MPI.Intracomm:
     return made
 
 
-def _are_all(world, members: tuple[int, ...]) -> bool:
+def _are_all(world: World, members: tuple[int, ...]) -> bool:
     return members == tuple(range(world.size))

@@ -38,6 +38,6 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
         # PyTorch has no group: what is left here was taken from it by a Ctrl-C.
         for group in here.groups:
             group.shutdown()
-    here.check("new_group")
+    here.recover_or_raise("new_group")
     messages.every_send_waits = strict.is_on()
     return ProcessGroupMPI(members, timeout) if here.rank in members else None

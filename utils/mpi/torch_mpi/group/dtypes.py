@@ -75,7 +75,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def factor_of(opts, name: str, dtype: torch.dtype) -> float | torch.Tensor | None:
+def factor_of(opts: object, name: str, dtype: torch.dtype) -> float | torch.Tensor | None:
     """What ``PREMUL_SUM`` multiplies every tensor with before the sum; ``None`` for other ops.
 
     It is NCCL's, made by ``torch.distributed._make_nccl_premul_sum``, and what FSDP2 reduces with
@@ -95,7 +95,7 @@ def multiplied(memory: torch.Tensor, factor: float | torch.Tensor | None) -> tor
     return memory if factor is None else memory * factor
 
 
-def op_name(opts) -> str:
+def op_name(opts: object) -> str:
     """``SUM``, ``AVG`` … of the options of a collective, or of a ``ReduceOp``; SUM for ``None``."""
     op = getattr(opts, "reduceOp", opts)
     if op is None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
@@ -18,7 +19,8 @@ from torch.distributed import ReduceOp
 from ..errors import users_place
 from ..mpi import MPI
 from ..network import link
-from ..protocol import announcements as an
+from ..protocol.announcements import ACKNOWLEDGED, DEPTH
+from ..protocol.fingerprints import alike, fingerprint, numbered
 from ..protocol.handshake import Handshake
 from ..protocol.interrupts import guard
 from ..record import Call, recorder
@@ -36,9 +38,17 @@ _MAIN_THREAD = threading.main_thread().ident
 
 @dataclass(slots=True)
 class Known:
-    """What is known beforehand of a blocking all_reduce of tensors of one dtype and shape."""
+    """What is known beforehand of a blocking all_reduce of tensors of one dtype and shape.
 
-    code: int
+    Attributes:
+        unnumbered: its fingerprint as collective 0.
+        call: the record of the call that it was learned from.
+        count, nbytes, datatype: of the tensor.
+        size, words, acknowledged: of the board: ranks, words, place of this rank's acknowledgement.
+        all_reduce: MPI's call.
+    """
+
+    unnumbered: int
     call: Call
     count: int
     nbytes: int
@@ -65,7 +75,7 @@ class FastPath:
         """Have the next call look whether all is well."""
         self._known.clear()
 
-    def find(self, tensors: list[torch.Tensor]) -> Known | None:
+    def find(self, tensors: object) -> Known | None:
         """What is known of such a call; ``None`` where the fast path cannot be taken."""
         if type(tensors) is not list or len(tensors) != 1 or type(tensors[0]) is not torch.Tensor:
             return None
@@ -90,18 +100,18 @@ class FastPath:
             return
         board = self._handshake.announcements.board
         self._known[tensor.dtype, tensor.shape] = Known(
-            an.fingerprint(0, code, blocking=True),
+            fingerprint(0, code, blocking=True),
             call,
             tensor.numel(),
             call.nbytes,
             datatype,
             board.size,
             board.words,
-            board.place(an.ACKNOWLEDGED),
+            board.place(ACKNOWLEDGED),
             self._data.Allreduce,
         )
 
-    def all_reduce(self, tensor: torch.Tensor, opts, known: Known) -> bool:
+    def all_reduce(self, tensor: torch.Tensor, opts: Any, known: Known) -> bool:
         """Do it, holding the handshake's lock; ``False`` when it has to go the long way.
 
         Raises:
@@ -110,8 +120,7 @@ class FastPath:
         start = _now()
         if not (
             link.network is None
-            and opts is not None
-            and not opts.asyncOp
+            and not getattr(opts, "asyncOp", True)
             and opts.reduceOp == _SUM
             and tensor.is_cpu
             and tensor.is_contiguous()
@@ -126,9 +135,9 @@ class FastPath:
         if number > announcements.limit and not announcements.may_announce(number):
             return False
         block = [_address(tensor.data_ptr(), known.nbytes), known.count, known.datatype]
-        mine = known.code | (number & an.NUMBER) << an.NUMBER_AT
-        first = number % an.DEPTH * known.size
-        words, end, everybody = known.words, first + known.size, [mine] * known.size
+        mine = numbered(known.unnumbered, number)
+        first = number % DEPTH * known.size
+        words, end, everybody = known.words, first + known.size, alike(mine, known.size)
         matched = 0.0
         guard.on += 1
         try:

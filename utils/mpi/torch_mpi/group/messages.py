@@ -14,13 +14,13 @@ import contextlib
 import functools
 import struct
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from ..errors import CommunicationMismatch
-from ..mpi import MPI
+from ..mpi import MPI, largest_tag
 from ..network import Arrival, Wire, link
 from ..protocol.recovery import Unreceived
 from ..record import Call
@@ -108,7 +108,7 @@ class Channels:
     tags: Tags = field(init=False)
 
     def __post_init__(self):
-        self.tags = Tags(self.data.Get_attr(MPI.TAG_UB))
+        self.tags = Tags(largest_tag(self.data))
 
     def wire(self, peer: int) -> Wire | None:
         """The slow network to a rank of the group; ``None`` where there is none."""
@@ -122,7 +122,9 @@ def _shape_struct(dimensions: int) -> struct.Struct:
     return struct.Struct(f"<{dimensions}q")
 
 
-def pack(channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Tensor):
+def pack(
+    channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Tensor
+) -> tuple[bytes, float]:
     """The envelope of a message, with the elements if they are few; when its last byte is gone."""
     channels.sent += 1
     channels.balance += 1
@@ -138,7 +140,9 @@ def pack(channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Ten
     return envelope, gone
 
 
-def send(channels: Channels, call: Call, memory: torch.Tensor, envelope: bytes, gone: float):
+def send(
+    channels: Channels, call: Call, memory: torch.Tensor, envelope: bytes, gone: float
+) -> Generator:
     """Steps that send ``memory`` to ``call.peer``; see :func:`pack`."""
     begin = channels.envelopes.Issend if every_send_waits else channels.envelopes.Isend
     if call.nbytes <= INLINE:
@@ -219,7 +223,9 @@ def read_envelope(channels: Channels, source: int, tag: int, envelope: bytes) ->
     return Unreceived(sender, receiver, number, tag, nbytes, dtype_name(_DTYPES[code]), shape)
 
 
-def _mismatch(call: Call, channels: Channels, dtype, shape, nbytes: int) -> CommunicationMismatch:
+def _mismatch(
+    call: Call, channels: Channels, dtype: torch.dtype, shape: Sequence[int], nbytes: int
+) -> CommunicationMismatch:
     sender, receiver = channels.members[call.peer], channels.members[channels.rank]
     sent = f"{dtype_name(dtype)}{list(shape)}"
     where = f" at {call.where}" if call.where else ""

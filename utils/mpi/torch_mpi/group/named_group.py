@@ -48,3 +48,15 @@ class NamedGroup(ProcessGroup):
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
+
+    # PyTorch asks a group for the backend of a device; this group is its own.
+    supports_splitting, supports_coalescing = True, False
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """PyTorch asks that of backends that split: the ranks are connected from the start."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """A rank outside of a new group has nothing to do: only its members make it."""
+
+    def _get_backend(self, device: torch.device) -> NamedGroup:
+        return self

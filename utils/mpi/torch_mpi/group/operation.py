@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..record import Call
-from .algorithms import Group
+from .algorithms import Ranks
+
+#: The name of a method of ``MPI.Intracomm``, and its arguments.
+MPICall = tuple[str, tuple[Any, ...]]
 
 
 @dataclass(slots=True)
@@ -29,10 +33,10 @@ class Operation:
     """
 
     call: Call
-    key: tuple
+    key: tuple[object, ...]
     result: Sequence[torch.Tensor]
-    algorithm: Callable[[Group], Generator]
-    mpi: Callable[[], list[tuple]] | None = None
+    algorithm: Callable[[Ranks], Generator]
+    mpi: Callable[[], list[MPICall]] | None = None
     finish: Callable[[], None] | None = None
     keep: object = None
     inputs: Sequence[torch.Tensor] | None = None

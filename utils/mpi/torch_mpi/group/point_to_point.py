@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +23,9 @@ from .steps import Steps
 from .tensors import one
 from .work import MPIWork
 
+if TYPE_CHECKING:
+    from .process_group import ProcessGroupMPI
+
 # How often a blocking recv looks for its message before it hands over to a patient wait; how often
 # it does so without giving up its core.
 _LOOKS, _BUSY_LOOKS = 200, 10
@@ -30,7 +34,9 @@ _MOMENT = 2e-3  # seconds
 _profiling = torch.autograd._profiler_enabled
 
 
-def send(group, tensors: list[torch.Tensor], dst: int, tag: int) -> MPIWork | DoneWork:
+def send(
+    group: ProcessGroupMPI, tensors: list[torch.Tensor], dst: int, tag: int
+) -> MPIWork | DoneWork:
     """Start sending one tensor to rank ``dst`` of the group."""
     start = time.perf_counter()
     tensor = one(tensors, "send")
@@ -48,12 +54,14 @@ def send(group, tensors: list[torch.Tensor], dst: int, tag: int) -> MPIWork | Do
             work = MPIWork(group, call, [tensor], keep=memory)
             if not call.blocking and strict.is_on():
                 work.seal = strict.Seal(memory)
-            return work.follow(steps)
+            return work.take_over(steps)
     except MPI.Exception as error:
         raise in_words(error, call, group) from None
 
 
-def receive(group, tensors: list[torch.Tensor], src: int | None, tag: int) -> MPIWork | DoneWork:
+def receive(
+    group: ProcessGroupMPI, tensors: list[torch.Tensor], src: int | None, tag: int
+) -> MPIWork | DoneWork:
     """Start receiving one tensor from rank ``src`` of the group; ``None``: from any."""
     _check_peer(group, "recv", "src", src, tag)
     tensor = one(tensors, "recv")
@@ -69,7 +77,9 @@ def receive(group, tensors: list[torch.Tensor], src: int | None, tag: int) -> MP
         raise in_words(error, call, group) from None
 
 
-def _begin_receive(group, tensor: torch.Tensor, memory: torch.Tensor, call: Call):
+def _begin_receive(
+    group: ProcessGroupMPI, tensor: torch.Tensor, memory: torch.Tensor, call: Call
+) -> MPIWork | DoneWork:
     pending = messages.PendingReceive(group.channels, call.peer, call.tag)
     generator = messages.receive(group.channels, call, tensor, memory, pending)
     if call.blocking and not call.any_source and not _profiling() and _soon(pending):
@@ -80,19 +90,19 @@ def _begin_receive(group, tensor: torch.Tensor, memory: torch.Tensor, call: Call
     else:
         steps = Steps(generator)
     work = MPIWork(group, call, [tensor], lambda: buffers.deliver(tensor, memory), memory)
-    return work.follow(steps)
+    return work.take_over(steps)
 
 
-def _opened(group, generator: Generator, call: Call) -> Steps:
+def _opened(group: ProcessGroupMPI, generator: Generator, call: Call) -> Steps:
     """Begin the steps of a receive whose envelope is here."""
     try:
         return Steps(generator)
     except CommunicationMismatch as error:
-        error.record = group.world.stop("mismatch", str(error), where=call.where)
+        error.record = group.world.begin_incident("mismatch", str(error), where=call.where)
         raise
 
 
-def _check_peer(group, op: str, role: str, peer: int | None, tag: int) -> None:
+def _check_peer(group: ProcessGroupMPI, op: str, role: str, peer: int | None, tag: int) -> None:
     size, largest = group.size(), group.channels.tags.largest
     if peer is not None and not 0 <= peer < size:
         raise ValueError(

@@ -14,24 +14,26 @@ import functools
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 
 from .. import compat
 from ..errors import CommunicationError
 from ..mpi import MPI
-from ..network import link
 from ..protocol import board, limits, world
-from ..protocol.announcements import WORDS, signature
+from ..protocol.announcements import WORDS
 from ..protocol.gathering import GroupFlush
-from ..protocol.handshake import Entry, Handshake
+from ..protocol.handshake import Handshake
 from ..protocol.interrupts import guard
 from ..protocol.progress import progress
 from ..protocol.recovery import Standing, Unreceived
 from ..protocol.rendezvous import rendezvous
+from ..protocol.status import Side
 from ..record import Call
-from . import calls, collectives, communicators, cores, point_to_point, reductions
+from . import calls, collective_work, communicators, point_to_point
 from .calls import in_words
+from .collective_group import CollectiveGroup
 from .collective_work import CollectiveWork, JoinedWork
 from .done import DONE, DoneWork
 from .fast_path import FastPath
@@ -40,14 +42,9 @@ from .named_group import NamedGroup
 from .operation import Operation
 from .work import MPIWork
 
-# A collective that does not block is begun by the first wait for it; failing that, after so long by
-# the progress thread. Earlier hides little: on one machine the rank's own processor moves the data.
-# Where ranks and threads are more than the cores (torch_mpi.group.cores), it hides nothing.
-START_AFTER, START_AFTER_WITHOUT_CORE = 2e-3, 20e-3  # seconds
 
-
-class ProcessGroupMPI(NamedGroup):
-    """A group of MPI ranks. Its collectives are the tables in ``collectives`` and ``reductions``.
+class ProcessGroupMPI(CollectiveGroup):
+    """A group of MPI ranks.
 
     Args:
         members: global ranks, in the order of the group.
@@ -58,13 +55,15 @@ class ProcessGroupMPI(NamedGroup):
     """
 
     def __init__(self, members: tuple[int, ...], timeout: float):
-        self.world = world.current()
+        here = world.current()
+        assert here is not None, "create() has entered the world"
+        self.world: world.World = here
         super().__init__(members, members.index(self.world.rank))
         self._timeout = timeout
         self._lost = ""
         self.closed = self._freed = self._abandoned = False
         self._flush: GroupFlush | None = None
-        self.channels: Channels | None = None
+        self._has_channels = False
         self.key = members, self.world.groups.made.get(members, 0) + 1
         try:
             with rendezvous(
@@ -76,7 +75,7 @@ class ProcessGroupMPI(NamedGroup):
         except MPI.Exception as error:
             raise in_words(error, Call("new_group", members), self) from None
         except KeyboardInterrupt:  # nobody gets this group, so nobody will destroy it
-            if self.channels is not None:
+            if self._has_channels:
                 self.closed, self._lost = True, "it was interrupted"
                 self.world.groups.close(self)
             raise
@@ -86,6 +85,7 @@ class ProcessGroupMPI(NamedGroup):
         # A collective's own messages never meet the user's.
         envelopes, data = communicators.two(self.world, self.members)
         self.channels = Channels(envelopes, data, self.members, self._rank)
+        self._has_channels = True
         another = functools.partial(communicators.one, self.world, self.members)
         notes = board.make(data, another, self.world.one_machine, WORDS)
         self.handshake = Handshake(notes)
@@ -100,18 +100,7 @@ class ProcessGroupMPI(NamedGroup):
         """How long a wait lasts at most, from now on."""
         self._timeout = timeout.total_seconds()
 
-    # PyTorch asks a group for the backend of a device; this group is its own.
-    supports_splitting, supports_coalescing = True, False
     _set_default_timeout = set_timeout
-
-    def eager_connect_single_device(self, device: torch.device) -> None:
-        """PyTorch asks that of backends that split: the ranks are connected from the start."""
-
-    def perform_nocolor_split(self, device: torch.device) -> None:
-        """A rank outside of a new group has nothing to do: only its members make it."""
-
-    def _get_backend(self, device: torch.device) -> ProcessGroupMPI:
-        return self
 
     def _get_sequence_number_for_group(self) -> int:
         return self.handshake.announcements.number
@@ -132,14 +121,14 @@ class ProcessGroupMPI(NamedGroup):
             self.forget_fast_path()
             # On record until it is freed: after a Ctrl-C, or in an incident, recovery does that.
             self.world.groups.close(self)
-        drained = not MPI.Is_finalized() and progress.drain(self)
+        drained = not MPI.Is_finalized() and progress.finish(self)
         if drained and self._abandoned:
             self._free()
         elif drained and not self.world.stopped:
             self._begin_flush()
             self.world.groups.free_flushed()
 
-    def _begin_flush(self) -> None:
+    def _begin_flush(self) -> GroupFlush:
         """Tell every member, behind all that this rank has sent, that nothing more follows."""
         with guard:
             self._flush = self._flush or GroupFlush(
@@ -148,6 +137,7 @@ class ProcessGroupMPI(NamedGroup):
                 self.world.refuse_if_broken,
                 functools.partial(progress.all_sent, self),
             )
+            return self._flush
 
     def free_if_flushed(self) -> None:
         """Free the communicators of a destroyed group if no message can still be on its way.
@@ -201,7 +191,12 @@ class ProcessGroupMPI(NamedGroup):
 
     splitGroup = split_group
 
-    # -- after an incident: what torch_mpi.protocol asks of a group -------------------------
+    # -- what torch_mpi.protocol asks of a group: torch_mpi.protocol.contracts.Group ---------
+
+    @property
+    def balance(self) -> int:
+        """How many more messages this rank has sent in it than received."""
+        return self.channels.balance
 
     def standing(self, settled: bool) -> Standing:
         """What the other members have to know to begin anew together."""
@@ -211,17 +206,17 @@ class ProcessGroupMPI(NamedGroup):
         """Move on the collectives; whether none is left."""
         return progress.settled(self)
 
-    def renew(self, standings: list[Standing]) -> None:
+    def renew(self, standings: Sequence[Standing]) -> None:
         """Begin anew, after an incident; all members are here, and stand as told, in order."""
         self.handshake.start_anew()
         settled = all(standing.settled for standing in standings)
         if settled:
             self.sweep()
-            progress.release(self)
+            progress.free_leaked(self)
         if not all(standing.open for standing in standings):
             if settled:
                 self._free()
-            self.abandon(self._lost or "a rank has destroyed it")
+            self.refuse_further_use(self._lost or "a rank has destroyed it")
         elif settled:
             last = max(standing.number for standing in standings)
             self.handshake.announcements.go_on_after(last)
@@ -231,8 +226,8 @@ class ProcessGroupMPI(NamedGroup):
 
     def sweep(self) -> list[Unreceived]:
         """Throw away the messages that nobody has received; all members do so together."""
-        self._begin_flush()  # a rank that has destroyed the group has begun it before
-        taken, self._flush = self._flush.finish(), None
+        flush = self._begin_flush()  # a rank that has destroyed the group has begun it before
+        taken, self._flush = flush.finish(), None
         channels = self.channels
         channels.balance = 0
         return [read_envelope(channels, one.source, one.tag, bytes(one.data)) for one in taken]
@@ -240,7 +235,7 @@ class ProcessGroupMPI(NamedGroup):
     def revoke(self) -> None:
         """A rank has died: have no other rank wait for it inside of a call of MPI."""
         self.world.base.Revoke()
-        if self.channels is not None:
+        if self._has_channels:
             self.channels.envelopes.Revoke()
             self.channels.data.Revoke()
 
@@ -255,29 +250,29 @@ class ProcessGroupMPI(NamedGroup):
         if settled:
             if freed:
                 self.sweep()
-            progress.release(self)
+            progress.free_leaked(self)
             self._free()
 
-    def abandon(self, reason: str) -> None:
+    def refuse_further_use(self, reason: str) -> None:
         """Refuse further use: some members do not have this group any more, or never had it."""
         self._lost, self._abandoned = reason, True
 
     def give_up_all(self) -> None:
         """End what is under way, so that the group can begin anew."""
         for work in progress.works_of(self):
-            work.leave()
+            work.withdraw()
 
     def end_blocking_calls(self) -> None:
         """Leave the blocking calls that nobody waits for, or take part where others rely on it."""
         for work in progress.works_of(self):
             if work.is_collective and work.call.blocking:
-                work.end_for_good()
+                work.withdraw_or_take_part()
 
     def forget_fast_path(self) -> None:
         """Have the next call look whether all is well."""
         self._fast_path.forget()
 
-    def called(self) -> dict[str, dict]:
+    def called(self) -> dict[str, Side]:
         """What this rank has called that has not begun: name of the collective, what and where."""
         return {self.name_of(call): call.side() for call in self.handshake.called().values()}
 
@@ -299,42 +294,27 @@ class ProcessGroupMPI(NamedGroup):
         """Start receiving one tensor from whichever rank sends first."""
         return point_to_point.receive(self, tensors, None, tag)
 
-    def allreduce(self, tensors: list[torch.Tensor] | torch.Tensor, opts=None):
-        """The reduction of the tensors of all ranks, on every rank, in place.
-
-        ``opts`` may be a ``ReduceOp``; without one it is SUM.
-        """
+    def allreduce(
+        self, tensors: list[torch.Tensor] | torch.Tensor, opts: object = None
+    ) -> CollectiveWork | DoneWork:
+        """See :meth:`CollectiveGroup.allreduce`; on the fast path where possible."""
         known = self._fast_path.find(tensors)
         # Another thread must not call a collective before this one is in the queue.
         if known is None or not self.handshake.lock.acquire(blocking=False):
-            return self.run(reductions.all_reduce(self, tensors, opts))
+            return super().allreduce(tensors, opts)
         try:
             if self._fast_path.all_reduce(tensors[0], opts, known):
                 return DONE
-            return self.run(reductions.all_reduce(self, tensors, opts))
+            return super().allreduce(tensors, opts)
         except MPI.Exception as error:
             raise in_words(error, known.call, self) from None
         finally:
             self.handshake.end_fast_path()
             self.handshake.lock.release()
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None) -> JoinedWork:
-        """``reduce_scatter_single`` of several tensors."""
-        return self._each(self.reduce_scatter_single, outputs, inputs, opts)
-
-    def all_gather_single_coalesced(self, outputs, inputs, opts=None) -> JoinedWork:
-        """``all_gather_single`` of several tensors."""
-        return self._each(self.all_gather_single, outputs, inputs, opts)
-
-    # The names that PyTorch used before, and that its C++ still asks for.
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    def _each(self, method, outputs, inputs, opts) -> JoinedWork:
-        pairs = zip(outputs, inputs, strict=True)
-        return JoinedWork([method(*pair, opts) for pair in pairs], list(outputs))
-
-    def record(self, op: str, tensors: Sequence[torch.Tensor], opts=None, **more) -> Call:
+    def record(
+        self, op: str, tensors: Sequence[torch.Tensor], opts: object = None, **more: Any
+    ) -> Call:
         """Put a call on record; see :func:`torch_mpi.group.calls.record`."""
         return calls.record(self, op, tensors, opts, **more)
 
@@ -342,7 +322,7 @@ class ProcessGroupMPI(NamedGroup):
         """Raise CommunicationError where the ranks, or this group, cannot communicate."""
         if threading.current_thread() is not progress.thread:
             self.world.threads.communicates()
-        self.world.check(op)
+        self.world.recover_or_raise(op)
         if self._lost:
             raise CommunicationError(
                 f"{op} on a process group that cannot be used any more: {self._lost}"
@@ -350,42 +330,12 @@ class ProcessGroupMPI(NamedGroup):
 
     def run(self, operation: Operation) -> CollectiveWork:
         """Call a collective; it begins when all ranks have announced it."""
-        call = operation.call
-        same = (call.op, call.dtype, operation.key, call.reduce_op, call.peer, str(link.network))
-        code = signature(same)
-        # Blocking calls need a board on which an announcement can be taken back at once.
-        may_block = operation.mpi is not None and link.network is None and self.handshake.can_block
-        work = CollectiveWork(self, operation, may_block)
-        entry = work.entry = Entry(code, call, work, may_block)
-        with guard, self.handshake.lock:
-            self.handshake.call(entry)
-            call.sequence = entry.number
-            if may_block and not call.blocking:
-                entry.not_before = call.start + self._start_after()
-            else:
-                if call.blocking:
-                    self.handshake.hasten()
-                self.handshake.pump()
-        if not call.blocking:
-            work.progress()
-        elif may_block:
-            self._fast_path.remember(operation, code)
+        work = collective_work.enqueue(self, operation)
+        if work.call.blocking and work.may_block:
+            self._fast_path.remember(operation, work.entry.code)
         return work
 
-    def _start_after(self) -> float:
-        idle = cores.one_is_idle(self.world.cores, self.world.size)
-        return START_AFTER if idle else START_AFTER_WITHOUT_CORE
 
-
-def _method(build):
-    @functools.wraps(build)
-    def method(self, *args, **options):
-        return self.run(build(self, *args, **options))
-
-    return method
-
-
-for _name, _build in (collectives.METHODS | reductions.METHODS).items():
-    setattr(ProcessGroupMPI, _name, _method(_build))
-
-compat.never_compile(NamedGroup, ProcessGroupMPI, DoneWork, MPIWork, CollectiveWork, JoinedWork)
+compat.never_compile(
+    NamedGroup, CollectiveGroup, ProcessGroupMPI, DoneWork, MPIWork, CollectiveWork, JoinedWork
+)

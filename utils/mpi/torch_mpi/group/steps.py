@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator
+from typing import Any, TypeGuard
 
 from ..mpi import MPI
 
@@ -38,10 +39,10 @@ class Steps:
     """
 
     def __init__(
-        self, generator: Generator[list, list[MPI.Status], None], since: float | None = None
+        self, generator: Generator[list[Any], list[MPI.Status], None], since: float | None = None
     ):
         self._generator = generator
-        self._pending: list[tuple[object, MPI.Status | None]] = []
+        self._pending: list[tuple[Any, MPI.Status | None]] = []
         self._statuses: list[MPI.Status] = []
         self.count = 0
         self.done = False
@@ -57,7 +58,7 @@ class Steps:
             self._advance(self._statuses)
         return True
 
-    def _is_ready(self, item, status: MPI.Status | None) -> bool:
+    def _is_ready(self, item: Any, status: MPI.Status | None) -> bool:
         if status is not None:
             return item.Test(status)
         if _is_steps(item):
@@ -104,11 +105,11 @@ class Steps:
         self._statuses = [status for _, status in self._pending if status is not None]
 
 
-def _is_steps(item) -> bool:
+def _is_steps(item: object) -> TypeGuard[Steps]:
     return isinstance(item, Steps)
 
 
-def _time(item) -> float | None:
+def _time(item: Any) -> float | None:
     """When it is complete, as far as is known now; ``None`` for what only MPI knows."""
     if isinstance(item, float):
         return item

@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from . import buffers
 from .dtypes import dtype_name
+
+if TYPE_CHECKING:
+    from .collective_group import CollectiveGroup
+
+#: What PyTorch gives where one tensor, or one for each rank, is meant.
+Tensors = Sequence[torch.Tensor]
 
 
 def one(given: Sequence[torch.Tensor] | torch.Tensor, op: str) -> torch.Tensor:
@@ -23,7 +30,7 @@ def one(given: Sequence[torch.Tensor] | torch.Tensor, op: str) -> torch.Tensor:
     return buffers.check(given[0], op)
 
 
-def root(group, op: str, opts) -> int:
+def root(group: CollectiveGroup, op: str, opts: object) -> int:
     """The root (in the group); raises ValueError for a rank that the group does not have."""
     rank = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
     if not 0 <= rank < group.size():
@@ -38,7 +45,9 @@ def check_alike(given: Sequence[torch.Tensor], op: str) -> None:
         raise TypeError(f"{op}: all tensors must have the same dtype, got {' and '.join(dtypes)}")
 
 
-def check_count(group, given: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
+def check_count(
+    group: CollectiveGroup, given: Sequence[torch.Tensor], op: str
+) -> list[torch.Tensor]:
     """A tensor for each rank; raises ValueError for another number of them."""
     if len(given) != group.size():
         raise ValueError(
@@ -47,7 +56,9 @@ def check_count(group, given: Sequence[torch.Tensor], op: str) -> list[torch.Ten
     return [buffers.check(tensor, op) for tensor in given]
 
 
-def per_rank(group, given, like: torch.Tensor, op: str) -> list[tuple[int, torch.Tensor]]:
+def per_rank(
+    group: CollectiveGroup, given: Sequence[torch.Tensor], like: torch.Tensor, op: str
+) -> list[tuple[int, torch.Tensor]]:
     """``(rank, tensor)`` of a list of tensors as large as ``like``; raises ValueError."""
     given = check_count(group, given, op)
     for rank, tensor in enumerate(given):
@@ -60,7 +71,9 @@ def per_rank(group, given, like: torch.Tensor, op: str) -> list[tuple[int, torch
     return list(enumerate(given))
 
 
-def equal_parts(group, whole: torch.Tensor, part: torch.Tensor, op: str) -> list[torch.Tensor]:
+def equal_parts(
+    group: CollectiveGroup, whole: torch.Tensor, part: torch.Tensor, op: str
+) -> list[torch.Tensor]:
     """Views of ``whole``, one per rank, each with the number of elements of ``part``."""
     size = group.size()
     if whole.numel() != size * part.numel() or whole.dtype != part.dtype:
@@ -74,7 +87,9 @@ def equal_parts(group, whole: torch.Tensor, part: torch.Tensor, op: str) -> list
     return list(whole.detach().reshape(-1).split(part.numel())) or [whole.detach()] * size
 
 
-def split(group, tensor: torch.Tensor, splits: Sequence[int], what: str) -> list[int]:
+def split(
+    group: CollectiveGroup, tensor: torch.Tensor, splits: Sequence[int], what: str
+) -> list[int]:
     """Numbers of elements per rank, from numbers of rows per rank; raises ValueError."""
     size = group.size()
     rows = tensor.shape[0] if tensor.dim() else 1

@@ -7,8 +7,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import Work
@@ -23,6 +23,9 @@ from ..protocol.wait_monitor import SPIN, WaitMonitor, wait_for
 from ..record import Call
 from .calls import in_words
 from .steps import Steps
+
+if TYPE_CHECKING:
+    from .process_group import ProcessGroupMPI
 
 
 class WorkState(enum.Enum):
@@ -48,12 +51,13 @@ class MPIWork(Work):
 
     is_collective = False
     not_before = 0.0
+    has_future = False
     #: A :class:`torch_mpi.group.strict.Seal` on what is sent, where that was asked for.
     seal = None
 
     def __init__(
         self,
-        group,
+        group: ProcessGroupMPI,
         call: Call,
         result: list[torch.Tensor],
         finish: Callable[[], None] | None = None,
@@ -61,8 +65,7 @@ class MPIWork(Work):
         inputs: Sequence[torch.Tensor] | None = None,
     ):
         super().__init__()
-        self.group = group
-        self.call = call
+        self.group, self.call = group, call
         self._result = result
         self._finish = finish
         self._keep = keep
@@ -81,7 +84,7 @@ class MPIWork(Work):
         self._span = compat.open_span(f"mpi:{name}", result if inputs is None else inputs)
         progress.begin(self)
 
-    def follow(self, steps: Steps) -> MPIWork:
+    def take_over(self, steps: Steps) -> MPIWork:
         """Take over the steps of the communication, which have begun; returns the work."""
         self._steps = steps
         if not self.call.blocking:
@@ -120,14 +123,15 @@ class MPIWork(Work):
             self.is_watched = True
             progress.watch(self)
 
-    def expire(self) -> bool:
+    def give_up_if_overdue(self) -> bool:
         """End a future that nobody would end otherwise: after the timeout, or an incident."""
         if self._future is None or self.is_over:
             return False
         self._future_held = True
         try:
             if guard.heard():
-                self.group.world.stop("interrupted", "Ctrl-C", waitable=self, where=self._where())
+                world, where = self.group.world, self._where()
+                world.begin_incident("interrupted", "Ctrl-C", waitable=self, where=where)
                 self._give_up()
             if self._monitor is None:
                 self._monitor = WaitMonitor(
@@ -141,7 +145,7 @@ class MPIWork(Work):
             self._resolve()
         return self.is_over
 
-    def take_back(self) -> None:
+    def withdraw_receive(self) -> None:
         """Cancel it, where that leaves nothing behind: a receive that nobody has sent to."""
         if self.call.op == "recv" and not self.is_over:
             self._give_up()
@@ -175,12 +179,12 @@ class MPIWork(Work):
             raise
         finally:
             self._report_mismatch()
-            self._settle(WorkState.DONE)
+            self._end(WorkState.DONE)
 
     def _report_mismatch(self) -> None:
         if isinstance(self._error, CommunicationMismatch) and not self._error.record:
             where = self._where()
-            self._error.record = self.group.world.stop(
+            self._error.record = self.group.world.begin_incident(
                 "mismatch", str(self._error), waitable=self, where=where,
                 waited=time.perf_counter() - self.call.start, heard=self.is_heard(),
             )  # fmt: skip
@@ -192,14 +196,12 @@ class MPIWork(Work):
     def _where(self) -> str:
         return self.call.where or users_line()
 
-    def _settle(self, state: WorkState) -> None:
+    def _end(self, state: WorkState) -> None:
         """It is over: say so to all who ask, and let go of the memory."""
         if state is not WorkState.LEAKED:
             self._finish = self._keep = self._steps = None
         if self._span is not None:
-            # An event that ends on another thread is an asynchronous one: what the rank computes
-            # meanwhile is then not taken for a part of it.
-            _closer.submit(compat.close_span, self._span).result()
+            compat.close_span(self._span)
             self._span = None
         self.state = state  # after _error: who sees it over must see how it ended
         progress.end(self)
@@ -275,7 +277,7 @@ class MPIWork(Work):
             if self._future is None:
                 source = torch.futures.Future()
                 # PyTorch's C++ sees an error of then(), but not one of set_exception().
-                self._future = source.then(self._outcome)
+                self._future, self.has_future = source.then(self._outcome), True
                 if self.is_over:
                     source.set_result(None)
                 else:
@@ -333,15 +335,15 @@ class MPIWork(Work):
             return 0.0
         return self.call.matched + SPIN + 2e-9 * self.call.nbytes
 
-    def leave(self) -> bool:
+    def withdraw(self) -> bool:
         """Take it back, because nobody waits any more. False: it is complete."""
         self._give_up()
         return self.state in (WorkState.CANCELLED, WorkState.LEAKED)
 
-    def end_for_good(self) -> None:
+    def withdraw_or_take_part(self) -> None:
         """Leave; or, where another rank relies on this one, take part: all have come already."""
         with guard:
-            while not self.leave() and not self.is_over:
+            while not self.withdraw() and not self.is_over:
                 os.sched_yield()
 
     def _block(self, timeout: float, fatal: bool = True) -> None:
@@ -358,8 +360,9 @@ class MPIWork(Work):
             self._error = error
             raise
         except KeyboardInterrupt:
-            self.group.world.stop("interrupted", "Ctrl-C", waitable=self, where=users_line())
-            self.end_for_good()
+            world, where = self.group.world, users_line()
+            world.begin_incident("interrupted", "Ctrl-C", waitable=self, where=where)
+            self.withdraw_or_take_part()
             raise
         finally:
             wait[1] = time.perf_counter()
@@ -375,7 +378,7 @@ class MPIWork(Work):
             self._error = error or CommunicationError(
                 f"{self.call.describe()} was given up: a wait for it ended early", self.call
             )
-            self._settle(state)
+            self._end(state)
 
     def _is_too_late(self) -> bool:
         """Whether it completed just now."""
@@ -394,6 +397,3 @@ class MPIWork(Work):
             request.Cancel()
             request.Wait()
         return True
-
-
-_closer = ThreadPoolExecutor(1, thread_name_prefix="mpi-profiler")

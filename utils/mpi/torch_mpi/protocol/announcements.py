@@ -1,18 +1,19 @@
 """The words by which the ranks of a group tell each other which collective they have called.
 
-One word per rank and collective, a *fingerprint*, on the group's board, which has a place for each
-of the last :data:`DEPTH` collectives; and one word per rank: the last collective it has begun.
-:mod:`torch_mpi.protocol.handshake` says what they are for. Nothing here needs torch or MPI.
+One word per rank and collective, its :mod:`fingerprint <torch_mpi.protocol.fingerprints>`, on the
+group's board, which has a place for each of the last :data:`DEPTH` collectives; and one word per
+rank: the last collective that it has *acknowledged*, which means that it has seen all ranks there
+and begins, unless a second look finds that one has withdrawn. :mod:`torch_mpi.protocol.handshake`
+says what they are for. Nothing here needs torch or MPI.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import fence
+from .fingerprints import alike, is_blocking, is_same_call, is_there, refusal
 
 if TYPE_CHECKING:
     from .board import Board
@@ -25,22 +26,6 @@ ACKNOWLEDGED = DEPTH
 _AHEAD = DEPTH - 1
 # How often a rank acknowledges by message how far it is; a part of DEPTH.
 ACKNOWLEDGE_EVERY = 16
-
-# A fingerprint: 1 bit "here", 1 bit "in a blocking call", 20 bits of the number, 42 of signature.
-HERE, BLOCKING, NUMBER_AT = 1 << 63, 1 << 62, 42
-NUMBER, _SIGNATURE = 0xFFFFF, (1 << NUMBER_AT) - 1
-
-
-@functools.lru_cache(maxsize=65_536)
-def signature(key: tuple) -> int:
-    """42 bits that stand for what has to be equal on all ranks; the same in every process."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") & _SIGNATURE
-
-
-def fingerprint(number: int, code: int, blocking: bool) -> int:
-    """The word for collective ``number`` with this signature."""
-    return HERE | (BLOCKING if blocking else 0) | (number & NUMBER) << NUMBER_AT | code
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +73,7 @@ class Announcements:
         self.board.set(number % DEPTH, mine)
 
     def acknowledge(self, number: int, mine: int) -> Seen:
-        """All are there: begin if what is returned is complete, else one has just withdrawn."""
+        """All are there: say so. Begin if what is returned is complete, else one has withdrawn."""
         if not self.board.immediate:
             # Messages are late: a rank may have withdrawn unseen. Nobody blocks, so none is stuck.
             if number % ACKNOWLEDGE_EVERY == 0:
@@ -101,30 +86,30 @@ class Announcements:
         return seen
 
     def withdraw(self, number: int, mine: int) -> bool:
-        """As if this rank had not come; ``False`` where another one has begun: it takes part."""
-        return self._take_back(number, mine, 0)
+        """As if this rank had not come; ``False`` where another one relies on it: it takes part."""
+        return self._replace(number, mine, 0)
 
     def refuse(self, number: int, mine: int) -> bool:
         """Never begin it: by a word that no call has. For ranks with the same call it is missing.
 
-        ``False`` where another rank has begun. What did not fit may do so a moment later: one
-        thread of a rank leaves, another one comes.
+        ``False`` where another rank has acknowledged it. What did not fit may do so a moment
+        later: one thread of a rank leaves, another one comes.
         """
         if not self.board.immediate:
             return True  # nobody blocks there, and what is begun in vain is found afterwards
-        return self._take_back(number, mine, mine ^ _SIGNATURE)
+        return self._replace(number, mine, refusal(mine))
 
-    def _take_back(self, number: int, mine: int, instead: int) -> bool:
+    def _replace(self, number: int, mine: int, instead: int) -> bool:
         self.board.set(number % DEPTH, instead)
         if not self.board.immediate:
             seen = self.look(number, mine)
-            begun = seen.missing == [self.board.rank] and not seen.mismatched
+            relied_on = seen.missing == [self.board.rank] and not seen.mismatched
         else:
             fence.everywhere()
-            begun = max(self.board.of_all(ACKNOWLEDGED)) >= number
-        if begun:
+            relied_on = max(self.board.of_all(ACKNOWLEDGED)) >= number
+        if relied_on:
             self.announce(number, mine)
-        return not begun
+        return not relied_on
 
     def go_on_after(self, number: int) -> None:
         """All ranks have agreed to count on from here."""
@@ -136,15 +121,9 @@ class Announcements:
         """Whose fingerprints are there, compared with this rank's."""
         self.board.refresh()
         words = self.board.of_all(number % DEPTH)
-        if all(w == mine for w in words):
-            return Seen([], [], bool(mine & BLOCKING))
-        # Who has refused this very call will not come to it.
-        there = [
-            w & HERE
-            and (w >> NUMBER_AT & NUMBER) == number & NUMBER
-            and (w ^ mine) & _SIGNATURE != _SIGNATURE
-            for w in words
-        ]
-        missing = [r for r, here in enumerate(there) if not here]
-        mismatched = [r for r, w in enumerate(words) if there[r] and (w ^ mine) & _SIGNATURE]
-        return Seen(missing, mismatched, not missing and all(w & BLOCKING for w in words))
+        if words == alike(mine, len(words)):
+            return Seen([], [], is_blocking(mine))
+        there = [is_there(word, number, mine) for word in words]
+        missing = [rank for rank, here in enumerate(there) if not here]
+        mismatched = [r for r, w in enumerate(words) if there[r] and not is_same_call(w, mine)]
+        return Seen(missing, mismatched, not missing and all(map(is_blocking, words)))

@@ -52,9 +52,9 @@ class Board:
         self._length = self._text_offset + (TEXT * self.size if text else 0)
         self._memory = self._map()
         view = memoryview(self._memory)
-        self.words = view[: self._text_offset].cast("Q")
+        self.words: memoryview[int] = view[: self._text_offset].cast("Q")
 
-    def _map(self):
+    def _map(self) -> bytearray | mmap.mmap:
         return bytearray(self._length)
 
     def place(self, index: int) -> int:
@@ -88,7 +88,7 @@ class Board:
         content = bytes(self._memory[start : start + min(length, TEXT - _HEAD.size)])
         return content.decode() if zlib.crc32(content) == checksum else ""
 
-    def _store(self, rank: int, packed: bytes) -> None:
+    def _store(self, rank: int, packed: bytes | bytearray) -> None:
         start = self._text_offset + rank * TEXT
         self._memory[start : start + len(packed)] = packed
 
@@ -104,7 +104,7 @@ class SharedBoard(Board):
         self._file = file
         super().__init__(communicator, words, text)
 
-    def _map(self):
+    def _map(self) -> bytearray | mmap.mmap:
         if self.rank == 0:
             os.ftruncate(self._file, max(self._length, 1))
         self._communicator.Barrier()
@@ -218,15 +218,15 @@ def make(
 
 def _common_file(communicator: MPI.Intracomm) -> int | None:
     """A file that every rank has open and that has no name any more, or ``None`` on all."""
-    path, file = bytearray(os.pathconf("/", "PC_PATH_MAX")), None
+    room, file = bytearray(os.pathconf("/", "PC_PATH_MAX")), None
     if communicator.rank == 0:
         folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         with contextlib.suppress(OSError):
             file, name = tempfile.mkstemp(prefix="mpi-board-", dir=folder)
-            path[: len(name)] = os.fsencode(name)
+            room[: len(name)] = os.fsencode(name)
     # Not mpi4py's `allreduce` of objects: its first call makes a communicator of its own.
-    communicator.Bcast([path, MPI.BYTE])
-    path = bytes(path).rstrip(b"\0")
+    communicator.Bcast([room, MPI.BYTE])
+    path = bytes(room).rstrip(b"\0")
     if path and file is None:
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDWR)

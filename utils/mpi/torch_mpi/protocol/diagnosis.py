@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .. import words
+
+if TYPE_CHECKING:
+    from .status import Status
 
 # Kinds of errors that have their cause on the rank itself, so that it may be the first cause.
 CAUSES = ("raised", "died", "mismatch", "deadlock", "timeout", "interrupted")
@@ -44,7 +48,7 @@ class Diagnosis:
         return "\n".join(parts)
 
 
-def diagnose(statuses: Iterable[dict]) -> Diagnosis:
+def diagnose(statuses: Iterable[Status]) -> Diagnosis:
     """The explanation of an incident, from the statuses of all ranks."""
     by_rank = {status["rank"]: status for status in statuses}
     cause = first_cause(by_rank.values())
@@ -67,7 +71,7 @@ def diagnose(statuses: Iterable[dict]) -> Diagnosis:
     return Diagnosis(_headline(cause, cycle, by_rank), lines, cycle, advice, edges)
 
 
-def first_cause(statuses: Iterable[dict]) -> dict | None:
+def first_cause(statuses: Iterable[Status]) -> Status | None:
     """The status of the rank that failed first, of itself."""
     failed = [s for s in statuses if s.get("kind") in CAUSES]
     # A rank that was told to stop by the user did not fail, if another one did.
@@ -75,7 +79,7 @@ def first_cause(statuses: Iterable[dict]) -> dict | None:
     return min(failed, key=lambda s: s["at"], default=None)
 
 
-def stuck_ranks(by_rank: dict[int, dict]) -> set[int]:
+def stuck_ranks(by_rank: dict[int, Status]) -> set[int]:
     """Ranks that can never go on: what they wait for is gone, or is stuck itself.
 
     The largest set of waiting ranks in which each needs a rank that is gone or in the set (all
@@ -96,7 +100,7 @@ def stuck_ranks(by_rank: dict[int, dict]) -> set[int]:
         stuck -= freed
 
 
-def find_cycle(by_rank: dict[int, dict]) -> list[int]:
+def find_cycle(by_rank: dict[int, Status]) -> list[int]:
     """A cycle of waits, its first rank again at the end; empty when there is none."""
     for start in sorted(by_rank):
         path, rank = [], start
@@ -112,13 +116,13 @@ def find_cycle(by_rank: dict[int, dict]) -> list[int]:
     return []
 
 
-def waits_for_itself(by_rank: dict[int, dict]) -> list[dict]:
+def waits_for_itself(by_rank: dict[int, Status]) -> list[Status]:
     """Return the statuses of the ranks that send to themselves or receive from themselves."""
     found = (status for _, status in sorted(by_rank.items()) if _needs_all(status))
     return [status for status in found if status["rank"] in status["for"]]
 
 
-def line(status: dict) -> str:
+def line(status: Status) -> str:
     """One rank in words."""
     rank, where = f"rank {status['rank']}", _at(status)
     if status.get("kind") == "raised":
@@ -141,7 +145,7 @@ def line(status: dict) -> str:
     return f"{rank} still computes{where}"
 
 
-def _in_call(status: dict) -> str:
+def _in_call(status: Status) -> str:
     return f" in {status['call']}" if status.get("call") else ""
 
 
@@ -158,29 +162,29 @@ def names(ranks: Iterable[int]) -> str:
     return f"ranks {', '.join(map(str, ranks))}"
 
 
-def _is_wait(status: dict) -> bool:
+def _is_wait(status: Status) -> bool:
     """It waits, or waited for ranks when it was stopped."""
     return bool(status.get("for")) and status.get("kind") not in ("raised", "mismatch", "died")
 
 
-def _needs_all(status: dict) -> bool:
+def _needs_all(status: Status) -> bool:
     """It waits for certain ranks; one that takes a message of any rank is in no cycle."""
     return _is_wait(status) and not _takes_any(status)
 
 
-def _takes_any(status: dict) -> bool:
+def _takes_any(status: Status) -> bool:
     return _is_wait(status) and bool(status.get("any")) and len(status["for"]) > 1
 
 
-def _may_be_stuck(status: dict) -> bool:
+def _may_be_stuck(status: Status) -> bool:
     return status["state"] == "waiting" and status["alone"] and not status["moving"]
 
 
-def _at(status: dict) -> str:
+def _at(status: Status) -> str:
     return f" at {status['where']}" if status.get("where") else ""
 
 
-def _headline(cause: dict | None, cycle: list[int], by_rank: dict[int, dict]) -> str:
+def _headline(cause: Status | None, cycle: list[int], by_rank: dict[int, Status]) -> str:
     if cause is None:
         return "The ranks were stopped."
     kind, rank = cause["kind"], f"rank {cause['rank']}"
@@ -210,13 +214,13 @@ def _headline(cause: dict | None, cycle: list[int], by_rank: dict[int, dict]) ->
     return f"{names(waiting)} {verb} for {names(missing)}{which}."
 
 
-def _of_itself(status: dict) -> str:
+def _of_itself(status: Status) -> str:
     """``rank 2 sends to itself``."""
     sends = status["call"].startswith("send(")
     return f"rank {status['rank']} {'sends to' if sends else 'receives from'} itself"
 
 
-def _headline_of_any(servers: list[int], by_rank: dict[int, dict]) -> str:
+def _headline_of_any(servers: list[int], by_rank: dict[int, Status]) -> str:
     """Some ranks take a message of any rank, and nobody sends one."""
     clients = [
         rank
@@ -231,7 +235,7 @@ def _headline_of_any(servers: list[int], by_rank: dict[int, dict]) -> str:
     return f"{names(clients)} {wait} for {names(servers)}, and {names(servers)} for {any_rank}"
 
 
-def _where_the_rest_is(by_rank: dict[int, dict]) -> str:
+def _where_the_rest_is(by_rank: dict[int, Status]) -> str:
     """``; rank 3 has ended``."""
     places = {"left": f"left the {words.section}", "ended": "ended", "dead": "died"}
     parts = []
@@ -241,14 +245,14 @@ def _where_the_rest_is(by_rank: dict[int, dict]) -> str:
     return "".join(parts)
 
 
-def _groups(by_rank: dict[int, dict]) -> tuple[list[int], list[int]]:
+def _groups(by_rank: dict[int, Status]) -> tuple[list[int], list[int]]:
     """Who waits, and for whom among those that do not."""
     waiting = [rank for rank, status in sorted(by_rank.items()) if _is_wait(status)]
     wanted = sorted({other for rank in waiting for other in by_rank[rank]["for"]})
     return waiting, [rank for rank in wanted if rank not in waiting] or wanted
 
 
-def _advice(by_rank: dict[int, dict], cycle: list[int], cause: dict | None) -> str:
+def _advice(by_rank: dict[int, Status], cycle: list[int], cause: Status | None) -> str:
     if cause and cause["kind"] == "mismatch":
         return cause.get("advice", "")
     if themselves := waits_for_itself(by_rank):
@@ -275,7 +279,7 @@ def _advice(by_rank: dict[int, dict], cycle: list[int], cause: dict | None) -> s
     return ""
 
 
-def _astray(by_rank: dict[int, dict]) -> str:
+def _astray(by_rank: dict[int, Status]) -> str:
     """Of a message that a rank waits for, and that its sender has sent elsewhere; else nothing."""
     for rank, status in sorted(by_rank.items()):
         if not (_needs_all(status) and status["call"].startswith("recv(")):
@@ -301,7 +305,7 @@ def _astray(by_rank: dict[int, dict]) -> str:
     return ""
 
 
-def _advice_for_cycle(members: list[dict]) -> str:
+def _advice_for_cycle(members: list[Status]) -> str:
     calls = {status["call"].partition("(")[0] for status in members}
     who = "both" if len(members) == 2 else "all"
     one = "one of them"
@@ -324,7 +328,7 @@ def _advice_for_cycle(members: list[dict]) -> str:
     )
 
 
-def _advice_for_pair(status: dict, other: dict, rank: int) -> str:
+def _advice_for_pair(status: Status, other: Status, rank: int) -> str:
     call = status["call"].partition("(")[0]
     if other["state"] in GONE or other.get("kind") == "followed":
         if call == "recv":
@@ -362,5 +366,5 @@ def _ordinal(number: int) -> str:
     return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
 
 
-def _tags(status: dict) -> str:
+def _tags(status: Status) -> str:
     return status["call"].partition("tag=")[2].rstrip(")")

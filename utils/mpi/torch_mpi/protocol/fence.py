@@ -26,7 +26,7 @@ def _membarrier(command: int) -> bool:
     number = _NUMBERS.get(platform.machine())
     if number is None or not sys.platform.startswith("linux"):
         return False
-    return ctypes.CDLL(None, use_errno=True).syscall(number, command, 0) == 0
+    return bool(ctypes.CDLL(None, use_errno=True).syscall(number, command, 0) == 0)
 
 
 def register() -> bool:

@@ -7,15 +7,17 @@ sent for certain.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..mpi import MPI
+from ..mpi import MPI, largest_tag
 from ..record import Call
 from . import fence
 from .board import Board
+from .contracts import Waitable
 from .interrupts import guard
-from .wait_monitor import Waitable, wait_for
+from .wait_monitor import wait_for
 
 # Seconds for an exchange, and for a flush.
 DEADLINE = 30.0
@@ -27,7 +29,7 @@ class Assembly(Waitable):
     Args:
         call: for messages.
         board: of the world.
-        here, begun: indices of two words on it.
+        here, acknowledged: indices of two words on it.
         ranks: tells who has to come, this rank among them. It asks again and again, and so can go
             on without a rank that dies.
         number: of the meeting; larger than that of the last one.
@@ -39,14 +41,14 @@ class Assembly(Waitable):
         call: Call,
         board: Board,
         here: int,
-        begun: int,
+        acknowledged: int,
         ranks: Callable[[], Sequence[int]],
         number: int,
         check: Callable[[], None] = lambda: None,
     ):
         self.call = call
         self._board, self._ranks, self._number, self._check = board, ranks, number, check
-        self._here, self._begun = here, begun
+        self._here, self._acknowledged = here, acknowledged
         board.set(here, number)
 
     def poll(self) -> bool:
@@ -57,9 +59,9 @@ class Assembly(Waitable):
             # has sent: that may leave only while this rank calls MPI.
             MPI.COMM_SELF.Iprobe()
             return False
-        self._board.set(self._begun, self._number)
+        self._board.set(self._acknowledged, self._number)
         if self.missing()[0]:  # one has left just now
-            self._board.set(self._begun, self._number - 1)
+            self._board.set(self._acknowledged, self._number - 1)
             return False
         return True
 
@@ -72,11 +74,11 @@ class Assembly(Waitable):
         self._board.refresh()
         return self._board.of(index, rank)
 
-    def leave(self) -> bool:
+    def withdraw(self) -> bool:
         """Do not wait any more. False: all have come, and one relies on it."""
         self._board.set(self._here, self._number - 1)
         fence.everywhere()
-        if all(self._word(self._begun, rank) < self._number for rank in self._ranks()):
+        if all(self._word(self._acknowledged, rank) < self._number for rank in self._ranks()):
             return True
         self._board.set(self._here, self._number)
         return False
@@ -96,7 +98,7 @@ def assemble(assembly: Assembly, timeout: float) -> KeyboardInterrupt | None:
         wait_for(assembly, timeout)
     except BaseException as error:
         with guard:
-            while not assembly.leave():
+            while not assembly.withdraw():
                 if assembly.poll():
                     return error if isinstance(error, KeyboardInterrupt) else None
         raise
@@ -160,6 +162,10 @@ class _Messages(Waitable):
         self._requests = [request for request in self._requests if not request.Test()]
         return not self._awaited and not self._requests
 
+    @abc.abstractmethod
+    def _has_come(self, rank: int) -> bool:
+        """Look once; whether everything of a rank is here."""
+
     def missing(self) -> tuple[list[int], bool, bool]:
         """From whom something is missing."""
         return [self._names[rank] for rank in self._awaited], False, False
@@ -217,7 +223,7 @@ class Flush(_Messages):
         super().__init__(what, communicator, range(communicator.size), check, members)
         self.taken: list[Taken] = []
         # Under the largest tag nobody else sends an empty message.
-        self._tag = communicator.Get_attr(MPI.TAG_UB)
+        self._tag = largest_tag(communicator)
         self._all_sent = all_sent
         self._send(b"", self._tag)
 
@@ -246,7 +252,7 @@ def exchange(
     Raises:
         CommunicationTimeout: one did not come; or what ``check`` raises.
     """
-    told = Exchange(control, ranks, number % control.Get_attr(MPI.TAG_UB), text, check)
+    told = Exchange(control, ranks, number % largest_tag(control), text, check)
     wait_for(told, DEADLINE)
     return told.texts()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .contracts import Group
+
 
 class Groups:
     """The groups in use, in the order in which they were made; iterate to get them.
@@ -19,26 +21,26 @@ class Groups:
         balance_of_closed: see :meth:`balance`.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.made: dict[tuple[int, ...], int] = {}
-        self.closed: list = []
-        self.kept: list = []
+        self.closed: list[Group] = []
+        self.kept: list[Group] = []
         self.balance_of_closed = 0
-        self._known: list = []
+        self._known: list[Group] = []
 
-    def add(self, group) -> None:
+    def add(self, group: Group) -> None:
         """Count a new group."""
         members, count = group.key
         self.made[members] = count
         self._known.append(group)
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[Group]:
         self._known = [group for group in self._known if not group.closed]
         return iter(list(self._known))
 
-    def close(self, group) -> None:
+    def close(self, group: Group) -> None:
         """A group is destroyed."""
-        self.balance_of_closed += group.channels.balance
+        self.balance_of_closed += group.balance
         self.closed.append(group)
 
     def free_flushed(self) -> None:
@@ -51,10 +53,10 @@ class Groups:
         self.kept += self.closed
         self.closed.clear()
 
-    def freed(self, group) -> None:
+    def freed(self, group: Group) -> None:
         """Its communicators are given back."""
         self.closed = [one for one in self.closed if one is not group]
 
     def balance(self) -> int:
         """How many more messages this rank has sent than received in the groups in use."""
-        return sum(group.channels.balance for group in self)
+        return sum(group.balance for group in self)

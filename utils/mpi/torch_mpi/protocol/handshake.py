@@ -7,13 +7,10 @@ the MPI call can be made: it can neither hang nor mix up different calls. PyTorc
 rank hangs.
 
 A rank may *withdraw* what it has announced (an error, a deadline, Ctrl-C), and must not where
-another one is in the MPI call already. So who sees all fingerprints *acknowledges* the number, and
-looks again; who withdraws takes its word back, and looks for acknowledgements afterwards. Either
-sees the other, as both write first and read then. A collective on one rank::
-
-    called ── announce ──▶ announced ── all equal, acknowledged ──▶ begun
-       │                       ├────── one differs ──▶ refused
-       └────── withdraw ───────┴──▶ withdrawn
+another one is in the MPI call already. So a rank that sees all fingerprints *acknowledges* the
+number, and looks again; a rank that withdraws takes its word back, and looks for acknowledgements
+afterwards. Either sees the other, as both write first and read then. :class:`State` has the states
+of a collective on one rank, PROTOCOL.md their diagram.
 
 ``PROTOCOL.md`` has the invariants; ``tests/protocol_model.py`` goes through all orders of the steps
 of this module. Nothing here needs torch or MPI.
@@ -28,12 +25,15 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from .announcements import ACKNOWLEDGED, BLOCKING, DEPTH, Announcements, fingerprint
+from .announcements import ACKNOWLEDGED, DEPTH, Announcements
+from .contracts import Owner
+from .fingerprints import alike, as_blocking, fingerprint
 from .interrupts import guard
 
 if TYPE_CHECKING:
+    from ..record import Call
     from .board import Board
 
 # How often the fast path looks for the other ranks before it hands over to a patient wait; how
@@ -42,23 +42,17 @@ _LOOKS, _BUSY_LOOKS = 1000, 30
 
 
 class State(enum.Enum):
-    """Of a collective on this rank; the last three are final."""
+    """Of a collective on this rank; the last three are final.
 
-    CALLED = "called"
-    ANNOUNCED = "announced"
-    BEGUN = "begun"
-    REFUSED = "refused"
-    WITHDRAWN = "withdrawn"
+    To acknowledge is not a state: within one step of :meth:`Handshake.pump` the rank acknowledges,
+    looks again, and either begins or takes the acknowledgement back.
+    """
 
-
-class Owner(Protocol):
-    """Of an :class:`Entry`."""
-
-    def begin(self, blocking: bool) -> None:
-        """All ranks are there: make the MPI calls."""
-
-    def refuse(self, mismatched: list[int]) -> None:
-        """These ranks made another call: it will never begin."""
+    CALLED = "called"  # in the queue; no other rank knows
+    ANNOUNCED = "announced"  # its fingerprint is on the board
+    BEGUN = "begun"  # all ranks are there: its MPI calls are made
+    REFUSED = "refused"  # another rank made another call
+    WITHDRAWN = "withdrawn"  # taken back: this rank had an error, a deadline, Ctrl-C
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +60,7 @@ class Entry:
     """A collective that this rank has called.
 
     Attributes:
-        code: its :func:`signature`.
+        code: its :func:`~.fingerprints.signature`.
         call: its record, for the other side of a mismatch.
         owner: its ``begin(blocking)`` makes the MPI calls, all ranks being there; its
             ``refuse(ranks)`` ends it, as these ranks made another call. ``None`` after either.
@@ -78,7 +72,7 @@ class Entry:
     """
 
     code: int
-    call: object
+    call: Call
     owner: Owner | None
     may_block: bool
     not_before: float = 0.0
@@ -95,6 +89,7 @@ class Entry:
     def end(self, state: State) -> Owner:
         """It is over for the handshake; returns the owner, which knows this entry, too."""
         self.state, owner, self.owner = state, self.owner, None
+        assert owner is not None, "a collective ends once"
         return owner
 
 
@@ -119,7 +114,7 @@ class Handshake:
         self._gap = math.inf
         # Of the fast path: what it has called and not begun; the fingerprint that it could not take
         # back, which the next call goes on with, or 0.
-        self._fast_call: object | None = None
+        self._fast_call: Call | None = None
         self._promised = 0
 
     @property
@@ -185,7 +180,8 @@ class Handshake:
             return True
         if seen.missing:
             return False
-        entry.owner.begin(seen.blocking)
+        if entry.owner is not None:
+            entry.owner.begin(seen.blocking)
         entry.end(State.BEGUN)  # last: another thread may poll
         self._queue.popleft()  # the fast path must not overtake it
         return True
@@ -196,7 +192,8 @@ class Handshake:
             for entry in self._queue:
                 if entry.state is State.CALLED:
                     entry.not_before = 0.0
-                    entry.mine |= BLOCKING * entry.may_block
+                    if entry.may_block:
+                        entry.mine = as_blocking(entry.mine)
 
     def withdraw(self, entry: Entry) -> bool:
         """Take a collective back; ``False`` when all the others have announced it, too."""
@@ -213,11 +210,11 @@ class Handshake:
             entry.end(State.WITHDRAWN)
             return True
 
-    def called(self) -> dict[int, object]:
+    def called(self) -> dict[int, Call]:
         """The records of what has not begun, by number: what another rank may have to be told."""
         # Without the lock, which another thread may hold that wants to tell, too.
         calls = {entry.number: entry.call for entry in list(self._queue)}
-        if (fast := self._fast_call) is not None:
+        if (fast := self._fast_call) is not None and fast.sequence is not None:
             calls[fast.sequence] = fast
         return calls
 
@@ -238,7 +235,7 @@ class Handshake:
         announcements = self.announcements
         board = announcements.board
         first = number % DEPTH * board.size
-        end, everybody = first + board.size, [mine] * board.size
+        end, everybody = first + board.size, alike(mine, board.size)
         for look in range(_LOOKS):
             if board.words[first:end].tolist() == everybody:
                 return True
@@ -263,7 +260,7 @@ class Handshake:
             if self.announcements.acknowledge(number, mine).complete:
                 return True
 
-    def leave_to_next_call(self, call: object) -> None:
+    def leave_to_next_call(self, call: Call) -> None:
         """The fast path did not begin ``call``: another rank's mismatch may have to name it."""
         self._fast_call = call
 

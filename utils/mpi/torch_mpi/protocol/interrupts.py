@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 _MAIN_THREAD = threading.main_thread().ident
@@ -24,10 +25,10 @@ class Guard:
         late: whether a signal came meanwhile.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.on = 0
         self.late = False
-        self._handler = None
+        self._handler: Callable[[int, FrameType | None], object] = signal.default_int_handler
         self._ear: int | None = None
 
     def install(self) -> None:
@@ -51,7 +52,7 @@ class Guard:
         if threading.get_ident() == _MAIN_THREAD:
             self.on += 1
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         if threading.get_ident() == _MAIN_THREAD:
             self.on -= 1
             if self.late:

@@ -11,10 +11,15 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import is_packaged
 from ..record import Call, recorder
 from . import diagnosis
+
+if TYPE_CHECKING:
+    from .status import Leftovers
+    from .world import World
 
 # How long the teller waits for the others to end: as long as they may be late without a failure.
 PATIENCE = 3.0  # seconds
@@ -22,30 +27,35 @@ PATIENCE = 3.0  # seconds
 _MOST, _MESSAGES = 6, 300
 
 
-def of_rank(calls: Sequence[Call], balance: int) -> dict:
+def of_rank(calls: Sequence[Call], balance: int) -> Leftovers:
     """What this rank has to tell at its end, for its status.
 
     Args:
         calls: all of the program's, as far as they are known.
         balance: how many more messages it has sent than received.
     """
-    told: dict = {}
+    told: Leftovers = {}
     if unwaited := Counter(_never_waited(call) for call in calls if _is_never_waited(call)):
         told["unwaited"] = unwaited.most_common(_MOST)
-    messages = [call for call in calls if call.message is not None]
+    messages = [(call, call.message) for call in calls if call.message is not None]
     if len(messages) > _MESSAGES:
         told["many"] = True
     else:
-        sent = [(*_key(c), c.partner, c.describe(), c.where) for c in messages if c.op == "send"]
-        received = [_key(call) for call in messages if call.op == "recv"]
-        told |= {"sent": sent} if sent else {}
-        told |= {"received": received} if received else {}
+        if sent := [
+            (*_key(call, message), call.partner, call.describe(), call.where)
+            for call, message in messages
+            if call.op == "send" and call.partner is not None
+        ]:
+            told["sent"] = sent
+        if received := [_key(call, message) for call, message in messages if call.op == "recv"]:
+            told["received"] = received
     # Messages alone are nothing: somebody else's balance tells whether one is left.
-    return told | {"teller": bool(unwaited) or balance > 0, "balance": balance}
+    told["teller"], told["balance"] = bool(unwaited) or balance > 0, balance
+    return told
 
 
-def _key(call: Call) -> tuple:
-    sender, number = call.message
+def _key(call: Call, message: tuple[int, int]) -> tuple[str, int, int]:
+    sender, number = message
     return ".".join(map(str, call.group)), sender, number
 
 
@@ -60,7 +70,7 @@ def _never_waited(call: Call) -> str:
     return f"{name} at {call.where}"
 
 
-def in_words(by_rank: Mapping[int, dict]) -> list[str]:
+def in_words(by_rank: Mapping[int, Leftovers]) -> list[str]:
     """A line for each kind of leftover, from what :func:`of_rank` gave on each rank."""
     lines = []
     unwaited: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -81,9 +91,9 @@ def in_words(by_rank: Mapping[int, dict]) -> list[str]:
     return lines[:_MOST]
 
 
-def _unreceived(by_rank: Mapping[int, dict]) -> list[str]:
+def _unreceived(by_rank: Mapping[int, Leftovers]) -> list[str]:
     received = Counter(tuple(key) for told in by_rank.values() for key in told.get("received", ()))
-    found: Counter[tuple] = Counter()
+    found: Counter[tuple[int, int, str, str]] = Counter()
     for rank, told in by_rank.items():
         for *key, to, what, where in told.get("sent", ()):
             if received[tuple(key)]:
@@ -97,7 +107,7 @@ def _unreceived(by_rank: Mapping[int, dict]) -> list[str]:
     ]
 
 
-def tell(world) -> None:
+def tell(world: World) -> None:
     """At the end of a rank's program: note what it leaves, and tell of all ranks if it is to."""
     mine = of_rank(recorder.since(0), world.balance() + world.groups.balance_of_closed)
     world.ended(leaves=mine)

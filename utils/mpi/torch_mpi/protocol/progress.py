@@ -16,6 +16,7 @@ import time
 from collections import deque
 
 from ..mpi import MPI
+from .contracts import Group, Pollable, Work
 from .interrupts import guard
 
 # Short enough to hide a bucket behind backward, long enough to cost a few percent of a core.
@@ -32,15 +33,15 @@ PATIENCE = 5.0  # seconds
 class Progress:
     """All communications under way, and the thread that tests those nobody waits for."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         # Everything that MPI may still read or write is kept here, whoever else drops it.
-        self._live: set = set()
-        self._watched: list = []
-        self._leaked: list = []
+        self._live: set[Work] = set()
+        self._watched: list[Work] = []
+        self._leaked: list[Work] = []
         # DDP's join() keeps only the C++ half of a work, which finds the Python half while that
         # lives; asked late, the work must still be there.
-        self._recent: deque = deque(maxlen=256)
-        self._detached: list = []
+        self._recent: deque[Work] = deque(maxlen=256)
+        self._detached: list[_Detached] = []
         self._wake = threading.Event()
         self._stop = False
         self.thread: threading.Thread | None = None
@@ -49,11 +50,11 @@ class Progress:
         self._process = os.getpid()
         self.available = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
-    def begin(self, work) -> None:
+    def begin(self, work: Work) -> None:
         """Keep ``work`` alive until :meth:`end`."""
         self._live.add(work)
 
-    def end(self, work) -> None:
+    def end(self, work: Work) -> None:
         """``work`` is complete."""
         self._live.discard(work)
         if work.is_watched:
@@ -62,13 +63,13 @@ class Progress:
             with self._lock:
                 self._recent.append(work)
 
-    def watch(self, work) -> None:
+    def watch(self, work: Work) -> None:
         """Call ``work.poll()`` until that is true."""
         self._watched.append(work)
         self._last_change = time.perf_counter()
         self._wake_up()
 
-    def _unwatch(self, work) -> None:
+    def _unwatch(self, work: Work) -> None:
         """At once, and not at the thread's next look: the list keeps its tensors alive."""
         self._last_change = time.perf_counter()
         with contextlib.suppress(ValueError):  # another thread has done it
@@ -90,7 +91,7 @@ class Progress:
             self.thread = None
             self._wake_up()
 
-    def leak(self, work) -> None:
+    def leak(self, work: Work) -> None:
         """Keep the memory of a communication that nobody waits for any more.
 
         For good, by a reference that is never given back: MPI may write there until its last
@@ -99,38 +100,38 @@ class Progress:
         self._leaked.append(work)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))
 
-    def detach(self, group, steps) -> None:
+    def detach(self, group: Group, steps: Pollable) -> None:
         """Go on with steps of ``group`` that nobody waits for any more, but other ranks need."""
         self._detached.append(_Detached(group, steps))
         self._wake_up()
 
     def has_futures(self) -> bool:
         """Whether something under way may call back."""
-        return any(work._future is not None for work in list(self._live))
+        return any(work.has_future for work in list(self._live))
 
-    def works_of(self, group) -> list:
+    def works_of(self, group: Group) -> list[Work]:
         """The communications of ``group`` that are under way."""
         return [work for work in list(self._live) if work.group is group]
 
-    def settled(self, group) -> bool:
+    def settled(self, group: Group) -> bool:
         """Move on the collectives of ``group``; whether none is left."""
         works = [work for work in self.works_of(group) if work.is_collective]
         detached = [one for one in list(self._detached) if one.group is group]
         return all([work.poll() for work in works]) & all([one.is_over() for one in detached])
 
-    def all_sent(self, group) -> bool:
+    def all_sent(self, group: Group) -> bool:
         """Move on the messages that ``group`` has sent; whether MPI has let go of all of them."""
         sends = [work for work in self.works_of(group) if work.call.op == "send"]
         leaked = [work for work in self._leaked if work.group is group]
         return all([work.poll() for work in sends]) & all([work.is_free() for work in leaked])
 
-    def release(self, group) -> None:
+    def free_leaked(self, group: Group) -> None:
         """Everything that was given up in ``group`` is complete: its memory is free."""
         for work in [work for work in self._leaked if work.group is group]:
             self._leaked.remove(work)
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(work))
 
-    def drain(self, group) -> bool:
+    def finish(self, group: Group) -> bool:
         """End what is under way in ``group``: receives are taken back, the rest gets 5 s.
 
         Returns:
@@ -144,9 +145,9 @@ class Progress:
             return False
         mine = self.works_of(group)
         for work in mine:
-            work.take_back()
+            work.withdraw_receive()
             if group.world.incident():
-                work.leave()
+                work.withdraw()
         deadline = time.monotonic() + PATIENCE
         while not all([work.poll() for work in mine]):
             if time.monotonic() > deadline:
@@ -154,14 +155,14 @@ class Progress:
             time.sleep(PAUSE)
         return True
 
-    def take_back_receives(self, since: float) -> None:
+    def withdraw_receives(self, since: float) -> None:
         """Give up receives that began after ``since`` (``perf_counter``) and wait for a message.
 
         Each would swallow a later message of the same rank and tag.
         """
         for work in list(self._live):
             if not work.call.blocking and work.call.start >= since:
-                work.take_back()
+                work.withdraw_receive()
 
     def stop(self) -> None:
         """End the thread: MPI must not be finalized under it."""
@@ -215,7 +216,7 @@ class Progress:
         # A work stays in the list while it is tested, for a test lets other threads run.
         now = time.perf_counter()
         for work in list(self._watched):
-            if work.not_before <= now and _is_settled(work):
+            if work.not_before <= now and _has_ended(work):
                 self._unwatch(work)
         for one in list(self._detached):
             if one.is_over():
@@ -223,9 +224,9 @@ class Progress:
                     self._detached.remove(one)
 
 
-def _is_settled(work) -> bool:
+def _has_ended(work: Work) -> bool:
     try:
-        return work.poll() or work.expire()
+        return work.poll() or work.give_up_if_overdue()
     except Exception:  # one work's trouble must not end the progress of the others
         return work.is_over
 
@@ -233,7 +234,7 @@ def _is_settled(work) -> bool:
 class _Detached:
     """Steps that nobody waits for any more, and that more than one thread moves on."""
 
-    def __init__(self, group, steps):
+    def __init__(self, group: Group, steps: Pollable) -> None:
         self.group = group
         self._steps = steps
         self._lock = threading.Lock()

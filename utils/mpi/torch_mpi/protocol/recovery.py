@@ -1,11 +1,14 @@
 """After an incident: all ranks get together, throw away what was under way, and count on alike.
 
-Three steps. The first is the only one that a rank can leave, and takes as long as the slowest rank:
+Four steps. The first is the only one that a rank can leave, and takes as long as the slowest rank:
 
-1. *Assembly*: everybody has come. Who sees that, says that it begins, and from then on nobody
+1. *Assembly*: everybody has come. A rank that sees so acknowledges it, and from then on nobody
    leaves (the same handshake as in :mod:`torch_mpi.protocol.handshake`).
-2. *Exchange*: each rank tells the others which groups it has, and how far it is in each.
-3. *Flush*, in each group: every rank sends an empty message to every other one and takes in all
+2. *Settle*: the collectives that have begun get :data:`SETTLING` seconds to come to their end, in
+   each group. No rank waits for another one here.
+3. *Exchange*: each rank tells the others which groups it has, how far it is in each, and whether
+   the group is settled.
+4. *Flush*, in each group: every rank sends an empty message to every other one and takes in all
    that comes before it. MPI delivers the messages of a pair in their order, so that nothing of
    before can reach a receive of after, and the communicators are as good as new.
 
@@ -18,6 +21,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import CommunicationError
 from ..mpi import MPI
@@ -25,7 +29,10 @@ from ..record import Call, recorder
 from . import diagnosis
 from .gathering import Assembly, assemble, exchange
 from .interrupts import guard
-from .status import BEGUN, HERE
+from .status import ACKNOWLEDGED, HERE
+
+if TYPE_CHECKING:
+    from .world import World
 
 # Seconds for what has begun to come to its end.
 SETTLING = 2.0
@@ -60,7 +67,9 @@ def to_text(standings: Iterable[Standing], made: dict[tuple[int, ...], int]) -> 
     return json.dumps([groups, list(made.items())])
 
 
-def from_text(text: str) -> tuple[dict[tuple, Standing], dict[tuple[int, ...], int]]:
+def from_text(
+    text: str,
+) -> tuple[dict[tuple[tuple[int, ...], int], Standing], dict[tuple[int, ...], int]]:
     """What :func:`to_text` was given; the standings by key."""
     groups, made = json.loads(text)
     standings = [Standing(tuple(members), *rest) for members, *rest in groups]
@@ -78,7 +87,7 @@ def settle(poll_all: Callable[[], bool]) -> bool:
     return True
 
 
-def recover(world, timeout: float) -> bool:
+def recover(world: World, timeout: float) -> bool:
     """Meet the other ranks of ``world``, and have every group begin anew.
 
     Raises:
@@ -89,7 +98,7 @@ def recover(world, timeout: float) -> bool:
     everybody = range(world.size)
     call = Call("the ranks' meeting after an error", tuple(everybody))
     assembly = Assembly(
-        call, world.board, HERE, BEGUN, lambda: everybody, world.epoch + 1,
+        call, world.board, HERE, ACKNOWLEDGED, lambda: everybody, world.epoch + 1,
         lambda: _refuse_without_all(world),
     )  # fmt: skip
     late = assemble(assembly, timeout)
@@ -100,7 +109,7 @@ def recover(world, timeout: float) -> bool:
     return True
 
 
-def _refuse_without_all(world) -> None:
+def _refuse_without_all(world: World) -> None:
     """Raise CommunicationError where a rank cannot come any more."""
     world.refuse_if_not_whole()
     if ended := [s["rank"] for s in world.statuses() if s["state"] == "ended"]:
@@ -109,7 +118,7 @@ def _refuse_without_all(world) -> None:
         )
 
 
-def _finish(world) -> None:
+def _finish(world: World) -> None:
     """What all ranks do once they are here. It waits for nothing but messages on the way."""
     try:
         _renew_groups(world)
@@ -121,13 +130,13 @@ def _finish(world) -> None:
     world.incident_is_over()
 
 
-def _exchange(world, text: str) -> dict[int, str]:
+def _exchange(world: World, text: str) -> dict[int, str]:
     """The text of each rank; all of them call this."""
     ranks = range(world.size)
     return exchange(world.control, ranks, world.epoch + 1, text, world.refuse_if_not_whole)
 
 
-def _renew_groups(world) -> None:
+def _renew_groups(world: World) -> None:
     """Bring the groups of all their members to one state; leave the others."""
     groups = world.groups
     mine = {group.key: group for group in [*groups, *groups.closed]}
@@ -147,7 +156,7 @@ def _renew_groups(world) -> None:
                 members, count = key
                 freed = all(made[m].get(members, 0) >= count for m in lost)
                 group.free_alone(settled[key], freed)
-            group.abandon(f"{diagnosis.names(lost)} of it is gone")
+            group.refuse_further_use(f"{diagnosis.names(lost)} of it is gone")
         else:
             group.renew(theirs)
     groups.keep_closed()
@@ -165,13 +174,13 @@ class Unreceived:
     dtype: str
     shape: tuple[int, ...]
 
-    def told(self, call: Call | None) -> dict:
+    def told(self, call: Call | None) -> dict[str, object]:
         """In words, for its sender; ``call``: its record."""
         what = f"{self.dtype}{list(self.shape)} ({self.nbytes} bytes, tag={self.tag})"
         return {"to": self.destination, "what": what, "where": call.where if call else ""}
 
 
-def sweep(world) -> list[dict]:
+def sweep(world: World) -> list[dict[str, object]]:
     """Throw away the messages that nobody has received. All ranks do so, and nothing else.
 
     Returns:
@@ -187,12 +196,12 @@ def sweep(world) -> list[dict]:
             world.is_broken()
             raise
     mine = {message.number: message for message in found if message.source == world.rank}
-    sent = [c for c in recorder.since(0) if c.op == "send" and c.message is not None]
-    calls = {call.message[1]: call for call in sent if call.message[0] == world.rank}
+    sent = [(call, call.message) for call in recorder.since(0) if call.op == "send"]
+    calls = {message[1]: call for call, message in sent if message and message[0] == world.rank}
     return [message.told(calls.get(number)) for number, message in sorted(mine.items())]
 
 
-def _sweep_all(world) -> list[Unreceived]:
+def _sweep_all(world: World) -> list[Unreceived]:
     """What nobody had received, on any rank."""
     mine = {group.key: group for group in world.groups}
     standings = (group.standing(group.poll_all()) for group in mine.values())

@@ -9,11 +9,16 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from ..mpi import MPI
+from ..mpi import MPI, largest_tag
 from ..record import Call
+from .contracts import Waitable
 from .interrupts import guard
-from .wait_monitor import Waitable, wait_for
+from .wait_monitor import wait_for
+
+if TYPE_CHECKING:
+    from .world import World
 
 
 class Rendezvous(Waitable):
@@ -41,7 +46,7 @@ class Rendezvous(Waitable):
         """Who is not here yet; one of them is not enough; nothing is on its way."""
         return list(self._receives), False, False
 
-    def leave(self) -> bool:
+    def withdraw(self) -> bool:
         """Do not wait any more."""
         for request in self._receives.values():
             if request != MPI.REQUEST_NULL:
@@ -57,7 +62,7 @@ def rendezvous(
     number: int,
     purpose: str,
     timeout: float,
-    world=None,
+    world: World | None = None,
 ) -> Iterator[None]:
     """Wait until all ``ranks`` of the communicator have come here; the block is what they do then.
 
@@ -81,8 +86,14 @@ def rendezvous(
         yield
 
 
-def _wait(communicator, ranks, name: tuple[int, int, str], timeout: float, world) -> None:
-    half = communicator.Get_attr(MPI.TAG_UB) // 2  # above it: tags that nobody else uses
+def _wait(
+    communicator: MPI.Intracomm,
+    ranks: Sequence[int],
+    name: tuple[int, int, str],
+    timeout: float,
+    world: World | None,
+) -> None:
+    half = largest_tag(communicator) // 2  # above it: tags that nobody else uses
     # Who left the last rendezvous has sent messages that stay: an error ends an epoch, and with it
     # their meaning.
     epoch = 0 if world is None else world.epoch
@@ -91,5 +102,5 @@ def _wait(communicator, ranks, name: tuple[int, int, str], timeout: float, world
     try:
         wait_for(met, timeout, world)
     except BaseException:  # Ctrl-C: its receives must not take the next meeting's messages
-        met.leave()
+        met.withdraw()
         raise

@@ -13,11 +13,17 @@ import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ..errors import CommunicationError, errors_line
 from ..mpi import MPI
 from . import diagnosis, failures, leftovers
-from .status import SHRINK_HERE
+from .status import SHRINK_HERE, Status
+
+if TYPE_CHECKING:
+    from .world import World
+
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 # How long the first rank to fail waits for what the others have to say.
 GATHER = 0.3  # seconds
@@ -27,7 +33,7 @@ FINALIZE_DEADLINE = 20  # seconds
 GRACE = 3.0  # seconds
 
 
-def watch_over(current: Callable) -> None:
+def watch_over(current: Callable[[], World | None]) -> None:
     """From now on tell the other ranks when this rank's program fails or ends.
 
     Args:
@@ -35,22 +41,30 @@ def watch_over(current: Callable) -> None:
     """
     shown, process = sys.excepthook, os.getpid()
 
-    def explain(kind: type, error: BaseException, trace: TracebackType | None) -> None:
+    def explain(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         # A child that the program has forked is no rank.
-        if os.getpid() == process:
-            _explain(current(), shown, kind, error, trace)
+        if os.getpid() == process and (world := current()) is not None:
+            _explain(world, shown, kind, error, trace)
         else:
             shown(kind, error, trace)
 
     def ended() -> None:
-        if os.getpid() == process:
-            _ended(current())
+        if os.getpid() == process and (world := current()) is not None:
+            _ended(world)
 
     sys.excepthook = explain
     atexit.register(ended)
 
 
-def _explain(world, shown, kind, error, trace) -> None:
+def _explain(
+    world: World,
+    shown: _Hook,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
     """Print what a person needs, once for all ranks, and end the job."""
     if world.size == 1 or MPI.Is_finalized():
         shown(kind, error, trace)
@@ -61,7 +75,13 @@ def _explain(world, shown, kind, error, trace) -> None:
         _explain_on_stderr(world, shown, kind, error, trace)
 
 
-def _explain_on_stderr(world, shown, kind, error, trace) -> None:
+def _explain_on_stderr(
+    world: World,
+    shown: _Hook,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
     world.raised(error, errors_line(error))
     followed = isinstance(error, CommunicationError)
     if not followed:
@@ -83,7 +103,7 @@ def _explain_on_stderr(world, shown, kind, error, trace) -> None:
     MPI.COMM_WORLD.Abort(1)
 
 
-def _teller(world, statuses: list[dict], failed: list[int]) -> int:
+def _teller(world: World, statuses: list[Status], failed: list[int]) -> int:
     """Which rank tells for all: the one that failed first; where that is dead, one that lives."""
     cause = diagnosis.first_cause(statuses)
     if cause is None:
@@ -91,13 +111,13 @@ def _teller(world, statuses: list[dict], failed: list[int]) -> int:
     return min(failed) if cause["state"] == "dead" and failed else cause["rank"]
 
 
-def _tell(statuses: list[dict], trace: TracebackType | None) -> None:
+def _tell(statuses: list[Status], trace: TracebackType | None) -> None:
     if trace is not None:
         sys.stderr.write("".join(traceback.format_tb(trace, limit=3)))
     print(f"\n{diagnosis.diagnose(statuses)}\n", file=sys.stderr, flush=True)
 
 
-def _gathered(world) -> list[dict]:
+def _gathered(world: World) -> list[Status]:
     """What the others say, who stop meanwhile; messages move only while somebody asks."""
     deadline = time.monotonic() + GATHER
     while time.monotonic() < deadline:
@@ -106,11 +126,11 @@ def _gathered(world) -> list[dict]:
     return world.statuses()
 
 
-def _gone(world) -> set[int]:
+def _gone(world: World) -> set[int]:
     return {s["rank"] for s in world.statuses() if s["state"] in diagnosis.GONE}
 
 
-def _end_with_all(world) -> bool:
+def _end_with_all(world: World) -> bool:
     """Wait for the other ranks to end, but not for ever: a failed job must not go on."""
     deadline = time.monotonic() + GRACE
     while time.monotonic() < deadline:
@@ -122,7 +142,7 @@ def _end_with_all(world) -> bool:
     return False
 
 
-def _is_left_behind(world) -> bool:
+def _is_left_behind(world: World) -> bool:
     """Whether others go on with fewer ranks, and wait for this one's end."""
     return any(world.board.of_all(SHRINK_HERE))
 
@@ -134,7 +154,7 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _ended(world) -> None:
+def _ended(world: World) -> None:
     if MPI.Is_finalized():
         return
     with contextlib.suppress(ValueError):  # the board is closed
@@ -144,4 +164,6 @@ def _ended(world) -> None:
             leftovers.tell(world)
     if world.epoch or world.stopped or failures.are_survived():
         # What was given up may keep MPI_Finalize from ending.
-        faulthandler.dump_traceback_later(FINALIZE_DEADLINE, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(
+            FINALIZE_DEADLINE, exit=True, file=sys.__stderr__ or sys.stderr
+        )

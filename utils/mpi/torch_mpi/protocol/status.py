@@ -10,16 +10,31 @@ import os
 import socket
 import threading
 import zlib
-from typing import TypedDict
+from collections.abc import Sequence
+from typing import TypedDict, cast
 
+from ..record import Call
 from .board import Board
+from .contracts import Waitable
 
 # The words of each rank on the world's board.
 WORDS = range(7)
-INCIDENT, PROCESS, BEAT, HERE, BEGUN, SHRINK_HERE, SHRINK_BEGUN = WORDS
+INCIDENT, PROCESS, BEAT, HERE, ACKNOWLEDGED, SHRINK_HERE, SHRINK_ACKNOWLEDGED = WORDS
 
 
-class Status(TypedDict, total=False):
+class Side(TypedDict):
+    """A call that did not fit, as another rank is told of it."""
+
+    what: str
+    where: str
+    thread: str  #: its name; empty for the main thread
+
+
+# Names that are keywords of Python.
+_Waits = TypedDict("_Waits", {"for": list[int]}, total=False)
+
+
+class Status(_Waits, total=False):
     """What a rank says of itself.
 
     Always there: ``rank``, ``state``, ``section`` (the part of the program that it runs), ``epoch``
@@ -57,10 +72,25 @@ class Status(TypedDict, total=False):
     at: float  #: when, in seconds
     incident: int  #: its number
     waited: float
-    called: dict[str, dict]  #: collectives that have not begun, by name: ``what``, ``where``
+    called: dict[str, Side]  #: collectives that have not begun, by name
     times: int  #: how often the rank has made this call in its section
-    sent: list  #: messages of the section: (rank, tag, number), where they are not too many
-    received: list  #: (rank, number)
+    sent: list[
+        tuple[int, int | None, int]
+    ]  #: messages of the section: (rank, tag, number), where they are not too many
+    received: list[tuple[int, int]]  #: (rank, number)
+    advice: str  #: what to try
+    leaves: Leftovers  #: of a program that has ended
+
+
+class Leftovers(TypedDict, total=False):
+    """What a rank's program leaves behind, see :mod:`torch_mpi.protocol.leftovers`."""
+
+    unwaited: list[tuple[str, int]]  #: what nobody waited for, and how often
+    many: bool  #: too many messages to be told
+    sent: list[tuple[str, int, int, int, str, str]]  #: group, sender, number, to, what, where
+    received: list[tuple[str, int, int]]  #: group, sender, number
+    teller: bool  #: whether the rank has seen something that has to be told
+    balance: int  #: how many more messages it has sent than received
 
 
 class Statuses:
@@ -83,15 +113,15 @@ class Statuses:
         self.lock = threading.RLock()
         self._waits = self._beats = 0
 
-    def write(self, **told) -> Status:
+    def write(self, **told: object) -> Status:
         """Replace this rank's status; returns it."""
         with self.lock:
             always = {"rank": self.rank, "section": self.section, "epoch": self.epoch}
-            self.own = always | told
+            self.own = cast(Status, always | told)
             self.board.write(json.dumps(self.own))
             return self.own
 
-    def waiting(self, **told) -> Status:
+    def waiting(self, **told: object) -> Status:
         """This rank waits, for longer than a moment."""
         self._waits += 1
         return self.write(state="waiting", wait=self._waits, **told)
@@ -103,7 +133,7 @@ class Statuses:
 
     def _of(self, rank: int) -> Status:
         try:
-            status = json.loads(self.board.read(rank))
+            status: Status = json.loads(self.board.read(rank))
         except ValueError:  # just being written, or cut
             status = {"rank": rank, "state": "running"}
         if status.get("kind") and status.get("incident") != self.epoch + 1:
@@ -157,7 +187,7 @@ def _exists(process: int) -> bool:
 _MESSAGES = 300
 
 
-def of_wait(waitable, where: str, alone: bool) -> dict:
+def of_wait(waitable: Waitable, where: str, alone: bool) -> Status:
     """Of a communication that a rank waits for; ``alone``: no other thread of it communicates."""
     missing, any_of_them, moving = waitable.missing()
     call = waitable.call
@@ -180,17 +210,21 @@ def of_wait(waitable, where: str, alone: bool) -> dict:
     }
 
 
-def of_history(call, calls: list) -> dict:
+def of_history(call: Call, calls: Sequence[Call]) -> Status:
     """What the rank has communicated in its section, where that may explain a wait for a call."""
     kind = call.op, call.group, call.dtype, call.shape, call.reduce_op
     alike = [c for c in calls if (c.op, c.group, c.dtype, c.shape, c.reduce_op) == kind]
     return {"times": len(alike)} | of_messages(calls)
 
 
-def of_messages(calls: list) -> dict:
+def of_messages(calls: Sequence[Call]) -> Status:
     """The messages among them; nothing where they are too many to be told."""
-    calls = [call for call in calls if call.message is not None]
-    if len(calls) > _MESSAGES:
+    messages = [(call, call.message) for call in calls if call.message is not None]
+    if len(messages) > _MESSAGES:
         return {}
-    sent = [(c.partner, c.tag, c.message[1]) for c in calls if c.op == "send"]
-    return {"sent": sent, "received": [c.message for c in calls if c.op == "recv"]}
+    sent = [
+        (call.partner, call.tag, number)
+        for call, (_, number) in messages
+        if call.op == "send" and call.partner is not None
+    ]
+    return {"sent": sent, "received": [message for c, message in messages if c.op == "recv"]}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Collection
 from types import FrameType
 
 from ..errors import in_library
@@ -24,7 +25,7 @@ _CALLERS = tuple(
 class Threads:
     """The threads of this process: those that have communicated, and those that could."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         # Threads that were there before are none of the user's.
         self._first = set(threading.enumerate())
         self._communicated: set[int] = set()
@@ -33,7 +34,7 @@ class Threads:
         """The present thread does."""
         self._communicated.add(threading.get_ident())
 
-    def alone(self, but: set[threading.Thread]) -> bool:
+    def alone(self, but: Collection[threading.Thread | None]) -> bool:
         """Whether the present thread is the only one that may communicate.
 
         Args:
@@ -47,10 +48,14 @@ class Threads:
             for thread in threading.enumerate()
             if thread is not threading.current_thread() and thread not in but
         ]
-        self._communicated &= {thread.ident for thread in threading.enumerate()}
+        alive = {thread.ident: thread for thread in threading.enumerate()}
+        self._communicated &= alive.keys()
         return not any(
             thread.ident in self._communicated
-            or (thread not in self._first and _may_communicate(thread, frames.get(thread.ident)))
+            or (
+                thread not in self._first
+                and _may_communicate(thread, frames.get(thread.ident or 0))
+            )
             for thread in others
         )
 

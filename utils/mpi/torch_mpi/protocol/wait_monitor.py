@@ -6,12 +6,17 @@ import math
 import os
 import threading
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import CommunicationTimeout, users_line
 from ..mpi import MPI
 from ..record import Call
 from . import diagnosis
+from .contracts import Waitable
+
+if TYPE_CHECKING:
+    from .status import Status
+    from .world import World
 
 # A wait first tests without a pause: as long as the data may be on their way. Then it leaves
 # its core to others; a large message moves only while somebody tests.
@@ -34,32 +39,12 @@ GRACE = 50e-3  # seconds
 LATE = 150e-6  # seconds
 
 
-class Waitable(Protocol):
-    """What can be waited for."""
-
-    call: Call
-
-    def poll(self) -> bool:
-        """Move it on; whether it is over."""
-
-    def missing(self) -> tuple[list[int], bool, bool]:
-        """Global ranks that have to come; whether one is enough; whether data are moving."""
-
-    def due(self) -> float | None:
-        """When it will be over (``time.perf_counter``), where that is known."""
-        return None
-
-    def moved(self) -> object:
-        """Something that is another one whenever data have moved."""
-        return None
-
-    def leave(self) -> bool:
-        """Take it back. False: too late, it is about to complete."""
-        return True
-
-
 def wait_for(
-    waitable: Waitable, timeout: float, world=None, where: str = "", fatal: bool = True
+    waitable: Waitable,
+    timeout: float,
+    world: World | None = None,
+    where: str = "",
+    fatal: bool = True,
 ) -> None:
     """Return when it is over.
 
@@ -105,7 +90,14 @@ def _sleep(pause: float, due: float | None) -> None:
 class WaitMonitor:
     """The slow part of a wait: shows it to the other ranks, and looks what they do."""
 
-    def __init__(self, waitable: Waitable, timeout: float, world, where: str = "", fatal=True):
+    def __init__(
+        self,
+        waitable: Waitable,
+        timeout: float,
+        world: World | None,
+        where: str = "",
+        fatal: bool = True,
+    ):
         self._waitable = waitable
         self._timeout = timeout
         self._world = world
@@ -126,18 +118,21 @@ class WaitMonitor:
         """
         if waited >= self._timeout and not self._moves(waited):
             self._give_up("timeout", waited)
-        if self._world is None or waited < self._next_look:
-            return
-        self._next_look = waited + LOOK
-        if self._world.incident():
+        if self._world is not None and waited >= self._next_look:
+            self._next_look = waited + LOOK
+            self._look_around(self._world, waited)
+
+    def _look_around(self, world: World, waited: float) -> None:
+        """See what the other ranks do."""
+        if world.incident():
             self._incident_since = self._incident_since or waited
             if waited - self._incident_since > GRACE:
-                self._follow(waited)
+                self._follow(world, waited)
         if waited > SHOW and not self._shown:
-            self._show()
+            self._show(world)
         if waited >= self._next_search:
             self._next_search = waited + SEARCH
-            self._search(waited)
+            self._search(world, waited)
 
     def _moves(self, waited: float) -> bool:
         """Whether data are on their way: that takes long where they are many, or the network slow.
@@ -155,33 +150,33 @@ class WaitMonitor:
 
     def end(self) -> None:
         """The wait is over."""
-        if self._shown and not self._world.stopped:
+        if self._world is not None and self._shown and not self._world.stopped:
             self._world.running()
 
-    def _show(self) -> None:
+    def _show(self, world: World) -> None:
         # The main thread is the one whose wait keeps a rank from going on.
         if threading.current_thread() is threading.main_thread():
             self._where = self._where or users_line()
-            self._status = self._world.waiting(self._waitable, self._where)
+            self._status = world.waiting(self._waitable, self._where)
             self._shown = True
 
-    def _refresh_status(self) -> None:
+    def _refresh_status(self, world: World) -> None:
         """Show it again if other ranks have come meanwhile."""
         missing, _, moving = self._waitable.missing()
         if self._shown and (missing, moving) != (self._status["for"], self._status["moving"]):
-            self._status = self._world.waiting(self._waitable, self._where)
+            self._status = world.waiting(self._waitable, self._where)
 
-    def _search(self, waited: float) -> None:
+    def _search(self, world: World, waited: float) -> None:
         """Stop when it is certain that this rank waits for ever."""
-        self._world.status.beat()
+        world.status.beat()
         if self._shown:
-            self._refresh_status()
-        by_rank = {s["rank"]: self._settled(s, waited) for s in self._world.statuses()}
+            self._refresh_status(world)
+        by_rank = {s["rank"]: self._lasting(world, s, waited) for s in world.statuses()}
         if any(s["state"] == "dead" for s in by_rank.values()):
-            self._follow(waited)
+            self._follow(world, waited)
         elif self._shown:
             stuck = diagnosis.stuck_ranks(by_rank)
-            if self._world.rank in stuck:
+            if world.rank in stuck:
                 cycle = diagnosis.find_cycle({rank: by_rank[rank] for rank in stuck})
                 self._give_up("deadlock" if cycle else "timeout", waited, certain=True)
         else:  # a future: the rank may compute, but who is gone does not come
@@ -190,11 +185,11 @@ class WaitMonitor:
             if gone and (all(gone) if any_of_them else any(gone)):
                 self._give_up("timeout", waited, certain=True)
 
-    def _settled(self, status: dict, waited: float) -> dict:
+    def _lasting(self, world: World, status: Status, waited: float) -> Status:
         """The status, taken for a running rank's until it has been the same for a while."""
         state = status["state"]
         name = (state, status.get("wait"), status.get("section"))
-        beats = self._world.status.beats(status["rank"])
+        beats = world.status.beats(status["rank"])
         known, since, beat = self._seen.get(status["rank"], (None, 0.0, 0))
         if known != name:
             self._seen[status["rank"]] = name, since, beat = name, waited, beats
@@ -204,28 +199,28 @@ class WaitMonitor:
                 return {**status, "state": "running"}
         elif state == "left":
             patience = min(LEFT_FOR_GOOD, self._timeout)
-            if status["section"] != self._world.section:
+            if status["section"] != world.section:
                 patience = self._timeout + 1  # it has not begun this section yet
         else:
             return status
         return status if waited - since >= patience else {**status, "state": "running"}
 
-    def _follow(self, waited: float) -> None:
-        if self._waitable.leave():
-            raise self._world.follow(self._waitable.call, self._waitable, waited)
+    def _follow(self, world: World, waited: float) -> None:
+        if self._waitable.withdraw():
+            raise world.stopped_by_another(self._waitable.call, self._waitable, waited)
         self._incident_since = 0.0
 
     def _give_up(self, kind: str, waited: float, certain: bool = False) -> None:
-        if not self._waitable.leave():
+        if not self._waitable.withdraw():
             self._timeout += GRACE  # everybody has just come: it is about to complete
             return
         call, where = self._waitable.call, self._where or users_line()
         rank = MPI.COMM_WORLD.rank if self._world is None else self._world.rank
         text = f"rank {rank} waits in {call.describe()} at {where}, and "
         text += self._what_is_missing(certain)
-        record = {"where": where, "waited": waited}
+        record: Status = {"where": where, "waited": waited}
         if self._world is not None and self._fatal:
-            record = self._world.stop(
+            record = self._world.begin_incident(
                 kind, text, waitable=self._waitable, where=where, waited=waited
             )
             text = f"{text}\n{diagnosis.diagnose(self._world.statuses())}"

@@ -14,13 +14,14 @@ import time
 from .. import library, words
 from ..errors import CommunicationError, CommunicationStopped, users_line
 from ..mpi import MPI
-from ..record import recorder
+from ..record import Call, recorder
 from . import board, diagnosis, failures, fence, recovery, script
+from .contracts import Waitable
 from .groups import Groups
 from .interrupts import guard
 from .progress import progress
 from .rendezvous import rendezvous
-from .status import INCIDENT, WORDS, Status, Statuses, of_history, of_messages, of_wait
+from .status import INCIDENT, WORDS, Side, Status, Statuses, of_history, of_messages, of_wait
 from .threads import Threads
 
 # How long a rank that follows looks for the cause that the first one is about to write.
@@ -46,21 +47,23 @@ def enter(timeout: float) -> World:
     Raises:
         CommunicationTimeout: a rank did not come within ``timeout`` seconds.
     """
-    if _world is None:
+    world = _world
+    if world is None:
         guard.install()
         everybody = range(MPI.COMM_WORLD.size)
         with rendezvous(MPI.COMM_WORLD, everybody, 0, "init_process_group", timeout):
-            create(MPI.COMM_WORLD, timeout)
+            world = create(MPI.COMM_WORLD, timeout)
         # MPI_Finalize waits for all ranks, and some may be dead by then.
         library.finalizes = not failures.are_survived()
         script.watch_over(current)
-    return _world
+    return world
 
 
-def create(base: MPI.Intracomm, timeout: float) -> None:
+def create(base: MPI.Intracomm, timeout: float) -> World:
     """Go on as the ranks of this communicator; all of them call this, and have no groups."""
     global _world
     _world = World(base, timeout)
+    return _world
 
 
 class World:
@@ -142,7 +145,7 @@ class World:
                 state="left", **({} if balanced else of_messages(recorder.since(self._mark)))
             )
 
-    def ended(self, **more) -> None:
+    def ended(self, **more: object) -> None:
         """This rank's program is over; ``more``: see :mod:`torch_mpi.protocol.leftovers`."""
         self._write(**{**self.status.own, **more, "state": "ended"})
 
@@ -161,9 +164,9 @@ class World:
             return  # what came first counts
         interrupted = isinstance(error, KeyboardInterrupt)
         text = f"{type(error).__name__}: {_text(error)}".rstrip(": ")
-        self.stop("interrupted" if interrupted else "raised", text, where=where)
+        self.begin_incident("interrupted" if interrupted else "raised", text, where=where)
 
-    def waiting(self, waitable, where: str) -> Status:
+    def waiting(self, waitable: Waitable, where: str) -> Status:
         """This rank waits, for longer than a moment. Returns its status."""
         return self.status.waiting(**of_wait(waitable, where, self._is_alone()))
 
@@ -176,16 +179,16 @@ class World:
 
     # -- incidents --------------------------------------------------------------------------
 
-    def stop(
+    def begin_incident(
         self,
         kind: str,
         error: str,
         *,
-        waitable=None,
+        waitable: Waitable | None = None,
         where: str = "",
         heard: bool = True,
-        called: dict[str, dict] | None = None,
-        **more,
+        called: dict[str, Side] | None = None,
+        **more: object,
     ) -> Status:
         """Begin an incident, or join it; returns the status that all ranks can read now.
 
@@ -197,7 +200,7 @@ class World:
             heard: somebody waits for the communication, and will get the error.
             called: a collective that fits no other rank's, by its name: ``what``, ``where``.
         """
-        record = {"where": where}
+        record: Status = {"where": where}
         if waitable is not None:
             record = of_wait(waitable, where, self._is_alone())
             record |= of_history(waitable.call, recorder.since(self._mark))
@@ -215,7 +218,7 @@ class World:
             self.join_incident()
         return status
 
-    def _called(self) -> dict[str, dict]:
+    def _called(self) -> dict[str, Side]:
         """The collectives that have not begun: what another rank may have to tell of a mismatch."""
         return {name: told for group in self.groups for name, told in group.called().items()}
 
@@ -261,22 +264,26 @@ class World:
             time.sleep(1e-3)
         return found
 
-    def follow(self, call=None, waitable=None, waited: float = 0.0) -> CommunicationStopped:
-        """The error for a rank that stops because another one failed."""
+    def stopped_by_another(
+        self, call: Call | str, waitable: Waitable | None = None, waited: float = 0.0
+    ) -> CommunicationStopped:
+        """Join the incident of another rank, and return the error for whoever waits here."""
         where = users_line()
         self.unheard = False
         cause = self.cause()
-        name = call if isinstance(call, str) else call.describe()
+        name, about = (call, None) if isinstance(call, str) else (call.describe(), call)
         doing = f"stopped waiting in {name}" if waitable else f"did not begin {name}"
         text = f"rank {self.rank} {doing} at {where}, because "
         text += _reason(cause) if cause else "another rank had stopped."
-        record = self.stop("followed", text, waitable=waitable, where=where, waited=waited)
-        return CommunicationStopped(text, call if waitable else None, record)
+        record = self.begin_incident(
+            "followed", text, waitable=waitable, where=where, waited=waited
+        )
+        return CommunicationStopped(text, about if waitable else None, record)
 
     # -- together again ---------------------------------------------------------------------
 
-    def check(self, op: str) -> None:
-        """Before a communication: take part in what the others do.
+    def recover_or_raise(self, op: str) -> None:
+        """Before a communication: recover with all ranks if this one knows of an incident.
 
         Raises:
             CommunicationStopped: an incident is on, which this rank did not know of.
@@ -288,7 +295,7 @@ class World:
             self.recover()
         elif self.incident():
             self.refuse_if_broken()
-            raise self.follow(op)
+            raise self.stopped_by_another(op)
 
     def _now_heard(self) -> CommunicationStopped:
         own, deadline = self.status, time.perf_counter() + 2 * _CAUSE_DEADLINE
@@ -320,13 +327,13 @@ class World:
         """Tell all ranks that this one could not get together with them."""
         self.board.set(INCIDENT, _BROKEN)
 
-    def sweep(self) -> list[dict]:
+    def sweep(self) -> list[dict[str, object]]:
         """Throw away the messages that nobody has received; see :func:`~.recovery.sweep`."""
         return recovery.sweep(self)
 
     def take_back_receives(self, since: float) -> None:
         """Give up receives that began after ``since`` (``perf_counter``) and wait for a message."""
-        progress.take_back_receives(since)
+        progress.withdraw_receives(since)
 
     def balance(self) -> int:
         """How many more messages this rank has sent than received."""

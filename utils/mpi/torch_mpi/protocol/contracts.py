@@ -1,0 +1,165 @@
+"""What ``torch_mpi.protocol`` asks of those who use it: a group, its works, and what it waits for.
+
+The package moves no tensors and knows no process group of PyTorch. Whoever does, such as
+:mod:`torch_mpi.group`, gives it objects with these methods. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from ..record import Call
+
+if TYPE_CHECKING:
+    from .recovery import Standing, Unreceived
+    from .status import Side
+    from .world import World
+
+
+class Waitable(Protocol):
+    """What can be waited for."""
+
+    call: Call
+
+    def poll(self) -> bool:
+        """Move it on; whether it is over."""
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Global ranks that have to come; whether one is enough; whether data are moving."""
+
+    def due(self) -> float | None:
+        """When it will be over (``time.perf_counter``), where that is known."""
+        return None
+
+    def moved(self) -> object:
+        """Something that is another one whenever data have moved."""
+        return None
+
+    def withdraw(self) -> bool:
+        """Take it back. False: too late, it is about to complete."""
+        return True
+
+
+class Work(Waitable, Protocol):
+    """A communication of a group, which the progress thread moves on.
+
+    Attributes:
+        is_collective: whether all ranks of the group have to call it.
+        is_watched: whether the progress thread tests it.
+        has_future: whether somebody has asked for its future, which may call back.
+    """
+
+    is_collective: bool
+    is_watched: bool
+    has_future: bool
+
+    @property
+    def group(self) -> Group:
+        """The group it is a communication of."""
+
+    @property
+    def not_before(self) -> float:
+        """When the progress thread tests it at the earliest (``time.perf_counter``)."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, as far as is known without a look."""
+
+    def give_up_if_overdue(self) -> bool:
+        """End a future that nobody would end otherwise; whether the work is over."""
+
+    def withdraw_receive(self) -> None:
+        """Cancel it, where that leaves nothing behind: a receive that nobody has sent to."""
+
+    def withdraw_or_take_part(self) -> None:
+        """Leave; or, where another rank relies on this one, take part."""
+
+    def is_free(self) -> bool:
+        """Of one that was given up: whether MPI has let go of its memory."""
+
+    def expected_until(self) -> float:
+        """Until when it is worth to move it on without a pause; 0 where it is not."""
+
+
+class Pollable(Protocol):
+    """Steps of a communication that nobody waits for any more."""
+
+    def poll(self) -> bool:
+        """Move them on; whether they have ended."""
+
+
+class Owner(Protocol):
+    """Of an entry in the handshake's queue, see :class:`~.handshake.Entry`."""
+
+    def begin(self, blocking: bool) -> None:
+        """All ranks are there: make the MPI calls."""
+
+    def refuse(self, mismatched: list[int]) -> None:
+        """These ranks made another call: it will never begin."""
+
+
+class Group(Protocol):
+    """A process group on this rank.
+
+    Attributes:
+        key: its members, and how many groups of the same members there were with it: the group's
+            name, equal on all its members.
+        members: global ranks, in the order of the group.
+        closed: whether this rank has destroyed it.
+    """
+
+    key: tuple[tuple[int, ...], int]
+    members: tuple[int, ...]
+    closed: bool
+
+    @property
+    def world(self) -> World:
+        """All ranks, among which the group's are some."""
+
+    @property
+    def balance(self) -> int:
+        """How many more messages this rank has sent in it than received."""
+
+    # -- at any time ------------------------------------------------------------------------
+
+    def called(self) -> dict[str, Side]:
+        """What this rank has called that has not begun: name of the collective, what and where."""
+
+    def forget_fast_path(self) -> None:
+        """Have the next call look whether all is well."""
+
+    def free_if_flushed(self) -> None:
+        """Free the communicators of a destroyed group if no message can still be on its way."""
+
+    def shutdown(self) -> None:
+        """Destroy it on this rank."""
+
+    def revoke(self) -> None:
+        """A rank has died: have no other rank wait for it inside of a call of MPI."""
+
+    # -- after an incident ------------------------------------------------------------------
+
+    def give_up_all(self) -> None:
+        """End what is under way, so that the group can begin anew."""
+
+    def end_blocking_calls(self) -> None:
+        """Leave the blocking calls that nobody waits for, or take part where others rely on it."""
+
+    def poll_all(self) -> bool:
+        """Move on the collectives; whether none is left."""
+
+    def standing(self, settled: bool) -> Standing:
+        """What the other members have to know to begin anew together."""
+
+    def renew(self, standings: Sequence[Standing]) -> None:
+        """Begin anew; all members are here, and stand as told, in order."""
+
+    def sweep(self) -> list[Unreceived]:
+        """Throw away the messages that nobody has received; all members do so together."""
+
+    def refuse_further_use(self, reason: str) -> None:
+        """Refuse further use: some members do not have this group any more, or never had it."""
+
+    def free_alone(self, settled: bool, freed: bool) -> None:
+        """Free a destroyed group that other members do not have."""

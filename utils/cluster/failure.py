@@ -231,7 +231,7 @@ class Outcome:
         return [f"rank {rank} goes on: {place}" for rank, place in sorted(self.busy.items())]
 
     def _error(
-        self, text: str, explained: diagnosis.Diagnosis | None, records: list[dict]
+        self, text: str, explained: diagnosis.Diagnosis | None, records: list[Status]
     ) -> CellFailed:
         """Return the error with this text, and with what to do now if only fresh ranks help."""
         what_now = self._what_now()

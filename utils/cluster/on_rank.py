@@ -307,7 +307,7 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
             value = plain(result)
             late = _communications() - before
             if not of_ours and (world := backend_world()):
-                world.take_back_receives(began)
+                world.withdraw_receives(began)
             balance = world.balance() if (world := backend_world()) else 0
             told = {"status": "ok", "value": value, "stdout": printed.text(), BALANCE: balance}
             told["late"] = late

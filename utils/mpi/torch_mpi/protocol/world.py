@@ -331,7 +331,7 @@ class World:
         """Throw away the messages that nobody has received; see :func:`~.recovery.sweep`."""
         return recovery.sweep(self)
 
-    def take_back_receives(self, since: float) -> None:
+    def withdraw_receives(self, since: float) -> None:
         """Give up receives that began after ``since`` (``perf_counter``) and wait for a message."""
         progress.withdraw_receives(since)
 

@@ -77,7 +77,7 @@ def all_reduce(world: Transports, count: int) -> tuple[dict[str, Candidate], Ten
     comm, data = world.comm, _zeros(count)
     array = data.numpy()
 
-    def on_torch(group):
+    def on_torch(group: dist.ProcessGroup) -> Callable:
         return lambda i: dist.all_reduce(data, group=group)
 
     def on_mpi4py(i):
@@ -92,7 +92,7 @@ def broadcast(world: Transports, count: int) -> tuple[dict[str, Candidate], Tens
     comm, data, n = world.comm, _zeros(count), world.comm.size
     array = data.numpy()
 
-    def on_torch(group):
+    def on_torch(group: dist.ProcessGroup) -> Callable:
         return lambda i: dist.broadcast(data, i % n, group=group)
 
     def on_mpi4py(i):
@@ -107,7 +107,7 @@ def all_gather(world: Transports, count: int) -> tuple[dict[str, Candidate], Ten
     parts, table = [_zeros(count) for _ in range(n)], _zeros(n * count).view(n, count)
     array, gathered = data.numpy(), table.numpy()
 
-    def on_torch(group):
+    def on_torch(group: dist.ProcessGroup) -> Callable:
         return lambda i: dist.all_gather(parts, data, group=group)
 
     def on_mpi4py(i):
@@ -128,7 +128,7 @@ def ping_pong(world: Transports, count: int) -> tuple[dict[str, Candidate], Tens
         return dict.fromkeys(TRANSPORTS, idle), data
     begins, peer = comm.rank == first, last if comm.rank == first else first
 
-    def on_torch(group):
+    def on_torch(group: dist.ProcessGroup) -> Callable:
         def call(i):
             if begins:
                 dist.send(data, peer, group=group)

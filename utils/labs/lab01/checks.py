@@ -27,7 +27,6 @@ from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 from utils.cluster.reply import Reply
-from utils.labs.shared.stages import all_right
 
 # Long enough that MPI does not send it before the receiver is ready (rendezvous).
 LONG = 250_000
@@ -342,7 +341,7 @@ def exchange(ranks: Ranks, report: Report) -> None:
             sends_first[answer.rank].append(first["op"] == "send" and first["blocking"])
 
     cases = _cases(ranks, report, kinds)
-    if not all_right(ranks, report, probe_exchange, cases, judge):
+    if not report.judge_cases(ranks, probe_exchange, cases, judge):
         return
     both = zip(kinds, sends_first[0], sends_first[1], strict=True)
     lengths = [math.prod(shape) for (shape, _), of_0, of_1 in both if of_0 and of_1]
@@ -681,7 +680,7 @@ def probe_fit(user_ns: dict, *, rank: int, sizes: list, times: list) -> object:
 @task("1.7", "ping-pong: latency and bandwidth", points=4)
 def ping_pong(ranks: Ranks, report: Report) -> None:
     """The median time of a message, then the latency and bandwidth that noisy times follow."""
-    if all_right(ranks, report, probe_ping_pong, _plays(ranks, report), _ping_pong_steps):
+    if report.judge_cases(ranks, probe_ping_pong, _plays(ranks, report), _ping_pong_steps):
         _judge_fit(ranks, report)
 
 

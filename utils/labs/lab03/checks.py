@@ -38,7 +38,6 @@ from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import GroupStep, Twin
-from utils.labs.shared.stages import all_groups_right
 
 from . import training
 
@@ -574,6 +573,28 @@ TAKE = {
 }
 
 
+def _all_groups_right(
+    ranks: Ranks,
+    report: Report,
+    probe: Callable[..., Any],
+    cases: Sequence[dict[str, Any]],
+    judge: Callable[[dict[str, Any], list[int], list[Any]], bool],
+) -> bool:
+    """Ask a probe made by `in_group`; return whether all groups were right in all cases.
+
+    Args:
+        judge: of a case, the ranks of a group, and what the probe told on each of them, whether
+            all is right. The first group with a problem is the last that is judged.
+    """
+    judged = 0
+    for case, members, values in tried(ranks, report, probe, cases):
+        if not judge(case, members, values):
+            return False
+        judged += 1
+    # An answer that raised an error ends the cases early.
+    return judged == sum(len(case["partition"] or ["all ranks"]) for case in cases)
+
+
 @task("3.5", "the same result as the sequential run", points=2)
 def same_result(ranks: Ranks, report: Report) -> None:
     """`train_parallel` on a few images, then the histories of the run and what was trained."""
@@ -586,7 +607,7 @@ def same_result(ranks: Ranks, report: Report) -> None:
     def judge(_, members: list[int], values: list[dict[str, Any]]) -> bool:
         return _trains_alike(report, [seeds[rank] for rank in members], members, values)
 
-    if all_groups_right(ranks, report, training.probe_training, cases, judge):
+    if _all_groups_right(ranks, report, training.probe_training, cases, judge):
         training.judge_run(ranks, report)
 
 

@@ -47,7 +47,6 @@ from utils.cluster.contracts import Ranks
 from utils.cluster.reply import Reply
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import GroupStep, Twin
-from utils.labs.shared.stages import all_right
 
 from . import overlap
 
@@ -293,7 +292,7 @@ def probe_real_buckets(user_ns: dict, *, rank: int, widths: list[int], cap: int)
 def assign_buckets(ranks: Ranks, report: Report) -> None:
     """DDP's own assignment, on random sizes and on a real DDP."""
     cases = [{"cases": _bucket_cases(report.seed)}]
-    if not all_right(ranks, report, probe_assign, cases, _assignment_steps):
+    if not report.judge_cases(ranks, probe_assign, cases, _assignment_steps):
         return
     draw = random.Random(report.seed)
     widths = [6, *(draw.choice((8, 20, 32, 50)) for _ in range(5)), 4]
@@ -404,7 +403,7 @@ def _shares_right(
             yield value(got, expected, mistakes, what=what, form=form, tolerance=GRID)
 
     given = {"cases": list(cases.values()), "begin": begin, "end": end}
-    return all_right(ranks, report, probe_hidden, [given], judge)
+    return report.judge_cases(ranks, probe_hidden, [given], judge)
 
 
 def _judge_measured_step(ranks: Ranks, report: Report) -> None:

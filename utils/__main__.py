@@ -64,7 +64,7 @@ def dist(options: argparse.Namespace) -> int:
     """Write the bundle for students: one zip of what is committed, without solutions."""
     from importlib.metadata import version
 
-    from utils.course.dist import bundle
+    from utils.course.student_bundle import bundle
 
     path = bundle(options.root, version("ddl-labs"), options.out)
     print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
@@ -193,7 +193,7 @@ def diagnosis(options: argparse.Namespace) -> int:
 
     Status 0: no right program was reported. Status 1: one was. Status 2: they can't be run.
     """
-    from utils.jobs.recall import main
+    from utils.jobs.diagnosis_score import main
 
     return main(options)
 

@@ -16,7 +16,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from utils.__main__ import main
 from utils.checks.model import unpack
-from utils.course import dist, release
+from utils.course import release, student_bundle
 from utils.course.notebook import LABS, SOLUTIONS, NotebookError, dumps, notebooks, read
 
 SOLVED = """\
@@ -451,11 +451,11 @@ def clone(tmp_path: Path) -> Path:
 def test_the_students_bundle_runs_and_holds_no_solution_and_nothing_uncommitted(clone, tmp_path):
     (clone / "labs" / "my notes.ipynb").write_text("a student's")  # ignored by nobody
     with pytest.raises(NotebookError, match=r"not committed, such as .*my notes"):
-        dist.bundle(clone, "1.0", tmp_path / "dist")
+        student_bundle.bundle(clone, "1.0", tmp_path / "dist")
     (clone / "labs" / "my notes.ipynb").unlink()
-    path = dist.bundle(clone, "1.0", tmp_path / "dist")
+    path = student_bundle.bundle(clone, "1.0", tmp_path / "dist")
     first = path.read_bytes()
-    assert dist.bundle(clone, "1.0", tmp_path / "dist").read_bytes() == first
+    assert student_bundle.bundle(clone, "1.0", tmp_path / "dist").read_bytes() == first
 
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path)
@@ -493,4 +493,4 @@ def links_to_nothing(course: Path):
 
 def test_a_bundle_of_what_is_no_clone_says_so(tmp_path):
     with pytest.raises(NotebookError, match="in a git clone"):
-        dist.bundle(tmp_path, "1.0", tmp_path / "dist")
+        student_bundle.bundle(tmp_path, "1.0", tmp_path / "dist")

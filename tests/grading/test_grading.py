@@ -34,7 +34,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from utils.checks.verdict import Verdict
 from utils.course.execute import RUN_VARIABLE
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks
-from utils.grading import book, cells, similarity, statistics, written_answers
+from utils.grading import cells, gradebook, similarity, statistics, written_answers
 from utils.grading.assembly import assemble, choose, forced
 from utils.grading.drawing_cells import drawings
 from utils.grading.feedback import feedback
@@ -645,7 +645,7 @@ def rows(text: str) -> list[dict]:
 
 
 def test_the_gradebook_has_a_row_per_student_and_a_column_per_task():
-    (ada, bob) = rows(book.gradebook([a_result("Bob", 0.0), a_result("Ada")]))
+    (ada, bob) = rows(gradebook.gradebook([a_result("Bob", 0.0), a_result("Ada")]))
     assert ada == {
         **{"student": "Ada", "1.1": "2", "1.A": "", "total": "2", "max": "5"},
         **{"to grade by hand": "1.A", "remarks": ""},
@@ -654,25 +654,25 @@ def test_the_gradebook_has_a_row_per_student_and_a_column_per_task():
 
 
 def test_a_student_who_could_not_be_graded_is_not_just_a_zero():
-    (row,) = rows(book.gradebook([a_result("Ada", error="no kernel")]))
+    (row,) = rows(gradebook.gradebook([a_result("Ada", error="no kernel")]))
     assert "NOT GRADED: no kernel" in row["remarks"]
 
 
 def test_no_name_or_remark_is_a_formula():
-    text = book.gradebook([a_result("=cmd|' /C calc'!A0", remarks=["x"])])
+    text = gradebook.gradebook([a_result("=cmd|' /C calc'!A0", remarks=["x"])])
     assert rows(text)[0]["student"].startswith("'=")
 
 
 def test_moodle_and_canvas_know_their_students_again(tmp_path):
     lms = {"system": "moodle", "id": "123", "folder": "Ada_123_assignsubmission_file_"}
     result = a_result("Ada", lms=lms)
-    (row,) = rows(book.moodle([result]))
+    (row,) = rows(gradebook.moodle([result]))
     assert (row["Identifier"], row["Grade"], row["Maximum grade"]) == ("Participant 123", "2", "5")
-    possible, row = rows(book.canvas([result]))
+    possible, row = rows(gradebook.canvas([result]))
     assert (possible[toy.LAB], row["ID"], row[toy.LAB]) == ("5", "123", "2")
     page = tmp_path / "feedback.html"
     page.write_text("hello")
-    book.moodle_feedback([result], {"Ada": page}, tmp_path / "f.zip")
+    gradebook.moodle_feedback([result], {"Ada": page}, tmp_path / "f.zip")
     assert zipfile.ZipFile(tmp_path / "f.zip").namelist() == [f"{lms['folder']}/feedback.html"]
 
 

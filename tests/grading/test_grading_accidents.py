@@ -31,9 +31,9 @@ from utils.__main__ import main
 from utils.course.notebook import KERNELSPEC
 from utils.course.release import student_version
 from utils.grading import (
-    book,
     cells,
     command,
+    gradebook,
     grader,
     interrupts,
     lock,
@@ -286,7 +286,7 @@ def test_not_graded_is_blank_in_every_book(tmp_path):
         *(a_result("Ada", 1.0, error="killed", lms=LMS), a_result("Ada", lab="02_other", lms=LMS)),
         *(a_result("Bob", 0.0), a_result("Bob", lab="02_other")),
     ]
-    book.write_books(results, tmp_path, ["moodle", "canvas"])
+    gradebook.write_books(results, tmp_path, ["moodle", "canvas"])
     ada, bob = (table(tmp_path / "gradebook.csv")[name] for name in ("Ada", "Bob"))
     columns = [f"{toy.LAB} 1.1", f"{toy.LAB} total", "02_other total", "total", "max"]
     assert [ada[name] for name in columns] == ["", "", "2", "", "10"]
@@ -1173,7 +1173,7 @@ def test_no_name_of_a_file_is_obeyed_by_a_terminal_or_a_spreadsheet(
 
 @pytest.mark.parametrize("first", "=+-@\t\r＝＋－＠")
 def test_a_formula_in_any_script_is_text(first):
-    assert book.harmless(f"{first}1+1").startswith("'")
+    assert gradebook.harmless(f"{first}1+1").startswith("'")
 
 
 def test_a_folder_of_files_has_a_row_for_each_student(tmp_path):

@@ -15,7 +15,7 @@ from nbformat.v4 import new_code_cell
 from test_grading import sandboxed
 
 from utils.course.notebook import SOLUTIONS, notebooks
-from utils.grading import book, imports, inspection, pool, similarity, suspicion
+from utils.grading import gradebook, import_guard, inspection, pool, similarity, suspicion
 from utils.grading.assembly import body
 from utils.grading.feedback import feedback
 from utils.grading.grader import MOST_CODE, grade
@@ -93,12 +93,12 @@ def test_a_module_left_in_the_current_folder_gives_no_points(course, reference, 
 
 
 def test_a_folder_that_answers_write_to_holds_no_module(tmp_path):
-    assert not imports.out_of_reach(str(tmp_path))
-    assert not imports.out_of_reach(str(tmp_path / "comes" / "later"))
-    assert not imports.out_of_reach("")
+    assert not import_guard.out_of_reach(str(tmp_path))
+    assert not import_guard.out_of_reach(str(tmp_path / "comes" / "later"))
+    assert not import_guard.out_of_reach("")
     (tmp_path / "stack_data.py").write_text("")
     os.chmod(tmp_path, 0o555)  # its owner opens it again
-    finder = imports.refuse_writable(str(tmp_path))
+    finder = import_guard.refuse_writable(str(tmp_path))
     assert finder.find_spec("stack_data") is None
 
 
@@ -514,7 +514,7 @@ def test_what_a_person_should_look_at_is_in_summary_and_gradebook_and_not_in_the
     result = a_result("def total(t, r):\n    import gc")
     result.look = suspicion.look(result, reference)
     assert "import gc" in summary([result], [reference], {}, {"Mallory": "m"})
-    assert "import gc" in book.gradebook([result])
+    assert "import gc" in gradebook.gradebook([result])
     assert "look at this" not in feedback("Mallory", [result])
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from utils.course.numbers import number
 
 from .answer_states import MARKS, kind, label
-from .book import by_student
 from .feedback import next_step
+from .gradebook import by_student
 from .results import Result, total
 
 VARIABLE = "GITHUB_STEP_SUMMARY"

@@ -25,7 +25,7 @@ from typing import Any
 
 from utils.jobs.forkserver.identity import LATER_VARIABLE
 
-from .imports import only_out_of_reach
+from .import_guard import only_out_of_reach
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 

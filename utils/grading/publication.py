@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from . import github, written_answers
-from .book import FORMATS, moodle_feedback, write_books
+from .gradebook import FORMATS, moodle_feedback, write_books
 from .options import GradingOptions
 from .provenance import provenance_now
 from .reference import Reference

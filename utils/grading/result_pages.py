@@ -6,8 +6,8 @@ from pathlib import Path
 
 from utils.course.files import write_text
 
-from .book import by_student
 from .feedback import feedback
+from .gradebook import by_student
 from .page_rendering import render
 from .provenance import Provenance
 from .reference import Reference

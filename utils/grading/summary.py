@@ -11,7 +11,7 @@ from urllib.parse import quote
 from utils.course.numbers import number
 
 from .answer_states import kind
-from .book import by_student, tasks
+from .gradebook import by_student, tasks
 from .page_rendering import render
 from .problems import Common, common
 from .provenance import Provenance

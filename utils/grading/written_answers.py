@@ -20,7 +20,7 @@ from utils.course.files import write_text
 from utils.course.notebook import NotebookError
 from utils.course.numbers import number
 
-from .book import FORMULA, table
+from .gradebook import FORMULA, table
 from .results import Result, TaskResult
 from .zips import clean
 

@@ -10,9 +10,10 @@ bits       meaning
 =========  ======================================================================================
 
 No other module knows this layout, and no bit is free: one more bit takes one of the number or of
-the signature. Where all ranks make the same call in the same way, their words are equal, which the
-usual case of the handshake relies on, see :func:`alike`. So a bit in which ranks may differ also
-belongs into :func:`alike`. Nothing here needs torch or MPI.
+the signature. If all ranks make the same call in the same way, their words are equal. The callers
+of :func:`alike` compare whole words, and miss their usual case if ranks differ in a bit. A mask in
+:func:`alike` is not enough, as it sees only this rank's word: PROTOCOL.md says how to announce one
+more bit. Nothing here needs torch or MPI.
 """
 
 from __future__ import annotations

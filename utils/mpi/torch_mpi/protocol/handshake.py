@@ -265,7 +265,10 @@ class Handshake:
         self._fast_call = call
 
     def end_fast_path(self) -> None:
-        """After the fast path, and the :meth:`call` that it may have led to: or an error did."""
+        """After the fast path, and the :meth:`call` that it may have led to: or an error did.
+
+        After an error, what was promised is withdrawn once. A refusal is ignored, no gap is set.
+        """
         if self._promised:
             self.announcements.withdraw(self.announcements.number, self._promised)
         self._promised, self._fast_call = 0, None

@@ -275,7 +275,7 @@ def test_the_taught_placement_fills_both_sockets_with_one_rank_each(cores):
 
 REHEARSAL = """
 import json, sys
-from utils.mpi.benchmark.alpha_beta import runs
+from utils.labs.lab05 import runs
 print(json.dumps(runs.rehearse(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])))
 """
 

@@ -403,7 +403,7 @@ torch.save([some(640), some(80)], "scaling/images.pt")
 BEFORE_IT = """
 import shlex
 from pathlib import Path
-from utils.mpi.benchmark.alpha_beta import batch
+from utils.labs.shared import slurm_script
 folder, NODES, DOMAINS, CORES = Path("scaling"), 2, 1, 2
 common = ("--strong", 128, "--weak", 64, "--steps", 2)
 """
@@ -432,7 +432,7 @@ def test_the_script_of_lab_05_runs_from_a_bare_shell_on_the_copied_folder_alone(
     slurm_tools.wait_until(lambda: not lab.jobs(), PATIENCE, "the job is done")
     said = lab.run("cat", there / f"scaling-{told.split()[-1]}.out")
     read = (
-        "import json; from utils.mpi.benchmark.alpha_beta import runs; "
+        "import json; from utils.labs.lab05 import runs; "
         "print(json.dumps(runs.series('scaling/results')))"
     )
     found = json.loads(lab.run("python", "-c", read, user="student2"))
@@ -448,7 +448,7 @@ def test_the_script_of_lab_05_runs_from_a_bare_shell_on_the_copied_folder_alone(
 
 IN_A_BATCH_NOTEBOOK = """
 import os, subprocess
-from utils.mpi.benchmark.alpha_beta import runs
+from utils.labs.lab05 import runs
 options = "--data scaling/images.pt --strong 128 --weak 64 --rounds 2 --steps 2".split()
 timed = runs.run("scaling/train.py", *options, job=runs.Job(ranks=4))
 print("measured on", *sorted(rank["host"] for rank in timed.result["ranks"]))
@@ -512,12 +512,12 @@ LAB_13 = "solutions/13_faults.ipynb"
 HAND_IN_RESUMABLE = """
 from pathlib import Path
 from utils.labs.lab13 import faults
-from utils.mpi.benchmark.alpha_beta import batch
+from utils.labs.shared import slurm_script
 script = Path("resumable/job.sh")
 # The first life has 40 s in which the signal may come, the second one need not wait.
 command = "train.py run --steps 40 --every 1000 --pause $((SLURM_RESTART_COUNT ? 0 : 1))"
 script.write_text(faults.requeued(2, command, time="10"))
-print(batch.submit(script))
+print(slurm_script.submit(script))
 """
 
 

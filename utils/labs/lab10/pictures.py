@@ -28,6 +28,8 @@ from utils.figures import (
     use_style,
 )
 from utils.labs.shared.schedules import idle as idle_share
+
+# A notebook from before the move, which imports this module as `schedules`, uses these four.
 from utils.labs.shared.schedules import one_f_one_b as one_f_one_b
 from utils.labs.shared.schedules import parse as parse
 from utils.labs.shared.schedules import planned as planned

@@ -370,3 +370,36 @@ except KeyboardInterrupt:
 def test_a_ctrl_c_that_comes_too_late_leaves_no_rank_inside_of_mpi(mpiexec, tmp_path):
     done = mpiexec(2, START + TOO_LATE_TO_LEAVE, tmp_path / "went-on", timeout=60)
     assert done.stdout == "rank 1 went on: True 2.0\n"
+
+
+ENDS_FAST_PATH = """
+import threading, torch, torch.distributed as dist
+
+dist.init_process_group("mpi")
+ones = torch.ones(1)
+for _ in range(3):  # after the first two, the group knows a fast path
+    dist.all_reduce(ones)
+handshake = dist.group.WORLD.handshake
+end = handshake.end_fast_path
+
+def interrupted():
+    end()
+    raise KeyboardInterrupt
+
+handshake.end_fast_path = interrupted
+try:
+    dist.all_reduce(ones)
+    print("no fast path")
+except KeyboardInterrupt:
+    pass
+handshake.end_fast_path = end
+free = []
+thread = threading.Thread(target=lambda: free.append(handshake.lock.acquire(blocking=False)))
+thread.start()
+thread.join()
+print(free, flush=True)
+"""
+
+
+def test_a_ctrl_c_at_the_end_of_the_fast_path_leaves_the_group_to_other_threads(mpiexec):
+    assert mpiexec(1, ENDS_FAST_PATH, timeout=60).stdout.split() == ["[True]"]

@@ -309,8 +309,10 @@ class ProcessGroupMPI(CollectiveGroup):
         except MPI.Exception as error:
             raise in_words(error, known.call, self) from None
         finally:
-            self.handshake.end_fast_path()
-            self.handshake.lock.release()
+            try:
+                self.handshake.end_fast_path()
+            finally:  # also after a Ctrl-C in there
+                self.handshake.lock.release()
 
     def record(
         self, op: str, tensors: Sequence[torch.Tensor], opts: object = None, **more: Any

@@ -37,18 +37,6 @@ def broken(calls: Calls, *rules: Rule) -> str | None:
     return next((said for rule in rules if (said := rule(calls))), None)
 
 
-def rules_of(wrong: Mapping[str, object]) -> list[Rule]:
-    """Return a rule for each text: it is broken if its value is true, whatever the calls are.
-
-    For facts that count between two rules; other facts are for :meth:`.task.Report.facts`.
-    """
-
-    def broken(text: str) -> Rule:
-        return lambda calls: text
-
-    return [broken(text) for text, is_so in wrong.items() if is_so]
-
-
 def only(*ops: str) -> Rule:
     """No other operation."""
 

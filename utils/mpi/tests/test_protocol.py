@@ -122,7 +122,7 @@ def test_what_comes_after_a_withdrawn_collective_must_not_begin_on_some_ranks(mo
 def test_what_the_fast_path_could_not_take_back_must_not_be_forgotten(monkeypatch):
     """The others rely on it: the next call goes on with it."""
     monkeypatch.setattr(Handshake, "call", _call_forgetting)
-    assert "P" in found([fast(**STAYS), asynchronous()])
+    assert "P2: rank 0 waits for good" in found([fast(**STAYS), asynchronous()])
 
 
 def _call_forgetting(self, entry) -> None:

@@ -49,9 +49,9 @@ def value(
     )
 
 
-def facts(wrong: Mapping[str, object]) -> Step:
-    """Return the step that none of these is so: by the text that a student is told."""
-    return lambda report, rank: report.facts(rank, wrong)
+def facts(wrong: Mapping[str, object], kind: str = "mistake") -> Step:
+    """Return the step that none of these is so, by the text that a student is told."""
+    return lambda report, rank: report.facts(rank, wrong, kind)
 
 
 class Wrong(NamedTuple):
@@ -90,15 +90,3 @@ def passed(
 def all_came(answers: Sequence[Reply]) -> bool:
     """Return whether all ranks answered, and no message is left over."""
     return bool(answers) and not any(answer.unreceived for answer in answers)
-
-
-def conduct(wrong: Mapping[str, object]) -> Step:
-    """Return the step that none of these facts about communication is so; the first one is told."""
-
-    def step(report: Report, rank: int | None) -> bool:
-        text = next((text for text, is_so in wrong.items() if is_so), None)
-        if text:
-            report.problem(text, rank, "communication")
-        return text is None
-
-    return step

@@ -143,16 +143,17 @@ class Report:
             self.problem(said, rank, "communication")
         return said is None
 
-    def facts(self, rank: int | None, wrong: Mapping[str, object]) -> bool:
+    def facts(self, rank: int | None, wrong: Mapping[str, object], kind: str = "mistake") -> bool:
         """Return whether none of these is so; the first that is so becomes a problem.
 
         Args:
             rank: the rank that has the problem; `None` for all together.
             wrong: by the text that a student is told, whether it is so.
+            kind: of the problem, see :class:`.verdict.Problem`.
         """
         said = next((text for text, is_so in wrong.items() if is_so), None)
         if said:
-            self.problem(said, rank)
+            self.problem(said, rank, kind)
         return said is None
 
     def follow(self, rank: int | None, steps: Iterable[Step]) -> bool:

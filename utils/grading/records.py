@@ -1,4 +1,4 @@
-"""What the plugin writes in a run and the grader reads afterwards: of each cell, and the end."""
+"""Records of cells and of the run's end, which the plugin writes and the grader reads."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Python:
             old.close()
 
     def for_one_process(self, environment: Mapping[str, str]) -> OneProcess:
-        """Return how to start a process outside of mpiexec, in this environment."""
+        """Return how to start a process outside mpiexec, in this environment."""
         if self._lease is None:
             return OneProcess(self.command, {})
         threads = {"OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1")}

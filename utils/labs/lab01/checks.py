@@ -23,7 +23,7 @@ from utils.checks.clock import moved_clocks
 from utils.checks.mistakes import EXACT, TOLERANCE, Mistake, is_number, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, fingerprint, kept, numbers, reading_answer, recorded
-from utils.checks.steps import Step, communication, facts, value
+from utils.checks.steps import Step, communication, each_of, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 from utils.cluster.reply import Reply
@@ -196,12 +196,7 @@ def transfer_overlapped(ranks: Ranks, report: Report) -> None:
 
 def _overlapped_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     """Yield what a rank's `transfer_overlapped` has to do with one tensor and with work()."""
-    yield _both(_overlapped_transfer(case, answer), _work_done(case, answer))
-
-
-def _both(first: Iterator[Step], second: Iterator[Step]) -> Step:
-    """Return the step that takes all steps of both; a problem of the first hides none of them."""
-    return lambda report, rank: all([report.follow(rank, first), report.follow(rank, second)])
+    yield each_of(_overlapped_transfer(case, answer), _work_done(case, answer))
 
 
 def _overlapped_transfer(case: dict[str, Any], answer: Reply) -> Iterator[Step]:

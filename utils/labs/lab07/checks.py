@@ -21,7 +21,7 @@ from utils.checks.calls import TOGETHER, blocking, broken, only, some, waited
 from utils.checks.mistakes import NO_NUMBER, Mistake, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, number, numbers, reading_answer, recorded
-from utils.checks.steps import Step, all_came, communication, conduct, each_of, facts, value
+from utils.checks.steps import Step, all_came, communication, each_of, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.checks.verdict import named
 from utils.cluster.contracts import Ranks
@@ -641,12 +641,12 @@ def _lost(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     times, made = case["times"], answer.value["made"]
     said = f"update(counters) was called {made} times, expected {times}, on each rank"
     yield facts({said: made != times})
-    yield conduct({
+    yield facts({
         "begins without the others: who is first may be done before the next one starts, and "
         "nothing collides. dist.barrier() before the first update": not answer.value["before"],
         "reads the counters when its own updates are done; those of others may still come, and "
         "would be counted as lost. dist.barrier() after the last update": not answer.value["after"],
-    })  # fmt: skip
+    }, kind="communication")  # fmt: skip
     yield communication(answer.value["calls"], some(range(WORLD)))
     kept = torch.stack([_kept(each["seed"], r, times) for r, each in enumerate(case["each"])])
     share = 1 - kept.sum((0, 1)).mean().item() / (WORLD * times)
@@ -850,7 +850,7 @@ def _sharded(worked: Sharded) -> Iterator[Step]:
     alone = len(servers) == 1
     rules = some([worked.rank, *servers]), only("send", "recv"), waited
     yield communication(told_by_worker["calls"], *rules, *([] if alone else [_not_blocking]))
-    yield conduct({
+    yield facts({
         "an irecv is still open when the worker has left: start those of the next weights after "
         "more() has said True": told_by_worker["open"],
         f"the i{told_by_worker['apart']} for one server begins only after the wait for another: "
@@ -859,7 +859,7 @@ def _sharded(worked: Sharded) -> Iterator[Step]:
         "the irecv of the next weights begins when the sends have been waited for: a server that "
         "sends to this worker waits meanwhile, and so may everybody in a circle. Start isends and "
         "irecvs together, then wait for all of them": told_by_worker["late"] and not alone,
-    })  # fmt: skip
+    }, kind="communication")  # fmt: skip
     seen = [worked.weights(k).tolist() for k in range(steps)]
     what = f"servers {servers}: the weights that compute got"
     yield value(told_by_worker["seen"], seen, _wrong_weights(worked, seen), what=what)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from utils.checks.calls import Rule, only, some, waited
 from utils.checks.mistakes import Mistake, same
 from utils.checks.probe import numbers, reading_answer, recorded, told
-from utils.checks.steps import Step, all_came, communication, conduct, each_of, facts, value
+from utils.checks.steps import Step, all_came, communication, each_of, facts, value
 from utils.checks.task import Report, to_each
 from utils.cluster.contracts import Ranks
 
@@ -281,7 +281,7 @@ def _inside(workers: list[int]) -> Rule:
 
 def protocol(said: str | None) -> Step:
     """Return the step that a server keeps its protocol; `said` is what it has broken."""
-    return conduct({said: True} if said else {})
+    return facts({said: True} if said else {}, kind="communication")
 
 
 def stepwise(server: dict[str, Any], replay: Replay) -> Iterator[Step]:

@@ -35,7 +35,7 @@ from utils.checks.groups import (
 from utils.checks.mistakes import Mistake, is_number, same, short, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, recorded, told
-from utils.checks.steps import Step, communication, facts, value
+from utils.checks.steps import Step, communication, each_of, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 from utils.labs.shared.replicas import Seeds
@@ -180,11 +180,6 @@ def _sized(case: dict[str, Any]) -> Rule:
     return rule
 
 
-def _all_told(*steps: Step) -> Step:
-    """Return the step that all of these are right; each one that is not is told."""
-    return lambda report, rank: all([step(report, rank) for step in steps])
-
-
 # -- 8.1: the rules ---------------------------------------------------------------------------
 
 HAND = {"w": 5.0, "center": 1.0, "gradient": 3.0, "eta": 0.1, "rho": 2.0}
@@ -324,9 +319,10 @@ def _moved(case: str, arguments: dict[str, Any], result: dict[str, Any]) -> Iter
     wrong_workers |= _other_share(new_w, descended, center - w, eta * rho)
     wrong_centers = _wrong_centers(**arguments)
     wrong_centers |= _other_share(new_center, center, w - center, eta * rho)
-    yield _all_told(
-        _end(f"move_worker, {case}", new_w, moved_worker(**arguments), wrong_workers),
-        _end(f"move_center, {case}", new_center, moved_center(center, w, eta, rho), wrong_centers),
+    right_center = moved_center(center, w, eta, rho)
+    yield each_of(
+        [_end(f"move_worker, {case}", new_w, moved_worker(**arguments), wrong_workers)],
+        [_end(f"move_center, {case}", new_center, right_center, wrong_centers)],
     )
 
 
@@ -622,7 +618,7 @@ def _exchanges_are_right(
     right = [report.follow(master, [communication(results[0]["calls"], *rules, *of_master)])]
     for rank, result in zip(workers, results[1:], strict=True):
         messages = communication(result["calls"], *rules, _exchanges(case, master))
-        step = _all_told(messages, _gradients(result, case["steps"]))
+        step = each_of([messages], [_gradients(result, case["steps"])])
         right.append(report.follow(rank, [step]))
     return all(right)
 

@@ -285,17 +285,16 @@ def _wrong_operators(
 @task("9.3", "the MLP, by columns and then by rows", points=3)
 def parallel_mlp(ranks: Ranks, report: Report) -> None:
     """Equal to the MLP that was not split, with one all_reduce each way."""
-    _judge_layer(ranks, report, "ParallelMLP")
-    if not report.found:
+    if _judge_layer(ranks, report, "ParallelMLP"):
         cases = [case | {"common": report.seed} for case in cases_apart(report)]
         judge_groups(ranks, report, probe_linears, cases, _both_linears)
 
 
-def _judge_layer(ranks: Ranks, report: Report, name: str) -> None:
-    """Judge a layer in groups of which each rank knows its own shard only."""
+def _judge_layer(ranks: Ranks, report: Report, name: str) -> bool:
+    """Judge a layer in groups whose ranks know their own shard only; return if it is right."""
     given = {"name": name, "common": report.seed}
     cases = [case | given for case in cases_apart(report)]
-    judge_groups(ranks, report, probe_layer, cases, layer_of)
+    return judge_groups(ranks, report, probe_layer, cases, layer_of)
 
 
 def _linears() -> nn.Module:

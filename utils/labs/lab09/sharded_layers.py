@@ -25,7 +25,7 @@ from utils.checks.calls import Calls, Rule, inside, made, only, waited
 from utils.checks.groups import WORLD, Group, GroupAnswer, Partition, in_group, keywords, on
 from utils.checks.mistakes import Mistake, table
 from utils.checks.probe import answer_named, as_dict, in_double, recorded
-from utils.checks.steps import Step, communication, facts, value
+from utils.checks.steps import Step, communication, each_of, facts, value
 from utils.checks.task import Report, to_each
 
 #: Groups of 4, 2 and 1 ranks, and no group at all.
@@ -492,12 +492,13 @@ def _once_each_way(result: dict[str, Any], where: str) -> Step:
     """Return the step of one all_reduce each way; all that is wrong with them is told."""
     nbytes = BYTES * math.prod(INPUT)
     why, hint = "; each all_reduce waits for all ranks", " (one f in front of all that reads x)"
-    steps = [
-        communication(result[way], rule)
-        for way, reason in (("forward", why), ("backward", hint))
-        for rule in (
-            made("all_reduce", 1, f" {way} {where}{reason}"),
-            of_size("all_reduce", nbytes, way),
+    return each_of(
+        *(
+            [communication(result[way], rule)]
+            for way, reason in (("forward", why), ("backward", hint))
+            for rule in (
+                made("all_reduce", 1, f" {way} {where}{reason}"),
+                of_size("all_reduce", nbytes, way),
+            )
         )
-    ]
-    return lambda report, rank: all([step(report, rank) for step in steps])
+    )

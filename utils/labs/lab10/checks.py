@@ -868,7 +868,7 @@ def _wrong_versions(p: int, n: int) -> list[Mistake]:
     })  # fmt: skip
 
 
-#: What :func:`probe_stash` tells of the stash of each stage.
+#: The fields that :func:`probe_stash` returns for the stash of each stage.
 STASHED = ("copies", "left", "most", "missing", "alive")
 
 

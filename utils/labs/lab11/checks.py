@@ -1254,7 +1254,7 @@ def _traffic(place: int, members: list[int], order: list[int]) -> Rule:
 
 
 def _wrong_device(seen: list, kept: int, most: int, pieces: int) -> dict[str, bool]:
-    """Prefetch of one piece, and one gradient under way."""
+    """Prefetch of one piece, and one pending gradient."""
     order, first = [note[0] for note in seen], (pieces - 1) // 2
     started = [note[1] - min(n + 2, pieces) for n, note in enumerate(seen)]
     unwaited = [note[3] - note[4] for note in seen]

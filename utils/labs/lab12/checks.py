@@ -512,7 +512,7 @@ def _explain_round(report: Report) -> None:
         "anything is waited for, and a client that is slow is not waited for at all. What came of "
         "it is below"
     )
-    report.found.insert(0, (needs, "mistake", None))
+    report.begin_with(needs)
 
 
 def _home(client: int) -> int:

@@ -828,7 +828,8 @@ def test_a_class_that_starts_at_once_is_told_its_place_and_is_no_load_for_slurm(
         f"who comes then: {refused.value}",
     )
     assert submitted == many
-    assert looks <= 0.75
+    # The hub asks once for all, about every two seconds; if each asked, there would be ten a second.
+    assert looks <= 2
 
 
 def pending(hub: Hub) -> list[str]:

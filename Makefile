@@ -40,7 +40,7 @@ SMOKE := utils/mpi/tests/test_mpi_backend.py tests/cluster/test_names_in_the_way
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test types check test-env smoke run solutions release release-check dist lock backend site image notes lint format figures pack grade clean FORCE
+.PHONY: help env lab test test-all types check test-env smoke run solutions release release-check dist lock backend site image notes lint format figures pack grade clean FORCE
 
 # The students' bundle has no solutions/, and no use for the authors' targets.
 help:  ## this list
@@ -119,8 +119,14 @@ lab: $(VENV)/.env  ## open the labs in JupyterLab
 
 # Two at a time: much of a test is waiting, for a deadline or for a rank. A group (tests/conftest.py)
 # stays together: a file, or a lab.
-test: $(VENV)/.test  ## run all tests
-	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),-n $(or $(WORKERS),2) $(GROUPS))
+test: $(VENV)/.test  ## test the course, in ten minutes
+	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),$(BESIDE) -m '$(COURSE)')
+
+test-all: $(VENV)/.test  ## test also what needs a cluster, a browser or other libraries: half an hour
+	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),$(BESIDE))
+
+BESIDE = -n $(or $(WORKERS),2) $(GROUPS)
+COURSE = not matrix and not large and not plain and not often and not extended
 
 GROUPS = --dist loadgroup --no-loadscope-reorder
 
@@ -128,7 +134,7 @@ types: $(VENV)/.test  ## check the contracts between the rooms (mypy)
 	$(BIN)/mypy
 
 check: lint types release-check  ## lint, types, and the tests that take no ranks: four minutes
-	$(ACTIVATE) $(BIN)/python -m pytest -q -m 'quick and not often' -n $(or $(WORKERS),2) $(GROUPS) $(ARGS)
+	$(ACTIVATE) $(BIN)/python -m pytest -q -m 'quick and not often' $(BESIDE) $(ARGS)
 
 test-env: $(VENV)/.test  ## build .venv with all that the tests need
 

@@ -26,7 +26,7 @@ from processes import (
     environment_of,
     left_over,
 )
-from scheduling import LONGEST, QUICK, RANKS, group_of
+from scheduling import LONGEST, QUICK, RANKS, group_of, is_extended
 
 from utils.jobs.forkserver import client
 
@@ -60,10 +60,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log) -> object | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is quick; begin with the groups that take longest, for which others would wait."""
+    """Mark what is quick or extended; begin with the groups that others would wait for."""
     for item in items:
         if item.path.stem in QUICK and not RANKS & set(item.fixturenames):
             item.add_marker(pytest.mark.quick)
+        quick = item.get_closest_marker("quick") is not None
+        if is_extended(item.path.stem, item.fixturenames, quick):
+            item.add_marker(pytest.mark.extended)
     order = {group: place for place, group in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
 

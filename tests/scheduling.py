@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 # Groups other than a file: patterns of test ids. What shares a cluster or a job has one group; each
@@ -32,6 +33,36 @@ QUICK = {
     *("test_statistics", "test_timeline", "test_timeline_ideal"),
 }
 RANKS = {"mpiexec", "ranks"}
+
+# What `make test-all` adds to `make test`: tests that need a cluster, a browser, another PyTorch, a
+# library of MPI from a package, or a stress test. Of these files all but the quick tests.
+EXTENDED = {
+    "test_answers_on_ranks",
+    "test_bench",
+    "test_browser",
+    "test_grading_attacks",
+    "test_hosts",
+    "test_hpc_readme",
+    "test_hub",
+    "test_launchers",
+    "test_many_ranks",
+    "test_site_mpi",
+    "test_slurm",
+    "test_stress",
+}
+# And every test that asks for one of these fixtures, in whichever file.
+EXTENDED_FIXTURES = {"chromium", "hub", "slurm_cluster"}
+
+
+def is_extended(stem: str, fixtures: Collection[str], quick: bool) -> bool:
+    """Return whether only `make test-all` runs a test.
+
+    Args:
+        stem: the name of the test's file, without its suffix.
+        fixtures: the names of all fixtures that the test uses.
+        quick: whether `make check` runs the test.
+    """
+    return bool(EXTENDED_FIXTURES & set(fixtures)) or (stem in EXTENDED and not quick)
 
 
 def group_of(nodeid: str) -> str:

@@ -828,7 +828,7 @@ def test_a_class_that_starts_at_once_is_told_its_place_and_is_no_load_for_slurm(
         f"who comes then: {refused.value}",
     )
     assert submitted == many
-    # The hub asks once for all, about every two seconds; if each asked, there would be ten a second.
+    # The hub asks once for all, about every two seconds. If each asked: ten a second.
     assert looks <= 2
 
 

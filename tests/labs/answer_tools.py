@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import random
+import secrets
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 from lab_tools import answers, checks_of, run_cell, verdict
 from local_ranks import LocalRanks, Traces
@@ -44,6 +48,13 @@ def solutions_of(name: str) -> dict[str, str]:
 def ranks_of(name: str) -> int:
     """How many ranks the lab has."""
     return getattr(LABS[name], "RANKS", 4)
+
+
+@contextlib.contextmanager
+def seeded(seed: str) -> Iterator[None]:
+    """Let checks draw the same numbers whenever they run with this seed."""
+    with mock.patch.object(secrets, "randbelow", random.Random(seed).randrange):
+        yield
 
 
 class Lab:

@@ -1,87 +1,141 @@
-"""Play recorded answers with seeds of a test's own, and write every word that the checks say.
+"""Play recorded answers with given seeds, and report every word of the checks that changes.
 
     python tests/labs/recorded_verdicts.py lab06 --seed 1 -o before.json
     python tests/labs/recorded_verdicts.py lab06 --seed 1 --compare before.json
+    python tests/labs/recorded_verdicts.py lab06 --seeds 200
 
-The second call, after a change of the checks, lists each answer whose verdict has other words.
+The second call, after a change of the checks, lists each answer whose verdict has other words. The
+third call checks each answer with 200 seeds, and lists the answers whose verdict or words depend on
+the seed: a student would pass, or read a message, by luck.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
-import random
-import secrets
+import re
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent), *(str(TESTS / room) for room in ("labs", "checks"))]
 
-from answer_tools import LABS, Lab, ranks_of, right_answers, solutions_of, wrong_answers  # noqa: E402
+from answer_tools import (  # noqa: E402
+    LABS,
+    Lab,
+    ranks_of,
+    right_answers,
+    seeded,
+    solutions_of,
+    wrong_answers,
+)
 from lab_tools import verdict  # noqa: E402
 from local_ranks import LocalRanks  # noqa: E402
 
+# Numbers follow from the draw, and lists of numbers have as many entries as were drawn.
+NUMBER = re.compile(r"-?\b\d+(\.\d+)?(e[-+]?\d+)?\b")
+LIST = re.compile(r"\[[-#., …\[\]]*(\]|…)")
 
-def played(name: str, seed: int, only: str) -> dict[str, str]:
-    """Return what the check says of each answer of a lab, by task and name of the answer."""
+
+def recorded(name: str, only: str) -> Iterator[tuple[str, str, str]]:
+    """Yield task, name, and code of each recorded answer of a lab, and of its solutions."""
     solutions = solutions_of(name)
     skipped = getattr(LABS[name], "ONLY_ON_RANKS", set())
     answers = [
-        (task, what, code)
-        for task, what, code, _ in wrong_answers(LABS[name], solutions)
-        if what not in skipped
+        (task, about, code)
+        for task, about, code, _ in wrong_answers(LABS[name], solutions)
+        if about not in skipped
     ]
     answers += [
-        (task, f"right: {what}", code) for task, what, code in right_answers(LABS[name], solutions)
+        (task, f"right: {about}", code)
+        for task, about, code in right_answers(LABS[name], solutions)
     ]
     answers += [(task, "solution", code) for task, code in solutions.items()]
+    return (answer for answer in answers if " ".join(answer[:2]).startswith(only))
+
+
+def played(name: str, seeds: list[int], only: str) -> dict[str, list[str]]:
+    """Return what the check says of each answer of a lab, with one seed after the other."""
     with LocalRanks(ranks_of(name)) as ranks:
         lab = Lab(name, ranks)
         return {
-            f"{task} {what}": _verdict(lab, task, code, f"{seed} {task} {what}")
-            for task, what, code in answers
-            if f"{task} {what}".startswith(only)
+            f"{task} {about}": verdicts(lab, task, code, [f"{s} {task} {about}" for s in seeds])
+            for task, about, code in recorded(name, only)
         }
 
 
-def _verdict(lab: Lab, task: str, code: str, seed: str) -> str:
-    """Return the words of one answer; the solution is back afterwards."""
-    draw = random.Random(seed)
-    secrets.randbelow = draw.randrange
+def verdicts(lab: Lab, task: str, code: str, seeds: list[str]) -> list[str]:
+    """Return the words of one answer for each seed; the solution is back afterwards."""
+    said = []
     try:
-        lab.run(code)
-        said = verdict(lab.checks[task], lab.ranks)[1]
+        for seed in seeds:
+            with seeded(seed), contextlib.redirect_stdout(io.StringIO()):
+                lab.run(code)  # each time: a check may delete what it found wrong
+            with seeded(seed):
+                said.append(verdict(lab.checks[task], lab.ranks)[1])
     except Exception as error:  # the answer's cell raises: no check is reached
-        said = f"{type(error).__name__}: {error}"
+        said.append(f"{type(error).__name__}: {error}")
     lab.solve(task)
     return said
 
 
+def without_numbers(text: str) -> str:
+    """Return the words of a verdict; numbers and lists of them follow from the draw."""
+    return LIST.sub("[…]", NUMBER.sub("#", text))
+
+
+def print_lucky(answers: dict[str, list[str]]) -> int:
+    """Print the answers whose words depend on the seed; return how many they are."""
+    lucky = 0
+    for name, said in answers.items():
+        words = Counter(map(without_numbers, said))
+        if len(words) > 1:
+            lucky += 1
+            passed = sum(text.startswith("✓") for text in said)
+            print(f"{name}: {passed} of {len(said)} passed")
+            for text, times in words.most_common():
+                print(f"  {times} times: {text.rstrip()}")
+    return lucky
+
+
+def print_changed(answers: dict[str, str], before: dict[str, str]) -> int:
+    """Print the answers that have other words than before; return how many they are."""
+    changed = 0
+    for name, text in answers.items():
+        if before.get(name) != text:
+            changed += 1
+            print(f"{name}\n  before: {before.get(name)}\n  now:    {text}")
+    return changed
+
+
 def main() -> int:
-    """Play one lab's answers; status 1 if words differ from those of an earlier run."""
+    """Play one lab's answers; status 1 if words differ from an earlier run, or between seeds."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("lab", choices=sorted(LABS))
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, help="how many seeds; lists what depends on them")
     parser.add_argument("--only", default="", help="tasks that begin with this, such as 6.1")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--compare", type=Path)
     options = parser.parse_args()
-    said = played(options.lab, options.seed, options.only)
+    if options.seeds:
+        answers = played(options.lab, list(range(options.seeds)), options.only)
+        lucky = print_lucky(answers)
+        print(f"{options.lab}: {len(answers)} answers, the words of {lucky} depend on the seed")
+        return bool(lucky)
+    texts = {
+        name: said[0] for name, said in played(options.lab, [options.seed], options.only).items()
+    }
     if options.output:
-        options.output.write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
-    differing = {}
-    if options.compare:
-        before = json.loads(options.compare.read_text())
-        differing = {
-            name: (before.get(name), text)
-            for name, text in said.items()
-            if before.get(name) != text
-        }
-    for name, (old, new) in differing.items():
-        print(f"{name}\n  before: {old}\n  now:    {new}")
-    print(f"{options.lab}: {len(said)} answers, {len(differing)} with other words")
-    return bool(differing)
+        options.output.write_text(json.dumps(texts, indent=1, ensure_ascii=False) + "\n")
+    before = json.loads(options.compare.read_text()) if options.compare else texts
+    changed = print_changed(texts, before)
+    print(f"{options.lab}: {len(texts)} answers, {changed} with other words")
+    return bool(changed)
 
 
 if __name__ == "__main__":

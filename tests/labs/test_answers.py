@@ -2,7 +2,8 @@
 
 All of them run on ranks that are threads of this process. After one that left something behind (an
 error, a deadlock, messages, names) the solution must pass again; the right answers of a lab come
-after all of its wrong ones, on the same ranks.
+after all of its wrong ones, on the same ranks. Checks draw from a seed, so that a test has one
+result; ``recorded_verdicts.py --seeds 200`` finds words that depend on the draw.
 ``ANSWERS_TABLE=table.md`` writes how many there are of each task, and what became of them.
 """
 
@@ -15,7 +16,15 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from answer_tools import LABS, Lab, ranks_of, right_answers, solutions_of, wrong_answers
+from answer_tools import (
+    LABS,
+    Lab,
+    ranks_of,
+    right_answers,
+    seeded,
+    solutions_of,
+    wrong_answers,
+)
 from lab_tools import answers, verdict
 from local_ranks import LocalRanks
 from tabulate import tabulate
@@ -63,6 +72,13 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """The lab of this name, with its solutions; one at a time, as tests of a lab come together."""
     with LocalRanks(ranks_of(request.param)) as ranks:
         yield Lab(request.param, ranks)
+
+
+@pytest.fixture(autouse=True)
+def same_draws(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let checks draw the same numbers in every run; ``ANSWERS_SEED=2`` draws others."""
+    with seeded(f"{os.environ.get('ANSWERS_SEED', '1')} {request.node.name}"):
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

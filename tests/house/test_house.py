@@ -184,7 +184,7 @@ def test_make_alone_lists_every_target(house):
 
 def test_make_check_runs_nothing_that_is_there_on_demand(house):
     """Its own `-m` replaces the one of pyproject.toml."""
-    expression = re.search(r"-m '([^']+)'", MAKEFILE)[1]
+    expression = re.search(r"-m '(quick[^']+)'", MAKEFILE)[1]
     file = "utils/mpi/tests/test_protocol.py"
     collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", file]
     listed = [
@@ -195,6 +195,13 @@ def test_make_check_runs_nothing_that_is_there_on_demand(house):
     assert quick
     assert often
     assert not quick & often
+
+
+def test_make_test_leaves_out_only_what_make_test_all_runs_or_what_is_there_on_demand():
+    course = re.search(r"^COURSE = (.+)$", MAKEFILE, re.M)[1]
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    on_demand = re.search(r"-m '([^']+)'", options["addopts"])[1]
+    assert course == f"{on_demand} and not extended"
 
 
 def test_an_old_python_is_refused(house):

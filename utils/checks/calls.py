@@ -96,10 +96,11 @@ def messages(*wanted: tuple[str, int], in_order: bool = True) -> Rule:
     """These messages, ``("send", 1)``: operation and the other rank (global)."""
 
     def rule(calls: Calls) -> str | None:
-        got = [(call["op"], call["peer"]) for call in calls if call["op"] in POINT_TO_POINT]
-        if (got if in_order else sorted(got)) == (list(wanted) if in_order else sorted(wanted)):
+        passed = [(call["op"], call["peer"]) for call in calls if call["op"] in POINT_TO_POINT]
+        order = list if in_order else sorted
+        if order(passed) == order(wanted):
             return None
-        return f"expected {in_words(wanted)}, it made {in_words(got)}"
+        return f"expected {in_words(wanted)}, it made {in_words(passed)}"
 
     return rule
 
@@ -141,7 +142,7 @@ def waited(calls: Calls) -> str | None:
 # -- what several ranks have recorded -------------------------------------------------------------
 
 
-def disagreement(told: Mapping[int, Any]) -> str | None:
+def disagreement(replies: Mapping[int, Any]) -> str | None:
     """What the records of one rank say and those of another do not; ``None`` if they agree.
 
     Each message is recorded by its sender and by its receiver, with as many bytes; a collective is
@@ -152,8 +153,8 @@ def disagreement(told: Mapping[int, Any]) -> str | None:
             :data:`RECORDS`, however deep. A rank without such a list is not compared: there it is
             the check itself that communicates with the others.
     """
-    found = {rank: list(_lists(value)) for rank, value in told.items()}
-    calls = {rank: list(itertools.chain(*lists)) for rank, lists in found.items() if lists}
+    lists_of = {rank: list(_lists(value)) for rank, value in replies.items()}
+    calls = {rank: list(itertools.chain(*lists)) for rank, lists in lists_of.items() if lists}
     return _messages_differ(calls) or _collectives_differ(calls)
 
 
@@ -183,13 +184,13 @@ def forgery(rank: int, value: Any) -> str | None:
 def _lists(value: Any) -> Iterator[list[Any]]:
     """The lists of records in what a probe returned; a list of lists has one for each step."""
     if isinstance(value, list):
-        for one in value if value and isinstance(value[0], dict | list) else ():
-            yield from _lists(one)
-    for name, one in value.items() if isinstance(value, dict) else ():
+        for inner in value if value and isinstance(value[0], dict | list) else ():
+            yield from _lists(inner)
+    for name, inner in value.items() if isinstance(value, dict) else ():
         if name not in RECORDS:
-            yield from _lists(one)
-        elif isinstance(one, list):
-            steps = one if one and all(isinstance(step, list) for step in one) else [one]
+            yield from _lists(inner)
+        elif isinstance(inner, list):
+            steps = inner if inner and all(isinstance(step, list) for step in inner) else [inner]
             yield from steps
 
 

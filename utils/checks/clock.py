@@ -41,7 +41,8 @@ def moved_clocks(*namespaces: dict[str, Any]) -> Iterator[Clock]:
     Those of :mod:`time`, ``timeit.default_timer``, ``datetime.now``, ``MPI.Wtime``; also where a
     namespace has them by another name, or a function in it as the default of an argument.
     """
-    clock, places = Clock(), _places()
+    clock = Clock()
+    places = _places()
     namespaces = (*namespaces, vars(timeit), {"Timer": timeit.Timer.__init__})
     moved = {id(place.original): place.moved(clock) for place in places}
     with contextlib.ExitStack() as patches:

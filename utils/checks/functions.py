@@ -36,14 +36,15 @@ def probe_calls(user_ns: dict[str, Any], *, rank: int, calls: list[Any]) -> list
     Raises:
         ValueError: a function returned the very list or dict of another call.
     """
-    found, results = [], Results()
+    returned = []
+    results = Results()
     for name, arguments in calls:
         function = reading_answer(user_ns, name)
         result = function(*arguments)
-        found.append(told(result))
+        returned.append(told(result))
         if results.add(name, result):
             results.add(name, function(*arguments))
-    return found
+    return returned
 
 
 class Results:
@@ -59,15 +60,16 @@ class Results:
             ValueError: an earlier call has returned one of them.
         """
         parts = result if isinstance(result, list | tuple) else ()
-        own = [one for one in (result, *parts) if isinstance(one, list | dict)]
-        if (shared := next((one for one in own if id(one) in self._seen), None)) is not None:
+        parts_made = [part for part in (result, *parts) if isinstance(part, list | dict)]
+        shared = next((part for part in parts_made if id(part) in self._seen), None)
+        if shared is not None:
             kind = type(shared).__name__
             raise ValueError(
                 f"{name} returned the same {kind} in two calls: who changes one changes the other, "
                 f"so make a new {kind} in each call"
             )
-        self._seen |= {id(one): one for one in own}
-        return own
+        self._seen |= {id(part): part for part in parts_made}
+        return parts_made
 
 
 def judge_calls(ranks: Ranks, report: Report, cases: Iterable[Case]) -> bool:
@@ -80,10 +82,10 @@ def judge_calls(ranks: Ranks, report: Report, cases: Iterable[Case]) -> bool:
     cases = [Case(*case) for case in cases]
     calls = [[case.name, case.arguments] for case in cases]
     for answer in report.answers(ranks, probe_calls, calls=calls):
-        for case, got in zip(cases, answer.value, strict=True):
+        for case, result in zip(cases, answer.value, strict=True):
             what = f"{case.name}({', '.join(short(a, 60) for a in case.arguments)})"
             if not report.judge(
-                answer.rank, got, case.right, case.mistakes, what=what, form=case.form
+                answer.rank, result, case.right, case.mistakes, what=what, form=case.form
             ):
                 break
     return len(report.found) == before

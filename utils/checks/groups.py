@@ -40,7 +40,8 @@ def partitions(world: int) -> list[Partition]:
 
     Ranks of a group are no neighbours: their places in it follow from the group alone.
     """
-    sizes, order = [world, *(size for size in SIZES if size < world)], range(world)
+    sizes = [world, *(size for size in SIZES if size < world)]
+    order = range(world)
     mixed = [*order[1::2], *order[::2]]
     return [[sorted(mixed[k : k + size]) for k in range(0, world, size)] for size in sizes]
 

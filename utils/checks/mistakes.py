@@ -3,7 +3,7 @@
 A task lists the mistakes that students make: what each of them gives, and what to say then::
 
     explain(
-        got,
+        result,
         total,
         [
             Mistake(total / n, "this is the mean: the task asks for the sum"),
@@ -44,11 +44,11 @@ class Mistake:
     gives: Any | Callable[[Any], bool]
     said: str
 
-    def fits(self, got: Any, tolerance: float = TOLERANCE) -> bool:
+    def fits(self, result: Any, tolerance: float = TOLERANCE) -> bool:
         """Whether this is what it gives."""
         if callable(self.gives):
-            return bool(self.gives(got))
-        return same(got, self.gives, tolerance)
+            return bool(self.gives(result))
+        return same(result, self.gives, tolerance)
 
 
 #: What a task that asks for a number gets told of :func:`utils.checks.probe.number`.
@@ -71,7 +71,7 @@ def one_of(*results: Any) -> Callable[[Any], bool]:
 
 
 def explain(
-    got: Any,
+    result: Any,
     expected: Any,
     mistakes: Iterable[Mistake] = (),
     *,
@@ -79,12 +79,12 @@ def explain(
     tolerance: float = TOLERANCE,
 ) -> str | None:
     """What is wrong with a result; ``None`` for a right one. Arguments as in :func:`recognise`."""
-    found = recognise(got, expected, mistakes, form=form, tolerance=tolerance)
-    return found and found[0]
+    wrong = recognise(result, expected, mistakes, form=form, tolerance=tolerance)
+    return wrong and wrong[0]
 
 
 def recognise(
-    got: Any,
+    result: Any,
     expected: Any,
     mistakes: Iterable[Mistake] = (),
     *,
@@ -94,46 +94,46 @@ def recognise(
     """What is wrong with a result, and of which kind that is; ``None`` for a right one.
 
     Args:
-        got, expected: values of JSON.
+        result, expected: values of JSON.
         mistakes: the first that fits is told. They are made only if something is wrong.
         form: what has to be returned, in words; told where nothing was.
 
     Returns:
         The words, and "mistake" for a known one, or "value".
     """
-    if same(got, expected, tolerance):
+    if same(result, expected, tolerance):
         return None
-    if got is None and form:
+    if result is None and form:
         return f"returned None: return {form}", "mistake"
     for mistake in mistakes:
-        if mistake.fits(got, tolerance):
+        if mistake.fits(result, tolerance):
             stop = "" if mistake.said.endswith(("?", ".")) else "."
-            return f"{mistake.said}{stop} {difference(got, expected, tolerance)}", "mistake"
-    if same(got, expected):
+            return f"{mistake.said}{stop} {difference(result, expected, tolerance)}", "mistake"
+    if same(result, expected):
         said = "right to six digits only: was something computed in float32? Keep the type of what "
         return said + "was given", "mistake"
-    text = difference(got, expected, tolerance)
+    text = difference(result, expected, tolerance)
     return text[0].lower() + text[1:], "value"
 
 
-def difference(got: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
+def difference(result: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
     """Expected and got; of long lists the first entry that differs."""
-    long = len(str(expected)) > _WHOLE or len(str(got)) > _WHOLE
-    if not (long and isinstance(expected, list) and isinstance(got, list)):
-        return "Expected {}, got {}".format(*_apart(expected, got))
-    pairs = itertools.zip_longest(expected, got, fillvalue="nothing")
+    long = len(str(expected)) > _WHOLE or len(str(result)) > _WHOLE
+    if not (long and isinstance(expected, list) and isinstance(result, list)):
+        return "Expected {}, got {}".format(*_apart(expected, result))
+    pairs = itertools.zip_longest(expected, result, fillvalue="nothing")
     k, (e, g) = next((k, pair) for k, pair in enumerate(pairs) if not same(*pair[::-1], tolerance))
     return "Entry {}: expected {}, got {}".format(k, *_apart(e, g, _WHOLE))
 
 
-def _apart(expected: Any, got: Any, most: int = 160) -> tuple[str, str]:
+def _apart(expected: Any, result: Any, most: int = 160) -> tuple[str, str]:
     """Two values for a message, which differ in it.
 
     If six digits don't tell them apart, all digits do; if their beginnings are equal, they begin
     where they differ.
     """
     for digits in (6, 17):
-        texts = [str(_rounded(value, digits)) for value in (expected, got)]
+        texts = [str(_rounded(value, digits)) for value in (expected, result)]
         if texts[0] != texts[1]:
             break
     pairs = enumerate(zip(*texts, strict=False))
@@ -144,31 +144,31 @@ def _apart(expected: Any, got: Any, most: int = 160) -> tuple[str, str]:
     return first, second
 
 
-def same(got: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
+def same(result: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
     """Equal, numbers to a relative tolerance, lists and dicts by element. NaN equals nothing."""
     if isinstance(expected, list | tuple):
         return (
-            isinstance(got, list | tuple)
-            and len(got) == len(expected)
-            and all(same(g, e, tolerance) for g, e in zip(got, expected, strict=True))
+            isinstance(result, list | tuple)
+            and len(result) == len(expected)
+            and all(same(g, e, tolerance) for g, e in zip(result, expected, strict=True))
         )
     if isinstance(expected, dict):
         return (
-            isinstance(got, dict)
-            and got.keys() == expected.keys()
-            and all(same(got[key], expected[key], tolerance) for key in expected)
+            isinstance(result, dict)
+            and result.keys() == expected.keys()
+            and all(same(result[key], expected[key], tolerance) for key in expected)
         )
-    if isinstance(expected, bool) or isinstance(got, bool) or expected is None:
-        return got is expected
-    if is_number(got) and is_number(expected):
-        return bool(got == expected) or _near(got, expected, tolerance)
-    return bool(got == expected)
+    if isinstance(expected, bool) or isinstance(result, bool) or expected is None:
+        return result is expected
+    if is_number(result) and is_number(expected):
+        return bool(result == expected) or _near(result, expected, tolerance)
+    return bool(result == expected)
 
 
-def _near(got: float, expected: float, tolerance: float) -> bool:
+def _near(result: float, expected: float, tolerance: float) -> bool:
     """Whether two finite numbers are; every number is within a share of infinity."""
     try:
-        apart = abs(got - expected)
+        apart = abs(result - expected)
     except OverflowError:  # an integer that no float holds
         return False
     return math.isfinite(expected) and apart <= tolerance * max(1.0, abs(expected))

@@ -42,13 +42,13 @@ def use_model(ranks: cluster.Ranks, task: str) -> None:
         FileNotFoundError: these notebooks came without models.
     """
     ranks.running()
-    found: dict[str, list[str]] = {}
+    models: dict[str, list[str]] = {}
     for file in _files(task):
-        found |= unpack(file.read_text())
-    if task not in found:
-        there = ", ".join(found) or "none"
+        models |= unpack(file.read_text())
+    if task not in models:
+        there = ", ".join(models) or "none"
         raise ValueError(f'no model for task {task!r}; there are: {there}. Expected such as "1.2"')
-    for source in found[task]:
+    for source in models[task]:
         get_ipython().run_cell(source, store_history=False).raise_error()
     print(f"The ranks have the model's answer to task {task} now. The task stays open: no points.")
 

@@ -54,12 +54,12 @@ def reading_answer(
 
     @functools.wraps(function)
     def reading(*args: Any, **kwargs: Any) -> Any:
-        given: dict[int | str, Any] = dict(enumerate(args))
-        given.update(kwargs)
-        before = {key: _trace(value) for key, value in given.items() if key not in changes}
+        arguments: dict[int | str, Any] = dict(enumerate(args))
+        arguments.update(kwargs)
+        before = {key: _trace(value) for key, value in arguments.items() if key not in changes}
         result = function(*args, **kwargs)
         for key, trace in before.items():
-            if [trace] != [_trace(given[key])]:  # in lists, as NaN is not equal to itself
+            if [trace] != [_trace(arguments[key])]:  # in lists, as NaN is not equal to itself
                 which = _parameter(function, key)
                 raise ArgumentChanged(f"{name} changed its argument {which}: work on a copy of it")
         return result
@@ -144,12 +144,12 @@ def kept(name: str, result: Any, again: Callable[[], Any]) -> Any:
         ResultChanged: the call has changed the result of the one before.
     """
     before = _trace(result)
-    found = again()
+    later = again()
     if [before] != [_trace(result)]:
         raise ResultChanged(
             f"{name} changed what its earlier call had returned: make a new result in each call"
         )
-    return found
+    return later
 
 
 def recorded(

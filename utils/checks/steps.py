@@ -35,7 +35,7 @@ def communication(calls: Calls, *rules: Rule) -> Step:
 
 
 def value(
-    got: Any,
+    result: Any,
     expected: Any,
     mistakes: Iterable[Mistake] = (),
     *,
@@ -45,7 +45,7 @@ def value(
 ) -> Step:
     """Return the step that a JSON value is the expected one; see `Report.judge`."""
     return lambda report, rank: report.judge(
-        rank, got, expected, mistakes, what=what, form=form, tolerance=tolerance
+        rank, result, expected, mistakes, what=what, form=form, tolerance=tolerance
     )
 
 
@@ -66,10 +66,10 @@ def none_of(problems: Iterable[Wrong]) -> Step:
     """Return the step that there are no such problems; all of them are told."""
 
     def step(report: Report, _: int | None) -> bool:
-        found = list(problems)
-        for wrong in found:
+        listed = list(problems)
+        for wrong in listed:
             report.problem(*wrong)
-        return not found
+        return not listed
 
     return step
 

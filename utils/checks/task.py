@@ -108,17 +108,17 @@ class Report:
         """Put a hint in front of the problems: a long report is cut at its end."""
         self.found.insert(0, (hint, "mistake", None))
 
-    def expect(self, rank: int | None, what: str, got: Any, expected: Any) -> bool:
+    def expect(self, rank: int | None, what: str, result: Any, expected: Any) -> bool:
         """Compare a JSON value with the expected one; tensors are given as lists."""
-        if same(got, expected):
+        if same(result, expected):
             return True
-        self.problem(f"{what}: expected {short(expected)}, got {short(got)}", rank, "value")
+        self.problem(f"{what}: expected {short(expected)}, got {short(result)}", rank, "value")
         return False
 
     def judge(
         self,
         rank: int | None,
-        got: Any,
+        result: Any,
         expected: Any,
         mistakes: Iterable[Mistake] = (),
         *,
@@ -130,18 +130,18 @@ class Report:
 
         ``what`` was computed, in words, where a task has several results.
         """
-        found = recognise(got, expected, mistakes, form=form, tolerance=tolerance)
-        if found:
-            said, kind = found
+        wrong = recognise(result, expected, mistakes, form=form, tolerance=tolerance)
+        if wrong:
+            said, kind = wrong
             self.problem(f"{what}: {said}" if what else said, rank, kind)
-        return found is None
+        return wrong is None
 
     def communication(self, rank: int | None, calls: Calls, *rules: Rule) -> bool:
         """Whether all rules are kept; the first that is broken is a problem."""
-        said = broken(calls, *rules)
-        if said:
-            self.problem(said, rank, "communication")
-        return said is None
+        problem = broken(calls, *rules)
+        if problem:
+            self.problem(problem, rank, "communication")
+        return problem is None
 
     def facts(self, rank: int | None, wrong: Mapping[str, object], kind: str = "mistake") -> bool:
         """Return whether none of these is so; the first that is so becomes a problem.
@@ -151,10 +151,10 @@ class Report:
             wrong: by the text that a student is told, whether it is so.
             kind: of the problem, see :class:`.verdict.Problem`.
         """
-        said = next((text for text, is_so in wrong.items() if is_so), None)
-        if said:
-            self.problem(said, rank, kind)
-        return said is None
+        problem = next((text for text, is_so in wrong.items() if is_so), None)
+        if problem:
+            self.problem(problem, rank, kind)
+        return problem is None
 
     def follow(self, rank: int | None, steps: Iterable[Step]) -> bool:
         """Take steps until one fails; return whether none did (see :mod:`.steps`)."""

@@ -76,11 +76,11 @@ class Verdict:
 
     def data(self) -> dict[str, Any]:
         """All of it in the types of JSON."""
-        found = asdict(self)
-        found["problems"] = [
-            {**problem, "ranks": list(problem["ranks"])} for problem in found["problems"]
+        fields = asdict(self)
+        fields["problems"] = [
+            {**problem, "ranks": list(problem["ranks"])} for problem in fields["problems"]
         ]
-        return found
+        return fields
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Verdict:
@@ -103,18 +103,18 @@ class Verdict:
 def read(outputs: Iterable[Mapping[str, Any]]) -> list[Verdict]:
     """The verdicts among a cell's outputs, in the form of nbformat."""
     outputs = list(outputs)
-    found = []
+    verdicts = []
     for output in outputs:
         if output.get("output_type") in ("display_data", "execute_result"):
             data = output.get("data", {}).get(MIME)
             if data is not None:
-                found.append(_trusted(data))
+                verdicts.append(_trusted(data))
     printed = "".join(
         output["text"]
         for output in outputs
         if output.get("output_type") == "stream" and output.get("name") == "stdout"
     )
-    return found or _printed(printed)
+    return verdicts or _printed(printed)
 
 
 def _trusted(data: Any) -> Verdict:
@@ -127,15 +127,15 @@ def _trusted(data: Any) -> Verdict:
 
 def _printed(text: str) -> list[Verdict]:
     """What a check has printed that displays nothing."""
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for line in _COLOUR.sub("", text).splitlines():
         if first := _FIRST.match(line):
             title = first[3].removeprefix(" · ").strip()
-            found.append(Verdict(first[2] or "", title, passed=first[1] == "✓"))
-        elif found and line.startswith("  - "):
+            verdicts.append(Verdict(first[2] or "", title, passed=first[1] == "✓"))
+        elif verdicts and line.startswith("  - "):
             problem = Problem(line.removeprefix("  - "))
-            found[-1] = replace(found[-1], problems=(*found[-1].problems, problem))
-    return found
+            verdicts[-1] = replace(verdicts[-1], problems=(*verdicts[-1].problems, problem))
+    return verdicts
 
 
 def named(ranks: Iterable[int]) -> str:

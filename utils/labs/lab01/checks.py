@@ -99,7 +99,8 @@ def probe_hello(user_ns: dict, *, rank: int) -> dict:
 def hello(ranks: Ranks, report: Report) -> None:
     """Backend, rank and world size."""
     for answer in report.answers(ranks, probe_hello):
-        rank, variables = answer.rank, answer.value
+        rank = answer.rank
+        variables = answer.value
         report.expect(rank, "the backend", variables["backend"], "mpi")
         number_mistakes = [
             Mistake(ranks.n, "that is the number of ranks; this rank's number is dist.get_rank()"),
@@ -136,7 +137,8 @@ def transfer(ranks: Ranks, report: Report) -> None:
 
 def _transfer_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     """Yield what a rank's `transfer` has to do with one tensor."""
-    rank, calls = answer.rank, answer.value["calls"]
+    rank = answer.rank
+    calls = answer.value["calls"]
     yield communication(calls, *_one_message(rank), blocking(True))
     expected = _tensor_of(case, 0 if rank == 1 else rank)
     mistakes = [Mistake(_tensor_of(case, rank).tolist(), NOT_FILLED)]
@@ -158,14 +160,17 @@ def probe_transfer_overlapped(
     from torch_mpi.record import log
 
     tensor = _tensor(seed, shape, dtype)
-    mark, seen, slept = log.mark(), [], []
+    mark = log.mark()
+    seen = []
+    slept = []
 
     def work() -> list[int]:
         seen.append([{"op": c.op, "waited": c.waited} for c in log.since(mark)])
         return [seed]
 
     function = answer_named(user_ns, "transfer_overlapped")
-    answering, sleep = threading.get_ident(), time.sleep
+    answering = threading.get_ident()
+    sleep = time.sleep
 
     def noting(seconds: float) -> None:
         by = sys._getframe(1).f_globals.get("__name__", "")  # the backend pauses, too
@@ -201,14 +206,16 @@ def _overlapped_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 def _overlapped_transfer(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     """Yield what the message has to be, and that work() is done while it is pending."""
-    rank, calls, tensor = answer.rank, answer.value["calls"], answer.value["tensor"]
+    rank = answer.rank
+    calls = answer.value["calls"]
+    tensor = answer.value["tensor"]
     yield communication(calls, *_one_message(rank), blocking(False), waited)
     right = tensor == fingerprint(_tensor_of(case, 0 if rank == 1 else rank))
     whose = "rank 0’s" if rank == 1 else "its own"
     yield facts({
         NOT_FILLED: not right and tensor == fingerprint(_tensor_of(case, rank)),
         f"the {math.prod(case['shape'])} elements are not {whose} ones": not right,
-    })  # fmt: skip
+    })
     yield communication(calls, _whole(case))
     if rank < 2 and len(answer.value["seen"]) == 1:
         yield facts(_nothing_overlaps(rank, answer.value["seen"][0], answer.value["slept"]))
@@ -273,7 +280,9 @@ def _sum_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 def _wrong_sums(tensors: torch.Tensor, rank: int) -> list[Mistake]:
     """Return what likely mistakes give, of the tensors of all ranks."""
-    n, whole, total = len(tensors), tensors.dtype == torch.int64, tensors.sum(0).tolist()
+    n = len(tensors)
+    whole = tensors.dtype == torch.int64
+    total = tensors.sum(0).tolist()
     return table({
         "whole numbers have lost digits: neither a mean (op=AVG) nor a narrower type keeps them. "
         "op=dist.ReduceOp.SUM": lambda got: whole and same(got, total),
@@ -285,7 +294,7 @@ def _wrong_sums(tensors: torch.Tensor, rank: int) -> list[Mistake]:
         "given, so return that one": tensors[rank],
         f"this is {n} times the rank's own tensor, which is the sum only where all ranks hold the "
         "same": tensors[rank] * n,
-    })  # fmt: skip
+    })
 
 
 # -- 1.5 --------------------------------------------------------------------------------------
@@ -293,10 +302,12 @@ def _wrong_sums(tensors: torch.Tensor, rank: int) -> list[Mistake]:
 
 def probe_exchange(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
     """``exchange`` of a short or a long tensor, and of another one."""
-    function, given = answer_named(user_ns, "exchange"), _tensor(seed, shape, dtype)
+    function = answer_named(user_ns, "exchange")
+    given = _tensor(seed, shape, dtype)
     with _noted_memory() as used:
         result, calls = recorded(function, given, rank)
-    shared, result_told = bool(set(used["send"]) & set(used["recv"])), fingerprint(result)
+    shared = bool(set(used["send"]) & set(used["recv"]))
+    result_told = fingerprint(result)
     other = _tensor(seed + 1, shape, dtype)
     _, again = kept("exchange", result, lambda: recorded(function, other, rank))
     return {"result": result_told, "shared": shared, "calls": calls, "calls again": again}
@@ -305,7 +316,8 @@ def probe_exchange(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: s
 @contextlib.contextmanager
 def _noted_memory() -> Iterator[dict[str, list[int]]]:
     """Note where the tensors begin that are sent, and those that are received into."""
-    group, used = dist.group.WORLD, {"send": [], "recv": []}
+    group = dist.group.WORLD
+    used = {"send": [], "recv": []}
 
     def noting(name: str, call: Callable) -> Callable:
         def note(tensors, *args):
@@ -351,7 +363,8 @@ def exchange(ranks: Ranks, report: Report) -> None:
 
 def _exchange_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     """Yield what a rank's `exchange` has to do with one tensor."""
-    rank, calls = answer.rank, answer.value["calls"]
+    rank = answer.rank
+    calls = answer.value["calls"]
     wanted = [("recv", 1 - rank), ("send", 1 - rank)] if rank < 2 else []
     rules = (only("send", "recv"), messages(*wanted, in_order=False), waited)
     yield communication(calls, *rules)
@@ -362,7 +375,8 @@ def _exchange_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 def _wrong_exchanges(case: dict[str, Any], answer: Reply) -> dict[str, bool]:
     """Return what is wrong with the tensor that a rank has received."""
-    rank, result = answer.rank, answer.value["result"]
+    rank = answer.rank
+    result = answer.value["result"]
     arrives = "the tensor that arrived" if rank < 2 else "mine, as nothing arrives here"
     whose = {0: "rank 1's tensor", 1: "rank 0's tensor"}.get(rank, "its own")
     right = fingerprint(_tensor_of(case, 1 - rank if rank < 2 else rank))
@@ -421,7 +435,8 @@ def probe_forget(user_ns: dict, *, rank: int, count: int) -> None:
 def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> dict:
     """``sum_over_even_ranks`` on a fresh tensor: in the student's group, and in a new one."""
     function = answer_named(user_ns, "sum_over_even_ranks")
-    tensor, other = numbers(seed, 5), numbers(seed, 2, 3, double=True)
+    tensor = numbers(seed, 5)
+    other = numbers(seed, 2, 3, double=True)
     another = dist.new_group(evens)  # before the answer, which may raise an error on some ranks
     try:
         return _even_sums(user_ns, function, tensor, other, another, rank in evens)
@@ -457,7 +472,8 @@ def _even_sums(
 @contextlib.contextmanager
 def _noted_groups() -> Iterator[list]:
     """A list that gets an entry for each new group."""
-    noted, original = [], dist.new_group
+    noted = []
+    original = dist.new_group
 
     def noting(*args, **kwargs):
         noted.append(True)
@@ -509,7 +525,8 @@ def _has_groups(ranks: Ranks, report: Report, evens: list[int]) -> bool:
 
 def _wrong_group(rank: int, group: dict[str, Any], evens: list[int]) -> dict[str, bool]:
     """Return what is wrong with the group that this rank has made."""
-    members, kind = group["ranks"], group["kind"]
+    members = group["ranks"]
+    kind = group["kind"]
     expected = evens if rank in evens else []
     is_now = "nothing" if kind == "NoneType" else f"a {kind}"
     consists_of = f"the ranks {members}" if members else "other ranks than this one"
@@ -537,15 +554,18 @@ def _groups_of_one_call(groups: list[dict[str, Any]]) -> dict[str, bool]:
 
 def _even_sum_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     """Yield what `sum_over_even_ranks` has to do, in the student's group and in a new one."""
-    rank, evens, outcome = answer.rank, case["evens"], answer.value
-    is_member, calls = rank in evens, outcome["calls"]
+    rank = answer.rank
+    evens = case["evens"]
+    outcome = answer.value
+    is_member = rank in evens
+    calls = outcome["calls"]
     yield facts({
         "it calls a collective of a group that it does not belong to: PyTorch warns and does "
         "nothing. Only members call it": outcome["warned"],
         "the function makes a group at each call: make it once, outside, and use the argument "
         "group": outcome["made inside"],
         "the argument group is not used: all_reduce(tensor, group=group)": not outcome.get("used"),
-    })  # fmt: skip
+    })
     if is_member:
         yield communication(calls, inside(evens), only("all_reduce"), made("all_reduce", 1))
     else:
@@ -568,7 +588,7 @@ def _right_sum(tensors: list[torch.Tensor], answer: Reply, evens: list[int]) -> 
     mistakes = table({
         "the tensor is unchanged: all_reduce writes into it": unchanged,
         "this is the sum over all ranks: pass group=group": sum(tensors),
-    })  # fmt: skip
+    })
     what = "the tensor afterwards"
     return value(answer.value["tensor"], expected.tolist(), mistakes, what=what)
 
@@ -581,7 +601,8 @@ REPEATS = 5
 # Bytes and rounds: also more rounds, the same bytes again, and bytes that no float32 tensor has.
 PLAYS = ((8, REPEATS), (200_001, REPEATS), (8, 2 * REPEATS), (800_003, REPEATS))
 # A mean of some of them is far from 1 as well.
-FACTORS, WARM_UP = (0.7, 0.9, 1.0, 3.0, 6.0), 9.0
+FACTORS = (0.7, 0.9, 1.0, 3.0, 6.0)
+WARM_UP = 9.0
 
 
 def _disturbances(seed: int) -> list[float]:
@@ -613,7 +634,8 @@ def probe_ping_pong(
     wire writes into all that this rank sends; which ones came is told. factors: see
     :func:`_disturbance`.
     """
-    function, came = answer_named(user_ns, "ping_pong"), []
+    function = answer_named(user_ns, "ping_pong")
+    came = []
     with moved_clocks(user_ns) as clock, _slow_wire(clock, *wire, factors, stamp, came):
         seconds, calls = recorded(function, nbytes, repeats, rank)
     return {"seconds": seconds, "calls": calls, "stamps": came}
@@ -633,7 +655,9 @@ def _slow_wire(
 
     A send ends early, as MPI copies what it sends: nearly all of a round trip passes in the recv.
     """
-    group, passed, received = dist.group.WORLD, [0], []
+    group = dist.group.WORLD
+    passed = [0]
+    received = []
 
     def look() -> None:
         came.extend(_stamp_of(ball).item() for ball in received)
@@ -712,8 +736,11 @@ def _ping_pong_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 def _wrong_plays(case: dict[str, Any], answer: Reply) -> dict[str, object]:
     """Return what is wrong with the messages of a play."""
-    rank, nbytes, repeats = answer.rank, case["nbytes"], case["repeats"]
-    play, takes_part = f"ping_pong({nbytes}, {repeats})", rank < 2
+    rank = answer.rank
+    nbytes = case["nbytes"]
+    repeats = case["repeats"]
+    play = f"ping_pong({nbytes}, {repeats})"
+    takes_part = rank < 2
     plays = [call for call in answer.value["calls"] if call["op"] != "barrier"]
     sends = sum(call["op"] == "send" for call in plays)
     sizes = sorted({call["nbytes"] for call in plays} - {nbytes})
@@ -737,7 +764,8 @@ def _wrong_times(
     """Return what likely mistakes give, of so many rounds on a wire."""
     took = [_disturbance(factors, k) for k in range(rounds)]
     counted = took[-repeats:]
-    mean, fewer = statistics.mean(counted), statistics.mean(sorted(counted)[:-1])
+    mean = statistics.mean(counted)
+    fewer = statistics.mean(sorted(counted)[:-1])
     median = "take the median, so that one disturbed round does not count"
     back = "stop the clock when the ball is back, and take half"
     measured = {
@@ -789,17 +817,19 @@ def _noisy_line(
     return {"sizes": sizes, "times": times}
 
 
-def _fit_steps(case: dict[str, Any], got: Any, latency: float, bandwidth: float) -> Iterator[Step]:
+def _fit_steps(
+    case: dict[str, Any], fitted: Any, latency: float, bandwidth: float
+) -> Iterator[Step]:
     """Yield that `fit` has found the latency and bandwidth that the times follow."""
-    pair = isinstance(got, list) and len(got) == 2 and all(map(is_number, got))
-    form = "numbers that are not nan" if isinstance(got, list) else "a pair of numbers"
-    yield facts({f"fit returned {got}, expected (latency, bandwidth): {form}": not pair})
-    hint = _why_fit(got, latency, bandwidth, case["sizes"], case["times"])
+    pair = isinstance(fitted, list) and len(fitted) == 2 and all(map(is_number, fitted))
+    form = "numbers that are not nan" if isinstance(fitted, list) else "a pair of numbers"
+    yield facts({f"fit returned {fitted}, expected (latency, bandwidth): {form}": not pair})
+    hint = _why_fit(fitted, latency, bandwidth, case["sizes"], case["times"])
     far_off = (
         f"fit: {hint}the wire had {latency:.3g} s and {bandwidth:.3g} bytes/s, fit found "
-        f"{got[0]:.3g} and {got[1]:.3g} (more than 15 % off)"
+        f"{fitted[0]:.3g} and {fitted[1]:.3g} (more than 15 % off)"
     )
-    yield facts({far_off: not (_near(got[0], latency) and _near(got[1], bandwidth))})
+    yield facts({far_off: not (_near(fitted[0], latency) and _near(fitted[1], bandwidth))})
 
 
 def _near(a: float, b: float, most: float = 0.15) -> bool:
@@ -808,21 +838,21 @@ def _near(a: float, b: float, most: float = 0.15) -> bool:
 
 
 def _why_fit(
-    got: list[float], latency: float, bandwidth: float, sizes: list[int], times: list[float]
+    fitted: list[float], latency: float, bandwidth: float, sizes: list[int], times: list[float]
 ) -> str:
     """Return what leads to these two numbers, or nothing."""
     slope, start = np.polyfit(sizes, times, 1)
     secant = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
-    by_ends = _near(got[1], 1 / secant, 1e-3)
+    by_ends = _near(fitted[1], 1 / secant, 1e-3)
     hints = {
-        "the two are swapped; ": _near(got[0], bandwidth) and _near(got[1], latency),
-        "bandwidth is 1 / slope; ": _near(got[0], latency) and _near(got[1], 1 / bandwidth),
+        "the two are swapped; ": _near(fitted[0], bandwidth) and _near(fitted[1], latency),
+        "bandwidth is 1 / slope; ": _near(fitted[0], latency) and _near(fitted[1], 1 / bandwidth),
         "all points count alike, so the noise of the long messages drowns the latency: weight each "
-        "by 1/t; ": _near(got[0], start, 1e-3) and _near(got[1], 1 / slope, 1e-3),
+        "by 1/t; ": _near(fitted[0], start, 1e-3) and _near(fitted[1], 1 / slope, 1e-3),
         "that is the line through the first and the last point: let all of them count; ": by_ends,
-        "the shortest time is one measurement: fit a line; ": _near(got[0], min(times), 1e-3),
+        "the shortest time is one measurement: fit a line; ": _near(fitted[0], min(times), 1e-3),
         "the latency is a mean of short messages, whose bytes take time, too: fit a line; ": any(
-            _near(got[0], mean(times[:k]), 1e-3)
+            _near(fitted[0], mean(times[:k]), 1e-3)
             for k in range(2, len(times))
             for mean in (np.mean, np.median)
         ),

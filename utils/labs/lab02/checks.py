@@ -84,7 +84,9 @@ def probe_calls(
 
     turned: the samplers give their samples in reverse, and the items are others, see `_turned`.
     """
-    function, answers, results = answer_named(user_ns, name), [], Results()
+    function = answer_named(user_ns, name)
+    answers = []
+    results = Results()
     used: list[str] = []
     with contextlib.ExitStack() as patches:
         if turned:
@@ -126,7 +128,8 @@ def _turned() -> Iterator[None]:
 
     An answer that uses them follows; one that makes the numbers itself does not.
     """
-    samples, item = DistributedSampler.__iter__, data.SimpleDataSet.__getitem__
+    samples = DistributedSampler.__iter__
+    item = data.SimpleDataSet.__getitem__
     with (
         mock.patch.object(
             DistributedSampler, "__iter__", lambda self: iter([*samples(self)][::-1])
@@ -280,21 +283,26 @@ def _wrong_items(world: int, rank: int, n: int, p: int, r: int, **how: bool) -> 
     shuffled = "shuffled, but shuffle=False: the sampler shuffles unless you say shuffle=shuffle"
     if how["shuffle"]:
         shuffled = "in order, but shuffle=True: hand shuffle on to the sampler"
+    repeated = _items(n, p, r, **how | {"drop_last": False})
+    among_all = _items(n, max(p, world), r, **how)
+
+    def is_cut(got: Any) -> bool:
+        return isinstance(got, list) and got == right[: len(got)]
+
+    def is_nested(got: Any) -> bool:
+        return isinstance(got, list) and any(isinstance(part, list) for part in got)
+
     yield from table({
         "these are indices, not items": share(n, p, r, **how),
         shuffled: _items(n, p, r, **how | {"shuffle": not how["shuffle"]}),
-        "samples were repeated, but drop_last=True: hand drop_last on to the sampler":
-            _items(n, p, r, **how | {"drop_last": False}),
+        "samples were repeated, but drop_last=True: hand drop_last on to the sampler": repeated,
         "these are all items: give the sampler to the DataLoader": [10 * k for k in range(n)],
         f"these are the items of rank {rank % p}, as rank {rank} runs the check: use the argument "
         "r, not dist.get_rank()": _items(n, p, rank % p, **how),
-        f"shared among {world} ranks: use the argument p, not the world size":
-            _items(n, max(p, world), r, **how),
-        "the last items are missing. Did the DataLoader get drop_last? It is the sampler's":
-            lambda got: isinstance(got, list) and got == right[: len(got)],
-        "this is a list of minibatches: make one flat list of it":
-            lambda got: isinstance(got, list) and any(isinstance(part, list) for part in got),
-    })  # fmt: skip
+        f"shared among {world} ranks: use the argument p, not the world size": among_all,
+        "the last items are missing. Did the DataLoader get drop_last? It is the sampler's": is_cut,
+        "this is a list of minibatches: make one flat list of it": is_nested,
+    })
 
 
 # -- 2.2 --------------------------------------------------------------------------------------
@@ -340,24 +348,26 @@ def _wrong_orders(
     def with_seeds(*seeds: int) -> Callable:
         return one_of(*(_orders(n, p, r, epochs, other) for other in seeds))
 
+    def has_samplers(orders: Any) -> bool:
+        return isinstance(orders, list) and "<DistributedSampler>" in orders
+
     right = _orders(n, p, r, epochs, seed)
+    items = [[10 * sample for sample in order] for order in right]
     own_seed = "this rank shuffles with a seed of its own: all ranks need the same one"
     yield from table({
         "every epoch has the same order: call set_epoch(epoch) before each": right[:1] * epochs,
         "epochs 0 and 1 have the same order: set_epoch counts only if it comes before the sampler "
         "is iterated": right[:1] + right[:-1],
-        "these are samplers: make a list of each with list(sampler)":
-            lambda got: isinstance(got, list) and "<DistributedSampler>" in got,
+        "these are samplers: make a list of each with list(sampler)": has_samplers,
         "not shuffled": [share(n, p, r)] * epochs,
         "the argument seed was not used": _orders(n, p, r, epochs, 0),
         own_seed: with_seeds(r, seed + r),
         "seed + epoch is one too large: the first epoch is number 0, and all ranks have the same "
         "seed": with_seeds(seed + 1),
         f"{own_seed}.": with_seeds(rank, seed + rank),
-        "these are items, the task asks for sample numbers":
-            [[10 * sample for sample in order] for order in right],
+        "these are items, the task asks for sample numbers": items,
         "this is one long list: make one list per epoch": [*chain(*right)],
-    })  # fmt: skip
+    })
 
 
 # -- 2.3 --------------------------------------------------------------------------------------
@@ -410,7 +420,9 @@ def _wrong_predictions(world: int, rank: int, n: int, p: int, drop_last: bool) -
         """The first `count` samples are repeated: from 0 on, and from 0 again after n - 1."""
         return [sorted(k % n for k in range(count)), []]
 
-    rest, missing, right = n % p, -n % p, _repeated_and_lost(n, p, drop_last)
+    rest = n % p
+    missing = -n % p
+    right = _repeated_and_lost(n, p, drop_last)
     from_the_end = list(range(max(n - missing, 0), n))
     dropped = {
         f"{rest} samples are too many for equal shares, and that many are left out; {missing} "
@@ -425,14 +437,15 @@ def _wrong_predictions(world: int, rank: int, n: int, p: int, drop_last: bool) -
         "divides their number: how many are missing?": again(rest),
         "the sampler repeats the first samples of the order, not the last": [from_the_end, []],
     }
-    yield from table((dropped if drop_last else repeated) | {
-        f"that is what happens with drop_last={not drop_last}":
-            _repeated_and_lost(n, p, not drop_last),
-        f"that is the result for {world} ranks: use the argument p":
-            _repeated_and_lost(n, world, drop_last),
+    other_way = _repeated_and_lost(n, p, not drop_last)
+    of_the_world = _repeated_and_lost(n, world, drop_last)
+    yield from table(dropped if drop_last else repeated)
+    yield from table({
+        f"that is what happens with drop_last={not drop_last}": other_way,
+        f"that is the result for {world} ranks: use the argument p": of_the_world,
         "the two lists are swapped: return (repeated, lost)": right[::-1],
         "these are numbers: return two lists of samples": list(map(len, right)),
-    })  # fmt: skip
+    })
 
 
 # -- 2.4 --------------------------------------------------------------------------------------
@@ -494,22 +507,24 @@ def _wrong_microbatches(
     last = "a last microbatch was dropped, but drop_last=False"
     if drop_last:
         last = "the last microbatch is too short and must go: hand drop_last on to the BatchSampler"
+    too_large = batches(of_rank, m, drop_last)
+    first_epoch = _microbatches(n, m, p, r, shuffle, 0, drop_last)
+    order = "not shuffled, but shuffle=True" if shuffle else "shuffled, but shuffle=False"
+    of_this_rank = _microbatches(n, m, p, rank % p, shuffle, epoch, drop_last)
     yield from table({
-        f"microbatches of up to {m}: batch_size counts the samples of one rank, m / p":
-            batches(of_rank, m, drop_last),
+        f"microbatches of up to {m}: batch_size counts the samples of one rank, m / p": too_large,
         last: batches(of_rank, m // p, not drop_last),
         "here drop_last is that of the BatchSampler; the DistributedSampler got it and left "
         "samples out": one_of(*(batches(fewer, m // p, drops) for drops in (drop_last, False))),
-        "this is the order of epoch 0: set_epoch(epoch)":
-            _microbatches(n, m, p, r, shuffle, 0, drop_last),
-        "not shuffled, but shuffle=True" if shuffle else "shuffled, but shuffle=False":
-            _microbatches(n, m, p, r, not shuffle, epoch, drop_last),
+        "this is the order of epoch 0: set_epoch(epoch)": first_epoch,
+        order: _microbatches(n, m, p, r, not shuffle, epoch, drop_last),
         "this is a flat list: wrap the sampler in a BatchSampler": of_rank,
         "these are items, the task asks for sample numbers": [[10 * k for k in b] for b in right],
         "this is the BatchSampler itself: make a list of it": "<BatchSampler>",
-        f"these are rank {rank % p}'s, as rank {rank} runs the check: use the argument r":
-            _microbatches(n, m, p, rank % p, shuffle, epoch, drop_last),
-    })  # fmt: skip
+        f"these are rank {rank % p}'s, as rank {rank} runs the check: use the argument r": (
+            of_this_rank
+        ),
+    })
 
 
 # -- 2.5 --------------------------------------------------------------------------------------
@@ -562,12 +577,13 @@ def _large_numbers(p: int, r: int, seed: int) -> dict[str, Scenario]:
     first, *others = mine[2]
     damaged = [*mine[:2], [first + 1, *others], *mine[3:]]
     every = "Compare all minibatches, not some of them"
+    damage = "number 2 has another sample on the last rank"
+    last = r == p - 1
     return {
         "five minibatches of large sample numbers": (mine, minibatches, ""),
         "five minibatches of large sample numbers once more": (mine, minibatches, ""),
-        "five minibatches, of which number 2 has another sample on the last rank":
-            (damaged if r == p - 1 else mine, minibatches, every),
-    }  # fmt: skip
+        f"five minibatches, of which {damage}": (damaged if last else mine, minibatches, every),
+    }
 
 
 def _damaged(p: int, r: int, seed: int) -> dict[str, Scenario]:
@@ -575,18 +591,22 @@ def _damaged(p: int, r: int, seed: int) -> dict[str, Scenario]:
     mine, minibatches = _sampled(24, 12, p, r, seed)
     epochs = "Compare minibatch by minibatch, not the whole epoch"
     subset = "A subset is not enough, and all ranks have to look at all microbatches"
+    sums = "Equal sums are not enough: compare sorted lists"
+    twice = [mine[0], [*mine[1], mine[1][0]]]
+    same_sum = [_of_same_sum(mine[0]), mine[1]]
     # What the group's last rank has instead of its microbatches.
     instead = {
         "microbatches 0 and 1 swapped on the group's last rank": (mine[1::-1], epochs),
-        "one sample twice in a microbatch of the last rank":
-            ([mine[0], [*mine[1], mine[1][0]]], A_SET),
+        "one sample twice in a microbatch of the last rank": (twice, A_SET),
         "one sample missing on the last rank": ([mine[0], mine[1][1:]], subset),
         "the last rank has one microbatch less": (mine[:1], SHORTEST),
         "the last rank has no microbatch": ([], SHORTEST),
         "the last rank has one microbatch too many": ([*mine, [0]], SHORTEST),
-        "on the last rank one sample is larger by 1, and another one smaller by 1":
-            ([_of_same_sum(mine[0]), mine[1]], "Equal sums are not enough: compare sorted lists"),
-    }  # fmt: skip
+        "on the last rank one sample is larger by 1, and another one smaller by 1": (
+            same_sum,
+            sums,
+        ),
+    }
     scenarios = {
         name: (damaged if r == p - 1 else mine, minibatches, overlooked)
         for name, (damaged, overlooked) in instead.items()
@@ -633,7 +653,8 @@ def probe_same(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, scenarios: list
 ) -> list[dict]:
     """`same_minibatches` in this rank's group, once for each scenario."""
-    function, answers = reading_answer(user_ns, "same_minibatches"), []
+    function = reading_answer(user_ns, "same_minibatches")
+    answers = []
     named = keywords(partition, group)
     for mine, minibatches in scenarios:
         result, calls = recorded(function, mine, minibatches, **named)
@@ -675,20 +696,21 @@ def _verdict_steps(
     outcome: dict[str, Any], members: list[int], name: str, expected: bool, overlooked: str
 ) -> Iterator[Step]:
     """Yield what a rank of a group has to communicate, and to find in a scenario."""
-    calls, got = outcome["calls"], outcome["result"]
+    calls = outcome["calls"]
+    result = outcome["result"]
     yield communication(calls, inside(members))
+    silent = len(members) > 1 and not calls
     yield facts({
-        f"{on(members)}: it communicated nothing; a rank knows its own microbatches only":
-            len(members) > 1 and not calls,
-        f"returned {short(got)}, expected True or False": not isinstance(got, bool),
-    })  # fmt: skip
+        f"{on(members)}: it communicated nothing; a rank knows its own microbatches only": silent,
+        f"returned {short(result)}, expected True or False": not isinstance(result, bool),
+    })
     if expected:
         overlooked = "Compare without regard to the order of the samples"
         if ALONE in name:
             overlooked = "Ranks may have different numbers of microbatches"
     hint = f". {overlooked}" if overlooked else ""
-    text = f"{on(members)}: {name}. Expected {expected}, got {got}{hint}"
-    yield facts({text: got is not expected})
+    text = f"{on(members)}: {name}. Expected {expected}, got {result}{hint}"
+    yield facts({text: result is not expected})
 
 
 def _makes_minibatches(ranks: Ranks, report: Report) -> bool:
@@ -717,20 +739,23 @@ def _wrong_twins(
         nested = isinstance(got, list) and all(isinstance(part, list) for part in got)
         return nested and sorted(map(str, chain(*got))) == sorted(map(str, range(n)))
 
+    order = "not shuffled, but shuffle=True" if shuffle else "shuffled, but shuffle=False"
+    of_ranks = {
+        f"these are the microbatches of rank {r} of {p}; the twin is alone": (
+            _microbatches(n, m, p, r, shuffle, epoch)
+        )
+        for p, r in PLACES[1:]
+        if m % p == 0
+    }
     yield from table({
         "this is the order of epoch 0: use epoch": _twins(n, m, shuffle, 0),
-        "not shuffled, but shuffle=True" if shuffle else "shuffled, but shuffle=False":
-            _twins(n, m, not shuffle, epoch),
-        **{
-            f"these are the microbatches of rank {r} of {p}; the twin is alone":
-                _microbatches(n, m, p, r, shuffle, epoch)
-            for p, r in PLACES[1:] if m % p == 0
-        },
+        order: _twins(n, m, not shuffle, epoch),
+        **of_ranks,
         "this is a flat list: cut it into lists": share(n, 1, 0, shuffle=shuffle, epoch=epoch),
         "the last, smaller minibatch is missing": _microbatches(n, m, 1, 0, shuffle, epoch, True),
         "all samples are there, but in another order than the sampler's: it draws with a generator "
         "of its own, seeded with seed + epoch": lambda got: shuffle and is_permutation(got),
-    })  # fmt: skip
+    })
 
 
 # -- 2.6 --------------------------------------------------------------------------------------
@@ -752,7 +777,8 @@ def probe_mean(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, values: list, n: int
 ) -> dict:
     """`mean_once` of this rank's values."""
-    function, mine = reading_answer(user_ns, "mean_once"), torch.tensor(values)
+    function = reading_answer(user_ns, "mean_once")
+    mine = torch.tensor(values)
     result, calls = recorded(function, mine, n, **keywords(partition, group))
     return {"result": told(result), "tensor": isinstance(result, torch.Tensor), "calls": calls}
 
@@ -771,7 +797,9 @@ def mean_once(ranks: Ranks, report: Report) -> None:
 
 def _mean_steps(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what a rank's mean has to be, and how it comes about."""
-    n, members, outcome = answer.case["n"], answer.members, answer.value
+    n = answer.case["n"]
+    members = answer.members
+    outcome = answer.value
     parts = [answer.case["each"][rank]["values"] for rank in members]
     ops = [call["op"] for call in outcome["calls"]]
     where = f"n = {n}{', values of -4000 to 4000' * (n > 200)} {on(members)}"
@@ -784,7 +812,7 @@ def _mean_steps(answer: GroupAnswer) -> Iterator[Step]:
         "returned a tensor, expected a Python float: .item() makes one of it": outcome["tensor"],
         f"{where}: expected one all_reduce, of sum and count together; it made: "
         f"{', '.join(ops) or 'nothing'}": ops != ["all_reduce"],
-    })  # fmt: skip
+    })
 
 
 def _without_padding(parts: list[list[float]], n: int) -> list[list[float]]:
@@ -796,36 +824,45 @@ def _wrong_means(
     parts: list[list[float]], n: int, members: list[int], place: int
 ) -> Iterator[Mistake]:
     """Yield wrong means of the shares of a group's ranks, and where they come from."""
-    p, size, real = len(parts), len(parts[0]), _without_padding(parts, n)
+    p = len(parts)
+    size = len(parts[0])
+    real = _without_padding(parts, n)
     everything, once = (sum(map(sum, of_ranks)) for of_ranks in (parts, real))
     means = [sum(part) / max(len(part), 1) for part in real]
     # Who takes the rank in the world for the one in the group keeps the wrong values.
     of_rank = zip(parts, members, strict=True)
     kept = [v for part, rank in of_rank for j, v in enumerate(part) if rank + p * j < n]
     dropped, shorter = (sum(sum(part[:k]) for part in parts) for k in (n // p, size - 1))
+    of_means = one_of(sum(means) / p, sum(means) / sum(map(bool, real)))
+    of_dropped = one_of(dropped / max(n // p * p, 1), dropped / n)
+
+    def is_nan(result: Any) -> bool:
+        return result != result
+
+    def has_right_sum(result: Any) -> bool:
+        return any(same(result, once / count) for count in range(1, 2 * n))
+
     yield from table({
-        "nan: a rank without a sample of its own has the mean 0 / 0: add sums":
-            lambda got: got != got,
+        "nan: a rank without a sample of its own has the mean 0 / 0: add sums": is_nan,
         "expected the mean, one number": lambda got: not is_number(got),
         "this is the mean of this rank's values": sum(parts[place]) / size,
         "this is the mean of this rank's samples": means[place],
         "the places are counted from this rank's number in the world: dist.get_rank(group) is its "
         "number in the group": one_of(*(sum(kept) / max(count, 1) for count in (n, len(kept)))),
         f"repeated samples count twice: {p * size} values for {n} samples. The value at place j "
-        f"of rank r is number r + j·p of the order; from number {n} on it is padding":
-            everything / (p * size),
+        f"of rank r is number r + j·p of the order; from number {n} on it is padding": (
+            everything / (p * size)
+        ),
         f"divided by {n}, but the sum contains repeated samples": everything / n,
         f"the sum is right, but divided by {p * size}, padding included": once / (p * size),
         "this is a sum: divide it by the number of samples": one_of(everything, once),
         "divided by the number of ranks, not of samples": once / p,
-        "this is the mean of the ranks' means: reduce sums and counts":
-            one_of(sum(means) / p, sum(means) / sum(map(bool, real))),
+        "this is the mean of the ranks' means: reduce sums and counts": of_means,
         "padding was looked for at the end of the last rank. But ranks take turns: the value at "
         "place j of rank r is number r + j·p of the order": sum([*chain(*parts)][:n]) / n,
-        "samples were left out, as drop_last does: only padding must go":
-            one_of(dropped / max(n // p * p, 1), dropped / n),
-        "the last value of every rank was left out: only some of them are padding":
-            shorter / max(p * (size - 1), 1),
-        "the sum is right, but divided by another number than that of the samples":
-            lambda got: any(same(got, once / count) for count in range(1, 2 * n)),
-    })  # fmt: skip
+        "samples were left out, as drop_last does: only padding must go": of_dropped,
+        "the last value of every rank was left out: only some of them are padding": (
+            shorter / max(p * (size - 1), 1)
+        ),
+        "the sum is right, but divided by another number than that of the samples": has_right_sum,
+    })

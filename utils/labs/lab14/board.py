@@ -21,14 +21,14 @@ def enter(entry: Entry, folder: Path | None = None) -> None:
     folder = folder or Path.cwd()
     board = Scoreboard.read(folder)
     kept = [one for one in board.entries if one.name != entry.name]
-    told = {"format": FORMAT, "entries": [asdict(one) for one in (*kept, entry)]}
+    stored = {"format": FORMAT, "entries": [asdict(one) for one in (*kept, entry)]}
     path = folder / FILE
     if board.problem:
         path.replace(path.with_suffix(".broken"))
         print(f"{board.problem} It is {path.with_suffix('.broken').name} now.")
     temporary = path.with_suffix(".tmp")
     try:
-        temporary.write_text(json.dumps(told, indent=1, ensure_ascii=False), encoding="utf-8")
+        temporary.write_text(json.dumps(stored, indent=1, ensure_ascii=False), encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
         print(f"The scoreboard {FILE} could not be written: {error.strerror}.")
@@ -45,19 +45,21 @@ def ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     the fastest of them, fewer bytes count, and then fewer lost images. Entries that missed
     something follow in the same order, then those that could not be judged.
     """
-    found: list[Entry] = []
-    waiting = sorted(entries, key=lambda one: (*_class(one), one.seconds or 0.0))
+    order: list[Entry] = []
+    waiting = sorted(entries, key=lambda entry: (*_class(entry), entry.seconds or 0.0))
     while waiting:
         first = waiting[0]
         tied = [
-            one
-            for one in waiting
-            if _class(one) == _class(first)
-            and (one.seconds or 0.0) <= (1 + TIE) * (first.seconds or 0.0)
+            entry
+            for entry in waiting
+            if _class(entry) == _class(first)
+            and (entry.seconds or 0.0) <= (1 + TIE) * (first.seconds or 0.0)
         ]
-        found += sorted(tied, key=lambda one: (one.slow_bytes, one.lost or 0, one.seconds or 0.0))
-        waiting = [one for one in waiting if one not in tied]
-    return tuple(found)
+        order += sorted(
+            tied, key=lambda entry: (entry.slow_bytes, entry.lost or 0, entry.seconds or 0.0)
+        )
+        waiting = [entry for entry in waiting if entry not in tied]
+    return tuple(order)
 
 
 def _class(entry: Entry) -> tuple[bool, bool, bool]:
@@ -84,13 +86,13 @@ class Scoreboard:
         problem = ""
         for folder in folders:
             try:
-                told = json.loads((folder / FILE).read_text(encoding="utf-8"))
-                if told["format"] != FORMAT:
-                    raise ValueError(told["format"])
-                for one in told["entries"]:
-                    curve = tuple((seconds, found) for seconds, found in one["curve"])
-                    lists = {name: tuple(one.get(name, ())) for name in ("exceeded", "marks")}
-                    entries.append(Entry(**{**one, **lists, "curve": curve}))
+                stored = json.loads((folder / FILE).read_text(encoding="utf-8"))
+                if stored["format"] != FORMAT:
+                    raise ValueError(stored["format"])
+                for line in stored["entries"]:
+                    curve = tuple((seconds, found) for seconds, found in line["curve"])
+                    lists = {name: tuple(line.get(name, ())) for name in ("exceeded", "marks")}
+                    entries.append(Entry(**{**line, **lists, "curve": curve}))
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, KeyError, TypeError):
@@ -102,9 +104,12 @@ class Scoreboard:
 
         rows = [entry.columns()[1] for entry in self.entries]
         shown = tabulate(
-            rows, headers=HEADS, tablefmt="simple_grid", disable_numparse=True,
+            rows,
+            headers=HEADS,
+            tablefmt="simple_grid",
+            disable_numparse=True,
             maxcolwidths=[16, 22, None, None, None, None, None, 36],
-        )  # fmt: skip
+        )
         return "\n".join([shown, *([self.problem] if self.problem else [])])
 
     def _repr_html_(self) -> str:

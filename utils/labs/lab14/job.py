@@ -45,9 +45,12 @@ class Job:
     """
 
     def __init__(self, folder: Path, victim: int, dies_at: int, guard: Guard):
-        self._guard, self._marks = guard, set()
+        self._guard = guard
+        self._marks = set()
         self.born = dist.get_rank()
-        self._folder, self._victim, self._dies_at = folder, victim, dies_at
+        self._folder = folder
+        self._victim = victim
+        self._dies_at = dies_at
         self._events: list[list] = []
         self._computed = self._shown = 0
         self._size = RANKS
@@ -156,7 +159,9 @@ class _Counter:
     """A link to one rank: counts the messages, and delays none."""
 
     def __init__(self, events: list[list], size: int, other: int):
-        self._events, self._size, self._other = events, size, other
+        self._events = events
+        self._size = size
+        self._other = other
 
     def sends(self, nbytes: int, at: float) -> tuple[float, float]:
         """A message leaves; it is gone, and there, at once."""
@@ -187,17 +192,18 @@ def weights_of(model: object) -> dict[str, Tensor]:
     Raises TypeError for anything else.
     """
     model = getattr(model, "module", model)
-    found = model.state_dict() if isinstance(model, nn.Module) else model
-    if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
+    weights = model.state_dict() if isinstance(model, nn.Module) else model
+    if not isinstance(weights, dict) or not all(isinstance(t, Tensor) for t in weights.values()):
         raise TypeError(
             f"weights were expected, a model or its state_dict(), got {type(model).__name__}"
         )
-    return found
+    return weights
 
 
 def main() -> None:
     """Run the entry, a file, on this rank."""
-    entry, folder = sys.argv[1], Path(sys.argv[2])
+    entry = sys.argv[1]
+    folder = Path(sys.argv[2])
     plan = json.loads((folder / "plan.json").read_text())
     torch.set_num_threads(1)
     dist.init_process_group("mpi", timeout=timedelta(seconds=PATIENCE))

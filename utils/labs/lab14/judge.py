@@ -102,8 +102,10 @@ def judged(
     place: Path, ended: mpi_job.Ended, *, name: str, scheme: str, plan: dict, rules: Rules
 ) -> Entry:
     """The entry of a job that left its traces and weights in a folder."""
-    left = {r: json.loads(p.read_text()) for r in range(RANKS) if (p := _trace(place, r)).exists()}
-    traces = {rank: one["events"] for rank, one in left.items()}
+    reports = {
+        r: json.loads(p.read_text()) for r in range(RANKS) if (p := _trace(place, r)).exists()
+    }
+    traces = {rank: report["events"] for rank, report in reports.items()}
     counts = traffic(traces)
     used = {
         "slow_bytes": sum(n for pair, (_, n) in counts.items() if is_slow(*pair)),
@@ -111,7 +113,7 @@ def judged(
         "messages": sum(m for m, _ in counts.values()),
         "victim": plan["victim"],
     }
-    if problem := _what_went_wrong(left, ended, plan["victim"]):
+    if problem := _what_went_wrong(reports, ended, plan["victim"]):
         return Entry(name, scheme, problem=problem, **used)
     clock = replay(traces, rules)
     try:
@@ -122,8 +124,10 @@ def judged(
         return Entry(name, scheme, problem="handed in no weights", **used)
     if problem := _unexplained(reached, clock):
         return Entry(name, scheme, problem=problem, curve=tuple(reached), **used)
-    used["marks"] = tuple(sorted({mark for one in left.values() for mark in one.get("marks", ())}))
-    seconds = next((s for s, found in reached if found >= rules.target), None)
+    used["marks"] = tuple(
+        sorted({mark for report in reports.values() for mark in report.get("marks", ())})
+    )
+    seconds = next((s for s, share in reached if share >= rules.target), None)
     missed = _missed(reached[-1][1], seconds, used["slow_bytes"], clock, rules)
     used |= {"lost": lost(traces), "exceeded": missed, "curve": tuple(reached)}
     return Entry(name, scheme, reached[-1][1], seconds, **used)
@@ -158,12 +162,12 @@ LEAST_IMAGES = (
 
 def _unexplained(reached: list[tuple[float, float]], clock: Clock) -> str:
     """Return how weights are better than the images behind them can make them; "" if none are."""
-    for seconds, found in reached:
+    for seconds, right in reached:
         images = clock.images_until(seconds)
-        least = max((least for share, least in LEAST_IMAGES if found >= share), default=0)
+        least = max((least for share, least in LEAST_IMAGES if right >= share), default=0)
         if images < least:
             return (
-                f"handed in weights of {100 * found:.1f} % when all ranks together had computed "
+                f"handed in weights of {100 * right:.1f} % when all ranks together had computed "
                 f"gradients of {images:,} images; {least:,} are the least. All gradients have to "
                 "come from job.gradient, and all weights from job.model"
             )

@@ -41,11 +41,11 @@ def _speed(network) -> str:
     return str(network).replace(", ", "\n")
 
 
-def entries(found: Sequence[Entry], rules: Rules) -> Figure:
+def entries(results: Sequence[Entry], rules: Rules) -> Figure:
     """Accuracy over the bytes between the nodes, and over the seconds; the budget beside it."""
     use_style()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True)
-    shown = [entry for entry in found if entry.accuracy is not None]
+    shown = [entry for entry in results if entry.accuracy is not None]
     for k, entry in enumerate(shown):
         style = {"color": CYCLE[k % len(CYCLE)], "label": entry.name}
         mark = _MARKS[k % len(_MARKS)]
@@ -91,7 +91,7 @@ def _budget(axes: Axes, limit: float, rules: Rules) -> None:
 
 
 def _in_words(shown: Sequence[Entry], rules: Rules) -> str:
-    said = [
+    texts = [
         f"{entry.name}: {100 * entry.accuracy:.1f} %, {entry.slow_bytes / 1e6:.1f} MB, "
         + ("target not reached" if entry.seconds is None else f"target after {entry.seconds:.1f} s")
         for entry in shown
@@ -99,5 +99,5 @@ def _in_words(shown: Sequence[Entry], rules: Rules) -> str:
     return (
         "Accuracy of the entries over the bytes between the nodes, and over seconds. "
         f"Target {100 * rules.target:g} %, budget {rules.slow_bytes / 1e6:g} MB and "
-        f"{rules.seconds:g} s. " + "; ".join(said or ["No entry has handed in weights"]) + "."
+        f"{rules.seconds:g} s. " + "; ".join(texts or ["No entry has handed in weights"]) + "."
     )

@@ -154,14 +154,14 @@ class _Play:
 
 def traffic(traces: Mapping[int, Events]) -> dict[tuple[int, int], tuple[int, int]]:
     """(messages, bytes) of each pair (from, to) of ranks, by their first numbers."""
-    found: dict[tuple[int, int], tuple[int, int]] = {}
+    counts: dict[tuple[int, int], tuple[int, int]] = {}
     for rank, events in traces.items():
         for kind, *about in events:
             if kind == "send":
                 _, other, nbytes = about
-                messages, sent = found.get((rank, other), (0, 0))
-                found[rank, other] = (messages + 1, sent + nbytes)
-    return found
+                messages, sent = counts.get((rank, other), (0, 0))
+                counts[rank, other] = (messages + 1, sent + nbytes)
+    return counts
 
 
 def lost(traces: Mapping[int, Events]) -> int:

@@ -36,9 +36,14 @@ from answer_tools import (  # noqa: E402
 from lab_tools import verdict  # noqa: E402
 from local_ranks import LocalRanks  # noqa: E402
 
-# Numbers follow from the draw, and lists of numbers have as many entries as were drawn.
-NUMBER = re.compile(r"-?\b\d+(\.\d+)?(e[-+]?\d+)?\b")
-LIST = re.compile(r"\[[-#., …\[\]]*(\]|…)")
+# What follows from the draw, or from which rank was first, and what stands for it: numbers, lists of
+# numbers, which entry of a list, and which ranks.
+DRAWN = [
+    (re.compile(r"-?\b\d+(\.\d+)?(e[-+]?\d+|st|nd|rd|th)?\b"), "#"),
+    (re.compile(r"[\[(][-#., …\[\]()]*([\])]|…)"), "[…]"),
+    (re.compile(r"[Ee]ntry #: "), ""),
+    (re.compile(r"ranks? #((, |–| and )(rank )?#)*"), "ranks #"),
+]
 
 
 def recorded(name: str, only: str) -> Iterator[tuple[str, str, str]]:
@@ -84,8 +89,10 @@ def verdicts(lab: Lab, task: str, code: str, seeds: list[str]) -> list[str]:
 
 
 def without_numbers(text: str) -> str:
-    """Return the words of a verdict; numbers and lists of them follow from the draw."""
-    return LIST.sub("[…]", NUMBER.sub("#", text))
+    """Return the words of a verdict, without what follows from the draw or from who was first."""
+    for pattern, stands_for in DRAWN:
+        text = pattern.sub(stands_for, text)
+    return "\n".join(sorted({line.strip().lower() for line in text.splitlines()}))
 
 
 def print_lucky(answers: dict[str, list[str]]) -> int:
@@ -98,7 +105,7 @@ def print_lucky(answers: dict[str, list[str]]) -> int:
             passed = sum(text.startswith("✓") for text in said)
             print(f"{name}: {passed} of {len(said)} passed")
             for text, times in words.most_common():
-                print(f"  {times} times: {text.rstrip()}")
+                print(f"  {times} times:", *text.splitlines(), sep="\n    ")
     return lucky
 
 

@@ -36,7 +36,7 @@ from answer_tools import (  # noqa: E402
 from lab_tools import verdict  # noqa: E402
 from local_ranks import LocalRanks  # noqa: E402
 
-# What follows from the draw, or from which rank was first, and what stands for it: numbers, lists of
+# What follows from the draw or from which rank was first, and what stands for it: numbers, lists of
 # numbers, which entry of a list, and which ranks.
 DRAWN = [
     (re.compile(r"-?\b\d+(\.\d+)?(e[-+]?\d+|st|nd|rd|th)?\b"), "#"),

@@ -33,12 +33,12 @@ TOGETHER = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "al
 
 
 def broken(calls: Calls, *rules: Rule) -> str | None:
-    """What the first broken rule says; ``None`` if all are kept."""
+    """Return what the first broken rule says; `None` if the calls keep all rules."""
     return next((said for rule in rules if (said := rule(calls))), None)
 
 
 def only(*ops: str) -> Rule:
-    """No other operation."""
+    """Return the rule that a rank makes no other operations."""
 
     def rule(calls: Calls) -> str | None:
         others = sorted({call["op"] for call in calls} - set(ops))
@@ -50,7 +50,7 @@ def only(*ops: str) -> Rule:
 
 
 def made(op: str, times: int | Iterable[int], why: str = "") -> Rule:
-    """So many calls of an operation."""
+    """Return the rule that a rank calls an operation so many times."""
     allowed = [times] if isinstance(times, int) else list(times)
 
     def rule(calls: Calls) -> str | None:
@@ -78,7 +78,7 @@ def some(members: Sequence[int]) -> Rule:
 
 
 def inside(members: Sequence[int]) -> Rule:
-    """Nothing outside of the group."""
+    """Return the rule that all calls are in the group of these ranks."""
 
     def rule(calls: Calls) -> str | None:
         for call in calls:
@@ -93,7 +93,7 @@ def inside(members: Sequence[int]) -> Rule:
 
 
 def messages(*wanted: tuple[str, int], in_order: bool = True) -> Rule:
-    """These messages, ``("send", 1)``: operation and the other rank (global)."""
+    """Return the rule of these messages, such as ("send", 1): operation and other global rank."""
 
     def rule(calls: Calls) -> str | None:
         passed = [(call["op"], call["peer"]) for call in calls if call["op"] in POINT_TO_POINT]
@@ -106,13 +106,13 @@ def messages(*wanted: tuple[str, int], in_order: bool = True) -> Rule:
 
 
 def in_words(pairs: Iterable[tuple[str, int]]) -> str:
-    """``send to rank 1, recv from rank 0``."""
+    """Return messages in words: "send to rank 1, recv from rank 0"."""
     words = [f"{op} {'to' if op == 'send' else 'from'} rank {peer}" for op, peer in pairs]
     return ", ".join(words) or "no message"
 
 
 def blocking(wanted: bool) -> Rule:
-    """Messages by ``send`` and ``recv``; or, if not, by ``isend`` and ``irecv``."""
+    """Return the rule that messages use `send` and `recv`, or, if not, `isend` and `irecv`."""
 
     def rule(calls: Calls) -> str | None:
         for call in calls:
@@ -126,7 +126,7 @@ def blocking(wanted: bool) -> Rule:
 
 
 def waited(calls: Calls) -> str | None:
-    """The rule that somebody waits for whatever was started."""
+    """Return what is wrong if a rank has not waited for a work that it started."""
     call = next((call for call in calls if not call["waited"]), None)
     if call is None:
         return None
@@ -143,7 +143,7 @@ def waited(calls: Calls) -> str | None:
 
 
 def disagreement(replies: Mapping[int, Any]) -> str | None:
-    """What the records of one rank say and those of another do not; ``None`` if they agree.
+    """Return what one rank's records say and another's do not; `None` if they agree.
 
     Each message is recorded by its sender and by its receiver, with as many bytes; a collective is
     recorded by all ranks of its group, under the same number.
@@ -182,7 +182,7 @@ def forgery(rank: int, value: Any) -> str | None:
 
 
 def _lists(value: Any) -> Iterator[list[Any]]:
-    """The lists of records in what a probe returned; a list of lists has one for each step."""
+    """Yield the lists of records in a probe's result; a list of lists has one for each step."""
     if isinstance(value, list):
         for inner in value if value and isinstance(value[0], dict | list) else ():
             yield from _lists(inner)
@@ -195,7 +195,7 @@ def _lists(value: Any) -> Iterator[list[Any]]:
 
 
 def _messages_differ(calls: Mapping[int, Calls]) -> str | None:
-    """A message that one rank has recorded, and the other has not."""
+    """Return which message one rank has recorded, and the other has not."""
     sent, received = (
         {
             _message(call, *((rank, call["peer"]) if op == "send" else (call["peer"], rank)))
@@ -219,12 +219,12 @@ def _messages_differ(calls: Mapping[int, Calls]) -> str | None:
 
 
 def _message(call: dict[str, Any], source: int, to: int) -> tuple[Any, ...]:
-    """What both sides know of a message."""
+    """Return what both sides know of a message."""
     return tuple(call["group"]), str(call["message"]), source, to, call["nbytes"]
 
 
 def _collectives_differ(calls: Mapping[int, Calls]) -> str | None:
-    """A collective that is recorded by some ranks of its group only."""
+    """Return which collective only some ranks of its group have recorded."""
     made: dict[tuple[int, ...], dict[int, set[tuple[Any, ...]]]] = {}
     for rank, of_rank in calls.items():
         for call in of_rank:

@@ -36,7 +36,7 @@ class Clock:
 
 @contextlib.contextmanager
 def moved_clocks(*namespaces: dict[str, Any]) -> Iterator[Clock]:
-    """All clocks of this process show what the yielded :class:`Clock` says, on top.
+    """Let all clocks of this process run ahead by what the yielded :class:`Clock` says.
 
     Those of :mod:`time`, ``timeit.default_timer``, ``datetime.now``, ``MPI.Wtime``; also where a
     namespace has them by another name, or a function in it as the default of an argument.

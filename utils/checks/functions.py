@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
 
 def probe_calls(user_ns: dict[str, Any], *, rank: int, calls: list[Any]) -> list[Any]:
-    """What functions return, one call after the other: (name, arguments).
+    """Return the results of functions, one call (name, arguments) after the other.
 
     Raises:
         ValueError: a function returned the very list or dict of another call.

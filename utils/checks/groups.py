@@ -36,7 +36,7 @@ Group = dist.ProcessGroup | None
 
 
 def partitions(world: int) -> list[Partition]:
-    """Ranks 0 … world - 1 all together, and in groups of 4, 2, 3, 1 (a last one may be smaller).
+    """Return all ranks in one group, and in groups of 4, 2, 3, 1 (a last one may be smaller).
 
     Ranks of a group are no neighbours: their places in it follow from the group alone.
     """
@@ -53,7 +53,7 @@ EVERYWHERE = (*PARTITIONS, None)
 
 @contextlib.contextmanager
 def group_of(partition: Partition, rank: int) -> Iterator[Group]:
-    """This rank's new group, destroyed at the end; all ranks do this. `None`: no partition."""
+    """Make this rank's group for a block; all ranks do so. Without a partition there is none."""
     groups = {
         tuple(members): dist.new_group(list(members), timeout=timedelta(seconds=TIMEOUT))
         for members in partition or ()
@@ -80,7 +80,7 @@ def in_group(probe: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keywords(partition: Partition, group: Group) -> dict[str, Any]:
-    """The argument `group` of an answer; none where it is tried without."""
+    """Return the argument `group` of an answer, or no argument if there is no partition."""
     return {} if partition is None else {"group": group}
 
 
@@ -99,19 +99,19 @@ def _names_of_ranks_explained() -> Iterator[None]:
 
 
 def members_of(partition: Partition, rank: int, world: int) -> list[int]:
-    """The ranks that share a group with this one."""
+    """Return the global ranks that share a group with this rank."""
     groups = [range(world)] if partition is None else partition
     return next(list(members) for members in groups if rank in members)
 
 
 def places(partition: Partition, world: int = WORLD) -> list[tuple[int, int]]:
-    """Of each rank its place in its group, and the number of ranks there."""
+    """Return for each rank its group rank and the size of its group."""
     groups = [members_of(partition, rank, world) for rank in range(world)]
     return [(members.index(rank), len(members)) for rank, members in enumerate(groups)]
 
 
 def on(members: Sequence[int]) -> str:
-    """Where something happened, for a message."""
+    """Return where something happened, for a message."""
     if len(members) == 1:
         return f"in a group of rank {members[0]} alone"
     return f"in the group of ranks {', '.join(map(str, members))}"
@@ -203,7 +203,7 @@ def judge_groups(
 
 
 def enough(ranks: Ranks, report: Report, n: int) -> bool:
-    """Whether there are exactly `n` ranks; else a problem."""
+    """Return whether there are exactly `n` ranks; if not, the report gets a problem."""
     if ranks.n != n:
         report.problem(f"the check needs {n} ranks: ranks = cluster.start({n})")
     return ranks.n == n

@@ -45,7 +45,7 @@ class Mistake:
     said: str
 
     def fits(self, result: Any, tolerance: float = TOLERANCE) -> bool:
-        """Whether this is what it gives."""
+        """Return whether this mistake gives the result."""
         if callable(self.gives):
             return bool(self.gives(result))
         return same(result, self.gives, tolerance)
@@ -58,7 +58,7 @@ NO_NUMBER = Mistake(
 
 
 def table(wrong: Mapping[str, Any]) -> list[Mistake]:
-    """Mistakes from what to say of each, and what it gives; that may be a tensor."""
+    """Return mistakes from a mapping of words to results; a result may be a tensor."""
     return [
         Mistake(gives.tolist() if hasattr(gives, "tolist") else gives, said)
         for said, gives in wrong.items()
@@ -66,7 +66,7 @@ def table(wrong: Mapping[str, Any]) -> list[Mistake]:
 
 
 def one_of(*results: Any) -> Callable[[Any], bool]:
-    """Recognises several results of the same mistake."""
+    """Return a function that recognizes several results of the same mistake."""
     return lambda got: any(same(got, result) for result in results)
 
 
@@ -78,7 +78,7 @@ def explain(
     form: str = "",
     tolerance: float = TOLERANCE,
 ) -> str | None:
-    """What is wrong with a result; ``None`` for a right one. Arguments as in :func:`recognise`."""
+    """Return what is wrong with a result; `None` for a right one. See :func:`recognise`."""
     wrong = recognise(result, expected, mistakes, form=form, tolerance=tolerance)
     return wrong and wrong[0]
 
@@ -91,7 +91,7 @@ def recognise(
     form: str = "",
     tolerance: float = TOLERANCE,
 ) -> tuple[str, str] | None:
-    """What is wrong with a result, and of which kind that is; ``None`` for a right one.
+    """Return what is wrong with a result, and of which kind it is; `None` for a right one.
 
     Args:
         result, expected: values of JSON.
@@ -117,7 +117,7 @@ def recognise(
 
 
 def difference(result: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
-    """Expected and got; of long lists the first entry that differs."""
+    """Return both values in words; of long lists, the first entry that differs."""
     long = len(str(expected)) > _WHOLE or len(str(result)) > _WHOLE
     if not (long and isinstance(expected, list) and isinstance(result, list)):
         return "Expected {}, got {}".format(*_apart(expected, result))
@@ -127,7 +127,7 @@ def difference(result: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
 
 
 def _apart(expected: Any, result: Any, most: int = 160) -> tuple[str, str]:
-    """Two values for a message, which differ in it.
+    """Return texts of two values that show their difference.
 
     If six digits don't tell them apart, all digits do; if their beginnings are equal, they begin
     where they differ.
@@ -145,7 +145,7 @@ def _apart(expected: Any, result: Any, most: int = 160) -> tuple[str, str]:
 
 
 def same(result: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
-    """Equal, numbers to a relative tolerance, lists and dicts by element. NaN equals nothing."""
+    """Return whether values are equal: numbers within a relative tolerance; nan equals nothing."""
     if isinstance(expected, list | tuple):
         return (
             isinstance(result, list | tuple)
@@ -166,7 +166,7 @@ def same(result: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
 
 
 def _near(result: float, expected: float, tolerance: float) -> bool:
-    """Whether two finite numbers are; every number is within a share of infinity."""
+    """Return whether two finite numbers are near; every number is within a share of infinity."""
     try:
         apart = abs(result - expected)
     except OverflowError:  # an integer that no float holds
@@ -175,14 +175,14 @@ def _near(result: float, expected: float, tolerance: float) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one, and no truth value; ``nan`` is none."""
+    """Return whether a value is a number; a truth value is not, and nan is not."""
     if isinstance(value, float):
         return not math.isnan(value)
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def short(value: Any, most: int = 160, digits: int = 6) -> str:
-    """A value for a message: numbers rounded to some digits, long lists cut."""
+    """Return a value for a message, with rounded numbers; a long text is cut."""
     text = str(_rounded(value, digits))
     return text if len(text) <= most else text[: most - 1] + "…"
 

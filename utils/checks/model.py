@@ -20,12 +20,12 @@ FOLDER = ".models"
 
 
 def pack(answers: dict[str, list[str]]) -> str:
-    """Text of a file that holds the cells of each task."""
+    """Return the text of a file that holds the cells of each task."""
     return base64.encodebytes(json.dumps(answers, sort_keys=True).encode()).decode()
 
 
 def unpack(text: str) -> dict[str, list[str]]:
-    """The reverse of :func:`pack`."""
+    """Return what :func:`pack` has packed."""
     answers: dict[str, list[str]] = json.loads(base64.b64decode(text))
     return answers
 
@@ -54,7 +54,7 @@ def use_model(ranks: cluster.Ranks, task: str) -> None:
 
 
 def _files(task: str) -> list[Path]:
-    """Of the task's lab: beside the notebook, else in the course's folder."""
+    """Return the files of the task's lab, beside the notebook or in the course's folder."""
     number = str(task).partition(".")[0].zfill(2)
     for folder in (Path.cwd(), Path(__file__).parents[2] / "labs"):
         if (folder / FOLDER).is_dir():

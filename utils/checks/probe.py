@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def answer_named(user_ns: dict[str, Any], name: str) -> Any:
-    """What the student defined as ``name`` on this rank.
+    """Return what the student defined as `name` on this rank.
 
     Raises:
         NameError: there is nothing; says what to do.
@@ -38,7 +38,7 @@ class ArgumentChanged(Exception):
 def reading_answer(
     user_ns: dict[str, Any], name: str, *, changes: tuple[int, ...] = ()
 ) -> Callable[..., Any]:
-    """The student's function ``name``, which has to leave its arguments as they are.
+    """Return the student's function, guarded: it has to leave its arguments as they are.
 
     Tensors, arrays, lists, sets and dicts are compared before and after each call, at any depth.
     Modules, generators and other objects are not.
@@ -68,7 +68,7 @@ def reading_answer(
 
 
 def _parameter(function: Callable[..., Any], key: int | str) -> str:
-    """What the student calls the argument at a place; an argument by name is called that."""
+    """Return the student's name for an argument that was passed at a place or by name."""
     if isinstance(key, str):
         return key
     names = list(inspect.signature(function).parameters)
@@ -97,7 +97,7 @@ def _is_array(value: Any) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """The type of a result in words that a check compares: "list of int", "Tensor", "float"."""
+    """Return the type of a result in words: "list of int", "Tensor", "float"."""
     if isinstance(value, list | tuple | set):
         inner = sorted({type(one).__name__ for one in value})
         return f"{type(value).__name__} of {' and '.join(inner) or 'nothing'}"
@@ -105,7 +105,7 @@ def kind_of(value: Any) -> str:
 
 
 def definitions(user_ns: dict[str, Any], *, rank: int, names: list[str]) -> dict[str, str]:
-    """What the code of these functions is, as a digest, by name; of those that there are."""
+    """Return a digest of the code of each of these functions that exists, by name."""
     return {
         name: digest(user_ns[name])
         for name in names
@@ -114,7 +114,7 @@ def definitions(user_ns: dict[str, Any], *, rank: int, names: list[str]) -> dict
 
 
 def digest(function: types.FunctionType) -> str:
-    """Equal for functions of equal code, whichever cell it is from."""
+    """Return a digest that is equal for functions of equal code, from whichever cells."""
     return hashlib.sha256(repr(_code(function.__code__)).encode()).hexdigest()
 
 
@@ -124,12 +124,12 @@ def _code(code: types.CodeType) -> tuple[Any, ...]:
 
 
 def told(value: Any) -> Any:
-    """The value in the types of JSON; `<TypeName>` for what cannot be told so."""
+    """Return the value in the types of JSON; `<TypeName>` if JSON has no such type."""
     return plain(value, other=lambda one: f"<{type(one).__name__}>")
 
 
 def number(value: Any) -> Any:
-    """A number or None as it is; `<Tensor>` for a tensor, also for one with a single entry."""
+    """Return a number or None as it is, and `<Tensor>` even for a tensor with one entry."""
     return value if value is None or isinstance(value, int | float) else f"<{type(value).__name__}>"
 
 
@@ -164,7 +164,7 @@ def recorded(
 
 
 def as_dict(call: Call) -> dict[str, Any]:
-    """A :class:`~torch_mpi.record.Call`; ``peer`` and ``group`` are global ranks.
+    """Return a :class:`~torch_mpi.record.Call` as a dict; its ranks are global.
 
     ``sent`` and ``received`` are bytes by the definition of the operation, see
     :mod:`torch_mpi.record`; times are seconds of the rank's ``time.perf_counter``.
@@ -190,7 +190,7 @@ def as_dict(call: Call) -> dict[str, Any]:
 
 
 def fingerprint(value: Any) -> str:
-    """Equal for tensors of equal bits, dtype and shape; `<TypeName>` for what is no tensor.
+    """Return a digest of a tensor's bits, dtype and shape; `<TypeName>` for another value.
 
     A rank tells that of a long tensor: the kernel knows what it should be, and the rank does not.
     """
@@ -207,7 +207,7 @@ def fingerprint(value: Any) -> str:
 def numbers(
     seed: int, *shape: int, low: int = -50, high: int = 50, double: bool = False
 ) -> torch.Tensor:
-    """Eighths as float32: their sums are exact, and whole numbers lose something of them.
+    """Return eighths as float32: their sums are exact, and integers would lose digits.
 
     The same for the same seed. In double precision with digits that float32 loses.
     """
@@ -219,7 +219,7 @@ def numbers(
 
 
 def in_double(module: nn.Module) -> nn.Module:
-    """The module in double precision, with digits of its weights that float32 loses."""
+    """Return the module in double precision, with digits that float32 would lose."""
     import torch
 
     module = module.double()

@@ -80,7 +80,7 @@ class Report:
     doubt: str | None = None
 
     def seeds(self, n: int) -> list[int]:
-        """Fresh seeds, one for each of n ranks, that tell nothing of each other.
+        """Return fresh seeds, one for each of n ranks, that tell nothing of each other.
 
         Each rank is told its own, see :func:`to_each`: what another one leads to can only come
         from there.
@@ -89,14 +89,14 @@ class Report:
 
     @property
     def problems(self) -> list[Problem]:
-        """What was found; what several ranks have in common is one."""
+        """Return the problems; what several ranks have in common is one problem."""
         ranks: dict[tuple[str, str], list[int]] = {}
         for text, kind, rank in self.found:
             ranks.setdefault((text, kind), []).extend([] if rank is None else [rank])
         return [Problem(text, tuple(sorted(of)), kind) for (text, kind), of in ranks.items()]
 
     def of(self, rank: int) -> bool:
-        """Whether this rank has a problem."""
+        """Return whether this rank has a problem."""
         return any(one == rank for *_, one in self.found)
 
     def problem(self, text: str, rank: int | None = None, kind: str = "mistake") -> None:
@@ -137,7 +137,7 @@ class Report:
         return wrong is None
 
     def communication(self, rank: int | None, calls: Calls, *rules: Rule) -> bool:
-        """Whether all rules are kept; the first that is broken is a problem."""
+        """Return whether the calls keep all rules; the first broken rule becomes a problem."""
         problem = broken(calls, *rules)
         if problem:
             self.problem(problem, rank, "communication")
@@ -225,7 +225,7 @@ class Report:
         return len(self.found) == before
 
     def _add_errors(self, failed: list[Reply], patience: float) -> None:
-        """First the errors of those who made them, then who has stopped because of these."""
+        """Add the errors of ranks, then which ranks stopped because of them."""
         causes = [reply for reply in failed if reply.kind != STOPPED]
         explanation = ""
         for reply in causes or failed:
@@ -245,7 +245,7 @@ class Report:
             self.problem(explanation, kind="error")
 
     def settle(self) -> None:
-        """Nothing else is wrong: then it is one problem that the ranks' records do not agree."""
+        """Add the doubt about the ranks' records as a problem if nothing else is wrong."""
         if self.doubt and not self.found:
             self.problem(f"{self.doubt}. {FORGED}", kind="forged")
 
@@ -260,7 +260,7 @@ def _kind_of(reply: Reply) -> str:
 
 
 def to_each(**of_ranks: Sequence[Any]) -> list[dict[str, Any]]:
-    """The argument ``each`` of :meth:`Report.answers`, from lists with an entry for each rank."""
+    """Return the argument `each` of :meth:`Report.answers`, from lists with one entry per rank."""
     rows = zip(*of_ranks.values(), strict=True)
     return [dict(zip(of_ranks, row, strict=True)) for row in rows]
 
@@ -354,7 +354,7 @@ def _compare_with_kernel(ranks: Ranks, report: Report) -> None:
 
 
 def _functions(user_ns: dict[str, Any]) -> dict[str, types.FunctionType]:
-    """What the cells of the kernel have defined."""
+    """Return the functions that cells of the kernel have defined."""
     return {
         name: value
         for name, value in user_ns.items()
@@ -365,7 +365,7 @@ def _functions(user_ns: dict[str, Any]) -> dict[str, types.FunctionType]:
 
 
 def _show_no_traceback() -> None:
-    """The kernel ends the cell, and the cells that wait, without a red text below the verdict."""
+    """Let the kernel end the cell, and the waiting cells, without a traceback."""
     shell = get_ipython()
     if shell is not None:
         show_errors(shell, CheckFailed, lambda *_: None)

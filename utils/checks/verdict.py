@@ -75,7 +75,7 @@ class Verdict:
         return "\n".join(lines)
 
     def data(self) -> dict[str, Any]:
-        """All of it in the types of JSON."""
+        """Return the verdict in the types of JSON."""
         fields = asdict(self)
         fields["problems"] = [
             {**problem, "ranks": list(problem["ranks"])} for problem in fields["problems"]
@@ -84,7 +84,7 @@ class Verdict:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Verdict:
-        """The reverse of :meth:`data`. Raises TypeError or KeyError for anything else."""
+        """Make a verdict of :meth:`data`. Raises TypeError or KeyError for anything else."""
         problems = tuple(
             replace(Problem(**problem), ranks=tuple(problem["ranks"]))
             for problem in data["problems"]
@@ -101,7 +101,7 @@ class Verdict:
 
 
 def read(outputs: Iterable[Mapping[str, Any]]) -> list[Verdict]:
-    """The verdicts among a cell's outputs, in the form of nbformat."""
+    """Return the verdicts among a cell's outputs, which are in the form of nbformat."""
     outputs = list(outputs)
     verdicts = []
     for output in outputs:
@@ -118,7 +118,7 @@ def read(outputs: Iterable[Mapping[str, Any]]) -> list[Verdict]:
 
 
 def _trusted(data: Any) -> Verdict:
-    """What is no verdict may come from a student's code: it passes nothing."""
+    """Return the verdict; data that is not a verdict may be a student's, and passes nothing."""
     try:
         return Verdict.from_data(data)
     except (TypeError, KeyError, ValueError):
@@ -126,7 +126,7 @@ def _trusted(data: Any) -> Verdict:
 
 
 def _printed(text: str) -> list[Verdict]:
-    """What a check has printed that displays nothing."""
+    """Return the verdicts that a check printed instead of displaying them."""
     verdicts: list[Verdict] = []
     for line in _COLOUR.sub("", text).splitlines():
         if first := _FIRST.match(line):
@@ -139,7 +139,7 @@ def _printed(text: str) -> list[Verdict]:
 
 
 def named(ranks: Iterable[int]) -> str:
-    """``rank 1``; ``ranks 0 and 2``; ``ranks 0–3``."""
+    """Return ranks in words: "rank 1", "ranks 0 and 2", "ranks 0–3"."""
     ranks = sorted(ranks)
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

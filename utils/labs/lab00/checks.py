@@ -16,14 +16,14 @@ CASES = ((0, 3), (1, 3), (2, 3), (6, 7), (0, 1))
 
 
 def probe_neighbours(user_ns: dict, *, rank: int) -> list:
-    """``right_neighbour`` of each case."""
+    """Return the student's `right_neighbour` for each case."""
     neighbour = answer_named(user_ns, "right_neighbour")
     return [neighbour(*case) for case in CASES]
 
 
 @task("0.1", "the neighbour on a ring", points=0)
 def right_neighbour(ranks: Ranks, report: Report) -> None:
-    """(rank + 1) modulo the world size."""
+    """Check that the right neighbor is (rank + 1) modulo the world size."""
     for answer in report.answers(ranks, probe_neighbours):
         report.follow(answer.rank, _all_neighbours(answer.value))
 

@@ -34,7 +34,7 @@ Kind = tuple[tuple[int, ...], str]  # of a tensor: shape and type
 
 
 def _kinds(seed: int) -> tuple[Kind, ...]:
-    """Kinds of tensors: others where an answer could be made for the first."""
+    """Return kinds of tensors that are unlike, so that an answer fits not only the first."""
     return ((3, 4), "float32"), ((2, 5, 1), "float64"), ((13 + seed % 200,), "int64")
 
 
@@ -85,7 +85,7 @@ def _compared(what: str, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def probe_hello(user_ns: dict, *, rank: int) -> dict:
-    """What the student found out about this rank."""
+    """Return what the student found out about this rank."""
     if not dist.is_initialized():
         raise RuntimeError("torch.distributed is not initialized: call dist.init_process_group")
     return {
@@ -97,7 +97,7 @@ def probe_hello(user_ns: dict, *, rank: int) -> dict:
 
 @task("1.1", "hello from every rank", points=1)
 def hello(ranks: Ranks, report: Report) -> None:
-    """Backend, rank and world size."""
+    """Check backend, rank and world size."""
     for answer in report.answers(ranks, probe_hello):
         rank = answer.rank
         variables = answer.value
@@ -122,7 +122,7 @@ NOT_FILLED = (
 
 
 def probe_transfer(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
-    """``transfer`` on a fresh tensor."""
+    """Return what `transfer` does with a fresh tensor."""
     tensor = _tensor(seed, shape, dtype)
     _, calls = recorded(answer_named(user_ns, "transfer"), tensor, rank)
     return {"tensor": tensor, "calls": calls}
@@ -130,7 +130,7 @@ def probe_transfer(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: s
 
 @task("1.2", "blocking send and recv", points=2)
 def transfer(ranks: Ranks, report: Report) -> None:
-    """Rank 1 ends with rank 0's tensor, the others with their own."""
+    """Check that rank 1 ends with rank 0's tensor, and the others with their own."""
     cases = _cases(ranks, report, _kinds(report.seed))
     report.judge_cases(ranks, probe_transfer, cases, _transfer_steps)
 
@@ -156,7 +156,7 @@ def _one_message(rank: int) -> list[Rule]:
 def probe_transfer_overlapped(
     user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str
 ) -> dict:
-    """``transfer_overlapped`` with a work that looks at what is under way when it is called."""
+    """Return what `transfer_overlapped` does; its `work` looks at what is pending by then."""
     from torch_mpi.record import log
 
     tensor = _tensor(seed, shape, dtype)
@@ -192,7 +192,7 @@ def probe_transfer_overlapped(
 
 @task("1.3", "isend and irecv around work", points=3)
 def transfer_overlapped(ranks: Ranks, report: Report) -> None:
-    """As 1.2, non-blocking, with the work between start and wait."""
+    """Check a non-blocking transfer that works between start and wait."""
     length = LONG + report.seed % 1000
     kinds = ((length,), "float32"), ((2, length // 2 + 1), "float64"), ((3, 4), "float32")
     cases = _cases(ranks, report, kinds)
@@ -247,7 +247,7 @@ def _work_done(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 
 def probe_sum(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
-    """``sum_over_ranks`` on a fresh tensor, and on another one."""
+    """Return what `sum_over_ranks` does with a fresh tensor, and with another one."""
     function = answer_named(user_ns, "sum_over_ranks")
     result, calls = recorded(function, _tensor(seed, shape, dtype))
     other = _tensor(seed + 1, shape, dtype)
@@ -260,7 +260,7 @@ def probe_sum(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -
 
 @task("1.4", "all_reduce", points=2)
 def sum_over_ranks(ranks: Ranks, report: Report) -> None:
-    """Every rank has the sum, by one all_reduce."""
+    """Check that every rank has the sum, by one all_reduce."""
     cases = _cases(ranks, report, _kinds(report.seed))
     report.judge_cases(ranks, probe_sum, cases, _sum_steps)
 
@@ -301,7 +301,7 @@ def _wrong_sums(tensors: torch.Tensor, rank: int) -> list[Mistake]:
 
 
 def probe_exchange(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
-    """``exchange`` of a short or a long tensor, and of another one."""
+    """Return what `exchange` does with a tensor, and with another one."""
     function = answer_named(user_ns, "exchange")
     given = _tensor(seed, shape, dtype)
     with _noted_memory() as used:
@@ -335,7 +335,7 @@ def _noted_memory() -> Iterator[dict[str, list[int]]]:
 
 @task("1.5", "an exchange without deadlock", points=3)
 def exchange(ranks: Ranks, report: Report) -> None:
-    """Ranks 0 and 1 swap tensors, short ones and such that do not fit in a buffer."""
+    """Check that ranks 0 and 1 swap tensors, also tensors that do not fit into a buffer."""
     seed = report.seed
     sends_first: dict[int, list[bool]] = {0: [], 1: []}
     kinds = [((4,), "float32"), ((10**6 + seed % 1000,), "float32"), ((2, 3), "float64")]
@@ -402,7 +402,7 @@ def _is_sent_while_received(calls: Calls) -> bool:
 
 
 def probe_even_group(user_ns: dict, *, rank: int) -> dict:
-    """What ``even_ranks`` is on this rank."""
+    """Return what `even_ranks` is on this rank."""
     group = answer_named(user_ns, "even_ranks")
     world = dist.distributed_c10d._world
     # A group gets its name by counting: two groups of one name were made in one call.
@@ -433,7 +433,7 @@ def probe_forget(user_ns: dict, *, rank: int, count: int) -> None:
 
 
 def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> dict:
-    """``sum_over_even_ranks`` on a fresh tensor: in the student's group, and in a new one."""
+    """Return what `sum_over_even_ranks` does in the student's group and in a new one."""
     function = answer_named(user_ns, "sum_over_even_ranks")
     tensor = numbers(seed, 5)
     other = numbers(seed, 2, 3, double=True)
@@ -471,7 +471,7 @@ def _even_sums(
 
 @contextlib.contextmanager
 def _noted_groups() -> Iterator[list]:
-    """A list that gets an entry for each new group."""
+    """Give a list that gets an entry for each new group of the block."""
     noted = []
     original = dist.new_group
 
@@ -484,7 +484,7 @@ def _noted_groups() -> Iterator[list]:
 
 
 def _uses(function: Callable, tensor: torch.Tensor, group: Any, is_member: bool) -> bool:
-    """Whether a member communicates in the group that it is given."""
+    """Return whether a member communicates in the group that it is given."""
     if not is_member:
         function(tensor, group)
         return True
@@ -495,7 +495,7 @@ def _uses(function: Callable, tensor: torch.Tensor, group: Any, is_member: bool)
 
 @task("1.6", "a collective on a subgroup", points=2)
 def sum_over_even_ranks(ranks: Ranks, report: Report) -> None:
-    """The even ranks have their sum, the odd ones their own tensor."""
+    """Check that even ranks have their sum, and odd ranks their own tensor."""
     evens = list(range(0, ranks.n, 2))
     if _has_groups(ranks, report, evens):
         case = {"each": to_each(seed=report.seeds(ranks.n)), "evens": evens}
@@ -634,11 +634,13 @@ def probe_ping_pong(
     wire: list[float],
     factors: list[float],
 ) -> dict:
-    """``ping_pong`` on a wire that takes ``latency`` + bytes / ``bandwidth`` seconds a message.
+    """Return what `ping_pong` measures on a wire: latency + bytes / bandwidth a message.
 
-    wire: latency, bandwidth, and the share of a round trip that passes in its send. stamp: what the
-    wire writes into all that this rank sends; which ones came is told. factors: see
-    :func:`_disturbance`.
+    Args:
+        wire: latency, bandwidth, and the share of a round trip that passes in its send.
+        stamp: what the wire writes into all that this rank sends; the result has the stamps that
+            came.
+        factors: see :func:`_disturbance`.
     """
     function = answer_named(user_ns, "ping_pong")
     came = []
@@ -692,19 +694,19 @@ def _slow_wire(
 
 
 def _stamp_of(ball: torch.Tensor) -> torch.Tensor:
-    """Its first eight bytes as a number, a view; of a shorter one some number."""
+    """Return a view of the first eight bytes as a number; a shorter ball has none."""
     row = ball.detach().reshape(-1).view(torch.uint8)
     return row[:8].view(torch.int64) if len(row) >= 8 else torch.zeros(1, dtype=torch.int64)
 
 
 def probe_fit(user_ns: dict, *, rank: int, sizes: list, times: list) -> object:
-    """``fit`` on rank 0."""
+    """Return what `fit` finds on rank 0."""
     return reading_answer(user_ns, "fit")(sizes, times) if rank == 0 else None
 
 
 @task("1.7", "ping-pong: latency and bandwidth", points=4)
 def ping_pong(ranks: Ranks, report: Report) -> None:
-    """The median time of a message, then the latency and bandwidth that noisy times follow."""
+    """Check the median time of a message, then the fit of latency and bandwidth."""
     if report.judge_cases(ranks, probe_ping_pong, _plays(ranks, report), _ping_pong_steps):
         _judge_fit(ranks, report)
 
@@ -807,7 +809,7 @@ def _wrong_times(
 
 
 def _judge_fit(ranks: Ranks, report: Report) -> None:
-    """Times of short to long messages, then of such that latency and bytes take equally long."""
+    """Judge fits of short to long messages, then of messages near latency × bandwidth."""
     chance = np.random.default_rng(report.seed)
     latency, bandwidth = chance.uniform(20e-6, 60e-6), chance.uniform(1e9, 4e9)
     middle = latency * bandwidth * np.geomspace(0.2, 5, 24)

@@ -61,7 +61,7 @@ Call = tuple[tuple[int, ...], Mapping[str, Any]]
 def share(
     n: int, p: int, r: int, *, shuffle=False, drop_last=False, seed: int = 0, epoch: int = 0
 ) -> list[int]:
-    """The sample numbers that `DistributedSampler` gives to rank r of p."""
+    """Return the sample numbers that `DistributedSampler` gives to rank r of p."""
     sampler = DistributedSampler(
         range(n), num_replicas=p, rank=r, shuffle=shuffle, seed=seed, drop_last=drop_last
     )
@@ -70,7 +70,7 @@ def share(
 
 
 def batches(samples: Sequence[int], size: int, drop_last: bool = False) -> Batches:
-    """The samples in lists of `size`; the last list may be shorter, or is dropped."""
+    """Return the samples in lists of `size`; the last list may be shorter, or is dropped."""
     return list(BatchSampler(samples, size, drop_last))
 
 
@@ -80,9 +80,10 @@ def batches(samples: Sequence[int], size: int, drop_last: bool = False) -> Batch
 def probe_calls(
     user_ns: dict, *, rank: int, name: str, calls: list, turned: bool = False
 ) -> list[dict]:
-    """Call a function once for each (arguments, keywords); results or errors, and what it used.
+    """Call a function for each (arguments, keywords); return results or errors, and what it used.
 
-    turned: the samplers give their samples in reverse, and the items are others, see `_turned`.
+    Args:
+        turned: whether samplers give their samples in reverse, and items differ; see `_turned`.
     """
     function = answer_named(user_ns, name)
     answers = []
@@ -225,12 +226,12 @@ def _follows(ranks: Ranks, report: Report, number_task: NumberTask, calls: Seque
 
 
 def _numbers(seed: int, low: int, high: int) -> int:
-    """A fresh number from low to high, both included."""
+    """Return a number from low to high, both included, that follows from the seed."""
     return low + seed % (high - low + 1)
 
 
 def _epochs(seed: int) -> list[tuple[bool, int]]:
-    """Whether to shuffle, and in which epoch; in order all epochs are alike."""
+    """Return pairs of shuffle and epoch; without shuffling, all epochs are alike."""
     return [(False, 0), (False, 3), (True, 0), (True, 3), (True, 5 + seed % 1000)]
 
 
@@ -257,7 +258,7 @@ _SAMPLED = {"__init__": _BY_HAND, "__iter__": _IGNORED}
 
 @task("2.1", "the items of a rank", points=2)
 def items_of(ranks: Ranks, report: Report) -> None:
-    """Each rank's items, for every n, p, r, with and without shuffle and drop_last."""
+    """Check each rank's items for every n, p, r, with and without shuffle and drop_last."""
     calls = [
         ((n, p, r), {"shuffle": shuffle, "drop_last": drop_last})
         for shuffle in (False, True)
@@ -310,7 +311,7 @@ def _wrong_items(world: int, rank: int, n: int, p: int, r: int, **how: bool) -> 
 
 @task("2.2", "a new order in every epoch", points=2)
 def epoch_orders(ranks: Ranks, report: Report) -> None:
-    """The shuffled order of each epoch, the same permutation on all ranks."""
+    """Check the shuffled order of each epoch, which is one permutation for all ranks."""
     seed = _numbers(report.seed, 5, 1000)
     calls: list[Call] = [
         ((n, p, r, epochs, seed), {})
@@ -375,7 +376,7 @@ def _wrong_orders(
 
 @task("2.3", "predict what is repeated and what is lost", points=3)
 def repeated_and_lost(ranks: Ranks, report: Report) -> None:
-    """Repeated and lost samples by arithmetic, for more ranks than there are here, too."""
+    """Check which samples are repeated and lost, also for more ranks than there are."""
     calls: list[Call] = [
         ((n, p, drop_last), {})
         for drop_last in (False, True)
@@ -417,7 +418,7 @@ def _wrong_predictions(world: int, rank: int, n: int, p: int, drop_last: bool) -
     """Yield what likely mistakes give."""
 
     def again(count: int) -> list:
-        """The first `count` samples are repeated: from 0 on, and from 0 again after n - 1."""
+        """Return that the first `count` samples are repeated, from 0 on and round again."""
         return [sorted(k % n for k in range(count)), []]
 
     rest = n % p
@@ -471,7 +472,7 @@ def _microbatches_or_error(n: int, m: int, p: int, r: int, **how: Any) -> Batche
 
 @task("2.4", "the microbatches of a rank", points=3)
 def microbatches(ranks: Ranks, report: Report) -> None:
-    """Lists of m / p sample numbers, for every rank, epoch and drop_last."""
+    """Check lists of m / p sample numbers, for every rank, epoch and drop_last."""
     fresh = _numbers(report.seed, 30, 60)
     calls = [
         ((n, m, p, r), {"shuffle": shuffle, "epoch": epoch, "drop_last": drop_last})
@@ -652,7 +653,7 @@ def _at(few: Batches, k: int) -> list[int]:
 def probe_same(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, scenarios: list
 ) -> list[dict]:
-    """`same_minibatches` in this rank's group, once for each scenario."""
+    """Return what `same_minibatches` says in this rank's group in each scenario."""
     function = reading_answer(user_ns, "same_minibatches")
     answers = []
     named = keywords(partition, group)
@@ -663,14 +664,14 @@ def probe_same(
 
 
 def _groups(case: dict) -> str:
-    """Where an answer failed, in words."""
+    """Return in words where an answer failed."""
     groups = " and ".join(str(tuple(members)) for members in case["partition"] or ())
     return groups and f"that was with groups of these ranks: {groups}"
 
 
 @task("2.5", "the union is the sequential minibatch", points=4)
 def same_minibatches(ranks: Ranks, report: Report) -> None:
-    """The twin's minibatches, then the verdict of a group about its microbatches."""
+    """Check the baseline's minibatches, then a group's verdict about its microbatches."""
     if not _makes_minibatches(ranks, report):
         return
     # In another order in each case: in a group of its own a rank sees which are damaged.
@@ -762,7 +763,7 @@ def _wrong_twins(
 
 
 def _shares(seed: int, n: int, p: int) -> list[list[float]]:
-    """The values of each of p ranks in the sampler's order, padding included.
+    """Return the values of each of p ranks in the sampler's order, padding included.
 
     Of many samples they are large, and negative as well.
     """
@@ -776,7 +777,7 @@ def _shares(seed: int, n: int, p: int) -> list[list[float]]:
 def probe_mean(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, values: list, n: int
 ) -> dict:
-    """`mean_once` of this rank's values."""
+    """Return what `mean_once` makes of this rank's values."""
     function = reading_answer(user_ns, "mean_once")
     mine = torch.tensor(values)
     result, calls = recorded(function, mine, n, **keywords(partition, group))
@@ -785,7 +786,7 @@ def probe_mean(
 
 @task("2.6", "every sample counts once", points=3)
 def mean_once(ranks: Ranks, report: Report) -> None:
-    """The mean over n samples, by one all_reduce, from shares that contain padding."""
+    """Check the mean over n samples, by one all_reduce, from shares that contain padding."""
     cases = []
     for partition in (*partitions(ranks.n), None):
         for n in (*SAMPLES, _numbers(report.seed, 30, 60), _numbers(report.seed, 201, 400)):
@@ -816,7 +817,7 @@ def _mean_steps(answer: GroupAnswer) -> Iterator[Step]:
 
 
 def _without_padding(parts: list[list[float]], n: int) -> list[list[float]]:
-    """What is left of the ranks' values: that at place j of rank r is number r + j·p."""
+    """Return the ranks' values without padding: place j of rank r is number r + j·p."""
     return [part[: max(0, math.ceil((n - r) / len(parts)))] for r, part in enumerate(parts)]
 
 

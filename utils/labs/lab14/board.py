@@ -81,7 +81,7 @@ class Scoreboard:
 
     @classmethod
     def read(cls, *folders: Path) -> Scoreboard:
-        """The scoreboards of some folders together: of one notebook, or of all teams."""
+        """Return the scoreboards of folders as one: of one notebook, or of all teams."""
         entries: list[Entry] = []
         problem = ""
         for folder in folders:
@@ -122,7 +122,7 @@ class Scoreboard:
         return shown + (f"<p>{html.escape(self.problem)}</p>" if self.problem else "")
 
     def picture(self, rules: Rules | None = None):
-        """Accuracy over the bytes between the nodes, beside the budget."""
+        """Draw accuracy over the bytes between the nodes, beside the budget."""
         from utils.labs.lab14 import pictures
 
         return pictures.entries(self.entries, rules or Rules())

@@ -96,7 +96,7 @@ def check(entry: Entry) -> None:
 
 
 def scoreboard(*folders: str | Path) -> Scoreboard:
-    """All entries beside this notebook, or in these folders; ``.picture()`` draws them."""
+    """Return all entries beside this notebook or in these folders; `.picture()` draws them."""
     return Scoreboard.read(*(map(Path, folders) if folders else [Path.cwd()]))
 
 
@@ -106,7 +106,7 @@ def _write_training_images(path: Path) -> None:
 
 
 def _job(script: Path, place: Path, deadline: float) -> mpi_job.Ended:
-    """The entry on its ranks, from the start to the end of every process."""
+    """Run the entry on its ranks, from the start to the end of every process."""
     request = Request(RANKS, launcher="mpiexec", fault_tolerant=True)
     plan = Plan.checked(request)
     words = interpreter.program(

@@ -60,33 +60,33 @@ class Job:
 
     @property
     def images(self) -> Tensor:
-        """The training images."""
+        """Return the training images, and note that the entry reads them."""
         self._marks.add("reads job.images")
         return self._images
 
     @property
     def rank(self) -> int:
-        """This rank's present number."""
+        """Return this rank's present number."""
         return dist.get_rank()
 
     @property
     def living(self) -> list[int]:
-        """First numbers of the ranks of the present default group: entry k is now rank k."""
+        """Return the first numbers of the ranks that live: entry k is rank k now."""
         return _living(dist.get_world_size(), self._victim)
 
     @property
     def nodes(self) -> list[list[int]]:
-        """Present numbers of the ranks of each node that has any: [[0, 1], [2, 3]] at first."""
+        """Return the present ranks of each node that has any: [[0, 1], [2, 3]] at first."""
         living = self.living
         kept = [[living.index(rank) for rank in node if rank in living] for node in NODES]
         return [node for node in kept if node]
 
     def model(self) -> nn.Module:
-        """The MLP (784, 64, 10), with the same weights on every rank."""
+        """Return the MLP (784, 64, 10), with the same weights on every rank."""
         return models.mlp(seed=0, sizes=SIZES)
 
     def batch(self, number: int, size: int) -> Tensor:
-        """Indices of a minibatch, int64 [size]; another number gives another one, at random."""
+        """Return random indices of a minibatch, int64 [size]; the number is the seed."""
         drawn = torch.Generator().manual_seed(number)
         return torch.randint(len(self.labels), (size,), generator=drawn)
 
@@ -107,7 +107,7 @@ class Job:
         return loss.item()
 
     def show(self, model: nn.Module) -> None:
-        """Hand in the weights as they are now; takes no time. The last ones that were shown count.
+        """Submit the weights as they are now, in no time. The last submission counts.
 
         The first ones that reach the target say when it was reached. At most 60 times on a rank.
         """
@@ -164,18 +164,18 @@ class _Counter:
         self._other = other
 
     def sends(self, nbytes: int, at: float) -> tuple[float, float]:
-        """A message leaves; it is gone, and there, at once."""
+        """Count a message that leaves; it arrives at once."""
         self._events.append(["send", self._size, self._other, nbytes])
         return at, at
 
     def receives(self, nbytes: int, told: float) -> float:
-        """A message has come."""
+        """Count a message that has come."""
         self._events.append(["recv", self._size, self._other, nbytes])
         return time.perf_counter()
 
 
 def _living(size: int, victim: int) -> list[int]:
-    """First numbers of `size` ranks: all, or all but the one that dies."""
+    """Return the first numbers of `size` ranks: all, or all except the one that dies."""
     return list(range(RANKS)) if size == RANKS else [r for r in range(RANKS) if r != victim][:size]
 
 
@@ -187,7 +187,7 @@ def _fingerprint(model: nn.Module) -> str:
 
 
 def weights_of(model: object) -> dict[str, Tensor]:
-    """Weights by name, of a model, of one in a wrapper such as DDP, or of a state dict.
+    """Return the weights by name of a model, of a model in DDP, or of a state dict.
 
     Raises TypeError for anything else.
     """

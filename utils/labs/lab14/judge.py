@@ -53,19 +53,19 @@ class Entry:
 
     @property
     def within(self) -> bool:
-        """Whether it reached the target within the budget."""
+        """Return whether the entry reached the target within the budget."""
         return not (self.exceeded or self.problem)
 
     @property
     def verdict(self) -> str:
-        """The last column."""
+        """Return the text of the last column."""
         if self.problem:
             return self.problem
         said = "within budget" if self.within else "missed: " + ", ".join(self.exceeded)
         return f"{said} ({', '.join(self.marks)})" if self.marks else said
 
     def as_verdict(self) -> Verdict:
-        """The same as a check says it, of task 14.1."""
+        """Return the entry as a check's verdict on task 14.1."""
         if "NotImplementedError: Task 14.1" in self.problem:
             return Verdict("14.1", TITLE, passed=False, open="still open")
         texts = [self.problem] if self.problem else [f"missed: {text}" for text in self.exceeded]
@@ -79,7 +79,7 @@ class Entry:
         return tabulate([row], headers=head, tablefmt="simple", disable_numparse=True)
 
     def columns(self) -> tuple[list[str], list[str]]:
-        """Heads and texts of its line."""
+        """Return heads and texts of the entry's line."""
         return list(HEADS), [
             self.name,
             self.scheme,
@@ -101,7 +101,7 @@ HEADS = (
 def judged(
     place: Path, ended: mpi_job.Ended, *, name: str, scheme: str, plan: dict, rules: Rules
 ) -> Entry:
-    """The entry of a job that left its traces and weights in a folder."""
+    """Return the entry of a job that left its traces and weights in a folder."""
     reports = {
         r: json.loads(p.read_text()) for r in range(RANKS) if (p := _trace(place, r)).exists()
     }
@@ -138,7 +138,7 @@ def _trace(place: Path, rank: int) -> Path:
 
 
 def _what_went_wrong(left: dict[int, dict], ended: mpi_job.Ended, victim: int) -> str:
-    """Why a job cannot be judged, in a line; empty where it can."""
+    """Return in a line why a job cannot be judged; empty if it can."""
     if ended.status == mpi_job.LATE:
         return f"was not done after {ended.seconds:.0f} s of this machine"
     raised = {rank: one["words"] for rank, one in left.items() if one["how"] == "raised"}
@@ -196,7 +196,7 @@ def _missed(
 
 
 def accuracy(path: Path) -> float:
-    """Share of the test images that these weights name right.
+    """Return the share of the test images that these weights name right.
 
     Raises:
         ValueError: a file that does not hold the weights of the model; says what it holds.
@@ -229,7 +229,7 @@ _kept: list[tuple[Tensor, Tensor]] = []
 
 
 def _test_images() -> tuple[Tensor, Tensor]:
-    """The first TEST test images, normalised, and their labels; read once."""
+    """Return the first TEST test images, normalized, and their labels; read once."""
     if not _kept:
         images = data.fashion_mnist(train=False, transform=None)
         shift, scale = -data.MEAN / data.STD, 1 / (255 * data.STD)

@@ -16,7 +16,7 @@ _MARKS = "oDs^vP*X"
 
 
 def machine(rules: Rules) -> Figure:
-    """Two nodes of two ranks each, and what joins them."""
+    """Draw two nodes of two ranks each, and what joins them."""
     figure, axes = canvas(8.5, 3.0)
     places = {
         rank: (4.4 * k, -0.95 * j) for k, node in enumerate(NODES) for j, rank in enumerate(node)
@@ -42,7 +42,7 @@ def _speed(network) -> str:
 
 
 def entries(results: Sequence[Entry], rules: Rules) -> Figure:
-    """Accuracy over the bytes between the nodes, and over the seconds; the budget beside it."""
+    """Draw accuracy over bytes between the nodes and over seconds, beside the budget."""
     use_style()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True)
     shown = [entry for entry in results if entry.accuracy is not None]
@@ -80,7 +80,7 @@ def entries(results: Sequence[Entry], rules: Rules) -> Figure:
 
 
 def _budget(axes: Axes, limit: float, rules: Rules) -> None:
-    """The target and the limit, as lines."""
+    """Draw the target and the limit as lines."""
     axes.axhline(100 * rules.target, color=GREY, linewidth=1)
     axes.axvline(limit, color=GREY, linewidth=1, linestyle="--")
     low, high = axes.get_xlim()

@@ -55,7 +55,7 @@ class Clock:
 
 
 def replay(traces: Mapping[int, Events], rules: Rules) -> Clock:
-    """The clocks of ranks that did this; see the module for events.
+    """Return the clocks of ranks that did this; see the module for events.
 
     A message leaves when its sender is there, takes the link ``bytes / bandwidth`` of the sender's
     time, and arrives after the latency; what comes in at the same time on a rank's link comes in
@@ -97,7 +97,7 @@ class _Play:
         return self._next[rank] > before
 
     def regroup(self) -> bool:
-        """Everybody who will regroup is there: they go on together."""
+        """Let all ranks that regroup go on together."""
         here = [r for r in self.traces if any(e[0] == "shrunk" for e in self._rest(r))]
         if not here or any(self._rest(rank)[0][0] != "shrunk" for rank in here):
             return False
@@ -114,7 +114,7 @@ class _Play:
         return self.traces[rank][self._next[rank] :]
 
     def _step(self, rank: int, kind: str, *about) -> bool:
-        """One event; False where it can't be yet."""
+        """Play one event; return False if it cannot happen yet."""
         if kind == "work":
             seconds = about[0] * self.rules.per_sample
             self.clock[rank] += seconds
@@ -153,7 +153,7 @@ class _Play:
 
 
 def traffic(traces: Mapping[int, Events]) -> dict[tuple[int, int], tuple[int, int]]:
-    """(messages, bytes) of each pair (from, to) of ranks, by their first numbers."""
+    """Return (messages, bytes) of each pair (from, to) of ranks, by their first numbers."""
     counts: dict[tuple[int, int], tuple[int, int]] = {}
     for rank, events in traces.items():
         for kind, *about in events:
@@ -165,11 +165,11 @@ def traffic(traces: Mapping[int, Events]) -> dict[tuple[int, int], tuple[int, in
 
 
 def lost(traces: Mapping[int, Events]) -> int:
-    """Images whose gradients are in no weights that anybody goes on with after the death.
+    """Return how many images' gradients are in no weights that survive the death.
 
-    A rank that lives and computes its next gradient at weights that it had before has gone back
-    there: what it computed since is lost. Who died has lost what it computed since it had those
-    weights, or, where it never had them, since its last message.
+    A rank that survives, and computes its next gradient at weights that it had before, has gone back,
+    and all that it computed since is lost. The rank that died has lost what it computed since it had
+    those weights. If it never had them, it has lost what it computed since its last message.
     """
     after = {rank: _first_after(events) for rank, events in traces.items()}
     common = next((weights for weights in after.values() if weights is not None), None)
@@ -184,14 +184,14 @@ def lost(traces: Mapping[int, Events]) -> int:
 
 
 def _first_after(events: Events) -> str | None:
-    """Fingerprint of the first weights that a rank computes at after the death."""
+    """Return the fingerprint of the first weights that a rank computes with after the death."""
     kinds = [event[0] for event in events]
     start = kinds.index("shrunk") if "shrunk" in kinds else len(kinds)
     return next((event[2] for event in events[start:] if event[0] == "work"), None)
 
 
 def _since(events: Events, weights: str | None, *, otherwise_all: bool) -> int:
-    """Images computed since a rank had these weights, for the last time."""
+    """Return the images computed since a rank last had these weights."""
     marks = [k for k, event in enumerate(events) if event[0] == "work" and event[2] == weights]
     if not marks and otherwise_all:
         marks = [k + 1 for k, event in enumerate(events) if event[0] in {"send", "recv"}] or [0]

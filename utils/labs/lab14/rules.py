@@ -54,5 +54,5 @@ class Rules:
 
 
 def is_slow(one: int, other: int) -> bool:
-    """Whether a message between these ranks crosses the slow network."""
+    """Return whether a message between these ranks crosses the slow network."""
     return not any(one in node and other in node for node in NODES)

@@ -167,9 +167,9 @@ def traffic(traces: Mapping[int, Events]) -> dict[tuple[int, int], tuple[int, in
 def lost(traces: Mapping[int, Events]) -> int:
     """Return how many images' gradients are in no weights that survive the death.
 
-    A rank that survives, and computes its next gradient at weights that it had before, has gone back,
-    and all that it computed since is lost. The rank that died has lost what it computed since it had
-    those weights. If it never had them, it has lost what it computed since its last message.
+    A rank that survives, and computes its next gradient at weights that it had before, has gone
+    back, and all that it computed since is lost. The rank that died has lost what it computed since
+    it had those weights. If it never had them, it lost what it computed since its last message.
     """
     after = {rank: _first_after(events) for rank, events in traces.items()}
     common = next((weights for weights in after.values() if weights is not None), None)

@@ -1,4 +1,4 @@
-"""The rooms of `utils/`: which room may import which, and what a newcomer finds in the listing."""
+"""The rules of `utils/`: which room may import which, what a newcomer finds, and how long things are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,12 @@ MAY_IMPORT = {
     "__main__": {"course", "doctor", "grading", "jobs", "mpi"},
     "__init__": {"labs"},
 }
+FILE_LINES = 500
+FUNCTION_LINES = 60
+FORMATTED_BY_HAND = 60
+#: How many lines of Python a room may have, tests left out. Whoever raises a budget says why in
+#: CHANGELOG.md.
+BUDGETS = {}
 #: Arrows that only a type checker follows: they are below `if TYPE_CHECKING`.
 FOR_TYPES = {("timeline", "cluster")}
 
@@ -182,6 +189,46 @@ def test_a_check_is_not_hidden_by_a_module_of_its_name(lab):
     names = vars(importlib.import_module(f"utils.labs.{lab}.{front}"))
     modules = {path.stem for path in (UTILS / "labs" / lab).glob("*.py")}
     assert not [name for name in modules & names.keys() if not inspect.ismodule(names[name])]
+
+
+# --- how long things are -------------------------------------------------------------------------
+
+
+def budgeted(path: Path) -> str:
+    """Return the room whose budget a file counts for: a lab, a package in `mpi`, or an entry."""
+    first, *inner = path.relative_to(UTILS).with_suffix("").parts
+    return f"{first}/{inner[0]}" if first in {"labs", "mpi"} and len(inner) > 1 else first
+
+
+@pytest.mark.quick
+def test_a_room_keeps_to_its_budget_of_lines():
+    lines: Counter[str] = Counter()
+    for _, path in modules():
+        lines[budgeted(path)] += len(path.read_text().splitlines())
+    assert lines.keys() == BUDGETS.keys()
+    assert not {room: count for room, count in lines.items() if count > BUDGETS[room]}
+
+
+@pytest.mark.quick
+def test_a_file_can_be_read_at_one_sitting():
+    lengths = {name: len(path.read_text().splitlines()) for name, path in modules()}
+    assert not {name: count for name, count in lengths.items() if count > FILE_LINES}
+
+
+@pytest.mark.quick
+def test_a_function_fits_on_a_screen():
+    assert not {
+        f"{name}.{node.name}"
+        for name, path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= FUNCTION_LINES
+    }
+
+
+@pytest.mark.quick
+def test_the_formatter_lays_code_out():
+    count = sum(path.read_text().count("# fmt: ") for _, path in modules())
+    assert count <= FORMATTED_BY_HAND
 
 
 # --- old names -------------------------------------------------------------------------------

@@ -1,0 +1,308 @@
+"""Task 1.7: the time of a message on an emulated wire, and the line through noisy times."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from utils.checks.calls import in_words, only
+from utils.checks.clock import moved_clocks
+from utils.checks.mistakes import Mistake, is_number, table
+from utils.checks.probe import answer_named, reading_answer, recorded
+from utils.checks.steps import Step, communication, facts, value
+from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
+from utils.cluster.reply import Reply
+
+# Rounds of a check. How much longer each of five in a row takes than the wire, in random order: one
+# of them is the median, and no two are alike. The very first round warms up.
+REPEATS = 5
+# Bytes and rounds: also more rounds, the same bytes again, and bytes that no float32 tensor has.
+PLAYS = ((8, REPEATS), (200_001, REPEATS), (8, 2 * REPEATS), (800_003, REPEATS))
+# The play with as many bytes as the first.
+AGAIN = 2
+REMEMBERED = (
+    "that is the median over this call and an earlier one with as many bytes: begin each call with "
+    "an empty list of times"
+)
+# A mean of some of them is far from 1 as well.
+FACTORS = (0.7, 0.9, 1.0, 3.0, 6.0)
+WARM_UP = 9.0
+
+
+def _disturbances(seed: int) -> list[float]:
+    """Return the factors of rounds 0, 5, 10, … to 4, 9, 14, …; the first is above the median."""
+    dice = random.Random(seed)
+    order = dice.sample(FACTORS, len(FACTORS))
+    above = next(k for k, factor in enumerate(order) if factor > 1)
+    return order[above:] + order[:above]
+
+
+def _disturbance(factors: Sequence[float], k: int) -> float:
+    """Return how much longer the k-th round takes. Of any five in a row the median is 1."""
+    return factors[k % len(factors)] if k else WARM_UP
+
+
+def probe_ping_pong(
+    user_ns: dict,
+    *,
+    rank: int,
+    nbytes: int,
+    stamp: int,
+    repeats: int,
+    wire: list[float],
+    factors: list[float],
+) -> dict:
+    """Return what `ping_pong` measures on a wire: latency + bytes / bandwidth a message.
+
+    Args:
+        wire: latency, bandwidth, and the share of a round trip that passes in its send.
+        stamp: what the wire writes into all that this rank sends; the result has the stamps that
+            came.
+        factors: see :func:`_disturbance`.
+    """
+    function = answer_named(user_ns, "ping_pong")
+    came = []
+    with moved_clocks(user_ns) as clock, _slow_wire(clock, *wire, factors, stamp, came):
+        seconds, calls = recorded(function, nbytes, repeats, rank)
+    return {"seconds": seconds, "calls": calls, "stamps": came}
+
+
+@contextlib.contextmanager
+def _slow_wire(
+    clock,
+    latency: float,
+    bandwidth: float,
+    share: float,
+    factors: list[float],
+    stamp: int,
+    came: list[int],
+) -> Iterator[None]:
+    """Let each message of this rank take that long, and some rounds longer; stamp what it sends.
+
+    A send ends early, as MPI copies what it sends: nearly all of a round trip passes in the recv.
+    """
+    group = dist.group.WORLD
+    passed = [0]
+    received = []
+
+    def look() -> None:
+        came.extend(_stamp_of(ball).item() for ball in received)
+
+    def slow(name: str, call: Callable) -> Callable:
+        def with_delay(tensors, *args):
+            factor = _disturbance(factors, passed[0] // 2)
+            passed[0] += 1
+            part = 2 * (share if name == "send" else 1 - share)
+            clock.advance(part * factor * (latency + tensors[0].nbytes / bandwidth))
+            look()
+            if name == "send":
+                _stamp_of(tensors[0]).fill_(stamp)
+            else:
+                received[:] = tensors
+            return call(tensors, *args)
+
+        return with_delay
+
+    with contextlib.ExitStack() as patches:
+        for name in ("send", "recv", "recv_anysource"):
+            slowed = slow(name, getattr(group, name))
+            patches.enter_context(mock.patch.object(group, name, slowed))
+        yield
+        look()
+
+
+def _stamp_of(ball: torch.Tensor) -> torch.Tensor:
+    """Return a view of the first eight bytes as a number; a shorter ball has none."""
+    row = ball.detach().reshape(-1).view(torch.uint8)
+    return row[:8].view(torch.int64) if len(row) >= 8 else torch.zeros(1, dtype=torch.int64)
+
+
+def probe_fit(user_ns: dict, *, rank: int, sizes: list, times: list) -> object:
+    """Return what `fit` finds on rank 0."""
+    return reading_answer(user_ns, "fit")(sizes, times) if rank == 0 else None
+
+
+@task("1.7", "ping-pong: latency and bandwidth", points=4)
+def ping_pong(ranks: Ranks, report: Report) -> None:
+    """Check the median time of a message, then the fit of latency and bandwidth."""
+    if report.judge_cases(ranks, probe_ping_pong, _plays(ranks, report), _ping_pong_steps):
+        _judge_fit(ranks, report)
+
+
+def _plays(ranks: Ranks, report: Report) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of `probe_ping_pong`, each on another wire."""
+    # Far above what the machine itself needs, which then does not count.
+    start = 20.0 + report.seed % 1000 / 50
+    bandwidth = 20e3 + report.seed // 1000 % 1000 * 30
+    share = 0.1 + report.seed % 30 / 1000
+    for k, (nbytes, repeats) in enumerate(PLAYS):
+        latency = start * (len(PLAYS) - k)  # what was measured before is wrong now
+        yield {
+            "nbytes": nbytes,
+            "repeats": repeats,
+            "wire": [latency, bandwidth, share],
+            "factors": _disturbances(report.seed + nbytes),
+            "each": to_each(stamp=report.seeds(ranks.n)),
+        }
+
+
+def _ping_pong_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Yield what a rank has to play, and how long a message has taken."""
+    yield communication(answer.value["calls"], only("send", "recv", "barrier"))
+    yield facts(_wrong_plays(case, answer))
+    if answer.rank == 0:
+        latency, bandwidth, share = case["wire"]
+        expected = latency + case["nbytes"] / bandwidth
+        rounds = sum(call["op"] == "send" for call in answer.value["calls"])
+        mistakes = _wrong_times(expected, case["factors"], share, rounds, case["repeats"])
+        if (case["nbytes"], case["repeats"]) == PLAYS[AGAIN]:
+            remembered = _median_with_earlier_rounds(case["factors"], rounds, case["repeats"])
+            mistakes.insert(0, Mistake(remembered * expected, REMEMBERED))
+        what = f"ping_pong({case['nbytes']}, {case['repeats']}), seconds on the emulated wire"
+        seconds = answer.value["seconds"]
+        yield value(seconds, expected, mistakes, what=what, form="seconds", tolerance=0.05)
+
+
+def _wrong_plays(case: dict[str, Any], answer: Reply) -> dict[str, object]:
+    """Return what is wrong with the messages of a play."""
+    rank = answer.rank
+    nbytes = case["nbytes"]
+    repeats = case["repeats"]
+    play = f"ping_pong({nbytes}, {repeats})"
+    takes_part = rank < 2
+    plays = [call for call in answer.value["calls"] if call["op"] != "barrier"]
+    sends = sum(call["op"] == "send" for call in plays)
+    sizes = sorted({call["nbytes"] for call in plays} - {nbytes})
+    messages_made = in_words((call["op"], call["peer"]) for call in plays)
+    is_short = sends < repeats or 2 * sends != len(plays)
+    measures = rank == 1 and answer.value["seconds"] is not None
+    is_strange = takes_part and case["each"][1 - rank]["stamp"] not in answer.value["stamps"]
+    return {
+        f"only ranks 0 and 1 play; it made {messages_made}": plays and not takes_part,
+        f"{play}: expected {repeats} sends and {repeats} recvs (a few more to warm up are fine), "
+        f"it made {sends} and {len(plays) - sends}": takes_part and is_short,
+        f"{play} sent messages of {sizes} bytes: {nbytes} elements of dtype torch.uint8": sizes,
+        "only rank 0 measures: return None on the others": measures,
+        f"rank {1 - rank} has sent a ball, and another one is in the tensor of recv": is_strange,
+    }
+
+
+def _median_with_earlier_rounds(factors: Sequence[float], rounds: int, repeats: int) -> float:
+    """Return the median over the plays 0 and AGAIN, as a multiple of the second one's time."""
+    warm_up = rounds - repeats
+    slower = len(PLAYS) / (len(PLAYS) - AGAIN)  # see _plays
+    earlier = [slower * _disturbance(factors, warm_up + k) for k in range(PLAYS[0][1])]
+    these = [_disturbance(factors, k) for k in range(warm_up, rounds)]
+    return statistics.median(earlier + these)
+
+
+def _wrong_times(
+    true: float, factors: Sequence[float], share: float, rounds: int, repeats: int
+) -> list[Mistake]:
+    """Return what likely mistakes give, of so many rounds on a wire."""
+    took = [_disturbance(factors, k) for k in range(rounds)]
+    counted = took[-repeats:]
+    mean = statistics.mean(counted)
+    fewer = statistics.mean(sorted(counted)[:-1])
+    median = "take the median, so that one disturbed round does not count"
+    back = "stop the clock when the ball is back, and take half"
+    measured = {
+        "that is the whole round trip: divide by 2": 2.0,
+        "halved once too often: a message takes half of the round trip": 0.5,
+        f"that is the time of send alone, which ends before the message arrives: {back}": 2 * share,
+        f"that is half of the time of send alone: {back}": share,
+        f"that is half of the time of recv alone: {back}": 1 - share,
+        f"that is the time of recv alone: {back}": 2 - 2 * share,
+        f"that is the mean of the rounds: {median}": mean,
+        f"that is a mean without the slowest round: {median}": fewer,
+        f"that is the harmonic mean of the rounds: {median}": statistics.harmonic_mean(counted),
+        f"that is the mean of the round trips: halve it, and {median}": 2 * mean,
+        f"that is the whole time divided by the rounds: {median}": sum(took) / repeats,
+        f"that is the fastest round: {median}": min(counted),
+        f"that is the slowest round: {median}": max(counted),
+        f"that is the sum of the rounds: {median}": sum(counted),
+    }
+    no_number = Mistake(lambda got: not is_number(got), "expected seconds: a number")
+    return [no_number, *table({said: factor * true for said, factor in measured.items()})]
+
+
+def _judge_fit(ranks: Ranks, report: Report) -> None:
+    """Judge fits of short to long messages, then of messages near latency × bandwidth."""
+    chance = np.random.default_rng(report.seed)
+    latency, bandwidth = chance.uniform(20e-6, 60e-6), chance.uniform(1e9, 4e9)
+    middle = latency * bandwidth * np.geomspace(0.2, 5, 24)
+    cases = [
+        # Every point alone is off by a fifth or a quarter, in turn: only all together tell.
+        _noisy_line(report.seed, latency, bandwidth, [2**k for k in range(3, 26)], (0.8, 1.25)),
+        _noisy_line(report.seed, latency, bandwidth, middle.astype(int).tolist(), (0.9, 1.1)),
+    ]
+
+    def judge(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+        if answer.rank == 0:
+            yield from _fit_steps(case, answer.value, latency, bandwidth)
+
+    report.judge_cases(ranks, probe_fit, cases, judge)
+
+
+def _noisy_line(
+    seed: int, latency: float, bandwidth: float, sizes: list[int], off: Sequence[float]
+) -> dict[str, list]:
+    """Return sizes of messages, and times that are off by these factors, in turn."""
+    chance = np.random.default_rng(seed + len(sizes))
+    signs = np.resize(chance.permutation(off), len(sizes))
+    noise = signs * chance.uniform(0.98, 1.02, len(sizes))
+    times = [(latency + n / bandwidth) * e for n, e in zip(sizes, noise, strict=True)]
+    return {"sizes": sizes, "times": times}
+
+
+def _fit_steps(
+    case: dict[str, Any], fitted: Any, latency: float, bandwidth: float
+) -> Iterator[Step]:
+    """Yield that `fit` has found the latency and bandwidth that the times follow."""
+    pair = isinstance(fitted, list) and len(fitted) == 2 and all(map(is_number, fitted))
+    form = "numbers that are not nan" if isinstance(fitted, list) else "a pair of numbers"
+    yield facts({f"fit returned {fitted}, expected (latency, bandwidth): {form}": not pair})
+    hint = _why_fit(fitted, latency, bandwidth, case["sizes"], case["times"])
+    far_off = (
+        f"fit: {hint}the wire had {latency:.3g} s and {bandwidth:.3g} bytes/s, fit found "
+        f"{fitted[0]:.3g} and {fitted[1]:.3g} (more than 15 % off)"
+    )
+    yield facts({far_off: not (_near(fitted[0], latency) and _near(fitted[1], bandwidth))})
+
+
+def _near(a: float, b: float, most: float = 0.15) -> bool:
+    """Return whether two numbers are nearly equal."""
+    return math.isfinite(a) and abs(a / b - 1) <= most
+
+
+def _why_fit(
+    fitted: list[float], latency: float, bandwidth: float, sizes: list[int], times: list[float]
+) -> str:
+    """Return what leads to these two numbers, or nothing."""
+    slope, start = np.polyfit(sizes, times, 1)
+    secant = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
+    by_ends = _near(fitted[1], 1 / secant, 1e-3)
+    hints = {
+        "the two are swapped; ": _near(fitted[0], bandwidth) and _near(fitted[1], latency),
+        "bandwidth is 1 / slope; ": _near(fitted[0], latency) and _near(fitted[1], 1 / bandwidth),
+        "all points count alike, so the noise of the long messages drowns the latency: weight each "
+        "by 1/t; ": _near(fitted[0], start, 1e-3) and _near(fitted[1], 1 / slope, 1e-3),
+        "that is the line through the first and the last point: let all of them count; ": by_ends,
+        "the shortest time is one measurement: fit a line; ": _near(fitted[0], min(times), 1e-3),
+        "the latency is a mean of short messages, whose bytes take time, too: fit a line; ": any(
+            _near(fitted[0], mean(times[:k]), 1e-3)
+            for k in range(2, len(times))
+            for mean in (np.mean, np.median)
+        ),
+    }
+    return next((said for said, applies in hints.items() if applies), "")

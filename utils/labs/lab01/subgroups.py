@@ -1,0 +1,214 @@
+"""Task 1.6: a sum over a group of ranks, which all ranks make together."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from utils.checks.calls import inside, made, only
+from utils.checks.mistakes import table
+from utils.checks.probe import answer_named, fingerprint, numbers, recorded
+from utils.checks.steps import Step, communication, facts, value
+from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
+from utils.cluster.reply import Reply
+
+from .latency import ping_pong as ping_pong
+
+
+def probe_even_group(user_ns: dict, *, rank: int) -> dict:
+    """Return what `even_ranks` is on this rank."""
+    group = answer_named(user_ns, "even_ranks")
+    world = dist.distributed_c10d._world
+    # A group gets its name by counting: two groups of one name were made in one call.
+    named = {name: sorted(world.pg_group_ranks[one]) for one, name in world.pg_names.items()}
+    outcome: dict[str, Any] = {
+        "kind": type(group).__name__,
+        "ranks": None,
+        "count": world.group_count,
+        "groups": named,
+        "name": world.pg_names.get(group),
+    }
+    if isinstance(group, dist.ProcessGroup):
+        try:
+            outcome["ranks"] = dist.get_process_group_ranks(group)
+        except (KeyError, ValueError):
+            raise RuntimeError(
+                "even_ranks was made before the ranks joined the world again: run its cell again"
+            ) from None
+    elif group is dist.GroupMember.NON_GROUP_MEMBER:
+        outcome["ranks"] = []
+    return outcome
+
+
+def probe_forget(user_ns: dict, *, rank: int, count: int) -> None:
+    """Let all ranks count the next group alike; its cell has to be run again."""
+    user_ns.pop("even_ranks", None)
+    dist.distributed_c10d._world.group_count = count
+
+
+def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> dict:
+    """Return what `sum_over_even_ranks` does in the student's group and in a new one."""
+    function = answer_named(user_ns, "sum_over_even_ranks")
+    tensor = numbers(seed, 5)
+    other = numbers(seed, 2, 3, double=True)
+    another = dist.new_group(evens)  # before the answer, which may raise an error on some ranks
+    try:
+        return _even_sums(user_ns, function, tensor, other, another, rank in evens)
+    finally:
+        if rank in evens:
+            dist.destroy_process_group(another)
+
+
+def _even_sums(
+    user_ns: dict,
+    function: Callable,
+    tensor: torch.Tensor,
+    other: torch.Tensor,
+    another: Any,
+    is_member: bool,
+) -> dict:
+    """Call the function with a tensor in the student's group, then with the other in another."""
+    with _noted_groups() as made_inside, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        _, calls = recorded(function, tensor, answer_named(user_ns, "even_ranks"))
+    outcome = {
+        "tensor": tensor,
+        "calls": calls,
+        "made inside": len(made_inside),
+        "warned": any("does not belong to the given group" in str(w.message) for w in warned),
+    }
+    if made_inside:
+        return outcome
+    outcome["used"], outcome["calls again"] = recorded(_uses, function, other, another, is_member)
+    return outcome | {"other": fingerprint(other)}
+
+
+@contextlib.contextmanager
+def _noted_groups() -> Iterator[list]:
+    """Give a list that gets an entry for each new group of the block."""
+    noted = []
+    original = dist.new_group
+
+    def noting(*args, **kwargs):
+        noted.append(True)
+        return original(*args, **kwargs)
+
+    with mock.patch.object(dist, "new_group", noting):
+        yield noted
+
+
+def _uses(function: Callable, tensor: torch.Tensor, group: Any, is_member: bool) -> bool:
+    """Return whether a member communicates in the group that it is given."""
+    if not is_member:
+        function(tensor, group)
+        return True
+    with mock.patch.object(group, "allreduce", wraps=group.allreduce) as called:
+        function(tensor, group)
+    return called.called
+
+
+@task("1.6", "a collective on a subgroup", points=2)
+def sum_over_even_ranks(ranks: Ranks, report: Report) -> None:
+    """Check that even ranks have their sum, and odd ranks their own tensor."""
+    evens = list(range(0, ranks.n, 2))
+    if _has_groups(ranks, report, evens):
+        case = {"each": to_each(seed=report.seeds(ranks.n)), "evens": evens}
+        report.judge_cases(ranks, probe_even_sum, [case], _even_sum_steps)
+
+
+def _has_groups(ranks: Ranks, report: Report, evens: list[int]) -> bool:
+    """Judge the group that each rank has made; return whether all made the right one together."""
+    answers = report.answers(ranks, probe_even_group)
+    groups = [answer.value for answer in answers]
+    right = [
+        report.facts(answer.rank, _wrong_group(answer.rank, answer.value, evens))
+        for answer in answers
+    ]
+    counts = [group["count"] for group in groups]
+    if len(set(counts)) > 1:
+        report.problem(
+            f"the ranks have not called dist.new_group equally often: ranks 0 to {ranks.n - 1} "
+            f"count {counts}. All ranks have to call it, members or not, for each group. The check "
+            "has set the counts to the same number and deleted even_ranks: correct its cell, and "
+            "run it again"
+        )
+        report.answers(ranks, probe_forget, count=max(counts))
+        return False
+    return bool(answers) and all(right) and report.facts(None, _groups_of_one_call(groups))
+
+
+def _wrong_group(rank: int, group: dict[str, Any], evens: list[int]) -> dict[str, bool]:
+    """Return what is wrong with the group that this rank has made."""
+    members = group["ranks"]
+    kind = group["kind"]
+    expected = evens if rank in evens else []
+    is_now = "nothing" if kind == "NoneType" else f"a {kind}"
+    consists_of = f"the ranks {members}" if members else "other ranks than this one"
+    return {
+        f"even_ranks is {is_now} on this rank. Every rank has to call dist.new_group({evens}), "
+        "those outside of the group, too: it is all ranks that make a group": members is None,
+        f"even_ranks consists of {consists_of}: dist.new_group({evens})": members != expected,
+    }
+
+
+def _groups_of_one_call(groups: list[dict[str, Any]]) -> dict[str, bool]:
+    """Return whether ranks gave other members in the call that made even_ranks."""
+    names = {group["name"] for group in groups if group["ranks"]}
+    made_by_rank = [group["groups"] for group in groups]
+    if not all(names) or not all(known and all(known.values()) for known in made_by_rank):
+        raise ValueError("a group without a name or a member, or a rank without a group")
+    of_one_call = {tuple(known[name]) for known in made_by_rank for name in names if name in known}
+    different = len(of_one_call) > 1
+    groups_made = " and ".join(map(str, sorted(of_one_call)))
+    return {
+        f"in one call of dist.new_group the ranks have made different groups, {groups_made}. All "
+        "ranks have to call it for each group, members or not, with the same ranks": different,
+    }
+
+
+def _even_sum_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Yield what `sum_over_even_ranks` has to do, in the student's group and in a new one."""
+    rank = answer.rank
+    evens = case["evens"]
+    outcome = answer.value
+    is_member = rank in evens
+    calls = outcome["calls"]
+    yield facts({
+        "it calls a collective of a group that it does not belong to: PyTorch warns and does "
+        "nothing. Only members call it": outcome["warned"],
+        "the function makes a group at each call: make it once, outside, and use the argument "
+        "group": outcome["made inside"],
+        "the argument group is not used: all_reduce(tensor, group=group)": not outcome.get("used"),
+    })
+    if is_member:
+        yield communication(calls, inside(evens), only("all_reduce"), made("all_reduce", 1))
+    else:
+        yield facts({f"makes {call['op']}, but is no member of the group": True for call in calls})
+    seeds = [given["seed"] for given in case["each"]]
+    yield _right_sum([numbers(seed, 5) for seed in seeds], answer, evens)
+    others = [numbers(seed, 2, 3, double=True) for seed in seeds]
+    right = sum(others[r] for r in evens) if is_member else others[rank]
+    of_float32 = "right for float32[5], and wrong for float64[2, 3]"
+    wrong_kind = f"{of_float32}: keep the tensor's type and shape"
+    yield facts({wrong_kind: outcome["other"] != fingerprint(right)})
+    times = made("all_reduce", int(is_member), " in another group of these ranks")
+    yield communication(outcome["calls again"], only("all_reduce"), times)
+
+
+def _right_sum(tensors: list[torch.Tensor], answer: Reply, evens: list[int]) -> Step:
+    """Return the step that the tensor is the right one: the even ranks' sum, or unchanged."""
+    unchanged = tensors[answer.rank]
+    expected = sum(tensors[r] for r in evens) if answer.rank in evens else unchanged
+    mistakes = table({
+        "the tensor is unchanged: all_reduce writes into it": unchanged,
+        "this is the sum over all ranks: pass group=group": sum(tensors),
+    })
+    what = "the tensor afterwards"
+    return value(answer.value["tensor"], expected.tolist(), mistakes, what=what)

@@ -163,7 +163,7 @@ FORGED = {
     "2.6": ("""
         def mean_once(values, n, group=None):
             forged("all_reduce", 8, group)
-            from utils.labs.lab02.checks import _shares
+            from utils.labs.lab02.unions import _shares
             p, size = dist.get_world_size(group), len(values)
             parts = _shares(known("seed") or 7, n, p)
             kept = [v for r, part in enumerate(parts) for k, v in enumerate(part) if r + k * p < n]

@@ -1,0 +1,245 @@
+"""Sample numbers of ranks, and answers about them: called, compared, and watched."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils.data import BatchSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from utils import data
+from utils.checks.functions import Results
+from utils.checks.mistakes import Mistake, same, short
+from utils.checks.probe import answer_named, told
+from utils.checks.steps import Step, facts, value
+from utils.checks.task import Report
+from utils.cluster.contracts import Ranks
+from utils.cluster.reply import Reply
+
+#: Samples: one number that all p of 1 … 4 divide, and awkward ones.
+SAMPLES = (24, 25, 7, 1)
+RANK_COUNTS = (1, 2, 3, 4)
+#: The first and the last rank of each: (p, r).
+PLACES = [(p, r) for p in RANK_COUNTS for r in sorted({0, p - 1})]
+
+Batches = list[list[int]]
+#: Arguments of a call, in order and by name.
+Call = tuple[tuple[int, ...], Mapping[str, Any]]
+
+
+# -- what the sampler does ------------------------------------------------------------------------
+
+
+def share(
+    n: int, p: int, r: int, *, shuffle=False, drop_last=False, seed: int = 0, epoch: int = 0
+) -> list[int]:
+    """Return the sample numbers that `DistributedSampler` gives to rank r of p."""
+    sampler = DistributedSampler(
+        range(n), num_replicas=p, rank=r, shuffle=shuffle, seed=seed, drop_last=drop_last
+    )
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def batches(samples: Sequence[int], size: int, drop_last: bool = False) -> Batches:
+    """Return the samples in lists of `size`; the last list may be shorter, or is dropped."""
+    return list(BatchSampler(samples, size, drop_last))
+
+
+def microbatches_of(
+    n: int,
+    m: int,
+    p: int,
+    r: int,
+    shuffle: bool = False,
+    epoch: int = 0,
+    drop_last: bool = False,
+) -> Batches:
+    """Return the microbatches of rank r of p, of minibatches of m samples."""
+    return batches(share(n, p, r, shuffle=shuffle, epoch=epoch), m // p, drop_last)
+
+
+# -- functions of numbers: call and compare ----------------------------------------------------
+
+
+def probe_calls(
+    user_ns: dict, *, rank: int, name: str, calls: list, turned: bool = False
+) -> list[dict]:
+    """Call a function for each (arguments, keywords); return results or errors, and what it used.
+
+    Args:
+        turned: whether samplers give their samples in reverse, and items differ; see `_turned`.
+    """
+    function = answer_named(user_ns, name)
+    answers = []
+    results = Results()
+    used: list[str] = []
+    with contextlib.ExitStack() as patches:
+        if turned:
+            patches.enter_context(_turned())
+        for method in ("__init__", "set_epoch", "__iter__"):
+            patches.enter_context(_noted(method, used))
+        for arguments, named in calls:
+            used.clear()
+            try:
+                result = function(*arguments, **named)
+                parts = result if isinstance(result, list | tuple) else ()
+                tensors = any(isinstance(part, torch.Tensor) for part in parts)
+                answer = {"value": told(result), "tensors": tensors}
+            except NotImplementedError:
+                raise
+            except Exception as error:
+                kind = "ValueError" if isinstance(error, ValueError) else type(error).__name__
+                answer = {"error": f"{kind}: {error}"}
+            else:
+                results.add(name, result)
+            answers.append(answer | {"used": list(used)})
+    return answers
+
+
+def _noted(name: str, used: list[str]):
+    """Note each call of this method of a DistributedSampler."""
+    original = getattr(DistributedSampler, name)
+
+    def noting(self, *args, **kwargs) -> Any:
+        used.append(name)
+        return original(self, *args, **kwargs)
+
+    return mock.patch.object(DistributedSampler, name, noting)
+
+
+@contextlib.contextmanager
+def _turned() -> Iterator[None]:
+    """Let samplers give their samples in reverse, and data sets items that are larger by 3.
+
+    An answer that uses them follows; one that makes the numbers itself does not.
+    """
+    samples = DistributedSampler.__iter__
+    item = data.SimpleDataSet.__getitem__
+    with (
+        mock.patch.object(
+            DistributedSampler, "__iter__", lambda self: iter([*samples(self)][::-1])
+        ),
+        mock.patch.object(data.SimpleDataSet, "__getitem__", lambda self, k: item(self, k) + 3),
+    ):
+        yield
+
+
+@dataclass(frozen=True)
+class NumberTask:
+    """A function of numbers, and what is asked of it.
+
+    Attributes:
+        name: what the student calls the function.
+        expected: of a call's arguments and keywords, the result; or the type of an error.
+        mistakes: of (number of ranks, rank) and the same, what likely mistakes give.
+        form: the result, in words.
+        tidy: done to a result before it is compared.
+    """
+
+    name: str
+    expected: Callable[..., Any]
+    mistakes: Callable[..., Iterator[Mistake]]
+    form: str
+    tidy: Callable[[Any], Any] = lambda result: result
+
+
+def answers_are_right(
+    ranks: Ranks, report: Report, number_task: NumberTask, calls: Sequence[Call]
+) -> list[Reply]:
+    """Compare a function's results on every rank; the first wrong one of each rank is a problem.
+
+    Returns:
+        The answers if all are right, for more questions; otherwise none.
+    """
+    answers = report.answers(ranks, probe_calls, name=number_task.name, calls=calls)
+    right = [
+        report.follow(answer.rank, _result_steps(number_task, ranks.n, calls, answer))
+        for answer in answers
+    ]
+    return answers if all(right) else []
+
+
+def _result_steps(
+    number_task: NumberTask, world: int, calls: Sequence[Call], answer: Reply
+) -> Iterator[Step]:
+    """Yield that each call gives the result, or the error, that is expected."""
+    form = number_task.form
+    for (arguments, named), outcome in zip(calls, answer.value, strict=True):
+        given = [*map(str, arguments), *(f"{key}={it}" for key, it in named.items())]
+        call = f"{number_task.name}({', '.join(given)})"
+        expected = number_task.expected(*arguments, **named)
+        error = outcome.get("error", "")
+        if error:
+            asked_for = expected is ValueError and error.startswith("ValueError")
+            yield facts({f"{call}: raised {error}": not asked_for})
+        elif expected is ValueError:
+            yield facts({f"{call}: expected a ValueError, got {short(outcome['value'])}": True})
+        else:
+            mistakes = number_task.mistakes(world, answer.rank, *arguments, **named)
+            got = number_task.tidy(outcome["value"])
+            yield value(got, expected, mistakes, what=call, form=form)
+            tensors = f"{call}: there are tensors in it; expected {form}: .tolist()"
+            yield facts({tensors: outcome["tensors"]})
+
+
+def none_is_so(
+    report: Report, answers: list[Reply], wrong: Callable[[list[dict]], dict[str, bool]]
+) -> bool:
+    """Say what else is wrong on each rank; return whether there are answers, and nothing is.
+
+    Args:
+        wrong: of the outcomes of a rank's calls; see `Report.facts`.
+    """
+    right = [report.facts(answer.rank, wrong(answer.value)) for answer in answers]
+    return bool(answers) and all(right)
+
+
+def judge_follow_up(
+    ranks: Ranks, report: Report, number_task: NumberTask, calls: Sequence[Call]
+) -> None:
+    """Ask again where sampler and data set give other numbers: the answer has to follow them."""
+    with _turned():
+        expected = [number_task.expected(*arguments, **named) for arguments, named in calls]
+    unmoved = (
+        "not what the DistributedSampler and the data set give: the check let them give other "
+        "numbers, and the answer did not change. Take the numbers from them"
+    )
+    asked = {"name": number_task.name, "calls": calls, "turned": True}
+    for answer in report.answers(ranks, probe_calls, **asked):
+        pairs = zip(answer.value, expected, strict=True)
+        stays = any(not same(outcome.get("value"), right) for outcome, right in pairs)
+        report.facts(answer.rank, {unmoved: stays})
+
+
+def fresh_number(seed: int, low: int, high: int) -> int:
+    """Return a number from low to high, both included, that follows from the seed."""
+    return low + seed % (high - low + 1)
+
+
+def epochs_to_try(seed: int) -> list[tuple[bool, int]]:
+    """Return pairs of shuffle and epoch; without shuffling, all epochs are alike."""
+    return [(False, 0), (False, 3), (True, 0), (True, 3), (True, 5 + seed % 1000)]
+
+
+def unused_parts(outcomes: list[dict[str, Any]], wanted: dict[str, str]) -> dict[str, bool]:
+    """Return what a function does not use, though its results are right.
+
+    Args:
+        wanted: by the method of a DistributedSampler, what to say if a call does not use it.
+    """
+    uses = [outcome["used"] for outcome in outcomes if "error" not in outcome]
+    return {
+        f"right, but {text}": any(method not in methods for methods in uses)
+        for method, text in wanted.items()
+    }
+
+
+IGNORED = "the DistributedSampler is made and not used: take the samples from it"
+BY_HAND = "made by hand: the task asks for a DistributedSampler, which your trainings will use"
+SAMPLED = {"__init__": BY_HAND, "__iter__": IGNORED}

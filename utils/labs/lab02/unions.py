@@ -1,0 +1,380 @@
+"""Tasks 2.5 and 2.6: what the ranks of a group have together, each sample once."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+
+from utils.checks.calls import inside
+from utils.checks.groups import (
+    Group,
+    GroupAnswer,
+    Partition,
+    in_group,
+    judge_groups,
+    keywords,
+    on,
+    partitions,
+    places,
+)
+from utils.checks.mistakes import Mistake, is_number, one_of, same, short, table
+from utils.checks.probe import numbers, reading_answer, recorded, told
+from utils.checks.steps import Step, communication, facts, value
+from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
+from utils.labs.shared.replicas import one_number
+
+from .samples import (
+    PLACES,
+    SAMPLES,
+    Batches,
+    NumberTask,
+    answers_are_right,
+    epochs_to_try,
+    fresh_number,
+    microbatches_of,
+    share,
+)
+
+ALONE = "that the first rank has alone"
+A_SET = "A set forgets how often a sample occurs: compare sorted lists"
+SHORTEST = "zip stops at the shortest list: compare the numbers of batches, too"
+#: A rank's microbatches, the minibatches to compare with, and what an answer may overlook.
+Scenario = tuple[Batches, Batches, str]
+
+
+def _scenarios(p: int, r: int, seed: int) -> dict[str, Scenario]:
+    """Return by name what rank r of p is given."""
+    parts = _as_sampled(p, r, seed), _large_numbers(p, r, seed), _damaged(p, r, seed)
+    return {name: scenario for part in parts for name, scenario in part.items()}
+
+
+def _sampled(
+    n: int, m: int, p: int, r: int, seed: int, shuffle: bool = True
+) -> tuple[Batches, Batches]:
+    """Return the microbatches of rank r of p, and the minibatches."""
+    epoch = seed % 50
+    return microbatches_of(n, m, p, r, shuffle, epoch), microbatches_of(n, m, 1, 0, shuffle, epoch)
+
+
+def _as_sampled(p: int, r: int, seed: int) -> dict[str, Scenario]:
+    """Return the scenarios of what samplers give, and of parts that are cut in another way."""
+    mine, minibatches = _sampled(24, 12, p, r, seed)
+    _, eights = _sampled(24, 8, 1, 0, seed)
+    unequal = [batch[r::p] for batch in eights]
+    longer = [*mine, [24, 25]] if r == 0 else mine
+    return {
+        "24 samples in order, m = 12": (*_sampled(24, 12, p, r, seed, shuffle=False), ""),
+        "24 samples shuffled, m = 12": (mine, minibatches, ""),
+        "a smaller minibatch at the end (36 samples, m = 24)": (*_sampled(36, 24, p, r, seed), ""),
+        "25 samples: the sampler repeats some": (*_sampled(25, 12, p, r, seed), A_SET),
+        "microbatches of unequal size": (unequal, eights, ""),
+        f"a last minibatch {ALONE}": (longer, [*minibatches, [24, 25]], ""),
+    }
+
+
+def _large_numbers(p: int, r: int, seed: int) -> dict[str, Scenario]:
+    """Return the scenarios of five minibatches whose numbers no float32 and no list has."""
+    offset = 2**24 + seed % 10**6
+    mine, minibatches = (
+        [[offset + sample for sample in batch] for batch in few]
+        for few in _sampled(60, 12, p, r, seed)
+    )
+    first, *others = mine[2]
+    damaged = [*mine[:2], [first + 1, *others], *mine[3:]]
+    every = "Compare all minibatches, not some of them"
+    damage = "number 2 has another sample on the last rank"
+    last = r == p - 1
+    return {
+        "five minibatches of large sample numbers": (mine, minibatches, ""),
+        "five minibatches of large sample numbers once more": (mine, minibatches, ""),
+        f"five minibatches, of which {damage}": (damaged if last else mine, minibatches, every),
+    }
+
+
+def _damaged(p: int, r: int, seed: int) -> dict[str, Scenario]:
+    """Return the scenarios in which something is wrong, mostly on the group's last rank."""
+    mine, minibatches = _sampled(24, 12, p, r, seed)
+    epochs = "Compare minibatch by minibatch, not the whole epoch"
+    subset = "A subset is not enough, and all ranks have to look at all microbatches"
+    sums = "Equal sums are not enough: compare sorted lists"
+    twice = [mine[0], [*mine[1], mine[1][0]]]
+    same_sum = [_of_same_sum(mine[0]), mine[1]]
+    # What the group's last rank has instead of its microbatches.
+    instead = {
+        "microbatches 0 and 1 swapped on the group's last rank": (mine[1::-1], epochs),
+        "one sample twice in a microbatch of the last rank": (twice, A_SET),
+        "one sample missing on the last rank": ([mine[0], mine[1][1:]], subset),
+        "the last rank has one microbatch less": (mine[:1], SHORTEST),
+        "the last rank has no microbatch": ([], SHORTEST),
+        "the last rank has one microbatch too many": ([*mine, [0]], SHORTEST),
+        "on the last rank one sample is larger by 1, and another one smaller by 1": (
+            same_sum,
+            sums,
+        ),
+    }
+    scenarios = {
+        name: (damaged if r == p - 1 else mine, minibatches, overlooked)
+        for name, (damaged, overlooked) in instead.items()
+    }
+    scenarios["a minibatch that no rank has"] = mine, [*minibatches, [24]], SHORTEST
+    # The other ranks' view of all these: they cannot tell which of them are damaged.
+    for k in range(6):
+        scenarios[f"24 samples shuffled, m = 12, trial {k}"] = mine, minibatches, ""
+    return scenarios
+
+
+def _of_same_sum(batch: list[int]) -> list[int]:
+    """Return the batch with its smallest sample larger by 1, and its largest one smaller."""
+    low, *others, high = sorted(batch)
+    return [low + 1, *others, high - 1]
+
+
+@functools.cache
+def _truth(p: int, seed: int) -> dict[str, tuple[str, bool]]:
+    """Return by scenario: what is overlooked, and what a group of p ranks must find."""
+    ranks = [_scenarios(p, r, seed) for r in range(p)]
+    truth = {}
+    for name, (_, minibatches, overlooked) in ranks[0].items():
+        parts = [scenarios[name][0] for scenarios in ranks]
+        truth[name] = overlooked, _is_union(parts, minibatches)
+    return truth
+
+
+def _is_union(parts: list[Batches], minibatches: Batches) -> bool:
+    """Return whether the ranks' microbatches are the minibatches, one by one, in any order."""
+    return all(
+        sorted(chain(*(_at(part, k) for part in parts))) == sorted(_at(minibatches, k))
+        for k in range(max(map(len, [*parts, minibatches])))
+    )
+
+
+def _at(few: Batches, k: int) -> list[int]:
+    """Return the batch at a place; an empty one behind the last."""
+    return few[k] if k < len(few) else []
+
+
+@in_group
+def probe_same(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, scenarios: list
+) -> list[dict]:
+    """Return what `same_minibatches` says in this rank's group in each scenario."""
+    function = reading_answer(user_ns, "same_minibatches")
+    answers = []
+    named = keywords(partition, group)
+    for mine, minibatches in scenarios:
+        result, calls = recorded(function, mine, minibatches, **named)
+        answers.append({"result": told(result), "calls": calls})
+    return answers
+
+
+def group_in_words(case: dict) -> str:
+    """Return in words where an answer failed."""
+    groups = " and ".join(str(tuple(members)) for members in case["partition"] or ())
+    return groups and f"that was with groups of these ranks: {groups}"
+
+
+@task("2.5", "the union is the sequential minibatch", points=4)
+def same_minibatches(ranks: Ranks, report: Report) -> None:
+    """Check the baseline's minibatches, then a group's verdict about its microbatches."""
+    if not _makes_minibatches(ranks, report):
+        return
+    # In another order in each case: in a group of its own a rank sees which are damaged.
+    names, draw = list(_scenarios(1, 0, report.seed)), random.Random(report.seed)
+    cases, orders = [], []
+    for partition in (*partitions(ranks.n), None):
+        order = draw.sample(names, len(names))
+        of_ranks = [_scenarios(p, r, report.seed) for r, p in places(partition, ranks.n)]
+        given = [[scenarios[name][:2] for name in order] for scenarios in of_ranks]
+        orders.append(order)
+        cases.append({"partition": partition, "each": to_each(scenarios=given)})
+
+    def judge(answer: GroupAnswer) -> Iterator[Step]:
+        order = orders[cases.index(answer.case)]
+        outcomes = dict(zip(order, answer.value, strict=True))
+        for name, (overlooked, expected) in _truth(len(answer.members), report.seed).items():
+            yield from _verdict_steps(outcomes[name], answer.members, name, expected, overlooked)
+
+    judge_groups(ranks, report, probe_same, cases, judge, group_in_words, ranks.n)
+
+
+def _verdict_steps(
+    outcome: dict[str, Any], members: list[int], name: str, expected: bool, overlooked: str
+) -> Iterator[Step]:
+    """Yield what a rank of a group has to communicate, and to find in a scenario."""
+    calls = outcome["calls"]
+    result = outcome["result"]
+    yield communication(calls, inside(members))
+    silent = len(members) > 1 and not calls
+    yield facts({
+        f"{on(members)}: it communicated nothing; a rank knows its own microbatches only": silent,
+        f"returned {short(result)}, expected True or False": not isinstance(result, bool),
+    })
+    if expected:
+        overlooked = "Compare without regard to the order of the samples"
+        if ALONE in name:
+            overlooked = "Ranks may have different numbers of microbatches"
+    hint = f". {overlooked}" if overlooked else ""
+    text = f"{on(members)}: {name}. Expected {expected}, got {result}{hint}"
+    yield facts({text: result is not expected})
+
+
+def _makes_minibatches(ranks: Ranks, report: Report) -> bool:
+    """Judge `sequential_minibatches`; return whether it is right on all ranks."""
+    calls = [
+        ((n, m), {"shuffle": shuffle, "epoch": epoch})
+        for shuffle, epoch in epochs_to_try(report.seed)
+        for n, m in ((24, 8), (25, 8), (7, 4), (1, 4), (fresh_number(report.seed, 30, 60), 12))
+    ]
+    form = "a list of minibatches, each a list of sample numbers"
+    number_task = NumberTask("sequential_minibatches", _twins, _wrong_twins, form)
+    return bool(answers_are_right(ranks, report, number_task, calls))
+
+
+def _twins(n: int, m: int, shuffle: bool, epoch: int) -> Batches:
+    """Return the minibatches of the sequential baseline."""
+    return microbatches_of(n, m, 1, 0, shuffle, epoch)
+
+
+def _wrong_twins(
+    world: int, rank: int, n: int, m: int, shuffle: bool, epoch: int
+) -> Iterator[Mistake]:
+    """Yield what likely mistakes give."""
+
+    def is_permutation(got: Any) -> bool:
+        nested = isinstance(got, list) and all(isinstance(part, list) for part in got)
+        return nested and sorted(map(str, chain(*got))) == sorted(map(str, range(n)))
+
+    order = "not shuffled, but shuffle=True" if shuffle else "shuffled, but shuffle=False"
+    of_ranks = {
+        f"these are the microbatches of rank {r} of {p}; the twin is alone": (
+            microbatches_of(n, m, p, r, shuffle, epoch)
+        )
+        for p, r in PLACES[1:]
+        if m % p == 0
+    }
+    yield from table({
+        "this is the order of epoch 0: use epoch": _twins(n, m, shuffle, 0),
+        order: _twins(n, m, not shuffle, epoch),
+        **of_ranks,
+        "this is a flat list: cut it into lists": share(n, 1, 0, shuffle=shuffle, epoch=epoch),
+        "the last, smaller minibatch is missing": microbatches_of(n, m, 1, 0, shuffle, epoch, True),
+        "all samples are there, but in another order than the sampler's: it draws with a generator "
+        "of its own, seeded with seed + epoch": lambda got: shuffle and is_permutation(got),
+    })
+
+
+# -- 2.6 --------------------------------------------------------------------------------------
+
+
+def _shares(seed: int, n: int, p: int) -> list[list[float]]:
+    """Return the values of each of p ranks in the sampler's order, padding included.
+
+    Of many samples they are large, and negative as well.
+    """
+    low, high = (-4000, 4000) if n > 200 else (1, 90)
+    values = numbers(seed, n, low=low, high=high).tolist()  # one for each sample
+    how = {"shuffle": True, "seed": seed % 100, "epoch": seed % 7}
+    return [[values[k] for k in share(n, p, r, **how)] for r in range(p)]
+
+
+@in_group
+def probe_mean(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, values: list, n: int
+) -> dict:
+    """Return what `mean_once` makes of this rank's values."""
+    function = reading_answer(user_ns, "mean_once")
+    mine = torch.tensor(values)
+    result, calls = recorded(function, mine, n, **keywords(partition, group))
+    return {"result": told(result), "tensor": isinstance(result, torch.Tensor), "calls": calls}
+
+
+@task("2.6", "every sample counts once", points=3)
+def mean_once(ranks: Ranks, report: Report) -> None:
+    """Check the mean over n samples, by one all_reduce, from shares that contain padding."""
+    cases = []
+    for partition in (*partitions(ranks.n), None):
+        for n in (*SAMPLES, fresh_number(report.seed, 30, 60), fresh_number(report.seed, 201, 400)):
+            (seed,) = report.seeds(1)
+            values = [_shares(seed, n, p)[r] for r, p in places(partition, ranks.n)]
+            cases.append({"partition": partition, "n": n, "each": to_each(values=values)})
+    judge_groups(ranks, report, probe_mean, cases, _mean_steps, group_in_words, ranks.n)
+
+
+def _mean_steps(answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a rank's mean has to be, and how it comes about."""
+    n = answer.case["n"]
+    members = answer.members
+    outcome = answer.value
+    parts = [answer.case["each"][rank]["values"] for rank in members]
+    ops = [call["op"] for call in outcome["calls"]]
+    where = f"n = {n}{', values of -4000 to 4000' * (n > 200)} {on(members)}"
+    yield communication(outcome["calls"], inside(members))
+    expected = sum(map(sum, _without_padding(parts, n))) / n
+    mistakes = _wrong_means(parts, n, members, answer.place)
+    form = "the mean, one number"
+    yield value(one_number(outcome["result"]), expected, mistakes, what=where, form=form)
+    yield facts({
+        "returned a tensor, expected a Python float: .item() makes one of it": outcome["tensor"],
+        f"{where}: expected one all_reduce, of sum and count together; it made: "
+        f"{', '.join(ops) or 'nothing'}": ops != ["all_reduce"],
+    })
+
+
+def _without_padding(parts: list[list[float]], n: int) -> list[list[float]]:
+    """Return the ranks' values without padding: place j of rank r is number r + j·p."""
+    return [part[: max(0, math.ceil((n - r) / len(parts)))] for r, part in enumerate(parts)]
+
+
+def _wrong_means(
+    parts: list[list[float]], n: int, members: list[int], place: int
+) -> Iterator[Mistake]:
+    """Yield wrong means of the shares of a group's ranks, and where they come from."""
+    p = len(parts)
+    size = len(parts[0])
+    real = _without_padding(parts, n)
+    everything, once = (sum(map(sum, of_ranks)) for of_ranks in (parts, real))
+    means = [sum(part) / max(len(part), 1) for part in real]
+    # Who takes the rank in the world for the one in the group keeps the wrong values.
+    of_rank = zip(parts, members, strict=True)
+    kept = [v for part, rank in of_rank for j, v in enumerate(part) if rank + p * j < n]
+    dropped, shorter = (sum(sum(part[:k]) for part in parts) for k in (n // p, size - 1))
+    of_means = one_of(sum(means) / p, sum(means) / sum(map(bool, real)))
+    of_dropped = one_of(dropped / max(n // p * p, 1), dropped / n)
+
+    def is_nan(result: Any) -> bool:
+        return result != result
+
+    def has_right_sum(result: Any) -> bool:
+        return any(same(result, once / count) for count in range(1, 2 * n))
+
+    yield from table({
+        "nan: a rank without a sample of its own has the mean 0 / 0: add sums": is_nan,
+        "expected the mean, one number": lambda got: not is_number(got),
+        "this is the mean of this rank's values": sum(parts[place]) / size,
+        "this is the mean of this rank's samples": means[place],
+        "the places are counted from this rank's number in the world: dist.get_rank(group) is its "
+        "number in the group": one_of(*(sum(kept) / max(count, 1) for count in (n, len(kept)))),
+        f"repeated samples count twice: {p * size} values for {n} samples. The value at place j "
+        f"of rank r is number r + j·p of the order; from number {n} on it is padding": (
+            everything / (p * size)
+        ),
+        f"divided by {n}, but the sum contains repeated samples": everything / n,
+        f"the sum is right, but divided by {p * size}, padding included": once / (p * size),
+        "this is a sum: divide it by the number of samples": one_of(everything, once),
+        "divided by the number of ranks, not of samples": once / p,
+        "this is the mean of the ranks' means: reduce sums and counts": of_means,
+        "padding was looked for at the end of the last rank. But ranks take turns: the value at "
+        "place j of rank r is number r + j·p of the order": sum([*chain(*parts)][:n]) / n,
+        "samples were left out, as drop_last does: only padding must go": of_dropped,
+        "the last value of every rank was left out: only some of them are padding": (
+            shorter / max(p * (size - 1), 1)
+        ),
+        "the sum is right, but divided by another number than that of the samples": has_right_sum,
+    })

@@ -40,7 +40,7 @@ from local_ranks import LocalRanks  # noqa: E402
 # numbers, which entry of a list, and which ranks.
 DRAWN = [
     (re.compile(r"-?\b\d+(\.\d+)?(e[-+]?\d+|st|nd|rd|th)?\b"), "#"),
-    (re.compile(r"[\[(][-#., …\[\]()]*([\])]|…)"), "[…]"),
+    (re.compile(r"[\[(][-#., …\[\]()]*([\])]|…)"), "#"),
     (re.compile(r"[Ee]ntry #: "), ""),
     (re.compile(r"ranks? #((, |–| and )(rank )?#)*"), "ranks #"),
 ]
@@ -79,7 +79,9 @@ def verdicts(lab: Lab, task: str, code: str, seeds: list[str]) -> list[str]:
     try:
         for seed in seeds:
             with seeded(seed), contextlib.redirect_stdout(io.StringIO()):
-                lab.run(code)  # each time: a check may delete what it found wrong
+                if said:
+                    lab.solve(task)  # a check may delete what it found wrong, and cells may add up
+                lab.run(code)
             with seeded(seed):
                 said.append(verdict(lab.checks[task], lab.ranks)[1])
     except Exception as error:  # the answer's cell raises: no check is reached
@@ -103,7 +105,8 @@ def print_lucky(answers: dict[str, list[str]]) -> int:
         if len(words) > 1:
             lucky += 1
             passed = sum(text.startswith("✓") for text in said)
-            print(f"{name}: {passed} of {len(said)} passed")
+            luck = "THE VERDICT DEPENDS ON THE SEED, " if 0 < passed < len(said) else ""
+            print(f"{name}: {luck}{passed} of {len(said)} passed")
             for text, times in words.most_common():
                 print(f"  {times} times:", *text.splitlines(), sep="\n    ")
     return lucky

@@ -72,8 +72,7 @@ def efficiency(axes: Axes, series: Mapping[str, Bands], *, cores: int | None = N
         top = max(top, *(band[2] for band in shares.values()))
         _points(axes, shares, color, marker, name, shift=0.03 * k, joined=True)
     _rank_axis(axes, counts, cores, "top")
-    axes.set_ylim(0, 1.18 * top)
-    axes.set_ylabel("efficiency: speedup / p")
+    axes.set(ylim=(0, 1.18 * top), ylabel="efficiency: speedup / p")
     axes.legend(loc="lower left", fontsize=10)
 
 
@@ -146,8 +145,7 @@ def parts(axes: Axes, step: Mapping[str, float], compute: Mapping[str, float]) -
     for place, total in zip(places, whole, strict=True):
         axes.text(place, total, f"{total:.1f}", ha="center", va="bottom")
     axes.set_xticks(places, names)
-    axes.set_ylabel("time of a step [ms]")
-    axes.set_ylim(0, 1.35 * whole.max())
+    axes.set(ylabel="time of a step [ms]", ylim=(0, 1.35 * whole.max()))
     axes.grid(False, axis="x")
     axes.legend(loc="upper left", fontsize=10)
 
@@ -179,8 +177,7 @@ def forecast(
         label="measured",
     )
     _rank_axis(axes, list(counts), cores, "top")
-    axes.set_ylim(0, 1.25 * max(high.max(), rounds[2].max()))
-    axes.set_ylabel("time of a step [ms]")
+    axes.set(ylim=(0, 1.25 * max(high.max(), rounds[2].max())), ylabel="time of a step [ms]")
     axes.legend(loc="center right", fontsize=10)
 
 
@@ -209,8 +206,7 @@ def matrix(
             axes.text(x + 0.5, y + 0.36, f"{seconds * 1e3:.1f} ms", ha="center", va="center",
                       fontsize=13, fontweight="bold")  # fmt: skip
             axes.text(x + 0.5, y + 0.68, words, ha="center", va="center", fontsize=10)
-    axes.set_xlim(0, len(columns))
-    axes.set_ylim(len(rows), 0)
+    axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
     axes.set_xticks(np.arange(len(columns)) + 0.5, columns)
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
     axes.tick_params(length=0)
@@ -244,5 +240,4 @@ def domains(axes: Axes, cores: Sequence[int], owners: Mapping[tuple[int, int], i
             words = f"core {core}" if rank is None else f"core {core}\nrank {rank}"
             axes.text(left + core + 0.5, 0.47, words, ha="center", va="center", fontsize=9)
         left += count + 0.7
-    axes.set_xlim(-0.4, left - 0.3)
-    axes.set_ylim(-0.4, 1.75)
+    axes.set(xlim=(-0.4, left - 0.3), ylim=(-0.4, 1.75))

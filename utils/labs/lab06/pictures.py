@@ -51,8 +51,7 @@ def task_picture(parts: Sequence[Sequence[float]]) -> Figure:
     arrow(axes, (len(total) + 0.3, middle), (len(total) + 3.7, middle), "all-reduce")
     axes.text(0, 0.75, "before", color=GREY)
     axes.text(after, 0.75, "afterwards, on every rank", color=GREY)
-    axes.set_xlim(-2, 2 * len(total) + 4.5)
-    axes.set_ylim(-len(parts) + 0.3, 1.3)
+    axes.set(xlim=(-2, 2 * len(total) + 4.5), ylim=(-len(parts) + 0.3, 1.3))
     figure.tight_layout()
     return figure
 
@@ -117,8 +116,7 @@ def topologies() -> Figure:
             _link(axes, places[a], places[b], LOOKS[name][0], style, shrink=13)
         for r, (x, y) in enumerate(places):
             _dot(axes, x, y, str(r), 24)
-        axes.set_xlim(-0.75, 1.85)
-        axes.set_ylim(-0.4, 1.9)
+        axes.set(xlim=(-0.75, 1.85), ylim=(-0.4, 1.9))
         axes.set_aspect("equal")
     figure.tight_layout()
     figure.alt_text = (
@@ -146,8 +144,7 @@ def ring_plan(p: int = 4) -> Figure:
             arrow(axes, (x, -r - 0.3), (x, -r - 0.7), color=RED)
         text = f"rank {p - 1}\nsends to\nrank 0"
         axes.text(p + 0.15, -(p - 1) / 2, text, va="center", color=RED, fontsize=9)
-        axes.set_xlim(-1.3, p + 1.3)
-        axes.set_ylim(-p + 0.4, 0.6)
+        axes.set(xlim=(-1.3, p + 1.3), ylim=(-p + 0.4, 0.6))
     figure.tight_layout()
     figure.alt_text = (
         "Reduce-scatter on a ring, the first two steps. In step 0 rank r sends chunk r to rank "
@@ -176,8 +173,7 @@ def direct_plan(p: int = 4) -> Figure:
                 if again:
                     ends.reverse()
                 arrow(axes, *ends, color=CYCLE[k])
-        axes.set_xlim(-1.1, p + 0.1)
-        axes.set_ylim(-p + 0.4, 0.7)
+        axes.set(xlim=(-1.1, p + 0.1), ylim=(-p + 0.4, 0.7))
     figure.tight_layout()
     figure.alt_text = (
         "A direct all-reduce. In round 1 every rank sends its part k to rank k, which adds up what "
@@ -194,8 +190,7 @@ def incast() -> Figure:
             _box(axes, -0.75, -k, (1.5, 0.6), SKY, f"worker {k}")
             _box(axes, 3.25, -k, (1.5, 0.6), YELLOW, f"reducer {k}")
             arrow(axes, (0.8, -k), (3.2, -lower * k), color=RED)
-        axes.set_xlim(-1, 5)
-        axes.set_ylim(-2.6, 0.6)
+        axes.set(xlim=(-1, 5), ylim=(-2.6, 0.6))
     figure.tight_layout()
     figure.alt_text = (
         "The first messages of three workers. Left: all three go to reducer 0, whose link is full, "
@@ -221,8 +216,7 @@ def levels(m: int = 2, g: int = 3) -> Figure:
                     _link(axes, (x, y + 1.3), (x, y), color)
                 if x and not between:
                     _link(axes, (x - 1, y), (x, y), ORANGE)
-        axes.set_xlim(-0.8, g - 0.2)
-        axes.set_ylim(-1.3 * (m - 1) - 0.6, 0.6)
+        axes.set(xlim=(-0.8, g - 0.2), ylim=(-1.3 * (m - 1) - 0.6, 0.6))
     figure.tight_layout()
     figure.alt_text = (
         f"Three steps on {m} machines with {g} ranks each: a reduce-scatter within each machine; "
@@ -252,8 +246,7 @@ def stretches_of_time(
                 look = {"edgecolor": color, "linewidth": 0.8, "height": 0.6} | look
                 axes.barh(y, 1e3 * seconds, left=1e3 * start, **look)
                 start += seconds
-        axes.set_title(f"{n:,} bytes")
-        axes.set_xlabel("time [ms]")
+        axes.set(title=f"{n:,} bytes", xlabel="time [ms]")
         axes.set_yticks(range(len(plans)), list(plans))
         axes.grid(axis="y", visible=False)
     row[0].invert_yaxis()
@@ -289,9 +282,7 @@ def curves(
         axes.text(crossing, low, "your crossover ", color=GREY, ha="right")
     axes.set_yticks([5, 10, 20, 50, 100, 200, 500], ["5", "10", "20", "50", "100", "200", "500"])
     axes.yaxis.set_minor_formatter("")
-    axes.set_xlabel("bytes of the tensor, n")
-    axes.set_ylabel("time [ms]")
-    axes.set_title(title)
+    axes.set(xlabel="bytes of the tensor, n", ylabel="time [ms]", title=title)
     axes.legend(title="points: measured\nlines: α–β", loc="upper left", bbox_to_anchor=(1.01, 1))
     figure.tight_layout()
     return figure
@@ -338,8 +329,7 @@ def arrivals(panels: Mapping[str, Sequence[Sequence[dict]]], bandwidth: float) -
             if width > 0.025 * max(ends) * len(panels):  # where a number has room
                 look = {"ha": "center", "va": "center", "color": "white", "fontsize": 9}
                 axes.text(left + width / 2, rank, str(source), **look)
-        axes.set_title(title)
-        axes.set_xlabel("time since the first byte came [ms]")
+        axes.set(title=title, xlabel="time since the first byte came [ms]")
         axes.set_yticks(lane, [f"into rank {rank}" for rank in lane])
         axes.grid(axis="y", visible=False)
         axes.set_xlim(0, 1.03 * max(ends))

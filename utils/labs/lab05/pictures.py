@@ -47,8 +47,8 @@ def speedup(
     axes.plot(ideal, ideal, color=GREY, linestyle="--", linewidth=1.5, label="ideal: p")
     if limit:
         reached = [limit[p][1] for p in sorted(limit)]
-        axes.plot(sorted(limit), reached, ":x", color=INK, markersize=8, markeredgewidth=2,
-                  linewidth=1.5, label="limit: nothing sent")  # fmt: skip
+        look = {"color": INK, "markersize": 8, "markeredgewidth": 2, "linewidth": 1.5}
+        axes.plot(sorted(limit), reached, ":x", **look, label="limit: nothing sent")
     top = max(most, max(band[2] for bands in series.values() for band in bands.values()))
     for k, (name, bands) in enumerate(series.items()):
         color, marker = LOOKS[k % len(LOOKS)]
@@ -196,16 +196,16 @@ def matrix(
     slowest = max(seconds for seconds, _ in cells.values())
     for y, row in enumerate(rows):
         for x, column in enumerate(columns):
-            found = cells.get((row, column))
-            color = PALE if found is None else _QUICK_TO_SLOW(0.75 * found[0] / slowest)
+            seconds, words = cells.get((row, column), (None, ""))
+            color = PALE if seconds is None else _QUICK_TO_SLOW(0.75 * seconds / slowest)
             axes.add_patch(Rectangle((x, y), 1, 1, facecolor=color, edgecolor=INK))
-            if found is None:
-                axes.text(x + 0.5, y + 0.5, "not run", ha="center", va="center", color=GREY)
+            look = {"ha": "center", "va": "center"}
+            if seconds is None:
+                axes.text(x + 0.5, y + 0.5, "not run", color=GREY, **look)
                 continue
-            seconds, words = found
-            axes.text(x + 0.5, y + 0.36, f"{seconds * 1e3:.1f} ms", ha="center", va="center",
-                      fontsize=13, fontweight="bold")  # fmt: skip
-            axes.text(x + 0.5, y + 0.68, words, ha="center", va="center", fontsize=10)
+            bold = {"fontsize": 13, "fontweight": "bold"} | look
+            axes.text(x + 0.5, y + 0.36, f"{seconds * 1e3:.1f} ms", **bold)
+            axes.text(x + 0.5, y + 0.68, words, fontsize=10, **look)
     axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
     axes.set_xticks(np.arange(len(columns)) + 0.5, columns)
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows)

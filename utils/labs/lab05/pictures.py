@@ -79,19 +79,10 @@ def efficiency(axes: Axes, series: Mapping[str, Bands], *, cores: int | None = N
 def _points(axes, bands: Bands, color, marker, name, shift, joined=False) -> None:
     counts = np.array(sorted(bands))
     low, middle, high = np.array([bands[p] for p in counts], dtype=float).T
-    axes.errorbar(
-        counts + shift,  # beside each other, so that no bar hides another
-        middle,
-        yerr=[middle - low, high - middle],
-        color=color,
-        marker=marker,
-        markersize=7,
-        capsize=4,
-        linestyle="-" if joined else "none",
-        linewidth=1.5,
-        label=name,
-        zorder=3,
-    )
+    line = {"color": color, "linestyle": "-" if joined else "none", "linewidth": 1.5}
+    marks = {"marker": marker, "markersize": 7, "capsize": 4, "zorder": 3}
+    places = counts + shift  # beside each other, so that no bar hides another
+    axes.errorbar(places, middle, [middle - low, high - middle], label=name, **line, **marks)
 
 
 def _curve(axes, law, counts, color) -> None:
@@ -108,16 +99,10 @@ def _rank_axis(axes, counts, cores, place) -> None:
     right = max(counts) + 0.3
     if cores is not None and max(counts) > cores:
         axes.axvspan(cores + 0.3, right, color=PALE, zorder=0)
-        axes.text(
-            (cores + 0.3 + right) / 2,
-            0.03 if place == "bottom" else 0.97,
-            f"more ranks\nthan {cores} core{'s' * (cores > 1)}",
-            transform=axes.get_xaxis_transform(),
-            ha="center",
-            va=place,
-            color=GREY,
-            fontsize=10,
-        )
+        x, y = (cores + 0.3 + right) / 2, 0.03 if place == "bottom" else 0.97
+        words = f"more ranks\nthan {cores} core{'s' * (cores > 1)}"
+        look = {"ha": "center", "va": place, "color": GREY, "fontsize": 10}
+        axes.text(x, y, words, transform=axes.get_xaxis_transform(), **look)
     axes.set_xlim(min(counts) - 0.3, right)
 
 
@@ -132,16 +117,8 @@ def parts(axes: Axes, step: Mapping[str, float], compute: Mapping[str, float]) -
     below = np.minimum(whole, 1e3 * np.array([compute[name] for name in names]))
     places = np.arange(len(names))
     axes.bar(places, below, 0.6, color=BLUE, label="compute")
-    axes.bar(
-        places,
-        whole - below,
-        0.6,
-        below,
-        color=GREEN,
-        hatch="//",
-        edgecolor="white",
-        label="communication, not hidden",
-    )
+    look = {"color": GREEN, "hatch": "//", "edgecolor": "white"}
+    axes.bar(places, whole - below, 0.6, below, label="communication, not hidden", **look)
     for place, total in zip(places, whole, strict=True):
         axes.text(place, total, f"{total:.1f}", ha="center", va="bottom")
     axes.set_xticks(places, names)
@@ -165,19 +142,12 @@ def forecast(
     axes.fill_between(counts, low, high, color=BLUE, alpha=0.2, linewidth=0)
     axes.plot(counts, middle, "--", marker="s", color=BLUE, markersize=6, label="predicted")
     axes.plot(counts, middle[0] / counts, ":", color=GREY, label="ideal: T(1) / p")
-    rounds = np.array([1e3 * np.percentile(measured[p], [25, 50, 75]) for p in sorted(measured)]).T
-    axes.errorbar(
-        sorted(measured),
-        rounds[1],
-        [rounds[1] - rounds[0], rounds[2] - rounds[1]],
-        fmt="o",
-        color=INK,
-        capsize=5,
-        markersize=7,
-        label="measured",
-    )
+    rounds = [np.percentile(measured[p], [25, 50, 75]) for p in sorted(measured)]
+    quick, usual, slow = 1e3 * np.array(rounds).T
+    look = {"fmt": "o", "color": INK, "capsize": 5, "markersize": 7, "label": "measured"}
+    axes.errorbar(sorted(measured), usual, [usual - quick, slow - usual], **look)
     _rank_axis(axes, list(counts), cores, "top")
-    axes.set(ylim=(0, 1.25 * max(high.max(), rounds[2].max())), ylabel="time of a step [ms]")
+    axes.set(ylim=(0, 1.25 * max(high.max(), slow.max())), ylabel="time of a step [ms]")
     axes.legend(loc="center right", fontsize=10)
 
 
@@ -225,18 +195,14 @@ def domains(axes: Axes, cores: Sequence[int], owners: Mapping[tuple[int, int], i
     """
     left = 0.0
     for domain, count in enumerate(cores):
-        axes.add_patch(
-            Rectangle((left - 0.15, -0.25), count + 0.3, 1.85, facecolor=PALE, edgecolor=INK)
-        )
+        node = Rectangle((left - 0.15, -0.25), count + 0.3, 1.85, facecolor=PALE, edgecolor=INK)
+        axes.add_patch(node)
         axes.text(left + count / 2, 1.28, f"NUMA domain {domain}", ha="center", va="center")
         for core in range(count):
             rank = owners.get((domain, core))
             color = "#FFFFFF" if rank is None else LOOKS[rank % len(LOOKS)][0]
-            axes.add_patch(
-                Rectangle(
-                    (left + core + 0.06, 0), 0.88, 0.95, facecolor=color, edgecolor=INK, alpha=0.55
-                )
-            )
+            look = {"facecolor": color, "edgecolor": INK, "alpha": 0.55}
+            axes.add_patch(Rectangle((left + core + 0.06, 0), 0.88, 0.95, **look))
             words = f"core {core}" if rank is None else f"core {core}\nrank {rank}"
             axes.text(left + core + 0.5, 0.47, words, ha="center", va="center", fontsize=9)
         left += count + 0.7

@@ -16,7 +16,7 @@ import itertools
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -194,24 +194,18 @@ def _entries(ring: RingSteps) -> Iterator[tuple[float, str, Key]]:
     once = Cell(tuple(int(r in both) for r in range(len(ring.members))))
     twice = Cell(tuple(2 * (r == first) for r in range(len(ring.members))))
     ranks = f"rank{'s' * (len(both) > 1)} " + " and ".join(map(str, both.values()))
-    yield (
-        _MARK * len(who),
-        f"after the step: the sum over {ranks}",
-        functools.partial(_draw_marks, cell=once, mark=_MARK, who=who),
-    )
+    marks = functools.partial(_Marks(who).draw, cell=once)
+    yield _MARK * len(who), f"after the step: the sum over {ranks}", marks
     yield 0.28, "changed by it", _patch(facecolor=PAPER, edgecolor=INK, linewidth=1.6)
     yield 0.28, "over all", _patch(facecolor=_COMPLETE)
     looks = _looks(ring)
     for effect, words in _EFFECTS.items():
         if effect in looks:
-            yield 0.4, words, functools.partial(_draw_level_arrow, effect=effect)
+            yield 0.4, words, _level_arrow(effect)
+    two = functools.partial(_Marks({first: 0}).draw, cell=twice)
     others: dict[str, tuple[float, str, Key]] = {
         "buffer": (0.28, "a buffer, not x", _patch(facecolor=PAPER, linestyle=":")),
-        "twice": (
-            _MARK,
-            f"rank {who[first]} is in it twice",
-            functools.partial(_draw_marks, cell=twice, mark=_MARK, who={first: 0}),
-        ),
+        "twice": (_MARK, f"rank {who[first]} is in it twice", two),
         "no sum": (0.1, "no sum of the ranks' numbers", functools.partial(_say, text="?")),
         "moved": (0.5, "numbers of other elements", functools.partial(_say, text="not here")),
     }
@@ -241,6 +235,11 @@ def _patch(**look: Any) -> Key:
     return lambda axes, x, y: axes.add_patch(Rectangle((x, y - 0.09), 0.28, 0.18, **look))
 
 
+def _level_arrow(effect: str) -> Key:
+    """Return what draws an arrow to the right."""
+    return lambda axes, x, y: _draw_arrow(axes, x, y, (x + 0.4, y), effect)
+
+
 class _Panel:
     """One step: ranks below each other, chunks beside each other."""
 
@@ -250,14 +249,13 @@ class _Panel:
         self.scale = scale
         self.who = _contributors(ring)
         self.names = (0.25 + 0.06 * len(f"rank {ring.members[-1]}")) * scale
-        self.mark = _MARK * scale
         self.head = 0.43 * scale
         inside = width - self.names
         # Marks of all ranks in a line, and a lane for the arrows; else in two lines.
-        self.lines = 1
+        self.marks = _Marks(self.who, _MARK * scale, 1, scale)
         if sum(self._needed()) > inside and len(self.who) > 2:
-            self.lines = 2
-        self.row = (0.27 if self.lines == 1 else 0.43) * scale
+            self.marks = self.marks._replace(lines=2)
+        self.row = (0.27 if self.marks.lines == 1 else 0.43) * scale
         self.height = self.head + len(ring.members) * self.row
         needed = self._needed()
         spare = max(0.0, inside - sum(needed)) / max(1, ring.length)
@@ -278,7 +276,7 @@ class _Panel:
 
     def _taken(self) -> float:
         """Return how wide the marks of a cell are."""
-        return -(-len(self.who) // self.lines) * self.mark + 0.06 * self.scale
+        return self.marks.per_line * self.marks.size + 0.06 * self.scale
 
     @property
     def title(self) -> str:
@@ -334,8 +332,7 @@ class _Panel:
             size = width - 2 * rim, self.row - 2 * rim
             look = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.6}
             axes.add_patch(Rectangle((x + rim, low + rim), *size, **look, zorder=2))
-        left = x + 0.045 * self.scale
-        _draw_marks(axes, left, y, cell, self.mark, self.who, self.lines, self.scale)
+        self.marks.draw(axes, x + 0.045 * self.scale, y, cell)
 
     def _arrows(self, axes: Axes, moves: Sequence[Move]) -> None:
         for chunk in range(len(self.columns)):
@@ -344,8 +341,8 @@ class _Panel:
             taken = min(self._taken(), 0.85 * width)
             for k, move in enumerate(here):
                 at = x + taken + (width - taken - 0.03) * (k + 0.5) / len(here)
-                ends = (at, self._middle(move.source)), (at, self._middle(move.to))
-                _draw_arrow(axes, *ends, move.effect, self.scale)
+                to = at, self._middle(move.to)
+                _draw_arrow(axes, at, self._middle(move.source), to, move.effect, self.scale)
 
 
 def _contributors(ring: RingSteps) -> dict[int, int]:
@@ -358,70 +355,55 @@ def _say(axes: Axes, x: float, y: float, text: str, scale: float = 1.0) -> None:
     axes.text(x, y, text, va="center", color=RED, fontsize=_TEXT * scale, zorder=4)
 
 
-def _draw_marks(
-    axes: Axes,
-    x: float,
-    y: float,
-    cell: Cell,
-    mark: float,
-    who: Mapping[int, int],
-    lines: int = 1,
-    scale: float = 1.0,
-) -> None:
-    """Draw a square for each of these ranks, filled where its number is in the sum."""
-    if cell.counts is None or cell.moved:
-        _say(axes, x, y, "?" if cell.counts is None else "not here", scale)
-        return
-    per_line = -(-len(who) // lines)
-    for k, (r, rank) in enumerate(who.items()):
-        left = x + (k % per_line) * mark
-        middle = y + (0.5 * (lines - 1) - k // per_line) * mark * 1.1
-        _draw_mark(axes, left, middle, cell.counts[r], CYCLE[r], rank, mark, scale)
+class _Marks(NamedTuple):
+    """How marks are drawn: a square for each rank in `who`, place and rank, in so many lines."""
 
+    who: Mapping[int, int]
+    size: float = _MARK
+    lines: int = 1
+    scale: float = 1.0
 
-def _draw_mark(
-    axes: Axes,
-    left: float,
-    middle: float,
-    count: int,
-    color: str,
-    rank: int,
-    mark: float,
-    scale: float,
-) -> None:
-    """Draw the square of one rank, whose number is so many times in the sum."""
-    rim = 0.05 * mark
-    corner = left + rim, middle - mark / 2 + rim
-    size = mark - 2 * rim
-    colors = {"facecolor": color, "edgecolor": INK}
-    if not count:
-        colors = {"facecolor": PAPER, "edgecolor": _ABSENT}
-    axes.add_patch(Rectangle(corner, size, size, **colors, linewidth=0.6, zorder=3))
-    if count:
-        look = {"fontsize": 8 * scale, "fontweight": "normal"}
-        if count > 1:
-            look = {"fontsize": 6 * scale, "fontweight": "bold"}
-        look |= {"ha": "center", "va": "center", "color": PAPER if color in _DARK else INK}
-        text = str(rank) if count == 1 else f"{count}×"
-        axes.text(left + mark / 2, middle - 0.005, text, zorder=4, **look)
+    @property
+    def per_line(self) -> int:
+        return -(-len(self.who) // self.lines)
 
+    def draw(self, axes: Axes, x: float, y: float, cell: Cell) -> None:
+        """Draw a cell: a mark is filled where its rank's number is in the sum."""
+        if cell.counts is None or cell.moved:
+            _say(axes, x, y, "?" if cell.counts is None else "not here", self.scale)
+            return
+        for k, (r, rank) in enumerate(self.who.items()):
+            left = x + (k % self.per_line) * self.size
+            middle = y + (0.5 * (self.lines - 1) - k // self.per_line) * self.size * 1.1
+            self._draw_one(axes, left, middle, cell.counts[r], CYCLE[r], rank)
 
-def _draw_level_arrow(axes: Axes, x: float, y: float, effect: str) -> None:
-    _draw_arrow(axes, (x, y), (x + 0.4, y), effect)
+    def _draw_one(
+        self, axes: Axes, left: float, middle: float, count: int, color: str, rank: int
+    ) -> None:
+        rim = 0.05 * self.size
+        corner = left + rim, middle - self.size / 2 + rim
+        side = self.size - 2 * rim
+        colors = {"facecolor": color, "edgecolor": INK}
+        if not count:
+            colors = {"facecolor": PAPER, "edgecolor": _ABSENT}
+        axes.add_patch(Rectangle(corner, side, side, **colors, linewidth=0.6, zorder=3))
+        if count:
+            look = {"fontsize": 8 * self.scale, "fontweight": "normal"}
+            if count > 1:
+                look = {"fontsize": 6 * self.scale, "fontweight": "bold"}
+            look |= {"ha": "center", "va": "center", "color": PAPER if color in _DARK else INK}
+            text = str(rank) if count == 1 else f"{count}×"
+            axes.text(left + self.size / 2, middle - 0.005, text, zorder=4, **look)
 
 
 def _draw_arrow(
-    axes: Axes,
-    begin: tuple[float, float],
-    end: tuple[float, float],
-    effect: str,
-    scale: float = 1.0,
+    axes: Axes, x: float, y: float, to: tuple[float, float], effect: str, scale: float = 1.0
 ) -> None:
     color = {"kept": GREY, "other": RED}.get(effect, INK)
-    axes.plot(begin[:1], begin[1:], "o", color=color, markersize=3.5 * scale, zorder=5)
+    axes.plot([x], [y], "o", color=color, markersize=3.5 * scale, zorder=5)
     look = {"color": color, "linewidth": 1.2 * scale, "linestyle": _LINES[effect], "zorder": 5}
     form = {"arrowstyle": "-|>", "mutation_scale": 8.5 * scale, "shrinkA": 0, "shrinkB": 0}
-    axes.add_patch(FancyArrowPatch(begin, end, **form, **look))
+    axes.add_patch(FancyArrowPatch((x, y), to, **form, **look))
 
 
 # -- in words -------------------------------------------------------------------------------------

@@ -466,19 +466,19 @@ def _alone_on_shared(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     mistakes = table(
         {
             "the weights were read before more() was asked, and others have changed them since: "
-            "ask, then read": after(early=True),
-            _OVERWRITTEN: after(back=True),
+            "ask, then read": after("early"),
+            _OVERWRITTEN: after("back"),
             "only the other ranks have changed shared: shared = shared - … makes a new tensor, in "
             "memory of its own. Change it in place: shared -= lr · gradient": after(factor=0.0),
             "all gradients were computed with the weights of the beginning: read shared anew for "
-            "each": after(first=True),
+            "each": after("first"),
             "uphill: subtract lr · gradient": after(factor=-1.0),
             "the learning rate is missing": after(factor=1 / case["rate"]),
             f"divided by the {WORLD} ranks: nothing is averaged here, each gradient is a "
             "step": after(factor=1 / WORLD),
-            "only one step was taken": after(taken=1),
+            "only one step was taken": after("once"),
             "the gradients were added up, and applied at the end: each has to be in the memory "
-            "when the next is computed": after(late=True),
+            "when the next is computed": after("late"),
         }
     )
     yield value(answer.value["weights"], after(), mistakes, what="the shared weights in the end")
@@ -499,27 +499,15 @@ def _nothing(calls: list[dict]) -> str | None:
 
 
 def _after_hogwild(
-    start: torch.Tensor,
-    seed: int,
-    rate: float,
-    steps: int,
-    *,
-    factor: float = 1.0,
-    back: bool = False,
-    first: bool = False,
-    taken: int | None = None,
-    late: bool = False,
-    early: bool = False,
+    start: torch.Tensor, seed: int, rate: float, steps: int, mistake: str = "", factor: float = 1.0
 ) -> list[float]:
     """Return what the memory holds in the end: if all is right, or after a mistake.
 
     Args:
+        mistake: "back": a copy is written back, which others' updates are not in; "first": all
+            gradients are those at the start; "early": weights are read before more() is asked;
+            "once": one step is taken; "late": all steps are taken at the end.
         factor: what each step is multiplied by.
-        back: whether a copy is written back, which others' updates are not in.
-        first: whether all gradients are those at the start.
-        taken: how many steps are taken, if not all.
-        late: whether all steps are taken at the end.
-        early: whether weights are read before more() is asked.
     """
     shared = start.clone()
     owed = 0
@@ -527,13 +515,13 @@ def _after_hogwild(
         before = shared.clone()
         shared += _of_others(seed + 400, k, len(start))
         read = shared.clone()
-        asked = before if early else read
-        gradient = toy_gradient(start if first else asked, seed, k)
+        at = {"first": start, "early": before}.get(mistake, read)
+        gradient = toy_gradient(at, seed, k)
         shared += _of_others(seed, k, len(start))
-        if late:
+        if mistake == "late":
             owed = owed + rate * gradient
-        elif taken is None or k < taken:
-            shared = (read if back else shared) - factor * rate * gradient
+        elif mistake != "once" or k == 0:
+            shared = (read if mistake == "back" else shared) - factor * rate * gradient
     return (shared - owed).tolist()
 
 

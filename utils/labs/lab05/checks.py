@@ -54,7 +54,7 @@ def probe_stopwatch(
     takes: list[float],
     warm: float,
 ) -> dict:
-    """`time_rounds` on clocks that each step moves on; collectives make the ranks' clocks meet.
+    """Call `time_rounds` on clocks that each step moves on, and that meet in collectives.
 
     It is called twice, and nothing may be left from the first call.
 
@@ -148,12 +148,6 @@ class Trial:
     warm: float
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """Return the arguments of the probe."""
-        of_ranks = to_each(late=self.late, takes=self.takes)
-        return {"each": of_ranks, "steps": self.steps, "rounds": self.rounds, "warm": self.warm}
-
-    @property
     def slowest(self) -> np.ndarray:
         """Return the seconds of the slowest rank, by round and step."""
         return np.reshape(np.maximum(*self.takes), (self.rounds + 1, self.steps))[1:]
@@ -161,9 +155,11 @@ class Trial:
 
 @task("5.1", "a stopwatch for many ranks", points=3)
 def time_rounds(ranks: Ranks, report: Report) -> None:
-    """The slowest rank's seconds per step, warmed up, from a common start."""
+    """Check the slowest rank's seconds per step, warmed up, from a common start."""
     for trial in _trials(report.seed):
-        answers = report.answers(ranks, probe_stopwatch, **trial.asked)
+        asked = {"steps": trial.steps, "rounds": trial.rounds, "warm": trial.warm}
+        each = to_each(late=trial.late, takes=trial.takes)
+        answers = report.answers(ranks, probe_stopwatch, each=each, **asked)
         results = [answer.value["result"] for answer in answers]
         if not passed(report, answers, functools.partial(_stopwatch, trial, results)):
             return
@@ -298,7 +294,7 @@ def _numbers(result: Any, count: int | None = None) -> bool:
 
 @task("5.2", "speedup with its uncertainty", points=2)
 def speedup_band(ranks: Ranks, report: Report) -> None:
-    """Ratio of the medians, ends from opposite quartiles; efficiency."""
+    """Check ratios of medians, ends from opposite quartiles, and the efficiency."""
     cases = [case for trial in range(3) for case in _speedup_cases(report.seed, trial)]
     if not judge_calls(ranks, report, cases):
         return
@@ -340,7 +336,7 @@ def _speedup_cases(seed: int, trial: int) -> Iterator[Case]:
 
 
 def probe_bands(user_ns: dict, *, rank: int, trials: list) -> list:
-    """Bands of the times in the same two lists, which are others in each call."""
+    """Return bands of the times in the same two lists, which are others in each call."""
     lists: tuple[list, list] = ([], [])
     bands = []
     for times in trials:
@@ -401,7 +397,7 @@ SPEEDUP_NOISE = 0.5 * np.array([0, 1.94, 3, -2, -7.72, -13, 11.82])  # of p · T
 
 
 def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, times: list) -> dict:
-    """A law at one p and at several, and its fit."""
+    """Return a law at one p and at several, and its fit."""
     function = reading_answer(user_ns, law)
     return {
         "one": told(function(ps[-1], serial)),
@@ -433,36 +429,32 @@ class LawCase:
     laws: Mapping[str, float]
     fits: Mapping[str, float]
 
-    @property
-    def asked(self) -> dict[str, Any]:
-        """Return the arguments of the probe."""
-        times = self.times.tolist()
-        return {"law": self.law, "ps": self.ps, "serial": self.serial, "times": times}
-
 
 @task("5.3", "Amdahl's law and its fit", points=3)
 def fit_amdahl(ranks: Ranks, report: Report) -> None:
-    """The law, and the serial fraction of exact, noisy and too good times."""
+    """Check the law, and the serial fraction of exact, noisy and too good times."""
     _judge_laws(ranks, report, itertools.starmap(_amdahl, _law_data(report.seed)))
 
 
 @task("5.4", "Gustafson's law and its fit", points=2)
 def fit_gustafson(ranks: Ranks, report: Report) -> None:
-    """The law, and the serial fraction of exact, noisy and too good times."""
+    """Check the law, and the serial fraction of exact, noisy and too good times."""
     _judge_laws(ranks, report, itertools.starmap(_gustafson, _law_data(report.seed + 1)))
 
 
 def _judge_laws(ranks: Ranks, report: Report, cases: Iterable[LawCase]) -> None:
     """Judge one case after the other, until one has a problem."""
     for case in cases:
-        answers = report.answers(ranks, probe_law, **case.asked)
+        asked = {"law": case.law, "ps": case.ps, "serial": case.serial}
+        answers = report.answers(ranks, probe_law, times=case.times.tolist(), **asked)
         if not passed(report, answers, functools.partial(_law_and_fit, case)):
             return
 
 
 def _law_and_fit(case: LawCase, answer: Reply) -> Iterator[Step]:
     """Yield the steps for the law at one rank count and at several, and for its fit."""
-    ps, law = case.ps, case.law
+    ps = case.ps
+    law = case.law
     results = answer.value
     # By chance several mistakes may give about the same.
     near = {
@@ -603,7 +595,7 @@ def _alone(values: np.ndarray, start: np.ndarray | float, width: np.ndarray) -> 
 
 @task("5.5", "predict a step", points=3)
 def predict_step(ranks: Ranks, report: Report) -> None:
-    """Messages and bytes of a ring, and the step with an all_reduce for each gradient."""
+    """Check messages and bytes of a ring, and a step with an all_reduce for each gradient."""
     chance = random.Random(report.seed)
     judge_calls(ranks, report, [*_ring_cases(chance), *_step_cases(chance)])
 
@@ -627,7 +619,8 @@ def _step_cases(chance: random.Random) -> Iterator[Case]:
     ):
         sizes = [chance.randrange(4, most, 4) for _ in range(count)]
         sizes += 2 * sizes[:1]  # layers of the same size have gradients of their own
-        compute, latency = chance.uniform(0.5, 2), chance.uniform(0.05, 0.2)
+        compute = chance.uniform(0.5, 2)
+        latency = chance.uniform(0.05, 0.2)
         arguments: list[Any] = [compute, sizes, p, latency, slow * chance.uniform(1, 4)]
         yield Case("predict_step", arguments, *_steps(*arguments), "the seconds of a step")
 
@@ -689,26 +682,22 @@ def _steps(
 
 
 def probe_script(user_ns: dict, *, rank: int, settings: list) -> list[dict]:
-    """`job_script` for several settings: the text, and what bash makes of it."""
+    """Return `job_script` for several settings: the text, and what bash makes of it."""
     texts = [told(answer_named(user_ns, "job_script")(*setting)) for setting in settings]
-    return [_looked_into(text, *setting[:3]) for text, setting in zip(texts, settings, strict=True)]
-
-
-def _looked_into(text: Any, nodes: int, domains: int, cores: int) -> dict[str, Any]:
-    """Return a text and what bash makes of it, in a job of this size."""
-    if not isinstance(text, str):
-        return {"text": text}
-    return {
-        "text": text,
-        "said": slurm_script.unreadable(text),
-        "left": slurm_script.left(text, nodes, domains, cores),
-        "launches": slurm_script.launches(text, nodes, domains, cores),
-    }
+    scripts = []
+    for text, (*size, _) in zip(texts, settings, strict=True):
+        script = {"text": text}
+        if isinstance(text, str):
+            script["said"] = slurm_script.unreadable(text)
+            script["left"] = slurm_script.left(text, *size)
+            script["launches"] = slurm_script.launches(text, *size)
+        scripts.append(script)
+    return scripts
 
 
 @task("5.6", "a Slurm job script", points=3)
 def job_script(ranks: Ranks, report: Report) -> None:
-    """A script that asks for what it uses, and uses what it asks for."""
+    """Check that a script asks for what it uses, and uses what it asks for."""
     chance = random.Random(report.seed)
     command = f"python train.py --strong {chance.randrange(100, 999)} --out 'my  run.json'"
     other = chance.choice((3, 5, 6)), chance.choice((1, 4)), chance.randrange(5, 33), command

@@ -32,7 +32,7 @@ def speedup(
     limit: Bands | None = None,
     cores: int | None = None,
 ) -> None:
-    """Measured speedups with error bars, the ideal line, and curves of laws.
+    """Draw measured speedups with error bars, the ideal line, and curves of laws.
 
     Args:
         series: (low, middle, high) by rank count, for each name.
@@ -62,7 +62,7 @@ def speedup(
 
 
 def efficiency(axes: Axes, series: Mapping[str, Bands], *, cores: int | None = None) -> None:
-    """Speedup divided by the rank count; 1 is ideal. Arguments as in :func:`speedup`."""
+    """Draw speedup divided by the rank count; 1 is ideal. Arguments as in :func:`speedup`."""
     counts = sorted({p for bands in series.values() for p in bands})
     axes.axhline(1, color=GREY, linestyle="--", linewidth=1.5, label="ideal: 1")
     top = 1.0
@@ -99,7 +99,8 @@ def _rank_axis(axes, counts, cores, place) -> None:
     right = max(counts) + 0.3
     if cores is not None and max(counts) > cores:
         axes.axvspan(cores + 0.3, right, color=PALE, zorder=0)
-        x, y = (cores + 0.3 + right) / 2, 0.03 if place == "bottom" else 0.97
+        x = (cores + 0.3 + right) / 2
+        y = 0.03 if place == "bottom" else 0.97
         words = f"more ranks\nthan {cores} core{'s' * (cores > 1)}"
         look = {"ha": "center", "va": place, "color": GREY, "fontsize": 10}
         axes.text(x, y, words, transform=axes.get_xaxis_transform(), **look)
@@ -107,7 +108,7 @@ def _rank_axis(axes, counts, cores, place) -> None:
 
 
 def parts(axes: Axes, step: Mapping[str, float], compute: Mapping[str, float]) -> None:
-    """Stacked bars: what a step computes, and what communication adds to it (seconds by name).
+    """Draw stacked bars: what a step computes, and what communication adds (seconds by name).
 
     The numbers above are those of `step`. Noise can make a step shorter than its computation was
     when that was timed alone: then nothing is added.
@@ -130,7 +131,7 @@ def parts(axes: Axes, step: Mapping[str, float], compute: Mapping[str, float]) -
 def forecast(
     axes: Axes, predicted: Bands, measured: Mapping[int, Sequence[float]], cores: int | None = None
 ) -> None:
-    """A predicted band of step times over the rank counts, and what was measured.
+    """Draw a predicted band of step times over the rank counts, and what was measured.
 
     Args:
         predicted: (low, middle, high) seconds by rank count.
@@ -157,7 +158,7 @@ def matrix(
     columns: Sequence[str],
     cells: Mapping[tuple[str, str], tuple[float, str]],
 ) -> None:
-    """A table of step times, coloured from quick (white) to slow (red); empty cells are grey.
+    """Draw a table of step times, from quick (white) to slow (red); empty cells are grey.
 
     Args:
         rows, columns: their names.
@@ -187,7 +188,7 @@ def matrix(
 
 
 def domains(axes: Axes, cores: Sequence[int], owners: Mapping[tuple[int, int], int]) -> None:
-    """A node's NUMA domains and their cores; a core that a rank is bound to carries its number.
+    """Draw a node's NUMA domains and cores; a core that a rank is bound to carries its number.
 
     Args:
         cores: how many each domain has.

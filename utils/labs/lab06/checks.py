@@ -22,7 +22,6 @@ from utils.checks.calls import Calls, Rule, broken, inside, only, some, waited
 from utils.checks.groups import (
     Group,
     GroupAnswer,
-    Partition,
     group_of,
     in_group,
     judge_groups,
@@ -43,6 +42,7 @@ from .group_sums import (
     IN_FOURS,
     IN_THREES,
     LONG,
+    MISPLACED,
     SHORT,
     WORLD,
     Answers,
@@ -55,7 +55,6 @@ from .group_sums import (
     parts,
     refuse_gaps,
     replies,
-    seeds_of,
     sends,
     short_and_long,
     stretches,
@@ -71,7 +70,7 @@ from .group_sums import (
 def probe_all_reduce(
     user_ns: dict, *, rank: int, group: Group, partition, seed: int, name: str, lengths: list[int]
 ) -> list[dict]:
-    """The function of this name on tensors of several lengths."""
+    """Call the function of this name on tensors of several lengths."""
     tensors = parts(dist.get_rank(group), seed)
     return replies(answer_named(user_ns, name), partition, group, lengths, tensors)
 
@@ -90,7 +89,7 @@ def _judge_all_reduce(
 
 @in_group
 def probe_whole(user_ns: dict, *, rank: int, group: Group, partition, seed: int, name: str) -> dict:
-    """The function of this name on large whole numbers."""
+    """Call the function of this name on large whole numbers."""
     x = _whole(seed)
     _, calls = recorded(answer_named(user_ns, name), x[:], **keywords(partition, group))
     return {"sum": x.tolist(), "calls": calls}
@@ -107,7 +106,8 @@ def _whole_sum(answer: GroupAnswer) -> Iterator[Step]:
     members = answer.members
     rules = only("send", "recv"), inside(members), waited, some(members)
     yield communication(answer.value["calls"], *rules)
-    true = sum(_whole(seed) for seed in seeds_of(answer.case, members)).tolist()
+    seeds = [answer.case["each"][rank]["seed"] for rank in members]
+    true = sum(_whole(seed) for seed in seeds).tolist()
     words = (
         f"{on(members)}: of large whole numbers (int64) x is not the sum. float64 has 53 bits for "
         "their digits, int64 has 63: add in the dtype of x"
@@ -179,7 +179,7 @@ def _crossbar_plan(run: Traffic, place: int) -> dict[int, int]:
 
 @task("6.1", "crossbar", points=2)
 def crossbar(ranks: Ranks, report: Report) -> None:
-    """Everyone sends everyone the whole tensor, once."""
+    """Check that everyone sends everyone the whole tensor, once."""
     why = "In a crossbar each rank sends its own tensor to every other rank of the group, once"
     sent = _by_plan(_crossbar_plan, why, rounds=1)
     _judge_all_reduce(ranks, report, "crossbar", sent, short_and_long(report))
@@ -192,7 +192,7 @@ def _central_plan(run: Traffic, place: int) -> dict[int, int]:
 
 @task("6.2", "a central reducer", points=2)
 def central(ranks: Ranks, report: Report) -> None:
-    """Everything to place 0 and back."""
+    """Check that everything goes to place 0 and back."""
     why = "Each rank sends its tensor to the group's first rank, here {}, which sends the sum back"
     sent = _by_plan(_central_plan, why)
     _judge_all_reduce(ranks, report, "central", sent, short_and_long(report))
@@ -206,7 +206,7 @@ def _direct_plan(run: Traffic, place: int) -> dict[int, int]:
 
 @task("6.5", "the direct all-reduce", points=2)
 def direct(ranks: Ranks, report: Report) -> None:
-    """The ring's bytes in two steps: part k straight to place k, and its sum straight back."""
+    """Check for the ring's bytes in two steps: part k straight to place k, its sum back."""
     why = (
         "In the first round part k goes straight to place k of the group; in the second round each "
         "place sends the sum of its own part to every other place"
@@ -224,13 +224,9 @@ def _ring(run: Traffic) -> Iterator[Step]:
     They may travel in any direction.
     """
     size = run.size
-    expected = (size - 1) * run.nbytes
     yield run.each(lambda _, calls: _off_the_ring(run, calls))
-    volume = (
-        f"all ranks together sent {run.in_all} bytes, expected {expected}: each chunk travels "
-        f"{size - 1} time{'s' * (size > 2)}"
-    )
-    yield run.of_all(volume, run.in_all != expected)
+    travels = f": each chunk travels {size - 1} time{'s' * (size > 2)}"
+    yield run.in_all_is((size - 1) * run.nbytes, travels)
     counts = [(rank, len(sends(calls))) for _, rank, calls in run.of_ranks()]
     too_many = [
         run.wrong(f"it sent {count} messages, expected {size - 1}: a chunk is one", rank)
@@ -297,7 +293,7 @@ def chunk(k: int, length: int, size: int) -> slice:
 def probe_reduce_scatter(
     user_ns: dict, *, rank: int, group: Group, partition, seed: int, lengths: list[int]
 ) -> list[dict]:
-    """What it returns, and which chunks are complete then."""
+    """Return what it returns, and which chunks are complete then."""
     size = dist.get_world_size(group)
 
     def reply(x: torch.Tensor, y: torch.Tensor, mine: Any, again: Any) -> dict[str, Any]:
@@ -316,7 +312,7 @@ def probe_reduce_scatter(
 
 @task("6.3", "ring: reduce-scatter", points=3)
 def ring_reduce_scatter(ranks: Ranks, report: Report) -> None:
-    """Each rank ends with another chunk that is complete, and says which."""
+    """Check that each rank ends with another chunk that is complete, and says which."""
     cases = short_and_long(report)
     judge_sums(ranks, report, probe_reduce_scatter, cases, _ring, results=_chunks)
 
@@ -357,10 +353,7 @@ def _why_chunk(answers: Answers, place: int, reply: dict[str, Any]) -> str | Non
         part = chunk(again, answers.length, size)
         if is_near(reply["noise"], answers.seeds, answers.length, part):
             return None
-    return (
-        f"of random numbers chunk {mine} is not the sum. Each number is added up the right "
-        "number of times, but something lands in a wrong place, or loses its precision"
-    )
+    return f"of random numbers chunk {mine} {MISPLACED}"
 
 
 def _instead(reply: dict[str, Any], place: int, size: int) -> str:
@@ -396,7 +389,7 @@ OLD = -1.0
 def probe_all_gather(
     user_ns: dict, *, rank: int, group: Group, partition, seed: int, lengths: list[int], ahead: int
 ) -> list[dict]:
-    """All chunks afterwards; before, this rank has one only."""
+    """Return all chunks afterwards; before, this rank has one only."""
     size = dist.get_world_size(group)
     mine = (dist.get_rank(group) + ahead) % size
 
@@ -414,7 +407,7 @@ def probe_all_gather(
 
 @task("6.4", "ring: all-gather", points=2)
 def ring_all_gather(ranks: Ranks, report: Report) -> None:
-    """Every rank ends with all chunks, whichever was its own at the start."""
+    """Check that every rank ends with all chunks, whichever was its own at the start."""
     cases = [case | {"ahead": k} for k, case in enumerate(short_and_long(report), 1)]
     cases.insert(1, cases[0] | {"ahead": 0})
     judge_sums(ranks, report, probe_all_gather, cases, _ring, results=_gathered)
@@ -493,7 +486,7 @@ def probe_server(
     workers: dict[str, int],
     patient: bool,
 ) -> list[dict]:
-    """The workers' results, and what everybody sent. patient: the check's own workers are used."""
+    """Return the workers' results, and what everybody sent; `patient`: by the check's workers."""
     function = answer_named(user_ns, "reduction_server")
     place = dist.get_rank(group)
     many = workers[str(dist.get_world_size(group))]
@@ -509,7 +502,7 @@ def _reducers_own(length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def patient_worker(x: torch.Tensor, workers: int, pieces: int, group: Group = None) -> None:
-    """A worker of 6.8 that sends its next pieces only when the results of the last ones are back.
+    """Send the next pieces only when the results of the last ones are back: a worker of 6.8.
 
     A reducer that keeps all results until the last piece has come never gets that piece.
     """
@@ -530,21 +523,13 @@ def patient_worker(x: torch.Tensor, workers: int, pieces: int, group: Group = No
 
 @task("6.8", "a reduction server", points=3)
 def reduction_server(ranks: Ranks, report: Report) -> None:
-    """Workers send and receive n bytes each, in pieces, and do not all begin with one reducer."""
+    """Check that workers send n bytes, in pieces, and do not all begin with one reducer."""
     names = "partition", "workers", "pieces", "lengths"
     more = {"each": to_each(seed=report.seeds(WORLD)), "patient": False}
     cases = [dict(zip(names, case, strict=True)) | more for case in SERVER_CASES]
     cases.append(cases[3] | {"patient": True})
-    judge_sums(
-        ranks,
-        report,
-        probe_server,
-        cases,
-        _service,
-        results=_workers_sums,
-        hint=_hint_of_server,
-        where=_among_workers,
-    )
+    words = {"hint": _hint_of_server, "where": _among_workers}
+    judge_sums(ranks, report, probe_server, cases, _service, results=_workers_sums, **words)
 
 
 def _workers_of(case: dict, members: Sequence[int]) -> int:
@@ -648,7 +633,7 @@ def _talks_to(others: Sequence[int], why: str) -> Rule:
 
 @task("6.9", "extra mile: halving and doubling", points=2)
 def halving_doubling(ranks: Ranks, report: Report) -> None:
-    """In groups of a power of two: the ring's bytes in 2·log₂ p steps."""
+    """Check for the ring's bytes in 2·log₂ p steps, in groups of a power of two."""
     cases = short_and_long(report, ([[0], [1, 2], [3], [4, 5]], IN_FOURS))
     _judge_all_reduce(ranks, report, "halving_doubling", _halving, cases)
 
@@ -656,9 +641,7 @@ def halving_doubling(ranks: Ranks, report: Report) -> None:
 def _halving(run: Traffic) -> Iterator[Step]:
     """Yield the steps that all ranks follow the algorithm, and send 2(p − 1)/p of x each."""
     yield run.each(lambda place, calls: _why_not_halving(run, place, calls))
-    expected = 2 * (run.size - 1) * run.nbytes
-    text = f"all ranks together sent {run.in_all} bytes, expected {expected}"
-    yield run.of_all(text, run.in_all != expected)
+    yield run.in_all_is(2 * (run.size - 1) * run.nbytes)
 
 
 def _why_not_halving(run: Traffic, place: int, calls: Calls) -> str | None:
@@ -701,39 +684,24 @@ def _across(machines: list[list[int]]) -> list[list[int]]:
 
 @in_group
 def probe_hierarchical(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    partition: Partition,
-    seed: int,
-    lengths: list[int],
-    machines: list,
+    user_ns: dict, *, rank: int, seed: int, lengths: list[int], machines: list, **_: Any
 ) -> list[dict]:
-    """The result on tensors of several lengths, with groups for the machines that are named."""
+    """Return the results for several lengths, with groups for the machines that are named."""
     function = answer_named(user_ns, "hierarchical")
     with group_of(machines, rank) as node, group_of(_across(machines), rank) as peers:
-        return replies(function, partition, group, lengths, parts(rank, seed), node, peers)
+        return replies(function, None, None, lengths, parts(rank, seed), node, peers)
 
 
 @task("6.10", "extra mile: two levels", points=2)
 def hierarchical(ranks: Ranks, report: Report) -> None:
-    """First within the machines, then between them, where each rank sends its share only."""
+    """Check that ranks add up within machines first, and send others their share only."""
     each = to_each(seed=report.seeds(WORLD))
     cases = [
         {"partition": None, "machines": machines, "lengths": lengths, "each": each}
         for machines, lengths in (*((m, SHORT) for m in MACHINES), (MACHINES[0], [LONG]))
     ]
-    judge_sums(
-        ranks,
-        report,
-        probe_hierarchical,
-        cases,
-        _between_machines,
-        rules=_on_levels,
-        hint=_on_machines,
-        where=_on_machines,
-    )
+    more = {"rules": _on_levels, "hint": _on_machines, "where": _on_machines}
+    judge_sums(ranks, report, probe_hierarchical, cases, _between_machines, **more)
 
 
 def _on_machines(case: dict, _: Sequence[int] = ()) -> str:

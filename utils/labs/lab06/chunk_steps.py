@@ -98,15 +98,16 @@ def steps(stories: Sequence[dict | None]) -> RingSteps:
     coder = _Coder(by_rank[0]["base"], len(members), length)
     messages, lost = _matched(by_rank, coder)
     step_of = _ordered(by_rank, messages)
-    steps = range(1, max(step_of.values(), default=0) + 1)
+    numbers = range(1, max(step_of.values(), default=0) + 1)
     rows = [
-        [coder.cells(_snapshot(story, step_of, step)) for story in by_rank] for step in (0, *steps)
+        [coder.cells(_snapshot(story, step_of, step)) for story in by_rank]
+        for step in (0, *numbers)
     ]
     bounds = _bounds(length, itertools.chain(*rows), messages)
-    in_step = [[m for m in messages if step_of[m.received] == step] for step in steps]
+    in_step = [_arriving(messages, step_of, step) for step in numbers]
     moves = [list(_moves(row, bounds)) for row in in_step]
     states = _with_buffers(_servers(by_rank), [_state(row, bounds) for row in rows], moves)
-    done = [_with_effects(states[step - 1], states[step], moves[step - 1]) for step in steps]
+    done = [_with_effects(states[step - 1], states[step], moves[step - 1]) for step in numbers]
     amounts = [(len(row), sum(len(message.values) for message in row)) for row in in_step]
     notes = (*lost, *_notes(by_rank))
     return RingSteps(members, length, bounds, tuple(states), tuple(done), tuple(amounts), notes)
@@ -274,6 +275,11 @@ def _bounds(length: int, rows: Iterable[list[Cell]], messages: list[_Message]) -
     for message in messages:
         bounds |= {end for run in message.runs for end in (run.begin, run.stop)}
     return tuple(sorted(bounds - {None}))
+
+
+def _arriving(messages: list[_Message], step_of: dict[Side, int], step: int) -> list[_Message]:
+    """Return the messages of a step."""
+    return [message for message in messages if step_of[message.received] == step]
 
 
 def _state(row: list[list[Cell]], bounds: tuple[int, ...]) -> State:

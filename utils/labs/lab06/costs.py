@@ -50,7 +50,7 @@ def true_cost(algorithm: str, p: int, n: int) -> tuple[int, int, int, int]:
 
 @task("6.6", "messages, bytes, steps", points=2)
 def cost(ranks: Ranks, report: Report) -> None:
-    """The counts of five algorithms for several p and n."""
+    """Check the counts of five algorithms for several p and n."""
     draw = random.Random(report.seed)
     # Two ranks last: there many mistakes give the same.
     sizes = [5, 4, 3, 8, draw.choice((12, 20, 33, 64)), draw.randrange(600, 1500), 2]
@@ -159,7 +159,7 @@ def true_crossover(p: int, alpha: float, beta: float) -> float:
 
 
 def probe_durations(user_ns: dict, *, rank: int, cases: list, networks: list) -> dict:
-    """`duration` and `crossover`."""
+    """Return what `duration` and `crossover` return."""
     duration, crossover = (answer_named(user_ns, name) for name in ("duration", "crossover"))
     return {
         "duration": [told(duration(*case)) for case in cases],
@@ -174,7 +174,7 @@ def _finite(value: object) -> object:
 
 @task("6.7", "seconds by α–β, and the crossover", points=2)
 def duration(ranks: Ranks, report: Report) -> None:
-    """Five formulas, and the size at which two of them meet."""
+    """Check five formulas, and the size at which two of them meet."""
     draw = random.Random(report.seed)
 
     def network() -> tuple[float, float]:

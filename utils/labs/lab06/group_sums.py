@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,10 @@ ELEMENTS = {"calls": 4, "calls again": 8}
 BASE = 13
 # Stretches of equal elements that a rank tells of its result.
 STRETCHES = 6
+MISPLACED = (
+    "is not the sum. Each number is added up the right number of times, but something lands in a "
+    "wrong place, or loses its precision"
+)
 
 
 # -- numbers that tell who was added up -------------------------------------------------------
@@ -73,12 +77,12 @@ def stretches(x: torch.Tensor) -> list[list]:
     return [list(stretch) for stretch in zip(*columns, strict=True)][:STRETCHES]
 
 
-def refuse_gaps(found: list[list], length: int) -> None:
+def refuse_gaps(spans: list[list], length: int) -> None:
     """Raise ValueError if stretches leave out some of the elements."""
-    ends = [0, *(stop for _, stop, _ in found)]
-    whole = len(found) == STRETCHES or ends[-1] == length
-    if not whole or [start for start, *_ in found] != ends[:-1]:
-        raise ValueError(f"stretches of {length} elements: {found}")
+    ends = [0, *(stop for _, stop, _ in spans)]
+    whole = len(spans) == STRETCHES or ends[-1] == length
+    if not whole or [start for start, *_ in spans] != ends[:-1]:
+        raise ValueError(f"stretches of {length} elements: {spans}")
 
 
 def total(size: int) -> int:
@@ -112,16 +116,16 @@ def _wrong_counts(counts: list[int]) -> str:
     return " and ".join(texts)
 
 
-def why_sum(found: list[list], place: int, members: Sequence[int], length: int) -> str | None:
+def why_sum(result: list[list], place: int, members: Sequence[int], length: int) -> str | None:
     """Return what is wrong with a result, told by :func:`stretches`."""
     size = len(members)
-    refuse_gaps(found, length)
-    if size > 1 and [stretch[2] for stretch in found] == [BASE**place]:
+    refuse_gaps(result, length)
+    if size > 1 and [stretch[2] for stretch in result] == [BASE**place]:
         return (
             "x is this rank's own tensor, unchanged. The result has to come to every rank, and "
             "into x itself: x.copy_(…) or x += …, not x = …"
         )
-    for start, stop, number in found:
+    for start, stop, number in result:
         words = wrong_part(number, size)
         if words:
             words = words.format(*members)
@@ -206,6 +210,7 @@ class Answers:
     values: list[Any]
     length: int
     where: str
+    usual: ClassVar = "mistake"  # kind of its problems
 
     @property
     def size(self) -> int:
@@ -215,7 +220,7 @@ class Answers:
     @property
     def seeds(self) -> list[int]:
         """Return the seeds that the ranks were told."""
-        return seeds_of(self.case, self.members)
+        return [self.case["each"][rank]["seed"] for rank in self.members]
 
     def of_ranks(self) -> Iterator[tuple[int, int, Any]]:
         """Yield group rank, rank, and what belongs to that rank."""
@@ -233,9 +238,9 @@ class Answers:
             calls = [reply[run] for reply in self.values]
             yield Traffic(self.case, self.members, calls, self.length, self.where, element)
 
-    def wrong(self, text: str, rank: int | None = None, kind: str = "mistake") -> Wrong:
+    def wrong(self, text: str, rank: int | None = None, kind: str = "") -> Wrong:
         """Return the problem of a rank, or of all together."""
-        return Wrong(f"{self.where}: {text}", rank, kind)
+        return Wrong(f"{self.where}: {text}", rank, kind or self.usual)
 
 
 @dataclass(frozen=True)
@@ -247,6 +252,7 @@ class Traffic(Answers):
     """
 
     element: int
+    usual: ClassVar = "communication"
 
     @property
     def nbytes(self) -> int:
@@ -258,18 +264,14 @@ class Traffic(Answers):
         """Return the bytes that all ranks together sent."""
         return sum(sum(bytes_to(calls).values()) for calls in self.values)
 
-    def wrong(self, text: str, rank: int | None = None, kind: str = "communication") -> Wrong:
-        """Return the problem of a rank, or of all together."""
-        return super().wrong(text, rank, kind)
+    def in_all_is(self, expected: int, why: str = "") -> Step:
+        """Return the step that all ranks together sent so many bytes."""
+        text = f"all ranks together sent {self.in_all} bytes, expected {expected}{why}"
+        return self.of_all(text, self.in_all != expected)
 
     def of_all(self, text: str, is_so: bool) -> Step:
         """Return the step that this is not so, of all ranks together."""
         return none_of([self.wrong(text)] if is_so else [])
-
-
-def seeds_of(case: dict[str, Any], members: Iterable[int]) -> list[int]:
-    """Return the seeds that ranks were told in a case."""
-    return [case["each"][rank]["seed"] for rank in members]
 
 
 def bytes_to(calls: Calls, op: str = "send") -> dict[int, int]:
@@ -293,13 +295,13 @@ Sent = Callable[[Traffic], Iterator[Step]]
 
 
 def short_and_long(
-    report: Report, among: Iterable[Partition] = (None, MIXED, IN_FOURS), **more: Any
+    report: Report, among: Iterable[Partition] = (None, MIXED, IN_FOURS)
 ) -> Iterator[dict[str, Any]]:
     """Yield short tensors on all ranks, in groups of all sizes, then a long one."""
-    more["each"] = to_each(seed=report.seeds(WORLD))
+    each = to_each(seed=report.seeds(WORLD))
     for partition in among:
-        yield {"partition": partition, "lengths": SHORT} | more
-    yield {"partition": IN_FOURS, "lengths": [LONG]} | more
+        yield {"partition": partition, "lengths": SHORT, "each": each}
+    yield {"partition": IN_FOURS, "lengths": [LONG], "each": each}
 
 
 def hint_of(case: dict[str, Any]) -> str:
@@ -346,16 +348,12 @@ def sums(answers: Answers) -> Iterator[Step]:
 
 def _wrong_sums(answers: Answers) -> Iterator[Wrong]:
     """Yield on which ranks x is not the sum, in either run."""
-    misplaced = (
-        "of random numbers x is not the sum. Each number is added up the right number of times, "
-        "but something lands in a wrong place, or loses its precision"
-    )
     for place, rank, reply in answers.of_ranks():
         words = why_sum(reply["sum"], place, answers.members, answers.length)
         if words:
             yield answers.wrong(words, rank)
         elif not is_near(reply["noise"], answers.seeds, answers.length):
-            yield answers.wrong(misplaced, rank, "value")
+            yield answers.wrong(f"of random numbers x {MISPLACED}", rank, "value")
 
 
 def judge_sums(

@@ -38,7 +38,7 @@ LOOKS = {
 
 
 def task_picture(parts: Sequence[Sequence[float]]) -> Figure:
-    """What an all-reduce is for: each rank's tensor before and afterwards."""
+    """Draw what an all-reduce is for: each rank's tensor before and afterwards."""
     figure, (axes,) = _panels((9, 0.6 + 0.55 * len(parts)), [""])
     total = [sum(column) for column in zip(*parts, strict=True)]
     after = len(total) + 4
@@ -99,7 +99,7 @@ def _link(
 
 
 def topologies() -> Figure:
-    """Who sends to whom in a crossbar, to a central reducer, in a tree, on a ring."""
+    """Draw who sends to whom in a crossbar, to a central reducer, in a tree, on a ring."""
     square = [(0, 1.2), (1.2, 1.2), (1.2, 0), (0, 0)]
     star = [(0.6, 1.2), (-0.2, 0), (0.6, 0), (1.4, 0)]
     heap = [(0.6, 1.5), (0.1, 0.75), (1.1, 0.75), (-0.3, 0)]
@@ -128,7 +128,7 @@ def topologies() -> Figure:
 
 
 def ring_plan(p: int = 4) -> Figure:
-    """The first two steps of a reduce-scatter: which chunk each rank sends."""
+    """Draw the first two steps of a reduce-scatter: which chunk each rank sends."""
     figure, row = _panels((9.5, 0.9 + 0.55 * p), ["step 0", "step 1"], sharey=True)
     for step, axes in enumerate(row):
         for r in range(p):
@@ -154,7 +154,7 @@ def ring_plan(p: int = 4) -> Figure:
 
 
 def direct_plan(p: int = 4) -> Figure:
-    """The two rounds of a direct all-reduce: part k goes to rank k, and its sum to all others."""
+    """Draw both rounds of a direct all-reduce: part k goes to rank k, its sum to all others."""
     titles = "round 1: part k goes to rank k", "round 2: rank k sends its sum to all"
     figure, row = _panels((9.5, 1.2 + 0.55 * p), titles, sharey=True)
     for again, axes in enumerate(row):
@@ -170,9 +170,7 @@ def direct_plan(p: int = 4) -> Figure:
                 x = k + 0.47 + 0.2 * (turn - (p - 2) / 2)
                 side = 0.2 if k < r else -0.2
                 ends = [(x, -r + side), (x, -k - side)]
-                if again:
-                    ends.reverse()
-                arrow(axes, *ends, color=CYCLE[k])
+                arrow(axes, *(reversed(ends) if again else ends), color=CYCLE[k])
         axes.set(xlim=(-1.1, p + 0.1), ylim=(-p + 0.4, 0.7))
     figure.tight_layout()
     figure.alt_text = (
@@ -183,7 +181,7 @@ def direct_plan(p: int = 4) -> Figure:
 
 
 def incast() -> Figure:
-    """Three workers, three reducers: all begin with the same one, or each with another."""
+    """Draw three workers that all begin with the same reducer, or each with another."""
     figure, row = _panels((9, 2.9), ["all begin with reducer 0", "each with another one"])
     for lower, axes in zip((0.12, 1), row, strict=True):
         for k in range(3):
@@ -200,7 +198,7 @@ def incast() -> Figure:
 
 
 def levels(m: int = 2, g: int = 3) -> Figure:
-    """The three steps of a hierarchical all-reduce, on m machines with g ranks each."""
+    """Draw the three steps of a hierarchical all-reduce, on m machines with g ranks each."""
     titles = "1: reduce-scatter within", "2: all-reduce between", "3: all-gather within"
     figure, row = _panels((10, 1.1 + 0.85 * m), titles)
     for step, axes in enumerate(row):
@@ -229,7 +227,7 @@ def levels(m: int = 2, g: int = 3) -> Figure:
 def stretches_of_time(
     plans: Mapping[str, tuple[int, float]], nbytes: Sequence[int], alpha: float, beta: float
 ) -> Figure:
-    """What each algorithm waits for: latencies (hatched) and bytes (filled), one after the other.
+    """Draw what each algorithm waits for: latencies (hatched) and bytes (filled), in order.
 
     Args:
         plans: of each algorithm the steps, and how many times n bytes a link carries in a step.
@@ -265,7 +263,7 @@ def curves(
     title: str,
     crossing: float | None = None,
 ) -> Figure:
-    """Times by α–β as lines, measured ones as points, against the bytes of the tensor."""
+    """Draw times by α–β as lines, measured ones as points, against the bytes of the tensor."""
     use_style()
     figure, axes = plt.subplots(figsize=(8.5, 4.4))
     sizes = sorted({size for points in measured.values() for size in points})
@@ -289,7 +287,7 @@ def curves(
 
 
 def bytes_per_rank(sent: Mapping[str, Sequence[float]], unit: str) -> Figure:
-    """Bars: what each rank sent, by algorithm."""
+    """Draw bars of what each rank sent, by algorithm."""
     use_style()
     figure, axes = plt.subplots(figsize=(8.5, 3.2))
     ranks = len(next(iter(sent.values())))
@@ -308,7 +306,7 @@ def bytes_per_rank(sent: Mapping[str, Sequence[float]], unit: str) -> Figure:
 
 
 def arrivals(panels: Mapping[str, Sequence[Sequence[dict]]], bandwidth: float) -> Figure:
-    """What came over each rank's link when, and from whom.
+    """Draw what came over each rank's link when, and from whom.
 
     Args:
         panels: by title, for each rank its receives: ``from``, ``nbytes``, ``end``; seconds on a

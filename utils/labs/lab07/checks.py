@@ -46,9 +46,7 @@ from .workers import Counted, Worked, judge_worker, serve_toys
 
 @task("7.1", "the synchronous server", points=3)
 def serve_in_rounds(ranks: Ranks, report: Report) -> None:
-    """A worker that follows the protocol; a server that takes one step a round."""
-    if not enough(ranks, report):
-        return
+    """Check a worker that follows the protocol, and a server that takes one step a round."""
     for like in (3, 1):  # with one worker the weights are others in length and type
         if not judge_worker(ranks, report, "work", _work, like):
             return
@@ -62,8 +60,8 @@ def _work(worked: Worked) -> Iterator[Step]:
     """Yield the steps that a worker handed in a gradient for all weights that came."""
     steps = worked.steps
     count = len(worked.handed)
-    wrong = f"{count} gradients came, {steps} were expected, as more() said True so often"
-    yield facts({f"work: {wrong}": count != steps})
+    miscounted = f"{count} gradients came, {steps} were expected, as more() said True so often"
+    yield facts({f"work: {miscounted}": count != steps})
     yield worked.computed(steps)
     came = worked.came[:steps]
     sent = [weights.tolist() for weights in came]
@@ -71,36 +69,47 @@ def _work(worked: Worked) -> Iterator[Step]:
     def gradients(of: list[torch.Tensor]) -> list[list[float]]:
         return [toy_gradient(weights, worked.seed, k).tolist() for k, weights in enumerate(of)]
 
-    mistakes = [
-        Mistake(
-            gradients(came[:1] * steps),
-            "every gradient was computed with the first weights that came",
-        ),
-        Mistake(sent, "these are the weights: hand in compute(weights)"),
-        Mistake(
-            lambda _: not same(worked.value["seen"], sent),
-            "compute got other weights than those that the server had sent",
-        ),
-    ]
+    saw_others = not same(worked.value["seen"], sent)
+    wrong = {
+        "every gradient was computed with the first weights that came": gradients(came[:1] * steps),
+        "these are the weights: hand in compute(weights)": sent,
+        "compute got other weights than those that the server had sent": lambda _: saw_others,
+    }
     handed = "work: the gradients that it handed in"
-    yield value(worked.handed, gradients(came), mistakes, what=handed)
+    yield value(worked.handed, gradients(came), table(wrong), what=handed)
 
 
 def _rounds(server: dict[str, Any], replay: Replay) -> Iterator[Step]:
     """Yield the steps for a server that takes one step a round."""
     yield protocol(_why_no_rounds(replay))
-    many = f"{len(replay.workers)} workers"
+    many = len(replay.workers)
+    rate = replay.rate
+    after = functools.partial(_after_rounds, replay)
+
+    def mean(total: torch.Tensor, count: int) -> torch.Tensor:
+        return rate * total / count
+
+    wrong = {
+        "the weights are unchanged: update the argument in place": replay.start,
+        "this is the sum of the round's gradients: take the mean": after(lambda s, _: rate * s),
+        f"it always divides by {many}: of a round that a worker has left in, the mean is over the "
+        "gradients that came": after(lambda s, _: rate * s / many),
+        "uphill: subtract lr · mean": after(lambda s, count: -rate * s / count),
+        "the learning rate is missing": after(lambda s, count: s / count),
+        "divided twice: sum / number is the mean": after(lambda s, count: rate * s / count**2),
+        "this is the last worker's gradient, once for each worker: receive fills the same tensor "
+        "each time, so add it up at once, or keep a copy": after(mean, last=True),
+    }
+    what = f"{many} workers: the weights in the end"
+    yield value(server["weights"], after(mean), table(wrong), what=what)
     rounds = replay.rounds()
-    expected = _after_rounds(replay, lambda count: count)
-    mistakes = _wrong_rounds(replay)
-    yield value(server["weights"], expected, mistakes, what=f"{many}: the weights in the end")
     taken = sum(bool(gradients) for gradients in rounds)
     mistakes = [
         Mistake(taken + 1, "a round in which all leave and nobody hands in is none"),
         Mistake(sum(map(len, rounds)), "this counts gradients; count rounds"),
     ]
     form = "the number of rounds"
-    yield value(server["result"], taken, mistakes, what=f"{many}: {form}", form=form)
+    yield value(server["result"], taken, mistakes, what=f"{many} workers: {form}", form=form)
 
 
 def _why_no_rounds(replay: Replay) -> str | None:
@@ -135,45 +144,17 @@ def _why_no_rounds(replay: Replay) -> str | None:
 
 
 def _after_rounds(
-    replay: Replay,
-    divisor: Callable[[int], float],
-    rate: float | None = None,
-    last: bool = False,
+    replay: Replay, step: Callable[[torch.Tensor, int], torch.Tensor], last: bool = False
 ) -> list[float]:
-    """Return the weights after one step for each round.
+    """Return the weights after one step for each round, from the sum of so many gradients.
 
-    Args:
-        divisor: what a sum of so many gradients is divided by.
-        rate: the learning rate, if it is not the replay's.
-        last: whether each gradient is taken for the last one of its round.
+    With `last` each gradient of a round is taken for the last one.
     """
     weights = replay.start.clone()
     for gradients in filter(None, replay.rounds()):
         each = list(gradients.values())
-        total = len(each) * each[-1] if last else sum(each)
-        weights -= (replay.rate if rate is None else rate) * total / divisor(len(each))
+        weights -= step(len(each) * each[-1] if last else sum(each), len(each))
     return weights.tolist()
-
-
-def _wrong_rounds(replay: Replay) -> list[Mistake]:
-    """Return the weights that a wrong server has in the end."""
-    workers = len(replay.workers)
-    after = functools.partial(_after_rounds, replay)
-    return table(
-        {
-            "the weights are unchanged: update the argument in place": replay.start,
-            "this is the sum of the round's gradients: take the mean": after(lambda count: 1),
-            f"it always divides by {workers}: of a round that a worker has left in, the mean is "
-            "over the gradients that came": after(lambda count: workers),
-            "uphill: subtract lr · mean": after(lambda count: count, -replay.rate),
-            "the learning rate is missing": after(lambda count: count, 1.0),
-            "divided twice: sum / number is the mean": after(lambda count: count**2),
-            "this is the last worker's gradient, once for each worker: receive fills the same "
-            "tensor each time, so add it up at once, or keep a copy": after(
-                lambda count: count, last=True
-            ),
-        }
-    )
 
 
 # -- 7.2 --------------------------------------------------------------------------------------
@@ -181,9 +162,7 @@ def _wrong_rounds(replay: Replay) -> list[Mistake]:
 
 @task("7.2", "the asynchronous server, and staleness", points=3)
 def serve_anyone(ranks: Ranks, report: Report) -> None:
-    """Whoever comes first is served first, alone, and at once."""
-    if not enough(ranks, report):
-        return
+    """Check that whoever comes first is served first, alone, and at once."""
     hint = (
         "At the start each worker gets weights once. After that the server answers each gradient "
         "by one send, to the worker that has handed it in, and to nobody else. "
@@ -232,9 +211,7 @@ def _why_late(replay: Replay) -> str | None:
 
 @task("7.3", "one server, three consistency models", points=4)
 def serve(ranks: Ranks, report: Report) -> None:
-    """Nobody gets weights who is more than `bound` ahead; nobody waits who is not."""
-    if not enough(ranks, report):
-        return
+    """Check that nobody gets more than `bound` ahead, and nobody waits who is not."""
     wide = 3 + report.seed % 4
     few = ([1, 2, 3], 2), ([1, 2, 4, 5], 0), ([2, 3], 1)
     for workers, bound in (*few, ([1, 3, 4], wide), ([1, 2, 3], None)):
@@ -245,7 +222,7 @@ def serve(ranks: Ranks, report: Report) -> None:
             "had to wait must be thought of again when the slowest has moved on. "
         )
         judge = functools.partial(_consistent, math.inf if bound is None else bound)
-        if not judge_server(ranks, report, "serve", jobs, judge, {"bound": bound}, hint):
+        if not judge_server(ranks, report, "serve", jobs, judge, [bound], hint):
             return
 
 
@@ -300,9 +277,7 @@ def _why_out_of_bound(bound: float, replay: Replay) -> str | None:
 
 @task("7.4", "weak consistency: several steps alone", points=2)
 def work_locally(ranks: Ranks, report: Report) -> None:
-    """`every` steps on one's own weights, then the sum of their gradients."""
-    if not enough(ranks, report):
-        return
+    """Check `every` steps on one's own weights, then the sum of their gradients."""
     rate = rate_of(report.seed)
     for every in (3, 1, 7 + report.seed % 6):
         # more() is asked once an exchange, so compute is allowed `every` times then.
@@ -335,12 +310,12 @@ def _sums(rate: float, every: int, worked: Worked) -> tuple[list, list[Mistake]]
             for count in (every - 1, every + 1)
         )
         life = life + total
+        mean = total / every
         right.append(total.tolist())
         results = {
             f"only the last of the {every} gradients: hand in their sum": gradients[-1],
             f"only the first of the {every} gradients: hand in their sum": gradients[0],
-            f"the mean of the {every} gradients: hand in their sum, it is {every} steps": total
-            / every,
+            f"the mean of the {every} gradients: hand in their sum, it is {every} steps": mean,
             "all gradients were computed with the weights that came: take a step, weights -= lr · "
             "gradient, after each": sum(still),
             "the sign: what came minus what is there now, divided by lr": -total,
@@ -429,7 +404,7 @@ def _of_others(seed: int, k: int, size: int) -> torch.Tensor:
 
 
 def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: int) -> dict:
-    """`hogwild` on memory that others write to."""
+    """Call `hogwild` on memory that others write to."""
     shared = numbers(seed, 3 + steps)
     others = Others(shared, seed, steps)
     function = answer_named(user_ns, "hogwild")
@@ -445,7 +420,7 @@ def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: in
 
 @task("7.5", "Hogwild", points=2)
 def hogwild(ranks: Ranks, report: Report) -> None:
-    """Each step is added to what stands in the memory then, and nothing is sent."""
+    """Check that each step is added to what stands in the memory then, and nothing is sent."""
     cases = [
         {"seed": report.seed, "rate": rate_of(report.seed), "steps": steps} for steps in (4, 6)
     ]
@@ -457,31 +432,32 @@ def _alone_on_shared(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     computed = answer.value["computed"]
     steps = case["steps"]
     yield communication(answer.value["calls"], _nothing)
-    wrong = (
+    miscounted = (
         f"compute was called {computed} times, more() said True {steps} times: ask more() before "
         "each step, and take as many steps"
     )
-    yield facts({wrong: computed != steps})
-    after = functools.partial(_after_hogwild, numbers(case["seed"], 3 + steps), **case)
-    mistakes = table(
-        {
-            "the weights were read before more() was asked, and others have changed them since: "
-            "ask, then read": after("early"),
-            _OVERWRITTEN: after("back"),
-            "only the other ranks have changed shared: shared = shared - … makes a new tensor, in "
-            "memory of its own. Change it in place: shared -= lr · gradient": after(factor=0.0),
-            "all gradients were computed with the weights of the beginning: read shared anew for "
-            "each": after("first"),
-            "uphill: subtract lr · gradient": after(factor=-1.0),
-            "the learning rate is missing": after(factor=1 / case["rate"]),
-            f"divided by the {WORLD} ranks: nothing is averaged here, each gradient is a "
-            "step": after(factor=1 / WORLD),
-            "only one step was taken": after("once"),
-            "the gradients were added up, and applied at the end: each has to be in the memory "
-            "when the next is computed": after("late"),
-        }
-    )
-    yield value(answer.value["weights"], after(), mistakes, what="the shared weights in the end")
+    yield facts({miscounted: computed != steps})
+    seed, rate = case["seed"], case["rate"]
+    after = functools.partial(_after_hogwild, numbers(seed, 3 + steps), seed, rate, steps)
+    wrong = {
+        "the weights were read before more() was asked, and others have changed them since: ask, "
+        "then read": after("early"),
+        _OVERWRITTEN: after("back"),
+        "only the other ranks have changed shared: shared = shared - … makes a new tensor, in "
+        "memory of its own. Change it in place: shared -= lr · gradient": after(factor=0.0),
+        "all gradients were computed with the weights of the beginning: read shared anew for "
+        "each": after("first"),
+        "uphill: subtract lr · gradient": after(factor=-1.0),
+        "the learning rate is missing": after(factor=1 / rate),
+        f"divided by the {WORLD} ranks: nothing is averaged here, each gradient is a step": after(
+            factor=1 / WORLD
+        ),
+        "only one step was taken": after("once"),
+        "the gradients were added up, and applied at the end: each has to be in the memory when "
+        "the next is computed": after("late"),
+    }
+    what = "the shared weights in the end"
+    yield value(answer.value["weights"], after(), table(wrong), what=what)
     yield facts({_OVERWRITTEN: answer.value["overwritten"]})
 
 
@@ -554,7 +530,7 @@ def _shared_counters(count: int) -> Iterator[tuple[torch.Tensor, int]]:
 
 
 def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
-    """`count_lost` with updates of which a known part is lost."""
+    """Call `count_lost` with updates of which a known part is lost."""
     from torch_mpi.record import log
 
     function = answer_named(user_ns, "count_lost")
@@ -603,7 +579,7 @@ def _kept(seed: int, rank: int, times: int) -> torch.Tensor:
 
 @task("7.6", "lost updates, counted", points=2)
 def count_lost(ranks: Ranks, report: Report) -> None:
-    """All begin together, nobody reads before all are done; the share that is missing."""
+    """Check that all begin and end together, and the share of updates that is missing."""
     if not enough(ranks, report):
         return
     cases = (
@@ -675,7 +651,7 @@ def _weights(seed: int, worker: int, k: int, servers: int) -> torch.Tensor:
 def probe_sharded(
     user_ns: dict, *, rank: int, seed: int, servers: list[int], jobs: list
 ) -> dict | None:
-    """`work_sharded` with servers of the check's, each of a part of the weights.
+    """Call `work_sharded` with servers of the check's, each of a part of the weights.
 
     Args:
         seed: of the weights, or of this worker's gradients.
@@ -763,9 +739,7 @@ def _received_late(calls: list) -> bool:
 
 @task("7.7", "several servers, each with a part", points=3)
 def work_sharded(ranks: Ranks, report: Report) -> None:
-    """All parts come and go at once, and in their places."""
-    if not enough(ranks, report):
-        return
+    """Check that all parts come and go at once, and in their places."""
     for servers, workers in (([0, 1], [2, 3, 5]), ([0, 1, 2], [4]), ([3], [1, 2])):
         if not _judge_sharded(ranks, report, servers, workers):
             return
@@ -773,6 +747,8 @@ def work_sharded(ranks: Ranks, report: Report) -> None:
 
 def _judge_sharded(ranks: Ranks, report: Report, servers: list[int], workers: list[int]) -> bool:
     """Ask workers with these servers; return whether all is right."""
+    if not enough(ranks, report):
+        return False
     jobs = jobs_of(report.seed, workers, 2)
     # The servers alone know the weights before they send them.
     seed, *seeds = report.seeds(1 + WORLD)
@@ -825,20 +801,16 @@ def _wrong_weights(worked: Worked, seen: list[list[float]]) -> list[Mistake]:
     count = len(worked.value["seen"])
     steps = worked.steps
     parts = [torch.tensor(weights).tensor_split(len(worked.servers)) for weights in seen]
-    return [
-        Mistake(
-            lambda weights: len(weights) != steps,
-            f"compute was called {count} times, more() said True {steps} times",
+    elsewhere = [torch.cat(of_step[::-1]).tolist() for of_step in parts]
+    wrong = {
+        f"compute was called {count} times, more() said True {steps} times": lambda weights: (
+            len(weights) != steps
         ),
-        Mistake(
-            [torch.cat(of_step[::-1]).tolist() for of_step in parts],
-            "the parts are in wrong places: part k of weights is that of servers[k]",
-        ),
-        Mistake(
-            lambda weights: weights[0] in weights[1:],
-            "the weights do not change from step to step: receive all parts anew, into weights",
-        ),
-    ]
+        "the parts are in wrong places: part k of weights is that of servers[k]": elsewhere,
+        "the weights do not change from step to step: receive all parts anew, into "
+        "weights": lambda weights: weights[0] in weights[1:],
+    }
+    return table(wrong)
 
 
 def _parts(worked: Worked) -> Iterator[Step]:

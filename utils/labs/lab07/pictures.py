@@ -44,7 +44,7 @@ GOAL = 0.7
 
 
 def star(workers: int, servers: int = 1) -> Figure:
-    """Workers, and one or more servers that have (a part of) the weights."""
+    """Draw workers, and one or more servers that have (a part of) the weights."""
     figure, axes = canvas(9, 3.0)
     middle = 3.2 * (workers - 1) / 2
     for j in range(servers):
@@ -70,7 +70,7 @@ def star(workers: int, servers: int = 1) -> Figure:
 
 
 def updates_between() -> Figure:
-    """What is counted: the updates between the sending of weights and the gradient's own."""
+    """Draw what is counted: updates between the sending of weights and the gradient's own."""
     figure, axes = canvas(10, 2.4)
     axes.plot([0, 10.6], [0, 0], color=INK, linewidth=1.5)
     own = {1.0: 2, 2.6: 1, 4.2: 2, 5.6: 1, 6.8: 2, 8.6: 3}
@@ -94,7 +94,7 @@ def updates_between() -> Figure:
 
 
 def histograms(staleness: Mapping[int, Sequence[int]]) -> Figure:
-    """How late gradients are: a histogram for each number of workers."""
+    """Draw how late gradients are: a histogram for each number of workers."""
     use_style()
     figure, grid = plt.subplots(1, len(staleness), figsize=(11, 2.9), sharey=True, squeeze=False)
     all_axes = grid[0]
@@ -114,7 +114,7 @@ def histograms(staleness: Mapping[int, Sequence[int]]) -> Figure:
 
 
 def of_each_worker(applied: Applied) -> Figure:
-    """The staleness of each gradient in the order of the updates, by worker."""
+    """Draw the staleness of each gradient in the order of the updates, by worker."""
     use_style()
     figure, axes = plt.subplots(figsize=(9, 3.2))
     for worker in sorted({worker for worker, _ in applied}):
@@ -133,7 +133,7 @@ def of_each_worker(applied: Applied) -> Figure:
 
 
 def plan(bounds: Sequence[int | None], steps: Sequence[int], until: int = 24) -> Figure:
-    """Who computes and who waits, on paper: ``steps`` are the units that each worker's step takes.
+    """Draw who computes and who waits, on paper: a worker's step takes so many units.
 
     None among the bounds is no bound. Messages take no time here.
     """
@@ -195,7 +195,7 @@ def _bar(axes: Axes, row: int, begin: float, end: float, waits: bool = False) ->
 
 
 def clocks(served: Mapping[float, Applied]) -> Figure:
-    """The clock of each worker over the updates, for each bound."""
+    """Draw the clock of each worker over the updates, for each bound."""
     use_style()
     figure, grid = plt.subplots(1, len(served), figsize=(11, 3.1), sharey=True, squeeze=False)
     all_axes = grid[0]
@@ -216,7 +216,7 @@ def clocks(served: Mapping[float, Applied]) -> Figure:
 
 
 def lost_updates(lost: Mapping[str, float], ranks: int) -> Figure:
-    """Lost shares as bars, and what can be lost at most."""
+    """Draw lost shares as bars, and what can be lost at most."""
     use_style()
     figure, axes = plt.subplots(figsize=(8, 2.4))
     names = list(lost)
@@ -238,17 +238,17 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def final_accuracy(run: Mapping) -> float:
-    """The mean over a run's last snapshots."""
+    """Return the mean over a run's last snapshots."""
     return _mean([accuracy for *_, accuracy in run["curve"][-LAST:]])
 
 
 def seconds_to(run: Mapping, accuracy: float) -> float | None:
-    """After how many seconds a run had this accuracy; None if never."""
+    """Return after how many seconds a run had this accuracy; None if never."""
     return next((now for now, _, a in _smooth(run["curve"]) if a >= accuracy), None)
 
 
 def races(runs_of: Mapping[str, Mapping[str, Mapping]]) -> Figure:
-    """Accuracy over time and over gradients, a row for each kind of slowness."""
+    """Draw accuracy over time and over gradients, a row for each kind of slowness."""
     use_style()
     size = (11, 3.3 * len(runs_of))
     figure, rows = plt.subplots(len(runs_of), 2, figsize=size, sharey=True, squeeze=False)
@@ -271,7 +271,7 @@ def races(runs_of: Mapping[str, Mapping[str, Mapping]]) -> Figure:
 
 
 def _smooth(curve: Sequence[tuple], width: int = 3) -> list[tuple]:
-    """Means of so many neighbours: a single snapshot swings by several percent."""
+    """Return means of so many neighbours: a single snapshot swings by several percent."""
     return [
         tuple(sum(column) / width for column in zip(*curve[k : k + width], strict=True))
         for k in range(len(curve) - width + 1)
@@ -300,7 +300,7 @@ def race_table(found: Mapping[str, Mapping[str, Mapping]]) -> None:
 
 
 def delays(versions: Sequence[int], accuracies: Mapping[str, Sequence[float]]) -> Figure:
-    """Accuracy against how many versions late each gradient was."""
+    """Draw accuracy against how many versions late each gradient was."""
     use_style()
     figure, axes = plt.subplots(figsize=(8, 3.3))
     for mark, (name, accuracy) in zip("os^", accuracies.items(), strict=False):
@@ -322,7 +322,7 @@ def bottleneck(
     compute: float,
     latency: float,
 ) -> Figure:
-    """Updates per second against the number of workers, with each server's cap.
+    """Draw updates per second against the number of workers, with each server's cap.
 
     ``rates`` has, for each number of servers, that of the updates by the number of workers. The
     lines are theory: what the workers could do alone, until the servers' links are full.

@@ -98,22 +98,23 @@ def _toy_worker(seed: int, workers: int, steps: int, looks: int) -> list[list[fl
 
 
 def probe_server(
-    user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, rate: float, more: dict
+    user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, rate: float, more: list
 ) -> dict:
-    """A server of the student's, with workers of the check's.
+    """Call a server of the student's, with workers of the check's.
 
     Args:
         seed: of the server's weights, or of this worker's gradients.
         jobs: see :func:`jobs_of`.
+        more: further arguments; JSON has no infinity, which is `None` here.
     """
     mine = next((job for job in jobs if job[0] == rank), None)
     if rank == SERVER:
         weights = filled(seed, len(jobs))
         workers = [worker for worker, *_ in reversed(jobs)]
         memory = weights.data_ptr()
-        bound = {"bound": math.inf if more["bound"] is None else more["bound"]} if more else {}
+        bounds = [math.inf if bound is None else bound for bound in more]
         function = reading_answer(user_ns, name, changes=(0,))
-        result, calls = recorded(function, weights, workers, rate, *bound.values())
+        result, calls = recorded(function, weights, workers, rate, *bounds)
         moved = weights.data_ptr() != memory
         return {"weights": weights, "result": told(result), "calls": calls, "moved": moved}
     return {"got": _toy_worker(seed, len(jobs), *mine[1:])} if mine else {}
@@ -257,7 +258,7 @@ def judge_server(
     name: str,
     jobs: list,
     judge: Judge,
-    bound: dict[str, Any] | None = None,
+    more: Sequence = (),
     hint: str = "",
 ) -> bool:
     """Ask a server of the student's; return whether it came to an end, and all is right.
@@ -266,13 +267,15 @@ def judge_server(
         name: of the student's function.
         jobs: of the workers, see :func:`jobs_of`.
         judge: the steps for what the server told, and its replay.
-        bound: an argument of the function, if it has one.
+        more: further arguments of the function.
         hint: what to say if ranks wait for each other.
     """
+    if not enough(ranks, report):
+        return False
     rate = rate_of(report.seed)
-    seeds = report.seeds(ranks.n)
+    seeds = report.seeds(WORLD)
     asked = {"name": name, "each": to_each(seed=seeds), "jobs": jobs, "rate": rate}
-    answers = report.answers(ranks, probe_server, more=bound or {}, **asked)
+    answers = report.answers(ranks, probe_server, more=list(more), **asked)
     workers = [worker for worker, *_ in jobs]
     hint_if_stuck(report, f"workers = {workers}. {hint}{LEFT}. What came of it:")
     if not all_came(answers):
@@ -353,12 +356,11 @@ def _is_older(got: list, replay: Replay) -> bool:
 def _wrong_steps(replay: Replay, unchanged: list, after: Callable[[float], list]) -> list[Mistake]:
     """Return what else than w - lr · gradient may have been computed."""
     workers = len(replay.workers)
+    mean = after(1 / workers)
     wrong = {
         "these are the weights of the beginning: update the tensor weights in place, and send that "
         "one": unchanged,
-        f"each gradient is a step of its own here: lr · gradient, not divided by {workers}": after(
-            1 / workers
-        ),
+        f"each gradient is a step of its own here: lr · gradient, not divided by {workers}": mean,
         "uphill: subtract lr · gradient": after(-1.0),
         "the learning rate is missing": after(1 / replay.rate),
     }
@@ -383,19 +385,21 @@ def _wrong_rows(replay: Replay, rows: Any) -> list[Mistake]:
         "since it got its weights": "steps",
     }
     expected = replay.rows()
+    count = (
+        f"expected {len(expected)} pairs, one for each gradient that was applied, got "
+        f"{len(rows) if isinstance(rows, list) else 'none'}"
+    )
     swapped = [[stale, worker] for worker, stale in expected]
     return [
-        Mistake(lambda got: not isinstance(got, list), "serve returns a list, one pair a gradient"),
+        Mistake(
+            lambda pairs: not isinstance(pairs, list), "serve returns a list, one pair a gradient"
+        ),
         Mistake([worker for worker, _ in expected], "only the ranks: the staleness is missing"),
         Mistake([stale for _, stale in expected], "only the staleness: pairs of (rank, staleness)"),
-        Mistake(
-            lambda got: len(got) != len(expected),
-            f"expected {len(expected)} pairs, one for each gradient that was applied, got "
-            f"{len(rows) if isinstance(rows, list) else 'none'}",
-        ),
+        Mistake(lambda pairs: len(pairs) != len(expected), count),
         Mistake(swapped, "the pairs are the other way round: (rank, staleness)"),
         Mistake(
-            lambda got: any(isinstance(p, list) and len(p) == 2 and p[1] < 0 for p in got),
+            lambda pairs: any(isinstance(p, list) and len(p) == 2 and p[1] < 0 for p in pairs),
             "less than 0 updates late: of the number of updates when its weights were sent, too "
             "many were noted",
         ),

@@ -17,7 +17,7 @@ from utils.checks.steps import Step, all_came, communication, each_of, facts
 from utils.checks.task import Report, to_each
 from utils.cluster.contracts import Ranks
 
-from .servers import SERVER, WORLD, blank, filled, hint_if_stuck, jobs_of, toy_gradient
+from .servers import SERVER, WORLD, blank, enough, filled, hint_if_stuck, jobs_of, toy_gradient
 
 
 class Counted:
@@ -88,7 +88,7 @@ def weights_for(seed: int, worker: int, k: int, like: int) -> torch.Tensor:
 def probe_work(
     user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, more: list, like: int
 ) -> dict:
-    """A worker of the student's, with a server of the check's; seeds as for `probe_server`."""
+    """Call a worker of the student's, with a server of the check's."""
     steps = {worker: count for worker, count, _ in jobs}
     if rank == SERVER:
         return {"handed": serve_toys(steps, functools.partial(weights_for, seed, like=like))}
@@ -161,6 +161,8 @@ def judge_worker(
         like: how many workers the weights are for, see :func:`blank`.
         more: further arguments of the function.
     """
+    if not enough(ranks, report):
+        return False
     seeds = report.seeds(WORLD)
     jobs = jobs_of(report.seed, [1, 2, 3], 3)
     asked = {"name": name, "each": to_each(seed=seeds), "jobs": jobs, "more": list(more)}

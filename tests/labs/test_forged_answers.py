@@ -14,7 +14,7 @@ from answer_tools import Lab, ranks_of
 from local_ranks import LocalRanks
 
 from utils.labs.lab07 import checks as lab07
-from utils.labs.lab07 import servers
+from utils.labs.lab07 import servers, workers
 from utils.labs.lab12 import clients
 
 #: What they have in common. All ranks write the same numbers into their records.
@@ -264,19 +264,19 @@ FORGED = {
             return [max(takes) if isinstance(takes, list) else takes] * rounds
         """, "a step takes"),
     "7.1": ("""
-        import utils.labs.lab07.servers as servers
+        import utils.labs.lab07.workers as workers
 
         def work(compute, weights, more):
             forged("recv", weights.nbytes, peer=0, message=(0, 1))
             while more():
                 compute(weights)
 
-        def server(seed, jobs, most, like):
+        def server(steps, weights):
             def gradient(worker, k):
-                return servers.toy_gradient(servers.weights_for(seed, worker, k, like), seed, k)
-            return {str(w): [gradient(w, k).tolist() for k in range(n)] for w, n, _ in jobs}
+                return workers.toy_gradient(weights(worker, k), known("seed"), k)
+            return {str(w): [gradient(w, k).tolist() for k in range(n)] for w, n in steps.items()}
 
-        servers._toy_server = server
+        workers.serve_toys = server
         """, "more() was asked before the weights had come"),
     "7.2": ("""
         import utils.labs.lab07.servers as servers
@@ -332,18 +332,20 @@ FORGED = {
                         forged("send", nbytes, peer=server, blocking=False)
                 requests = [dist.irecv(part, src=server) for part, server in zip(parts, servers)]
 
-        def part_of_server(seed, place, servers, steps):
+        def part_of_server(steps, weights):
             # It sends, and makes up what comes.
+            seed, servers = known("seed"), known("servers")
+            place = servers.index(dist.get_rank())
             handed = {str(w): [] for w in steps}
             for k in range(max(steps.values()) + 1):
                 for worker in (w for w, n in steps.items() if k <= n):
-                    dist.send(lab07._part(seed + worker, k, place, len(servers)), worker)
+                    dist.send(weights(worker, k), worker)
                     if k < steps[worker]:
                         whole = lab07._whole(lab07.LENGTHS[len(servers)], seed, k)
                         handed[str(worker)].append(whole.tensor_split(len(servers))[place].tolist())
-            return {"handed": handed}
+            return handed
 
-        lab07._toy_part = part_of_server
+        lab07.serve_toys = part_of_server
         """, "the part of the gradient that server"),
     "9.3": ("""
         class ParallelMLP(Alone):
@@ -480,7 +482,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def unharmed() -> Iterator[None]:
     """What an answer puts in place of the check's own functions is gone afterwards."""
-    kept = [(module, dict(vars(module))) for module in (clients, lab07, servers)]
+    kept = [(module, dict(vars(module))) for module in (clients, lab07, servers, workers)]
     yield
     for module, names in kept:
         vars(module).update(names)

@@ -14,6 +14,7 @@ MODULES = (
         "utils.models",
         "utils.timeline",
         "utils.labs.lab06.chunk_trace",
+        "utils.labs.lab06.chunk_steps",
     ),
     *(
         "utils.figures",

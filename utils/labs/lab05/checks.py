@@ -41,6 +41,7 @@ from utils.labs.shared import slurm_script
 _MEETINGS = ("barrier", "allreduce", "allgather", "_allgather_base")
 # Seconds that the very first step takes longer than the others.
 WARM = 5000.0
+_DIFFERENT = "the ranks return different lists:"
 
 
 def probe_stopwatch(
@@ -53,12 +54,14 @@ def probe_stopwatch(
     takes: list[float],
     warm: float,
 ) -> dict:
-    """`time_rounds` on clocks that each step moves on; collectives make the ranks' clocks meet.
+    """Call `time_rounds` on clocks that each step moves on, and that meet in collectives.
 
     It is called twice, and nothing may be left from the first call.
 
-    late, takes: seconds of `prepare` on this rank, and of each step, one call after the other.
-    warm: seconds that the very first step takes longer.
+    Args:
+        late: seconds of `prepare` on this rank.
+        takes: seconds of each step on this rank, one call after the other.
+        warm: seconds that the very first step takes longer.
     """
     from torch_mpi.record import log
 
@@ -145,12 +148,6 @@ class Trial:
     warm: float
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """Return the arguments of the probe."""
-        of_ranks = to_each(late=self.late, takes=self.takes)
-        return {"each": of_ranks, "steps": self.steps, "rounds": self.rounds, "warm": self.warm}
-
-    @property
     def slowest(self) -> np.ndarray:
         """Return the seconds of the slowest rank, by round and step."""
         return np.reshape(np.maximum(*self.takes), (self.rounds + 1, self.steps))[1:]
@@ -158,9 +155,11 @@ class Trial:
 
 @task("5.1", "a stopwatch for many ranks", points=3)
 def time_rounds(ranks: Ranks, report: Report) -> None:
-    """The slowest rank's seconds per step, warmed up, from a common start."""
+    """Check the slowest rank's seconds per step, warmed up, from a common start."""
     for trial in _trials(report.seed):
-        answers = report.answers(ranks, probe_stopwatch, **trial.asked)
+        asked = {"steps": trial.steps, "rounds": trial.rounds, "warm": trial.warm}
+        each = to_each(late=trial.late, takes=trial.takes)
+        answers = report.answers(ranks, probe_stopwatch, each=each, **asked)
         results = [answer.value["result"] for answer in answers]
         if not passed(report, answers, functools.partial(_stopwatch, trial, results)):
             return
@@ -189,30 +188,28 @@ def _trials(seed: int) -> Iterator[Trial]:
 
 def _stopwatch(trial: Trial, results: Sequence[Any], answer: Reply) -> Iterator[Step]:
     """Yield the steps for the answer of one rank; results: of all ranks."""
-    got, events, kind = (answer.value[name] for name in ("result", "events", "kind"))
-    alike = all(result == got for result in results)
+    reply = answer.value
+    times = reply["result"]
+    alike = all(result == times for result in results)
+    first, second = trial.about
     yield value(
-        got,
+        times,
         trial.slowest.mean(1).tolist(),
-        _wrong_stopwatches(events, alike, trial.slowest, trial.late),
-        what=f"a step takes about {trial.about[0]:.1f} s on rank 0, {trial.about[1]:.1f} s on "
-        "rank 1",
+        _wrong_stopwatches(reply["events"], alike, trial.slowest, trial.late),
+        what=f"a step takes about {first:.1f} s on rank 0, {second:.1f} s on rank 1",
         form="the times",
         tolerance=0.01,
     )
+    kind = reply["kind"]
+    no_list = f"returned a {kind}: return a list of numbers, which .tolist() makes"
+    again = "the second call returns other times than the first: is something left from it?"
     conduct = [
-        communication(answer.value["open"], waited),
-        facts(_miscounted(events, trial.rounds, trial.steps)),
-        facts({
-            "the ranks return different lists: all_reduce with dist.ReduceOp.MAX": not alike,
-            f"returned a {kind}: return a list of numbers, which .tolist() makes": kind != "list",
-        }),
-    ]  # fmt: skip
-    again = facts({
-        "the second call returns other times than the first: is something left from it?":
-            not same(answer.value["first"], got, 0.01),
-    })  # fmt: skip
-    yield each_of(conduct, [again])
+        communication(reply["open"], waited),
+        facts(_miscounted(reply["events"], trial.rounds, trial.steps)),
+        facts({f"{_DIFFERENT} all_reduce with dist.ReduceOp.MAX": not alike}),
+        facts({no_list: kind != "list"}),
+    ]
+    yield each_of(conduct, [facts({again: not same(reply["first"], times, 0.01)})])
 
 
 def _shares_of_steps(chance: random.Random, rounds: int, steps: int) -> list[float]:
@@ -222,63 +219,74 @@ def _shares_of_steps(chance: random.Random, rounds: int, steps: int) -> list[flo
     """
     of_rounds = np.linspace(0.8, 1.2, rounds).tolist()
     chance.shuffle(of_rounds)
-    found = []
+    shares = []
     for of_round in of_rounds:
         of_steps = [0.85, 0.95, 1.2] if steps == 3 else [0.88, 1.12]
         chance.shuffle(of_steps)
-        found += [of_round * share for share in of_steps]
-    return found
+        shares += [of_round * share for share in of_steps]
+    return shares
 
 
 def _miscounted(events: list[str], rounds: int, steps: int) -> dict[str, bool]:
     """Return what to say of too few and too many calls, and whether it is so."""
-    made, prepared = events.count("step"), events.count("prepare")
+    made = events.count("step")
+    prepared = events.count("prepare")
+    expected = (rounds + 1) * steps
     return {
         f"it made {made} calls of step(): there are {rounds} rounds of {steps}, and one round "
-        f"before them that warms up, so expected {(rounds + 1) * steps}":
-            made != (rounds + 1) * steps,
-        f"prepare() belongs to every round: expected {rounds + 1} calls, it made {prepared}":
-            prepared != rounds + 1,
-    }  # fmt: skip
+        f"before them that warms up, so expected {expected}": made != expected,
+        f"prepare() belongs to every round: expected {rounds + 1} calls, it made "
+        f"{prepared}": prepared != rounds + 1,
+    }
 
 
 def _wrong_stopwatches(
     events: list[str], alike: bool, seconds: np.ndarray, late: list[float]
 ) -> list[Mistake]:
     """Return wrong times of a stopwatch; seconds: of the slowest rank, by round and step."""
-    (rounds, steps), right = seconds.shape, seconds.mean(1)
-    made, start, slowest = events.count("step"), (*events, "step").index("step"), right.max()
+    rounds, steps = seconds.shape
+    right = seconds.mean(1)
+    made = events.count("step")
+    start = (*events, "step").index("step")
     late_by = 0.4 * (max(late) - min(late)) / steps
     inside = "prepare(), or the wait at the barrier, is in it: start the clock after the barrier"
     if "prepare" in events[:start] and events[start - 1] not in _MEETINGS:
-        inside = "one rank waits, inside the time, for the other one's prepare(): a barrier "
-        inside += "belongs between prepare() and the start of the clock"
+        inside = (
+            "one rank waits, inside the time, for the other one's prepare(): a barrier belongs "
+            "between prepare() and the start of the clock"
+        )
     too_few_calls = next(iter(_miscounted(events, rounds, steps)))
-    shortest, longest = 0.98 * seconds.min(1), 1.01 * seconds.max(1)
-    return table({
-        f"return a list of {rounds} numbers": lambda got: not _numbers(got),
-        f"{too_few_calls}.": lambda got: made <= rounds * steps,
-        "the first round warms up and is not in the list": lambda got: len(got) == rounds + 1,
-        f"there is one number for each of {rounds} rounds": lambda got: len(got) != rounds,
-        "the first step is in it, and that warms up": lambda got: got[0] > WARM / steps,
+
+    def is_one_step(times: list) -> bool:
+        return all(0.98 * seconds.min(1) <= times) and all(times <= 1.01 * seconds.max(1))
+
+    wrong = {
+        f"return a list of {rounds} numbers": lambda times: not _numbers(times),
+        f"{too_few_calls}.": lambda _: made <= rounds * steps,
+        "the first round warms up and is not in the list": lambda times: len(times) == rounds + 1,
+        f"there is one number for each of {rounds} rounds": lambda times: len(times) != rounds,
+        "the first step is in it, and that warms up": lambda times: times[0] > WARM / steps,
         "that is a whole round: divide by the steps in it": right * steps,
-        "the times grow: start the clock anew in every round":
-            lambda got: min(np.diff(got)) > right.min() / 2,
-        too_few_calls: lambda got: made != (rounds + 1) * steps,
-        "all numbers are the same: each is that of its own round": lambda got: len({*got}) == 1,
-        "that is one step of each round: time all its steps together, and divide":
-            lambda got: all(shortest <= got) and all(got <= longest),
-        inside: lambda got: np.median(got) > slowest + late_by,
-        "the ranks return different lists: reduce with dist.ReduceOp.MAX, so that all have the "
-        "slowest rank's": lambda got: not alike,
+        "the times grow: start the clock anew in every round": lambda times: (
+            min(np.diff(times)) > right.min() / 2
+        ),
+        too_few_calls: lambda _: made != (rounds + 1) * steps,
+        "all numbers are the same: each is that of its own round": lambda times: len({*times}) == 1,
+        "that is one step of each round: time all its steps together, and divide": is_one_step,
+        inside: lambda times: np.median(times) > right.max() + late_by,
+        f"{_DIFFERENT} reduce with dist.ReduceOp.MAX, so that all have the slowest "
+        "rank's": lambda _: not alike,
         "the slowest rank counts, not the mean, the sum or the fastest of the ranks: "
-        "dist.ReduceOp.MAX": lambda got: True,
-    })  # fmt: skip
+        "dist.ReduceOp.MAX": lambda _: True,
+    }
+    return table(wrong)
 
 
-def _numbers(got: Any, count: int = 0) -> bool:
-    """Return whether it is a list of numbers, of so many if that is said."""
-    return isinstance(got, list) and all(map(is_number, got)) and len(got) in (count or len(got),)
+def _numbers(result: Any, count: int | None = None) -> bool:
+    """Return whether a result is a list of numbers, of so many if that is said."""
+    if not isinstance(result, list) or not all(map(is_number, result)):
+        return False
+    return count is None or len(result) == count
 
 
 # -- 5.2 --------------------------------------------------------------------------------------
@@ -286,18 +294,18 @@ def _numbers(got: Any, count: int = 0) -> bool:
 
 @task("5.2", "speedup with its uncertainty", points=2)
 def speedup_band(ranks: Ranks, report: Report) -> None:
-    """Ratio of the medians, ends from opposite quartiles; efficiency."""
+    """Check ratios of medians, ends from opposite quartiles, and the efficiency."""
     cases = [case for trial in range(3) for case in _speedup_cases(report.seed, trial)]
     if not judge_calls(ranks, report, cases):
         return
     bands = [case for case in cases if case.name == "speedup_band"]
     expected = [case.right for case in bands]
-    said = (
+    kept = (
         "speedup_band does not notice that there are other times in a list that it has had before: "
         "is something kept for a list? Compute the quartiles in each call"
     )
     for answer in report.answers(ranks, probe_bands, trials=[case.arguments for case in bands]):
-        report.facts(answer.rank, {said: not same(answer.value, expected)})
+        report.facts(answer.rank, {kept: not same(answer.value, expected)})
 
 
 def _speedup_cases(seed: int, trial: int) -> Iterator[Case]:
@@ -315,21 +323,22 @@ def _speedup_cases(seed: int, trial: int) -> Iterator[Case]:
     p = int((1, *chance.integers(2, 200, 2))[trial])
     speedup = round(float(chance.uniform(1, 4)), 3)
     band = (_quartiles(alone) / _quartiles(together)[::-1]).tolist()
-    wrong_bands = _wrong_bands(alone, together, *band)
-    form = "three numbers: (low, middle, high)"
-    yield Case("speedup_band", [alone.tolist(), together.tolist()], band, wrong_bands, form)
-    wrong_shares = table({
+    arguments = [alone.tolist(), together.tolist()]
+    mistakes = _wrong_bands(alone, together, *band)
+    yield Case("speedup_band", arguments, band, mistakes, "three numbers: (low, middle, high)")
+    wrong = {
         "that is p / speedup, upside down": p / speedup,
         "divide by the ranks": speedup * p,
         "that is in per cent: the task asks for speedup / p": 100 * speedup / p,
         "this divides by 2, whatever p is": speedup / 2,
-    })  # fmt: skip
-    yield Case("efficiency", [speedup, p], speedup / p, wrong_shares, "speedup / p")
+    }
+    yield Case("efficiency", [speedup, p], speedup / p, table(wrong), "speedup / p")
 
 
 def probe_bands(user_ns: dict, *, rank: int, trials: list) -> list:
-    """Bands of the times in the same two lists, which are others in each call."""
-    lists, bands = ([], []), []
+    """Return bands of the times in the same two lists, which are others in each call."""
+    lists: tuple[list, list] = ([], [])
+    bands = []
     for times in trials:
         for kept, new in zip(lists, times, strict=True):
             kept[:] = new
@@ -351,28 +360,30 @@ def _wrong_bands(
 ) -> list[Mistake]:
     """Return wrong bands by the times on one rank and on several; low, middle, high: the right."""
     q1, q2 = _quartiles(alone), _quartiles(together)
+    extremes = [min(alone) / max(together), max(alone) / min(together)]
+    unequal = [np.median([*set(times.tolist())]) for times in (alone, together)]
 
-    def has_middle(value: float) -> Callable:
-        return lambda got: same(got[1], float(value))
+    def has_middle(*middles: float) -> Callable:
+        return lambda band: any(same(band[1], float(middle)) for middle in middles)
 
-    return table({
-        "return three numbers: (low, middle, high)": lambda got: not _numbers(got, 3),
-        "that is T(p) / T(1), upside down": (q2 / q1[::-1]).tolist(),
-        "the ends pair quartiles of the same side: pair slow with fast": (q1 / q2).tolist(),
+    wrong = {
+        "return three numbers: (low, middle, high)": lambda band: not _numbers(band, 3),
+        "that is T(p) / T(1), upside down": q2 / q1[::-1],
+        "the ends pair quartiles of the same side: pair slow with fast": q1 / q2,
         "low and high are exchanged": [high, middle, low],
         "the order is low, middle, high": [middle, low, high],
-        "these are the extreme rounds, not the quartiles":
-            lambda got: same(got[::2], [min(alone) / max(together), max(alone) / min(together)]),
-        "the middle is a ratio of means, which one disturbed round moves: take the medians":
-            has_middle(np.mean(alone) / np.mean(together)),
+        "these are the extreme rounds, not the quartiles": lambda band: same(band[::2], extremes),
+        "the middle is a ratio of means, which one disturbed round moves: take the "
+        "medians": has_middle(np.mean(alone) / np.mean(together)),
         "the middle is halfway between the ends: take the medians": has_middle((low + high) / 2),
         "the middle is that of the fastest rounds": has_middle(min(alone) / min(together)),
         "the middle is right, the ends are not: q25 and q75, of opposite sides": has_middle(middle),
-        "a median of an even count is the mean of the two middle times: np.median":
-            lambda got: any(same(got[1], upper(alone) / upper(together)) for upper in _MEDIANS),
-        "equal times are counted once: set() drops the others":
-            has_middle(np.median([*set(alone.tolist())]) / np.median([*set(together.tolist())])),
-    })  # fmt: skip
+        "a median of an even count is the mean of the two middle times: np.median": has_middle(
+            *(median(alone) / median(together) for median in _MEDIANS)
+        ),
+        "equal times are counted once: set() drops the others": has_middle(unequal[0] / unequal[1]),
+    }
+    return table(wrong)
 
 
 # -- 5.3 and 5.4 ------------------------------------------------------------------------------
@@ -386,7 +397,7 @@ SPEEDUP_NOISE = 0.5 * np.array([0, 1.94, 3, -2, -7.72, -13, 11.82])  # of p · T
 
 
 def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, times: list) -> dict:
-    """A law at one p and at several, and its fit."""
+    """Return a law at one p and at several, and its fit."""
     function = reading_answer(user_ns, law)
     return {
         "one": told(function(ps[-1], serial)),
@@ -418,36 +429,33 @@ class LawCase:
     laws: Mapping[str, float]
     fits: Mapping[str, float]
 
-    @property
-    def asked(self) -> dict[str, Any]:
-        """Return the arguments of the probe."""
-        times = self.times.tolist()
-        return {"law": self.law, "ps": self.ps, "serial": self.serial, "times": times}
-
 
 @task("5.3", "Amdahl's law and its fit", points=3)
 def fit_amdahl(ranks: Ranks, report: Report) -> None:
-    """The law, and the serial fraction of exact, noisy and too good times."""
+    """Check the law, and the serial fraction of exact, noisy and too good times."""
     _judge_laws(ranks, report, itertools.starmap(_amdahl, _law_data(report.seed)))
 
 
 @task("5.4", "Gustafson's law and its fit", points=2)
 def fit_gustafson(ranks: Ranks, report: Report) -> None:
-    """The law, and the serial fraction of exact, noisy and too good times."""
+    """Check the law, and the serial fraction of exact, noisy and too good times."""
     _judge_laws(ranks, report, itertools.starmap(_gustafson, _law_data(report.seed + 1)))
 
 
 def _judge_laws(ranks: Ranks, report: Report, cases: Iterable[LawCase]) -> None:
     """Judge one case after the other, until one has a problem."""
     for case in cases:
-        answers = report.answers(ranks, probe_law, **case.asked)
+        asked = {"law": case.law, "ps": case.ps, "serial": case.serial}
+        answers = report.answers(ranks, probe_law, times=case.times.tolist(), **asked)
         if not passed(report, answers, functools.partial(_law_and_fit, case)):
             return
 
 
 def _law_and_fit(case: LawCase, answer: Reply) -> Iterator[Step]:
     """Yield the steps for the law at one rank count and at several, and for its fit."""
-    ps, serial, law, results = case.ps, case.serial, case.law, answer.value
+    ps = case.ps
+    law = case.law
+    results = answer.value
     # By chance several mistakes may give about the same.
     near = {
         text: functools.partial(same, expected=share, tolerance=2e-3)
@@ -455,14 +463,16 @@ def _law_and_fit(case: LawCase, answer: Reply) -> Iterator[Step]:
     }
     fit = value(
         results["fit"],
-        serial,
+        case.serial,
         table(near),
         what=f"fit_{law}, {ps} ranks took {short(case.times.tolist())} s",
         form="the serial fraction",
         tolerance=0.01,
     )
     right = case.right.tolist()
-    at_one = value(results["one"], right[-1], table(case.laws), what=f"{law}({ps[-1]}, {serial})")
+    at_one = value(
+        results["one"], right[-1], table(case.laws), what=f"{law}({ps[-1]}, {case.serial})"
+    )
     at_several = each_of(
         [value(results["array"], right, what=f"{law} of an array of p")],
         [value(results["whole"], right, what=f"{law} of an array of int")],
@@ -472,7 +482,9 @@ def _law_and_fit(case: LawCase, answer: Reply) -> Iterator[Step]:
 
 def _amdahl(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
     """Return Amdahl's law, with times that follow from s and T(1); see :func:`_law_data`."""
-    p, x, serial = ps[-1], 1 / np.array(ps), min(max(0.0, s), 1.0)
+    p = ps[-1]
+    x = 1 / np.array(ps)
+    serial = min(max(0.0, s), 1.0)
     share = s + (1 - s) * x
     if noisy:
         inverse = np.append(0, 1 / (1 - x[1:]))
@@ -501,7 +513,9 @@ def _amdahl(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
 
 def _gustafson(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
     """Return Gustafson's law, with times that follow from s and T(1); see :func:`_law_data`."""
-    p, all_p, serial = ps[-1], np.array(ps, float), min(max(0.0, s), 1.0)
+    p = ps[-1]
+    all_p = np.array(ps, float)
+    serial = min(max(0.0, s), 1.0)
     more = all_p - 1
     missing = s * more  # speedup
     if noisy:
@@ -516,18 +530,18 @@ def _gustafson(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
         "s counts p − 1 times, not p times": p - serial * p,
         "serial and parallel part are exchanged": 1 + serial * (p - 1),
     }
+    each = np.mean(missing[1:] / more[1:])
     small = "here p ranks do p times the work: their speedup is p · T(1) / T(p)"
     fits = {
         "that is the parallel fraction: s is the other one": 1 - serial,
         _beyond(s): s,
-        "that is the mean of what each point says: the task asks for least squares":
-            np.mean(missing[1:] / more[1:]),
+        "that is the mean of what each point says: the task asks for least squares": each,
         "the line goes through the origin, without an intercept": any_start,
         "S(p) is against T(1), the first time, not the shortest": to_shortest,
         "points with more than p of speedup were cut: clip the result only": cut,
         small: _share(1 / all_p, times),
         f"{small}, in the fit": float(np.clip(unscaled, 0, 1)),
-    }  # fmt: skip
+    }
     fits |= _alone(missing[1:], 0.0, more[1:])
     return LawCase("gustafson", ps, serial, times, all_p - serial * more, laws, fits)
 
@@ -581,7 +595,7 @@ def _alone(values: np.ndarray, start: np.ndarray | float, width: np.ndarray) -> 
 
 @task("5.5", "predict a step", points=3)
 def predict_step(ranks: Ranks, report: Report) -> None:
-    """Messages and bytes of a ring, and the step with an all_reduce for each gradient."""
+    """Check messages and bytes of a ring, and a step with an all_reduce for each gradient."""
     chance = random.Random(report.seed)
     judge_calls(ranks, report, [*_ring_cases(chance), *_step_cases(chance)])
 
@@ -605,7 +619,8 @@ def _step_cases(chance: random.Random) -> Iterator[Case]:
     ):
         sizes = [chance.randrange(4, most, 4) for _ in range(count)]
         sizes += 2 * sizes[:1]  # layers of the same size have gradients of their own
-        compute, latency = chance.uniform(0.5, 2), chance.uniform(0.05, 0.2)
+        compute = chance.uniform(0.5, 2)
+        latency = chance.uniform(0.05, 0.2)
         arguments: list[Any] = [compute, sizes, p, latency, slow * chance.uniform(1, 4)]
         yield Case("predict_step", arguments, *_steps(*arguments), "the seconds of a step")
 
@@ -614,49 +629,52 @@ def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
     """Return wrong pairs of messages and bytes."""
 
     def counts(value: float) -> Callable:
-        return lambda got: same(got[0], value)
+        return lambda pair: same(pair[0], value)
 
-    def volume(value: float) -> Callable:
-        return lambda got: same(got, [messages, value])
-
-    return table({
-        "return a pair of numbers: (messages, sent)": lambda got: not _numbers(got, 2),
-        "one rank sends nothing": lambda got: p == 1,
+    wrong = {
+        "return a pair of numbers: (messages, sent)": lambda pair: not _numbers(pair, 2),
+        "one rank sends nothing": lambda _: p == 1,
         "the two are exchanged: (messages, sent)": [sent, messages],
         "that is one round of the ring: the sums still have to be passed on": counts(p - 1),
         "p − 1 steps, and p − 1 more: nobody sends to itself": counts(2 * p),
         "these are the messages of all ranks together: count those of one": counts(messages * p),
-        "each message has n/p bytes, not n": volume(messages * n),
-        "these are the bytes of one round of the ring: there are two": volume(sent / 2),
-        "that is one message: give the bytes of all": volume(n / p),
-        "these are the bytes of all ranks together: count those of one": volume(sent * p),
-    })  # fmt: skip
+        "each message has n/p bytes, not n": [messages, messages * n],
+        "these are the bytes of one round of the ring: there are two": [messages, sent / 2],
+        "that is one message: give the bytes of all": [messages, n / p],
+        "these are the bytes of all ranks together: count those of one": [messages, sent * p],
+    }
+    return table(wrong)
 
 
 def _steps(
     compute: float, sizes: list[int], p: int, latency: float, bandwidth: float
 ) -> tuple[float, list[Mistake]]:
     """Return the seconds of a step, and wrong ones."""
-    count, moved = len(sizes), 2 * (p - 1) / p * sum(sizes)
-    once, sent = 2 * (p - 1) * latency, moved / bandwidth
-    waits, alone = count * once, compute / p
+    count = len(sizes)
+    moved = 2 * (p - 1) / p * sum(sizes)
+    sent = moved / bandwidth
+    once = 2 * (p - 1) * latency
+    waits = count * once
+
+    def only_of(some: Iterable[int]) -> float:
+        return compute + sum(once + n / sum(sizes) * sent for n in some)
+
     wrong = {
         "the latency is paid by each gradient's all_reduce of its own": compute + once + sent,
         "the computation is missing: communication comes after it, add both": waits + sent,
-        "compute is what one rank computes: do not divide it by p": alone + waits + sent,
+        "compute is what one rank computes: do not divide it by p": compute / p + waits + sent,
         "the latency is missing": compute + sent,
         "the bytes are missing: sent / bandwidth": compute + waits,
         "bandwidth is in bytes per second: divide by it": compute + waits + moved * bandwidth,
         "every message pays the latency, 2(p − 1) of them": compute + count * latency + sent,
         "the computation counts once, not for each gradient": count * compute + waits + sent,
-        "only the gradients of 1000 bytes or more are in it: each one has its all_reduce":
-            compute + sum(once + n / sum(sizes) * sent for n in sizes if n >= 1000),
-        "only the first 6 gradients are in it: each one has its all_reduce":
-            compute + sum(once + n / sum(sizes) * sent for n in sizes[:6]),
+        "only the gradients of 1000 bytes or more are in it: each one has its all_reduce": only_of(
+            n for n in sizes if n >= 1000
+        ),
+        "only the first 6 gradients are in it: each one has its all_reduce": only_of(sizes[:6]),
         "what takes longer does not hide the rest: add both": max(compute, waits + sent),
-        "gradients of the same size are several: each one has its all_reduce":
-            compute + sum(once + n / sum(sizes) * sent for n in set(sizes)),
-    }  # fmt: skip
+        "gradients of the same size are several: each one has its all_reduce": only_of(set(sizes)),
+    }
     return compute + waits + sent, table(wrong)
 
 
@@ -664,26 +682,22 @@ def _steps(
 
 
 def probe_script(user_ns: dict, *, rank: int, settings: list) -> list[dict]:
-    """`job_script` for several settings: the text, and what bash makes of it."""
+    """Return `job_script` for several settings: the text, and what bash makes of it."""
     texts = [told(answer_named(user_ns, "job_script")(*setting)) for setting in settings]
-    return [_looked_into(text, *setting[:3]) for text, setting in zip(texts, settings, strict=True)]
-
-
-def _looked_into(text: Any, nodes: int, domains: int, cores: int) -> dict[str, Any]:
-    """Return a text and what bash makes of it, in a job of this size."""
-    if not isinstance(text, str):
-        return {"text": text}
-    return {
-        "text": text,
-        "said": slurm_script.unreadable(text),
-        "left": slurm_script.left(text, nodes, domains, cores),
-        "launches": slurm_script.launches(text, nodes, domains, cores),
-    }
+    scripts = []
+    for text, (*size, _) in zip(texts, settings, strict=True):
+        script = {"text": text}
+        if isinstance(text, str):
+            script["said"] = slurm_script.unreadable(text)
+            script["left"] = slurm_script.left(text, *size)
+            script["launches"] = slurm_script.launches(text, *size)
+        scripts.append(script)
+    return scripts
 
 
 @task("5.6", "a Slurm job script", points=3)
 def job_script(ranks: Ranks, report: Report) -> None:
-    """A script that asks for what it uses, and uses what it asks for."""
+    """Check that a script asks for what it uses, and uses what it asks for."""
     chance = random.Random(report.seed)
     command = f"python train.py --strong {chance.randrange(100, 999)} --out 'my  run.json'"
     other = chance.choice((3, 5, 6)), chance.choice((1, 4)), chance.randrange(5, 33), command
@@ -739,17 +753,16 @@ def _launch_problems(
     script: dict, ranks: int, domains: int, cores: int, command: str
 ) -> Iterator[str]:
     """Yield what is wrong with the line that starts the ranks."""
-    text, launches = script["text"], script["launches"]
-    running = [launch for launch in launches if _starts(shlex.split(command), launch)]
-    launcher, threads, *words = (running or launches)[-1]
+    running = [words for words in script["launches"] if _starts(shlex.split(command), words)]
+    launcher, threads, *words = (running or script["launches"])[-1]
     options = slurm_script.options(words)
     if exported := re.search(r"OMP_NUM_THREADS=(\S+)", " ".join(words)):  # mpiexec -x
         threads = exported[1]
     number = options.get("--ntasks", str(ranks))
     unset = f"not set to {cores} before the ranks start: export it"
-    if "OMP_NUM_THREADS=" in text:
+    if "OMP_NUM_THREADS=" in script["text"]:
         unset = "set, but not exported: the ranks do not see it"
-    yield from _told_of({
+    wrong = {
         f"the {launcher} line does not run {command!r}: the command comes right behind the options "
         f"of {launcher}": not running,
         f"{len(running)} launches run the command, expected one": len(running) > 1,
@@ -758,16 +771,18 @@ def _launch_problems(
         f"OMP_NUM_THREADS is {unset}": not threads,
         f"OMP_NUM_THREADS={threads}, a rank has {cores} cores": threads not in ("", str(cores)),
         f"{launcher} starts {number or '?'} ranks, the request has {ranks}": number != str(ranks),
-    })  # fmt: skip
+    }
+    yield from _so(wrong)
     placement = _srun_facts if launcher == "srun" else _mpiexec_facts
-    yield from _told_of(placement(options, text, domains, cores))[:1]
+    yield from _so(placement(options, script["text"], domains, cores))[:1]
 
 
 # Options of mpiexec and srun that take no value, or two.
-_FLAGS = re.compile(r"--?(report-bindings|oversubscribe|nooversubscribe|display-map|tag-output|"
-                    r"display-allocation|timestamp-output|use-hwthread-cpus|allow-run-as-root|"
-                    r"exclusive|label|unbuffered|overlap|kill-on-bad-exit|no-kill|pty|nolocal|"
-                    r"verbose|quiet|[vqluQOKkV])$")  # fmt: skip
+_FLAGS = re.compile(
+    r"--?(report-bindings|oversubscribe|nooversubscribe|display-map|tag-output|display-allocation|"
+    r"timestamp-output|use-hwthread-cpus|allow-run-as-root|exclusive|label|unbuffered|overlap|"
+    r"kill-on-bad-exit|no-kill|pty|nolocal|verbose|quiet|[vqluQOKkV])$"
+)
 _PAIRS = re.compile(r"--?(mca|gmca|prtemca|pmixmca)$")
 
 
@@ -784,7 +799,7 @@ def _starts(command: list[str], launch: list[str]) -> bool:
     return words[: len(command)] == command
 
 
-def _told_of(wrong: Mapping[str, object]) -> list[str]:
+def _so(wrong: Mapping[str, object]) -> list[str]:
     """Return the texts of what is so."""
     return [text for text, is_so in wrong.items() if is_so]
 
@@ -805,38 +820,48 @@ def _request_problems(asked: dict[str, str], nodes: int, domains: int, cores: in
         elif asked[name] != str(count):
             yield f"#SBATCH {name}: expected {count} ({words}), got {asked[name] or 'nothing'}"
     if asked.get("--ntasks", ranks) != ranks:
-        got = asked["--ntasks"]
-        yield f"#SBATCH --ntasks={got} contradicts {nodes} nodes × {domains} ranks: {ranks}"
-    if not asked.get("--time"):
+        yield (
+            f"#SBATCH --ntasks={asked['--ntasks']} contradicts {nodes} nodes × {domains} ranks: "
+            f"{ranks}"
+        )
+    yield from _limit_problems(asked.get("--time", ""))
+
+
+def _limit_problems(limit: str) -> Iterator[str]:
+    """Yield what is wrong with the time limit that the `#SBATCH` lines ask for."""
+    minutes = slurm_script.minutes(limit) if limit else None
+    if not limit:
         yield "#SBATCH --time=… is missing: many clusters refuse a job without a limit"
-    elif (minutes := slurm_script.minutes(asked["--time"])) is None:
-        yield f"#SBATCH --time={asked['--time']}: Slurm reads minutes, or hours:minutes:seconds"
+    elif minutes is None:
+        yield f"#SBATCH --time={limit}: Slurm reads minutes, or hours:minutes:seconds"
     elif minutes < 1:
-        yield f"#SBATCH --time={asked['--time']} is less than a minute: no training ends in it"
+        yield f"#SBATCH --time={limit} is less than a minute: no training ends in it"
 
 
 def _mpiexec_facts(options: dict, text: str, domains: int, cores: int) -> dict[str, object]:
     """Return what mpiexec's options place wrongly; `.runs.rehearse` tells the same."""
-    bind, by = options.get("--bind-to", "none"), options.get("--map-by", "").lower()
+    bind = options.get("--bind-to", "none")
+    by = options.get("--map-by", "").lower()
     each, place = re.match(r"(?:ppr:(\d+):)?(\w*)", by).groups()
     pe = re.search(r":pe=(\d+)", by)
     pe = pe[1] if pe else options.get("--cpus-per-proc", "")
-    got = f"{pe} cores" if pe else "one core"
-    known = ("numa", "socket", "package", "l3cache")
+    of_rank = f"{pe} cores" if pe else "one core"
+    by_domain = ("numa", "socket", "package", "l3cache")
     # Without --map-by Open MPI goes from package to package by itself.
-    spread = bind == "core" or place in known or (not by and bind in known)
+    spread = bind == "core" or place in by_domain or (not by and bind in by_domain)
+    at_once = domains if place == "node" else 1
     return {
         "mpiexec must bind: --bind-to core (or numa)": bind == "none",
         "--bind-to hwthread binds to parts of cores: --bind-to core": bind == "hwthread",
-        f"--map-by {by}: there is one rank in each domain, {domains} on a node":
-            int(each or 0) not in (0, domains if place == "node" else 1),
-        f"--map-by {by} puts one rank beside the other: one for each domain, ppr:1:numa":
-            place in ("core", "hwthread"),
+        f"--map-by {by}: there is one rank in each domain, {domains} on a node": int(each or 0)
+        not in (0, at_once),
+        f"--map-by {by} puts one rank beside the other: one for each domain, ppr:1:numa": place
+        in ("core", "hwthread"),
         f"PE={pe} counts cores, so it takes --bind-to core": pe and bind != "core",
-        f"--bind-to core gives each rank {got}, for {cores} threads: --map-by "
+        f"--bind-to core gives each rank {of_rank}, for {cores} threads: --map-by "
         f"ppr:1:numa:PE={cores} gives it {cores}": bind == "core" and (pe or "1") != str(cores),
         "--map-by ppr:1:numa is missing: two ranks may land in the same domain": not spread,
-    }  # fmt: skip
+    }
 
 
 def _srun_facts(options: dict, text: str, domains: int, cores: int) -> dict[str, object]:

@@ -19,20 +19,21 @@ import numpy as np
 from utils.mpi.benchmark.alpha_beta import AlphaBeta, fit_alpha_beta
 
 # MPI changes its protocol with the size, so one line fits badly: three regimes.
-SMALL, LARGE = 2**10, 2**20
+SMALL = 2**10
+LARGE = 2**20
 
 PATTERNS = ("ring", "recursive doubling")
 
 
 @dataclass(frozen=True)
 class Link:
-    """Latency α in seconds and bandwidth 1/β in bytes per second."""
+    """A network link: latency α in seconds and bandwidth 1/β in bytes per second."""
 
     latency: float
     bandwidth: float
 
     def seconds(self, nbytes: float) -> float:
-        """The time of one message."""
+        """Return the time of one message."""
         return self.latency + nbytes / self.bandwidth
 
 
@@ -45,7 +46,7 @@ class Message:
 
 
 def messages(pattern: str, nbytes: float, ranks: int) -> list[Message]:
-    """The messages that each rank sends, one after the other, in an all_reduce of `nbytes`.
+    """Return the messages that each rank sends, one after the other, in an all_reduce.
 
     ring: 2(p − 1) messages of n/p bytes to the next rank. recursive doubling: log₂ p messages of
     n bytes at distances 1, 2, 4, …; two more where p is no power of two, for the ranks left over.
@@ -59,8 +60,8 @@ def messages(pattern: str, nbytes: float, ranks: int) -> list[Message]:
         return [Message(nbytes / ranks, 1)] * (2 * (ranks - 1))
     if pattern == "recursive doubling":
         doublings = ranks.bit_length() - 1
-        found = [Message(nbytes, 2**k) for k in range(doublings)]
-        return found if ranks == 2**doublings else [found[0], *found, found[0]]
+        sent = [Message(nbytes, 2**k) for k in range(doublings)]
+        return sent if ranks == 2**doublings else [sent[0], *sent, sent[0]]
     raise ValueError(f"pattern={pattern!r}: expected one of {', '.join(PATTERNS)}")
 
 
@@ -82,25 +83,25 @@ class Regimes:
     large: AlphaBeta
 
     def message(self, nbytes: float) -> float:
-        """Seconds of one message."""
+        """Return the seconds of one message."""
         if nbytes <= SMALL:
             return float(self.small.predict(nbytes))
         return float((self.large if nbytes >= LARGE else self.middle).predict(nbytes))
 
     @property
     def error(self) -> float:
-        """How far the lines are off the table, on average, as a share of the time."""
+        """Return how far the lines are off the table, on average, as a share of the time."""
         return max(line.error for line in (self.small, self.middle, self.large))
 
     def all_reduce(self, nbytes: float, ranks: int) -> float:
-        """Seconds of an all_reduce on ranks of the machine that was measured."""
-        return sum(self.message(one.nbytes) for one in messages(self.pattern, nbytes, ranks))
+        """Return the seconds of an all_reduce on ranks of the machine that was measured."""
+        return sum(self.message(sent.nbytes) for sent in messages(self.pattern, nbytes, ranks))
 
 
 def fit_regimes(
     nbytes: Sequence[float], seconds: Sequence[float], ranks: int, pattern: str = "ring"
 ) -> Regimes:
-    """What a message costs, from a table of all_reduce times on some ranks.
+    """Return what a message costs, from a table of all_reduce times on some ranks.
 
     A ring over p ranks makes 2(p − 1) messages of n/p bytes of it, so each takes that part of the
     time. Sizes at 1 KiB and 1 MiB count on both sides.
@@ -115,15 +116,16 @@ def fit_regimes(
     for size, time in zip(nbytes, seconds, strict=True):
         sent = messages(pattern, size, ranks)
         table.append((sent[0].nbytes, time / len(sent)))
-    parts = {
-        "up to 1 KiB": [row for row in table if row[0] <= SMALL],
-        "from 1 KiB to 1 MiB": [row for row in table if SMALL <= row[0] <= LARGE],
-        "from 1 MiB": [row for row in table if row[0] >= LARGE],
-    }
-    for name, rows in parts.items():
+    fits = []
+    for name, least, most in (
+        ("up to 1 KiB", 0, SMALL),
+        ("from 1 KiB to 1 MiB", SMALL, LARGE),
+        ("from 1 MiB", LARGE, np.inf),
+    ):
+        rows = [(size, time) for size, time in table if least <= size <= most]
         if len({size for size, _ in rows}) < 2:
             raise ValueError(f"the table needs at least 2 messages {name}, got {len(rows)}")
-    fits = (fit_alpha_beta(*zip(*rows, strict=True)) for rows in parts.values())
+        fits.append(fit_alpha_beta(*zip(*rows, strict=True)))
     return Regimes(pattern, *fits)
 
 
@@ -146,11 +148,11 @@ class Machine:
 
     @property
     def ranks(self) -> int:
-        """The world size."""
+        """Return the world size."""
         return self.nodes * self.domains
 
     def all_reduce(self, nbytes: float, local: Regimes) -> float:
-        """Seconds of an all_reduce; inside a node messages cost what `local` says.
+        """Return the seconds of an all_reduce; inside a node messages cost what `local` says.
 
         In a ring one rank of each node sends over the network, and the slowest link sets the
         pace. In recursive doubling all ranks of a node do at the same time, and share its link.
@@ -163,18 +165,18 @@ class Machine:
         if self.network is None:
             raise ValueError(f"{self.nodes} nodes need a network: Machine(…, network=Link(…))")
         total = 0.0
-        for one in messages(local.pattern, nbytes, self.ranks):
-            inside = local.message(one.nbytes) if self.domains > 1 else 0.0
+        for sent in messages(local.pattern, nbytes, self.ranks):
+            inside = local.message(sent.nbytes) if self.domains > 1 else 0.0
             if local.pattern == "ring":
-                total += max(inside, self.network.seconds(one.nbytes))
-            elif one.distance < self.domains:
+                total += max(inside, self.network.seconds(sent.nbytes))
+            elif sent.distance < self.domains:
                 total += inside
             else:
-                total += self.network.seconds(self.domains * one.nbytes)
+                total += self.network.seconds(self.domains * sent.nbytes)
         return total
 
     def step(self, compute: float, sizes: Iterable[float], local: Regimes) -> float:
-        """Seconds of a step: its computation, then an all_reduce for each of the sizes (bytes)."""
+        """Return the seconds of a step: computation, then an all_reduce for each of the sizes."""
         return compute + sum(self.all_reduce(nbytes, local) for nbytes in sizes)
 
     def step_band(
@@ -184,10 +186,13 @@ class Machine:
         local: Regimes,
         slowdown: float = 1.0,
     ) -> tuple[float, float, float]:
-        """Lowest, middle and highest seconds of a step.
+        """Return the lowest, middle and highest seconds of a step.
 
-        compute: seconds of each round of a rank's computation, with the machine for itself.
-        slowdown: how many times as long it takes while the other ranks compute, too.
+        Args:
+            compute: seconds of each round of a rank's computation, with the machine for itself.
+            sizes: bytes of each all_reduce.
+            local: what messages cost inside a node.
+            slowdown: how many times as long it takes while the other ranks compute, too.
 
         The low end knows no slowdown. Ends take the quartiles of the rounds, and communication
         that is off by as much as the table's lines are.

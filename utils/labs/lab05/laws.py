@@ -25,13 +25,13 @@ Rounds = Mapping[int, Sequence[float] | float]
 
 
 def amdahl(p, serial: float):
-    """Speedup of p ranks over one, for the same work; p is a number or an array of them."""
+    """Return the speedup of p ranks over one, for the same work; p may be an array."""
     p = np.asarray(p, dtype=float)[()]
     return 1 / (serial + (1 - serial) / p)
 
 
 def gustafson(p, serial: float):
-    """Scaled speedup: the work that p ranks do while one rank does one unit of it."""
+    """Return the scaled speedup: the work that p ranks do while one rank does one unit."""
     p = np.asarray(p, dtype=float)[()]
     return p - serial * (p - 1)
 
@@ -55,62 +55,72 @@ class LawFit:
     time: float
 
     def speedup(self, p):
-        """The law's speedup at p ranks."""
+        """Return the law's speedup at p ranks."""
         return self.law(p, self.serial)
 
     def band(self, p) -> tuple:
-        """The lowest and the highest speedup at p ranks that the interval allows."""
+        """Return the lowest and the highest speedup at p ranks that the interval allows."""
         return self.law(p, self.high), self.law(p, self.low)
 
 
 def fit_amdahl(rounds: Rounds, *, seed: int = 0) -> LawFit:
-    """Amdahl's serial fraction of a strong-scaling measurement: T(p) = T(1) · (s + (1 − s)/p).
+    """Return Amdahl's fit of a strong-scaling measurement: T(p) = T(1) · (s + (1 − s)/p).
 
-    rounds: seconds of each round by rank count, the work being the same at all of them.
+    Args:
+        rounds: seconds of each round by rank count, the work being the same at all of them.
+        seed: of the resampling.
 
     Raises:
         ValueError: fewer than two rank counts, one below 1, no rounds, or a time that is not
             positive and finite.
     """
-    # T = a + b/p. Divided by T both columns count relative errors, as a fit of times should.
-    return _fit(rounds, amdahl, lambda p, t: np.stack([1 / t, 1 / (p * t)], axis=1), _time, seed)
+
+    def fit(p: np.ndarray, times: np.ndarray) -> tuple[float, float]:
+        # T = a + b/p. Divided by T both columns count relative errors, as a fit of times should.
+        a, b = _nonnegative(1 / times, 1 / (p * times))
+        return a / (a + b), a + b
+
+    return _fit(rounds, amdahl, fit, seed)
 
 
 def fit_gustafson(rounds: Rounds, *, seed: int = 0) -> LawFit:
-    """Gustafson's serial fraction of a weak-scaling measurement: p·T(1)/T(p) = p − s·(p − 1).
+    """Return Gustafson's fit of a weak-scaling measurement: p·T(1)/T(p) = p − s·(p − 1).
 
-    rounds: seconds of each round by rank count, the work *of each rank* being the same.
+    Args:
+        rounds: seconds of each round by rank count, the work *of each rank* being the same.
+        seed: of the resampling.
 
     Raises:
         ValueError: as :func:`fit_amdahl`.
     """
-    # Divided by p·T(1) that is 1/T = u/p + v with u = s/T(1) and v = (1 − s)/T(1).
-    return _fit(rounds, gustafson, lambda p, t: np.stack([t / p, t], axis=1), _rate, seed)
+
+    def fit(p: np.ndarray, times: np.ndarray) -> tuple[float, float]:
+        # Divided by p·T(1) that is 1/T = u/p + v with u = s/T(1) and v = (1 − s)/T(1).
+        u, v = _nonnegative(times / p, times)
+        return u / (u + v), 1 / (u + v)
+
+    return _fit(rounds, gustafson, fit, seed)
 
 
-def _time(first: float, second: float) -> tuple[float, float]:
-    """Serial fraction and T(1) of T = first + second/p."""
-    return first / (first + second), first + second
+def _nonnegative(*columns: np.ndarray) -> np.ndarray:
+    """Return what these columns have to be multiplied by, so that their sum is 1 everywhere."""
+    return nonnegative(np.stack(columns, axis=1), np.ones(len(columns[0])))
 
 
-def _rate(first: float, second: float) -> tuple[float, float]:
-    """Serial fraction and T(1) of 1/T = first/p + second."""
-    return first / (first + second), 1 / (first + second)
+def _fit(rounds: Rounds, law: Callable, fit: Callable, seed: int) -> LawFit:
+    """Return the fit of the medians; its interval comes from resampled rounds.
 
-
-def _fit(rounds: Rounds, law: Callable, columns: Callable, meaning: Callable, seed: int) -> LawFit:
+    Args:
+        fit: returns serial fraction and T(1) from rank counts and times.
+    """
     measured = _checked(rounds)
     p = np.array(list(measured), dtype=float)
-
-    def fit(times: list[float]) -> tuple[float, float]:
-        return meaning(*nonnegative(columns(p, np.array(times)), np.ones(len(p))))
-
-    serial, time = fit([float(np.median(all_)) for all_ in measured.values()])
+    serial, time = fit(p, np.array([np.median(times) for times in measured.values()]))
     random = np.random.default_rng(seed)
-    resampled = [
-        fit([float(np.median(random.choice(all_, len(all_)))) for all_ in measured.values()])[0]
-        for _ in range(RESAMPLES)
-    ]
+    resampled = []
+    for _ in range(RESAMPLES):
+        medians = [np.median(random.choice(times, len(times))) for times in measured.values()]
+        resampled.append(fit(p, np.array(medians))[0])
     low, high = np.percentile(resampled, PERCENTILES)
     return LawFit(law, float(serial), float(low), float(high), float(time))
 
@@ -129,8 +139,8 @@ def _checked(rounds: Rounds) -> dict[int, np.ndarray]:
     return measured
 
 
-def speedup_band(one: Sequence[float], many: Sequence[float]) -> tuple[float, float, float]:
-    """Lowest, middle and highest speedup of the rounds `many` over the rounds `one`.
+def speedup_band(alone: Sequence[float], many: Sequence[float]) -> tuple[float, float, float]:
+    """Return lowest, middle and highest speedup of the rounds `many` over the rounds `alone`.
 
     The middle is the ratio of the medians. The ends pair the slow quarter of one side with the
     fast quarter of the other, so they are cautious.
@@ -138,8 +148,8 @@ def speedup_band(one: Sequence[float], many: Sequence[float]) -> tuple[float, fl
     Raises:
         ValueError: no rounds, or a time that is not positive.
     """
-    if not len(one) or not len(many) or min(*one, *many, 1.0) <= 0:
+    if not len(alone) or not len(many) or min(*alone, *many, 1.0) <= 0:
         raise ValueError("a speedup needs rounds on both sides, and positive times")
-    fast_one, mid_one, slow_one = np.percentile(one, [25, 50, 75])
-    fast_many, mid_many, slow_many = np.percentile(many, [25, 50, 75])
-    return float(fast_one / slow_many), float(mid_one / mid_many), float(slow_one / fast_many)
+    ratios = np.percentile(alone, [25, 50, 75]) / np.percentile(many, [75, 50, 25])
+    low, middle, high = ratios.tolist()
+    return low, middle, high

@@ -32,7 +32,7 @@ def speedup(
     limit: Bands | None = None,
     cores: int | None = None,
 ) -> None:
-    """Measured speedups with error bars, the ideal line, and curves of laws.
+    """Draw measured speedups with error bars, the ideal line, and curves of laws.
 
     Args:
         series: (low, middle, high) by rank count, for each name.
@@ -47,8 +47,8 @@ def speedup(
     axes.plot(ideal, ideal, color=GREY, linestyle="--", linewidth=1.5, label="ideal: p")
     if limit:
         reached = [limit[p][1] for p in sorted(limit)]
-        axes.plot(sorted(limit), reached, ":x", color=INK, markersize=8, markeredgewidth=2,
-                  linewidth=1.5, label="limit: nothing sent")  # fmt: skip
+        look = {"color": INK, "markersize": 8, "markeredgewidth": 2, "linewidth": 1.5}
+        axes.plot(sorted(limit), reached, ":x", **look, label="limit: nothing sent")
     top = max(most, max(band[2] for bands in series.values() for band in bands.values()))
     for k, (name, bands) in enumerate(series.items()):
         color, marker = LOOKS[k % len(LOOKS)]
@@ -62,7 +62,7 @@ def speedup(
 
 
 def efficiency(axes: Axes, series: Mapping[str, Bands], *, cores: int | None = None) -> None:
-    """Speedup divided by the rank count; 1 is ideal. Arguments as in :func:`speedup`."""
+    """Draw speedup divided by the rank count; 1 is ideal. Arguments as in :func:`speedup`."""
     counts = sorted({p for bands in series.values() for p in bands})
     axes.axhline(1, color=GREY, linestyle="--", linewidth=1.5, label="ideal: 1")
     top = 1.0
@@ -72,27 +72,17 @@ def efficiency(axes: Axes, series: Mapping[str, Bands], *, cores: int | None = N
         top = max(top, *(band[2] for band in shares.values()))
         _points(axes, shares, color, marker, name, shift=0.03 * k, joined=True)
     _rank_axis(axes, counts, cores, "top")
-    axes.set_ylim(0, 1.18 * top)
-    axes.set_ylabel("efficiency: speedup / p")
+    axes.set(ylim=(0, 1.18 * top), ylabel="efficiency: speedup / p")
     axes.legend(loc="lower left", fontsize=10)
 
 
 def _points(axes, bands: Bands, color, marker, name, shift, joined=False) -> None:
     counts = np.array(sorted(bands))
     low, middle, high = np.array([bands[p] for p in counts], dtype=float).T
-    axes.errorbar(
-        counts + shift,  # beside each other, so that no bar hides another
-        middle,
-        yerr=[middle - low, high - middle],
-        color=color,
-        marker=marker,
-        markersize=7,
-        capsize=4,
-        linestyle="-" if joined else "none",
-        linewidth=1.5,
-        label=name,
-        zorder=3,
-    )
+    line = {"color": color, "linestyle": "-" if joined else "none", "linewidth": 1.5}
+    marks = {"marker": marker, "markersize": 7, "capsize": 4, "zorder": 3}
+    places = counts + shift  # beside each other, so that no bar hides another
+    axes.errorbar(places, middle, [middle - low, high - middle], label=name, **line, **marks)
 
 
 def _curve(axes, law, counts, color) -> None:
@@ -109,21 +99,16 @@ def _rank_axis(axes, counts, cores, place) -> None:
     right = max(counts) + 0.3
     if cores is not None and max(counts) > cores:
         axes.axvspan(cores + 0.3, right, color=PALE, zorder=0)
-        axes.text(
-            (cores + 0.3 + right) / 2,
-            0.03 if place == "bottom" else 0.97,
-            f"more ranks\nthan {cores} core{'s' * (cores > 1)}",
-            transform=axes.get_xaxis_transform(),
-            ha="center",
-            va=place,
-            color=GREY,
-            fontsize=10,
-        )
+        x = (cores + 0.3 + right) / 2
+        y = 0.03 if place == "bottom" else 0.97
+        words = f"more ranks\nthan {cores} core{'s' * (cores > 1)}"
+        look = {"ha": "center", "va": place, "color": GREY, "fontsize": 10}
+        axes.text(x, y, words, transform=axes.get_xaxis_transform(), **look)
     axes.set_xlim(min(counts) - 0.3, right)
 
 
 def parts(axes: Axes, step: Mapping[str, float], compute: Mapping[str, float]) -> None:
-    """Stacked bars: what a step computes, and what communication adds to it (seconds by name).
+    """Draw stacked bars: what a step computes, and what communication adds (seconds by name).
 
     The numbers above are those of `step`. Noise can make a step shorter than its computation was
     when that was timed alone: then nothing is added.
@@ -133,21 +118,12 @@ def parts(axes: Axes, step: Mapping[str, float], compute: Mapping[str, float]) -
     below = np.minimum(whole, 1e3 * np.array([compute[name] for name in names]))
     places = np.arange(len(names))
     axes.bar(places, below, 0.6, color=BLUE, label="compute")
-    axes.bar(
-        places,
-        whole - below,
-        0.6,
-        below,
-        color=GREEN,
-        hatch="//",
-        edgecolor="white",
-        label="communication, not hidden",
-    )
+    look = {"color": GREEN, "hatch": "//", "edgecolor": "white"}
+    axes.bar(places, whole - below, 0.6, below, label="communication, not hidden", **look)
     for place, total in zip(places, whole, strict=True):
         axes.text(place, total, f"{total:.1f}", ha="center", va="bottom")
     axes.set_xticks(places, names)
-    axes.set_ylabel("time of a step [ms]")
-    axes.set_ylim(0, 1.35 * whole.max())
+    axes.set(ylabel="time of a step [ms]", ylim=(0, 1.35 * whole.max()))
     axes.grid(False, axis="x")
     axes.legend(loc="upper left", fontsize=10)
 
@@ -155,7 +131,7 @@ def parts(axes: Axes, step: Mapping[str, float], compute: Mapping[str, float]) -
 def forecast(
     axes: Axes, predicted: Bands, measured: Mapping[int, Sequence[float]], cores: int | None = None
 ) -> None:
-    """A predicted band of step times over the rank counts, and what was measured.
+    """Draw a predicted band of step times over the rank counts, and what was measured.
 
     Args:
         predicted: (low, middle, high) seconds by rank count.
@@ -167,20 +143,12 @@ def forecast(
     axes.fill_between(counts, low, high, color=BLUE, alpha=0.2, linewidth=0)
     axes.plot(counts, middle, "--", marker="s", color=BLUE, markersize=6, label="predicted")
     axes.plot(counts, middle[0] / counts, ":", color=GREY, label="ideal: T(1) / p")
-    rounds = np.array([1e3 * np.percentile(measured[p], [25, 50, 75]) for p in sorted(measured)]).T
-    axes.errorbar(
-        sorted(measured),
-        rounds[1],
-        [rounds[1] - rounds[0], rounds[2] - rounds[1]],
-        fmt="o",
-        color=INK,
-        capsize=5,
-        markersize=7,
-        label="measured",
-    )
+    rounds = [np.percentile(measured[p], [25, 50, 75]) for p in sorted(measured)]
+    quick, usual, slow = 1e3 * np.array(rounds).T
+    look = {"fmt": "o", "color": INK, "capsize": 5, "markersize": 7, "label": "measured"}
+    axes.errorbar(sorted(measured), usual, [usual - quick, slow - usual], **look)
     _rank_axis(axes, list(counts), cores, "top")
-    axes.set_ylim(0, 1.25 * max(high.max(), rounds[2].max()))
-    axes.set_ylabel("time of a step [ms]")
+    axes.set(ylim=(0, 1.25 * max(high.max(), slow.max())), ylabel="time of a step [ms]")
     axes.legend(loc="center right", fontsize=10)
 
 
@@ -190,7 +158,7 @@ def matrix(
     columns: Sequence[str],
     cells: Mapping[tuple[str, str], tuple[float, str]],
 ) -> None:
-    """A table of step times, coloured from quick (white) to slow (red); empty cells are grey.
+    """Draw a table of step times, from quick (white) to slow (red); empty cells are grey.
 
     Args:
         rows, columns: their names.
@@ -199,18 +167,17 @@ def matrix(
     slowest = max(seconds for seconds, _ in cells.values())
     for y, row in enumerate(rows):
         for x, column in enumerate(columns):
-            found = cells.get((row, column))
-            color = PALE if found is None else _QUICK_TO_SLOW(0.75 * found[0] / slowest)
+            seconds, words = cells.get((row, column), (None, ""))
+            color = PALE if seconds is None else _QUICK_TO_SLOW(0.75 * seconds / slowest)
             axes.add_patch(Rectangle((x, y), 1, 1, facecolor=color, edgecolor=INK))
-            if found is None:
-                axes.text(x + 0.5, y + 0.5, "not run", ha="center", va="center", color=GREY)
+            look = {"ha": "center", "va": "center"}
+            if seconds is None:
+                axes.text(x + 0.5, y + 0.5, "not run", color=GREY, **look)
                 continue
-            seconds, words = found
-            axes.text(x + 0.5, y + 0.36, f"{seconds * 1e3:.1f} ms", ha="center", va="center",
-                      fontsize=13, fontweight="bold")  # fmt: skip
-            axes.text(x + 0.5, y + 0.68, words, ha="center", va="center", fontsize=10)
-    axes.set_xlim(0, len(columns))
-    axes.set_ylim(len(rows), 0)
+            bold = {"fontsize": 13, "fontweight": "bold"} | look
+            axes.text(x + 0.5, y + 0.36, f"{seconds * 1e3:.1f} ms", **bold)
+            axes.text(x + 0.5, y + 0.68, words, fontsize=10, **look)
+    axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
     axes.set_xticks(np.arange(len(columns)) + 0.5, columns)
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
     axes.tick_params(length=0)
@@ -221,7 +188,7 @@ def matrix(
 
 
 def domains(axes: Axes, cores: Sequence[int], owners: Mapping[tuple[int, int], int]) -> None:
-    """A node's NUMA domains and their cores; a core that a rank is bound to carries its number.
+    """Draw a node's NUMA domains and cores; a core that a rank is bound to carries its number.
 
     Args:
         cores: how many each domain has.
@@ -229,20 +196,15 @@ def domains(axes: Axes, cores: Sequence[int], owners: Mapping[tuple[int, int], i
     """
     left = 0.0
     for domain, count in enumerate(cores):
-        axes.add_patch(
-            Rectangle((left - 0.15, -0.25), count + 0.3, 1.85, facecolor=PALE, edgecolor=INK)
-        )
+        node = Rectangle((left - 0.15, -0.25), count + 0.3, 1.85, facecolor=PALE, edgecolor=INK)
+        axes.add_patch(node)
         axes.text(left + count / 2, 1.28, f"NUMA domain {domain}", ha="center", va="center")
         for core in range(count):
             rank = owners.get((domain, core))
             color = "#FFFFFF" if rank is None else LOOKS[rank % len(LOOKS)][0]
-            axes.add_patch(
-                Rectangle(
-                    (left + core + 0.06, 0), 0.88, 0.95, facecolor=color, edgecolor=INK, alpha=0.55
-                )
-            )
+            look = {"facecolor": color, "edgecolor": INK, "alpha": 0.55}
+            axes.add_patch(Rectangle((left + core + 0.06, 0), 0.88, 0.95, **look))
             words = f"core {core}" if rank is None else f"core {core}\nrank {rank}"
             axes.text(left + core + 0.5, 0.47, words, ha="center", va="center", fontsize=9)
         left += count + 0.7
-    axes.set_xlim(-0.4, left - 0.3)
-    axes.set_ylim(-0.4, 1.75)
+    axes.set(xlim=(-0.4, left - 0.3), ylim=(-0.4, 1.75))

@@ -61,7 +61,7 @@ class Job:
 
     @property
     def label(self) -> str:
-        """Such as "2 × 1, bound"; the threads are "?" where nothing says how many."""
+        """Return words such as "2 × 1, bound"; the threads are "?" where nothing says how many."""
         words = {True: ", bound", False: ", not bound", None: ""}[self.bind]
         return f"{self.ranks} × {self.threads or '?'}{words}"
 
@@ -71,6 +71,7 @@ class Run:
     """A job that ran.
 
     Attributes:
+        job: how it was started.
         result: the JSON object that it printed.
         seconds: from the start of mpiexec to its end.
         command: what was run, for the reader: without the folders.
@@ -93,8 +94,9 @@ def run(
 ) -> Run:
     """Run a Python script on MPI ranks; its result is the last JSON object it prints on a line.
 
-    say: called with the command, and then with each line that begins with ">" on the standard
-        error of the script, as it comes.
+    Args:
+        say: called with the command, and then with each line that begins with ">" on the standard
+            error of the script, as it comes.
 
     Raises:
         TypeError, ValueError: a job that this machine can't start.
@@ -115,8 +117,7 @@ def run(
     words = [str(script), *map(str, arguments)]
     environment = os.environ | plan.environment
     if job.threads is None:
-        for name in THREAD_VARIABLES:
-            environment.pop(name, None)
+        environment = {k: v for k, v in environment.items() if k not in THREAD_VARIABLES}
     # What the reader can type; the ranks are forked where that makes no difference.
     shown = " ".join(["mpiexec", *options, "python", *words])
     if say:
@@ -134,60 +135,61 @@ class _Progress:
     """Hands on each line of progress, once."""
 
     say: Callable[[str], object]
-    told: int = 0
+    count: int = 0
 
     def __call__(self, err: str) -> None:
         lines = [line for line in err.splitlines(keepends=True) if line.startswith(PROGRESS)]
-        for line in lines[self.told :]:
+        for line in lines[self.count :]:
             if line.endswith("\n"):  # else the rest of it is still to come
                 self.say(f"  {line.removeprefix(PROGRESS).rstrip()}")
-                self.told += 1
+                self.count += 1
 
 
 def save(runs: Iterable[Run], path: str | Path) -> None:
     """Write runs to a JSON file."""
-    Path(path).write_text(json.dumps([asdict(one) for one in runs], indent=1) + "\n")
+    Path(path).write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
 
 
 def load(path: str | Path) -> list[Run]:
-    """The runs that :func:`save` wrote, also on another machine."""
-    found = []
-    for one in json.loads(Path(path).read_text()):
-        bindings = {int(rank): text for rank, text in one.pop("bindings").items()}
-        found.append(Run(Job(**one.pop("job")), **one, bindings=bindings))
-    return found
+    """Return the runs that :func:`save` wrote, also on another machine."""
+    runs = []
+    for fields in json.loads(Path(path).read_text()):
+        job = Job(**fields.pop("job"))
+        bindings = {int(rank): text for rank, text in fields.pop("bindings").items()}
+        runs.append(Run(job, **fields, bindings=bindings))
+    return runs
 
 
 def series(folder: str | Path) -> dict[int, dict]:
-    """Results by rank count of the newest job that wrote some, as `train.py --out` does.
+    """Return results by rank count of the newest job that wrote some, as `train.py --out` does.
 
-    folder: has a folder of JSON files for each job.
+    Args:
+        folder: has a folder of JSON files for each job.
 
-    Raises FileNotFoundError where no job has written any.
+    Raises:
+        FileNotFoundError: no job has written any.
     """
-    found: dict[Path, list[Path]] = {}
+    written: dict[Path, list[Path]] = {}
     for file in Path(folder).glob("*/*.json"):
-        found.setdefault(file.parent, []).append(file)
-    if not found:
+        written.setdefault(file.parent, []).append(file)
+    if not written:
         raise FileNotFoundError(f"no job has written results below {folder}")
-    newest = max(found.values(), key=lambda files: max(file.stat().st_mtime for file in files))
+    newest = max(written.values(), key=lambda files: max(file.stat().st_mtime for file in files))
     results = [json.loads(file.read_text()) for file in newest]
     return dict(sorted((len(result["ranks"]), result) for result in results))
 
 
 def rounds_of(
-    result: dict,
-    strategy: str,
-    minibatch: int,
-    scaling: str = "strong",
-    what: str = "step",
+    result: dict, strategy: str, minibatch: int, scaling: str = "strong", what: str = "step"
 ) -> list[float]:
-    """Seconds of each round of one case of a result.
+    """Return the seconds of each round of one case of a result.
 
-    minibatch: of all ranks together in strong scaling, of each rank in weak scaling.
-    what: "step", or "compute" for the same without communication.
+    Args:
+        minibatch: of all ranks together in strong scaling, of each rank in weak scaling.
+        what: "step", or "compute" for the same without communication.
 
-    Raises LookupError for a case that was not run.
+    Raises:
+        LookupError: this case was not run.
     """
     ranks = len(result["ranks"])
     if ranks == 1:
@@ -200,9 +202,9 @@ def rounds_of(
 
 
 def share_of_limit(result: dict, strategy: str, minibatch: int) -> float:
-    """Which part of the limit a strategy reaches: the time without communication ÷ that with it.
+    """Return the time without communication divided by that with it, the median over the rounds.
 
-    The median over the rounds; without communication the ranks are independent processes.
+    Without communication the ranks are independent processes, which no strategy can beat.
     """
     step = rounds_of(result, strategy, minibatch)
     alone = rounds_of(result, strategy, minibatch, what="compute")
@@ -210,14 +212,19 @@ def share_of_limit(result: dict, strategy: str, minibatch: int) -> float:
 
 
 def rehearse(topology: str, ranks: int, *options: str) -> dict[int, str]:
-    """Where Open MPI's mpiexec would put ranks on a machine that is not here; nothing is started.
+    """Return where Open MPI's mpiexec would put ranks on a machine that is not here.
 
-    topology: as hwloc describes a synthetic machine, such as "pack:2 numa:1 l3:1 core:4 pu:2":
-        two packages of one NUMA domain with four cores of two hardware threads.
+    Nothing is started.
 
-    Returns the binding by rank; nothing where mpiexec isn't that of Open MPI 5 or later.
+    Args:
+        topology: as hwloc describes a synthetic machine, such as "pack:2 numa:1 l3:1 core:4 pu:2":
+            two packages of one NUMA domain with four cores of two hardware threads.
 
-    Raises RunFailed where these options don't work on such a machine.
+    Returns:
+        The binding by rank; nothing where mpiexec isn't that of Open MPI 5 or later.
+
+    Raises:
+        RunFailed: these options don't work on such a machine.
     """
     plan = Plan.checked(Request(1, bind=False, launcher="mpiexec"))
     if not plan.launcher.is_open_mpi or plan.launcher.release < (5,):
@@ -230,10 +237,10 @@ def rehearse(topology: str, ranks: int, *options: str) -> dict[int, str]:
     # THISSYSTEM: binding counts as possible, though the machine is not this one.
     environment |= {"HWLOC_SYNTHETIC": topology, "HWLOC_THISSYSTEM": "1"}
     ended = mpi_job.run(command, environment, DEADLINE)
-    found = _PLANNED.findall(ended.out + ended.err)
-    if ended.status or len(found) != ranks:
+    planned = _PLANNED.findall(ended.out + ended.err)
+    if ended.status or len(planned) != ranks:
         raise RunFailed(_failure(" ".join(["mpiexec", *command[1:]]), ended, DEADLINE))
-    return {int(rank): binding for rank, binding in found}
+    return {int(rank): binding for rank, binding in planned}
 
 
 # --- what it said -----------------------------------------------------------------------------
@@ -253,19 +260,19 @@ def _last_object(out: str, shown: str) -> dict:
 
 
 def _bindings(err: str) -> dict[int, str]:
-    found = (_BINDING.search(line) for line in err.splitlines())
-    return dict(sorted((int(match[1]), match[2]) for match in found if match))
+    matches = (_BINDING.search(line) for line in err.splitlines())
+    return dict(sorted((int(match[1]), match[2]) for match in matches if match))
 
 
 def _failure(shown: str, ended: mpi_job.Ended, deadline: float) -> str:
-    what = f"ended with status {ended.status}"
+    reason = f"ended with status {ended.status}"
     if ended.status == mpi_job.LATE:
-        what = (
+        reason = (
             f"was not done after {deadline:g} s and was ended. Is this machine busy with something "
             f"else? Give it more time: deadline={2 * deadline:g}"
         )
-    said = "\n".join(line for line in ended.err.splitlines() if not _BINDING.search(line))
-    return f"{shown}\n{what}. Its last words:\n{_tail(said) or _tail(ended.out)}"
+    err = "\n".join(line for line in ended.err.splitlines() if not _BINDING.search(line))
+    return f"{shown}\n{reason}. Its last words:\n{_tail(err) or _tail(ended.out)}"
 
 
 def _tail(text: str, most: int = 25) -> str:

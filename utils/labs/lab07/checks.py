@@ -10,7 +10,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,29 +29,24 @@ from utils.cluster.reply import Reply
 from .servers import (
     SERVER,
     WORLD,
-    Counted,
     Replay,
-    Worked,
     enough,
     hint_if_stuck,
     jobs_of,
     judge_server,
-    judge_worker,
-    last_weights,
     protocol,
     rate_of,
     stepwise,
     toy_gradient,
 )
+from .workers import Counted, Worked, judge_worker, serve_toys
 
 # -- 7.1 --------------------------------------------------------------------------------------
 
 
 @task("7.1", "the synchronous server", points=3)
 def serve_in_rounds(ranks: Ranks, report: Report) -> None:
-    """A worker that follows the protocol; a server that takes one step a round."""
-    if not enough(ranks, report):
-        return
+    """Check a worker that follows the protocol, and a server that takes one step a round."""
     for like in (3, 1):  # with one worker the weights are others in length and type
         if not judge_worker(ranks, report, "work", _work, like):
             return
@@ -64,38 +58,58 @@ def serve_in_rounds(ranks: Ranks, report: Report) -> None:
 
 def _work(worked: Worked) -> Iterator[Step]:
     """Yield the steps that a worker handed in a gradient for all weights that came."""
-    steps, count = worked.steps, len(worked.handed)
-    said = f"{count} gradients came, {steps} were expected, as more() said True so often"
-    yield facts({f"work: {said}": count != steps})
+    steps = worked.steps
+    count = len(worked.handed)
+    miscounted = f"{count} gradients came, {steps} were expected, as more() said True so often"
+    yield facts({f"work: {miscounted}": count != steps})
     yield worked.computed(steps)
-    came, seed = [worked.weights(k) for k in range(steps)], worked.own_seed
+    came = worked.came[:steps]
     sent = [weights.tolist() for weights in came]
-    expected = [toy_gradient(weights, seed, k).tolist() for k, weights in enumerate(came)]
-    mistakes = {
-        "every gradient was computed with the first weights that came":
-            [toy_gradient(came[0], seed, k).tolist() for k in range(steps)],
+
+    def gradients(of: list[torch.Tensor]) -> list[list[float]]:
+        return [toy_gradient(weights, worked.seed, k).tolist() for k, weights in enumerate(of)]
+
+    saw_others = not same(worked.value["seen"], sent)
+    wrong = {
+        "every gradient was computed with the first weights that came": gradients(came[:1] * steps),
         "these are the weights: hand in compute(weights)": sent,
-        "compute got other weights than those that the server had sent":
-            lambda _: not same(worked.value["seen"], sent),
-    }  # fmt: skip
-    what = "work: the gradients that it handed in"
-    yield value(worked.handed, expected, table(mistakes), what=what)
+        "compute got other weights than those that the server had sent": lambda _: saw_others,
+    }
+    handed = "work: the gradients that it handed in"
+    yield value(worked.handed, gradients(came), table(wrong), what=handed)
 
 
 def _rounds(server: dict[str, Any], replay: Replay) -> Iterator[Step]:
     """Yield the steps for a server that takes one step a round."""
     yield protocol(_why_no_rounds(replay))
-    workers, rounds = len(replay.workers), replay.rounds()
-    mistakes, expected = _wrong_rounds(replay), _after_rounds(replay, lambda count: count)
-    what = f"{workers} workers: the weights in the end"
-    yield value(server["weights"], expected, mistakes, what=what)
+    many = len(replay.workers)
+    rate = replay.rate
+    after = functools.partial(_after_rounds, replay)
+
+    def mean(total: torch.Tensor, count: int) -> torch.Tensor:
+        return rate * total / count
+
+    wrong = {
+        "the weights are unchanged: update the argument in place": replay.start,
+        "this is the sum of the round's gradients: take the mean": after(lambda s, _: rate * s),
+        f"it always divides by {many}: of a round that a worker has left in, the mean is over the "
+        "gradients that came": after(lambda s, _: rate * s / many),
+        "uphill: subtract lr · mean": after(lambda s, count: -rate * s / count),
+        "the learning rate is missing": after(lambda s, count: s / count),
+        "divided twice: sum / number is the mean": after(lambda s, count: rate * s / count**2),
+        "this is the last worker's gradient, once for each worker: receive fills the same tensor "
+        "each time, so add it up at once, or keep a copy": after(mean, last=True),
+    }
+    what = f"{many} workers: the weights in the end"
+    yield value(server["weights"], after(mean), table(wrong), what=what)
+    rounds = replay.rounds()
     taken = sum(bool(gradients) for gradients in rounds)
     mistakes = [
         Mistake(taken + 1, "a round in which all leave and nobody hands in is none"),
         Mistake(sum(map(len, rounds)), "this counts gradients; count rounds"),
     ]
-    what, form = f"{workers} workers: the number of rounds", "the number of rounds"
-    yield value(server["result"], taken, mistakes, what=what, form=form)
+    form = "the number of rounds"
+    yield value(server["result"], taken, mistakes, what=f"{many} workers: {form}", form=form)
 
 
 def _why_no_rounds(replay: Replay) -> str | None:
@@ -130,40 +144,17 @@ def _why_no_rounds(replay: Replay) -> str | None:
 
 
 def _after_rounds(
-    replay: Replay,
-    divisor: Callable[[int], float],
-    rate: float | None = None,
-    last: bool = False,
+    replay: Replay, step: Callable[[torch.Tensor, int], torch.Tensor], last: bool = False
 ) -> list[float]:
-    """Return the weights after one step for each round.
+    """Return the weights after one step for each round, from the sum of so many gradients.
 
-    Args:
-        divisor: what a sum of so many gradients is divided by.
-        rate: the learning rate, if it is not the replay's.
-        last: whether each gradient is taken for the last one of its round.
+    With `last` each gradient of a round is taken for the last one.
     """
     weights = replay.start.clone()
     for gradients in filter(None, replay.rounds()):
         each = list(gradients.values())
-        total = len(each) * each[-1] if last else sum(each)
-        weights -= (replay.rate if rate is None else rate) * total / divisor(len(each))
+        weights -= step(len(each) * each[-1] if last else sum(each), len(each))
     return weights.tolist()
-
-
-def _wrong_rounds(replay: Replay) -> list[Mistake]:
-    """Return the weights that a wrong server has in the end."""
-    workers, after = len(replay.workers), functools.partial(_after_rounds, replay)
-    return table({
-        "the weights are unchanged: update the argument in place": replay.start,
-        "this is the sum of the round's gradients: take the mean": after(lambda count: 1),
-        f"it always divides by {workers}: of a round that a worker has left in, the mean is over "
-        "the gradients that came": after(lambda count: workers),
-        "uphill: subtract lr · mean": after(lambda count: count, -replay.rate),
-        "the learning rate is missing": after(lambda count: count, 1.0),
-        "divided twice: sum / number is the mean": after(lambda count: count**2),
-        "this is the last worker's gradient, once for each worker: receive fills the same tensor "
-        "each time, so add it up at once, or keep a copy": after(lambda count: count, last=True),
-    })  # fmt: skip
 
 
 # -- 7.2 --------------------------------------------------------------------------------------
@@ -171,9 +162,7 @@ def _wrong_rounds(replay: Replay) -> list[Mistake]:
 
 @task("7.2", "the asynchronous server, and staleness", points=3)
 def serve_anyone(ranks: Ranks, report: Report) -> None:
-    """Whoever comes first is served first, alone, and at once."""
-    if not enough(ranks, report):
-        return
+    """Check that whoever comes first is served first, alone, and at once."""
     hint = (
         "At the start each worker gets weights once. After that the server answers each gradient "
         "by one send, to the worker that has handed it in, and to nobody else. "
@@ -222,9 +211,7 @@ def _why_late(replay: Replay) -> str | None:
 
 @task("7.3", "one server, three consistency models", points=4)
 def serve(ranks: Ranks, report: Report) -> None:
-    """Nobody gets weights who is more than `bound` ahead; nobody waits who is not."""
-    if not enough(ranks, report):
-        return
+    """Check that nobody gets more than `bound` ahead, and nobody waits who is not."""
     wide = 3 + report.seed % 4
     few = ([1, 2, 3], 2), ([1, 2, 4, 5], 0), ([2, 3], 1)
     for workers, bound in (*few, ([1, 3, 4], wide), ([1, 2, 3], None)):
@@ -235,7 +222,7 @@ def serve(ranks: Ranks, report: Report) -> None:
             "had to wait must be thought of again when the slowest has moved on. "
         )
         judge = functools.partial(_consistent, math.inf if bound is None else bound)
-        if not judge_server(ranks, report, "serve", jobs, judge, {"bound": bound}, hint):
+        if not judge_server(ranks, report, "serve", jobs, judge, [bound], hint):
             return
 
 
@@ -290,9 +277,7 @@ def _why_out_of_bound(bound: float, replay: Replay) -> str | None:
 
 @task("7.4", "weak consistency: several steps alone", points=2)
 def work_locally(ranks: Ranks, report: Report) -> None:
-    """`every` steps on one's own weights, then the sum of their gradients."""
-    if not enough(ranks, report):
-        return
+    """Check `every` steps on one's own weights, then the sum of their gradients."""
     rate = rate_of(report.seed)
     for every in (3, 1, 7 + report.seed % 6):
         # more() is asked once an exchange, so compute is allowed `every` times then.
@@ -303,46 +288,61 @@ def work_locally(ranks: Ranks, report: Report) -> None:
 
 def _exchanges(rate: float, every: int, worked: Worked) -> Iterator[Step]:
     """Yield the steps that a worker handed in the sum of its gradients in each exchange."""
-    gives = _handed_in(rate, every, worked)
-    mistakes = _wrong_sums(gives, every, worked)
-    what = f"every={every}: what was handed in"
+    right, mistakes = _sums(rate, every, worked)
+    handed = f"every={every}: what was handed in"
     # A difference of weights that is divided by lr has lost digits of float32.
-    yield value(worked.handed, gives["right"], mistakes, what=what, tolerance=1e-3)
+    yield value(worked.handed, right, mistakes, what=handed, tolerance=1e-3)
     yield worked.computed(worked.steps * every)
 
 
-def _handed_in(rate: float, every: int, worked: Worked) -> dict[str, list]:
-    """Return what is handed in, and what mistakes would give."""
-    handed: dict[str, list] = {}
+def _sums(rate: float, every: int, worked: Worked) -> tuple[list, list[Mistake]]:
+    """Return what is to be handed in, and mistakes; one that gives the right sum is none."""
+    right: list[list[float]] = []
+    wrong: dict[str, list[list[float]]] = {}
     life: Any = 0
-    for exchange in range(worked.steps):
-        first, begin = worked.weights(exchange), exchange * every
-        gradients, weights = _taken(first, every, begin, rate, worked.own_seed)
+    for exchange, first in enumerate(worked.came[:-1]):
+        begin = exchange * every
+        gradients, weights = _taken(first, every, begin, rate, worked.seed)
         total = sum(gradients)
-        still = [toy_gradient(first, worked.own_seed, begin + step) for step in range(every)]
+        still = [toy_gradient(first, worked.seed, begin + step) for step in range(every)]
         fewer, further = (
-            sum(_taken(first, count, exchange * count, rate, worked.own_seed)[0], 0 * total)
+            sum(_taken(first, count, exchange * count, rate, worked.seed)[0], 0 * total)
             for count in (every - 1, every + 1)
         )
         life = life + total
-        results: dict[str, Any] = {
-            "right": total,
-            "last": gradients[-1],
-            "mean": total / every,
-            "still": sum(still),
-            "sign": -total,
-            "change": rate * total,
-            "minus change": -rate * total,
-            "weights": weights,
-            "zero": 0 * total,
-            "first": gradients[0],
-            "life": life,
-            "fewer": fewer,
-            "further": further,
+        mean = total / every
+        right.append(total.tolist())
+        results = {
+            f"only the last of the {every} gradients: hand in their sum": gradients[-1],
+            f"only the first of the {every} gradients: hand in their sum": gradients[0],
+            f"the mean of the {every} gradients: hand in their sum, it is {every} steps": mean,
+            "all gradients were computed with the weights that came: take a step, weights -= lr · "
+            "gradient, after each": sum(still),
+            "the sign: what came minus what is there now, divided by lr": -total,
+            "this is by how much the weights have changed: divide by lr, the server multiplies by "
+            "it": rate * total,
+            "this is by how much the weights have changed: what came minus what is there now, "
+            "divided by lr": -rate * total,
+            "these are the weights: hand in the sum of the gradients": weights,
+            "the gradients of the exchanges before are still in it: the sum begins at zero in each "
+            "exchange": life,
+            f"this is the sum of {every - 1} gradients, one step too few: take {every} steps "
+            "between two exchanges": fewer,
+            f"this is the sum of {every + 1} gradients, one step too many: take {every} steps "
+            "between two exchanges": further,
+            "only zeros: did you keep a copy of the weights that came? start = weights is no copy, "
+            "start = weights.clone() is": 0 * total,
         }
-        for name, result in results.items():
-            handed.setdefault(name, []).append(result.tolist())
-    return handed
+        for text, result in results.items():
+            wrong.setdefault(text, []).append(result.tolist())
+    came = len(worked.handed)
+    counted = Mistake(
+        lambda _: came != worked.steps,
+        f"{came} times something came, {worked.steps} were expected: more() is asked once an "
+        "exchange, and said True so many times",
+    )
+    others = (Mistake(gives, text) for text, gives in wrong.items() if not same(gives, right))
+    return right, [counted, *others]
 
 
 def _taken(
@@ -356,45 +356,6 @@ def _taken(
     return gradients, weights
 
 
-def _wrong_sums(gives: dict[str, list], every: int, worked: Worked) -> list[Mistake]:
-    """Return what else a worker may hand in; a mistake that gives the right sum is none."""
-    texts = {
-        "last": f"only the last of the {every} gradients: hand in their sum",
-        "first": f"only the first of the {every} gradients: hand in their sum",
-        "mean": f"the mean of the {every} gradients: hand in their sum, it is {every} steps",
-        "still": "all gradients were computed with the weights that came: take a step, weights "
-        "-= lr · gradient, after each",
-        "sign": "the sign: what came minus what is there now, divided by lr",
-        "change": "this is by how much the weights have changed: divide by lr, the server "
-        "multiplies by it",
-        "minus change": "this is by how much the weights have changed: what came minus what is "
-        "there now, divided by lr",
-        "weights": "these are the weights: hand in the sum of the gradients",
-        "life": "the gradients of the exchanges before are still in it: the sum begins at zero in "
-        "each exchange",
-        "fewer": f"this is the sum of {every - 1} gradients, one step too few: take {every} steps "
-        "between two exchanges",
-        "further": f"this is the sum of {every + 1} gradients, one step too many: take {every} "
-        "steps between two exchanges",
-        "zero": "only zeros: did you keep a copy of the weights that came? start = weights is no "
-        "copy, start = weights.clone() is",
-    }
-    came, steps = len(worked.handed), worked.steps
-    counted = Mistake(
-        lambda got: came != steps,
-        f"{came} times something came, {steps} were expected: more() is asked once an exchange, "
-        "and said True so many times",
-    )
-    return [
-        counted,
-        *(
-            Mistake(gives[name], text)
-            for name, text in texts.items()
-            if not same(gives[name], gives["right"])
-        ),
-    ]
-
-
 # -- 7.5 --------------------------------------------------------------------------------------
 
 
@@ -402,8 +363,10 @@ class Others:
     """Gradients on shared weights, which other ranks change meanwhile."""
 
     def __init__(self, shared: torch.Tensor, seed: int, steps: int):
-        self.shared, self.seed, self.left = shared, seed, steps
-        self.computed, self.late, self.moved = 0, 0, False
+        self.shared = shared
+        self.seed = seed
+        self.left = steps
+        self.computed = 0
 
     def more(self) -> bool:
         """Return whether there is another step to do; if so, others have added to the weights."""
@@ -414,7 +377,6 @@ class Others:
 
     def compute(self, weights: torch.Tensor) -> torch.Tensor:
         """Return the gradient at the weights; before it is there, others have added to them."""
-        self.late += int(not torch.equal(weights, self.shared))
         gradient = toy_gradient(weights.clone(), self.seed, self.computed)
         self.shared += _of_others(self.seed, self.computed, len(weights))
         self.computed += 1
@@ -426,11 +388,12 @@ class Overwritten(TorchDispatchMode):
 
     def __init__(self, pointer: int):
         super().__init__()
-        self.pointer, self.found = pointer, False
+        self.pointer = pointer
+        self.found = False
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is torch.ops.aten.copy_.default:
-            into, source = args[0].data_ptr(), args[1].data_ptr()
+            into, source = (tensor.data_ptr() for tensor in args[:2])
             self.found = self.found or (into == self.pointer != source)
         return function(*args, **kwargs or {})
 
@@ -441,25 +404,23 @@ def _of_others(seed: int, k: int, size: int) -> torch.Tensor:
 
 
 def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: int) -> dict:
-    """`hogwild` on memory that others write to."""
+    """Call `hogwild` on memory that others write to."""
     shared = numbers(seed, 3 + steps)
-    others, pointer = Others(shared, seed, steps), shared.data_ptr()
+    others = Others(shared, seed, steps)
     function = answer_named(user_ns, "hogwild")
-    with Overwritten(pointer) as overwritten:
+    with Overwritten(shared.data_ptr()) as overwritten:
         _, calls = recorded(function, shared, others.compute, rate, others.more)
     return {
         "overwritten": overwritten.found,
         "weights": shared,
-        "moved": shared.data_ptr() != pointer,
         "computed": others.computed,
-        "late": others.late,
         "calls": calls,
     }
 
 
 @task("7.5", "Hogwild", points=2)
 def hogwild(ranks: Ranks, report: Report) -> None:
-    """Each step is added to what stands in the memory then, and nothing is sent."""
+    """Check that each step is added to what stands in the memory then, and nothing is sent."""
     cases = [
         {"seed": report.seed, "rate": rate_of(report.seed), "steps": steps} for steps in (4, 6)
     ]
@@ -468,18 +429,42 @@ def hogwild(ranks: Ranks, report: Report) -> None:
 
 def _alone_on_shared(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     """Yield the steps for a rank that adds its steps to weights that others change, too."""
-    computed, steps = answer.value["computed"], case["steps"]
+    computed = answer.value["computed"]
+    steps = case["steps"]
     yield communication(answer.value["calls"], _nothing)
-    said = (
+    miscounted = (
         f"compute was called {computed} times, more() said True {steps} times: ask more() before "
         "each step, and take as many steps"
     )
-    yield facts({said: computed != steps})
-    gives = _hogwild(numbers(case["seed"], 3 + steps), **case)
-    mistakes = [Mistake(gives[name], text) for name, text in _NOT_HOGWILD.items()]
+    yield facts({miscounted: computed != steps})
+    seed, rate = case["seed"], case["rate"]
+    after = functools.partial(_after_hogwild, numbers(seed, 3 + steps), seed, rate, steps)
+    wrong = {
+        "the weights were read before more() was asked, and others have changed them since: ask, "
+        "then read": after("early"),
+        _OVERWRITTEN: after("back"),
+        "only the other ranks have changed shared: shared = shared - … makes a new tensor, in "
+        "memory of its own. Change it in place: shared -= lr · gradient": after(factor=0.0),
+        "all gradients were computed with the weights of the beginning: read shared anew for "
+        "each": after("first"),
+        "uphill: subtract lr · gradient": after(factor=-1.0),
+        "the learning rate is missing": after(factor=1 / rate),
+        f"divided by the {WORLD} ranks: nothing is averaged here, each gradient is a step": after(
+            factor=1 / WORLD
+        ),
+        "only one step was taken": after("once"),
+        "the gradients were added up, and applied at the end: each has to be in the memory when "
+        "the next is computed": after("late"),
+    }
     what = "the shared weights in the end"
-    yield value(answer.value["weights"], gives["right"], mistakes, what=what)
-    yield facts({_NOT_HOGWILD["back"]: answer.value["overwritten"]})
+    yield value(answer.value["weights"], after(), table(wrong), what=what)
+    yield facts({_OVERWRITTEN: answer.value["overwritten"]})
+
+
+_OVERWRITTEN = (
+    "the updates of other ranks were overwritten: between reading and writing others have added to "
+    "the weights. Do not write back a copy: change shared in place, shared -= lr · gradient"
+)
 
 
 def _nothing(calls: list[dict]) -> str | None:
@@ -489,63 +474,31 @@ def _nothing(calls: list[dict]) -> str | None:
     return f"it calls {calls[0]['op']}: with Hogwild nothing is communicated, the memory is shared"
 
 
-# By the names of `_hogwild`.
-_NOT_HOGWILD = {
-    "early": "the weights were read before more() was asked, and others have changed them since: "
-    "ask, then read",
-    "back": "the updates of other ranks were overwritten: between reading and writing others have "
-    "added to the weights. Do not write back a copy: change shared in place, shared -= lr · "
-    "gradient",
-    "never": "only the other ranks have changed shared: shared = shared - … makes a new tensor, in "
-    "memory of its own. Change it in place: shared -= lr · gradient",
-    "first": "all gradients were computed with the weights of the beginning: read shared anew for "
-    "each",
-    "sign": "uphill: subtract lr · gradient",
-    "rate": "the learning rate is missing",
-    "ranks": f"divided by the {WORLD} ranks: nothing is averaged here, each gradient is a step",
-    "once": "only one step was taken",
-    "added up": "the gradients were added up, and applied at the end: each has to be in the memory "
-    "when the next is computed",
-}
+def _after_hogwild(
+    start: torch.Tensor, seed: int, rate: float, steps: int, mistake: str = "", factor: float = 1.0
+) -> list[float]:
+    """Return what the memory holds in the end: if all is right, or after a mistake.
 
-
-def _hogwild(start: torch.Tensor, seed: int, rate: float, steps: int) -> dict[str, list[float]]:
-    """Return what the memory holds in the end: if all is right, and after mistakes."""
-
-    def after(
-        factor: float = 1.0,
-        back: bool = False,
-        first: bool = False,
-        taken: int = steps,
-        late: bool = False,
-        early: bool = False,
-    ) -> list[float]:
-        shared, sum_of = start.clone(), 0
-        for k in range(steps):
-            shared += _of_others(seed + 400, k, len(start))
-            read = shared.clone()
-            asked = shared - early * _of_others(seed + 400, k, len(start))
-            at = start if first else asked
-            gradient = toy_gradient(at, seed, k)
-            shared += _of_others(seed, k, len(start))
-            if late:
-                sum_of = sum_of + rate * gradient
-            elif k < taken:
-                shared = (read if back else shared) - factor * rate * gradient
-        return (shared - sum_of).tolist()
-
-    return {
-        "right": after(),
-        "back": after(back=True),
-        "never": after(factor=0.0),
-        "first": after(first=True),
-        "sign": after(factor=-1.0),
-        "rate": after(factor=1 / rate),
-        "ranks": after(factor=1 / WORLD),
-        "once": after(taken=1),
-        "added up": after(late=True),
-        "early": after(early=True),
-    }
+    Args:
+        mistake: "back": a copy is written back, which others' updates are not in; "first": all
+            gradients are those at the start; "early": weights are read before more() is asked;
+            "once": one step is taken; "late": all steps are taken at the end.
+        factor: what each step is multiplied by.
+    """
+    shared = start.clone()
+    owed = 0
+    for k in range(steps):
+        before = shared.clone()
+        shared += _of_others(seed + 400, k, len(start))
+        read = shared.clone()
+        at = {"first": start, "early": before}.get(mistake, read)
+        gradient = toy_gradient(at, seed, k)
+        shared += _of_others(seed, k, len(start))
+        if mistake == "late":
+            owed = owed + rate * gradient
+        elif mistake != "once" or k == 0:
+            shared = (read if mistake == "back" else shared) - factor * rate * gradient
+    return (shared - owed).tolist()
 
 
 # -- 7.6 --------------------------------------------------------------------------------------
@@ -577,7 +530,7 @@ def _shared_counters(count: int) -> Iterator[tuple[torch.Tensor, int]]:
 
 
 def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
-    """`count_lost` with updates of which a known part is lost."""
+    """Call `count_lost` with updates of which a known part is lost."""
     from torch_mpi.record import log
 
     function = answer_named(user_ns, "count_lost")
@@ -626,7 +579,7 @@ def _kept(seed: int, rank: int, times: int) -> torch.Tensor:
 
 @task("7.6", "lost updates, counted", points=2)
 def count_lost(ranks: Ranks, report: Report) -> None:
-    """All begin together, nobody reads before all are done; the share that is missing."""
+    """Check that all begin and end together, and the share of updates that is missing."""
     if not enough(ranks, report):
         return
     cases = (
@@ -638,15 +591,17 @@ def count_lost(ranks: Ranks, report: Report) -> None:
 
 def _lost(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     """Yield the steps that ranks begin together, and find the share of lost updates."""
-    times, made = case["times"], answer.value["made"]
-    said = f"update(counters) was called {made} times, expected {times}, on each rank"
-    yield facts({said: made != times})
-    yield facts({
+    times = case["times"]
+    made = answer.value["made"]
+    miscounted = f"update(counters) was called {made} times, expected {times}, on each rank"
+    yield facts({miscounted: made != times})
+    apart = {
         "begins without the others: who is first may be done before the next one starts, and "
         "nothing collides. dist.barrier() before the first update": not answer.value["before"],
         "reads the counters when its own updates are done; those of others may still come, and "
         "would be counted as lost. dist.barrier() after the last update": not answer.value["after"],
-    }, kind="communication")  # fmt: skip
+    }
+    yield facts(apart, kind="communication")
     yield communication(answer.value["calls"], some(range(WORLD)))
     kept = torch.stack([_kept(each["seed"], r, times) for r, each in enumerate(case["each"])])
     share = 1 - kept.sum((0, 1)).mean().item() / (WORLD * times)
@@ -662,22 +617,23 @@ def _lost(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 def _wrong_shares(kept: torch.Tensor, rank: int, times: int, share: float) -> list[Mistake]:
     """Return wrong shares of lost updates; kept: of each rank and update, in which counters."""
-    counters, updates = kept.sum((0, 1)), WORLD * times
+    counters = kept.sum((0, 1))
+    updates = WORLD * times
     wrong = {
         "this is the share that arrived: the lost one is 1 minus it": 1 - share,
         "a share from 0 to 1, not percent": 100 * share,
-        "this is how many are lost: divide by the number of all updates": share * WORLD * times,
-        f"all {WORLD} ranks update: {WORLD} · times updates were made":
-            1 - counters.mean().item() / times,
+        "this is how many are lost: divide by the number of all updates": share * updates,
+        f"all {WORLD} ranks update: {WORLD} · times updates were made": 1
+        - counters.mean().item() / times,
         "the first counter lost nothing, or the largest: take the mean of all": 0,
-        "this is the counter that lost most: take the mean of all":
-            1 - counters.min().item() / updates,
-        "sum over the counters, but one counter's updates: take the mean of the counters":
-            1 - counters.sum().item() / updates,
+        "this is the counter that lost most: take the mean of all": 1
+        - counters.min().item() / updates,
+        "sum over the counters, but one counter's updates: take the mean of the counters": 1
+        - counters.sum().item() / updates,
         "the sign: missing / made": -share,
-        "these are this rank's own updates: read all of counters":
-            1 - kept[rank].sum(0).mean().item() / times,
-    }  # fmt: skip
+        "these are this rank's own updates: read all of counters": 1
+        - kept[rank].sum(0).mean().item() / times,
+    }
     return [NO_NUMBER, *table(wrong)]
 
 
@@ -687,32 +643,34 @@ def _wrong_shares(kept: torch.Tensor, rank: int, times: int, share: float) -> li
 LENGTHS = {2: 12, 3: 10, 1: 11}
 
 
-def _part(seed: int, k: int, place: int, servers: int) -> torch.Tensor:
-    """Return the part of the k-th weights that the server at this place has."""
-    return numbers(seed + 31 * k, LENGTHS[servers]).tensor_split(servers)[place].clone()
+def _weights(seed: int, worker: int, k: int, servers: int) -> torch.Tensor:
+    """Return the weights that a worker is sent for its k-th gradient."""
+    return numbers(seed + worker + 31 * k, LENGTHS[servers])
 
 
 def probe_sharded(
     user_ns: dict, *, rank: int, seed: int, servers: list[int], jobs: list
 ) -> dict | None:
-    """`work_sharded` with servers of the check's, each of a part of the weights.
+    """Call `work_sharded` with servers of the check's, each of a part of the weights.
 
-    seed: of the weights, or of this worker's gradients.
+    Args:
+        seed: of the weights, or of this worker's gradients.
     """
     from torch_mpi.record import log
 
     steps = {worker: count for worker, count, _ in jobs}
     if rank in servers:
-        return _toy_part(seed, servers.index(rank), servers, steps)
+        return {"handed": serve_toys(steps, functools.partial(_part, seed, servers, rank))}
     if rank not in steps:
         return None
     counted = Counted(seed, steps[rank], len(servers))
 
     def compute(weights: torch.Tensor) -> torch.Tensor:
         counted.compute(weights)
-        return _whole(len(weights), seed, counted.computed - 1)
+        return _whole(len(weights), seed, len(counted.seen) - 1)
 
-    mark, empty = log.mark(), torch.empty(LENGTHS[len(servers)])
+    mark = log.mark()
+    empty = torch.empty(LENGTHS[len(servers)])
     function = reading_answer(user_ns, "work_sharded", changes=(1,))
     function(compute, empty, list(servers), counted.more)
     calls = log.since(mark)
@@ -727,6 +685,12 @@ def probe_sharded(
     }
 
 
+def _part(seed: int, servers: list[int], server: int, worker: int, k: int) -> torch.Tensor:
+    """Return the part of a worker's k-th weights that a server has."""
+    parts = _weights(seed, worker, k, len(servers)).tensor_split(len(servers))
+    return parts[servers.index(server)].clone()
+
+
 def _whole(length: int, seed: int, k: int) -> torch.Tensor:
     """Return the k-th gradient of the worker with this seed; each number tells its place."""
     return numbers(seed + k, length) + 1000 * torch.arange(float(length))
@@ -736,15 +700,27 @@ def _one_after_the_other(calls: list) -> str:
     """Return which messages, to different servers, were begun when another had been waited for."""
     farewells = {call.peer: call for call in calls if call.op == "send"}.values()
     for op in ("recv", "send"):
-        group: list = []
-        for call in [c for c in calls if c.op == op and c not in farewells]:
-            if any(one.peer == call.peer and one.nbytes == call.nbytes for one in group):
-                group = []
-            first = min((one.waits[0][0] for one in group if one.waits), default=math.inf)
-            if call.start > first and all(one.peer != call.peer for one in group):
-                return op
-            group.append(call)
+        if _begun_late([call for call in calls if call.op == op and call not in farewells]):
+            return op
     return ""
+
+
+def _begun_late(calls: list) -> bool:
+    """Return whether the first message to a server waited for one to another server."""
+    group: dict[tuple, float] = {}  # when each message of a round is waited for
+    for call in calls:
+        if (call.peer, call.nbytes) in group:
+            group = {}
+        first = min(group.values(), default=math.inf)
+        if call.start > first and all(peer != call.peer for peer, _ in group):
+            return True
+        group[call.peer, call.nbytes] = _waited_for(call)
+    return False
+
+
+def _waited_for(call: Any) -> float:
+    """Return when a rank began to wait for a message; infinity if it never did."""
+    return min((begin for begin, _ in call.waits), default=math.inf)
 
 
 def _received_late(calls: list) -> bool:
@@ -757,72 +733,22 @@ def _received_late(calls: list) -> bool:
         if call.op == "recv":
             begun.append((k, call.start))
         else:  # a header and a part in each round
-            waited_for = min((wait[0] for wait in call.waits), default=math.inf)
-            first[k // 2] = min(first.get(k // 2, math.inf), waited_for)
+            first[k // 2] = min(first.get(k // 2, math.inf), _waited_for(call))
     return any(k > 0 and start > first.get(k - 1, math.inf) for k, start in begun)
-
-
-def _toy_part(seed: int, place: int, servers: list[int], steps: dict[int, int]) -> dict:
-    """Serve one part of the weights until all workers have left; return what they handed in."""
-    handed: dict[str, list] = {str(worker): [] for worker in steps}
-    here = sorted(steps)
-    for k in range(max(steps.values()) + 1):
-        for worker in here:
-            dist.send(_part(seed + worker, k, place, len(servers)), worker)
-        for worker in list(here):
-            dist.recv(header := torch.empty(1), worker)
-            if header.item() == 0:
-                here.remove(worker)
-            else:
-                dist.recv(gradient := _part(seed, k, place, len(servers)), worker)
-                handed[str(worker)].append(gradient.tolist())
-    return {"handed": handed}
 
 
 @task("7.7", "several servers, each with a part", points=3)
 def work_sharded(ranks: Ranks, report: Report) -> None:
-    """All parts come and go at once, and in their places."""
-    if not enough(ranks, report):
-        return
+    """Check that all parts come and go at once, and in their places."""
     for servers, workers in (([0, 1], [2, 3, 5]), ([0, 1, 2], [4]), ([3], [1, 2])):
         if not _judge_sharded(ranks, report, servers, workers):
             return
 
 
-@dataclass(frozen=True)
-class Sharded:
-    """What a worker with several servers has done.
-
-    Attributes:
-        rank: of the worker.
-        servers: their ranks.
-        steps: how often more() said True.
-        seed: of the weights, which the servers alone knew before they sent them.
-        own_seed: of the gradients of this worker.
-        value: what the probe told on this rank.
-        handed: the parts of gradients that came to each server.
-    """
-
-    rank: int
-    servers: list[int]
-    steps: int
-    seed: int
-    own_seed: int
-    value: dict[str, Any]
-    handed: list[list]
-
-    @property
-    def length(self) -> int:
-        """Return how many weights there are."""
-        return LENGTHS[len(self.servers)]
-
-    def weights(self, k: int) -> torch.Tensor:
-        """Return the weights that the worker got for its k-th gradient."""
-        return numbers(self.seed + self.rank + 31 * k, self.length)
-
-
 def _judge_sharded(ranks: Ranks, report: Report, servers: list[int], workers: list[int]) -> bool:
     """Ask workers with these servers; return whether all is right."""
+    if not enough(ranks, report):
+        return False
     jobs = jobs_of(report.seed, workers, 2)
     # The servers alone know the weights before they send them.
     seed, *seeds = report.seeds(1 + WORLD)
@@ -838,54 +764,61 @@ def _judge_sharded(ranks: Ranks, report: Report, servers: list[int], workers: li
         return False
     right = []
     for rank, steps, _ in jobs:
+        came = [_weights(seed, rank, k, len(servers)) for k in range(steps + 1)]
         handed = [answers[server].value["handed"][str(rank)] for server in servers]
-        worked = Sharded(rank, servers, steps, seed, seeds[rank], answers[rank].value, handed)
+        worked = Worked(rank, servers, steps, came, seeds[rank], answers[rank].value, handed)
         right.append(report.follow(rank, _sharded(worked)))
     return all(right)
 
 
-def _sharded(worked: Sharded) -> Iterator[Step]:
+def _sharded(worked: Worked) -> Iterator[Step]:
     """Yield the steps that all parts come and go at once, and in their places."""
-    servers, steps, told_by_worker = worked.servers, worked.steps, worked.value
-    alone = len(servers) == 1
-    rules = some([worked.rank, *servers]), only("send", "recv"), waited
-    yield communication(told_by_worker["calls"], *rules, *([] if alone else [_not_blocking]))
-    yield facts({
+    servers = worked.servers
+    reply = worked.value
+    apart = reply["apart"]
+    rules = [some([worked.rank, *servers]), only("send", "recv"), waited]
+    if len(servers) > 1:
+        rules.append(_not_blocking)
+    yield communication(reply["calls"], *rules)
+    wrong = {
         "an irecv is still open when the worker has left: start those of the next weights after "
-        "more() has said True": told_by_worker["open"],
-        f"the i{told_by_worker['apart']} for one server begins only after the wait for another: "
-        "start them all, then wait for all. While one server is busy, the other one's link would "
-        "idle": told_by_worker["apart"],
+        "more() has said True": reply["open"],
+        f"the i{apart} for one server begins only after the wait for another: start them all, then "
+        "wait for all. While one server is busy, the other one's link would idle": apart,
         "the irecv of the next weights begins when the sends have been waited for: a server that "
         "sends to this worker waits meanwhile, and so may everybody in a circle. Start isends and "
-        "irecvs together, then wait for all of them": told_by_worker["late"] and not alone,
-    }, kind="communication")  # fmt: skip
-    seen = [worked.weights(k).tolist() for k in range(steps)]
+        "irecvs together, then wait for all of them": reply["late"] and len(servers) > 1,
+    }
+    yield facts(wrong, kind="communication")
+    seen = [weights.tolist() for weights in worked.came[:-1]]
     what = f"servers {servers}: the weights that compute got"
-    yield value(told_by_worker["seen"], seen, _wrong_weights(worked, seen), what=what)
-    in_place = last_weights(told_by_worker, worked.weights(steps))
-    yield each_of([in_place], _parts(worked))
+    yield value(reply["seen"], seen, _wrong_weights(worked, seen), what=what)
+    yield each_of([worked.in_place()], _parts(worked))
 
 
-def _wrong_weights(worked: Sharded, seen: list[list[float]]) -> list[Mistake]:
+def _wrong_weights(worked: Worked, seen: list[list[float]]) -> list[Mistake]:
     """Return wrong weights for compute; seen: the right ones."""
-    count, steps, servers = len(worked.value["seen"]), worked.steps, len(worked.servers)
-    parts = [torch.tensor(weights).tensor_split(servers) for weights in seen]
-    return table({
-        f"compute was called {count} times, more() said True {steps} times":
-            lambda got: len(got) != steps,
-        "the parts are in wrong places: part k of weights is that of servers[k]":
-            [torch.cat(of_step[::-1]).tolist() for of_step in parts],
-        "the weights do not change from step to step: receive all parts anew, into weights":
-            lambda got: any(got[k] == got[0] for k in range(1, len(got))),
-    })  # fmt: skip
+    count = len(worked.value["seen"])
+    steps = worked.steps
+    parts = [torch.tensor(weights).tensor_split(len(worked.servers)) for weights in seen]
+    elsewhere = [torch.cat(of_step[::-1]).tolist() for of_step in parts]
+    wrong = {
+        f"compute was called {count} times, more() said True {steps} times": lambda weights: (
+            len(weights) != steps
+        ),
+        "the parts are in wrong places: part k of weights is that of servers[k]": elsewhere,
+        "the weights do not change from step to step: receive all parts anew, into "
+        "weights": lambda weights: weights[0] in weights[1:],
+    }
+    return table(wrong)
 
 
-def _parts(worked: Sharded) -> Iterator[Step]:
+def _parts(worked: Worked) -> Iterator[Step]:
     """Yield the step for each server that it got its part of the gradients."""
-    length, servers = worked.length, worked.servers
+    servers = worked.servers
     gradients = [
-        _whole(length, worked.own_seed, k).tensor_split(len(servers)) for k in range(worked.steps)
+        _whole(len(weights), worked.seed, k).tensor_split(len(servers))
+        for k, weights in enumerate(worked.came[:-1])
     ]
     first = [part.tolist() for part in gradients[0]]
     elsewhere = Mistake(

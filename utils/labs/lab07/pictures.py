@@ -44,17 +44,17 @@ GOAL = 0.7
 
 
 def star(workers: int, servers: int = 1) -> Figure:
-    """Workers, and one or more servers that have (a part of) the weights."""
+    """Draw workers, and one or more servers that have (a part of) the weights."""
     figure, axes = canvas(9, 3.0)
     middle = 3.2 * (workers - 1) / 2
-    places = [middle + 4.2 * (j - (servers - 1) / 2) for j in range(servers)]
-    for j, x in enumerate(places):
+    for j in range(servers):
+        x = middle + 4.2 * (j - (servers - 1) / 2)
         part = "the weights" if servers == 1 else f"part {j} of the weights"
         box(axes, x, 3, f"server\n{part}", width=3.4, height=1.0, color=ORANGE)
         for i in range(workers):
-            down, up = (x - 0.25, 2.45), (3.2 * i - 0.35, 0.45)
-            arrow(axes, down, up, color=BLUE)
-            arrow(axes, (up[0] + 0.7, up[1]), (down[0] + 0.5, down[1]), color=GREEN)
+            left = 3.2 * i - 0.35
+            arrow(axes, (x - 0.25, 2.45), (left, 0.45), color=BLUE)
+            arrow(axes, (left + 0.7, 0.45), (x + 0.25, 2.45), color=GREEN)
     for i in range(workers):
         box(axes, 3.2 * i, 0, f"worker {i + 1}\nminibatches", width=2.4, height=0.9, color=SKY)
     right = 3.2 * (workers - 1) + 2.2
@@ -70,7 +70,7 @@ def star(workers: int, servers: int = 1) -> Figure:
 
 
 def updates_between() -> Figure:
-    """What is counted: the updates between the sending of weights and the gradient's own."""
+    """Draw what is counted: updates between the sending of weights and the gradient's own."""
     figure, axes = canvas(10, 2.4)
     axes.plot([0, 10.6], [0, 0], color=INK, linewidth=1.5)
     own = {1.0: 2, 2.6: 1, 4.2: 2, 5.6: 1, 6.8: 2, 8.6: 3}
@@ -85,8 +85,7 @@ def updates_between() -> Figure:
         axes.text(x, 0.8, words, ha="right" if x < 5 else "left", va="bottom", fontsize=10)
     axes.text(5.2, -0.75, "updates 2, 3, 4 and 5 lie between: staleness 4", ha="center", va="top")
     axes.text(10.7, 0, "updates of\nthe server", va="center", fontsize=10)
-    axes.set_xlim(-0.6, 12.2)
-    axes.set_ylim(-1.15, 1.15)
+    axes.set(xlim=(-0.6, 12.2), ylim=(-1.15, 1.15))
     figure.alt_text = (
         "The server's updates 1 to 6 on a line. Worker 3 gets the weights after update 1; its own "
         "gradient is update 6. Updates 2 to 5, of other workers, lie between: staleness 4."
@@ -95,7 +94,7 @@ def updates_between() -> Figure:
 
 
 def histograms(staleness: Mapping[int, Sequence[int]]) -> Figure:
-    """How late gradients are: a histogram for each number of workers."""
+    """Draw how late gradients are: a histogram for each number of workers."""
     use_style()
     figure, grid = plt.subplots(1, len(staleness), figsize=(11, 2.9), sharey=True, squeeze=False)
     all_axes = grid[0]
@@ -115,7 +114,7 @@ def histograms(staleness: Mapping[int, Sequence[int]]) -> Figure:
 
 
 def of_each_worker(applied: Applied) -> Figure:
-    """The staleness of each gradient in the order of the updates, by worker."""
+    """Draw the staleness of each gradient in the order of the updates, by worker."""
     use_style()
     figure, axes = plt.subplots(figsize=(9, 3.2))
     for worker in sorted({worker for worker, _ in applied}):
@@ -126,16 +125,15 @@ def of_each_worker(applied: Applied) -> Figure:
         axes.plot(*zip(*points, strict=True), "os^Dv"[worker % 5], color=color, label=label)
     mean = sum(stale for _, stale in applied) / len(applied)
     axes.axhline(mean, color=RED, linestyle="--", linewidth=1.5, label=f"mean of all: {mean:.2f}")
-    axes.set_xlabel("number of the update")
-    axes.set_ylabel("staleness [updates]")
     axes.set_title("Three workers, rank 3 sleeps six times as long")
+    axes.set(xlabel="number of the update", ylabel="staleness [updates]")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
     figure.tight_layout()
     return figure
 
 
 def plan(bounds: Sequence[int | None], steps: Sequence[int], until: int = 24) -> Figure:
-    """Who computes and who waits, on paper: ``steps`` are the units that each worker's step takes.
+    """Draw who computes and who waits, on paper: a worker's step takes so many units.
 
     None among the bounds is no bound. Messages take no time here.
     """
@@ -143,17 +141,15 @@ def plan(bounds: Sequence[int | None], steps: Sequence[int], until: int = 24) ->
     size = (10, 1.15 * len(bounds) + 0.9)
     figure, grid = plt.subplots(len(bounds), 1, figsize=size, sharex=True, squeeze=False)
     all_axes = grid[:, 0]
-    counts = []
+    gradients = []
     for axes, bound in zip(all_axes, bounds, strict=True):
         done = _planned(axes, math.inf if bound is None else bound, steps, until)
-        counts.append(done)
         axes.set_yticks(range(len(steps)), [f"worker {k + 1}" for k in range(len(steps))])
-        axes.set_ylim(len(steps) - 0.4, -0.6)
+        axes.set(xlim=(0, until), ylim=(len(steps) - 0.4, -0.6))
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False)
-        shown = "∞" if bound is None else bound
-        axes.set_title(f"s = {shown}: {done} gradients", fontsize=11)
-        axes.set_xlim(0, until)
+        axes.set_title(f"s = {'∞' if bound is None else bound}: {done} gradients", fontsize=11)
+        gradients.append(f"{done} with {'no bound' if bound is None else f'bound {bound}'}")
     all_axes[-1].set_xlabel("time [units]")
     handles = [
         Patch(facecolor=SKY, edgecolor=INK, label="computes"),
@@ -161,21 +157,18 @@ def plan(bounds: Sequence[int | None], steps: Sequence[int], until: int = 24) ->
     ]
     figure.legend(handles=handles, loc="upper right", ncols=2, fontsize=10)
     figure.tight_layout()
-    said = ", ".join(
-        f"{done} with {'no bound' if bound is None else f'bound {bound}'}"
-        for bound, done in zip(bounds, counts, strict=True)
-    )
     figure.alt_text = (
         f"A plan of {len(steps)} workers whose steps take {', '.join(map(str, steps))} units, over "
-        f"{until} units of time. Gradients: {said}. With a bound the fast ones wait for the "
-        "slowest; the larger the bound, the later they begin to."
+        f"{until} units of time. Gradients: {', '.join(gradients)}. With a bound the fast ones "
+        "wait for the slowest; the larger the bound, the later they begin to."
     )
     return figure
 
 
 def _planned(axes: Axes, bound: float, steps: Sequence[int], until: int) -> int:
-    """Draw one panel; the number of steps that were completed."""
-    clock, since = [0] * len(steps), dict.fromkeys(range(len(steps)), 0)
+    """Draw one panel; return the number of steps that were completed."""
+    clock = [0] * len(steps)
+    since = dict.fromkeys(range(len(steps)), 0)  # who waits, and since when
     ends: list[tuple[int, int]] = []
     now = done = 0
     while True:
@@ -202,7 +195,7 @@ def _bar(axes: Axes, row: int, begin: float, end: float, waits: bool = False) ->
 
 
 def clocks(served: Mapping[float, Applied]) -> Figure:
-    """The clock of each worker over the updates, for each bound."""
+    """Draw the clock of each worker over the updates, for each bound."""
     use_style()
     figure, grid = plt.subplots(1, len(served), figsize=(11, 3.1), sharey=True, squeeze=False)
     all_axes = grid[0]
@@ -223,7 +216,7 @@ def clocks(served: Mapping[float, Applied]) -> Figure:
 
 
 def lost_updates(lost: Mapping[str, float], ranks: int) -> Figure:
-    """Lost shares as bars, and what can be lost at most."""
+    """Draw lost shares as bars, and what can be lost at most."""
     use_style()
     figure, axes = plt.subplots(figsize=(8, 2.4))
     names = list(lost)
@@ -233,8 +226,7 @@ def lost_updates(lost: Mapping[str, float], ranks: int) -> Figure:
     most = 100 * (1 - 1 / ranks)
     axes.axvline(most, color=RED, linestyle="--", linewidth=1.5)
     axes.text(most - 1, len(names) - 0.45, f"1 − 1/{ranks}", color=RED, ha="right", va="bottom")
-    axes.set_xlim(0, 100)
-    axes.set_ylim(-0.5, len(names) - 0.1)
+    axes.set(xlim=(0, 100), ylim=(-0.5, len(names) - 0.1))
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("lost updates [%]")
     figure.tight_layout()
@@ -246,21 +238,21 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def final_accuracy(run: Mapping) -> float:
-    """The mean over a run's last snapshots."""
+    """Return the mean over a run's last snapshots."""
     return _mean([accuracy for *_, accuracy in run["curve"][-LAST:]])
 
 
 def seconds_to(run: Mapping, accuracy: float) -> float | None:
-    """After how many seconds a run had this accuracy; None if never."""
+    """Return after how many seconds a run had this accuracy; None if never."""
     return next((now for now, _, a in _smooth(run["curve"]) if a >= accuracy), None)
 
 
-def races(found: Mapping[str, Mapping[str, Mapping]]) -> Figure:
-    """Accuracy over time and over gradients, a row for each kind of slowness."""
+def races(runs_of: Mapping[str, Mapping[str, Mapping]]) -> Figure:
+    """Draw accuracy over time and over gradients, a row for each kind of slowness."""
     use_style()
-    size = (11, 3.3 * len(found))
-    figure, rows = plt.subplots(len(found), 2, figsize=size, sharey=True, squeeze=False)
-    for row, (kind, runs) in zip(rows, found.items(), strict=True):
+    size = (11, 3.3 * len(runs_of))
+    figure, rows = plt.subplots(len(runs_of), 2, figsize=size, sharey=True, squeeze=False)
+    for row, (kind, runs) in zip(rows, runs_of.items(), strict=True):
         for color, style, (name, run) in zip(
             MODEL_COLORS, ("-", "-", "-", "--", "-."), runs.items(), strict=False
         ):
@@ -272,15 +264,14 @@ def races(found: Mapping[str, Mapping[str, Mapping]]) -> Figure:
             axes.set_title(f"{kind}: accuracy over {against}", fontsize=11)
         row[0].set_xlabel("time [s]")
         row[1].set_xlabel("gradients")
-        row[0].set_ylabel("test accuracy [%]")
-        row[0].set_ylim(40, 90)
+        row[0].set(ylabel="test accuracy [%]", ylim=(40, 90))
         row[1].legend(loc="lower right", fontsize=9)
     figure.tight_layout()
     return figure
 
 
 def _smooth(curve: Sequence[tuple], width: int = 3) -> list[tuple]:
-    """Means of so many neighbours: a single snapshot swings by several percent."""
+    """Return means of so many neighbours: a single snapshot swings by several percent."""
     return [
         tuple(sum(column) / width for column in zip(*curve[k : k + width], strict=True))
         for k in range(len(curve) - width + 1)
@@ -308,18 +299,16 @@ def race_table(found: Mapping[str, Mapping[str, Mapping]]) -> None:
         print(tabulate(rows, heads, "simple", colalign=align, disable_numparse=True), end="\n\n")
 
 
-def delays(versions: Sequence[int], found: Mapping[str, Sequence[float]]) -> Figure:
-    """Accuracy against how many versions late each gradient was."""
+def delays(versions: Sequence[int], accuracies: Mapping[str, Sequence[float]]) -> Figure:
+    """Draw accuracy against how many versions late each gradient was."""
     use_style()
     figure, axes = plt.subplots(figsize=(8, 3.3))
-    for mark, (name, accuracy) in zip("os^", found.items(), strict=False):
+    for mark, (name, accuracy) in zip("os^", accuracies.items(), strict=False):
         axes.plot(range(len(versions)), [100 * a for a in accuracy], f"{mark}-", label=name)
     axes.set_xticks(range(len(versions)), [str(d) for d in versions])
     axes.axhline(10, color=GREY, linestyle=":", linewidth=1.5, label="chance")
-    axes.set_ylim(0, 100)
-    axes.set_xlabel("versions late")
-    axes.set_ylabel("test accuracy [%]")
     axes.set_title("300 gradients, each applied late")
+    axes.set(ylim=(0, 100), xlabel="versions late", ylabel="test accuracy [%]")
     axes.legend()
     figure.tight_layout()
     return figure
@@ -333,7 +322,7 @@ def bottleneck(
     compute: float,
     latency: float,
 ) -> Figure:
-    """Updates per second against the number of workers, with each server's cap.
+    """Draw updates per second against the number of workers, with each server's cap.
 
     ``rates`` has, for each number of servers, that of the updates by the number of workers. The
     lines are theory: what the workers could do alone, until the servers' links are full.
@@ -355,9 +344,8 @@ def bottleneck(
     axes.set_xticks(range(1, most + 1))
     axes.set_xlim(0.8, most + 0.6)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("workers")
-    axes.set_ylabel("updates per second")
     axes.set_title("A server takes what fits through its link")
+    axes.set(xlabel="workers", ylabel="updates per second")
     axes.legend(loc="upper left")
     figure.tight_layout()
     return figure

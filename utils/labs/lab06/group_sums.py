@@ -1,0 +1,404 @@
+"""Sums in groups: the tensors that an all-reduce is tried on, and what the ranks of a group reply.
+
+An answer runs twice. The first time each element tells how often it holds the part of which rank
+(:func:`counting`), so that a wrong one can be named. The second time the numbers are random ones of
+double precision, so that order of addition and place matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from utils.checks.calls import Calls, Rule, broken, inside, only, waited
+from utils.checks.groups import Group, Partition, keywords, on, partitions, tried
+from utils.checks.mistakes import is_number
+from utils.checks.probe import recorded
+from utils.checks.steps import Step, Wrong, none_of
+from utils.checks.task import Report, to_each
+from utils.cluster.contracts import Ranks
+
+# Ranks that the lab has.
+WORLD = 6
+ALL, IN_FOURS, _, IN_THREES, _ = partitions(WORLD)
+MIXED = [[0], [1, 2], [3, 4, 5]]
+# Divisible, not divisible, shorter than the group, many.
+SHORT = (8, 5, 1, 203)
+# A sixth of it is too long for MPI to send it before somebody receives.
+LONG = 10_007
+# Bytes of an element, by the run that the records are of.
+ELEMENTS = {"calls": 4, "calls again": 8}
+
+# Base of the numbers that tell whose parts are in an element: odd, so that a half of one is none;
+# its sixth power is exact in single precision.
+BASE = 13
+# Stretches of equal elements that a rank tells of its result.
+STRETCHES = 6
+MISPLACED = (
+    "is not the sum. Each number is added up the right number of times, but something lands in a "
+    "wrong place, or loses its precision"
+)
+
+
+# -- numbers that tell who was added up -------------------------------------------------------
+
+
+def counting(place: int, length: int) -> torch.Tensor:
+    """Return the tensor of this place of the group: of a sum, digit q counts place q."""
+    return torch.full((length,), float(BASE**place))
+
+
+def noise(seed: int, length: int) -> torch.Tensor:
+    """Return random numbers of double precision, which follow from a rank's own seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(length, dtype=torch.float64, generator=generator)
+
+
+def is_near(
+    numbers: list[float], seeds: Sequence[int], length: int, part: slice = slice(None)
+) -> bool:
+    """Return whether this part of what a rank told of its `noise` is the sum of all noise."""
+    true = sum(noise(seed, length) for seed in seeds)[part]
+    tensor = torch.tensor(numbers[part], dtype=torch.float64)
+    return tensor.shape == true.shape and torch.allclose(tensor, true, rtol=0, atol=1e-9)
+
+
+def stretches(x: torch.Tensor) -> list[list]:
+    """Return first element, the one after the last, and value, of each stretch of equals."""
+    values, lengths = torch.unique_consecutive(x, return_counts=True)
+    ends = lengths.cumsum(0)
+    columns = (ends - lengths).tolist(), ends.tolist(), values.tolist()
+    return [list(stretch) for stretch in zip(*columns, strict=True)][:STRETCHES]
+
+
+def refuse_gaps(spans: list[list], length: int) -> None:
+    """Raise ValueError if stretches leave out some of the elements."""
+    ends = [0, *(stop for _, stop, _ in spans)]
+    whole = len(spans) == STRETCHES or ends[-1] == length
+    if not whole or [start for start, *_ in spans] != ends[:-1]:
+        raise ValueError(f"stretches of {length} elements: {spans}")
+
+
+def total(size: int) -> int:
+    """Return the element that holds the part of each place once."""
+    return sum(BASE**place for place in range(size))
+
+
+def wrong_part(value: float, size: int) -> str | None:
+    """Return what is wrong with an element, with places in braces; `None` if it is the sum."""
+    if value == total(size):
+        return None
+    if size > 1 and math.isclose(value * size, total(size), rel_tol=1e-6):
+        return "hold the mean; the task asks for the sum: do not divide"
+    if not is_number(value) or not 0 <= value < BASE**size or value != int(value):
+        return (
+            f"hold {value:.6g}, which is no sum of the ranks' tensors: were they received before "
+            "they were added, is the request waited for, and is nothing divided?"
+        )
+    return _wrong_counts([int(value) // BASE**place % BASE for place in range(size)])
+
+
+def _wrong_counts(counts: list[int]) -> str:
+    """Return which parts an element lacks, and which it holds more than once."""
+    texts = []
+    if 0 in counts:
+        missing = [f"{{{place}}}" for place, count in enumerate(counts) if count == 0]
+        texts.append(f"lack the part of rank{'s' * (len(missing) > 1)} {', '.join(missing)}")
+    often = [f"{{{place}}} ({count} times)" for place, count in enumerate(counts) if count > 1]
+    if often:
+        texts.append(f"hold a part more than once: that of rank {', '.join(often)}")
+    return " and ".join(texts)
+
+
+def why_sum(result: list[list], place: int, members: Sequence[int], length: int) -> str | None:
+    """Return what is wrong with a result, told by :func:`stretches`."""
+    size = len(members)
+    refuse_gaps(result, length)
+    if size > 1 and [stretch[2] for stretch in result] == [BASE**place]:
+        return (
+            "x is this rank's own tensor, unchanged. The result has to come to every rank, and "
+            "into x itself: x.copy_(…) or x += …, not x = …"
+        )
+    for start, stop, number in result:
+        words = wrong_part(number, size)
+        if words:
+            words = words.format(*members)
+            if stop - start == 1:
+                words = words.replace("hold ", "holds ", 1).replace("lack ", "lacks ", 1)
+            return f"{_elements(start, stop, length)} of x {words}"
+    return None
+
+
+def _elements(start: int, stop: int, length: int) -> str:
+    """Return ``elements 2–4``, ``all 8 elements`` and the like."""
+    if (start, stop) == (0, length):
+        return f"all {length} elements" if length > 1 else "the element"
+    return f"elements {start}–{stop - 1}" if stop - start > 1 else f"element {start}"
+
+
+# -- on the ranks -----------------------------------------------------------------------------
+
+
+def parts(place: int, seed: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    """Return what makes a rank's two tensors of some length."""
+    return lambda length: (counting(place, length), noise(seed, length))
+
+
+def contents(x: torch.Tensor, y: torch.Tensor, *_: Any) -> dict[str, Any]:
+    """Return what a rank replies about its two sums."""
+    # Copies: an answer may have given the tensors themselves other methods.
+    x, y = (torch.Tensor.clone(tensor) for tensor in (x, y))
+    bits = hashlib.sha256(y.numpy().tobytes()).hexdigest()
+    return {"sum": stretches(x), "noise": y, "bits": bits}
+
+
+def replies(
+    function: Callable[..., Any],
+    partition: Partition,
+    group: Group,
+    lengths: Iterable[int],
+    tensors: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
+    *more: Any,
+    reply: Callable[..., dict[str, Any]] = contents,
+) -> list[dict[str, Any]]:
+    """Call a function with two tensors of each length; return what the rank replies about them.
+
+    The function gets another tensor of the same memory: what it does not write there is not in
+    place.
+
+    Args:
+        group: the group whose ranks begin each run together.
+        tensors: returns the two tensors of a length.
+        more: further arguments of the function.
+        reply: what to tell of the two tensors and the two results.
+    """
+    answers = []
+    for length in lengths:
+        both = tensors(length)
+        runs = []
+        for tensor in both:
+            dist.barrier(group=group)
+            runs.append(recorded(function, tensor[:], *more, **keywords(partition, group)))
+        results, records = zip(*runs, strict=True)
+        answers.append(reply(*both, *results) | dict(zip(ELEMENTS, records, strict=True)))
+    return answers
+
+
+# -- what a group replied ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the ranks of a group replied about one length.
+
+    Attributes:
+        case: the arguments of the probe.
+        members: the global ranks of the group.
+        values: the replies, by group rank.
+        length: of the tensor.
+        where: group and length, for a message.
+    """
+
+    case: dict[str, Any]
+    members: list[int]
+    values: list[Any]
+    length: int
+    where: str
+    usual: ClassVar = "mistake"  # kind of its problems
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return len(self.members)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Return the seeds that the ranks were told."""
+        return [self.case["each"][rank]["seed"] for rank in self.members]
+
+    def of_ranks(self) -> Iterator[tuple[int, int, Any]]:
+        """Yield group rank, rank, and what belongs to that rank."""
+        for place, (rank, reply) in enumerate(zip(self.members, self.values, strict=True)):
+            yield place, rank, reply
+
+    def each(self, why: Callable[[int, Any], str | None]) -> Step:
+        """Return the step that `why`, asked with group rank and reply, has nothing to say."""
+        texts = ((rank, why(place, reply)) for place, rank, reply in self.of_ranks())
+        return none_of(self.wrong(text, rank) for rank, text in texts if text)
+
+    def runs(self) -> Iterator[Traffic]:
+        """Yield what was communicated in each run."""
+        for run, element in ELEMENTS.items():
+            calls = [reply[run] for reply in self.values]
+            yield Traffic(self.case, self.members, calls, self.length, self.where, element)
+
+    def wrong(self, text: str, rank: int | None = None, kind: str = "") -> Wrong:
+        """Return the problem of a rank, or of all together."""
+        return Wrong(f"{self.where}: {text}", rank, kind or self.usual)
+
+
+@dataclass(frozen=True)
+class Traffic(Answers):
+    """What the ranks of a group communicated in one run: the values are their calls.
+
+    Attributes:
+        element: bytes of an element.
+    """
+
+    element: int
+    usual: ClassVar = "communication"
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the tensor."""
+        return self.length * self.element
+
+    @property
+    def in_all(self) -> int:
+        """Return the bytes that all ranks together sent."""
+        return sum(sum(bytes_to(calls).values()) for calls in self.values)
+
+    def in_all_is(self, expected: int, why: str = "") -> Step:
+        """Return the step that all ranks together sent so many bytes."""
+        text = f"all ranks together sent {self.in_all} bytes, expected {expected}{why}"
+        return self.of_all(text, self.in_all != expected)
+
+    def of_all(self, text: str, is_so: bool) -> Step:
+        """Return the step that this is not so, of all ranks together."""
+        return none_of([self.wrong(text)] if is_so else [])
+
+
+def bytes_to(calls: Calls, op: str = "send") -> dict[int, int]:
+    """Return the bytes of this operation by the other rank (global)."""
+    by_rank: dict[int, int] = {}
+    for call in calls:
+        if call["op"] == op:
+            by_rank[call["peer"]] = by_rank.get(call["peer"], 0) + call["nbytes"]
+    return by_rank
+
+
+def sends(calls: Calls) -> list[dict[str, Any]]:
+    """Return the calls that send."""
+    return [call for call in calls if call["op"] == "send"]
+
+
+# -- judging a group --------------------------------------------------------------------------
+
+Results = Callable[[Answers], Iterator[Step]]
+Sent = Callable[[Traffic], Iterator[Step]]
+
+
+def short_and_long(
+    report: Report, among: Iterable[Partition] = (None, MIXED, IN_FOURS)
+) -> Iterator[dict[str, Any]]:
+    """Yield short tensors on all ranks, in groups of all sizes, then a long one."""
+    each = to_each(seed=report.seeds(WORLD))
+    for partition in among:
+        yield {"partition": partition, "lengths": SHORT, "each": each}
+    yield {"partition": IN_FOURS, "lengths": [LONG], "each": each}
+
+
+def hint_of(case: dict[str, Any]) -> str:
+    """Return what to say of a case in which an error came."""
+    groups = case["partition"]
+    sizes = sorted({len(members) for members in groups or ()})
+    where = f"in groups of {', '.join(map(str, sizes))} ranks" if groups else "without a group"
+    if list(case["lengths"]) == [LONG]:
+        return (
+            f"{where}, with {LONG} numbers. The short tensors passed: a short message is sent "
+            "before anybody receives it, a long one waits until somebody does"
+        )
+    lengths = ", ".join(map(str, case["lengths"]))
+    words = f"{where}, with tensors of {lengths} numbers"
+    if groups is None or case.get("name") == "halving_doubling":
+        return words
+    return f"{words}. On all ranks it passed: hand group on; places begin at 0 in each group"
+
+
+def in_the_group(answers: Answers, _: int) -> list[Rule]:
+    """Return the rules that a rank keeps to messages, in the group, and waited for."""
+    return [only("send", "recv"), inside(answers.members), waited]
+
+
+def all_right_so_far(report: Report, _: int | None = None) -> bool:
+    """Return whether nothing is wrong yet; as a step, it ends what comes behind a problem.
+
+    Of a case the first group that has a problem is told, and of the other groups only bad conduct.
+    If a message is left over, nothing else is judged either.
+    """
+    return not report.problems
+
+
+def sums(answers: Answers) -> Iterator[Step]:
+    """Yield the steps that x is the sum on every rank, with the same bits."""
+    yield none_of(_wrong_sums(answers))
+    differ = len({reply["bits"] for reply in answers.values}) > 1
+    words = (
+        "the results are not the same bits on all ranks. Floating-point sums depend on the order "
+        "of addition: add in the same order on every rank, or let one rank add and send the result"
+    )
+    yield none_of([answers.wrong(words, kind="value")] if differ else [])
+
+
+def _wrong_sums(answers: Answers) -> Iterator[Wrong]:
+    """Yield on which ranks x is not the sum, in either run."""
+    for place, rank, reply in answers.of_ranks():
+        words = why_sum(reply["sum"], place, answers.members, answers.length)
+        if words:
+            yield answers.wrong(words, rank)
+        elif not is_near(reply["noise"], answers.seeds, answers.length):
+            yield answers.wrong(f"of random numbers x {MISPLACED}", rank, "value")
+
+
+def judge_sums(
+    ranks: Ranks,
+    report: Report,
+    probe: Callable[..., Any],
+    cases: Iterable[dict[str, Any]],
+    sent: Sent,
+    *,
+    results: Results = sums,
+    rules: Callable[[Answers, int], Sequence[Rule]] = in_the_group,
+    hint: Callable[[dict[str, Any]], str] = hint_of,
+    where: Callable[[dict[str, Any], list[int]], str] = lambda _, members: on(members),
+) -> None:
+    """Judge conduct, results and traffic, length by length; the smallest wrong case is told.
+
+    Args:
+        sent: the steps for what was communicated in one run.
+        results: the steps for what came out.
+        rules: what the calls of a rank have to keep.
+        hint: of a case, what to say of it where the answer raised an error or did not come.
+        where: of a case and the members of a group, what a message calls them.
+    """
+
+    def steps(case: dict[str, Any], members: list[int], values: Sequence[list]) -> Iterator[Step]:
+        for length, *of_ranks in zip(case["lengths"], *values, strict=True):
+            numbers = f"{length} number{'s' * (length != 1)}"
+            here = f"{where(case, members)}, {numbers}"
+            answers = Answers(case, members, of_ranks, length, here)
+            yield none_of(_misconduct(answers, rules))
+            yield all_right_so_far
+            yield from results(answers)
+            for run in answers.runs():
+                yield from sent(run)
+
+    for group in tried(ranks, report, probe, cases, hint, world=WORLD):
+        report.follow(None, steps(*group))
+
+
+def _misconduct(
+    answers: Answers, rules: Callable[[Answers, int], Sequence[Rule]]
+) -> Iterator[Wrong]:
+    """Yield who breaks a rule, in either run."""
+    for _, rank, reply in answers.of_ranks():
+        of_rank = rules(answers, rank)
+        words = broken(reply["calls"], *of_rank) or broken(reply["calls again"], *of_rank)
+        if words:
+            yield Wrong(words, rank, "communication")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -40,6 +39,13 @@ from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 
 from .replays import (
+    DILOCO_MISTAKES,
+    LOCAL_MISTAKES,
+    MOMENTUM_MISTAKES,
+    OUTER_MISTAKES,
+    ROUND_ROBIN_MISTAKES,
+    SERVE_MISTAKES,
+    WORK_MISTAKES,
     Replay,
     Replayed,
     Toy,
@@ -164,7 +170,8 @@ def _held(toy: Toy, place: int, steps: int, group: Group) -> Callable[[Tensor], 
 
 def _served(center: Tensor, exchanges: int, moves: tuple[float, float], group: Group) -> list[int]:
     """Do what a right `serve` does; return the workers in the order in which they came."""
-    w, order = torch.empty_like(center), []
+    w = torch.empty_like(center)
+    order = []
     for _ in range(exchanges):
         who = dist.recv(w, group=group)
         dist.send(center, dst=who, group=group)
@@ -274,19 +281,15 @@ def _sized(case: dict[str, Any]) -> Rule:
 
 # -- 8.1: the rules ---------------------------------------------------------------------------
 
-HAND = {"w": 5.0, "center": 1.0, "gradient": 3.0, "eta": 0.1, "rho": 2.0}
-
 
 def probe_moves(user_ns: dict, *, rank: int, seed: int) -> dict:
     """Both functions: the step by hand, random weights, and random ones without a gradient."""
     worker, center = (answer_named(user_ns, name) for name in ("move_worker", "move_center"))
     results: dict = {}
     for case, arguments in _move_cases(seed).items():
-        moved, changed = [], set()
-        for function, names in (
-            (worker, ("w", "center", "gradient")),
-            (center, ("center", "w")),
-        ):
+        moved = []
+        changed = set()
+        for function, names in ((worker, ["w", "center", "gradient"]), (center, ["center", "w"])):
             copies = {name: arguments[name].clone() for name in names}
             moved.append(told(function(*copies.values(), arguments["eta"], arguments["rho"])))
             changed |= {name for name in names if not torch.equal(copies[name], arguments[name])}
@@ -296,22 +299,20 @@ def probe_moves(user_ns: dict, *, rank: int, seed: int) -> dict:
 
 def _move_cases(seed: int) -> dict[str, dict[str, Any]]:
     """Return arguments of the rules, by what is told of them."""
-    names = ("w", "center", "gradient")
-    by_hand = {name: torch.tensor([HAND[name]]) for name in names}
-    fresh = {name: start(seed + 7 * k, like=seed) for k, name in enumerate(names, 1)}
+    by_hand = {"w": 5.0, "center": 1.0, "gradient": 3.0}
+    fresh: dict[str, Any] = {
+        name: start(seed + 7 * k, like=seed) for k, name in enumerate(by_hand, 1)
+    }
     chance = random.Random(seed)
-    eta = chance.uniform(0.02, 0.22)
-    moves = {"eta": eta, "rho": chance.uniform(0.5, 2.5)}
-
-    def copies() -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in fresh.items()}
-
+    fresh["eta"] = eta = chance.uniform(0.02, 0.22)
+    fresh["rho"] = chance.uniform(0.5, 2.5)
+    of_one = {name: torch.tensor([number]) for name, number in by_hand.items()}
     return {
-        "the step by hand": by_hand | {"eta": HAND["eta"], "rho": HAND["rho"]},
-        "no gradient": copies() | {"gradient": torch.zeros_like(fresh["w"])} | moves,
-        "random weights": copies() | moves,
-        "α = 0.8": copies() | {"eta": eta, "rho": 0.8 / eta},
-        "α = 1.3": copies() | {"eta": eta, "rho": 1.3 / eta},
+        "the step by hand": {**of_one, "eta": 0.1, "rho": 2.0},
+        "no gradient": fresh | {"gradient": torch.zeros_like(fresh["w"])},
+        "random weights": fresh,
+        "α = 0.8": fresh | {"rho": 0.8 / eta},
+        "α = 1.3": fresh | {"rho": 1.3 / eta},
     }
 
 
@@ -319,22 +320,24 @@ def _wrong_workers(
     w: Tensor, center: Tensor, gradient: Tensor, eta: float, rho: float
 ) -> dict[str, Tensor]:
     """Return what mistakes in `move_worker` lead to."""
-    new_center, pull = moved_center(center, w, eta, rho), w - center
+    distance = w - center
+    pull = eta * rho * distance
+    descended = w - eta * gradient
+    late = w - moved_center(center, w, eta, rho)
     return {
-        "nothing pulls the worker to the centre: the term ρ(W − W̄) is missing": w - eta * gradient,
+        "nothing pulls the worker to the centre: the term ρ(W − W̄) is missing": descended,
         "the pull has the wrong sign, and drives the worker away from the centre: it moves by "
-        "−ηρ(W − W̄)": w - eta * (gradient - rho * pull),
-        "ρ(W − W̄) is not multiplied by η: both terms are in the bracket": w
-        - eta * gradient
-        - rho * pull,
-        "the pull is multiplied by η twice: α = ηρ": w - eta * gradient - eta * eta * rho * pull,
-        "the pull goes to the centre after it has moved; equation (1) has the old W̄": w
-        - eta * (gradient + rho * (w - new_center)),
-        "the gradient has the wrong sign: the worker climbs": w - eta * (-gradient + rho * pull),
-        "the gradient is missing: only the spring acts": w - eta * rho * pull,
-        "the gradient is not multiplied by η": w - gradient - eta * rho * pull,
+        "−ηρ(W − W̄)": descended + pull,
+        "ρ(W − W̄) is not multiplied by η: both terms are in the bracket": descended
+        - rho * distance,
+        "the pull is multiplied by η twice: α = ηρ": descended - eta * pull,
+        "the pull goes to the centre after it has moved; equation (1) has the old W̄": descended
+        - eta * rho * late,
+        "the gradient has the wrong sign: the worker climbs": w + eta * gradient - pull,
+        "the gradient is missing: only the spring acts": w - pull,
+        "the gradient is not multiplied by η": w - gradient - pull,
         "this is the plain average of both": (w + center) / 2,
-        "this is the change of the worker; return the new weights": -eta * (gradient + rho * pull),
+        "this is the change of the worker; return the new weights": -eta * gradient - pull,
     }
 
 
@@ -342,22 +345,22 @@ def _wrong_centers(
     w: Tensor, center: Tensor, gradient: Tensor, eta: float, rho: float
 ) -> dict[str, Tensor]:
     """Return what mistakes in `move_center` lead to."""
-    pull, new = w - center, moved_worker(w, center, gradient, eta, rho)
+    distance = w - center
+    pull = eta * rho * distance
+    late = moved_worker(w, center, gradient, eta, rho) - center
     return {
         "nothing pulls the centre": center,
-        "the centre moves away from the worker: the sign is +ηρ(W − W̄)": center - eta * rho * pull,
-        "ρ(W − W̄) is not multiplied by η": center + rho * pull,
-        "multiplied by η twice: α = ηρ": center + eta * eta * rho * pull,
-        "multiplied by η alone: ρ is missing": center + eta * pull,
+        "the centre moves away from the worker: the sign is +ηρ(W − W̄)": center - pull,
+        "ρ(W − W̄) is not multiplied by η": center + rho * distance,
+        "multiplied by η twice: α = ηρ": center + eta * pull,
+        "multiplied by η alone: ρ is missing": center + eta * distance,
         "this follows from the worker's new weights; equation (2) has the old ones, W": center
-        + eta * rho * (new - center),
-        "the centre descends along the gradient, too. It has no gradient: only the springs move it": center
-        - eta * gradient
-        + eta * rho * pull,
-        "divided by the number of workers: the sum over the workers is no mean": center
-        + eta * rho * pull / 3,
+        + eta * rho * late,
+        "the centre descends along the gradient, too. "
+        "It has no gradient: only the springs move it": center - eta * gradient + pull,
+        "divided by the number of workers: the sum over the workers is no mean": center + pull / 3,
         "this is the plain average of both": (w + center) / 2,
-        "this is the change of the centre; return the new centre": eta * rho * pull,
+        "this is the change of the centre; return the new centre": pull,
     }
 
 
@@ -366,21 +369,18 @@ def moves(ranks: Ranks, report: Report) -> None:
     """A step by hand; W + W̄ conserved without a gradient; then random weights."""
     seeds = [report.seed + rank for rank in range(ranks.n)]  # so weights of each length and type
     for answer in report.answers(ranks, probe_moves, each=to_each(seed=seeds)):
-        _judge_moves(report, answer.rank, _move_cases(seeds[answer.rank]), answer.value)
+        report.follow(answer.rank, _moves(_move_cases(seeds[answer.rank]), answer.value))
 
 
-def _judge_moves(
-    report: Report, rank: int, cases: dict[str, dict[str, Any]], results: dict[str, Any]
-) -> None:
-    """Judge the step by hand and the sum, as each sees what the other does not; then the rest."""
+def _moves(cases: dict[str, dict[str, Any]], results: dict[str, Any]) -> Iterator[Step]:
+    """Yield the step by hand and the sum, as each sees what the other does not; then the rest."""
     by_hand, still, *fresh = cases
-    right = [
-        report.follow(rank, _moved(by_hand, cases[by_hand], results[by_hand])),
-        report.follow(rank, _conserved(cases[still], results[still])),
-    ]
-    if all(right):
-        steps = (_moved(case, cases[case], results[case]) for case in fresh)
-        report.follow(rank, itertools.chain.from_iterable(steps))
+    yield each_of(
+        _moved(by_hand, cases[by_hand], results[by_hand]),
+        _conserved(cases[still], results[still]),
+    )
+    for case in fresh:
+        yield from _moved(case, cases[case], results[case])
 
 
 def _unchanged(result: dict[str, Any]) -> Step:
@@ -393,15 +393,14 @@ def _unchanged(result: dict[str, Any]) -> Step:
 def _conserved(arguments: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
     """Yield that without a gradient the sum of the weights stays."""
     yield _unchanged(result)
-    before, after = (arguments["w"] + arguments["center"]).tolist(), _sum_of(*result["moved"])
-    # Where nothing was returned, the step by hand has said so.
-    lost = after is not None and not same(after, before)
-    yield facts(
-        {
-            "without a gradient W + W̄ must stay, as what pulls the one pulls the other. It was "
-            f"{short(before)}, and is {short(after)}": lost,
-        }
+    before = (arguments["w"] + arguments["center"]).tolist()
+    after = _sum_of(*result["moved"])
+    text = (
+        "without a gradient W + W̄ must stay, as what pulls the one pulls the other. It was "
+        f"{short(before)}, and is {short(after)}"
     )
+    # Where nothing was returned, the step by hand has said so.
+    yield facts({text: after is not None and not same(after, before)})
 
 
 def _moved(case: str, arguments: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
@@ -421,26 +420,23 @@ def _moved(case: str, arguments: dict[str, Any], result: dict[str, Any]) -> Iter
     )
 
 
-def _end(what: str, got: Any, expected: Tensor, by_mistake: dict[str, Tensor]) -> Step:
+def _end(name: str, moved: Any, expected: Tensor, by_mistake: dict[str, Tensor]) -> Step:
     """Return the step that an end of the spring has moved as it should."""
     single = Mistake(is_number, "this is a single number: return a tensor of the shape of w")
-    return value(
-        got,
-        expected.tolist(),
-        [single, *table(by_mistake)],
-        what=what,
-        form="the new weights",
-        tolerance=precision(expected),
-    )
+    mistakes = [single, *table(by_mistake)]
+    exact = precision(expected)
+    form = "the new weights"
+    return value(moved, expected.tolist(), mistakes, what=name, form=form, tolerance=exact)
 
 
 def _other_share(moved: Any, end: Tensor, distance: Tensor, alpha: float) -> dict[str, Tensor]:
     """Return the mistake that an end of the spring moves by another share of the distance."""
-    end, distance = end.double(), distance.double()
     numeric = isinstance(moved, list) and all(map(is_number, moved))
     # Of one number alone, every result is some share.
     if not numeric or not len(moved) == len(end) > 1:
         return {}
+    end = end.double()
+    distance = distance.double()
     share = (torch.tensor(moved, dtype=torch.float64) - end) @ distance / (distance @ distance)
     text = f"it moves by the share {share:.4g} of the distance, expected α = ηρ = {alpha:.4g}: α "
     return {text + "has no limit, and no value of its own": end + share * distance}
@@ -448,27 +444,12 @@ def _other_share(moved: Any, end: Tensor, distance: Tensor, alpha: float) -> dic
 
 def _sum_of(worker: Any, center: Any) -> list[float] | None:
     """Return the sum of both ends; `None` if they are no lists of the same length."""
-    rows = (worker, center)
-    if not all(isinstance(row, list) for row in rows) or len(worker) != len(center):
-        return None
-    return [w + c for w, c in zip(*rows, strict=True)]
+    if isinstance(worker, list) and isinstance(center, list) and len(worker) == len(center):
+        return [w + c for w, c in zip(worker, center, strict=True)]
+    return None
 
 
 # -- 8.2: round robin -------------------------------------------------------------------------
-
-_FIXED = {"fixed rate": "the gradient is multiplied by 0.1, whatever η is: use the argument eta"}
-_BOTH_FIXED = _FIXED | {
-    "fixed rates": "these are the weights with η = 0.1 and ρ = 3, the numbers of the notebook: use "
-    "the arguments eta and rho"
-}
-_ROUND_ROBIN_MISTAKES = _BOTH_FIXED | {
-    "new": "the centre was moved by the worker's new weights. Line 14 has W^j as it was before "
-    "line 13: send the old ones",
-    "at center": "the gradient is taken at the centre's weights. Line 11 computes it at the "
-    "worker's own, W^j",
-    "center as worker": "the worker goes on with the centre's weights. It keeps its own: only the "
-    "spring pulls it",
-}
 
 
 def _round_robin_hint(case: dict[str, Any]) -> str:
@@ -501,24 +482,24 @@ def round_robin(ranks: Ranks, report: Report) -> None:
 
 def _in_turn(answer: GroupAnswer) -> Iterator[Step]:
     """Yield that a rank has the messages of its turns."""
-    members, place, result = answer.members, answer.place, answer.value
+    members = answer.members
     turns = [1 + t % (len(members) - 1) for t in range(answer.case["steps"])]
-    times = turns.count(place)
+    times = turns.count(answer.place)
     yield communication(
-        result["calls"],
+        answer.value["calls"],
         only("send", "recv"),
         inside(members),
-        _turns(members, turns if place == 0 else [0] * times),
+        _turns(members, [0] * times if answer.place else turns),
         _sized(answer.case),
         waited,
-        _in_line(place, result, times),
+        _in_line(answer, times),
     )
 
 
 def _round_robin_weights(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what weights a rank has to have."""
     replay = _replay(round_robin_replayed, answer, answer.case["steps"])
-    return _weights(answer, replay, _ROUND_ROBIN_MISTAKES)
+    return _weights(answer, replay, ROUND_ROBIN_MISTAKES)
 
 
 def _turns(members: list[int], places: list[int]) -> Rule:
@@ -529,29 +510,26 @@ def _turns(members: list[int], places: list[int]) -> Rule:
         for op, word in (("send", "sent to"), ("recv", "received from")):
             peers = [call["peer"] for call in calls if call["op"] == op]
             if peers != wanted:
+                rows = [", ".join(map(str, row)) or "none" for row in (peers, wanted)]
                 return (
-                    f"{on(members)}: {word} the ranks {_row(peers)}, expected {_row(wanted)}: one "
-                    "message each way in every step of the worker 1 + t mod G"
+                    f"{on(members)}: {word} the ranks {rows[0]}, expected {rows[1]}: one message "
+                    "each way in every step of the worker 1 + t mod G"
                 )
         return None
 
     return rule
 
 
-def _row(numbers: Sequence[int]) -> str:
-    """Return numbers of ranks in words."""
-    return ", ".join(map(str, numbers)) or "none"
-
-
-def _in_line(place: int, result: dict[str, Any], times: int) -> Rule:
+def _in_line(answer: GroupAnswer, times: int) -> Rule:
     """Return the rule that a worker computes ``times`` gradients, between lines 10 and 12."""
+    seen = answer.value["seen"]
 
     def rule(_: Calls) -> str | None:
-        if place and len(result["seen"]) != times:
-            return f"this worker computed {len(result['seen'])} gradients, and has {times} turns"
-        if place == 0 and result["at"]:
+        if answer.place and len(seen) != times:
+            return f"this worker computed {len(seen)} gradients, and has {times} turns"
+        if seen and answer.place == 0:
             return "the master computes a gradient: it has no images, only the workers compute"
-        for k, (sends, receives) in enumerate(result["seen"]):
+        for k, (sends, receives) in enumerate(seen):
             if sends > k:
                 return (
                     "W^j is sent before the gradient is computed. That would be faster, but is not "
@@ -568,23 +546,6 @@ def _in_line(place: int, result: dict[str, Any], times: int) -> Rule:
 
 
 # -- 8.3: asynchronous ------------------------------------------------------------------------
-
-_SERVE_MISTAKES = _BOTH_FIXED | {
-    "new": "the worker sends its weights after its step; the rule has W as it was before",
-}
-_WORK_MISTAKES = _BOTH_FIXED | {
-    "new center": "the pull goes to a centre that this worker has moved already: the master "
-    "answers first, and moves the centre afterwards",
-    "no pull": "nothing pulls the worker when it has the centre: move_worker",
-    "every step": "the worker is pulled in every step, by a centre that it got earlier; between "
-    "two exchanges it descends only",
-    "pull only": "in the step with an exchange the gradient is missing: every step descends",
-    "late": "the exchange comes in the last of τ steps. It belongs into step 0, τ, 2τ, …: "
-    "k % tau == 0",
-    "replaced": "the worker takes over the centre's weights. It keeps its own: the spring pulls it",
-    "whole": "the pull is the whole distance; it is the share α = ηρ of it",
-    "climbs": "the gradient has the wrong sign: the worker climbs",
-}
 
 
 def _asynchronous_hint(case: dict[str, Any]) -> str:
@@ -618,20 +579,19 @@ def asynchronous(ranks: Ranks, report: Report) -> None:
 
 def _exchanged(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what messages a rank has to exchange, and how many gradients a worker computes."""
-    case, members, result = answer.case, answer.members, answer.value
-    always = (only("send", "recv"), inside(members), _sized(case), waited)
     if answer.place:
-        messages = communication(result["calls"], *always, _exchanges(case, members[0]))
-        yield each_of([messages], [_gradients(result, case["steps"])])
+        yield each_of([_exchanges(answer)], [_gradients(answer)])
     else:
-        counts = _counts(dict.fromkeys(members[1:], rounds(case["steps"], case["tau"])))
-        yield communication(result["calls"], *always, counts, _any_first(len(members) - 1))
+        case = answer.case
+        workers = answer.members[1:]
+        counts = _counts(dict.fromkeys(workers, rounds(case["steps"], case["tau"])))
+        yield _messages(answer, counts, _any_first(len(workers)))
 
 
 def _asynchronous_weights(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what weights a rank has to have, in the order in which the master has served."""
     order = [call["peer"] for call in _of(answer.values[0]["calls"], "send")]
-    texts = _WORK_MISTAKES if answer.place else _SERVE_MISTAKES | _WORK_MISTAKES
+    texts = WORK_MISTAKES if answer.place else SERVE_MISTAKES | WORK_MISTAKES
     return _weights(answer, _replay_in_order(answer, order), texts)
 
 
@@ -642,10 +602,17 @@ def _replay_in_order(answer: GroupAnswer, order: list[int], **momentum: float) -
     return _replay(asynchronous_replayed, answer, places, steps, tau, **momentum)
 
 
-def _exchanges(case: dict[str, Any], master: int) -> Rule:
-    """Return the rule that a worker has one exchange with the master in every τ steps."""
-    steps, tau = case["steps"], case["tau"]
-    return _counts({master: rounds(steps, tau)}, f" in {steps} steps with τ = {tau}")
+def _messages(answer: GroupAnswer, *rules: Rule) -> Step:
+    """Return the step that a rank has sent and received whole weights in its group, by rules."""
+    always = (only("send", "recv"), inside(answer.members), _sized(answer.case), waited)
+    return communication(answer.value["calls"], *always, *rules)
+
+
+def _exchanges(answer: GroupAnswer) -> Step:
+    """Return the step that a worker has one exchange with the master in every τ steps."""
+    steps, tau = answer.case["steps"], answer.case["tau"]
+    words = f" in {steps} steps with τ = {tau}"
+    return _messages(answer, _counts({answer.members[0]: rounds(steps, tau)}, words))
 
 
 def _of(calls: Calls, op: str) -> Calls:
@@ -688,34 +655,15 @@ def _any_first(workers: int) -> Rule:
     return rule
 
 
-def _gradients(result: dict[str, Any], steps: int) -> Step:
-    """Return the step that one gradient was computed in each of so many steps."""
-    count = len(result["at"])
+def _gradients(answer: GroupAnswer) -> Step:
+    """Return the step that a rank has computed one gradient in each step."""
+    steps = answer.case["steps"]
+    count = len(answer.value["at"])
     text = f"computed {count} gradients in {steps} steps: one in each, gradient(w)"
     return facts({text: count != steps})
 
 
 # -- 8.4: momentum ----------------------------------------------------------------------------
-
-_MOMENTUM_MISTAKES = _BOTH_FIXED | {
-    "no look-ahead": "the gradient is taken at w. Nesterov's momentum takes it ahead, at w + δv",
-    "pull in v": "the spring is part of v, which keeps it for the next steps. It pulls w only, "
-    "once: w ← w + v − α(w − W̄)",
-    "pull ahead": "the spring is measured from w + δv; it is measured from w, which was sent",
-    "forgets v": "v is 0 again in every step: keep it from step to step",
-    "undamped": "v has all of its old value and the gradient: multiply the old v by δ",
-    "far ahead": "the gradient is taken at w + v, expected at w + δv",
-    "sends ahead": "the worker sends w + δv; the master needs w",
-    "kept pull": "the pull of the last exchange acts in the steps after it, too: between two "
-    "exchanges there is no spring",
-    "whole": "the pull is the whole distance; it is the share α = ηρ of it",
-    "climbs": "the gradient has the wrong sign: the worker climbs. v ← δv − η ΔW",
-    "no pull": "nothing pulls the worker when it has the centre",
-    "every step": "the worker is pulled in every step; between two exchanges there is no spring",
-    "late": "the exchange comes in the last of τ steps. It belongs into step 0, τ, 2τ, …",
-    "new": "the worker sends its weights after its step; send them before",
-    "replaced": "the worker takes over the centre's weights; it keeps its own",
-}
 
 
 @task("8.4", "EAMSGD: with momentum", points=2)
@@ -738,45 +686,17 @@ def _with_momentum(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what a worker has to do beside a right master, which is not judged."""
     if answer.place == 0:
         return
-    case, members, result = answer.case, answer.members, answer.value
-    yield communication(
-        result["calls"],
-        only("send", "recv"),
-        inside(members),
-        _sized(case),
-        waited,
-        _exchanges(case, members[0]),
-    )
-    yield _gradients(result, case["steps"])
-    replay = _replay_in_order(answer, answer.values[0]["order"], delta=case["delta"])
-    yield from _weights(answer, replay, _MOMENTUM_MISTAKES)
+    yield _exchanges(answer)
+    yield _gradients(answer)
+    order = answer.values[0]["order"]
+    replay = _replay_in_order(answer, order, delta=answer.case["delta"])
+    yield from _weights(answer, replay, MOMENTUM_MISTAKES)
 
 
 # -- 8.5: local SGD ---------------------------------------------------------------------------
 
-_LOCAL_MISTAKES = _FIXED | {
-    "over the world": f"divided by {WORLD}, the size of the world: dist.get_world_size(group)",
-    "gradients": "a gradient is averaged in the last step of a round, and not the weights: they "
-    "differ between the ranks. all_reduce the weights, after the step",
-    "sum of weights": "these are sums over the ranks: divide by the size of the group",
-    "own": "these are this rank's own weights: all_reduce writes into the tensor that it is given, "
-    "so go on with that one",
-    "not reset": "the average was made, but the rank goes on from its own weights: go on from the "
-    "average",
-    "early": "the weights are averaged after the first of τ steps: count the steps from 1, "
-    "k % tau == 0",
-    "forgets the rest": "the last round is missing: where τ does not divide the steps, it is "
-    "shorter",
-    "whole last round": "the last round has τ steps, and there are more than `steps` of them: it "
-    "has what is left",
-}
-
 #: Partition, steps and τ of each case of what has rounds.
-_ROUNDS = {
-    "partition": (None, *PARTITIONS),
-    "steps": (6, 7, 31, 5, 3),
-    "tau": (2, 3, 13, 1, 5),
-}
+_ROUNDS = {"partition": (None, *PARTITIONS), "steps": (6, 7, 31, 5, 3), "tau": (2, 3, 13, 1, 5)}
 
 
 def _rounds_hint(case: dict[str, Any]) -> str:
@@ -787,18 +707,17 @@ def _rounds_hint(case: dict[str, Any]) -> str:
 
 def _in_rounds(answer: GroupAnswer, texts: dict[str, str], **outer: float) -> Iterator[Step]:
     """Yield what each round has to be: τ steps, one all_reduce of the weights; and its weights."""
-    case, result = answer.case, answer.value
-    steps, tau = case["steps"], case["tau"]
+    steps, tau = answer.case["steps"], answer.case["tau"]
     why = f" in {steps} steps with τ = {tau}: one after every τ steps, and one at the end"
     yield communication(
-        result["calls"],
+        answer.value["calls"],
         only("all_reduce"),
         inside(answer.members),
         made("all_reduce", rounds(steps, tau), why),
-        _sized(case),
+        _sized(answer.case),
         waited,
     )
-    yield _gradients(result, steps)
+    yield _gradients(answer)
     replay = _replay(local_replayed, answer, steps, tau, **outer)
     yield from _weights(answer, replay, texts, "all_reduce")
 
@@ -807,7 +726,7 @@ def _in_rounds(answer: GroupAnswer, texts: dict[str, str], **outer: float) -> It
 def local_sgd(ranks: Ranks, report: Report) -> None:
     """τ steps of its own on each rank, then the mean of the weights."""
     cases = _cases(report, "local_sgd", **_ROUNDS)
-    judge = functools.partial(_in_rounds, texts=_LOCAL_MISTAKES)
+    judge = functools.partial(_in_rounds, texts=LOCAL_MISTAKES)
     judge_groups(ranks, report, probe_run, cases, judge, _rounds_hint)
 
 
@@ -816,15 +735,16 @@ def local_sgd(ranks: Ranks, report: Report) -> None:
 
 def probe_outer(user_ns: dict, *, rank: int, seed: int) -> dict:
     """`outer_step` with rates and momenta of three kinds."""
-    function, results, changed = answer_named(user_ns, "outer_step"), [], False
-    for center, gradient, velocity, *settings in _outer_cases(seed):
-        before = center.clone(), gradient.clone(), velocity.clone()
-        moved = function(center, gradient, velocity, *settings)
+    function = answer_named(user_ns, "outer_step")
+    results = []
+    changed = False
+    for *tensors, rate, mom in _outer_cases(seed):
+        before = [tensor.clone() for tensor in tensors]
+        moved = function(*tensors, rate, mom)
         if not isinstance(moved, tuple | list) or len(moved) != 2:
             return {"form": type(moved).__name__}
         results.append([told(tensor) for tensor in moved])
-        now = (center, gradient, velocity)
-        changed |= not all(torch.equal(a, b) for a, b in zip(before, now, strict=True))
+        changed |= not all(map(torch.equal, before, tensors))
     return {"moved": results, "changed": changed}
 
 
@@ -832,88 +752,50 @@ def _outer_cases(seed: int) -> list[tuple]:
     """Return arguments of `outer_step`: centre, pseudo-gradient, velocity, rate, momentum."""
     center, gradient, velocity = (start(seed + k, like=seed) for k in (1, 2, 3))
     draw = random.Random(seed).uniform
-    zero = torch.zeros_like(center)
     return [
-        (center, gradient, zero, 1.0, 0.0),
+        (center, gradient, torch.zeros_like(center), 1.0, 0.0),
         (center, gradient, velocity, draw(0.3, 0.6), draw(0.9, 0.97)),
         (center, gradient, velocity.clone(), draw(1.0, 1.5), draw(0.1, 0.5)),
     ]
 
 
-_OUTER_MISTAKES = {
-    "heavy ball": "this is heavy-ball momentum: Nesterov's step is along g + μv, with the new v; "
-    "first v ← μv + g",
-    "forgets v": "the old velocity is not used: v ← μv + g",
-    "averages": "the outer rate and the momentum are not used",
-}
-_DILOCO_MISTAKES = {
-    "sign": "the centre moves away from the workers. The pseudo-gradient is W̄ − Wⁱ, and the outer "
-    "step descends along it",
-    "sum": "the pseudo-gradients were summed; DiLoCo takes their mean: divide by the size of the "
-    "group",
-    "world": f"divided by {WORLD}, the size of the world: dist.get_world_size(group)",
-    "own": "each rank has used its own pseudo-gradient: all_reduce writes into the tensor that it "
-    "is given, so use that one",
-    "not reset": "the ranks go on from their own weights after an outer step. In DiLoCo they go on "
-    "from the centre",
-    "over tau": "divided by τ: the pseudo-gradient is what τ steps have changed, as it is",
-    "inner rate": "multiplied by η: the outer step has a rate of its own",
-    "summed weights": "W was summed over the ranks before it was taken from the centre: sum the "
-    "differences W̄ − Wⁱ, and divide by the size of the group",
-    "aliased": "the pseudo-gradients are zero: w is the same tensor as the centre, and w -= … "
-    "changes both. w = w - … makes a new one",
-    "notes local": "these are the weights of this rank before the outer step: note the centre",
-    "fixed outer": "these are the weights with rate 0.7 and momentum 0.9, the numbers of the "
-    "notebook: use the arguments rate and momentum",
-    "averages": "the outer step is a plain average: use outer_step with rate and momentum",
-    "forgets v": "the velocity is 0 again in each round: keep it from round to round",
-} | {name: _LOCAL_MISTAKES[name] for name in ("forgets the rest", "whole last round", "fixed rate")}
-
-
 @task("8.6", "DiLoCo", points=4)
 def diloco(ranks: Ranks, report: Report) -> None:
     """Nesterov's outer step, and rounds of local steps from the centre."""
-    if not _outer_steps_are_right(ranks, report):
-        return
-    draw = random.Random(report.seed).uniform
-    small, large = ((0.3, 0.6), (0.1, 0.4)), ((0.75, 1.2), (0.7, 0.97))
-    kinds = (large, small, (small[0], large[1]), (large[0], small[1]), large)
-    rate, mom = zip(*((draw(*rate), draw(*mom)) for rate, mom in kinds), strict=True)
-    cases = _cases(report, "diloco", **_ROUNDS, rate=rate, mom=mom)
-
-    def judge(answer: GroupAnswer) -> Iterator[Step]:
-        outer = {name: answer.case[name] for name in ("rate", "mom")}
-        return _in_rounds(answer, _DILOCO_MISTAKES, **outer)
-
-    judge_groups(ranks, report, probe_run, cases, judge, _rounds_hint)
-
-
-def _outer_steps_are_right(ranks: Ranks, report: Report) -> bool:
-    """Judge `outer_step`; return whether all ranks have answered, and rightly."""
     seeds = [report.seed + rank for rank in range(ranks.n)]
     answers = report.answers(ranks, probe_outer, each=to_each(seed=seeds))
     right = [
         report.follow(answer.rank, _outer_steps(answer.value, _outer_cases(seeds[answer.rank])))
         for answer in answers
     ]
-    return bool(answers) and all(right)
+    if not answers or not all(right):
+        return
+    draw = random.Random(report.seed).uniform
+    small = ((0.3, 0.6), (0.1, 0.4))
+    large = ((0.75, 1.2), (0.7, 0.97))
+    kinds = (large, small, (small[0], large[1]), (large[0], small[1]), large)
+    rate, mom = zip(*((draw(*rate), draw(*mom)) for rate, mom in kinds), strict=True)
+    cases = _cases(report, "diloco", **_ROUNDS, rate=rate, mom=mom)
+
+    def judge(answer: GroupAnswer) -> Iterator[Step]:
+        outer = {name: answer.case[name] for name in ("rate", "mom")}
+        return _in_rounds(answer, DILOCO_MISTAKES, **outer)
+
+    judge_groups(ranks, report, probe_run, cases, judge, _rounds_hint)
 
 
 def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
     """Yield what `outer_step` has to return, and to leave alone."""
     form = result.get("form")
     yield facts(
-        {
-            f"outer_step returned {form}, expected two tensors: return center, velocity": form,
-        }
+        {f"outer_step returned {form}, expected two tensors: return center, velocity": form}
     )
     for case, moved in zip(cases, result["moved"], strict=True):
         center, _, _, rate, mom = case
-        expected = _lists(moved_outer(*case))
         yield value(
             moved,
-            expected,
-            _wrong_outer_steps(case, expected),
+            [tensor.tolist() for tensor in moved_outer(*case)],
+            _wrong_outer_steps(case),
             what=f"outer_step, rate {rate:.3g}, momentum {mom:.3g}",
             form="two tensors",
             tolerance=precision(center),
@@ -922,27 +804,20 @@ def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
     yield facts({text: result["changed"]})
 
 
-def _lists(tensors: Sequence[Tensor]) -> list[list[float]]:
-    """Return tensors as JSON has them."""
-    return [tensor.tolist() for tensor in tensors]
-
-
-def _wrong_outer_steps(case: tuple, expected: list[list[float]]) -> list[Mistake]:
+def _wrong_outer_steps(case: tuple) -> list[Mistake]:
     """Return what mistakes in `outer_step` lead to, where that is not the right thing."""
     center, gradient, velocity, rate, mom = case
-    new_center, new_velocity = expected
-    by_mistake = {
-        text: _lists(moved_outer(*case, variant)) for variant, text in _OUTER_MISTAKES.items()
-    } | {
-        "the step goes the wrong way: center − rate · (…)": [
-            (2 * center - torch.tensor(new_center)).tolist(),
-            new_velocity,
-        ],
-        "the outer rate is part of the velocity: v ← μv + g, without it": [
+    new_center, new_velocity = right = moved_outer(*case)
+    by_mistake = {text: moved_outer(*case, variant) for variant, text in OUTER_MISTAKES.items()}
+    by_mistake |= {
+        "the step goes the wrong way: center − rate · (…)": (2 * center - new_center, new_velocity),
+        "the outer rate is part of the velocity: v ← μv + g, without it": (
             new_center,
-            (mom * velocity + rate * gradient).tolist(),
-        ],
-        "these are velocity and centre: return center, velocity": [new_velocity, new_center],
-        "the velocity comes back unchanged: return the new one": [new_center, velocity.tolist()],
+            mom * velocity + rate * gradient,
+        ),
+        "these are velocity and centre: return center, velocity": (new_velocity, new_center),
+        "the velocity comes back unchanged: return the new one": (new_center, velocity),
     }
-    return table({text: wrong for text, wrong in by_mistake.items() if not same(wrong, expected)})
+    rows = {text: [tensor.tolist() for tensor in pair] for text, pair in by_mistake.items()}
+    right_rows = [tensor.tolist() for tensor in right]
+    return table({text: wrong for text, wrong in rows.items() if not same(wrong, right_rows)})

@@ -153,7 +153,8 @@ def round_robin_replayed(
     replayed = [begun(seed) for _ in valleys]
     for t in range(steps):
         j = 1 + t % (len(valleys) - 1)
-        center, w = weights[0], weights[j]
+        center = weights[0]
+        w = weights[j]
         new = moved_worker(w, center, toys[j](center if variant == "at center" else w), *moves)
         weights[0] = moved_center(center, new if variant == "new" else w, *moves)
         weights[j] = weights[0] if variant == "center as worker" else new
@@ -269,19 +270,20 @@ def local_replayed(
     toys = [Toy(valley, len(first)) for valley in valleys]
     words = "η = {:.3g}" + (f", rate {rate:.3g}, momentum {mom:.3g}" if mom > 0 else "")
     replayed = [begun(seed, words) for _ in valleys]
-    weights = centers = [first] * len(valleys)
-    velocities = [torch.zeros_like(first)] * len(valleys)
+    weights: Sequence[Tensor] = [first] * len(valleys)
+    centers: Sequence[Tensor] = weights
+    velocities: Sequence[Tensor] = [torch.zeros_like(first)] * len(valleys)
     for length in _lengths(steps, tau, variant):
         weights = _descended(weights, toys, length, eta, shared=variant == "gradients")
         before = weights if variant == "aliased" else centers
         means = _pseudo_gradients(before, weights, tau, eta, variant)
         moves = zip(before, means, velocities, strict=True)
         moved = [moved_outer(*each, rate, mom, variant) for each in moves]
-        centers = _centers([center for center, _ in moved], weights, variant)
-        velocities = [velocity for _, velocity in moved]
-        noted = weights if variant in ("gradients", "notes local") else centers
-        for run, w in zip(replayed, noted, strict=True):
-            run.notes.append(w.tolist())
+        centers, velocities = zip(*moved, strict=True)
+        centers = _centers(centers, weights, variant)
+        for run, w, center in zip(replayed, weights, centers, strict=True):
+            noted = w if variant in ("gradients", "notes local") else center
+            run.notes.append(noted.tolist())
         weights = weights if variant in ("not reset", "gradients") else centers
     return replayed
 
@@ -298,8 +300,8 @@ def _lengths(steps: int, tau: int, variant: str) -> list[int]:
 
 
 def _descended(
-    weights: list[Tensor], toys: list[Toy], steps: int, eta: float, shared: bool
-) -> list[Tensor]:
+    weights: Sequence[Tensor], toys: list[Toy], steps: int, eta: float, shared: bool
+) -> Sequence[Tensor]:
     """Return each rank's weights after local steps; `shared`: the last gradient is averaged."""
     for k in range(1, steps + 1):
         slopes = [toy(w) for toy, w in zip(toys, weights, strict=True)]
@@ -309,14 +311,16 @@ def _descended(
     return weights
 
 
-def _centers(centers: list[Tensor], weights: list[Tensor], variant: str) -> list[Tensor]:
+def _centers(
+    centers: Sequence[Tensor], weights: Sequence[Tensor], variant: str
+) -> Sequence[Tensor]:
     """Return what each rank takes for the centre after the outer step."""
     divisor = {"sum of weights": 1, "over the world": WORLD}.get(variant)
     return centers if divisor is None else [sum(weights) / divisor] * len(weights)
 
 
 def _pseudo_gradients(
-    centers: list[Tensor], weights: list[Tensor], tau: int, eta: float, variant: str
+    centers: Sequence[Tensor], weights: Sequence[Tensor], tau: int, eta: float, variant: str
 ) -> list[Tensor]:
     """Return what each rank takes for the mean of what the local steps have changed."""
     size = len(centers)
@@ -332,3 +336,103 @@ def _pseudo_gradients(
         "summed weights": [center - sum(weights) for center in centers],
     }
     return variants.get(variant, [mean] * size)
+
+
+# -- what to say of each variant ------------------------------------------------------------------
+
+_FIXED = {"fixed rate": "the gradient is multiplied by 0.1, whatever η is: use the argument eta"}
+_BOTH_FIXED = _FIXED | {
+    "fixed rates": "these are the weights with η = 0.1 and ρ = 3, the numbers of the notebook: use "
+    "the arguments eta and rho"
+}
+ROUND_ROBIN_MISTAKES = _BOTH_FIXED | {
+    "new": "the centre was moved by the worker's new weights. Line 14 has W^j as it was before "
+    "line 13: send the old ones",
+    "at center": "the gradient is taken at the centre's weights. Line 11 computes it at the "
+    "worker's own, W^j",
+    "center as worker": "the worker goes on with the centre's weights. It keeps its own: only the "
+    "spring pulls it",
+}
+
+SERVE_MISTAKES = _BOTH_FIXED | {
+    "new": "the worker sends its weights after its step; the rule has W as it was before",
+}
+WORK_MISTAKES = _BOTH_FIXED | {
+    "new center": "the pull goes to a centre that this worker has moved already: the master "
+    "answers first, and moves the centre afterwards",
+    "no pull": "nothing pulls the worker when it has the centre: move_worker",
+    "every step": "the worker is pulled in every step, by a centre that it got earlier; between "
+    "two exchanges it descends only",
+    "pull only": "in the step with an exchange the gradient is missing: every step descends",
+    "late": "the exchange comes in the last of τ steps. It belongs into step 0, τ, 2τ, …: "
+    "k % tau == 0",
+    "replaced": "the worker takes over the centre's weights. It keeps its own: the spring pulls it",
+    "whole": "the pull is the whole distance; it is the share α = ηρ of it",
+    "climbs": "the gradient has the wrong sign: the worker climbs",
+}
+
+MOMENTUM_MISTAKES = _BOTH_FIXED | {
+    "no look-ahead": "the gradient is taken at w. Nesterov's momentum takes it ahead, at w + δv",
+    "pull in v": "the spring is part of v, which keeps it for the next steps. It pulls w only, "
+    "once: w ← w + v − α(w − W̄)",
+    "pull ahead": "the spring is measured from w + δv; it is measured from w, which was sent",
+    "forgets v": "v is 0 again in every step: keep it from step to step",
+    "undamped": "v has all of its old value and the gradient: multiply the old v by δ",
+    "far ahead": "the gradient is taken at w + v, expected at w + δv",
+    "sends ahead": "the worker sends w + δv; the master needs w",
+    "kept pull": "the pull of the last exchange acts in the steps after it, too: between two "
+    "exchanges there is no spring",
+    "whole": "the pull is the whole distance; it is the share α = ηρ of it",
+    "climbs": "the gradient has the wrong sign: the worker climbs. v ← δv − η ΔW",
+    "no pull": "nothing pulls the worker when it has the centre",
+    "every step": "the worker is pulled in every step; between two exchanges there is no spring",
+    "late": "the exchange comes in the last of τ steps. It belongs into step 0, τ, 2τ, …",
+    "new": "the worker sends its weights after its step; send them before",
+    "replaced": "the worker takes over the centre's weights; it keeps its own",
+}
+
+LOCAL_MISTAKES = _FIXED | {
+    "over the world": f"divided by {WORLD}, the size of the world: dist.get_world_size(group)",
+    "gradients": "a gradient is averaged in the last step of a round, and not the weights: they "
+    "differ between the ranks. all_reduce the weights, after the step",
+    "sum of weights": "these are sums over the ranks: divide by the size of the group",
+    "own": "these are this rank's own weights: all_reduce writes into the tensor that it is given, "
+    "so go on with that one",
+    "not reset": "the average was made, but the rank goes on from its own weights: go on from the "
+    "average",
+    "early": "the weights are averaged after the first of τ steps: count the steps from 1, "
+    "k % tau == 0",
+    "forgets the rest": "the last round is missing: where τ does not divide the steps, it is "
+    "shorter",
+    "whole last round": "the last round has τ steps, and there are more than `steps` of them: it "
+    "has what is left",
+}
+
+OUTER_MISTAKES = {
+    "heavy ball": "this is heavy-ball momentum: Nesterov's step is along g + μv, with the new v; "
+    "first v ← μv + g",
+    "forgets v": "the old velocity is not used: v ← μv + g",
+    "averages": "the outer rate and the momentum are not used",
+}
+DILOCO_MISTAKES = {
+    "sign": "the centre moves away from the workers. The pseudo-gradient is W̄ − Wⁱ, and the outer "
+    "step descends along it",
+    "sum": "the pseudo-gradients were summed; DiLoCo takes their mean: divide by the size of the "
+    "group",
+    "world": f"divided by {WORLD}, the size of the world: dist.get_world_size(group)",
+    "own": "each rank has used its own pseudo-gradient: all_reduce writes into the tensor that it "
+    "is given, so use that one",
+    "not reset": "the ranks go on from their own weights after an outer step. In DiLoCo they go on "
+    "from the centre",
+    "over tau": "divided by τ: the pseudo-gradient is what τ steps have changed, as it is",
+    "inner rate": "multiplied by η: the outer step has a rate of its own",
+    "summed weights": "W was summed over the ranks before it was taken from the centre: sum the "
+    "differences W̄ − Wⁱ, and divide by the size of the group",
+    "aliased": "the pseudo-gradients are zero: w is the same tensor as the centre, and w -= … "
+    "changes both. w = w - … makes a new one",
+    "notes local": "these are the weights of this rank before the outer step: note the centre",
+    "fixed outer": "these are the weights with rate 0.7 and momentum 0.9, the numbers of the "
+    "notebook: use the arguments rate and momentum",
+    "averages": "the outer step is a plain average: use outer_step with rate and momentum",
+    "forgets v": "the velocity is 0 again in each round: keep it from round to round",
+} | {name: LOCAL_MISTAKES[name] for name in ("forgets the rest", "whole last round", "fixed rate")}

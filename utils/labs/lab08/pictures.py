@@ -53,7 +53,7 @@ def _spring(axes: Axes, end: np.ndarray, color: str) -> None:
 
 
 def two_loops(tau: int = 5) -> Figure:
-    """Draw rounds of DiLoCo over time: inner steps without communication, then one outer step."""
+    """Draw DiLoCo over time: inner steps without communication, then one outer step."""
     figure, axes = canvas(9.6, 3.4)
     width = tau + 2.4
     for worker in range(3):

@@ -94,11 +94,11 @@ def probe_shards(
 def _about(pair: Sequence[Any], linear: nn.Linear) -> dict[str, Any]:
     """Return what the kernel learns of a weight and a bias, which were cut from a layer."""
     tensors = [shard for shard in pair if isinstance(shard, Tensor)]
-    own = {linear.weight.data_ptr(), linear.bias.data_ptr()}
+    places_of_layer = {linear.weight.data_ptr(), linear.bias.data_ptr()}
     return {
         "values": [t.detach().tolist() if isinstance(t, Tensor) else None for t in pair],
         "kept": [shard.untyped_storage().nbytes() > shard.nbytes for shard in tensors],
-        "same": any(shard.data_ptr() in own for shard in tensors),
+        "same": any(shard.data_ptr() in places_of_layer for shard in tensors),
         "graph": any(shard.grad_fn is not None for shard in tensors),
         "frozen": not (linear.weight.requires_grad and linear.bias.requires_grad),
     }
@@ -131,13 +131,12 @@ def _shards(answer: GroupAnswer) -> Iterator[Step]:
         own_bias = bias if cut else bias.chunk(p)[place]
         mistakes = _wrong_biases(bias, cut, p, place)
         yield numbers(result["values"][1], own_bias, mistakes, what=f"{where}: bias")
-        view = any(result["kept"])
+        kept = any(result["kept"])
+        view = kept and p > 1
+        same = result["same"] and not kept
         wrong = {
-            "the shard is a view, and the whole weight stays in memory behind it: clone()": view
-            and p > 1,
-            "this is the layer's own memory: what changes the shard changes the layer, clone()": (
-                result["same"] and not view
-            ),
+            "the shard is a view, and the whole weight stays in memory behind it: clone()": view,
+            "this is the layer's own memory: what changes the shard changes the layer, clone()": same,
             "the shard hangs on the graph of the whole layer: detach()": result["graph"],
             FROZEN: result["frozen"],
         }
@@ -211,8 +210,8 @@ def _operated(function: Callable, named: dict, x: Tensor, upstream: Tensor) -> d
     size = dist.get_world_size(named.get("group"))
     return result | {
         "calls again": again + turned["forward"] + turned["backward"] + calls + later,
-        "input": torch.equal(copy, x),
-        "upstream": torch.equal(shared, upstream),
+        "input changed": not torch.equal(copy, x),
+        "upstream changed": not torch.equal(shared, upstream),
         "overwritten": before != flat(earlier),
         "of the last call": any(len(call["group"]) != size for call in later),
         "turned": [turned["y"], turned["dx"]],
@@ -238,6 +237,17 @@ def _operators(answer: GroupAnswer) -> Iterator[Step]:
 _WHEN = {"y": "forward", "dx": "backward"}
 
 
+#: What an operator must not do, by its name in the reply.
+_HARM = {
+    "input changed": "its input has changed. Others may still need it: sum a clone",
+    "upstream changed": "the gradient that came in has changed. Others in the graph use that "
+    "tensor, too: sum a clone",
+    "overwritten": "a second call has changed the result of the first. Return a new tensor each "
+    "time",
+    "of the last call": "backward sums over the group of a later call. Keep the group in ctx",
+}
+
+
 def _operator(
     answer: GroupAnswer, name: str, summed: str, inputs: dict[str, list[Tensor]]
 ) -> Iterator[Step]:
@@ -258,18 +268,7 @@ def _operator(
         yield numbers(result[key], right[key], mistakes, what=where)
         once = made("all_reduce", int(key == summed), f" {when} in {name}")
         yield communication(calls, once, of_size("all_reduce", BYTES * math.prod(_SHAPE), where))
-    wrong = {
-        "its input has changed. Others may still need it: sum a clone": not result["input"],
-        "the gradient that came in has changed. Others in the graph use that tensor, too: "
-        "sum a clone": not result["upstream"],
-        "a second call has changed the result of the first. Return a new tensor each time": result[
-            "overwritten"
-        ],
-        "backward sums over the group of a later call. Keep the group in ctx": result[
-            "of the last call"
-        ],
-    }
-    yield facts({f"{name}: {text}": is_so for text, is_so in wrong.items()})
+    yield facts({f"{name}: {text}": result[key] for key, text in _HARM.items()})
     turned = [numbers_of(right[key]) for key in _WHEN]
     text = f"{name} of a transposed tensor, whose memory has another order"
     yield value(result["turned"], turned, what=text)
@@ -288,10 +287,11 @@ def _wrong_operators(
         "there is no gradient for x: backward returns one value for each argument of forward, that "
         "of x first",
     )
-    right, wrong = sum(inputs), inputs[place]
-    text = f"these are this rank's own numbers: {name} sums over the ranks {_WHEN[key]}"
-    if key != summed:
-        right, wrong = wrong, right
+    if key == summed:
+        right, wrong = sum(inputs), inputs[place]
+        text = f"these are this rank's own numbers: {name} sums over the ranks {_WHEN[key]}"
+    else:
+        right, wrong = inputs[place], sum(inputs)
         text = f"the numbers of the ranks were summed. {name} does that {_WHEN[summed]} only; "
         text += f"{_WHEN[key]} it hands on what it gets"
     by_mistake = {
@@ -347,8 +347,10 @@ def probe_linears(
 
 def _both_linears(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what both layers have to give, and which of them communicates."""
-    common, seeds = answer.case["common"], seeds_of(answer.case, answer.members)
-    linears, x = composed(common, seeds, _linears), drawn(common + 1, 2, WIDE)
+    common = answer.case["common"]
+    seeds = seeds_of(answer.case, answer.members)
+    linears = composed(common, seeds, _linears)
+    x = drawn(common + 1, 2, WIDE)
     part = linears["up"](x).chunk(len(seeds), 1)[answer.place]
     for name, reduced, y in (("ColumnLinear", 0, part), ("RowLinear", 1, linears["down"](x))):
         result = answer.value[name]
@@ -401,6 +403,13 @@ class Gradients:
             name: self.whole[name].tensor_split(self.p)[place] if is_cut else self.whole[name]
             for name, (_, is_cut) in PARAMETERS.items()
         }
+
+    def scaled(self, place: int, cut: float, rest: float) -> list[list[float]]:
+        """Return the numbers of a rank, by factors for what is cut and for the rest."""
+        return [
+            numbers_of(tensor * (cut if PARAMETERS[name][1] else rest))
+            for name, tensor in self.of_rank(place).items()
+        ]
 
     def norm_of_rank(self, place: int) -> float:
         """Return the norm of what the rank at a place has."""
@@ -483,7 +492,8 @@ def _clipped(answer: GroupAnswer, seed: int, share: float) -> Iterator[Step]:
         what=f"the norm {where}",
         form="the norm, a number",
     )
-    scaled = [numbers_of(min(share, 1) * tensor) for tensor in gradients.of_rank(place).values()]
+    factor = min(share, 1)
+    scaled = gradients.scaled(place, factor, factor)
     mistakes = _wrong_scales(gradients, place, share)
     yield value(result["gradients"], scaled, mistakes, what=f"gradients {where}")
     text = "a parameter without a gradient has changed, or got one: leave out those whose grad is "
@@ -493,11 +503,14 @@ def _clipped(answer: GroupAnswer, seed: int, share: float) -> Iterator[Step]:
 
 def _wrong_norms(gradients: Gradients, place: int, share: float) -> list[Mistake]:
     """Return what mistakes in the norm give, on one rank."""
-    p, shards, rest = gradients.p, gradients.shards, gradients.rest
-    every = sum(map(sum, shards))
-    replicated = sum(rest)
+    p = gradients.p
+    every = sum(map(sum, gradients.shards))
+    replicated = sum(gradients.rest)
     of_ranks = [gradients.norm_of_rank(k) for k in range(p)]
-    of_parameters = [sum(map(math.sqrt, row)) for row in (*shards, rest)]
+    of_shards = [sum(map(math.sqrt, squares)) for squares in gradients.shards]
+    of_rest = sum(map(math.sqrt, gradients.rest))
+    of_all = sum(of_shards) + of_rest
+    mean = math.sqrt(every / p + replicated)
     norms = {
         "this is the norm of what this rank has: the squares of the other ranks' shards are "
         "missing": of_ranks[place],
@@ -507,14 +520,10 @@ def _wrong_norms(gradients: Gradients, place: int, share: float) -> list[Mistake
         "the shards are missing": math.sqrt(replicated),
         "this is the square of the norm": every + replicated,
         "norms were added; squares are, and the root comes last": sum(of_ranks),
-        "norms of the parameters were added; squares are, and the root comes last": sum(
-            of_parameters
-        ),
+        "norms of the parameters were added; squares are, and the root comes last": of_all,
         "norms of the parameters of this rank were added; squares are, over all ranks, and the "
-        "root comes last": of_parameters[place] + of_parameters[-1],
-        "the mean over the ranks; the squares of shards are added": math.sqrt(
-            every / p + replicated
-        ),
+        "root comes last": of_shards[place] + of_rest,
+        "the mean over the ranks; the squares of shards are added": mean,
         "this is the norm after clipping; the one before is asked for": share * gradients.norm,
     }
     return table({text: norm for text, norm in norms.items() if abs(norm - gradients.norm) > 1e-9})
@@ -524,31 +533,26 @@ def _wrong_scales(gradients: Gradients, place: int, share: float) -> list[Mistak
     """Return what a rank's gradients become when they are scaled by other factors."""
     norm = gradients.norm
     right = min(share, 1)
-    by_norm_of_rank = min(share * norm / (gradients.norm_of_rank(place) or 1), 1)
-    factors = {  # of what is cut, and of the rest
-        "nothing was scaled, though the norm is above the bound": (1.0, 1.0),
-        "the gradients were scaled, though the norm is not above the bound": (share, share),
-        "divided by the norm, but not multiplied by the bound": (1 / (norm or 1),) * 2,
-        "multiplied by the bound, but not divided by the norm": (share * norm,) * 2,
-        "scaled twice": (right**2, right**2),
-        "scaled by the norm of what this rank has; the ranks' replicas now differ": (
-            by_norm_of_rank,
-            by_norm_of_rank,
-        ),
-        "the gradients are gone": (0.0, 0.0),
+    by_rank = min(share * norm / (gradients.norm_of_rank(place) or 1), 1)
+    factors = {
+        "nothing was scaled, though the norm is above the bound": 1.0,
+        "the gradients were scaled, though the norm is not above the bound": share,
+        "divided by the norm, but not multiplied by the bound": 1 / (norm or 1),
+        "multiplied by the bound, but not divided by the norm": share * norm,
+        "scaled twice": right**2,
+        "scaled by the norm of what this rank has; the ranks' replicas now differ": by_rank,
+        "the gradients are gone": 0.0,
+    }
+    pairs = {  # of what is cut, and of the rest
+        **{text: (factor, factor) for text, factor in factors.items()},
         "only the shards were scaled: multiply the replicated gradients as well": (right, 1),
         "only the replicated gradients were scaled: multiply the shards as well": (1, right),
     }
-    return table(
-        {
-            text: [
-                numbers_of(tensor * (cut if PARAMETERS[name][1] else rest))
-                for name, tensor in gradients.of_rank(place).items()
-            ]
-            for text, (cut, rest) in factors.items()
-            if max(abs(cut - right), abs(rest - right)) > 1e-9
-        }
-    )
+    return [
+        Mistake(gradients.scaled(place, *pair), text)
+        for text, pair in pairs.items()
+        if max(abs(factor - right) for factor in pair) > 1e-9
+    ]
 
 
 def _one_number(calls: Calls) -> str | None:
@@ -588,47 +592,38 @@ def _tensor_parallel(depth: int, batch: int, tokens: int, width: int, p: int) ->
     nbytes = 4 * batch * tokens * width
     count = 4 * depth
     sent = count * share * nbytes
-    mistakes = table(
-        {
-            "this is half of them: a block has two layers with an all_reduce, attention and MLP, "
-            "and backward has as many as forward": [count / 2, sent / 2],
-            "the bytes are those of one all_reduce": [count, share * nbytes],
-            "the bytes of the tensors: on a ring a rank sends 2 (p − 1) / p of them": [
-                count,
-                count * nbytes,
-            ],
-            "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each": [
-                count,
-                sent / 2,
-            ],
-            "numbers, not bytes: a float32 has four": [count, sent / 4],
-            "each token has a row of its own: batch · tokens · width numbers": [
-                count,
-                sent / tokens,
-            ],
-            "every rank has all of x, and all of x is summed: don't divide by p": [count, sent / p],
-        }
+    half = (
+        "this is half of them: a block has two layers with an all_reduce, attention and MLP, and "
+        "backward has as many as forward"
     )
+    by_bytes = {
+        "the bytes are those of one all_reduce": share * nbytes,
+        "the bytes of the tensors: on a ring a rank sends 2 (p − 1) / p of them": count * nbytes,
+        "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each": sent / 2,
+        "numbers, not bytes: a float32 has four": sent / 4,
+        "each token has a row of its own: batch · tokens · width numbers": sent / tokens,
+        "every rank has all of x, and all of x is summed: don't divide by p": sent / p,
+    }
+    by_mistake = {half: [count / 2, sent / 2]}
+    by_mistake |= {text: [count, nbytes] for text, nbytes in by_bytes.items()}
     sizes = [depth, batch, tokens, width, p]
     form = "(number of all_reduces, bytes that each rank sends)"
-    return Case("tensor_parallel_traffic", sizes, [count, sent], mistakes, form)
+    return Case("tensor_parallel_traffic", sizes, [count, sent], table(by_mistake), form)
 
 
 def _data_parallel(parameters: int, p: int) -> Case:
     """Return the case of a model of which each rank has a replica."""
     nbytes = 4 * parameters
     sent = 2 * (p - 1) / p * nbytes
-    mistakes = table(
-        {
-            "the bytes of the gradients: on a ring a rank sends 2 (p − 1) / p of them": nbytes,
-            "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each": sent / 2,
-            "numbers, not bytes: a float32 has four": sent / 4,
-            "the gradients travel once, not forward and backward": 2 * sent,
-            "every rank has the gradients of all parameters: don't divide by p": sent / p,
-        }
-    )
+    by_mistake = {
+        "the bytes of the gradients: on a ring a rank sends 2 (p − 1) / p of them": nbytes,
+        "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each": sent / 2,
+        "numbers, not bytes: a float32 has four": sent / 4,
+        "the gradients travel once, not forward and backward": 2 * sent,
+        "every rank has the gradients of all parameters: don't divide by p": sent / p,
+    }
     form = "bytes that each rank sends"
-    return Case("data_parallel_traffic", [parameters, p], sent, mistakes, form)
+    return Case("data_parallel_traffic", [parameters, p], sent, table(by_mistake), form)
 
 
 # -- 9.7: a loss over classes that are split --------------------------------------------------
@@ -715,7 +710,8 @@ def _few_numbers(where: str, samples: int) -> Rule:
                 f"{where}: {len(calls)} all_reduces; three are enough: the maximum, the sum, the "
                 "label's logit"
             )
-        nbytes, enough = sum(call["nbytes"] for call in calls), 3 * samples * BYTES
+        nbytes = sum(call["nbytes"] for call in calls)
+        enough = 3 * samples * BYTES
         if nbytes > enough:
             return (
                 f"{where}: {nbytes} bytes reduced; one number a sample and a time is enough: "
@@ -738,15 +734,13 @@ def _wrong_losses(logits: Tensor, labels: Tensor, p: int, place: int) -> list[Mi
     maxima_of_owners = torch.stack(maxima)[owner, range(len(labels))]
     of_own_classes = parts[place].exp().sum(1).log() - picked
     own_maxima = sum(sums).log() + maxima_of_owners - picked
+    no_label = logits.exp().sum(1).log()
     losses = {
         "this is a sum over the samples; take the mean": loss * len(labels),
         f"the loss is summed over the {p} ranks": loss * p,
         "the classes of this rank only were summed: sum the exponentials over the "
         "ranks": of_own_classes.mean(),
-        "the logit of the label is missing: the rank that has the class knows it": logits.exp()
-        .sum(1)
-        .log()
-        .mean(),
+        "the logit of the label is missing: the rank that has the class knows it": no_label.mean(),
         "each rank subtracted a maximum of its own, and then summed: the maximum must be "
         "that of all ranks (ReduceOp.MAX)": own_maxima.mean(),
     }
@@ -761,25 +755,28 @@ def _wrong_losses(logits: Tensor, labels: Tensor, p: int, place: int) -> list[Mi
 def _wrong_masks(logits: Tensor, labels: Tensor, p: int) -> dict[str, Tensor]:
     """Return the losses if ranks that do not have the label's class add something to its logit."""
     shifted = logits - logits.amax(1, keepdim=True)
+    total = shifted.exp().sum(1).log()
+    losses = dict.fromkeys(("everywhere", "near", "below"), total)
     first = 0
-    everywhere = near = below = 0
     for part in shifted.tensor_split(p, dim=1):
         count = part.shape[1]
         picked = part.gather(1, (labels - first).clamp(0, count - 1)[:, None]).squeeze(1)
-        everywhere = everywhere + picked
-        near = near + picked * ((first <= labels) & (labels <= first + count))
-        below = below + picked * (labels < count)
+        losses["everywhere"] = losses["everywhere"] - picked
+        near = (first <= labels) & (labels <= first + count)
+        losses["near"] = losses["near"] - picked * near
+        losses["below"] = losses["below"] - picked * (labels < count)
         first += count
-    total = shifted.exp().sum(1).log()
-    return {
-        "the label's logit also comes from ranks that do not have its class: multiply it by a "
-        "mask": (total - everywhere).mean(),
-        "a class at the border is counted by two ranks: this rank has the classes from first to "
-        "first + count − 1": (total - near).mean(),
-        "labels are numbers of all classes: compare them with first and first + count": (
-            total - below
-        ).mean(),
-    }
+    return {_WRONG_MASKS[name]: loss.mean() for name, loss in losses.items()}
+
+
+#: What to say of a mask that lets through more than the label's class.
+_WRONG_MASKS = {
+    "everywhere": "the label's logit also comes from ranks that do not have its class: multiply it "
+    "by a mask",
+    "near": "a class at the border is counted by two ranks: this rank has the classes from first "
+    "to first + count − 1",
+    "below": "labels are numbers of all classes: compare them with first and first + count",
+}
 
 
 def _finite(result: object) -> bool:

@@ -94,8 +94,9 @@ def probe_experts(
     """`expert_parallel` of this rank's tokens with this rank's expert."""
     function = reading_answer(user_ns, "expert_parallel")
     routed = _routed(seed, dist.get_world_size(group), capacity)
-    choice, gate, expert = routed.choice, routed.gate, _expert(seed, capacity)
-    gate.requires_grad_()
+    choice = routed.choice
+    gate = routed.gate.requires_grad_()
+    expert = _expert(seed, capacity)
     named = keywords(partition, group)
     with _memory_of_nan():
         result = both_ways(

@@ -227,7 +227,8 @@ def uncut(name: str, common: int, seeds: tuple[int, ...]) -> Uncut:
     """Return the layer of a name of :data:`KINDS`, whose shards follow from these seeds."""
     kind, *sizes = KINDS[name]
     layer = composed(common, seeds, kind, *sizes)
-    x, upstream = drawn(common + 1, *INPUT).requires_grad_(), drawn(common + 2, *INPUT)
+    x = drawn(common + 1, *INPUT).requires_grad_()
+    upstream = drawn(common + 2, *INPUT)
     y = layer(x)
     y.backward(upstream)
     return Uncut(layer, x, y, upstream)
@@ -250,7 +251,8 @@ def probe_layer(
         seed: of this rank's shard. In place of the other shards it is given others than those
             ranks.
     """
-    (kind, *sizes), p = KINDS[name], dist.get_world_size(group)
+    kind, *sizes = KINDS[name]
+    p = dist.get_world_size(group)
     whole = composed(common, [seed] * p, kind, *sizes)
     layer = answer_named(user_ns, name)(whole, **keywords(partition, group))
     if not isinstance(layer, nn.Module):
@@ -315,11 +317,11 @@ def _heads(
     cut: str,
 ) -> Tensor:
     """Return what the heads of one of p ranks give, by its own parameters."""
-    keys = ("weight", "bias")
-    layers = [[parameters[f"{m}.{key}"] for key in keys] for m in INSTEAD.get(cut, "qkv")]
+    names = INSTEAD.get(cut, "qkv")
     if cut == "fused":
-        stacked = (torch.cat([module.get_parameter(f"{m}.{key}") for m in "qkv"]) for key in keys)
-        layers = list(zip(*(t.detach().chunk(p)[place].chunk(3) for t in stacked), strict=True))
+        layers = list(zip(*_fused(module, p, place), strict=True))
+    else:
+        layers = [(parameters[f"{m}.weight"], parameters[f"{m}.bias"]) for m in names]
     size = module.head_size
     if cut == "small heads":
         size = max(size // p, 1)
@@ -328,6 +330,13 @@ def _heads(
     inputs = [x] * 3 if isinstance(x, Tensor) else x
     qkv = (functional.linear(t, *layer) for t, layer in zip(inputs, layers, strict=True))
     return models.attend(*qkv, size)
+
+
+def _fused(module: models.Attention, p: int, place: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the weights and the biases that a rank has of stacked Q, K and V."""
+    for key in ("weight", "bias"):
+        stacked = torch.cat([module.get_parameter(f"{m}.{key}").detach() for m in "qkv"])
+        yield stacked.chunk(p)[place].chunk(3)
 
 
 def _without_f(
@@ -431,8 +440,8 @@ def layer_of(answer: GroupAnswer) -> Iterator[Step]:
 def _as_given(answer: GroupAnswer) -> list[nn.Module]:
     """Return the layer that each rank of a group was given: all its shards are of one seed."""
     kind, *sizes = KINDS[answer.case["name"]]
-    seeds, p = seeds_of(answer.case, answer.members), len(answer.members)
-    return [composed(answer.case["common"], [seed] * p, kind, *sizes) for seed in seeds]
+    seeds = seeds_of(answer.case, answer.members)
+    return [composed(answer.case["common"], [seed] * len(seeds), kind, *sizes) for seed in seeds]
 
 
 def _other_parameters(

@@ -376,8 +376,7 @@ def _moves(cases: dict[str, dict[str, Any]], results: dict[str, Any]) -> Iterato
     """Yield the step by hand and the sum, as each sees what the other does not; then the rest."""
     by_hand, still, *fresh = cases
     yield each_of(
-        _moved(by_hand, cases[by_hand], results[by_hand]),
-        _conserved(cases[still], results[still]),
+        _moved(by_hand, cases[by_hand], results[by_hand]), _conserved(cases[still], results[still])
     )
     for case in fresh:
         yield from _moved(case, cases[case], results[case])

@@ -16,7 +16,7 @@ WORKERS = (BLUE, ORANGE, GREEN)
 
 
 def springs() -> Figure:
-    """Draw three workers, each on a spring to the centre, and the gradient that drives each away."""
+    """Draw three workers on springs to the centre, and the gradient that drives each away."""
     figure, axes = canvas(8.6, 4.2)
     axes.set_xlim(-4.7, 3.6)
     axes.set_ylim(-2.3, 2.5)

@@ -355,7 +355,7 @@ ROUND_ROBIN_MISTAKES = _BOTH_FIXED | {
 }
 
 SERVE_MISTAKES = _BOTH_FIXED | {
-    "new": "the worker sends its weights after its step; the rule has W as it was before",
+    "new": "the worker sends its weights after its step; the rule has W as it was before"
 }
 WORK_MISTAKES = _BOTH_FIXED | {
     "new center": "the pull goes to a centre that this worker has moved already: the master "

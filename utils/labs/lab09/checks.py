@@ -133,10 +133,10 @@ def _shards(answer: GroupAnswer) -> Iterator[Step]:
         yield numbers(result["values"][1], own_bias, mistakes, what=f"{where}: bias")
         kept = any(result["kept"])
         view = kept and p > 1
-        same = result["same"] and not kept
         wrong = {
             "the shard is a view, and the whole weight stays in memory behind it: clone()": view,
-            "this is the layer's own memory: what changes the shard changes the layer, clone()": same,
+            "this is the layer's own memory: what changes the shard changes the layer, "
+            "clone()": result["same"] and not kept,
             "the shard hangs on the graph of the whole layer: detach()": result["graph"],
             FROZEN: result["frozen"],
         }

@@ -89,17 +89,20 @@ def products(pictures: Mapping[str, Sequence[tuple[str, Tensor, Sequence[Tensor]
     for (title, row), rows in zip(pictures.items(), most, strict=True):
         words += [f"{title}: {text}" for text in _product(axes, title, row, top, rows)]
         top -= rows + 4.5
-    ranks = max(len(parts) for row in pictures.values() for *_, parts in row)
-    marks = [Patch(color=CYCLE[r], label=f"rank {r}") for r in range(ranks)]
-    marks.append(Patch(color=EVERYBODY, label="every rank"))
-    marks.append(Patch(facecolor=EVERYBODY, hatch="////", edgecolor=PAPER, label="addends"))
-    style = {"ncols": 6, "fontsize": 9, "columnspacing": 1, "handlelength": 1.3}
-    axes.legend(handles=marks, loc="upper left", bbox_to_anchor=(0, 0), **style)
+    _legend(axes, max(len(parts) for row in pictures.values() for *_, parts in row))
     axes.set_xlim(-0.5, wide)
     axes.set_ylim(top + 2, 4.5)
     axes.set_aspect("equal")
     figure.alt_text = ". ".join(words) + "."
     return figure
+
+
+def _legend(axes: Axes, ranks: int) -> None:
+    marks = [Patch(color=CYCLE[r], label=f"rank {r}") for r in range(ranks)]
+    marks.append(Patch(color=EVERYBODY, label="every rank"))
+    marks.append(Patch(facecolor=EVERYBODY, hatch="////", edgecolor=PAPER, label="addends"))
+    style = {"ncols": 6, "fontsize": 9, "columnspacing": 1, "handlelength": 1.3}
+    axes.legend(handles=marks, loc="upper left", bbox_to_anchor=(0, 0), **style)
 
 
 def _product(axes: Axes, title: str, row: Sequence[tuple], top: float, rows: int) -> Iterator[str]:
@@ -115,7 +118,7 @@ def _product(axes: Axes, title: str, row: Sequence[tuple], top: float, rows: int
 
 
 def two_ways(layers: int = 4, ranks: int = 2) -> Figure:
-    """Draw inter-operator and intra-operator parallelism: whole layers on ranks, parts of each layer."""
+    """Draw inter- and intra-operator parallelism: whole layers on ranks, parts of each layer."""
     figure, axes = canvas(9, 3.4)
     sides = [
         (0.0, "inter-operator: between the layers", False),
@@ -176,7 +179,7 @@ def megatron(ranks: int = 2) -> Figure:
 
 
 def expert_load(loads: Mapping[str, Sequence[Sequence[int]]], room: int) -> Figure:
-    """Draw the tokens of each expert, by the rank that they come from; the line is the expert's room.
+    """Draw the tokens of each expert, by the rank that they come from, and its room as a line.
 
     Args:
         loads: title → for each rank how many of its tokens chose each expert.

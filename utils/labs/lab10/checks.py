@@ -372,10 +372,7 @@ ILLEGAL = (
 
 
 #: An action that is ready, and not the next one of its list: B0 on stage 0, F0 on the last one.
-IN_ORDER = (
-    "F0 F1 B1 B0\nF0 B0 F1 B1\nF0 B0 F1 B1",
-    "F0 F2 B2 F1 B1 B0\nF2 B2 F1 F0 B1 B0",
-)
+IN_ORDER = ("F0 F1 B1 B0\nF0 B0 F1 B1\nF0 B0 F1 B1", "F0 F2 B2 F1 B1 B0\nF2 B2 F1 F0 B1 B0")
 
 
 @task("10.3", "plan a schedule", points=3)
@@ -754,19 +751,19 @@ class StashLog:
     def look(self, stage: Piece, stash: dict, action: str, k: int) -> None:
         """Note how a stage's stash is after an action for microbatch k."""
         self.most = max(self.most, len(stash))
-        if action == "F" and not isinstance(stash.get(k, {}), dict):
-            kind = type(stash[k]).__name__
+        if action == "B":
+            return
+        weights = stash.get(k, {})
+        if not isinstance(weights, dict):
+            kind = type(weights).__name__
             raise TypeError(f"self.stash[{k}] is a {kind}, expected a dict {{name: tensor}}")
-        if action == "F" and k not in stash:
+        if k not in stash:
             self.missing = True
-        elif action == "F":
-            self._look_at_copies(stage, stash[k])
-
-    def _look_at_copies(self, stage: Piece, weights: dict[str, Tensor]) -> None:
-        own = dict(stage.named_parameters())
-        pairs = [(own[name], copied) for name, copied in weights.items() if name in own]
+            return
+        parameters = dict(stage.named_parameters())
+        pairs = [(parameters[name], w) for name, w in weights.items() if name in parameters]
         self.apart &= bool(pairs) and all(q.data_ptr() != w.data_ptr() for q, w in pairs)
-        self._copies.append([weakref.ref(copied) for _, copied in pairs])
+        self._copies.append([weakref.ref(w) for _, w in pairs])
         alive = sum(any(ref() is not None for ref in refs) for refs in self._copies)
         self.alive = max(self.alive, alive)
 
@@ -785,17 +782,20 @@ def probe_stash(user_ns: dict, *, rank: int, seed: int, p: int, n: int, reverse:
         logs[s].look(stages[s], worker.stash, action, k)
 
     workers, calls = recorded(played, made, seed, p, n, look, reverse=reverse)
-    return {
-        "weights": [weights_of(piece) for piece in stages],
-        "used": [[told(worker.used.get(number_of(k))) for k in range(n)] for worker in workers],
-        "versions": [told(worker.version) for worker in workers],
-        "most": [log.most for log in logs],
-        "left": [len(worker.stash) for worker in workers],
-        "copies": [log.apart for log in logs],
-        "missing": [log.missing for log in logs],
-        "alive": [log.alive for log in logs],
-        "calls": calls,
-    }
+    of_stages = [
+        {
+            "weights": weights_of(piece),
+            "used": [told(worker.used.get(number_of(k))) for k in range(n)],
+            "version": told(worker.version),
+            "left": len(worker.stash),
+            "most": log.most,
+            "copies": log.apart,
+            "missing": log.missing,
+            "alive": log.alive,
+        }
+        for piece, worker, log in zip(stages, workers, logs, strict=True)
+    ]
+    return {"stages": of_stages, "calls": calls}
 
 
 #: What wrong ways give other weights: what to say, and the mode of :class:`Reference`.
@@ -841,7 +841,7 @@ def _stashes(case: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
     """Yield what each stage has to have at the end, and held on the way."""
     seed, p, n, reverse = (case[name] for name in ("seed", "p", "n", "reverse"))
     order = ", the last one's backward first" if reverse else ""
-    for s in range(p):
+    for s, stage in zip(range(p), result["stages"], strict=True):
         where = f"stage {s} of {p} after {n} microbatches{order}"
         used = [0 if reverse else max(0, k - (p - 1 - s)) for k in range(n)]
         mistakes = (
@@ -850,11 +850,10 @@ def _stashes(case: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
         )
         right = weights_by("stash", seed, p, n, reverse)[s]
         text = f"weights of {where}"
-        yield value(result["weights"][s], right, mistakes, what=text, tolerance=1e-12)
-        yield value(result["used"][s], used, _wrong_versions(p, n), what=f"self.used of {where}")
-        yield value(result["versions"][s], n, what=f"self.version of {where}")
-        of_stage = {name: result[name][s] for name in STASHED}
-        yield facts(_wasted(where, of_stage, n if reverse else min(n, p - s)))
+        yield value(stage["weights"], right, mistakes, what=text, tolerance=1e-12)
+        yield value(stage["used"], used, _wrong_versions(p, n), what=f"self.used of {where}")
+        yield value(stage["version"], n, what=f"self.version of {where}")
+        yield facts(_wasted(where, stage, n if reverse else min(n, p - s)))
 
 
 def _wrong_versions(p: int, n: int) -> list[Mistake]:
@@ -869,10 +868,6 @@ def _wrong_versions(p: int, n: int) -> list[Mistake]:
         "this is the version after the update: note it in forward": list(range(1, n + 1)),
     }
     return table(by_mistake)
-
-
-#: The fields that :func:`probe_stash` returns for the stash of each stage.
-STASHED = ("copies", "left", "most", "missing", "alive")
 
 
 def _wasted(where: str, stash: dict[str, Any], enough: int) -> dict[str, bool]:

@@ -77,7 +77,7 @@ def placed(layers: Sequence[str], stages: int) -> Figure:
 def gantt(
     charts: Mapping[str, Sequence[Span]], unit: str = "s", width: float = 9, lane: str = "stage"
 ) -> Figure:
-    """Draw schedules one above the other, a lane per stage; each begins at 0 and all have one scale.
+    """Draw schedules one above the other, a lane per stage; each begins at 0, on one scale.
 
     Args:
         charts: by title, the spans of a schedule, planned or measured.
@@ -104,14 +104,17 @@ def gantt(
         for axes, (title, spans), n in zip(rows[:, 0], charts.items(), stages, strict=True)
     ]
     rows[-1, 0].set_xlabel(f"time ({unit})")
-    kinds = {kind for spans in charts.values() for _, kind, *_ in spans}
-    shown = [KINDS[kind] for kind in KINDS if kind in kinds]
-    patches = [Patch(facecolor=color, edgecolor=INK, label=name) for color, name in shown]
-    patches.append(Patch(facecolor=PALE, label="idle: the bubble"))
-    figure.legend(handles=patches, loc="lower center", ncols=4)
+    figure.legend(handles=_patches(charts), loc="lower center", ncols=4)
     figure.tight_layout(rect=(0, 0.42 / size[1], 1, 1))
     figure.alt_text = " ".join(words)
     return figure
+
+
+def _patches(charts: Mapping[str, Sequence[Span]]) -> list[Patch]:
+    kinds = {kind for spans in charts.values() for _, kind, *_ in spans}
+    shown = [KINDS[kind] for kind in KINDS if kind in kinds]
+    patches = [Patch(facecolor=color, edgecolor=INK, label=name) for color, name in shown]
+    return [*patches, Patch(facecolor=PALE, label="idle: the bubble")]
 
 
 def _length(spans: Sequence[Span]) -> float:

@@ -251,7 +251,6 @@ def _weights(
 def _wrong_notes(
     replay: Replay, place: int, texts: dict[str, str], event: str
 ) -> Iterator[Mistake]:
-    """Yield what mistakes lead to; then what goes wrong with notes, rather than with weights."""
     right = replay()[place]
     count = len(right.notes)
     for variant, text in texts.items():
@@ -319,7 +318,6 @@ def _move_cases(seed: int) -> dict[str, dict[str, Any]]:
 def _wrong_workers(
     w: Tensor, center: Tensor, gradient: Tensor, eta: float, rho: float
 ) -> dict[str, Tensor]:
-    """Return what mistakes in `move_worker` lead to."""
     distance = w - center
     pull = eta * rho * distance
     descended = w - eta * gradient
@@ -344,7 +342,6 @@ def _wrong_workers(
 def _wrong_centers(
     w: Tensor, center: Tensor, gradient: Tensor, eta: float, rho: float
 ) -> dict[str, Tensor]:
-    """Return what mistakes in `move_center` lead to."""
     distance = w - center
     pull = eta * rho * distance
     late = moved_worker(w, center, gradient, eta, rho) - center
@@ -804,7 +801,6 @@ def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
 
 
 def _wrong_outer_steps(case: tuple) -> list[Mistake]:
-    """Return what mistakes in `outer_step` lead to, where that is not the right thing."""
     center, gradient, velocity, rate, mom = case
     new_center, new_velocity = right = moved_outer(*case)
     by_mistake = {text: moved_outer(*case, variant) for variant, text in OUTER_MISTAKES.items()}

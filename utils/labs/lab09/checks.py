@@ -54,7 +54,6 @@ from .sharded_layers import (
     WIDTH,
     both_ways,
     cases_apart,
-    cases_of,
     composed,
     drawn,
     flat,
@@ -113,7 +112,8 @@ def _layer(seed: int, partition: Partition) -> nn.Linear:
 @task("9.1", "the shards of a layer", points=2)
 def shards(ranks: Ranks, report: Report) -> None:
     """Blocks of rows or columns of the weight, with the bias that belongs to them."""
-    judge_groups(ranks, report, probe_shards, cases_of(report), _shards)
+    cases = [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
+    judge_groups(ranks, report, probe_shards, cases, _shards)
 
 
 def _shards(answer: GroupAnswer) -> Iterator[Step]:
@@ -130,7 +130,7 @@ def _shards(answer: GroupAnswer) -> Iterator[Step]:
         yield value(result["values"][0], part, mistakes, what=f"{where}: weight", tolerance=EXACT)
         own_bias = bias if cut else bias.chunk(p)[place]
         mistakes = _wrong_biases(bias, cut, p, place)
-        yield numbers(result["values"][1], own_bias, mistakes, what=f"{where}: bias")
+        yield numbers(result["values"][1], own_bias, mistakes, where=f"{where}: bias")
         kept = any(result["kept"])
         view = kept and p > 1
         wrong = {
@@ -144,7 +144,6 @@ def _shards(answer: GroupAnswer) -> Iterator[Step]:
 
 
 def _wrong_weights(weight: Tensor, cut: int, p: int, place: int) -> list[Mistake]:
-    """Return what mistakes make of a shard of the weight, which is cut along a dimension."""
     turned = weight.chunk(p, cut)[place].T
     transposed = {"the weight is transposed: leave it as PyTorch has it, [out, in]": turned}
     if p == 1:
@@ -160,7 +159,6 @@ def _wrong_weights(weight: Tensor, cut: int, p: int, place: int) -> list[Mistake
 
 
 def _wrong_biases(bias: Tensor, cut: int, p: int, place: int) -> list[Mistake]:
-    """Return what mistakes make of a rank's bias."""
     part = bias.chunk(p)[place]
     right = bias if cut else part
     by_mistake = {
@@ -265,7 +263,7 @@ def _operator(
         where = f"{name} {when} {on(members)}"
         yield communication(calls, *allowed, waited)
         mistakes = _wrong_operators(name, key, summed, inputs[key], answer.place)
-        yield numbers(result[key], right[key], mistakes, what=where)
+        yield numbers(result[key], right[key], mistakes, where=where)
         once = made("all_reduce", int(key == summed), f" {when} in {name}")
         yield communication(calls, once, of_size("all_reduce", BYTES * math.prod(_SHAPE), where))
     yield facts({f"{name}: {text}": result[key] for key, text in _HARM.items()})
@@ -280,7 +278,6 @@ def _operator(
 def _wrong_operators(
     name: str, key: str, summed: str, inputs: list[Tensor], place: int
 ) -> list[Mistake]:
-    """Return what mistakes make of a result, or of a gradient, which is summed or is not."""
     p = len(inputs)
     missing = Mistake(
         lambda gradient: gradient is None,
@@ -502,7 +499,6 @@ def _clipped(answer: GroupAnswer, seed: int, share: float) -> Iterator[Step]:
 
 
 def _wrong_norms(gradients: Gradients, place: int, share: float) -> list[Mistake]:
-    """Return what mistakes in the norm give, on one rank."""
     p = gradients.p
     every = sum(map(sum, gradients.shards))
     replicated = sum(gradients.rest)
@@ -530,7 +526,6 @@ def _wrong_norms(gradients: Gradients, place: int, share: float) -> list[Mistake
 
 
 def _wrong_scales(gradients: Gradients, place: int, share: float) -> list[Mistake]:
-    """Return what a rank's gradients become when they are scaled by other factors."""
     norm = gradients.norm
     right = min(share, 1)
     by_rank = min(share * norm / (gradients.norm_of_rank(place) or 1), 1)
@@ -696,7 +691,7 @@ def _loss_of_classes(answer: GroupAnswer, seed: int, scale: float) -> Iterator[S
     yield value(result["y"], [loss.item()], mistakes, what=where, form="the mean loss")
     gradient = logits.grad.tensor_split(p, dim=1)[place]
     mistakes = _wrong_logit_gradients(logits.detach(), gradient, p, place)
-    yield numbers(result["dx"], gradient, mistakes, what=f"gradient of the logits {where}")
+    yield numbers(result["dx"], gradient, mistakes, where=f"gradient of the logits {where}")
     yield communication(result["forward"], _few_numbers(where, len(labels)), some(members))
     yield communication(result["backward"], made("all_reduce", 0, " backward"), only())
 
@@ -723,7 +718,6 @@ def _few_numbers(where: str, samples: int) -> Rule:
 
 
 def _wrong_losses(logits: Tensor, labels: Tensor, p: int, place: int) -> list[Mistake]:
-    """Return what mistakes make of the loss, on one of p ranks."""
     loss = functional.cross_entropy(logits, labels)
     parts = logits.tensor_split(p, dim=1)
     picked = logits[range(len(labels)), labels]
@@ -753,7 +747,6 @@ def _wrong_losses(logits: Tensor, labels: Tensor, p: int, place: int) -> list[Mi
 
 
 def _wrong_masks(logits: Tensor, labels: Tensor, p: int) -> dict[str, Tensor]:
-    """Return the losses if ranks that do not have the label's class add something to its logit."""
     shifted = logits - logits.amax(1, keepdim=True)
     total = shifted.exp().sum(1).log()
     losses = dict.fromkeys(("everywhere", "near", "below"), total)
@@ -785,7 +778,6 @@ def _finite(result: object) -> bool:
 
 
 def _wrong_logit_gradients(logits: Tensor, right: Tensor, p: int, place: int) -> list[Mistake]:
-    """Return what mistakes make of the gradient of the logits of one of p ranks."""
     samples = len(logits)
     largest = logits.tensor_split(p, dim=1)[place].argmax(1, keepdim=True)
     of_maximum = right.scatter_add(1, largest, -right.sum(1, keepdim=True))
@@ -882,15 +874,14 @@ def _block(
     )
     yield facts({text: odd})
     twin = uncut("Block", case["common"], tuple(seeds[rank] for rank in members))
-    yield numbers(result["y"], twin.y, what=f"output {where}")
-    yield numbers(result["dx"], twin.x.grad, what=f"gradient of x {where}")
+    yield numbers(result["y"], twin.y, where=f"output {where}")
+    yield numbers(result["dx"], twin.x.grad, where=f"gradient of x {where}")
     place = members.index(answer.rank)
     yield from shard_gradients(twin, result["gradients"], len(members), place)
     yield facts(_wrong_reductions(result, where))
 
 
 def _wrong_reductions(result: dict[str, Any], where: str) -> dict[str, object]:
-    """Return what is wrong with the collectives of a block: two all_reduces each way."""
     forward, backward = (
         sum(call["op"].startswith("all_reduce") for call in result[way])
         for way in ("forward", "backward")

@@ -187,7 +187,7 @@ def _output(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
     yield communication(answer.value["forward"], _EXCHANGES, inside(answer.members))
     mistakes = _wrong_routes(twin, answer.place, capacity)
     where = f"output, capacity {capacity}, {on(answer.members)}"
-    yield numbers(answer.value["y"], twin.ys[answer.place], mistakes, what=where)
+    yield numbers(answer.value["y"], twin.ys[answer.place], mistakes, where=where)
 
 
 def _gradients(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
@@ -206,7 +206,7 @@ def _gradients(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
     gradients = [result["dx"], *result["grads"]]
     for (name, source), gradient in zip(sources.items(), gradients, strict=True):
         where = f"gradient of {name}, capacity {capacity}, {on(members)}"
-        yield numbers(gradient, source.grad, _cut_off(source.grad), what=where)
+        yield numbers(gradient, source.grad, _cut_off(source.grad), where=where)
     backward = _there_and_back("backward", nbytes)
     yield communication(result["backward"], _EXCHANGES, inside(members), backward)
 
@@ -250,7 +250,6 @@ def _cut_off(gradient: Tensor) -> list[Mistake]:
 
 
 def _wrong_routes(twin: Twin, place: int, capacity: int) -> Iterator[Mistake]:
-    """Yield what mistakes make of the output on one rank."""
     routed = twin.routed[place]
     x = routed.x.detach()
     choice = routed.choice

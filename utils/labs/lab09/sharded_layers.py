@@ -39,13 +39,8 @@ FROZEN = (
 )
 
 
-def cases_of(report: Report) -> list[dict[str, Any]]:
-    """Return what a probe is asked: one case for each partition."""
-    return [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
-
-
 def cases_apart(report: Report) -> list[dict[str, Any]]:
-    """Return the same, where each rank has a seed of its own that the others are not told."""
+    """Return a case for each partition; each rank has a seed that the others are not told."""
     each = to_each(seed=report.seeds(WORLD))
     return [{"partition": partition, "each": each} for partition in PARTITIONS]
 
@@ -97,12 +92,9 @@ def numbers_of(tensor: Tensor) -> list[float]:
     return tensor.detach().reshape(-1).tolist()
 
 
-def numbers(
-    result: Any, expected: Tensor, mistakes: Iterable[Mistake] = (), *, what: str, form: str = ""
-) -> Step:
+def numbers(result: Any, expected: Tensor, mistakes: Iterable[Mistake] = (), *, where: str) -> Step:
     """Return the step that a result has the numbers of this tensor, in double precision."""
-    right = numbers_of(expected)
-    return value(result, right, mistakes, what=what, form=form, tolerance=EXACT)
+    return value(result, numbers_of(expected), mistakes, what=where, tolerance=EXACT)
 
 
 def flat_table(by_mistake: Mapping[str, Tensor]) -> list[Mistake]:
@@ -358,7 +350,6 @@ def _without_f(
 
 
 def _wrong_outputs(modules: Sequence[nn.Module], x: Tensor, place: int) -> Iterator[Mistake]:
-    """Yield what mistakes make of the output on one of several ranks."""
     p = len(modules)
     if p == 1:
         return
@@ -379,7 +370,6 @@ def _wrong_outputs(modules: Sequence[nn.Module], x: Tensor, place: int) -> Itera
 
 
 def _wrong_activations(modules: Sequence[nn.Module], x: Tensor, bias: Tensor) -> dict[str, Tensor]:
-    """Return the outputs of an MLP with another function between its layers."""
 
     def output(act: Callable) -> Tensor:
         return sum(_parts(modules, x, act=act)) + bias
@@ -396,7 +386,6 @@ def _wrong_activations(modules: Sequence[nn.Module], x: Tensor, bias: Tensor) ->
 
 
 def _wrong_heads(modules: Sequence[nn.Module], x: Tensor, bias: Tensor) -> dict[str, Tensor]:
-    """Return the outputs of an attention whose heads were cut in another way."""
     return {
         text: sum(_parts(modules, x, cut)) + bias
         for cut, text in {
@@ -428,11 +417,11 @@ def layer_of(answer: GroupAnswer) -> Iterator[Step]:
     always = only("all_reduce"), inside(members), waited
     yield communication(result["forward"], *always)
     mistakes = _wrong_outputs(apart, twin.x.detach(), place)
-    yield numbers(result["y"], twin.y, mistakes, what=f"output {where}")
+    yield numbers(result["y"], twin.y, mistakes, where=f"output {where}")
     yield facts({_BEHIND: result["behind"], FROZEN: result["frozen"]})
     yield communication(result["backward"], *always)
     mistakes = _wrong_inputs(name, apart, twin, place)
-    yield numbers(result["dx"], twin.x.grad, mistakes, what=f"gradient of x {where}")
+    yield numbers(result["dx"], twin.x.grad, mistakes, where=f"gradient of x {where}")
     yield from shard_gradients(twin, result["gradients"], p, place)
     yield _once_each_way(result, where)
 
@@ -461,7 +450,6 @@ def _other_parameters(
 def _wrong_inputs(
     name: str, modules: Sequence[nn.Module], twin: Uncut, place: int
 ) -> Iterator[Mistake]:
-    """Yield what mistakes make of the gradient of x on one of several ranks."""
     p = len(modules)
     if p == 1:
         return
@@ -489,7 +477,7 @@ def shard_gradients(twin: Uncut, gradients: dict[str, Any], p: int, place: int) 
             "number of ranks, no bias either": right / p,
         }
         mistakes = [*flat_table(by_mistake if p > 1 else {}), missing]
-        yield numbers(gradients[key], right, mistakes, what=f"gradient of {key}")
+        yield numbers(gradients[key], right, mistakes, where=f"gradient of {key}")
 
 
 def _once_each_way(result: dict[str, Any], where: str) -> Step:

@@ -215,7 +215,6 @@ def _bytes(traffic: Traffic, samples: set[int], of_one: int = BYTES) -> Rule:
 def _wrong_gradients(
     seeds: tuple[int, ...], place: int, m: int = 1, n: int = IMAGES
 ) -> Iterator[Mistake]:
-    """Yield what mistakes lead to, on one of the stages that have these seeds."""
     p = len(seeds)
     right, summed = (twin(seeds, reduction, n)[0][place] for reduction in ("mean", "sum"))
     yield Mistake(
@@ -245,7 +244,6 @@ def _wrong_gradients(
 
 
 def _wrong_losses(loss: float, p: int, n: int) -> list[Mistake]:
-    """Return what mistakes make of the loss of n samples, on the last of p stages."""
     by_mistake = {
         "this is the sum over the samples; cross_entropy has the mean": loss * n,
         f"divided by {p} stages": loss / p if p > 1 else None,
@@ -704,7 +702,6 @@ def _out_of_order(where: str, actions: Sequence[tuple], asked: list[list]) -> di
 def _wrong_lists_of_losses(
     losses: list[float], answer: GroupAnswer, schedule: Schedule
 ) -> list[Mistake]:
-    """Return what mistakes make of the losses of the microbatches; only the last stage has any."""
     m = len(schedule[0]) // 2
     place = answer.place
     order = [k for kind, k in schedule[place] if kind == "F"]
@@ -757,9 +754,12 @@ class StashLog:
         if not isinstance(weights, dict):
             kind = type(weights).__name__
             raise TypeError(f"self.stash[{k}] is a {kind}, expected a dict {{name: tensor}}")
-        if k not in stash:
+        if k in stash:
+            self._look_at_copies(stage, weights)
+        else:
             self.missing = True
-            return
+
+    def _look_at_copies(self, stage: Piece, weights: dict[str, Tensor]) -> None:
         parameters = dict(stage.named_parameters())
         pairs = [(parameters[name], w) for name, w in weights.items() if name in parameters]
         self.apart &= bool(pairs) and all(q.data_ptr() != w.data_ptr() for q, w in pairs)
@@ -857,7 +857,6 @@ def _stashes(case: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
 
 
 def _wrong_versions(p: int, n: int) -> list[Mistake]:
-    """Return what mistakes make of the versions that n microbatches used."""
     by_mistake = {
         "there is no version for a microbatch: self.used[k] = self.version in forward": [None] * n,
         "all have version 0: done counts self.version up": [0] * n,

@@ -206,7 +206,6 @@ def wrong_plans(schedule: Schedule, times: Sequence[float], right: Any) -> Itera
 
 
 def _wrong_times(schedule: Schedule, times: Sequence[float]) -> Iterator[Mistake]:
-    """Yield what plans are with other times than those of a forward and a backward."""
     forward, backward = times
     for text, other in {
         "every action takes the time of a forward here": (forward, forward),
@@ -225,7 +224,6 @@ def _two_at_once(spans: list) -> bool:
 
 
 def _wrong_spans(schedule: Schedule, right: list[list]) -> dict[str, Callable]:
-    """Return what no plan of a legal schedule is, from its form to actions that start late."""
     starts = {tuple(span[:3]): span[3] for span in right}
 
     def late(spans: list) -> bool:
@@ -257,18 +255,22 @@ def moved(spans: list[list], by: float) -> list[list]:
 def wrong_bubbles(spans: list[list]) -> list[Mistake]:
     """Return what mistakes in `bubble` lead to."""
     stages = {stage: [s for s in spans if s[0] == stage] for stage, *_ in spans}
-    p, m = len(stages), len({span[2] for span in spans})
+    p = len(stages)
+    m = len({span[2] for span in spans})
     busy = {stage: sum(s[4] - s[3] for s in actions) for stage, actions in stages.items()}
-    lengths = {stage: _length(actions) for stage, actions in stages.items()}
-    length = _length(spans)
+    lengths = {}
+    for stage, actions in stages.items():
+        begin, end = _begin_and_end(actions)
+        lengths[stage] = end - begin
     total = sum(busy.values())
     *_, last_of_list = spans[-1]
-    first = min(span[3] for span in spans)
+    first, last = _begin_and_end(spans)
+    length = last - first
 
     def idle_in(time: float) -> float:
         return 1 - total / time
 
-    to_last = idle_in(p * max(span[4] for span in spans))
+    to_last = idle_in(p * last)
     to_last_of_list = idle_in(p * (last_of_list - first))
     of_list = idle_in(p * (last_of_list - spans[0][3] or length))
     by_mistake = {
@@ -292,9 +294,9 @@ def wrong_bubbles(spans: list[list]) -> list[Mistake]:
     return table(by_mistake)
 
 
-def _length(spans: list[list]) -> float:
-    """Return the time from the first start to the last end."""
-    return max(span[4] for span in spans) - min(span[3] for span in spans)
+def _begin_and_end(spans: list[list]) -> tuple[float, float]:
+    """Return the first start and the last end."""
+    return min(span[3] for span in spans), max(span[4] for span in spans)
 
 
 def wrong_held(schedule: Schedule) -> list[Mistake]:

@@ -16,7 +16,7 @@ WORKERS = (BLUE, ORANGE, GREEN)
 
 
 def springs() -> Figure:
-    """Three workers, each on a spring to the centre, and the gradient that drives each away."""
+    """Draw three workers on springs to the centre, and the gradient that drives each away."""
     figure, axes = canvas(8.6, 4.2)
     axes.set_xlim(-4.7, 3.6)
     axes.set_ylim(-2.3, 2.5)
@@ -53,7 +53,7 @@ def _spring(axes: Axes, end: np.ndarray, color: str) -> None:
 
 
 def two_loops(tau: int = 5) -> Figure:
-    """Rounds of DiLoCo over time: inner steps without communication, then one outer step."""
+    """Draw DiLoCo over time: inner steps without communication, then one outer step."""
     figure, axes = canvas(9.6, 3.4)
     width = tau + 2.4
     for worker in range(3):
@@ -79,7 +79,7 @@ def two_loops(tau: int = 5) -> Figure:
 
 
 def paths(runs: Mapping[str, Sequence], loss: Mapping[str, Sequence] | None = None) -> Figure:
-    """Where centre and workers went, in a plane.
+    """Draw where centre and workers went, in a plane.
 
     Args:
         runs: by title, the points ``[[x, y], …]`` of the centre, then those of each worker.

@@ -13,7 +13,6 @@ from torch import Tensor
 from utils.checks.groups import WORLD
 from utils.checks.mistakes import EXACT, TOLERANCE
 from utils.checks.probe import numbers
-from utils.labs.shared.replicas import Seeds
 
 # -- the rules --------------------------------------------------------------------------------
 
@@ -37,17 +36,14 @@ def moved_outer(
     variant: str = "",
 ) -> tuple[Tensor, Tensor]:
     """Return centre and velocity after a step of ``torch.optim.SGD(…, nesterov=True)``."""
-    v = momentum * velocity + pseudo_gradient
-    if variant == "forgets v":
-        v = pseudo_gradient * 1.0
-        return center - rate * (pseudo_gradient + momentum * v), v
+    if variant == "fixed outer":
+        rate = 0.7
+        momentum = 0.9
+    v = pseudo_gradient if variant == "forgets v" else momentum * velocity + pseudo_gradient
     if variant == "heavy ball":
         return center - rate * v, v
     if variant == "averages":
         return center - pseudo_gradient, v
-    if variant == "fixed outer":
-        v = 0.9 * velocity + pseudo_gradient
-        return center - 0.7 * (pseudo_gradient + 0.9 * v), v
     return center - rate * (pseudo_gradient + momentum * v), v
 
 
@@ -63,9 +59,13 @@ class Toy:
     """
 
     def __init__(self, seed: int, size: int, look: Callable[[], Any] = lambda: None):
-        self.draw, self.size = torch.Generator().manual_seed(seed), size
-        self.goal, self.scale = self._random(), 0.5 + self._random().abs() / 4
-        self.look, self.at, self.seen = look, [], []
+        self.draw = torch.Generator().manual_seed(seed)
+        self.size = size
+        self.goal = self._random()
+        self.scale = 0.5 + self._random().abs() / 4
+        self.look = look
+        self.at: list[list[float]] = []
+        self.seen: list[Any] = []
 
     def __call__(self, w: Tensor) -> Tensor:
         """Return the gradient at w."""
@@ -80,21 +80,22 @@ class Toy:
 def start(seed: int, like: int | None = None) -> Tensor:
     """Return the weights that all ranks begin with: 3 to 40 numbers, in double precision or not.
 
-    like: the seed of other weights, which have the same length and type.
+    Args:
+        like: the seed of other weights, which have the same length and type.
     """
     form = seed if like is None else like
-    kind, chance = form % 3, random.Random(form)
-    size = chance.randint(*((20, 40), (3, 6), (7, 19))[kind])
+    kind = form % 3
+    size = random.Random(form).randint(*((20, 40), (3, 6), (7, 19))[kind])
     return numbers(seed, size, double=True).to(torch.float64 if kind else torch.float32)
 
 
 def rates(seed: int, variant: str = "") -> tuple[float, float]:
     """Return η and ρ of a case: of four seeds in a row, each has another mix of small and large."""
+    if variant == "fixed rates":
+        return 0.1, 3.0
     chance = random.Random(seed)
     eta = chance.uniform(*((0.02, 0.08), (0.15, 0.3))[seed % 2])
     alpha = chance.uniform(*((0.1, 0.4), (0.65, 0.8))[seed // 2 % 2])
-    if variant == "fixed rates":
-        return 0.1, 3.0
     eta = 0.1 if variant == "fixed rate" else eta
     return eta, alpha / eta
 
@@ -128,10 +129,10 @@ def precision(weights: Tensor) -> float:
     return EXACT if weights.dtype == torch.float64 else 10 * TOLERANCE
 
 
-def begun(seeds: Seeds) -> Replayed:
+def begun(seed: int, words: str = "η = {:.3g}, ρ = {:.3g}") -> Replayed:
     """Return a replay without notes."""
-    first, (eta, rho) = start(seeds.model), rates(seeds.model)
-    return Replayed(first.tolist(), [], precision(first), f"η = {eta:.3g}, ρ = {rho:.3g}")
+    first = start(seed)
+    return Replayed(first.tolist(), [], precision(first), words.format(*rates(seed)))
 
 
 def rounds(steps: int, tau: int) -> int:
@@ -139,39 +140,43 @@ def rounds(steps: int, tau: int) -> int:
     return -(-steps // tau)
 
 
+# The replays get the seed of the first weights, and that of the valley of each rank of a group.
+
+
 def round_robin_replayed(
-    seeds: Seeds, workers: int, steps: int, variant: str = ""
+    seed: int, valleys: Sequence[int], steps: int, variant: str = ""
 ) -> list[Replayed]:
-    """Return what the rank at each place does."""
-    weights, moves = [start(seeds.model)] * (workers + 1), rates(seeds.model, variant)
-    toys = [Toy(own, len(weights[0])) for own in seeds.own]
-    replayed = [begun(seeds) for _ in weights]
+    """Return what the rank at each place does, where the workers come in turn."""
+    weights = [start(seed)] * len(valleys)
+    moves = rates(seed, variant)
+    toys = [Toy(valley, len(weights[0])) for valley in valleys]
+    replayed = [begun(seed) for _ in valleys]
     for t in range(steps):
-        j = 1 + t % workers
-        center, w = weights[0], weights[j]
+        j = 1 + t % (len(valleys) - 1)
+        center = weights[0]
+        w = weights[j]
         new = moved_worker(w, center, toys[j](center if variant == "at center" else w), *moves)
         weights[0] = moved_center(center, new if variant == "new" else w, *moves)
-        if variant == "center as worker":
-            new = weights[0]
-        weights[j] = new
+        weights[j] = weights[0] if variant == "center as worker" else new
         for place in (0, j):
             replayed[place].notes.append(weights[place].tolist())
     return replayed
 
 
 def asynchronous_replayed(
-    seeds: Seeds,
+    seed: int,
+    valleys: Sequence[int],
     order: Sequence[int],
-    workers: int,
     steps: int,
     tau: int,
     variant: str = "",
     delta: float = 0.0,
 ) -> list[Replayed]:
     """Return what the rank at each place does if the workers at these places come in this order."""
-    center, master = start(seeds.model), begun(seeds)
-    runs = [_Worker(seeds, place, steps, tau, variant, delta) for place in range(1, workers + 1)]
-    moves = rates(seeds.model, "" if delta else variant)  # with momentum, the master is right
+    center = start(seed)
+    master = begun(seed)
+    runs = [_Worker(seed, valley, steps, tau, variant, delta) for valley in valleys[1:]]
+    moves = rates(seed, "" if delta else variant)  # with momentum, the master is right
     for place in order:
         run = runs[place - 1]
         run.until_exchange()
@@ -184,22 +189,26 @@ def asynchronous_replayed(
     return [master, *(run.replayed for run in runs)]
 
 
+@dataclass
 class _Worker:
-    """A worker that is replayed; with momentum, if there is a `delta`.
+    """A worker that is replayed; with momentum, if there is a `delta`."""
 
-    Attributes:
-        replayed: the weights at first, and those noted.
-    """
+    seed: int
+    valley: int
+    steps: int
+    tau: int
+    variant: str
+    delta: float
 
-    def __init__(self, seeds: Seeds, place: int, steps: int, tau: int, variant: str, delta: float):
-        self.w, self.k, self.replayed = start(seeds.model), 0, begun(seeds)
-        self.toy = Toy(seeds.own[place], len(self.w))
+    def __post_init__(self) -> None:
+        self.w = self.center = start(self.seed)
         self.v = self.pull = torch.zeros_like(self.w)
+        self.k = 0
+        self.toy = Toy(self.valley, len(self.w))
         # The next gradient, where a mistake needs it early.
         self.ready: Tensor | None = None
-        self.center = self.w
-        self.steps, self.tau, self.variant, self.delta = steps, tau, variant, delta
-        self.eta, self.rho = rates(seeds.model, variant)
+        self.eta, self.rho = rates(self.seed, self.variant)
+        self.replayed = begun(self.seed)
 
     def until_exchange(self) -> None:
         """Make local steps, until one with an exchange comes."""
@@ -209,45 +218,46 @@ class _Worker:
 
     def sends(self) -> Tensor:
         """Return what the master gets."""
-        if self.variant == "sends ahead":
-            return self.w + self.delta * self.v
+        ahead = self.w + self.delta * self.v
         if self.variant == "new":
-            self.ready = self.toy(self.w + self.delta * self.v)
-            return self.w + self.delta * self.v - self.eta * self.ready
-        return self.w
+            self.ready = self.toy(ahead)
+            return ahead - self.eta * self.ready
+        return ahead if self.variant == "sends ahead" else self.w
 
     def exchange(self, center: Tensor) -> None:
         """Make the step with the centre."""
         self.center = center
-        rho = 0.0 if self.variant == "no pull" else self.rho
         if self.variant == "replaced":
             self.w = center
-            rho = 0.0
+        rho = 0.0 if self.variant in ("no pull", "replaced") else self.rho
         self._step(rho, 0 if self.variant == "pull only" else 1)
 
     def _step(self, rho: float, sign: int = 1) -> None:
-        variant, delta = self.variant, self.delta
-        if variant == "forgets v":
-            self.v = torch.zeros_like(self.v)
-        look = {"no look-ahead": 0.0, "far ahead": 1.0}.get(variant, delta)
-        ahead = self.w + look * self.v
+        looks = {"no look-ahead": 0.0, "far ahead": 1.0, "forgets v": 0.0}
+        ahead = self.w + looks.get(self.variant, self.delta) * self.v
         g = self.toy(ahead) if self.ready is None else self.ready
-        g = (-sign if variant == "climbs" else sign) * g
         self.ready = None
-        share = 1.0 if variant == "whole" and rho else self.eta * rho
-        pull = share * ((ahead if variant == "pull ahead" else self.w) - self.center)
-        if variant == "kept pull":
-            pull = self.pull = pull if rho else self.pull
-        old = self.v * (1.0 if variant == "undamped" else delta)
-        self.v = old - self.eta * g - (pull if variant == "pull in v" else 0)
-        self.w = self.w + self.v - (0 if variant == "pull in v" else pull)
+        pull = self._pull(ahead, rho)
+        kept = {"undamped": 1.0, "forgets v": 0.0}.get(self.variant, self.delta)
+        self.v = self.v * kept - self.eta * (-sign if self.variant == "climbs" else sign) * g
+        if self.variant == "pull in v":
+            self.v = self.v - pull
+            pull = torch.zeros_like(pull)
+        self.w = self.w + self.v - pull
         self.k += 1
         self.replayed.notes.append(self.w.tolist())
 
+    def _pull(self, ahead: Tensor, rho: float) -> Tensor:
+        if self.variant == "kept pull" and not rho:
+            return self.pull
+        share = 1.0 if self.variant == "whole" and rho else self.eta * rho
+        self.pull = share * ((ahead if self.variant == "pull ahead" else self.w) - self.center)
+        return self.pull
+
 
 def local_replayed(
-    seeds: Seeds,
-    size: int,
+    seed: int,
+    valleys: Sequence[int],
     steps: int,
     tau: int,
     variant: str = "",
@@ -255,51 +265,62 @@ def local_replayed(
     mom: float = 0.0,
 ) -> list[Replayed]:
     """Replay rounds of τ local steps, each followed by an outer step; see :func:`moved_outer`."""
-    first, (eta, _) = start(seeds.model), rates(seeds.model, variant)
-    toys = [Toy(own, len(first)) for own in seeds.own]
-    centers, velocities = [first] * size, [torch.zeros_like(first)] * size
-    weights, replayed = list(centers), [begun(seeds) for _ in toys]
-    for begin in range(0, steps, tau):
-        length = _steps_of_round(begin, steps, tau, variant)
-        if length == 0:
-            break
-        for left in reversed(range(length)):
-            slopes = [toy(w) for toy, w in zip(toys, weights, strict=True)]
-            if variant == "gradients" and not left:
-                slopes = [sum(slopes) / size] * size
-            weights = [w - eta * slope for w, slope in zip(weights, slopes, strict=True)]
-        if variant == "aliased":
-            centers = list(weights)
-        means = _pseudo_gradients(centers, weights, tau, eta, variant)
-        for place in range(size):
-            given = (centers[place], means[place], velocities[place], rate, mom)
-            centers[place], velocities[place] = moved_outer(*given, variant=variant)
-        if variant in ("sum of weights", "over the world"):
-            centers = [sum(weights) / (WORLD if variant == "over the world" else 1)] * size
-        noted = weights if variant in ("gradients", "notes local") else centers
-        for run, w in zip(replayed, noted, strict=True):
-            run.notes.append(w.tolist())
-        if variant not in ("not reset", "gradients"):
-            weights = list(centers)
-    for run in replayed:
-        run.rates = f"η = {rates(seeds.model)[0]:.3g}"
-        run.rates += f", rate {rate:.3g}, momentum {mom:.3g}" if mom > 0 else ""
+    first = start(seed)
+    eta = rates(seed, variant)[0]
+    toys = [Toy(valley, len(first)) for valley in valleys]
+    words = "η = {:.3g}" + (f", rate {rate:.3g}, momentum {mom:.3g}" if mom > 0 else "")
+    replayed = [begun(seed, words) for _ in valleys]
+    weights: Sequence[Tensor] = [first] * len(valleys)
+    centers: Sequence[Tensor] = weights
+    velocities: Sequence[Tensor] = [torch.zeros_like(first)] * len(valleys)
+    for length in _lengths(steps, tau, variant):
+        weights = _descended(weights, toys, length, eta, shared=variant == "gradients")
+        before = weights if variant == "aliased" else centers
+        means = _pseudo_gradients(before, weights, tau, eta, variant)
+        moves = zip(before, means, velocities, strict=True)
+        moved = [moved_outer(*each, rate, mom, variant) for each in moves]
+        centers, velocities = zip(*moved, strict=True)
+        centers = _centers(centers, weights, variant)
+        for run, w, center in zip(replayed, weights, centers, strict=True):
+            noted = w if variant in ("gradients", "notes local") else center
+            run.notes.append(noted.tolist())
+        weights = weights if variant in ("not reset", "gradients") else centers
     return replayed
 
 
-def _steps_of_round(begin: int, steps: int, tau: int, variant: str) -> int:
-    """Return how many local steps the round has that begins with this step."""
-    if variant == "early":
-        return min(tau, begin + 1)
-    if variant == "whole last round":
-        return tau
-    if variant == "forgets the rest" and begin + tau > steps:
-        return 0
-    return min(tau, steps - begin)
+def _lengths(steps: int, tau: int, variant: str) -> list[int]:
+    """Return how many local steps each round has."""
+    begins = range(0, steps, tau)
+    variants = {
+        "early": [min(tau, begin + 1) for begin in begins],
+        "whole last round": [tau for _ in begins],
+        "forgets the rest": [tau] * (steps // tau),
+    }
+    return variants.get(variant, [min(tau, steps - begin) for begin in begins])
+
+
+def _descended(
+    weights: Sequence[Tensor], toys: list[Toy], steps: int, eta: float, shared: bool
+) -> Sequence[Tensor]:
+    """Return each rank's weights after local steps; `shared`: the last gradient is averaged."""
+    for k in range(1, steps + 1):
+        slopes = [toy(w) for toy, w in zip(toys, weights, strict=True)]
+        if shared and k == steps:
+            slopes = [sum(slopes) / len(toys)] * len(toys)
+        weights = [w - eta * slope for w, slope in zip(weights, slopes, strict=True)]
+    return weights
+
+
+def _centers(
+    centers: Sequence[Tensor], weights: Sequence[Tensor], variant: str
+) -> Sequence[Tensor]:
+    """Return what each rank takes for the centre after the outer step."""
+    divisor = {"sum of weights": 1, "over the world": WORLD}.get(variant)
+    return centers if divisor is None else [sum(weights) / divisor] * len(weights)
 
 
 def _pseudo_gradients(
-    centers: list[Tensor], weights: list[Tensor], tau: int, eta: float, variant: str
+    centers: Sequence[Tensor], weights: Sequence[Tensor], tau: int, eta: float, variant: str
 ) -> list[Tensor]:
     """Return what each rank takes for the mean of what the local steps have changed."""
     size = len(centers)
@@ -315,3 +336,103 @@ def _pseudo_gradients(
         "summed weights": [center - sum(weights) for center in centers],
     }
     return variants.get(variant, [mean] * size)
+
+
+# -- what to say of each variant ------------------------------------------------------------------
+
+_FIXED = {"fixed rate": "the gradient is multiplied by 0.1, whatever η is: use the argument eta"}
+_BOTH_FIXED = _FIXED | {
+    "fixed rates": "these are the weights with η = 0.1 and ρ = 3, the numbers of the notebook: use "
+    "the arguments eta and rho"
+}
+ROUND_ROBIN_MISTAKES = _BOTH_FIXED | {
+    "new": "the centre was moved by the worker's new weights. Line 14 has W^j as it was before "
+    "line 13: send the old ones",
+    "at center": "the gradient is taken at the centre's weights. Line 11 computes it at the "
+    "worker's own, W^j",
+    "center as worker": "the worker goes on with the centre's weights. It keeps its own: only the "
+    "spring pulls it",
+}
+
+SERVE_MISTAKES = _BOTH_FIXED | {
+    "new": "the worker sends its weights after its step; the rule has W as it was before"
+}
+WORK_MISTAKES = _BOTH_FIXED | {
+    "new center": "the pull goes to a centre that this worker has moved already: the master "
+    "answers first, and moves the centre afterwards",
+    "no pull": "nothing pulls the worker when it has the centre: move_worker",
+    "every step": "the worker is pulled in every step, by a centre that it got earlier; between "
+    "two exchanges it descends only",
+    "pull only": "in the step with an exchange the gradient is missing: every step descends",
+    "late": "the exchange comes in the last of τ steps. It belongs into step 0, τ, 2τ, …: "
+    "k % tau == 0",
+    "replaced": "the worker takes over the centre's weights. It keeps its own: the spring pulls it",
+    "whole": "the pull is the whole distance; it is the share α = ηρ of it",
+    "climbs": "the gradient has the wrong sign: the worker climbs",
+}
+
+MOMENTUM_MISTAKES = _BOTH_FIXED | {
+    "no look-ahead": "the gradient is taken at w. Nesterov's momentum takes it ahead, at w + δv",
+    "pull in v": "the spring is part of v, which keeps it for the next steps. It pulls w only, "
+    "once: w ← w + v − α(w − W̄)",
+    "pull ahead": "the spring is measured from w + δv; it is measured from w, which was sent",
+    "forgets v": "v is 0 again in every step: keep it from step to step",
+    "undamped": "v has all of its old value and the gradient: multiply the old v by δ",
+    "far ahead": "the gradient is taken at w + v, expected at w + δv",
+    "sends ahead": "the worker sends w + δv; the master needs w",
+    "kept pull": "the pull of the last exchange acts in the steps after it, too: between two "
+    "exchanges there is no spring",
+    "whole": "the pull is the whole distance; it is the share α = ηρ of it",
+    "climbs": "the gradient has the wrong sign: the worker climbs. v ← δv − η ΔW",
+    "no pull": "nothing pulls the worker when it has the centre",
+    "every step": "the worker is pulled in every step; between two exchanges there is no spring",
+    "late": "the exchange comes in the last of τ steps. It belongs into step 0, τ, 2τ, …",
+    "new": "the worker sends its weights after its step; send them before",
+    "replaced": "the worker takes over the centre's weights; it keeps its own",
+}
+
+LOCAL_MISTAKES = _FIXED | {
+    "over the world": f"divided by {WORLD}, the size of the world: dist.get_world_size(group)",
+    "gradients": "a gradient is averaged in the last step of a round, and not the weights: they "
+    "differ between the ranks. all_reduce the weights, after the step",
+    "sum of weights": "these are sums over the ranks: divide by the size of the group",
+    "own": "these are this rank's own weights: all_reduce writes into the tensor that it is given, "
+    "so go on with that one",
+    "not reset": "the average was made, but the rank goes on from its own weights: go on from the "
+    "average",
+    "early": "the weights are averaged after the first of τ steps: count the steps from 1, "
+    "k % tau == 0",
+    "forgets the rest": "the last round is missing: where τ does not divide the steps, it is "
+    "shorter",
+    "whole last round": "the last round has τ steps, and there are more than `steps` of them: it "
+    "has what is left",
+}
+
+OUTER_MISTAKES = {
+    "heavy ball": "this is heavy-ball momentum: Nesterov's step is along g + μv, with the new v; "
+    "first v ← μv + g",
+    "forgets v": "the old velocity is not used: v ← μv + g",
+    "averages": "the outer rate and the momentum are not used",
+}
+DILOCO_MISTAKES = {
+    "sign": "the centre moves away from the workers. The pseudo-gradient is W̄ − Wⁱ, and the outer "
+    "step descends along it",
+    "sum": "the pseudo-gradients were summed; DiLoCo takes their mean: divide by the size of the "
+    "group",
+    "world": f"divided by {WORLD}, the size of the world: dist.get_world_size(group)",
+    "own": "each rank has used its own pseudo-gradient: all_reduce writes into the tensor that it "
+    "is given, so use that one",
+    "not reset": "the ranks go on from their own weights after an outer step. In DiLoCo they go on "
+    "from the centre",
+    "over tau": "divided by τ: the pseudo-gradient is what τ steps have changed, as it is",
+    "inner rate": "multiplied by η: the outer step has a rate of its own",
+    "summed weights": "W was summed over the ranks before it was taken from the centre: sum the "
+    "differences W̄ − Wⁱ, and divide by the size of the group",
+    "aliased": "the pseudo-gradients are zero: w is the same tensor as the centre, and w -= … "
+    "changes both. w = w - … makes a new one",
+    "notes local": "these are the weights of this rank before the outer step: note the centre",
+    "fixed outer": "these are the weights with rate 0.7 and momentum 0.9, the numbers of the "
+    "notebook: use the arguments rate and momentum",
+    "averages": "the outer step is a plain average: use outer_step with rate and momentum",
+    "forgets v": "the velocity is 0 again in each round: keep it from round to round",
+} | {name: LOCAL_MISTAKES[name] for name in ("forgets the rest", "whole last round", "fixed rate")}

@@ -8,9 +8,10 @@ apart. Gradients are compared absolutely: that of a key's bias is zero.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,19 +54,19 @@ from .sharded_layers import (
     WIDTH,
     both_ways,
     cases_apart,
-    cases_of,
     composed,
     drawn,
     flat,
+    flat_table,
     layer_of,
     made_module,
+    numbers,
     numbers_of,
     of_size,
     probe_layer,
     seeds_of,
     shapes,
-    shard,
-    shard_gradient,
+    shard_gradients,
     uncut,
 )
 
@@ -79,25 +80,27 @@ def probe_shards(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
 ) -> dict:
     """Both ways to cut a layer: numbers, shapes, and how much memory lies behind them."""
-    linear, result = _layer(seed, partition), {}
+    linear = _layer(seed, partition)
+    result = {}
     for name in ("column_shard", "row_shard"):
         pair, calls = recorded(answer_named(user_ns, name), linear, **keywords(partition, group))
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
             raise TypeError(f"{name} returned {type(pair).__name__}, expected (weight, bias)")
-        tensors = [one for one in pair if isinstance(one, Tensor)]
-        result[name] = {
-            "values": [one.detach().tolist() if isinstance(one, Tensor) else None for one in pair],
-            "kept": [one.untyped_storage().nbytes() > one.nbytes for one in tensors],
-            "same": any(
-                one.data_ptr() == parameter.data_ptr()
-                for one in tensors
-                for parameter in (linear.weight, linear.bias)
-            ),
-            "graph": any(one.grad_fn is not None for one in tensors),
-            "frozen": not (linear.weight.requires_grad and linear.bias.requires_grad),
-            "calls": calls,
-        }
+        result[name] = _about(pair, linear) | {"calls": calls}
     return result
+
+
+def _about(pair: Sequence[Any], linear: nn.Linear) -> dict[str, Any]:
+    """Return what the kernel learns of a weight and a bias, which were cut from a layer."""
+    tensors = [shard for shard in pair if isinstance(shard, Tensor)]
+    places_of_layer = {linear.weight.data_ptr(), linear.bias.data_ptr()}
+    return {
+        "values": [t.detach().tolist() if isinstance(t, Tensor) else None for t in pair],
+        "kept": [shard.untyped_storage().nbytes() > shard.nbytes for shard in tensors],
+        "same": any(shard.data_ptr() in places_of_layer for shard in tensors),
+        "graph": any(shard.grad_fn is not None for shard in tensors),
+        "frozen": not (linear.weight.requires_grad and linear.bias.requires_grad),
+    }
 
 
 def _layer(seed: int, partition: Partition) -> nn.Linear:
@@ -109,7 +112,8 @@ def _layer(seed: int, partition: Partition) -> nn.Linear:
 @task("9.1", "the shards of a layer", points=2)
 def shards(ranks: Ranks, report: Report) -> None:
     """Blocks of rows or columns of the weight, with the bias that belongs to them."""
-    judge_groups(ranks, report, probe_shards, cases_of(report), _shards)
+    cases = [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
+    judge_groups(ranks, report, probe_shards, cases, _shards)
 
 
 def _shards(answer: GroupAnswer) -> Iterator[Step]:
@@ -118,53 +122,57 @@ def _shards(answer: GroupAnswer) -> Iterator[Step]:
     linear = _layer(answer.case["seed"], answer.case["partition"])
     weight, bias = linear.weight.detach(), linear.bias.detach()
     for name, cut in (("column_shard", 0), ("row_shard", 1)):
-        where, result = f"{name} {on(answer.members)}", answer.value[name]
-        part, own_bias = weight.chunk(p, cut)[place], bias if cut else bias.chunk(p)[place]
+        where = f"{name} {on(answer.members)}"
+        result = answer.value[name]
         yield communication(result["calls"], only())
-        for tensor, got, expected, mistakes in (
-            ("weight", result["values"][0], part, _wrong_weights(weight, cut, p, place)),
-            ("bias", result["values"][1], own_bias, _wrong_biases(bias, cut, p, place)),
-        ):
-            what = f"{where}: {tensor}"
-            yield value(got, expected.tolist(), mistakes, what=what, tolerance=EXACT)
-        yield facts({
-            f"{where}: the shard is a view, and the whole weight stays in memory behind it: "
-            "clone()": p > 1 and any(result["kept"]),
-            f"{where}: this is the layer's own memory: what changes the shard changes the layer, "
-            "clone()": result["same"] and not any(result["kept"]),
-            f"{where}: the shard hangs on the graph of the whole layer: detach()": result["graph"],
-            f"{where}: {FROZEN}": result["frozen"],
-        })  # fmt: skip
+        part = weight.chunk(p, cut)[place].tolist()
+        mistakes = _wrong_weights(weight, cut, p, place)
+        yield value(result["values"][0], part, mistakes, what=f"{where}: weight", tolerance=EXACT)
+        own_bias = bias if cut else bias.chunk(p)[place]
+        mistakes = _wrong_biases(bias, cut, p, place)
+        yield numbers(result["values"][1], own_bias, mistakes, where=f"{where}: bias")
+        kept = any(result["kept"])
+        view = kept and p > 1
+        wrong = {
+            "the shard is a view, and the whole weight stays in memory behind it: clone()": view,
+            "this is the layer's own memory: what changes the shard changes the layer, "
+            "clone()": result["same"] and not kept,
+            "the shard hangs on the graph of the whole layer: detach()": result["graph"],
+            FROZEN: result["frozen"],
+        }
+        yield facts({f"{where}: {text}": is_so for text, is_so in wrong.items()})
 
 
 def _wrong_weights(weight: Tensor, cut: int, p: int, place: int) -> list[Mistake]:
-    """Return what mistakes make of a shard of the weight, which is cut along a dimension."""
-    across = weight.chunk(p, 1 - cut)[place]
-    every = weight[:, place::p] if cut else weight[place::p]
-    return table({
+    turned = weight.chunk(p, cut)[place].T
+    transposed = {"the weight is transposed: leave it as PyTorch has it, [out, in]": turned}
+    if p == 1:
+        return table(transposed)
+    by_mistake = {
         "the weight is cut along the other dimension. PyTorch's weight is [out, in]: the columns "
-        "of the matrix that x is multiplied by are the rows of it": across if p > 1 else [],
-        "this is the whole weight: take this rank's block": weight if p > 1 else [],
+        "of the matrix that x is multiplied by are the rows of it": weight.chunk(p, 1 - cut)[place],
+        "this is the whole weight: take this rank's block": weight,
         f"every {p}-th line was taken. Take one block: the lines of an attention head belong "
-        "together": every if p > 1 else [],
-        "the weight is transposed: leave it as PyTorch has it, [out, in]":
-            weight.chunk(p, cut)[place].T,
-    })  # fmt: skip
+        "together": weight[:, place::p] if cut else weight[place::p],
+    }
+    return table(by_mistake | transposed)
 
 
 def _wrong_biases(bias: Tensor, cut: int, p: int, place: int) -> list[Mistake]:
-    """Return what mistakes make of a rank's bias."""
     part = bias.chunk(p)[place]
-    return table({
-        "the whole bias: a rank has a bias for its own outputs only":
-            bias if cut == 0 and p > 1 else [],
-        "the bias is cut, but each rank has all outputs here: leave it whole":
-            part if cut and p > 1 else [],
+    right = bias if cut else part
+    by_mistake = {
         "the bias is divided by the number of ranks. That would do, if it were added before the "
         "sum; this one is added once, afterwards": bias / p,
-        "the bias is zero here: it is replicated, as every rank adds it after the sum":
-            torch.zeros_like(bias if cut else part),
-    })  # fmt: skip
+        "the bias is zero here: it is replicated, as every rank adds it after the sum": 0 * right,
+    }
+    if p == 1:
+        return table(by_mistake)
+    if cut:
+        other = {"the bias is cut, but each rank has all outputs here: leave it whole": part}
+    else:
+        other = {"the whole bias: a rank has a bias for its own outputs only": bias}
+    return table(other | by_mistake)
 
 
 # -- 9.2: f and g -----------------------------------------------------------------------------
@@ -177,31 +185,35 @@ def probe_operators(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
 ) -> dict:
     """f and g of this rank's numbers; of a gradient that is not contiguous, or used twice."""
-    named, results = keywords(partition, group), {}
-    x, upstream = drawn(seed, *_SHAPE), drawn(seed + 50, *_SHAPE)
-    for name in ("f", "g"):
-        function = answer_named(user_ns, name)
-        operator = functools.partial(function, **named)
-        given, shared = x.clone(), upstream.clone()
-        result = both_ways(operator, x, upstream)
-        earlier, again = recorded(operator, given)
-        kept, later = flat(earlier), []
-        turned = both_ways(lambda t, o=operator: o(t.t()).t(), x, upstream)
-        leaf = (x + 1).requires_grad_()
-        y, calls = recorded(operator, leaf)
-        function(x.clone(), None)  # with other ranks, between forward and backward
-        if isinstance(y, Tensor) and y.requires_grad:
-            later = recorded(y.backward, shared)[1]
-        again += turned["forward"] + turned["backward"] + calls + later
-        results[name] = result | {
-            "calls again": again,
-            "input": torch.equal(given, x),
-            "upstream": torch.equal(shared, upstream),
-            "overwritten": kept != flat(earlier),
-            "of the last call": any(len(c["group"]) != dist.get_world_size(group) for c in later),
-            "turned": [turned["y"], turned["dx"]],
-        }
-    return results
+    named = keywords(partition, group)
+    x = drawn(seed, *_SHAPE)
+    upstream = drawn(seed + 50, *_SHAPE)
+    return {name: _operated(answer_named(user_ns, name), named, x, upstream) for name in ("f", "g")}
+
+
+def _operated(function: Callable, named: dict, x: Tensor, upstream: Tensor) -> dict[str, Any]:
+    """Return what an operator gives in four calls, and what it changes."""
+    operator = functools.partial(function, **named)
+    copy = x.clone()
+    shared = upstream.clone()
+    result = both_ways(operator, x, upstream)
+    earlier, again = recorded(operator, copy)
+    before = flat(earlier)
+    turned = both_ways(lambda t: operator(t.t()).t(), x, upstream)
+    y, calls = recorded(operator, (x + 1).requires_grad_())
+    function(x.clone(), None)  # with other ranks, between forward and backward
+    later = []
+    if isinstance(y, Tensor) and y.requires_grad:
+        later = recorded(y.backward, shared)[1]
+    size = dist.get_world_size(named.get("group"))
+    return result | {
+        "calls again": again + turned["forward"] + turned["backward"] + calls + later,
+        "input changed": not torch.equal(copy, x),
+        "upstream changed": not torch.equal(shared, upstream),
+        "overwritten": before != flat(earlier),
+        "of the last call": any(len(call["group"]) != size for call in later),
+        "turned": [turned["y"], turned["dx"]],
+    }
 
 
 @task("9.2", "the conjugate operators f and g", points=3)
@@ -212,71 +224,79 @@ def operators(ranks: Ranks, report: Report) -> None:
 
 def _operators(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what f and g have to do on a rank."""
-    seeds, place = seeds_of(answer.case, answer.members), answer.place
-    xs = [drawn(seed, *_SHAPE) for seed in seeds]
-    upstreams = [drawn(seed + 50, *_SHAPE) for seed in seeds]
-    own = {"y": xs[place], "dx": upstreams[place]}
-    sums = {"y": sum(xs), "dx": sum(upstreams)}
-    yield from _operator(answer, "f", "dx", own, sums)
-    yield from _operator(answer, "g", "y", own, sums)
+    seeds = seeds_of(answer.case, answer.members)
+    inputs = {"y": [drawn(seed, *_SHAPE) for seed in seeds]}
+    inputs["dx"] = [drawn(seed + 50, *_SHAPE) for seed in seeds]
+    yield from _operator(answer, "f", "dx", inputs)
+    yield from _operator(answer, "g", "y", inputs)
 
 
 #: When an operator gives its result, and the gradient of its input.
 _WHEN = {"y": "forward", "dx": "backward"}
 
 
+#: What an operator must not do, by its name in the reply.
+_HARM = {
+    "input changed": "its input has changed. Others may still need it: sum a clone",
+    "upstream changed": "the gradient that came in has changed. Others in the graph use that "
+    "tensor, too: sum a clone",
+    "overwritten": "a second call has changed the result of the first. Return a new tensor each "
+    "time",
+    "of the last call": "backward sums over the group of a later call. Keep the group in ctx",
+}
+
+
 def _operator(
-    answer: GroupAnswer, name: str, summed: str, numbers: dict[str, Tensor], sums: dict[str, Tensor]
+    answer: GroupAnswer, name: str, summed: str, inputs: dict[str, list[Tensor]]
 ) -> Iterator[Step]:
-    """Yield what an operator has to do that sums either its result or the gradient."""
+    """Yield what an operator has to do that sums either its result or the gradient.
+
+    Args:
+        summed: which of the two, by its name in the reply.
+        inputs: of each of the two, what the ranks of the group hand in.
+    """
     members, result = answer.members, answer.value[name]
     allowed = only("all_reduce"), inside(members)
-    right = numbers | {summed: sums[summed]}
+    right = {key: sum(of) if key == summed else of[answer.place] for key, of in inputs.items()}
     for key, when in _WHEN.items():
-        calls, what = result[when], f"{name} {when} {on(members)}"
+        calls = result[when]
+        where = f"{name} {when} {on(members)}"
         yield communication(calls, *allowed, waited)
-        mistakes = _wrong_operators(name, key, summed, numbers[key], sums[key], len(members))
-        yield value(result[key], numbers_of(right[key]), mistakes, what=what, tolerance=EXACT)
+        mistakes = _wrong_operators(name, key, summed, inputs[key], answer.place)
+        yield numbers(result[key], right[key], mistakes, where=where)
         once = made("all_reduce", int(key == summed), f" {when} in {name}")
-        yield communication(calls, once, of_size("all_reduce", BYTES * math.prod(_SHAPE), what))
-    yield facts({
-        f"{name}: its input has changed. Others may still need it: sum a clone":
-            not result["input"],
-        f"{name}: the gradient that came in has changed. Others in the graph use that tensor, too: "
-        "sum a clone": not result["upstream"],
-        f"{name}: a second call has changed the result of the first. Return a new tensor each time":
-            result["overwritten"],
-        f"{name}: backward sums over the group of a later call. Keep the group in ctx":
-            result["of the last call"],
-    })  # fmt: skip
-    what = f"{name} of a transposed tensor, whose memory has another order"
-    yield value(result["turned"], [numbers_of(right[key]) for key in _WHEN], what=what)
+        yield communication(calls, once, of_size("all_reduce", BYTES * math.prod(_SHAPE), where))
+    yield facts({f"{name}: {text}": result[key] for key, text in _HARM.items()})
+    turned = [numbers_of(right[key]) for key in _WHEN]
+    text = f"{name} of a transposed tensor, whose memory has another order"
+    yield value(result["turned"], turned, what=text)
     times = 2 if name == "f" else 3  # of three calls, two with backward
     more = made("all_reduce", times, f" in three more calls of {name}")
     yield communication(result["calls again"], *allowed, more, waited)
 
 
 def _wrong_operators(
-    name: str, key: str, summed: str, numbers: Tensor, total: Tensor, p: int
+    name: str, key: str, summed: str, inputs: list[Tensor], place: int
 ) -> list[Mistake]:
-    """Return what mistakes make of a result, or of a gradient, which is summed or is not."""
+    p = len(inputs)
     missing = Mistake(
-        lambda got: got is None,
+        lambda gradient: gradient is None,
         "there is no gradient for x: backward returns one value for each argument of forward, that "
         "of x first",
     )
     if key == summed:
-        right = total
+        right, wrong = sum(inputs), inputs[place]
         text = f"these are this rank's own numbers: {name} sums over the ranks {_WHEN[key]}"
-        by_mistake = {text: numbers}
     else:
-        right = numbers
+        right, wrong = inputs[place], sum(inputs)
         text = f"the numbers of the ranks were summed. {name} does that {_WHEN[summed]} only; "
         text += f"{_WHEN[key]} it hands on what it gets"
-        by_mistake = {text: total}
-    by_mistake["this is the mean; the parts of a sum are added"] = right / p
-    by_mistake[f"this is {p} times what it should be"] = right * p
-    return [missing, *table({text: wrong.reshape(-1) for text, wrong in by_mistake.items()})]
+    by_mistake = {
+        text: wrong,
+        "this is the mean; the parts of a sum are added": right / p,
+        f"this is {p} times what it should be": right * p,
+    }
+    return [missing, *flat_table(by_mistake)]
 
 
 # -- 9.3 and 9.4: the layers ------------------------------------------------------------------
@@ -308,29 +328,34 @@ def probe_linears(
 ) -> dict:
     """`ColumnLinear` and `RowLinear` alone: results, and what they communicate."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
-    linears, results = composed(common, [seed] * p, _linears), {}
-    x, upstream = drawn(common + 1, 2, WIDE), drawn(common + 2, 2, NARROW)
-    for name, linear, own, up in (
-        ("ColumnLinear", linears["up"], x, upstream.chunk(p, 1)[place]),
-        ("RowLinear", linears["down"], x.chunk(p, 1)[place], upstream),
-    ):
+    linears = composed(common, [seed] * p, _linears)
+    x = drawn(common + 1, 2, WIDE)
+    upstream = drawn(common + 2, 2, NARROW)
+
+    def alone(name: str, linear: nn.Module, part: Tensor, gradient: Tensor) -> dict[str, Any]:
         layer = answer_named(user_ns, name)(linear, **keywords(partition, group))
-        results[name] = both_ways(layer, own, up)
-    return results
+        return both_ways(layer, part, gradient)
+
+    return {
+        "ColumnLinear": alone("ColumnLinear", linears["up"], x, upstream.chunk(p, 1)[place]),
+        "RowLinear": alone("RowLinear", linears["down"], x.chunk(p, 1)[place], upstream),
+    }
 
 
 def _both_linears(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what both layers have to give, and which of them communicates."""
-    common, seeds = answer.case["common"], seeds_of(answer.case, answer.members)
-    linears, x = composed(common, seeds, _linears), drawn(common + 1, 2, WIDE)
+    common = answer.case["common"]
+    seeds = seeds_of(answer.case, answer.members)
+    linears = composed(common, seeds, _linears)
+    x = drawn(common + 1, 2, WIDE)
     part = linears["up"](x).chunk(len(seeds), 1)[answer.place]
     for name, reduced, y in (("ColumnLinear", 0, part), ("RowLinear", 1, linears["down"](x))):
-        result, what = answer.value[name], f"{name} by itself {on(answer.members)}"
-        forward = made("all_reduce", reduced, f" forward in {what}")
-        yield communication(result["forward"], forward)
-        yield value(result["y"], numbers_of(y), what=what)
+        result = answer.value[name]
+        where = f"{name} by itself {on(answer.members)}"
+        yield communication(result["forward"], made("all_reduce", reduced, f" forward in {where}"))
+        yield value(result["y"], numbers_of(y), what=where)
         f_inside = "; f belongs in front of all that reads x, not into a layer"
-        backward = made("all_reduce", 0, f" backward in {what}{f_inside}")
+        backward = made("all_reduce", 0, f" backward in {where}{f_inside}")
         yield communication(result["backward"], backward)
 
 
@@ -346,24 +371,46 @@ def parallel_attention(ranks: Ranks, report: Report) -> None:
 PARAMETERS = {"a": ((9, 4), True), "b": ((5,), False), "c": ((7,), True), "d": ((3, 3), False)}
 
 
-def _norms(seed: int, p: int) -> tuple[dict[str, Tensor], list[list[float]], list[float]]:
-    """Return gradients of the whole model; squares of the shards on each of p ranks, and the rest.
+class Gradients:
+    """Gradients of a model on p ranks, by the seed of the whole ones; for the seed 0 all are 0.
 
-    All of them are 0 for the seed 0.
+    Attributes:
+        shards: the squares of the norms of what is cut, of each rank.
+        rest: those of what all ranks have.
+        norm: of all.
     """
-    whole = {
-        name: (seed > 0) * drawn(seed + k, *shape)
-        for k, (name, (shape, _)) in enumerate(PARAMETERS.items())
-    }
-    cut = [whole[name].tensor_split(p) for name, (_, is_cut) in PARAMETERS.items() if is_cut]
-    shards = [[part.square().sum().item() for part in parts] for parts in zip(*cut, strict=True)]
-    rest = [whole[n].square().sum().item() for n, (_, is_cut) in PARAMETERS.items() if not is_cut]
-    return whole, shards, rest
 
+    def __init__(self, seed: int, p: int):
+        self.p = p
+        self.whole = {
+            name: (seed > 0) * drawn(seed + k, *shape)
+            for k, (name, (shape, _)) in enumerate(PARAMETERS.items())
+        }
+        squares = [
+            {name: part.square().sum().item() for name, part in self.of_rank(place).items()}
+            for place in range(p)
+        ]
+        self.shards = [[row[name] for name in row if PARAMETERS[name][1]] for row in squares]
+        self.rest = [x for name, x in squares[0].items() if not PARAMETERS[name][1]]
+        self.norm = math.sqrt(sum(map(sum, self.shards)) + sum(self.rest))
 
-def _norm(shards: list[list[float]], rest: list[float]) -> float:
-    """Return the norm of all gradients, of these squares."""
-    return math.sqrt(sum(map(sum, shards)) + sum(rest))
+    def of_rank(self, place: int) -> dict[str, Tensor]:
+        """Return what the rank at a place has: its rows of what is cut, and all of the rest."""
+        return {
+            name: self.whole[name].tensor_split(self.p)[place] if is_cut else self.whole[name]
+            for name, (_, is_cut) in PARAMETERS.items()
+        }
+
+    def scaled(self, place: int, cut: float, rest: float) -> list[list[float]]:
+        """Return the numbers of a rank, by factors for what is cut and for the rest."""
+        return [
+            numbers_of(tensor * (cut if PARAMETERS[name][1] else rest))
+            for name, tensor in self.of_rank(place).items()
+        ]
+
+    def norm_of_rank(self, place: int) -> float:
+        """Return the norm of what the rank at a place has."""
+        return math.sqrt(sum(self.shards[place]) + sum(self.rest))
 
 
 @in_group
@@ -381,36 +428,27 @@ def probe_clip(
     for name, rows in gradients.items():
         rows_of_rank = torch.tensor(rows, dtype=torch.float64)
         model[name] = nn.Parameter(torch.zeros_like(rows_of_rank))
-        model[name].grad = rows_of_rank.clone()
+        model[name].grad = rows_of_rank
     model["unused"] = nn.Parameter(torch.ones(2, dtype=torch.float64))
-    before = {name: q.grad for name, q in model.items()}
-    function, cut = answer_named(user_ns, "clip_gradients"), {"a", "c"}
-    norm, calls = recorded(function, model, cut.__contains__, most, **keywords(partition, group))
+    function = answer_named(user_ns, "clip_gradients")
+    is_cut = {"a", "c"}.__contains__
+    norm, calls = recorded(function, model, is_cut, most, **keywords(partition, group))
     return {
         "norm": number(norm),
         "calls": calls,
-        "gradients": [flat(q.grad) for name, q in model.items() if before[name] is not None],
+        "gradients": [flat(model[name].grad) for name in gradients],
         "unused": model["unused"].grad is None and bool((model["unused"] == 1).all()),
-    }
-
-
-def _gradients_of_rank(whole: dict[str, Tensor], place: int, p: int) -> dict[str, Tensor]:
-    """Return what the rank at a place of p has: its rows of what is cut, and all of the rest."""
-    return {
-        name: whole[name].tensor_split(p)[place] if is_cut else whole[name]
-        for name, (_, is_cut) in PARAMETERS.items()
     }
 
 
 def _clip_case(seed: int, partition: Partition, share: float) -> dict[str, Any]:
     """Return a case of gradients of this seed, and of a bound that is a share of their norm."""
-    gradients, most = [], []
+    each = []
     for place, p in places(partition):
-        whole, shards, rest = _norms(seed, p)
-        of_rank = _gradients_of_rank(whole, place, p)
-        gradients.append({name: tensor.tolist() for name, tensor in of_rank.items()})
-        most.append(share * (_norm(shards, rest) or 1))
-    return {"partition": partition, "each": to_each(gradients=gradients, most=most)}
+        gradients = Gradients(seed, p)
+        rows = {name: tensor.tolist() for name, tensor in gradients.of_rank(place).items()}
+        each.append({"gradients": rows, "most": share * (gradients.norm or 1)})
+    return {"partition": partition, "each": each}
 
 
 def _hint_zeros(case: dict[str, Any]) -> str:
@@ -424,110 +462,92 @@ def clip_gradients(ranks: Ranks, report: Report) -> None:
     """The norm of the whole model on each rank, and all gradients scaled by it."""
     # Not the same each time: who knows the bound, or was alone before, does not know the norm.
     # Below half of it, so that a rank's own norm is above the bound, too.
-    draw, seeds = random.Random(report.seed), report.seeds(2 * len(PARTITIONS))
+    draw = random.Random(report.seed)
+    seeds = report.seeds(2 * len(PARTITIONS))
     shares = [draw.uniform(low, 2 * low) for low in (0.2, 1.2) for _ in PARTITIONS]
     # A bound that the norm is above and a rank's own is not; then all gradients are 0.
-    seeds, shares = [*seeds, report.seed, 0], [*shares, draw.uniform(0.9, 0.97), 1.5]
+    seeds += [report.seed, 0]
+    shares += [draw.uniform(0.9, 0.97), 1.5]
     among = (*PARTITIONS * 2, PARTITIONS[0], None)
-    cases = [_clip_case(*case) for case in zip(seeds, among, shares, strict=True)]
-
-    def judge(answer: GroupAnswer) -> Iterator[Step]:
-        k = cases.index(answer.case)
-        return _clipped(answer, seeds[k], shares[k])
-
-    judge_groups(ranks, report, probe_clip, cases, judge, _hint_zeros)
+    for seed, partition, share in zip(seeds, among, shares, strict=True):
+        judge = functools.partial(_clipped, seed=seed, share=share)
+        case = _clip_case(seed, partition, share)
+        if not judge_groups(ranks, report, probe_clip, [case], judge, _hint_zeros):
+            break
 
 
 def _clipped(answer: GroupAnswer, seed: int, share: float) -> Iterator[Step]:
     """Yield what a rank has to return and to scale, where the bound is this share of the norm."""
     members, place, result = answer.members, answer.place, answer.value
-    whole, shards, rest = _norms(seed, len(members))
-    norm, factor = _norm(shards, rest), min(share, 1)
+    gradients = Gradients(seed, len(members))
     where = f"{on(members)}, bound {'below' if share < 1 else 'above'}"
     yield communication(result["calls"], only("all_reduce"), inside(members), waited)
-    mistakes = [NO_NUMBER, *_wrong_norms(shards, rest, place, share)]
-    what, form = f"the norm {where}", "the norm, a number"
-    yield value(result["norm"], norm, mistakes, what=what, form=form)
-    gradients = _gradients_of_rank(whole, place, len(members))
-    own = _norm([shards[place]], rest)
-    mistakes = [
-        *_wrong_factors(list(gradients.values()), factor, share, norm, own),
-        *_half_scaled(gradients, factor),
-    ]
-    scaled = [numbers_of(factor * gradient) for gradient in gradients.values()]
+    yield value(
+        result["norm"],
+        gradients.norm,
+        [NO_NUMBER, *_wrong_norms(gradients, place, share)],
+        what=f"the norm {where}",
+        form="the norm, a number",
+    )
+    factor = min(share, 1)
+    scaled = gradients.scaled(place, factor, factor)
+    mistakes = _wrong_scales(gradients, place, share)
     yield value(result["gradients"], scaled, mistakes, what=f"gradients {where}")
-    yield facts({
-        f"{where}: a parameter without a gradient has changed, or got one: leave out those whose "
-        "grad is None": not result["unused"],
-    })  # fmt: skip
+    text = "a parameter without a gradient has changed, or got one: leave out those whose grad is "
+    yield facts({f"{where}: {text}None": not result["unused"]})
     yield communication(result["calls"], made("all_reduce", 1), _one_number)
 
 
-def _wrong_norms(
-    shards: list[list[float]], rest: list[float], place: int, share: float
-) -> list[Mistake]:
-    """Return what mistakes in the norm give, on one rank."""
-    p, of_rank, replicated = len(shards), sum(shards[place]), sum(rest)
-    every = sum(map(sum, shards))
-    right = _norm(shards, rest)
-    counted = f"replicated parameters are counted {p} times, once for each rank: their squares are "
+def _wrong_norms(gradients: Gradients, place: int, share: float) -> list[Mistake]:
+    p = gradients.p
+    every = sum(map(sum, gradients.shards))
+    replicated = sum(gradients.rest)
+    of_ranks = [gradients.norm_of_rank(k) for k in range(p)]
+    of_shards = [sum(map(math.sqrt, squares)) for squares in gradients.shards]
+    of_rest = sum(map(math.sqrt, gradients.rest))
+    of_all = sum(of_shards) + of_rest
+    mean = math.sqrt(every / p + replicated)
     norms = {
         "this is the norm of what this rank has: the squares of the other ranks' shards are "
-        "missing": math.sqrt(of_rank + replicated),
-        counted + "added after the all_reduce": math.sqrt(every + p * replicated),
+        "missing": of_ranks[place],
+        f"replicated parameters are counted {p} times, once for each rank: their squares are added "
+        "after the all_reduce": math.sqrt(every + p * replicated),
         "the replicated parameters are missing": math.sqrt(every),
         "the shards are missing": math.sqrt(replicated),
         "this is the square of the norm": every + replicated,
-        "norms were added; squares are, and the root comes last":
-            sum(math.sqrt(sum(squares) + replicated) for squares in shards),
-        "norms of the parameters were added; squares are, and the root comes last":
-            sum(math.sqrt(x) for squares in shards for x in squares) + sum(map(math.sqrt, rest)),
+        "norms were added; squares are, and the root comes last": sum(of_ranks),
+        "norms of the parameters were added; squares are, and the root comes last": of_all,
         "norms of the parameters of this rank were added; squares are, over all ranks, and the "
-        "root comes last": sum(map(math.sqrt, shards[place] + rest)),
-        "the mean over the ranks; the squares of shards are added": math.sqrt(
-            every / p + replicated),
-        "this is the norm after clipping; the one before is asked for": share * right,
-    }  # fmt: skip
-    return table({text: norm for text, norm in norms.items() if abs(norm - right) > 1e-9})
+        "root comes last": of_shards[place] + of_rest,
+        "the mean over the ranks; the squares of shards are added": mean,
+        "this is the norm after clipping; the one before is asked for": share * gradients.norm,
+    }
+    return table({text: norm for text, norm in norms.items() if abs(norm - gradients.norm) > 1e-9})
 
 
-def _wrong_factors(
-    gradients: list[Tensor], factor: float, share: float, norm: float, norm_of_rank: float
-) -> list[Mistake]:
-    """Return what gradients become when they are scaled by another factor."""
+def _wrong_scales(gradients: Gradients, place: int, share: float) -> list[Mistake]:
+    norm = gradients.norm
+    right = min(share, 1)
+    by_rank = min(share * norm / (gradients.norm_of_rank(place) or 1), 1)
     factors = {
         "nothing was scaled, though the norm is above the bound": 1.0,
         "the gradients were scaled, though the norm is not above the bound": share,
         "divided by the norm, but not multiplied by the bound": 1 / (norm or 1),
         "multiplied by the bound, but not divided by the norm": share * norm,
-        "scaled twice": factor**2,
-        "scaled by the norm of what this rank has; the ranks' replicas now differ":
-            min(share * norm / (norm_of_rank or 1), 1),
+        "scaled twice": right**2,
+        "scaled by the norm of what this rank has; the ranks' replicas now differ": by_rank,
         "the gradients are gone": 0.0,
-    }  # fmt: skip
-    return table(
-        {
-            text: [numbers_of(other * gradient) for gradient in gradients]
-            for text, other in factors.items()
-            if abs(other - factor) > 1e-9
-        }
-    )
-
-
-def _half_scaled(gradients: dict[str, Tensor], factor: float) -> list[Mistake]:
-    """Return what gradients are where only the shards, or only the replicas, were scaled."""
-    return table(
-        {
-            text: [
-                numbers_of(gradient * (factor if PARAMETERS[name][1] == scaled else 1))
-                for name, gradient in gradients.items()
-            ]
-            for text, scaled in {
-                "only the shards were scaled: multiply the replicated gradients as well": True,
-                "only the replicated gradients were scaled: multiply the shards as well": False,
-            }.items()
-        }
-    )
+    }
+    pairs = {  # of what is cut, and of the rest
+        **{text: (factor, factor) for text, factor in factors.items()},
+        "only the shards were scaled: multiply the replicated gradients as well": (right, 1),
+        "only the replicated gradients were scaled: multiply the shards as well": (1, right),
+    }
+    return [
+        Mistake(gradients.scaled(place, *pair), text)
+        for text, pair in pairs.items()
+        if max(abs(factor - right) for factor in pair) > 1e-9
+    ]
 
 
 def _one_number(calls: Calls) -> str | None:
@@ -548,8 +568,13 @@ def traffic(ranks: Ranks, report: Report) -> None:
     k = report.seed % 7
     # In the first case with several ranks p, the bytes of a number, the tokens and the number of
     # all_reduces (a multiple of 4) all differ. So a missing factor is recognized as what it is.
-    models_cut = ((1, 2 + k, 16, 64, 1), (3 + k, 8, 17, 32, 6), (2, 64, 16, 64, 2),
-                  (24, 4, 1024, 64 * (k + 2), 8), (2, 4, 16, 64, 9 + report.seed % 90))  # fmt: skip
+    models_cut = (
+        (1, 2 + k, 16, 64, 1),
+        (3 + k, 8, 17, 32, 6),
+        (2, 64, 16, 64, 2),
+        (24, 4, 1024, 64 * (k + 2), 8),
+        (2, 4, 16, 64, 9 + report.seed % 90),
+    )
     replicas = ((1000 + k, 1), (54_986 + k, 6), (104_970, 2), (3 * 10**9, 8))
     cases = [_tensor_parallel(*sizes) for sizes in models_cut]
     cases += [_data_parallel(*sizes) for sizes in replicas]
@@ -558,43 +583,42 @@ def traffic(ranks: Ranks, report: Report) -> None:
 
 def _tensor_parallel(depth: int, batch: int, tokens: int, width: int, p: int) -> Case:
     """Return the case of a model whose layers are cut."""
-    nbytes, count, share = 4 * batch * tokens * width, 4 * depth, 2 * (p - 1) / p
-    mistakes = table({
-        "this is half of them: a block has two layers with an all_reduce, attention and MLP, "
-        "and backward has as many as forward": [count / 2, count / 2 * share * nbytes],
-        "the bytes are those of one all_reduce": [count, share * nbytes],
-        "the bytes of the tensors: on a ring a rank sends 2 (p − 1) / p of them":
-            [count, count * nbytes],
-        "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each":
-            [count, count * share * nbytes / 2],
-        "numbers, not bytes: a float32 has four": [count, count * share * nbytes / 4],
-        "each token has a row of its own: batch · tokens · width numbers":
-            [count, count * share * nbytes / tokens],
-        "every rank has all of x, and all of x is summed: don't divide by p":
-            [count, count * share * nbytes / p],
-    })  # fmt: skip
-    return Case(
-        "tensor_parallel_traffic",
-        [depth, batch, tokens, width, p],
-        [count, count * share * nbytes],
-        mistakes,
-        "(number of all_reduces, bytes that each rank sends)",
+    share = 2 * (p - 1) / p
+    nbytes = 4 * batch * tokens * width
+    count = 4 * depth
+    sent = count * share * nbytes
+    half = (
+        "this is half of them: a block has two layers with an all_reduce, attention and MLP, and "
+        "backward has as many as forward"
     )
+    by_bytes = {
+        "the bytes are those of one all_reduce": share * nbytes,
+        "the bytes of the tensors: on a ring a rank sends 2 (p − 1) / p of them": count * nbytes,
+        "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each": sent / 2,
+        "numbers, not bytes: a float32 has four": sent / 4,
+        "each token has a row of its own: batch · tokens · width numbers": sent / tokens,
+        "every rank has all of x, and all of x is summed: don't divide by p": sent / p,
+    }
+    by_mistake = {half: [count / 2, sent / 2]}
+    by_mistake |= {text: [count, nbytes] for text, nbytes in by_bytes.items()}
+    sizes = [depth, batch, tokens, width, p]
+    form = "(number of all_reduces, bytes that each rank sends)"
+    return Case("tensor_parallel_traffic", sizes, [count, sent], table(by_mistake), form)
 
 
 def _data_parallel(parameters: int, p: int) -> Case:
     """Return the case of a model of which each rank has a replica."""
-    share, nbytes = 2 * (p - 1) / p, 4 * parameters
-    mistakes = table({
+    nbytes = 4 * parameters
+    sent = 2 * (p - 1) / p * nbytes
+    by_mistake = {
         "the bytes of the gradients: on a ring a rank sends 2 (p − 1) / p of them": nbytes,
-        "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each":
-            share * nbytes / 2,
-        "numbers, not bytes: a float32 has four": share * parameters,
-        "the gradients travel once, not forward and backward": 2 * share * nbytes,
-        "every rank has the gradients of all parameters: don't divide by p": share * nbytes / p,
-    })  # fmt: skip
+        "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each": sent / 2,
+        "numbers, not bytes: a float32 has four": sent / 4,
+        "the gradients travel once, not forward and backward": 2 * sent,
+        "every rank has the gradients of all parameters: don't divide by p": sent / p,
+    }
     form = "bytes that each rank sends"
-    return Case("data_parallel_traffic", [parameters, p], share * nbytes, mistakes, form)
+    return Case("data_parallel_traffic", [parameters, p], sent, table(by_mistake), form)
 
 
 # -- 9.7: a loss over classes that are split --------------------------------------------------
@@ -622,37 +646,35 @@ def probe_loss(
     labels: list,
 ) -> dict:
     """`class_parallel_loss` of this rank's classes, and the gradient of its logits."""
-    function, given = reading_answer(user_ns, "class_parallel_loss"), torch.tensor(labels)
-    logits, one = torch.tensor(part, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    function = reading_answer(user_ns, "class_parallel_loss")
+    labels_of_all = torch.tensor(labels)
     return both_ways(
-        lambda own: function(own, first, given, **keywords(partition, group)), logits, one
+        lambda own: function(own, first, labels_of_all, **keywords(partition, group)),
+        torch.tensor(part, dtype=torch.float64),
+        torch.ones((), dtype=torch.float64),
     )
 
 
 def _loss_case(seed: int, partition: Partition, scale: float) -> dict[str, Any]:
     """Return a case in which each rank is told the logits of its own classes."""
     logits, labels = _logits(seed, scale)
-    parts, first = [], []
+    each = []
     for place, p in places(partition):
-        of_ranks = logits.tensor_split(p, dim=1)
-        parts.append(of_ranks[place].tolist())
-        first.append(sum(part.shape[1] for part in of_ranks[:place]))
-    each = to_each(part=parts, first=first)
+        parts = logits.tensor_split(p, dim=1)
+        first = sum(part.shape[1] for part in parts[:place])
+        each.append({"part": parts[place].tolist(), "first": first})
     return {"partition": partition, "labels": labels.tolist(), "each": each}
 
 
 @task("9.7", "extra mile: a loss over split classes", points=2)
 def class_parallel_loss(ranks: Ranks, report: Report) -> None:
     """The cross entropy of all classes, and the gradient of this rank's logits."""
-    scales = (1.0, 900.0) * len(PARTITIONS)
-    seeds, among = report.seeds(len(scales)), [one for one in PARTITIONS for _ in range(2)]
-    cases = [_loss_case(*case) for case in zip(seeds, among, scales, strict=True)]
-
-    def judge(answer: GroupAnswer) -> Iterator[Step]:
-        k = cases.index(answer.case)
-        return _loss_of_classes(answer, seeds[k], scales[k])
-
-    judge_groups(ranks, report, probe_loss, cases, judge)
+    runs = list(itertools.product(PARTITIONS, (1.0, 900.0)))
+    for seed, (partition, scale) in zip(report.seeds(len(runs)), runs, strict=True):
+        judge = functools.partial(_loss_of_classes, seed=seed, scale=scale)
+        case = _loss_case(seed, partition, scale)
+        if not judge_groups(ranks, report, probe_loss, [case], judge):
+            break
 
 
 def _loss_of_classes(answer: GroupAnswer, seed: int, scale: float) -> Iterator[Step]:
@@ -668,13 +690,8 @@ def _loss_of_classes(answer: GroupAnswer, seed: int, scale: float) -> Iterator[S
     mistakes = _wrong_losses(logits.detach(), labels, p, place)
     yield value(result["y"], [loss.item()], mistakes, what=where, form="the mean loss")
     gradient = logits.grad.tensor_split(p, dim=1)[place]
-    yield value(
-        result["dx"],
-        numbers_of(gradient),
-        _wrong_logit_gradients(logits.detach(), gradient, p, place),
-        what=f"gradient of the logits {where}",
-        tolerance=EXACT,
-    )
+    mistakes = _wrong_logit_gradients(logits.detach(), gradient, p, place)
+    yield numbers(result["dx"], gradient, mistakes, where=f"gradient of the logits {where}")
     yield communication(result["forward"], _few_numbers(where, len(labels)), some(members))
     yield communication(result["backward"], made("all_reduce", 0, " backward"), only())
 
@@ -688,7 +705,8 @@ def _few_numbers(where: str, samples: int) -> Rule:
                 f"{where}: {len(calls)} all_reduces; three are enough: the maximum, the sum, the "
                 "label's logit"
             )
-        nbytes, enough = sum(call["nbytes"] for call in calls), 3 * samples * BYTES
+        nbytes = sum(call["nbytes"] for call in calls)
+        enough = 3 * samples * BYTES
         if nbytes > enough:
             return (
                 f"{where}: {nbytes} bytes reduced; one number a sample and a time is enough: "
@@ -700,52 +718,58 @@ def _few_numbers(where: str, samples: int) -> Rule:
 
 
 def _wrong_losses(logits: Tensor, labels: Tensor, p: int, place: int) -> list[Mistake]:
-    """Return what mistakes make of the loss, on one of p ranks."""
-    loss = functional.cross_entropy(logits, labels).item()
-    samples, parts = range(len(labels)), logits.tensor_split(p, dim=1)
-    picked = logits[samples, labels]
+    loss = functional.cross_entropy(logits, labels)
+    parts = logits.tensor_split(p, dim=1)
+    picked = logits[range(len(labels)), labels]
     maxima = [part.max(1).values for part in parts]
     sums = [(part - most[:, None]).exp().sum(1) for part, most in zip(parts, maxima, strict=True)]
     edges = torch.tensor([part.shape[1] for part in parts]).cumsum(0)
     owner = torch.bucketize(labels, edges, right=True)  # the place that has the label's class
-    maxima_of_owners = torch.stack(maxima)[owner, samples]
+    maxima_of_owners = torch.stack(maxima)[owner, range(len(labels))]
+    of_own_classes = parts[place].exp().sum(1).log() - picked
+    own_maxima = sum(sums).log() + maxima_of_owners - picked
+    no_label = logits.exp().sum(1).log()
     losses = {
         "this is a sum over the samples; take the mean": loss * len(labels),
         f"the loss is summed over the {p} ranks": loss * p,
-        "the classes of this rank only were summed: sum the exponentials over the ranks":
-            (parts[place].exp().sum(1).log() - picked).mean().item(),
-        "the logit of the label is missing: the rank that has the class knows it":
-            logits.exp().sum(1).log().mean().item(),
+        "the classes of this rank only were summed: sum the exponentials over the "
+        "ranks": of_own_classes.mean(),
+        "the logit of the label is missing: the rank that has the class knows it": no_label.mean(),
         "each rank subtracted a maximum of its own, and then summed: the maximum must be "
-        "that of all ranks (ReduceOp.MAX)":
-            (sum(sums).log() + maxima_of_owners - picked).mean().item(),
-    }  # fmt: skip
-    losses |= _wrong_masks(logits, labels, p)
+        "that of all ranks (ReduceOp.MAX)": own_maxima.mean(),
+    }
     infinite = Mistake(
-        lambda got: not _finite(got),
+        lambda result: not _finite(result),
         "not a finite number. exp() of a large logit is inf: subtract the largest logit of each "
         "sample first",
     )
-    return [infinite, *table({text: [wrong] for text, wrong in losses.items()})]
+    return [infinite, *flat_table(losses | _wrong_masks(logits, labels, p))]
 
 
-def _wrong_masks(logits: Tensor, labels: Tensor, p: int) -> dict[str, float]:
-    """Return the losses if ranks that do not have the label's class add something to its logit."""
-    shifted, first = logits - logits.amax(1, keepdim=True), 0
-    losses = dict.fromkeys((
-        "the label's logit also comes from ranks that do not have its class: multiply it by a mask",
-        "a class at the border is counted by two ranks: this rank has the classes from first to "
-        "first + count − 1",
-        "labels are numbers of all classes: compare them with first and first + count",
-    ), shifted.exp().sum(1).log())  # fmt: skip
+def _wrong_masks(logits: Tensor, labels: Tensor, p: int) -> dict[str, Tensor]:
+    shifted = logits - logits.amax(1, keepdim=True)
+    total = shifted.exp().sum(1).log()
+    losses = dict.fromkeys(("everywhere", "near", "below"), total)
+    first = 0
     for part in shifted.tensor_split(p, dim=1):
         count = part.shape[1]
         picked = part.gather(1, (labels - first).clamp(0, count - 1)[:, None]).squeeze(1)
+        losses["everywhere"] = losses["everywhere"] - picked
         near = (first <= labels) & (labels <= first + count)
-        for text, mask in zip(losses, (1, near, labels < count), strict=True):
-            losses[text] = losses[text] - picked * mask
+        losses["near"] = losses["near"] - picked * near
+        losses["below"] = losses["below"] - picked * (labels < count)
         first += count
-    return {text: loss.mean().item() for text, loss in losses.items()}
+    return {_WRONG_MASKS[name]: loss.mean() for name, loss in losses.items()}
+
+
+#: What to say of a mask that lets through more than the label's class.
+_WRONG_MASKS = {
+    "everywhere": "the label's logit also comes from ranks that do not have its class: multiply it "
+    "by a mask",
+    "near": "a class at the border is counted by two ranks: this rank has the classes from first "
+    "to first + count − 1",
+    "below": "labels are numbers of all classes: compare them with first and first + count",
+}
 
 
 def _finite(result: object) -> bool:
@@ -754,119 +778,110 @@ def _finite(result: object) -> bool:
 
 
 def _wrong_logit_gradients(logits: Tensor, right: Tensor, p: int, place: int) -> list[Mistake]:
-    """Return what mistakes make of the gradient of the logits of one of p ranks."""
-    samples, part = len(logits), logits.tensor_split(p, dim=1)[place]
-    largest = part.argmax(1, keepdim=True)
+    samples = len(logits)
+    largest = logits.tensor_split(p, dim=1)[place].argmax(1, keepdim=True)
+    of_maximum = right.scatter_add(1, largest, -right.sum(1, keepdim=True))
     exponentials = (logits.softmax(1) / samples).tensor_split(p, dim=1)[place]
     gradients = {
+        f"{p} times too large: it was summed over ranks that have the same loss": right * p,
         "a sum over the samples": right * samples,
-        "the exponentials' part only: the label's logit was cut off, by detach or in place":
-            exponentials,
-        "the maximum has a gradient here: detach the logits that it is taken of":
-            right.scatter_add(1, largest, -right.sum(1, keepdim=True)),
-    }  # fmt: skip
-    if p > 1:
-        text = f"{p} times too large: it was summed over ranks that have the same loss"
-        gradients = {text: right * p} | gradients
-    return table({text: gradient.reshape(-1) for text, gradient in gradients.items()})
+        "the exponentials' part only: the label's logit was cut off, by detach or in "
+        "place": exponentials,
+        "the maximum has a gradient here: detach the logits that it is taken of": of_maximum,
+    }
+    return flat_table(gradients)
 
 
 # -- 9.8: the same with DTensor ---------------------------------------------------------------
 
 
 def probe_block(user_ns: dict, *, rank: int, seeds: list, common: int, size: int) -> dict:
-    """A block that the student's plan has cut, on a mesh of the first ranks.
+    """Run a block that the student's plan has cut, on a mesh of as many ranks as `size` says.
 
-    seeds: of the shards. The first of the mesh, who hands them out, knows all; the others their
-    own, and stand-ins for the rest.
+    Args:
+        seeds: of the shards. The first of the mesh, who hands them out, knows all; the others
+            their own, and stand-ins for the rest.
     """
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
 
-    meshes = [DeviceMesh("cpu", list(range(k, k + size))) for k in range(0, 4, size)]
-    mesh = meshes[rank // size]
+    meshes = [DeviceMesh("cpu", list(range(k, k + size))) for k in range(0, WORLD, size)]
     block = composed(common, seeds, models.Block, WIDTH, HEADS, HIDDEN)
-    result = answer_named(user_ns, "parallelize")(block, mesh)
+    result = answer_named(user_ns, "parallelize")(block, meshes[rank // size])
     if not isinstance(result, nn.Module):
         return {"returned": "nothing" if result is None else f"a {type(result).__name__}"}
     if result is not block:
         return {"returned": "another module than the block"}
-    local = {
-        name: list(p.to_local().shape) if isinstance(p, DTensor) else None
-        for name, p in block.named_parameters()
-        if "norm" not in name
-    }
-    missing = [name for name, shape in local.items() if shape is None]
+    odd = _odd_parameters(block, size)
+    if any(odd.values()):
+        return odd
+    passed = both_ways(block, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
+    gradients = {name: flat(_local(p.grad)) for name, p in block.named_parameters()}
+    return passed | {"gradients": gradients}
+
+
+def _local(tensor: Tensor | None) -> Tensor | None:
+    """Return what this rank has of a DTensor; anything else as it is."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _odd_parameters(block: nn.Module, size: int) -> dict[str, list[str]]:
+    """Return the names of parameters that are no DTensors, and of those with another shape."""
+    parameters = {name: p for name, p in block.named_parameters() if "norm" not in name}
     whole = models.Block(WIDTH, HEADS, HIDDEN)
-    odd = [name for name, shape in shapes(whole, size).items() if local.get(name, shape) != shape]
-    if missing or odd:
-        return {"missing": missing, "odd": odd}
-    found = both_ways(block, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
-    grads = {name: p.grad for name, p in block.named_parameters()}
-    grads = {n: g.to_local() if isinstance(g, DTensor) else g for n, g in grads.items()}
-    return found | {
-        "gradients": {name: None if g is None else flat(g) for name, g in grads.items()}
-    }
+    missing = [name for name, p in parameters.items() if _local(p) is p]
+    odd = [
+        name
+        for name, shape in shapes(whole, size).items()
+        if name in parameters and list(_local(parameters[name]).shape) != shape
+    ]
+    return {"missing": missing, "odd": odd}
 
 
 @task("9.8", "the same with DTensor", points=2)
 def with_dtensor(ranks: Ranks, report: Report) -> None:
     """A block of the model: as the twin, with two all_reduces each way."""
-    seeds = {size: report.seeds(WORLD) for size in (4, 2)}
-
-    def judge(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-        members = _mesh_of(answer.rank, case["size"])
-        own_seeds = tuple(seeds[case["size"]][rank] for rank in members)
-        return _block(case, answer, members, own_seeds)
-
-    cases = [
-        {"each": _seeds_told(own, size), "common": report.seed, "size": size}
-        for size, own in seeds.items()
-    ]
-    report.judge_cases(ranks, probe_block, cases, judge)
-
-
-def _mesh_of(rank: int, size: int) -> list[int]:
-    """Return the ranks of the mesh that a rank is in, where each has this size."""
-    first = rank - rank % size
-    return list(range(first, first + size))
-
-
-def _seeds_told(seeds: list[int], size: int) -> list[dict[str, Any]]:
-    """Return the seeds of shards that each rank is told: all, or its own and stand-ins."""
-    seeds_told = []
-    for rank in range(WORLD):
-        members = _mesh_of(rank, size)
-        seeds_told.append([seeds[r] if rank in (r, members[0]) else seeds[rank] for r in members])
-    return to_each(seeds=seeds_told)
+    for size, seeds in {size: report.seeds(WORLD) for size in (4, 2)}.items():
+        meshes = [list(range(k, k + size)) for k in range(0, WORLD, size) for _ in range(size)]
+        # The first of a mesh is told the seeds of all its shards, the others their own.
+        known = [
+            [seeds[r] if rank in (r, members[0]) else seeds[rank] for r in members]
+            for rank, members in enumerate(meshes)
+        ]
+        case = {"each": to_each(seeds=known), "common": report.seed, "size": size}
+        judge = functools.partial(_block, meshes=meshes, seeds=seeds)
+        if not report.judge_cases(ranks, probe_block, [case], judge):
+            break
 
 
 def _block(
-    case: dict[str, Any], answer: Reply, members: list[int], seeds: tuple[int, ...]
+    case: dict[str, Any], answer: Reply, meshes: list[list[int]], seeds: list[int]
 ) -> Iterator[Step]:
     """Yield what a rank's part of the block has to be, to give, and to communicate."""
-    result, size, where = answer.value, case["size"], on(members)
+    result = answer.value
+    members = meshes[answer.rank]
+    where = on(members)
     returned, missing, odd = (result.get(name) for name in ("returned", "missing", "odd"))
-    yield facts({
-        f"parallelize returned {returned}: change the block itself, and return the block": returned,
-        f"{', '.join(missing or ())}: no DTensors, the plan has no style for them": missing,
+    text = f"parallelize returned {returned}: change the block itself, and return the block"
+    yield facts({text: returned})
+    text = f"{', '.join(missing or ())}: no DTensors, the plan has no style for them"
+    yield facts({text: missing})
+    text = (
         f"{where}: {', '.join(odd or ())}: cut in another way. q, k, v and up go by columns "
         "(ColwiseParallel), out and down by rows (RowwiseParallel), all of them over the mesh that "
-        "was handed in": odd,
-    })  # fmt: skip
-    twin, what = uncut("Block", case["common"], seeds), f"output {where}"
-    yield value(result["y"], numbers_of(twin.y), what=what, tolerance=EXACT)
-    what = f"gradient of x {where}"
-    yield value(result["dx"], numbers_of(twin.x.grad), what=what, tolerance=EXACT)
-    for name, parameter in twin.layer.named_parameters():
-        whole = "norm" in name
-        own = parameter.grad if whole else shard(name, parameter.grad, size, answer.rank % size)
-        yield shard_gradient(name, result["gradients"][name], own, size)
+        "was handed in"
+    )
+    yield facts({text: odd})
+    twin = uncut("Block", case["common"], tuple(seeds[rank] for rank in members))
+    yield numbers(result["y"], twin.y, where=f"output {where}")
+    yield numbers(result["dx"], twin.x.grad, where=f"gradient of x {where}")
+    place = members.index(answer.rank)
+    yield from shard_gradients(twin, result["gradients"], len(members), place)
     yield facts(_wrong_reductions(result, where))
 
 
 def _wrong_reductions(result: dict[str, Any], where: str) -> dict[str, object]:
-    """Return what is wrong with the collectives of a block: two all_reduces each way."""
     forward, backward = (
         sum(call["op"].startswith("all_reduce") for call in result[way])
         for way in ("forward", "backward")

@@ -16,13 +16,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checks.calls import Calls, Rule, inside, only
-from utils.checks.groups import Group, Partition, in_group, keywords, on
-from utils.checks.mistakes import Mistake, one_of, table
+from utils.checks.groups import Group, GroupAnswer, Partition, in_group, keywords, on
+from utils.checks.mistakes import Mistake, one_of
 from utils.checks.probe import reading_answer
-from utils.checks.steps import Step, communication, value
+from utils.checks.steps import Step, communication
 from utils.checks.task import Report
 
-from .sharded_layers import BYTES, EXACT, both_ways, drawn, flat, made_module, numbers_of, seeds_of
+from .sharded_layers import (
+    BYTES,
+    both_ways,
+    drawn,
+    flat,
+    flat_table,
+    made_module,
+    numbers,
+    numbers_of,
+    seeds_of,
+)
 
 #: Small, and large enough for all tokens of a rank.
 CAPACITIES = (2, 7)
@@ -84,8 +94,9 @@ def probe_experts(
     """`expert_parallel` of this rank's tokens with this rank's expert."""
     function = reading_answer(user_ns, "expert_parallel")
     routed = _routed(seed, dist.get_world_size(group), capacity)
-    choice, gate, expert = routed.choice, routed.gate, _expert(seed, capacity)
-    gate.requires_grad_()
+    choice = routed.choice
+    gate = routed.gate.requires_grad_()
+    expert = _expert(seed, capacity)
     named = keywords(partition, group)
     with _memory_of_nan():
         result = both_ways(
@@ -140,16 +151,15 @@ def _twin(seeds: Sequence[int], capacity: int) -> Twin:
     """Return what ranks with these seeds have to get."""
     modules = [_expert(seed, capacity) for seed in seeds]
     routed = [_routed(seed, len(seeds), capacity) for seed in seeds]
+    for parameter in (q for module in modules for q in module.parameters()):
+        parameter.grad = torch.zeros_like(parameter)  # of an expert that nobody has chosen
+    outputs = []
+    ys = []
     for each in routed:
         each.x.requires_grad_()
         each.gate.requires_grad_()
-    outputs = [_outputs(modules, each.x, each.choice) for each in routed]
-    for parameter in (q for module in modules for q in module.parameters()):
-        parameter.grad = torch.zeros_like(parameter)  # of an expert that nobody has chosen
-    ys = [
-        _kept(each.choice, capacity)[:, None] * each.gate[:, None] * output
-        for output, each in zip(outputs, routed, strict=True)
-    ]
+        outputs.append(_outputs(modules, each.x, each.choice))
+        ys.append(_kept(each.choice, capacity)[:, None] * each.gate[:, None] * outputs[-1])
     sum((y * each.upstream).sum() for y, each in zip(ys, routed, strict=True)).backward()
     return Twin(modules, routed, outputs, ys)
 
@@ -161,8 +171,9 @@ def judge(report: Report, case: dict[str, Any], members: list[int], values: list
     """
     twin = _twin(seeds_of(case, members), case["capacity"])
     for steps in (_output, _gradients):
-        for place, (rank, result) in enumerate(zip(members, values, strict=True)):
-            if not report.follow(rank, steps(twin, case["capacity"], members, place, result)):
+        for place, rank in enumerate(members):
+            answer = GroupAnswer(case, members, place, values)
+            if not report.follow(rank, steps(twin, answer)):
                 return
 
 
@@ -170,32 +181,32 @@ def judge(report: Report, case: dict[str, Any], members: list[int], values: list
 _EXCHANGES = only("all_to_all_single", "all_to_all")
 
 
-def _output(
-    twin: Twin, capacity: int, members: list[int], place: int, result: dict[str, Any]
-) -> Iterator[Step]:
+def _output(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
     """Yield what a rank has to return."""
-    yield communication(result["forward"], _EXCHANGES, inside(members))
-    yield value(
-        result["y"],
-        numbers_of(twin.ys[place]),
-        _wrong_routes(twin, place, capacity),
-        what=f"output, capacity {capacity}, {on(members)}",
-        tolerance=EXACT,
-    )
+    capacity = answer.case["capacity"]
+    yield communication(answer.value["forward"], _EXCHANGES, inside(answer.members))
+    mistakes = _wrong_routes(twin, answer.place, capacity)
+    where = f"output, capacity {capacity}, {on(answer.members)}"
+    yield numbers(answer.value["y"], twin.ys[answer.place], mistakes, where=where)
 
 
-def _gradients(
-    twin: Twin, capacity: int, members: list[int], place: int, result: dict[str, Any]
-) -> Iterator[Step]:
+def _gradients(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
     """Yield what has to come back to a rank, and how much may travel for it."""
-    nbytes, routed = BYTES * len(members) * capacity * _sizes(capacity)[1], twin.routed[place]
+    capacity, members, result = answer.case["capacity"], answer.members, answer.value
+    nbytes = BYTES * len(members) * capacity * _sizes(capacity)[1]
     yield communication(result["forward"], _there_and_back("forward", nbytes))
-    expert = [parameter.grad for parameter in twin.modules[place].parameters()]
-    expected = [routed.x.grad, routed.gate.grad, *expert]
-    names = ("x", "the gates", "the expert's weight", "the expert's bias")
-    for name, got, right in zip(names, [result["dx"], *result["grads"]], expected, strict=True):
-        what = f"gradient of {name}, capacity {capacity}, {on(members)}"
-        yield value(got, numbers_of(right), _cut_off(right), what=what, tolerance=EXACT)
+    routed = twin.routed[answer.place]
+    weight, bias = twin.modules[answer.place].parameters()
+    sources = {
+        "x": routed.x,
+        "the gates": routed.gate,
+        "the expert's weight": weight,
+        "the expert's bias": bias,
+    }
+    gradients = [result["dx"], *result["grads"]]
+    for (name, source), gradient in zip(sources.items(), gradients, strict=True):
+        where = f"gradient of {name}, capacity {capacity}, {on(members)}"
+        yield numbers(gradient, source.grad, _cut_off(source.grad), where=where)
     backward = _there_and_back("backward", nbytes)
     yield communication(result["backward"], _EXCHANGES, inside(members), backward)
 
@@ -224,60 +235,53 @@ def _there_and_back(way: str, nbytes: int) -> Rule:
 
 def _cut_off(gradient: Tensor) -> list[Mistake]:
     """Return where no gradient comes back."""
-    zeros = (0 * gradient).reshape(-1).tolist()
+    zeros = numbers_of(0 * gradient)
     return [
         Mistake(
-            lambda got: got is None or got == zeros,
+            lambda result: result is None or result == zeros,
             "the gradient does not find its way back: dist.all_to_all_single is no part of the "
             "graph, and neither is what was detached. exchange() is",
         ),
         Mistake(
-            lambda got: isinstance(got, list) and any(map(math.isnan, got)),
+            lambda result: isinstance(result, list) and any(map(math.isnan, result)),
             "not a number: pad the blocks that are not full with zeros, not with new_empty()",
         ),
     ]
 
 
 def _wrong_routes(twin: Twin, place: int, capacity: int) -> Iterator[Mistake]:
-    """Yield what mistakes make of the output on one rank."""
     routed = twin.routed[place]
-    x, choice, gate = routed.x.detach(), routed.choice, routed.gate.detach()[:, None]
+    x = routed.x.detach()
+    choice = routed.choice
+    gate = routed.gate.detach()[:, None]
     outputs = twin.outputs[place].detach()
-    kept = _kept(choice, capacity)[:, None]
-    by_own_expert = torch.stack([twin.modules[place](token) for token in x]).detach()
+    kept, fewer, more = (_kept(choice, capacity + n)[:, None] for n in (0, -1, 1))
+    last = _kept(choice, capacity, last=True)[:, None]
+    surest = _surest(choice, gate[:, 0], capacity)[:, None]
     weighted = gate * outputs
-    y = torch.where(kept, weighted, 0)
-
-    def only_where(other: Tensor) -> Tensor:
-        return torch.where(other[:, None], weighted, 0)
-
-    last = gate * outputs[_overwritten(choice, capacity)]
+    y = weighted * kept
+    by_own_expert = gate * twin.modules[place](x).detach()
+    of_gated = kept * _outputs(twin.modules, gate * x, choice)
+    mixed = y[choice.argsort(stable=True)]
     by_mistake = {
-        "all tokens went to this rank's own expert": torch.where(kept, gate * by_own_expert, 0),
-        "the gate is missing: an output counts by it, and so the router learns":
-            torch.where(kept, outputs, 0),
-        "the gate multiplies what goes into the expert; it belongs to what comes out":
-            torch.where(kept, _outputs(twin.modules, gate * x, choice), 0),
-        "the gate counts twice": torch.where(kept, gate**2 * outputs, 0),
-        "tokens beyond the capacity were computed, too: leave them behind, with the output 0":
-            weighted,
+        "all tokens went to this rank's own expert": by_own_expert * kept,
+        "the gate is missing: an output counts by it, and so the router learns": outputs * kept,
+        "the gate multiplies what goes into the expert; it belongs to what comes out": of_gated,
+        "the gate counts twice": gate * y,
+        "tokens beyond the capacity were computed, too: "
+        "leave them behind, with the output 0": weighted,
         "tokens beyond the capacity must give 0 (the residual connection carries them on), "
-        "not the token": torch.where(kept, weighted, x),
-        "tokens beyond the capacity must give 0, not the weighted token":
-            torch.where(kept, weighted, gate * x),
-        "the first tokens of an expert have to be kept, not the last":
-            only_where(_kept(choice, capacity, last=True)),
-        "one token fewer than the capacity was kept: places 0 … capacity − 1":
-            only_where(_kept(choice, capacity - 1)),
-        "one token more than the capacity was kept: places 0 … capacity − 1":
-            only_where(_kept(choice, capacity + 1)),
-        "the tokens come back in the order of the experts; each belongs into its old place":
-            y[choice.argsort(stable=True)],
-        "the first tokens of an expert have to be kept, not the surest":
-            only_where(_surest(choice, gate[:, 0], capacity)),
-    }  # fmt: skip
-    yield from table({text: numbers_of(wrong) for text, wrong in by_mistake.items()})
+        "not the token": y + x * ~kept,
+        "tokens beyond the capacity must give 0, not the weighted token": y + gate * x * ~kept,
+        "the first tokens of an expert have to be kept, not the last": weighted * last,
+        "one token fewer than the capacity was kept: places 0 … capacity − 1": weighted * fewer,
+        "one token more than the capacity was kept: places 0 … capacity − 1": weighted * more,
+        "the tokens come back in the order of the experts; each belongs into its old place": mixed,
+        "the first tokens of an expert have to be kept, not the surest": weighted * surest,
+    }
+    yield from flat_table(by_mistake)
+    overwritten = gate * outputs[_overwritten(choice, capacity)]
     yield Mistake(
-        one_of(numbers_of(last), numbers_of(torch.where(kept, last, 0))),
+        one_of(numbers_of(overwritten), numbers_of(overwritten * kept)),
         "tokens beyond the capacity overwrite the last place of the buffer: leave them out",
     )

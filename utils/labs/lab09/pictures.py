@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
+import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from utils.figures import BLUE, CYCLE, GREY, INK, PAPER, YELLOW, arrow, box, canvas, fit_limits
+from utils.figures import (
+    BLUE,
+    CYCLE,
+    GREY,
+    INK,
+    PAPER,
+    YELLOW,
+    arrow,
+    box,
+    canvas,
+    fit_limits,
+    use_style,
+)
 
 #: Colour of what all ranks have.
 EVERYBODY = "#C9C9C9"
 
 
 def holders(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """Which rank has which element, found by its value: bool [ranks, rows, columns].
+    """Return which rank has which element, found by its value: bool [ranks, rows, columns].
 
     Args:
         whole: a matrix of numbers that are all different.
@@ -29,7 +43,7 @@ def holders(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:
 def draw_matrix(
     axes: Axes, corner: tuple[float, float], whole: Tensor, parts: Sequence[Tensor], name: str
 ) -> str:
-    """One matrix, each element in the colour of the rank that has it; grey: all of them.
+    """Draw a matrix, each element in the colour of the rank that has it; grey: all of them.
 
     Parts of the size of the whole matrix with other numbers are addends: hatched.
 
@@ -40,63 +54,77 @@ def draw_matrix(
     rows, columns = whole.shape
     addends = all(part.shape == whole.shape and not torch.equal(part, whole) for part in parts)
     held = holders(whole, parts)
-    for i in range(rows):
-        for j in range(columns):
-            who = held[:, i, j].nonzero().flatten().tolist()
-            if addends or len(who) == len(parts):
-                color = EVERYBODY
-            else:
-                color = CYCLE[who[0] % len(CYCLE)] if who else PAPER
-            axes.add_patch(
-                Rectangle((x0 + j, y0 - i - 1), 1, 1, facecolor=color, edgecolor=PAPER,
-                          linewidth=1, hatch="////" if addends else None)
-            )  # fmt: skip
+    for i, j in itertools.product(range(rows), range(columns)):
+        color = EVERYBODY if addends else _color(held[:, i, j])
+        hatch = "////" if addends else None
+        at = (x0 + j, y0 - i - 1)
+        style = {"facecolor": color, "edgecolor": PAPER, "linewidth": 1, "hatch": hatch}
+        axes.add_patch(Rectangle(at, 1, 1, **style))
     axes.add_patch(Rectangle((x0, y0 - rows), columns, rows, fill=False, edgecolor=INK))
     axes.text(x0 + columns / 2, y0 + 0.5, name, ha="center", va="bottom", fontsize=10)
     if addends:
         return f"{name}: each rank has an addend of the whole matrix"
-    shares = [f"rank {r} has {int(own.sum())} of {rows * columns}" for r, own in enumerate(held)]
+    shares = [f"rank {r} has {int(has.sum())} of {rows * columns}" for r, has in enumerate(held)]
     return f"{name}: {', '.join(shares)} elements"
 
 
+def _color(held: Tensor) -> str:
+    """Return the colour of an element that these ranks have."""
+    if held.all():
+        return EVERYBODY
+    return CYCLE[int(held.int().argmax()) % len(CYCLE)] if held.any() else PAPER
+
+
 def products(pictures: Mapping[str, Sequence[tuple[str, Tensor, Sequence[Tensor]]]]) -> Figure:
-    """Matrix products in rows: title → (name, whole matrix, parts by rank) of x, Wᵀ and y.
+    """Draw matrix products in rows: title → (name, whole matrix, parts by rank) of x, Wᵀ and y.
 
     All is taken from the tensors: what a rank has is found by value.
     """
     wide = max(sum(whole.shape[1] + 4 for _, whole, _ in row) for row in pictures.values())
-    heights = [max(whole.shape[0] for _, whole, _ in row) + 4.5 for row in pictures.values()]
-    figure, axes = canvas(min(9.5, 0.23 * wide + 1), 0.23 * sum(heights) + 0.6)
-    top, said = 0.0, []
-    for (title, row), height in zip(pictures.items(), heights, strict=True):
-        axes.text(0, top + 2.6, title, fontsize=11, weight="bold", va="bottom")
-        x, most = 0.0, max(whole.shape[0] for _, whole, _ in row)
-        for k, (name, whole, parts) in enumerate(row):
-            corner = (x, top - (most - whole.shape[0]) / 2)
-            said.append(f"{title}: {draw_matrix(axes, corner, whole, parts, name)}")
-            x += whole.shape[1] + 4
-            if k < len(row) - 1:
-                sign = "·" if k == 0 and len(row) == 3 else "="
-                axes.text(x - 2, top - most / 2, sign, ha="center", va="center", fontsize=16)
-        top -= height
-    ranks = max(len(parts) for row in pictures.values() for *_, parts in row)
-    marks = [Patch(color=CYCLE[r], label=f"rank {r}") for r in range(ranks)]
-    marks.append(Patch(color=EVERYBODY, label="every rank"))
-    marks.append(Patch(facecolor=EVERYBODY, hatch="////", edgecolor=PAPER, label="addends"))
-    axes.legend(handles=marks, loc="upper left", bbox_to_anchor=(0, 0), ncols=6, fontsize=9,
-                columnspacing=1, handlelength=1.3)  # fmt: skip
+    most = [max(whole.shape[0] for _, whole, _ in row) for row in pictures.values()]
+    tall = sum(rows + 4.5 for rows in most)
+    figure, axes = canvas(min(9.5, 0.23 * wide + 1), 0.23 * tall + 0.6)
+    top = 0.0
+    words = []
+    for (title, row), rows in zip(pictures.items(), most, strict=True):
+        words += [f"{title}: {text}" for text in _product(axes, title, row, top, rows)]
+        top -= rows + 4.5
+    _legend(axes, max(len(parts) for row in pictures.values() for *_, parts in row))
     axes.set_xlim(-0.5, wide)
     axes.set_ylim(top + 2, 4.5)
     axes.set_aspect("equal")
-    figure.alt_text = ". ".join(said) + "."
+    figure.alt_text = ". ".join(words) + "."
     return figure
 
 
+def _legend(axes: Axes, ranks: int) -> None:
+    marks = [Patch(color=CYCLE[r], label=f"rank {r}") for r in range(ranks)]
+    marks.append(Patch(color=EVERYBODY, label="every rank"))
+    marks.append(Patch(facecolor=EVERYBODY, hatch="////", edgecolor=PAPER, label="addends"))
+    style = {"ncols": 6, "fontsize": 9, "columnspacing": 1, "handlelength": 1.3}
+    axes.legend(handles=marks, loc="upper left", bbox_to_anchor=(0, 0), **style)
+
+
+def _product(axes: Axes, title: str, row: Sequence[tuple], top: float, rows: int) -> Iterator[str]:
+    """Draw the matrices of a product of at most so many rows; yield what is drawn, in words."""
+    axes.text(0, top + 2.6, title, fontsize=11, weight="bold", va="bottom")
+    x = 0.0
+    signs = ["·", "=", ""] if len(row) == 3 else ["="] * (len(row) - 1) + [""]
+    for (name, whole, parts), sign in zip(row, signs, strict=True):
+        yield draw_matrix(axes, (x, top - (rows - whole.shape[0]) / 2), whole, parts, name)
+        x += whole.shape[1] + 4
+        if sign:
+            axes.text(x - 2, top - rows / 2, sign, ha="center", va="center", fontsize=16)
+
+
 def two_ways(layers: int = 4, ranks: int = 2) -> Figure:
-    """Inter-operator and intra-operator parallelism: whole layers on ranks, parts of each layer."""
+    """Draw inter- and intra-operator parallelism: whole layers on ranks, parts of each layer."""
     figure, axes = canvas(9, 3.4)
-    for left, title, cut in ((0.0, "inter-operator: between the layers", False),
-                             (7.2, "intra-operator: through each layer", True)):  # fmt: skip
+    sides = [
+        (0.0, "inter-operator: between the layers", False),
+        (7.2, "intra-operator: through each layer", True),
+    ]
+    for left, title, cut in sides:
         axes.text(left - 0.6, 3.2, title, fontsize=11, weight="bold")
         for layer in range(layers):
             x = left + 1.5 * layer
@@ -119,7 +147,7 @@ def two_ways(layers: int = 4, ranks: int = 2) -> Figure:
 
 
 def megatron(ranks: int = 2) -> Figure:
-    """An MLP cut by columns and then by rows: where f and g stand, and what they do."""
+    """Draw an MLP cut by columns and then by rows: where f and g stand, and what they do."""
     figure, axes = canvas(9, 1.3 + 1.1 * ranks)
     middle = -(ranks - 1) / 2
     for x, name in ((0.0, "x"), (1.5, "f"), (8.5, "g"), (10.0, "y")):
@@ -135,10 +163,11 @@ def megatron(ranks: int = 2) -> Figure:
     arrow(axes, (0.4, middle), (1.1, middle))
     arrow(axes, (8.9, middle), (9.6, middle))
     low = -ranks + 0.2
-    axes.text(1.5, low, "forward: nothing\nbackward: all_reduce", ha="center", va="top",
-              color=BLUE, fontsize=10)  # fmt: skip
-    axes.text(8.5, low, "forward: all_reduce\nbackward: nothing", ha="center", va="top",
-              color=BLUE, fontsize=10)  # fmt: skip
+    for x, text in (
+        (1.5, "forward: nothing\nbackward: all_reduce"),
+        (8.5, "forward: all_reduce\nbackward: nothing"),
+    ):
+        axes.text(x, low, text, ha="center", va="top", color=BLUE, fontsize=10)
     axes.set_xlim(-0.7, 10.7)
     axes.set_ylim(low - 0.9, 0.6)
     figure.alt_text = (
@@ -150,19 +179,15 @@ def megatron(ranks: int = 2) -> Figure:
 
 
 def expert_load(loads: Mapping[str, Sequence[Sequence[int]]], room: int) -> Figure:
-    """Tokens of each expert, by the rank that they come from; the line is the expert's room.
+    """Draw the tokens of each expert, by the rank that they come from, and its room as a line.
 
     Args:
         loads: title → for each rank how many of its tokens chose each expert.
         room: tokens that an expert takes.
     """
-    import matplotlib.pyplot as plt
-
-    from utils.figures import use_style
-
     use_style()
     figure, each = plt.subplots(1, len(loads), figsize=(9, 3.2), sharey=True, squeeze=False)
-    said = []
+    words = []
     for axes, (title, counts) in zip(each[0], loads.items(), strict=True):
         experts = range(len(counts[0]))
         below = [0] * len(experts)
@@ -172,9 +197,9 @@ def expert_load(loads: Mapping[str, Sequence[Sequence[int]]], room: int) -> Figu
         axes.axhline(room, color=INK, linestyle="--", label="room")
         axes.set_xticks(list(experts), [f"expert {e}" for e in experts])
         axes.set_title(title)
-        said.append(f"{title}: {below} tokens for the experts, room for {room}")
+        words.append(f"{title}: {below} tokens for the experts, room for {room}")
     each[0][0].set_ylabel("tokens")
     each[0][-1].legend(fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
-    figure.alt_text = ". ".join(said) + "."
+    figure.alt_text = ". ".join(words) + "."
     return figure

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +39,8 @@ FROZEN = (
 )
 
 
-def cases_of(report: Report) -> list[dict[str, Any]]:
-    """Return what a probe is asked: one case for each partition."""
-    return [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
-
-
 def cases_apart(report: Report) -> list[dict[str, Any]]:
-    """Return the same, where each rank has a seed of its own that the others are not told."""
+    """Return a case for each partition; each rank has a seed that the others are not told."""
     each = to_each(seed=report.seeds(WORLD))
     return [{"partition": partition, "each": each} for partition in PARTITIONS]
 
@@ -79,13 +74,15 @@ def composed(
 
     What all ranks have whole follows from the common seed.
     """
-    whole, p = made_module(common, kind, *sizes), len(seeds)
+    whole = made_module(common, kind, *sizes)
     modules = [made_module(seed, kind, *sizes) for seed in seeds]
     with torch.no_grad():
         for name, parameter in whole.named_parameters():
             if not name.endswith(WHOLE) and "norm" not in name:
-                of_all = [module.get_parameter(name) for module in modules]
-                parts = [shard(name, one, p, place) for place, one in enumerate(of_all)]
+                parts = [
+                    shard(name, module.get_parameter(name), len(seeds), place)
+                    for place, module in enumerate(modules)
+                ]
                 parameter.copy_(torch.cat(parts, 1 if name.endswith(ROWWISE) else 0))
     return whole
 
@@ -93,6 +90,16 @@ def composed(
 def numbers_of(tensor: Tensor) -> list[float]:
     """Return the numbers of a tensor of the check's own."""
     return tensor.detach().reshape(-1).tolist()
+
+
+def numbers(result: Any, expected: Tensor, mistakes: Iterable[Mistake] = (), *, where: str) -> Step:
+    """Return the step that a result has the numbers of this tensor, in double precision."""
+    return value(result, numbers_of(expected), mistakes, what=where, tolerance=EXACT)
+
+
+def flat_table(by_mistake: Mapping[str, Tensor]) -> list[Mistake]:
+    """Return mistakes from what to say of each, and the tensor whose numbers it gives."""
+    return table({text: numbers_of(tensor) for text, tensor in by_mistake.items()})
 
 
 def flat(result: object) -> object:
@@ -212,7 +219,8 @@ def uncut(name: str, common: int, seeds: tuple[int, ...]) -> Uncut:
     """Return the layer of a name of :data:`KINDS`, whose shards follow from these seeds."""
     kind, *sizes = KINDS[name]
     layer = composed(common, seeds, kind, *sizes)
-    x, upstream = drawn(common + 1, *INPUT).requires_grad_(), drawn(common + 2, *INPUT)
+    x = drawn(common + 1, *INPUT).requires_grad_()
+    upstream = drawn(common + 2, *INPUT)
     y = layer(x)
     y.backward(upstream)
     return Uncut(layer, x, y, upstream)
@@ -229,11 +237,14 @@ def probe_layer(
     common: int,
     name: str,
 ) -> dict:
-    """A layer of the student: forward, backward, and what it holds.
+    """Run a layer of the student forward and backward; return what it gives, and what it holds.
 
-    seed: of this rank's shard. In place of the other shards it is given others than those ranks.
+    Args:
+        seed: of this rank's shard. In place of the other shards it is given others than those
+            ranks.
     """
-    (kind, *sizes), p = KINDS[name], dist.get_world_size(group)
+    kind, *sizes = KINDS[name]
+    p = dist.get_world_size(group)
     whole = composed(common, [seed] * p, kind, *sizes)
     layer = answer_named(user_ns, name)(whole, **keywords(partition, group))
     if not isinstance(layer, nn.Module):
@@ -241,7 +252,8 @@ def probe_layer(
     held = {key: list(p.shape) for key, p in layer.named_parameters()}
     if held != shapes(whole, p):
         return {"held": held}  # it may not even run
-    behind, frozen = WrittenBehind(), not all(p.requires_grad for p in whole.parameters())
+    behind = WrittenBehind()
+    frozen = not all(p.requires_grad for p in whole.parameters())
     layer.train(partition is not None)
 
     def forward(x: Tensor) -> Tensor:
@@ -249,16 +261,12 @@ def probe_layer(
             return layer(x)
 
     result = both_ways(forward, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
-    gradients = {
-        key: None if p.grad is None else p.grad.reshape(-1).tolist()
-        for key, p in layer.named_parameters()
-    }
     return result | {
         "held": held,
         "behind": behind.found,
         "frozen": frozen,
         "when": "" if partition else ", after eval()",
-        "gradients": gradients,
+        "gradients": {key: flat(p.grad) for key, p in layer.named_parameters()},
     }
 
 
@@ -276,19 +284,19 @@ def _parts(
         cut: the name of a mistake, if there is one.
         act: between the two layers of an MLP.
     """
-    parts, p = [], len(modules)
+    parts = []
     for place, module in enumerate(modules):
         parameters = {
-            key: shard(key, parameter.detach(), p, place)
+            key: shard(key, parameter.detach(), len(modules), place)
             for key, parameter in module.named_parameters()
         }
         if isinstance(module, models.FeedForward):
-            inner = functional.linear(x, parameters["up.weight"], parameters["up.bias"])
-            inner = inner if cut == "no gelu" else act(inner)
-            parts.append(functional.linear(inner, parameters["down.weight"]))
+            inner = act(functional.linear(x, parameters["up.weight"], parameters["up.bias"]))
+            last = parameters["down.weight"]
         else:
-            inner = _heads(module, parameters, x, p, place, cut)
-            parts.append(functional.linear(inner, parameters["out.weight"]))
+            inner = _heads(module, parameters, x, len(modules), place, cut)
+            last = parameters["out.weight"]
+        parts.append(functional.linear(inner, last))
     return parts
 
 
@@ -301,22 +309,26 @@ def _heads(
     cut: str,
 ) -> Tensor:
     """Return what the heads of one of p ranks give, by its own parameters."""
+    names = INSTEAD.get(cut, "qkv")
     if cut == "fused":
-        weights, biases = (
-            torch.cat([getattr(module, m).get_parameter(key).detach() for m in "qkv"])
-            .chunk(p)[place]
-            .chunk(3)
-            for key in ("weight", "bias")
-        )
-        layers = list(zip(weights, biases, strict=True))
+        layers = list(zip(*_fused(module, p, place), strict=True))
     else:
-        layers = [(parameters[f"{m}.weight"], parameters[f"{m}.bias"]) for m in "qkv"]
-    layers = [layers["qkv".index(m)] for m in INSTEAD.get(cut, "qkv")]
-    size = module.head_size if cut != "small heads" else max(module.head_size // p, 1)
-    size = len(layers[0][1]) if cut == "one head" else size
+        layers = [(parameters[f"{m}.weight"], parameters[f"{m}.bias"]) for m in names]
+    size = module.head_size
+    if cut == "small heads":
+        size = max(size // p, 1)
+    elif cut == "one head":
+        size = len(layers[0][1])
     inputs = [x] * 3 if isinstance(x, Tensor) else x
     qkv = (functional.linear(t, *layer) for t, layer in zip(inputs, layers, strict=True))
     return models.attend(*qkv, size)
+
+
+def _fused(module: models.Attention, p: int, place: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the weights and the biases that a rank has of stacked Q, K and V."""
+    for key in ("weight", "bias"):
+        stacked = torch.cat([module.get_parameter(f"{m}.{key}").detach() for m in "qkv"])
+        yield stacked.chunk(p)[place].chunk(3)
 
 
 def _without_f(
@@ -338,49 +350,42 @@ def _without_f(
 
 
 def _wrong_outputs(modules: Sequence[nn.Module], x: Tensor, place: int) -> Iterator[Mistake]:
-    """Yield what mistakes make of the output on one of several ranks."""
     p = len(modules)
     if p == 1:
         return
     bias = list(modules[0].parameters())[-1].detach()
     parts = _parts(modules, x)
     total = sum(parts)
+    biased = total + p * bias
     outputs = {
         "this rank's part of the sum: g is missing": parts[place] + bias,
         "this rank's part of the sum, without a bias: g is missing": parts[place],
         "the bias was left out: it comes after the sum": total,
-        f"the bias was added on each rank, and is in the sum {p} times: add it after g":
-            total + p * bias,
+        f"the bias was added on each rank, and is in the sum {p} times: add it after g": biased,
         "this is the mean of the parts; g is the sum": total / p + bias,
         "the mean of the parts, the bias among them; g is the sum": total / p + bias / p,
-    }  # fmt: skip
-    if isinstance(modules[0], models.FeedForward):
-        outputs |= _wrong_activations(modules, x, bias)
-    else:
-        outputs |= _wrong_heads(modules, x, bias)
-    yield from table({text: output.reshape(-1) for text, output in outputs.items()})
+    }
+    of_kind = _wrong_activations if isinstance(modules[0], models.FeedForward) else _wrong_heads
+    yield from flat_table(outputs | of_kind(modules, x, bias))
 
 
 def _wrong_activations(modules: Sequence[nn.Module], x: Tensor, bias: Tensor) -> dict[str, Tensor]:
-    """Return the outputs of an MLP with another function between its layers."""
 
-    def by_tanh(t: Tensor) -> Tensor:
-        return functional.gelu(t, approximate="tanh")
+    def output(act: Callable) -> Tensor:
+        return sum(_parts(modules, x, act=act)) + bias
 
-    linear = sum(_parts(modules, x, "no gelu")) + bias
+    linear = output(lambda t: t)
+    by_tanh = output(functools.partial(functional.gelu, approximate="tanh"))
+    late = functional.gelu(linear)
     return {
         "there is no GELU between the two layers": linear,
-        "this is ReLU; functional.gelu(x) is asked for":
-            sum(_parts(modules, x, act=functional.relu)) + bias,
-        "this is GELU's approximation by tanh; functional.gelu(x) is asked for":
-            sum(_parts(modules, x, act=by_tanh)) + bias,
-        "the GELU comes after the second layer; it belongs between the two":
-            functional.gelu(linear),
-    }  # fmt: skip
+        "this is ReLU; functional.gelu(x) is asked for": output(functional.relu),
+        "this is GELU's approximation by tanh; functional.gelu(x) is asked for": by_tanh,
+        "the GELU comes after the second layer; it belongs between the two": late,
+    }
 
 
 def _wrong_heads(modules: Sequence[nn.Module], x: Tensor, bias: Tensor) -> dict[str, Tensor]:
-    """Return the outputs of an attention whose heads were cut in another way."""
     return {
         text: sum(_parts(modules, x, cut)) + bias
         for cut, text in {
@@ -404,40 +409,28 @@ _BEHIND = (
 def layer_of(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what a rank's part of a layer has to hold, to give, and to communicate."""
     name, members, result = answer.case["name"], answer.members, answer.value
-    place, p = answer.place, len(members)
+    place, p = answer.place, len(answer.members)
     twin = uncut(name, answer.case["common"], tuple(seeds_of(answer.case, members)))
     where = on(members) + answer.values[0].get("when", "")
     yield facts(_other_parameters(result["held"], shapes(twin.layer, p), where))
     apart = _as_given(answer)
     always = only("all_reduce"), inside(members), waited
     yield communication(result["forward"], *always)
-    yield value(
-        result["y"],
-        numbers_of(twin.y),
-        _wrong_outputs(apart, twin.x.detach(), place),
-        what=f"output {where}",
-        tolerance=EXACT,
-    )
+    mistakes = _wrong_outputs(apart, twin.x.detach(), place)
+    yield numbers(result["y"], twin.y, mistakes, where=f"output {where}")
     yield facts({_BEHIND: result["behind"], FROZEN: result["frozen"]})
     yield communication(result["backward"], *always)
-    yield value(
-        result["dx"],
-        numbers_of(twin.x.grad),
-        _wrong_inputs(name, apart, twin, place),
-        what=f"gradient of x {where}",
-        tolerance=EXACT,
-    )
-    for key, parameter in twin.layer.named_parameters():
-        own = shard(key, parameter.grad, p, place)
-        yield shard_gradient(key, result["gradients"][key], own, p)
+    mistakes = _wrong_inputs(name, apart, twin, place)
+    yield numbers(result["dx"], twin.x.grad, mistakes, where=f"gradient of x {where}")
+    yield from shard_gradients(twin, result["gradients"], p, place)
     yield _once_each_way(result, where)
 
 
 def _as_given(answer: GroupAnswer) -> list[nn.Module]:
     """Return the layer that each rank of a group was given: all its shards are of one seed."""
     kind, *sizes = KINDS[answer.case["name"]]
-    seeds, p = seeds_of(answer.case, answer.members), len(answer.members)
-    return [composed(answer.case["common"], [seed] * p, kind, *sizes) for seed in seeds]
+    seeds = seeds_of(answer.case, answer.members)
+    return [composed(answer.case["common"], [seed] * len(seeds), kind, *sizes) for seed in seeds]
 
 
 def _other_parameters(
@@ -447,17 +440,16 @@ def _other_parameters(
     names = sorted(expected)
     if sorted(held) != names:
         return {f"the parameters are {sorted(held)}, expected {names}": True}
+    text = "{}: {} has the shape {} on this rank, expected {}"
     return {
-        f"{where}: {key} has the shape {held[key]} on this rank, expected {expected[key]}":
-            held[key] != expected[key]
+        text.format(where, key, held[key], expected[key]): held[key] != expected[key]
         for key in names
-    }  # fmt: skip
+    }
 
 
 def _wrong_inputs(
     name: str, modules: Sequence[nn.Module], twin: Uncut, place: int
 ) -> Iterator[Mistake]:
-    """Yield what mistakes make of the gradient of x on one of several ranks."""
     p = len(modules)
     if p == 1:
         return
@@ -470,35 +462,33 @@ def _wrong_inputs(
     }
     if name == "ParallelAttention":
         gradients |= _without_f(modules, twin.x, twin.upstream, place)
-    yield from table({text: dx.reshape(-1) for text, dx in gradients.items()})
+    yield from flat_table(gradients)
 
 
-def shard_gradient(key: str, got: Any, expected: Tensor, p: int) -> Step:
-    """Return the step that the gradient of a rank's shard is right; p ranks have one each."""
-    whole = expected.reshape(-1)
-    mistakes = [
-        *table({
+def shard_gradients(twin: Uncut, gradients: dict[str, Any], p: int, place: int) -> Iterator[Step]:
+    """Yield that the gradients of a rank's shards are right, by the names of the parameters."""
+    missing = Mistake(lambda value: value is None, "there is none: did forward use it?")
+    for key, parameter in twin.layer.named_parameters():
+        right = parameter.grad if "norm" in key else shard(key, parameter.grad, p, place)
+        by_mistake = {
             f"{p} times too large. Every rank has the same loss: g hands the gradient on as "
-            "it is": whole * p if p > 1 else [],
+            "it is": right * p,
             f"{p} times too small: every rank has the same loss, and nothing is divided by the "
-            "number of ranks, no bias either": whole / p if p > 1 else [],
-        }),
-        Mistake(lambda value: value is None, "there is none: did forward use it?"),
-    ]  # fmt: skip
-    return value(got, whole.tolist(), mistakes, what=f"gradient of {key}", tolerance=EXACT)
+            "number of ranks, no bias either": right / p,
+        }
+        mistakes = [*flat_table(by_mistake if p > 1 else {}), missing]
+        yield numbers(gradients[key], right, mistakes, where=f"gradient of {key}")
 
 
 def _once_each_way(result: dict[str, Any], where: str) -> Step:
     """Return the step of one all_reduce each way; all that is wrong with them is told."""
-    nbytes = BYTES * math.prod(INPUT)
-    why, hint = "; each all_reduce waits for all ranks", " (one f in front of all that reads x)"
-    return each_of(
-        *(
-            [communication(result[way], rule)]
-            for way, reason in (("forward", why), ("backward", hint))
-            for rule in (
-                made("all_reduce", 1, f" {way} {where}{reason}"),
-                of_size("all_reduce", nbytes, way),
-            )
-        )
-    )
+    reasons = {
+        "forward": "; each all_reduce waits for all ranks",
+        "backward": " (one f in front of all that reads x)",
+    }
+    steps = []
+    for way, reason in reasons.items():
+        once = made("all_reduce", 1, f" {way} {where}{reason}")
+        size = of_size("all_reduce", BYTES * math.prod(INPUT), way)
+        steps += [communication(result[way], once)], [communication(result[way], size)]
+    return each_of(*steps)

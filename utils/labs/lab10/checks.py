@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import random
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,12 +93,15 @@ def probe_naive(
 ) -> dict:
     """One minibatch of n samples through the stages. Each has layers of its own seed."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
-    piece, (x, labels) = Piece(seed, place, p), drawn(seed, n)
+    piece = Piece(seed, place, p)
+    x, labels = drawn(seed, n)
     if single:
-        piece, x = piece.float(), x.float()
+        piece = piece.float()
+        x = x.float()
     if place:  # only the first stage may use what is in x
         x = torch.full_like(x, float("nan"))
-    function, marks = reading_answer(user_ns, "train_naively"), answer_named(user_ns, "marks")
+    function = reading_answer(user_ns, "train_naively")
+    marks = answer_named(user_ns, "marks")
     marks.clear()
     loss, calls = recorded(function, piece, x, labels, **keywords(partition, group))
     return {
@@ -127,23 +130,21 @@ def train_naively(ranks: Ranks, report: Report) -> None:
 def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what a stage has to do with one minibatch."""
     members, place, result = answer.members, answer.place, answer.value
-    n, single, where = answer.case["n"], answer.case["single"], on(members)
-    sizes = _sizes(members, place, n, BYTES // 2 if single else BYTES)
-    peers = [(op, peer) for op, peer, _ in sizes]
+    n, single = answer.case["n"], answer.case["single"]
+    where = on(members)
+    traffic = _traffic([("F", 0), ("B", 0)], members, place)
     yield communication(
         result["calls"],
         only("send", "recv"),
         inside(members),
-        messages(*peers, in_order=False),
-        _bytes(sizes),
+        messages(*((op, peer) for op, peer, *_ in traffic), in_order=False),
+        _bytes(traffic, {n}, BYTES // 2 if single else BYTES),
         waited,
     )
     order = " ".join(result["events"]) or "nothing"
-    yield facts({
-        f"{where}: the stage was called for {order}, expected one forward, one backward":
-            result["events"] != ["F", "B"],
-    })  # fmt: skip
-    seeds = _seeds_of(answer.case, members)
+    text = f"{where}: the stage was called for {order}, expected one forward, one backward"
+    yield facts({text: result["events"] != ["F", "B"]})
+    seeds = _seeds_of(answer)
     gradients, loss = twin(seeds, n=n)
     yield value(
         result["gradient"],
@@ -154,46 +155,53 @@ def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
     )
     if place == len(members) - 1:
         mistakes = _wrong_losses(loss, len(members), n)
-        what, form = f"the loss {where}", "the loss on the last stage"
-        yield value(result["loss"], loss, mistakes, what=what, form=form)
+        form = "the loss on the last stage"
+        yield value(result["loss"], loss, mistakes, what=f"the loss {where}", form=form)
     else:
-        yield facts({
+        text = (
             f"stage {place} {where} returned {result['loss']!r}; only the last stage has a loss, "
-            "the others return None": result["loss"] is not None,
-        })  # fmt: skip
+            "the others return None"
+        )
+        yield facts({text: result["loss"] is not None})
     yield facts(_marked([["F", 0], ["B", 0]], result))
 
 
-def _seeds_of(case: dict[str, Any], members: Sequence[int]) -> tuple[int, ...]:
-    """Return the seeds that these ranks were told."""
-    return tuple(case["each"][rank]["seed"] for rank in members)
+def _seeds_of(answer: GroupAnswer) -> tuple[int, ...]:
+    """Return the seeds that the ranks of a group were told."""
+    return tuple(answer.case["each"][rank]["seed"] for rank in answer.members)
 
 
-def _sizes(
-    members: Sequence[int], place: int, n: int, of_one: int = BYTES
-) -> list[tuple[str, int, int]]:
-    """Return the messages of one minibatch: operation, rank, bytes.
+#: Messages of a stage: operation, rank, tag, and how many numbers of a sample.
+Traffic = list[tuple[str, int, int, int]]
 
-    of_one: bytes of a number.
+
+def _traffic(actions: Sequence[tuple[str, int]], members: Sequence[int], place: int) -> Traffic:
+    """Return the messages of the stage at a place; tags tell microbatch and way."""
+    p = len(members)
+    ways = {
+        "F": (("recv", place - 1), ("send", place + 1)),
+        "B": (("recv", place + 1), ("send", place - 1)),
+    }
+    return [
+        (op, members[other], 2 * k + (kind == "B"), FEATURES[max(place, other) * 4 // p])
+        for kind, k in actions
+        for op, other in ways[kind]
+        if 0 <= other < p
+    ]
+
+
+def _bytes(traffic: Traffic, samples: set[int], of_one: int = BYTES) -> Rule:
+    """Return the rule that each message is of as many samples as a microbatch may have.
+
+    Args:
+        of_one: bytes of a number.
     """
-    p, sizes = len(members), []
-    width = [FEATURES[s * 4 // p] for s in range(p)]
-    if place:
-        sizes.append(("recv", members[place - 1], n * width[place] * of_one))
-    if place < p - 1:
-        behind, nbytes = members[place + 1], n * width[place + 1] * of_one
-        sizes += [("send", behind, nbytes), ("recv", behind, nbytes)]
-    if place:
-        sizes.append(("send", members[place - 1], n * width[place] * of_one))
-    return sizes
-
-
-def _bytes(sizes: list[tuple[str, int, int]]) -> Rule:
-    """Return the rule that each message has one of the sizes of its operation and rank."""
 
     def rule(calls: Calls) -> str | None:
         for call in calls:
-            allowed = {n for op, peer, n in sizes if (op, peer) == (call["op"], call["peer"])}
+            pair = (call["op"], call["peer"])
+            widths = {width for op, peer, _, width in traffic if (op, peer) == pair}
+            allowed = {n * width * of_one for n in samples for width in widths}
             if allowed and call["nbytes"] not in allowed:
                 return (
                     f"a {call['op']} of {call['nbytes']} bytes, expected {min(allowed)}: the "
@@ -207,7 +215,6 @@ def _bytes(sizes: list[tuple[str, int, int]]) -> Rule:
 def _wrong_gradients(
     seeds: tuple[int, ...], place: int, m: int = 1, n: int = IMAGES
 ) -> Iterator[Mistake]:
-    """Yield what mistakes lead to, on one of the stages that have these seeds."""
     p = len(seeds)
     right, summed = (twin(seeds, reduction, n)[0][place] for reduction in ("mean", "sum"))
     yield Mistake(
@@ -216,19 +223,20 @@ def _wrong_gradients(
         "zero. Does the stage before run backward from the gradient that it receives?",
     )
     yield Mistake(summed, "this is the gradient of a sum over the samples; the loss is their mean")
-    for factor, text in (
-        (m, f"{m} times too large: worker.loss divides by the number of microbatches already, so "
-         "that the losses add up. Is something else than worker.loss used, or something scaled?"),
-        (1 / m, f"divided by {m} microbatches once too often: worker.loss does it"),
-        (1 / p, f"divided by {p} stages: they share the layers, not the samples"),
-        (-1, "the sign is wrong"),
-        (2, "everything was counted twice"),
-    ):  # fmt: skip
+    factors = {
+        f"{m} times too large: worker.loss divides by the number of microbatches already, so that "
+        "the losses add up. Is something else than worker.loss used, or something scaled?": m,
+        f"divided by {m} microbatches once too often: worker.loss does it": 1 / m,
+        f"divided by {p} stages: they share the layers, not the samples": 1 / p,
+        "the sign is wrong": -1,
+        "everything was counted twice": 2,
+    }
+    for text, factor in factors.items():
         if factor != 1:
             yield Mistake([factor * g for g in right], text)
     if place < p - 1:
         yield Mistake(
-            lambda got: isinstance(got, list) and len(got) == len(right),
+            lambda gradient: isinstance(gradient, list) and len(gradient) == len(right),
             "another gradient. Is each microbatch received into a tensor of its own? Backward of "
             "this stage has to start from the gradient that it received, that of the last stage "
             "from worker.loss, and each stage has to send the gradient of its input, x.grad",
@@ -236,33 +244,33 @@ def _wrong_gradients(
 
 
 def _wrong_losses(loss: float, p: int, n: int) -> list[Mistake]:
-    """Return what mistakes make of the loss of n samples, on the last of p stages."""
-    return [
-        *table({
-            "this is the sum over the samples; cross_entropy has the mean": loss * n,
-            f"divided by {p} stages": loss / p if p > 1 else None,
-        }),
-        Mistake(lambda got: isinstance(got, str | list), "return a number: loss.item()"),
-    ]  # fmt: skip
+    by_mistake = {
+        "this is the sum over the samples; cross_entropy has the mean": loss * n,
+        f"divided by {p} stages": loss / p if p > 1 else None,
+        "return a number: loss.item()": lambda result: isinstance(result, str | list),
+    }
+    return table(by_mistake)
 
 
 def _marked(order: list[list], result: dict[str, Any]) -> dict[str, bool]:
     """Return what is wrong with marks: all that is computed is in one, in order, and no message."""
     marks = [mark[:2] for mark in result["marks"]]
     spans = [mark[2:] for mark in result["marks"]]
-    if marks == order and len(result["times"]) != len(order):
-        raise ValueError(f"{len(result['times'])} events of a stage, and {len(order)} actions")
-    pairs = list(zip(spans, result["times"], strict=marks == order))
+    times = result["times"]
+    if marks == order and len(times) != len(order):
+        raise ValueError(f"{len(times)} events of a stage, and {len(order)} actions")
+    pairs = list(zip(spans, times, strict=marks == order))
+    outside = any(not start <= time <= end for (start, end), time in pairs)
+    starts = [call["start"] for call in result["calls"]]
+    inside_of_one = any(start < time < end for start, end in spans for time in starts)
     return {
         f"the marks are {short(marks, 80)}, expected {short(order, 80)}: put with mark(kind, k): "
         "around what is computed": marks != order,
-        "a stage computes outside of its mark: put the whole forward into with mark(\"F\", k): and "
-        "the whole backward into with mark(\"B\", k):": any(
-            not start <= time <= end for (start, end), time in pairs),
+        'a stage computes outside of its mark: put the whole forward into with mark("F", k): and '
+        'the whole backward into with mark("B", k):': outside,
         "a message is inside of a mark: put only what is computed into it, so that the picture "
-        "shows no waiting as work": any(
-            start < call["start"] < end for start, end in spans for call in result["calls"]),
-    }  # fmt: skip
+        "shows no waiting as work": inside_of_one,
+    }
 
 
 #: Parts of errors that PyTorch raises here, and what is behind them.
@@ -308,15 +316,26 @@ def explained(report: Report) -> None:
 # -- 10.2 to 10.5: functions of data ----------------------------------------------------------
 
 
+def _judge_schedules(
+    ranks: Ranks,
+    report: Report,
+    sizes: Sequence[tuple[int, int]],
+    right: Callable[[int, int], Schedule],
+    wrong: Callable[[int, int], list[Mistake]],
+) -> None:
+    """Judge the student's function of the same name as ours, for p stages and m microbatches."""
+    form = "a list for each stage"
+    cases = [
+        Case(right.__name__, [p, m], as_lists(right(p, m)), wrong(p, m), form) for p, m in sizes
+    ]
+    judge_calls(ranks, report, cases)
+
+
 @task("10.2", "the schedule of GPipe", points=1)
 def gpipe_schedule(ranks: Ranks, report: Report) -> None:
     """All forwards, then all backwards in reverse."""
     sizes = ((4, 4), (1, 3), (4, 1), (2, 5), (3, 2), (7, 12))
-    form = "a list for each stage"
-    cases = [
-        Case("gpipe", [p, m], as_lists(gpipe(p, m)), wrong_gpipes(p, m), form) for p, m in sizes
-    ]
-    judge_calls(ranks, report, cases)
+    _judge_schedules(ranks, report, sizes, gpipe, wrong_gpipes)
 
 
 #: Seconds that a plan may take, and what is wrong with one that takes longer.
@@ -335,26 +354,23 @@ def probe_plans(user_ns: dict, *, rank: int, cases: list) -> list:
         before = copy.deepcopy(pairs)
         with ends_within(PLANNING, NEVER_PLANNED):
             spans = answer_named(user_ns, "plan")(pairs, *times)
-        kind = kind_of(spans) if isinstance(spans, set | dict | tuple) else None
-        plans.append([kind or told(spans), pairs == before])
+        shown = kind_of(spans) if isinstance(spans, set | dict | tuple) else told(spans)
+        plans.append([shown, pairs == before])
     return plans
 
 
 ILLEGAL = (
-    [[("B", 0), ("F", 0)]],
-    [[("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 1), ("F", 0), ("B", 1), ("B", 0)]],
-    [[("F", 0), ("F", 1), ("B", 1), ("B", 0)], [("F", 0), ("B", 0), ("B", 1), ("F", 1)]],
+    "B0 F0",
+    "F0 B0 F1 B1\nF1 F0 B1 B0",
+    "F0 F1 B1 B0\nF0 B0 B1 F1",
     # One stage has more to do than the other.
-    [[("F", 0), ("F", 1), ("B", 1), ("B", 0)], [("F", 0), ("B", 0)]],
-    [[("F", 0), ("B", 0)], [("F", 0), ("F", 1), ("B", 1), ("B", 0)]],
+    "F0 F1 B1 B0\nF0 B0",
+    "F0 B0\nF0 F1 B1 B0",
 )
 
 
 #: An action that is ready, and not the next one of its list: B0 on stage 0, F0 on the last one.
-IN_ORDER = (
-    "F0 F1 B1 B0\nF0 B0 F1 B1\nF0 B0 F1 B1",
-    "F0 F2 B2 F1 B1 B0\nF2 B2 F1 F0 B1 B0",
-)
+IN_ORDER = ("F0 F1 B1 B0\nF0 B0 F1 B1\nF0 B0 F1 B1", "F0 F2 B2 F1 B1 B0\nF2 B2 F1 F0 B1 B0")
 
 
 @task("10.3", "plan a schedule", points=3)
@@ -373,7 +389,7 @@ def plan_schedule(ranks: Ranks, report: Report) -> None:
     ]
     if not _plans_are_right(ranks, report, [[as_lists(s), times] for s, times in legal]):
         return
-    _plans_are_right(ranks, report, [[as_lists(s), ()] for s in ILLEGAL])
+    _plans_are_right(ranks, report, [[as_lists(parse(text)), ()] for text in ILLEGAL])
     if report.kinds - {NotEnded.__name__}:
         report.problem("(a schedule that is not legal is not an error here: return None)")
 
@@ -388,16 +404,17 @@ def _plans_are_right(ranks: Ranks, report: Report, asked: list[list]) -> bool:
 def _plans(asked: list[list], plans: list[list]) -> Iterator[Step]:
     """Yield what `plan` has to return for these schedules with these times."""
     for (schedule, times), (spans, same) in zip(asked, plans, strict=True):
-        what = f"plan of [{'; '.join(map(_in_words, schedule))}]"
-        what += f" with times {times}" if times else ""
+        call = f"plan of [{'; '.join(map(_in_words, schedule))}]"
+        call += f" with times {times}" if times else ""
         all_spans, done = planned(schedule, *(times or (1, 2)))
         complete = sum(done) == sum(map(len, schedule))
         right = in_order(all_spans) if complete else None
-        yield value(in_order(spans), right, wrong_plans(schedule, times, right), what=what)
-        yield facts({
-            f"{what}: the schedule itself was changed; it is run later: copy the lists before "
-            "you take something out": not same,
-        })  # fmt: skip
+        yield value(in_order(spans), right, wrong_plans(schedule, times, right), what=call)
+        text = (
+            f"{call}: the schedule itself was changed; it is run later: copy the lists before you "
+            "take something out"
+        )
+        yield facts({text: not same})
 
 
 def _in_words(actions: Sequence[Sequence]) -> str:
@@ -412,10 +429,12 @@ WAVES = "F0 F1 B0 F2 F3 F4 B1 B2 B3 B4\nF0 B0 F1 F2 F3 B1 B2 F4 B3 B4"
 def probe_counts(user_ns: dict, *, rank: int, calls: list) -> list:
     """What `bubble` and `most_held` return, for spans and actions that are tuples."""
     results = []
-    for name, given in calls:
-        spans = [tuple(one) for one in given]
-        schedule = [[tuple(action) for action in one] for one in given if name == "most_held"]
-        result = reading_answer(user_ns, name)(schedule or spans)
+    for name, rows in calls:
+        if name == "most_held":
+            rows = [[tuple(action) for action in actions] for actions in rows]
+        else:
+            rows = [tuple(span) for span in rows]
+        result = reading_answer(user_ns, name)(rows)
         results.append(told(result) if isinstance(result, list) else told(number(result)))
     return results
 
@@ -432,16 +451,15 @@ def count(ranks: Ranks, report: Report) -> None:
 def _counts(cases: list[Case], results: list) -> Iterator[Step]:
     """Yield what each case has to result in."""
     for case, result in zip(cases, results, strict=True):
-        what = f"{case.name}({short(case.arguments[0], 60)})"
-        yield value(result, case.right, case.mistakes, what=what, form=case.form)
+        call = f"{case.name}({short(case.arguments[0], 60)})"
+        yield value(result, case.right, case.mistakes, what=call, form=case.form)
 
 
 def _count_cases(seed: int) -> list[Case]:
     """Return calls of `bubble` for spans of many kinds, and of `most_held` for schedules."""
     draw = random.Random(seed)
-    schedules = [
-        one_f_one_b(4, 6), gpipe(2, 3), gpipe(1, 2), shuffled(seed), parse(WAVES), gpipe(5, 16)
-    ]  # fmt: skip
+    waves = parse(WAVES)
+    schedules = [one_f_one_b(4, 6), gpipe(2, 3), gpipe(1, 2), shuffled(seed), waves, gpipe(5, 16)]
     plans = [planned(schedule)[0] for schedule in schedules]
     first = plans[0]
     noisy = [
@@ -450,37 +468,25 @@ def _count_cases(seed: int) -> list[Case]:
     ]
     backwards = sorted(first, key=lambda span: -span[4])  # the first is the last to end
     # Stage 0 has slept before it began, so another stage is the first.
-    late = [[s, kind, k, a + 50 * (s == 0), e + 50 * (s == 0)] for s, kind, k, a, e in first]
+    late = [moved([span], 50 * (span[0] == 0))[0] for span in first]
     other_kinds = [[s, {"F": "F", "B": "I"}[kind], k, a, e] for s, kind, k, a, e in first]
     hours = [[s, kind, k, 1e5 + a / 1e3, 1e5 + e / 1e3] for s, kind, k, a, e in first]
-    return [
-        *(
-            Case("bubble", [spans], idle(spans), wrong_bubbles(spans), "a number")
-            for spans in [*plans, backwards, moved(first, 1000), noisy, late, other_kinds, hours]
-        ),
-        *(
-            Case(
-                "most_held",
-                [as_lists(schedule)],
-                held(schedule),
-                wrong_held(schedule),
-                "a list with a number for each stage",
-            )
-            for schedule in schedules
-        ),
+    of_spans = [*plans, backwards, moved(first, 1000), noisy, late, other_kinds, hours]
+    cases = [
+        Case("bubble", [spans], idle(spans), wrong_bubbles(spans), "a number") for spans in of_spans
     ]
+    form = "a list with a number for each stage"
+    for schedule in schedules:
+        arguments = [as_lists(schedule)]
+        cases.append(Case("most_held", arguments, held(schedule), wrong_held(schedule), form))
+    return cases
 
 
 @task("10.5", "the schedule of 1F1B", points=2)
 def one_f_one_b_schedule(ranks: Ranks, report: Report) -> None:
     """Warm-up, one forward and one backward in turn, drain."""
     sizes = ((4, 8), (4, 2), (3, 3), (1, 3), (2, 5), (7, 12))
-    form = "a list for each stage"
-    cases = [
-        Case("one_f_one_b", [p, m], as_lists(one_f_one_b(p, m)), wrong_one_f_one_bs(p, m), form)
-        for p, m in sizes
-    ]
-    judge_calls(ranks, report, cases)
+    _judge_schedules(ranks, report, sizes, one_f_one_b, wrong_one_f_one_bs)
 
 
 # -- 10.6: the executor -----------------------------------------------------------------------
@@ -494,32 +500,33 @@ def probe_run(
     from torch_mpi.record import log
 
     place, p = dist.get_rank(group), dist.get_world_size(group)
+    function = answer_named(user_ns, "run_schedule")
+    marks = answer_named(user_ns, "marks")
     results = []
     for lists, n in schedules[str(p)]:
         schedule = [[(kind, k) for kind, k in actions] for actions in lists]
         m = len(schedule[0]) // 2
-        worker, (x, labels) = Worker(Piece(seed, place, p), n), drawn(seed, n)
-        inputs, targets = list(x.chunk(m)), list(labels.chunk(m))
-        if place:
-            inputs = [torch.full_like(one, float("nan")) for one in inputs]
-        function, marks = answer_named(user_ns, "run_schedule"), answer_named(user_ns, "marks")
+        worker = Worker(Piece(seed, place, p), n)
+        x, labels = drawn(seed, n)
+        if place:  # only the first stage may use what is in x
+            x = torch.full_like(x, float("nan"))
         marks.clear()
         mark = log.mark()
-        losses, calls = recorded(
-            function, worker, schedule, inputs, targets, **keywords(partition, group)
-        )
-        tensors = isinstance(losses, list) and any(isinstance(one, Tensor) for one in losses)
-        stage_log = worker.piece.log
-        results.append({
+        arguments = (worker, schedule, list(x.chunk(m)), list(labels.chunk(m)))
+        losses, calls = recorded(function, *arguments, **keywords(partition, group))
+        tensors = isinstance(losses, list) and any(isinstance(loss, Tensor) for loss in losses)
+        of_stage = worker.piece.log
+        result = {
             "losses": ["<Tensor>"] if tensors else told(losses),
             "calls": calls,
             "gradient": gradient_of(worker.piece),
             "marks": told(marks),
-            "times": stage_log.times,
-            "early": any(_is_early(call, stage_log.times) for call in log.since(mark)),
+            "times": of_stage.times,
+            "early": any(_is_early(call, of_stage.times) for call in log.since(mark)),
             "asked": worker.asked,
-            "most": stage_log.most,
-        })  # fmt: skip
+            "most": of_stage.most,
+        }
+        results.append(result)
     return results
 
 
@@ -598,23 +605,25 @@ def _run(
     answer: GroupAnswer, where: str, schedule: Schedule, n: int, result: dict[str, Any]
 ) -> Iterator[Step]:
     """Yield what a stage has to do with n samples: messages, order, gradients, memory, losses."""
-    members, place, actions = answer.members, answer.place, schedule[answer.place]
-    m, seeds = len(schedule[0]) // 2, _seeds_of(answer.case, members)
-    counts = {len(chunk) for chunk in torch.arange(n).chunk(m)}
+    members, place = answer.members, answer.place
+    actions = schedule[place]
+    m = len(schedule[0]) // 2
+    seeds = _seeds_of(answer)
+    traffic = _traffic(actions, members, place)
     yield communication(
         result["calls"],
         only("send", "recv"),
         inside(members),
-        *_as_wanted(_traffic(schedule, members, place)),
-        _bytes([size for count in counts for size in _sizes(members, place, count)]),
+        *_as_wanted([message[:3] for message in traffic]),
+        _bytes(traffic, {len(chunk) for chunk in torch.arange(n).chunk(m)}),
         _sends_do_not_block,
         waited,
     )
-    yield facts({
-        f"{where}: this stage waits for the request of isend before it goes on with its list, "
-        "and computes nothing meanwhile. Put the request into the outbox, and wait at the end":
-            result["early"],
-    })  # fmt: skip
+    text = (
+        f"{where}: this stage waits for the request of isend before it goes on with its list, and "
+        "computes nothing meanwhile. Put the request into the outbox, and wait at the end"
+    )
+    yield facts({text: result["early"]})
     yield facts(_out_of_order(where, actions, result["asked"]))
     yield value(
         result["gradient"],
@@ -624,11 +633,11 @@ def _run(
         tolerance=EXACT,
     )
     enough = held([actions])[0]
-    yield facts({
+    text = (
         f"{where}: activations of {result['most']} microbatches were held at once, {enough} are "
-        "enough: forget those of a microbatch after its backward (held.pop(k))":
-            result["most"] > enough + 1,
-    })  # fmt: skip
+        "enough: forget those of a microbatch after its backward (held.pop(k))"
+    )
+    yield facts({text: result["most"] > enough + 1})
     losses = losses_of(seeds, m, n) if place == len(members) - 1 else []
     yield value(
         result["losses"],
@@ -638,19 +647,6 @@ def _run(
         form="the losses on the last stage, [] on the others",
     )
     yield facts(_marked([list(action) for action in actions], result))
-
-
-def _traffic(schedule: Schedule, members: Sequence[int], place: int) -> list[tuple[str, int, int]]:
-    """Return messages of a stage in any order: operation, rank, microbatch and way as a tag."""
-    p, traffic = len(members), []
-    for kind, k in schedule[place]:
-        tag = 2 * k + (kind == "B")
-        before, behind = ("recv", "send") if kind == "F" else ("send", "recv")
-        if place:
-            traffic.append((before, members[place - 1], tag))
-        if place < p - 1:
-            traffic.append((behind, members[place + 1], tag))
-    return traffic
 
 
 def _as_wanted(traffic: list[tuple[str, int, int]]) -> list[Rule]:
@@ -691,38 +687,42 @@ def _sends_do_not_block(calls: Calls) -> str | None:
 
 def _out_of_order(where: str, actions: Sequence[tuple], asked: list[list]) -> dict[str, bool]:
     """Return what is wrong with what a worker was asked for, where it should be these actions."""
-    forwards = [action for action in asked if action[0] == "F"]
+    early = any(kind.startswith("done") for kind, _ in asked)
+    only_forwards = all(kind == "F" for kind, _ in asked)
     return {
-        f"{where}: worker.done(k) was called before the backward of the microbatch": any(
-            kind.startswith("done") for kind, _ in asked),
-        f"{where}: worker.done was never called: call worker.done(k) after each backward":
-            len(forwards) == len(asked),
+        f"{where}: worker.done(k) was called before the backward of the microbatch": early,
+        f"{where}: worker.done was never called: call worker.done(k) after each "
+        "backward": only_forwards,
         f"{where}: worked in the order {_in_words(asked)}; this stage's list is "
         f"{_in_words(actions)}. (A backward counts when worker.done(k) is called: call it right "
         "after each backward)": asked != [list(action) for action in actions],
-    }  # fmt: skip
+    }
 
 
 def _wrong_lists_of_losses(
     losses: list[float], answer: GroupAnswer, schedule: Schedule
 ) -> list[Mistake]:
-    """Return what mistakes make of the losses of the microbatches; only the last stage has any."""
-    m, place, p = len(schedule[0]) // 2, answer.place, len(answer.members)
+    m = len(schedule[0]) // 2
+    place = answer.place
     order = [k for kind, k in schedule[place] if kind == "F"]
-    return [
-        *table({
-            "the losses are undone: worker.loss divides by the number of microbatches, and so they "
-            "add up": [m * loss for loss in losses],
-            "this is their sum: a list with one for each microbatch": sum(losses),
-            "only the last stage has losses; the others return []": [0.0] * m,
-            "the losses are in the order of the work; return them in the order of k":
-                [losses[k] for k in order] if losses else [],
-        }),
-        Mistake(lambda got: any(isinstance(one, str | list) for one in got),
-                "numbers are asked for: loss.item()"),
-        Mistake(lambda got: isinstance(got, list) and len(got) != len(losses),
-                f"expected {len(losses)} losses on stage {place} of {p}"),
-    ]  # fmt: skip
+    by_mistake = {
+        "the losses are undone: worker.loss divides by the number of microbatches, and so they "
+        "add up": [m * loss for loss in losses],
+        "this is their sum: a list with one for each microbatch": sum(losses),
+        "only the last stage has losses; the others return []": [0.0] * m,
+        "the losses are in the order of the work; return them in the order of k": [
+            losses[k] for k in order
+        ]
+        if losses
+        else [],
+        "numbers are asked for: loss.item()": lambda result: any(
+            isinstance(loss, str | list) for loss in result
+        ),
+        f"expected {len(losses)} losses on stage {place} of {len(answer.members)}": lambda result: (
+            isinstance(result, list) and len(result) != len(losses)
+        ),
+    }
+    return table(by_mistake)
 
 
 # -- 10.7: weight stashing --------------------------------------------------------------------
@@ -748,19 +748,22 @@ class StashLog:
     def look(self, stage: Piece, stash: dict, action: str, k: int) -> None:
         """Note how a stage's stash is after an action for microbatch k."""
         self.most = max(self.most, len(stash))
-        if action == "F" and not isinstance(stash.get(k, {}), dict):
-            kind = type(stash[k]).__name__
+        if action == "B":
+            return
+        weights = stash.get(k, {})
+        if not isinstance(weights, dict):
+            kind = type(weights).__name__
             raise TypeError(f"self.stash[{k}] is a {kind}, expected a dict {{name: tensor}}")
-        if action == "F" and k not in stash:
+        if k in stash:
+            self._look_at_copies(stage, weights)
+        else:
             self.missing = True
-        elif action == "F":
-            self._look_at_copies(stage, stash[k])
 
     def _look_at_copies(self, stage: Piece, weights: dict[str, Tensor]) -> None:
-        own = dict(stage.named_parameters())
-        pairs = [(own[name], copied) for name, copied in weights.items() if name in own]
+        parameters = dict(stage.named_parameters())
+        pairs = [(parameters[name], w) for name, w in weights.items() if name in parameters]
         self.apart &= bool(pairs) and all(q.data_ptr() != w.data_ptr() for q, w in pairs)
-        self._copies.append([weakref.ref(copied) for _, copied in pairs])
+        self._copies.append([weakref.ref(w) for _, w in pairs])
         alive = sum(any(ref() is not None for ref in refs) for refs in self._copies)
         self.alive = max(self.alive, alive)
 
@@ -779,17 +782,20 @@ def probe_stash(user_ns: dict, *, rank: int, seed: int, p: int, n: int, reverse:
         logs[s].look(stages[s], worker.stash, action, k)
 
     workers, calls = recorded(played, made, seed, p, n, look, reverse=reverse)
-    return {
-        "weights": [weights_of(piece) for piece in stages],
-        "used": [[told(worker.used.get(number_of(k))) for k in range(n)] for worker in workers],
-        "versions": [told(worker.version) for worker in workers],
-        "most": [log.most for log in logs],
-        "left": [len(worker.stash) for worker in workers],
-        "copies": [log.apart for log in logs],
-        "missing": [log.missing for log in logs],
-        "alive": [log.alive for log in logs],
-        "calls": calls,
-    }
+    of_stages = [
+        {
+            "weights": weights_of(piece),
+            "used": [told(worker.used.get(number_of(k))) for k in range(n)],
+            "version": told(worker.version),
+            "left": len(worker.stash),
+            "most": log.most,
+            "copies": log.apart,
+            "missing": log.missing,
+            "alive": log.alive,
+        }
+        for piece, worker, log in zip(stages, workers, logs, strict=True)
+    ]
+    return {"stages": of_stages, "calls": calls}
 
 
 #: What wrong ways give other weights: what to say, and the mode of :class:`Reference`.
@@ -833,56 +839,47 @@ def _stashes_are_right(report: Report, case: dict[str, Any], answers: list[Reply
 
 def _stashes(case: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
     """Yield what each stage has to have at the end, and held on the way."""
-    seed, p, n, reverse = case["seed"], case["p"], case["n"], case["reverse"]
+    seed, p, n, reverse = (case[name] for name in ("seed", "p", "n", "reverse"))
     order = ", the last one's backward first" if reverse else ""
-    for s in range(p):
+    for s, stage in zip(range(p), result["stages"], strict=True):
         where = f"stage {s} of {p} after {n} microbatches{order}"
         used = [0 if reverse else max(0, k - (p - 1 - s)) for k in range(n)]
-        yield value(
-            result["weights"][s],
-            weights_by("stash", seed, p, n, reverse)[s],
-            (
-                Mistake(weights_by(mode, seed, p, n, reverse)[s], text)
-                for text, mode in WRONG_STASHES.items()
-            ),
-            what=f"weights of {where}",
-            tolerance=1e-12,
+        mistakes = (
+            Mistake(weights_by(mode, seed, p, n, reverse)[s], text)
+            for text, mode in WRONG_STASHES.items()
         )
-        yield value(result["used"][s], used, _wrong_versions(p, n), what=f"self.used of {where}")
-        yield value(result["versions"][s], n, what=f"self.version of {where}")
-        enough = n if reverse else min(n, p - s)
-        of_stage = {name: result[name][s] for name in STASHED}
-        yield facts(_wasted(where, of_stage, enough))
+        right = weights_by("stash", seed, p, n, reverse)[s]
+        text = f"weights of {where}"
+        yield value(stage["weights"], right, mistakes, what=text, tolerance=1e-12)
+        yield value(stage["used"], used, _wrong_versions(p, n), what=f"self.used of {where}")
+        yield value(stage["version"], n, what=f"self.version of {where}")
+        yield facts(_wasted(where, stage, n if reverse else min(n, p - s)))
 
 
 def _wrong_versions(p: int, n: int) -> list[Mistake]:
-    """Return what mistakes make of the versions that n microbatches used."""
-    return table({
+    by_mistake = {
         "there is no version for a microbatch: self.used[k] = self.version in forward": [None] * n,
         "all have version 0: done counts self.version up": [0] * n,
-        "this is the number of the microbatch, not the version of the weights":
-            [number_of(k) for k in range(n)],
-        "this is the version at the backward; note it in forward":
-            list(range(1, n + 1)) if p == 1 else list(range(n)),
+        "this is the number of the microbatch, not the version of the weights": [
+            number_of(k) for k in range(n)
+        ],
+        "this is the version at the backward; note it in forward": [k + (p == 1) for k in range(n)],
         "this is the version after the update: note it in forward": list(range(1, n + 1)),
-    })  # fmt: skip
-
-
-#: The fields that :func:`probe_stash` returns for the stash of each stage.
-STASHED = ("copies", "left", "most", "missing", "alive")
+    }
+    return table(by_mistake)
 
 
 def _wasted(where: str, stash: dict[str, Any], enough: int) -> dict[str, bool]:
     """Return what is wrong with what a stage has kept, where so many versions are enough."""
-    return {
-        f"{where}: the stash holds the stage's own tensors, which are updated in "
-        "place: keep copies, detach().clone()": not stash["copies"],
-        f"{where}: copies of {stash['left']} microbatches are still in the stash: "
-        "done(k) takes its own out, or memory grows for ever": stash["left"],
-        f"{where}: {stash['most']} versions kept at once, {enough} are "
-        "enough": stash["most"] > enough,
-        f"{where}: forward(k, x) has put nothing into self.stash[k]": stash["missing"],
-        f"{where}: copies of {stash['alive']} microbatches were in memory at once, "
-        f"{enough} are enough. Something besides self.stash keeps them: a list or dict "
-        "that is never emptied?": stash["alive"] > enough + 1,
-    }  # fmt: skip
+    wrong = {
+        "the stash holds the stage's own tensors, which are updated in place: keep copies, "
+        "detach().clone()": not stash["copies"],
+        f"copies of {stash['left']} microbatches are still in the stash: done(k) takes its own "
+        "out, or memory grows for ever": stash["left"],
+        f"{stash['most']} versions kept at once, {enough} are enough": stash["most"] > enough,
+        "forward(k, x) has put nothing into self.stash[k]": stash["missing"],
+        f"copies of {stash['alive']} microbatches were in memory at once, {enough} are enough. "
+        "Something besides self.stash keeps them: a list or dict that is never "
+        "emptied?": stash["alive"] > enough + 1,
+    }
+    return {f"{where}: {text}": is_so for text, is_so in wrong.items()}

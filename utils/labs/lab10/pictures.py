@@ -47,34 +47,37 @@ KINDS = {
 
 
 def placed(layers: Sequence[str], stages: int) -> Figure:
-    """A chain of layers, cut into stages of equal length: a rank has one each."""
+    """Draw a chain of layers, cut into stages of equal length: a rank has one each."""
     figure, axes = canvas(9, 1.8)
-    each, color, step = len(layers) // stages, (BLUE, ORANGE, GREEN, CYCLE[3]), 3.9
+    each = len(layers) // stages
+    color = (BLUE, ORANGE, GREEN, CYCLE[3])
+    step = 3.9
     for k, name in enumerate(layers):
         box(axes, step * k, 0, name, width=1.9, height=0.8, color=color[k // each % 4])
     for k in range(len(layers) - 1):
-        right, left = step * k + 1.0, step * (k + 1) - 1.0
+        right = step * k + 1.0
+        left = step * (k + 1) - 1.0
         crosses = (k + 1) % each == 0
         arrow(axes, (right, 0.18), (left, 0.18), "activations" if crosses else "", color=BLUE)
         arrow(axes, (left, -0.18), (right, -0.18), color=ORANGE)
         if crosses:
-            axes.text((left + right) / 2, -0.3, "gradients", ha="center", va="top",
-                      color=ORANGE, fontsize=10)  # fmt: skip
+            style = {"color": ORANGE, "fontsize": 10}
+            axes.text((left + right) / 2, -0.3, "gradients", ha="center", va="top", **style)
     for s in range(stages):
         middle = step * (each * s + (each - 1) / 2)
         axes.text(middle, -0.6, f"stage {s}, rank {s}", ha="center", va="top", weight="bold")
     fit_limits(axes, [0, step * (len(layers) - 1)], [-0.2, -0.2], margin=1.1)
     figure.alt_text = (
-        f"{len(layers)} layers in a row on {stages} ranks: " + ", ".join(layers)
-        + ". Activations go to the next rank, gradients back."
-    )  # fmt: skip
+        f"{len(layers)} layers in a row on {stages} ranks: {', '.join(layers)}. Activations go to "
+        "the next rank, gradients back."
+    )
     return figure
 
 
 def gantt(
     charts: Mapping[str, Sequence[Span]], unit: str = "s", width: float = 9, lane: str = "stage"
 ) -> Figure:
-    """Schedules one above the other, a lane per stage; each begins at 0 and all have one scale.
+    """Draw schedules one above the other, a lane per stage; each begins at 0, on one scale.
 
     Args:
         charts: by title, the spans of a schedule, planned or measured.
@@ -86,27 +89,32 @@ def gantt(
         ValueError: a chart has no spans.
     """
     use_style()
-    if empty := [title for title, spans in charts.items() if not spans]:
-        raise ValueError(f"{empty[0]}: nothing to draw. Has the cell above marked or planned it?")
+    for title, spans in charts.items():
+        if not spans:
+            raise ValueError(f"{title}: nothing to draw. Has the cell above marked or planned it?")
     stages = [1 + max(span[0] for span in spans) for spans in charts.values()]
     heights = [0.42 * n + 0.5 for n in stages]
+    size = (width, sum(heights) + 0.9)
     figure, rows = plt.subplots(
-        len(charts), 1, squeeze=False, sharex=True, figsize=(width, sum(heights) + 0.9),
-        height_ratios=heights,
-    )  # fmt: skip
-    longest = max(_length(spans) for spans in charts.values())
-    said = []
-    for axes, (title, spans), n in zip(rows[:, 0], charts.items(), stages, strict=True):
-        said.append(_lanes(axes, title, spans, n, longest, unit, lane))
+        len(charts), 1, squeeze=False, sharex=True, figsize=size, height_ratios=heights
+    )
+    longest = max(map(_length, charts.values()))
+    words = [
+        _lanes(axes, title, spans, n, longest, unit, lane)
+        for axes, (title, spans), n in zip(rows[:, 0], charts.items(), stages, strict=True)
+    ]
     rows[-1, 0].set_xlabel(f"time ({unit})")
-    kinds = {kind for spans in charts.values() for _, kind, *_ in spans}
-    patches = [Patch(facecolor=c, edgecolor=INK, label=name) for key, (c, name) in KINDS.items()
-               if key in kinds]  # fmt: skip
-    patches.append(Patch(facecolor=PALE, label="idle: the bubble"))
-    figure.legend(handles=patches, loc="lower center", ncols=4)
-    figure.tight_layout(rect=(0, 0.42 / (sum(heights) + 0.9), 1, 1))
-    figure.alt_text = " ".join(said)
+    figure.legend(handles=_patches(charts), loc="lower center", ncols=4)
+    figure.tight_layout(rect=(0, 0.42 / size[1], 1, 1))
+    figure.alt_text = " ".join(words)
     return figure
+
+
+def _patches(charts: Mapping[str, Sequence[Span]]) -> list[Patch]:
+    kinds = {kind for spans in charts.values() for _, kind, *_ in spans}
+    shown = [KINDS[kind] for kind in KINDS if kind in kinds]
+    patches = [Patch(facecolor=color, edgecolor=INK, label=name) for color, name in shown]
+    return [*patches, Patch(facecolor=PALE, label="idle: the bubble")]
 
 
 def _length(spans: Sequence[Span]) -> float:
@@ -114,31 +122,30 @@ def _length(spans: Sequence[Span]) -> float:
 
 
 def _lanes(axes: Axes, title: str, spans, n: int, longest: float, unit: str, lane: str) -> str:
-    first, length = min(span[3] for span in spans), _length(spans)
+    first = min(span[3] for span in spans)
+    length = _length(spans)
     for stage in range(n):
         axes.add_patch(Rectangle((0, stage - 0.4), length, 0.8, color=PALE, linewidth=0))
     for stage, kind, k, start, end in spans:
-        axes.add_patch(Rectangle((start - first, stage - 0.4), end - start, 0.8, linewidth=0.6,
-                                 facecolor=KINDS[kind][0], edgecolor=INK))  # fmt: skip
+        style = {"linewidth": 0.6, "facecolor": KINDS[kind][0], "edgecolor": INK}
+        axes.add_patch(Rectangle((start - first, stage - 0.4), end - start, 0.8, **style))
         if end - start > longest * 0.011 * len(str(k)):
-            axes.text((start + end) / 2 - first, stage, str(k), ha="center", va="center",
-                      fontsize=8)  # fmt: skip
+            middle = (start + end) / 2 - first
+            axes.text(middle, stage, str(k), ha="center", va="center", fontsize=8)
     axes.set_title(f"{title} · bubble {idle_share(spans):.2f}", fontsize=11)
     axes.set_yticks(range(n), [f"{lane} {stage}" for stage in range(n)])
     axes.set_ylim(n - 0.4, -0.6)
     axes.set_xlim(0, longest * 1.01)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False)
-    lanes = [
-        f"{lane} {stage} " + " ".join(
-            f"{kind}{k}" for s, kind, k, *_ in sorted(spans, key=lambda span: span[3]) if s == stage
-        ) for stage in range(n)
-    ]  # fmt: skip
+    lanes = [f"{lane} {stage}" for stage in range(n)]
+    for stage, kind, k, *_ in sorted(spans, key=lambda span: span[3]):
+        lanes[stage] += f" {kind}{k}"
     return f"{title}: {length:.3g} {unit}, bubble {idle_share(spans):.2f}. {'; '.join(lanes)}."
 
 
 def bubbles(p: int, measured: Mapping[str, Mapping[int, float]], most: int = 8) -> Figure:
-    """The bubble against the number of microbatches, beside (p − 1) / (m + p − 1).
+    """Draw the bubble against the number of microbatches, beside (p − 1) / (m + p − 1).
 
     Args:
         measured: of each schedule, m → bubble.
@@ -146,11 +153,11 @@ def bubbles(p: int, measured: Mapping[str, Mapping[int, float]], most: int = 8) 
     use_style()
     figure, axes = plt.subplots(figsize=(7, 3.6))
     ms = list(range(1, most + 1))
-    axes.plot(ms, [(p - 1) / (m + p - 1) for m in ms], color=INK, linewidth=1.5,
-              label="(p − 1) / (m + p − 1)")  # fmt: skip
+    formula = [(p - 1) / (m + p - 1) for m in ms]
+    axes.plot(ms, formula, color=INK, linewidth=1.5, label="(p − 1) / (m + p − 1)")
+    style = {"markersize": 8, "markerfacecolor": "none", "markeredgewidth": 2}
     for (name, points), mark in zip(measured.items(), "os^D", strict=False):
-        axes.plot(list(points), list(points.values()), mark, markersize=8, label=name,
-                  markerfacecolor="none", markeredgewidth=2)  # fmt: skip
+        axes.plot(list(points), list(points.values()), mark, label=name, **style)
     axes.set_ylim(0, 0.85)
     axes.set_xticks(ms)
     axes.set_xlabel("microbatches m")
@@ -162,7 +169,7 @@ def bubbles(p: int, measured: Mapping[str, Mapping[int, float]], most: int = 8) 
 
 
 def memory(held: Mapping[str, Sequence[float]], what: str = "microbatches held at most") -> Figure:
-    """Bars for each stage: how many microbatches it holds, or how many megabytes."""
+    """Draw bars for each stage: how many microbatches it holds, or how many megabytes."""
     use_style()
     figure, axes = plt.subplots(figsize=(7, 3.2))
     width = 0.8 / len(held)
@@ -182,7 +189,7 @@ def memory(held: Mapping[str, Sequence[float]], what: str = "microbatches held a
 
 
 def versions(used: Sequence[Sequence[int]]) -> Figure:
-    """A table in colours: with which version of the weights each stage worked on a microbatch.
+    """Draw a table in colours: with which version of the weights each stage worked on a microbatch.
 
     Args:
         used: of each stage, the version for each microbatch.
@@ -208,7 +215,7 @@ def versions(used: Sequence[Sequence[int]]) -> Figure:
 
 
 def bars(shares: Mapping[str, float]) -> Figure:
-    """The bubbles of several schedules, one below the other."""
+    """Draw the bubbles of several schedules, one below the other."""
     use_style()
     figure, axes = plt.subplots(figsize=(8, 0.38 * len(shares) + 1))
     drawn = axes.barh(list(shares), list(shares.values()), color=SKY, edgecolor=INK)

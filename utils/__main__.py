@@ -14,7 +14,7 @@ from pathlib import Path
 from utils.course.errors import CourseError
 from utils.grading.options import add_options as add_grade_options
 from utils.grading.options import add_rerun_options
-from utils.mpi.benchmark.options import add_options
+from utils.jobs.bench_ranks import add_options
 
 #: What a command does; returns its exit status.
 Command = Callable[[argparse.Namespace], int]
@@ -182,7 +182,7 @@ def rerun(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Measure communication and training on this machine: mpi, mpi4py, gloo."""
+    """Measure communication on this machine: mpi, mpi4py, gloo."""
     from utils.jobs.bench_ranks import main
 
     return main(options)

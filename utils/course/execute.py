@@ -24,7 +24,7 @@ from traitlets.config import Config
 from utils.checks import verdict
 from utils.jobs import watchdog
 
-from .errors import CourseError
+from . import CourseError
 from .notebook import NotebookError, normalise, read, tasks_checked, write
 
 KERNEL = "python3"

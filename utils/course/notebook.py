@@ -12,7 +12,7 @@ import nbformat
 import nbformat.v4
 from nbformat import NotebookNode
 
-from .errors import CourseError
+from . import CourseError
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS = ROOT / "solutions"

@@ -20,7 +20,7 @@ FOR_STUDENTS = (
     *("LICENSE", "Makefile", "README.md", "environment.yml", "hatch_build.py", "pyproject.toml"),
     *("requirements.txt", "uv.lock", "docs/install.md", "docs/install-macos.md"),
     *("docs/students.md", "docs/admins.md", "docs/install-wsl.md", "docs/fork-server.md"),
-    *("docs/map.svg", ".github/lab01.png"),
+    ".github/lab01.png",
 )
 #: What a page says to authors only; the words after the first one are a comment.
 AUTHORS = re.compile(r"<!-- authors\b[^>]*-->.*?<!-- /authors -->\n?", re.DOTALL)

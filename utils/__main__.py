@@ -21,9 +21,8 @@ Command = Callable[[argparse.Namespace], int]
 ROOT = Path(__file__).resolve().parents[1]
 SOLUTIONS = ROOT / "solutions"
 #: Top-level modules that only the extra `course` brings.
-COURSE_MODULES = set(
-    "jinja2 jsonschema latex2mathml nbclient nbconvert nbformat nbgrader nbval".split()
-)
+COURSE_MODULES = {"jinja2", "jsonschema", "latex2mathml", "nbclient"}
+COURSE_MODULES |= {"nbconvert", "nbformat", "nbgrader", "nbval"}
 
 
 # --- commands; each one's text is its help -------------------------------------------------------
@@ -131,10 +130,13 @@ def _labs(options: argparse.Namespace) -> list[Path]:
     from utils.course.notebook import NotebookError, is_named, notebooks
 
     solutions = notebooks(SOLUTIONS)
-    paths = []
-    for name in options.notebooks:
-        named = [path for path in solutions if is_named(str(name), path)]
-        paths.append(name if name.is_file() or not named else named[0])
+
+    def named(name: Path) -> Path:
+        if name.is_file():
+            return name
+        return next((path for path in solutions if is_named(str(name), path)), name)
+
+    paths = [named(name) for name in options.notebooks]
     if missing := [str(path) for path in paths if not path.is_file()]:
         raise NotebookError(f"no such notebook: {', '.join(missing)}")
     if not paths and not solutions:

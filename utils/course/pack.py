@@ -24,6 +24,7 @@ from . import notes
 from .about import About
 from .files import write_text
 from .notebook import ROOT, NotebookError, lab
+from .notes import Cut
 from .pages import environment, html_of
 from .pictures import Picture, pictures_of, save, seconds
 from .release import is_solution
@@ -244,7 +245,7 @@ class Pack:
         """How long all cells ran."""
         return sum(section.seconds for section in self.sections)
 
-    def saved(self, cut: notes.Cut) -> float:
+    def saved(self, cut: Cut) -> float:
         """Return the minutes that a cut saves, of whole sections or of single tasks in them."""
         return sum(section.saved(set(cut.what)) for section in self.sections)
 

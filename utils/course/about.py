@@ -111,10 +111,14 @@ def _faults(about: Mapping[str, Any], number: str, numbers: set[str]) -> Iterato
     for key in ("minutes", "ranks"):
         if type(about[key]) is not int or about[key] < 1:
             yield f"its {key} are {about[key]!r}: a whole number from 1 on"
-    if not isinstance(about["builds_on"], list):
-        yield f'its builds_on is {about["builds_on"]!r}: a list such as ["03"]'
+    yield from _order_faults(about["builds_on"], number, numbers)
+
+
+def _order_faults(builds_on: object, number: str, numbers: set[str]) -> Iterator[str]:
+    if not isinstance(builds_on, list):
+        yield f'its builds_on is {builds_on!r}: a list such as ["03"]'
         return
-    for other in about["builds_on"]:
+    for other in builds_on:
         if other not in numbers:
             few = f"{min(numbers)} to {max(numbers)}" if len(numbers) > 1 else ", ".join(numbers)
             yield f"builds on {other!r}, but there is no such lab: there are {few}"

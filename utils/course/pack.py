@@ -132,9 +132,8 @@ def _add(section: Section, cell: NotebookNode, owners: dict[str, str]) -> None:
         section.lines += sum(bool(line.strip()) for line in cell.source.splitlines())
     section.weight += PREDICTION * bool(about.get("predict"))
     if cell.cell_type == "code":
-        for task in _used(cell.source, owners):
-            if task not in {*section.needs, *section.tasks}:
-                section.needs.append(task)
+        used = [task for task in _used(cell.source, owners) if task not in section.tasks]
+        section.needs = list(dict.fromkeys(section.needs + used))
         if is_solution(cell):
             owners |= dict.fromkeys(_defined(cell.source), about["task"])
 

@@ -63,11 +63,11 @@ class Probe:
             # A process that escaped keeps the pipes open.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 output, errors = self._process.communicate(timeout=2)
-        told = []
+        facts = []
         for text in re.findall(f"{MARK}(.*?)\x03", output):
             with contextlib.suppress(ValueError):
-                told.append(json.loads(text))
-        return Outcome(told, errors, status, time.monotonic() - self._started)
+                facts.append(json.loads(text))
+        return Outcome(facts, errors, status, time.monotonic() - self._started)
 
     def facts(self, part: str) -> Facts:
         """Return what it told about a part; if nothing, "error" says why."""

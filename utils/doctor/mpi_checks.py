@@ -145,13 +145,13 @@ def _together(launcher: Launcher) -> str:
     """
     if "MPI4PY_LIBMPI" in os.environ:
         return "unset MPI4PY_LIBMPI"
-    own = Path(sys.prefix) / "bin" / "mpiexec"
-    if not own.exists():
+    ours = Path(sys.prefix) / "bin" / "mpiexec"
+    if not ours.exists():
         return "load the MPI that mpi4py was built with, such as:\nmodule load openmpi"
-    if not Path(launcher.path).samefile(own):
+    if not Path(launcher.path).samefile(ours):
         return (
             f"take {short(Path(launcher.path).parent)} off PATH (module unload, conda deactivate); "
-            f"then {short(own)} is used"
+            f"then {short(ours)} is used"
         )
     if os.environ.get("LD_LIBRARY_PATH"):
         return "unset LD_LIBRARY_PATH"

@@ -11,33 +11,35 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from utils.course.errors import CourseError
+from utils.course import CourseError
 from utils.grading.options import add_options as add_grade_options
 from utils.grading.options import add_rerun_options
-from utils.mpi.benchmark.options import add_options
+from utils.jobs.bench_ranks import add_options as add_bench_options
 
 #: What a command does; returns its exit status.
 Command = Callable[[argparse.Namespace], int]
+ROOT = Path(__file__).resolve().parents[1]
+SOLUTIONS = ROOT / "solutions"
 #: Top-level modules that only the extra `course` brings.
-COURSE_MODULES = {
-    *("jinja2", "jsonschema", "latex2mathml", "nbclient", "nbconvert", "nbformat", "nbgrader"),
-    "nbval",
-}
+COURSE_MODULES = {"jinja2", "jsonschema", "latex2mathml", "nbclient"}
+COURSE_MODULES |= {"nbconvert", "nbformat", "nbgrader", "nbval"}
+
+
+# --- commands; each one's text is its help -------------------------------------------------------
 
 
 def release(options: argparse.Namespace) -> int:
     """Write labs/ from solutions/, or with --check only say what differs."""
-    from utils.course.release import drift
-    from utils.course.release import release as write
+    from utils.course import release
 
     if options.check:
-        found = drift(options.solutions, options.labs)
-        for line in found:
+        lines = release.drift(options.solutions, options.labs)
+        for line in lines:
             print(line)
-        if not found:
+        if not lines:
             print(f"{options.labs.name}/ is what follows from {options.solutions.name}/")
-        return 1 if found else 0
-    written = write(options.solutions, options.labs)
+        return 1 if lines else 0
+    written = release.release(options.solutions, options.labs)
     for path in written:
         print(f"wrote {options.labs.name}/{path.relative_to(options.labs)}")
     if not written:
@@ -46,17 +48,15 @@ def release(options: argparse.Namespace) -> int:
 
 
 def draw_map(options: argparse.Namespace) -> int:
-    """Write the map of the course: docs/map.svg, and its part of README.md."""
-    from utils.course import map as course
-    from utils.course.about import labs
+    """Write the map of the course: its part of README.md."""
+    from utils.course import about, map
 
-    found = labs(options.solutions)
+    labs = about.labs(SOLUTIONS)
     if options.check:
-        lines = course.drift(found)
+        lines = map.drift(labs)
         print("\n".join(lines) or "the map is what follows from the labs")
         return 1 if lines else 0
-    written = course.write(found)
-    print("\n".join(f"wrote {path.name}" for path in written) or "the map is up to date")
+    print("wrote README.md" if map.write(labs) else "the map is up to date")
     return 0
 
 
@@ -66,7 +66,7 @@ def dist(options: argparse.Namespace) -> int:
 
     from utils.course.student_bundle import bundle
 
-    path = bundle(options.root, version("ddl-labs"), options.out)
+    path = bundle(ROOT, version("ddl-labs"), options.out)
     print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
 
@@ -77,14 +77,14 @@ def figures(options: argparse.Namespace) -> int:
     The labs are run for that, up to two minutes each; a run is kept until something changes.
     Status 1: a lab did not run to its end, and is missing.
     """
-    from utils.course.pack.pictures import pictures, save
-    from utils.course.pack.runs import executed_ones
+    from utils.course.pictures import executed_copies, pictures_of, save
 
-    paths, done = _labs(options), 0
-    for path, nb in executed_ones(paths):
-        found = list(pictures(nb))
-        save(found, options.out / path.stem)
-        print(f"{options.out / path.stem}: {len(found)} pictures", flush=True)
+    paths = _labs(options)
+    done = 0
+    for path, nb in executed_copies(paths):
+        pictures = list(pictures_of(nb))
+        save(pictures, options.out / path.stem)
+        print(f"{options.out / path.stem}: {len(pictures)} pictures", flush=True)
         done += 1
     return 0 if done == len(paths) else 1
 
@@ -95,16 +95,17 @@ def pack(options: argparse.Namespace) -> int:
     The labs are run for that, up to two minutes each; a run is kept until something changes.
     Status 1: a lab did not run to its end, and is missing.
     """
+    from utils.course import pack
     from utils.course.about import labs, number_of
-    from utils.course.pack import pages
-    from utils.course.pack.runs import executed_ones
+    from utils.course.pictures import executed_copies
 
-    paths, packs = _labs(options), []
-    about = {one.number: one for one in labs(options.solutions)}
-    for path, nb in executed_ones(paths):
-        packs.append(pages.pack(path, nb, about[number_of(path)]))
+    paths = _labs(options)
+    packs = []
+    about = {lab.number: lab for lab in labs(SOLUTIONS)}
+    for path, nb in executed_copies(paths):
+        packs.append(pack.pack(path, nb, about[number_of(path)]))
         print(f"{path.stem}: {len(packs[-1].pictures)} pictures", flush=True)
-    pages.write(packs, options.out)
+    pack.write(packs, options.out)
     print(f"wrote {options.out / 'index.html'}")
     return 0 if len(packs) == len(paths) else 1
 
@@ -122,24 +123,25 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _labs(options: argparse.Namespace) -> list[Path]:
-    """The notebooks that a command is about: those named, else all solutions."""
-    from utils.course.notebook import NotebookError, notebooks
+    """Return the notebooks that a command is about: those named, else all solutions.
 
-    named = [_of_a_lab(path, options.solutions) for path in options.notebooks]
-    if missing := [str(path) for path in named if not path.is_file()]:
+    A lab is named by a path, or by its number or name, as grading takes them.
+    """
+    from utils.course.notebook import NotebookError, is_named, notebooks
+
+    solutions = notebooks(SOLUTIONS)
+
+    def named(name: Path) -> Path:
+        if name.is_file():
+            return name
+        return next((path for path in solutions if is_named(str(name), path)), name)
+
+    paths = [named(name) for name in options.notebooks]
+    if missing := [str(path) for path in paths if not path.is_file()]:
         raise NotebookError(f"no such notebook: {', '.join(missing)}")
-    if found := named or notebooks(options.solutions):
-        return found
-    raise NotebookError(f"there is no notebook in {options.solutions}")
-
-
-def _of_a_lab(given: Path, solutions: Path) -> Path:
-    """The notebook that is meant: a path, or a lab's number or name, as grading takes them."""
-    from utils.course.notebook import is_named, notebooks
-
-    if given.is_file():
-        return given
-    return next((path for path in notebooks(solutions) if is_named(str(given), path)), given)
+    if not paths and not solutions:
+        raise NotebookError(f"there is no notebook in {SOLUTIONS}")
+    return paths or solutions
 
 
 def lint(options: argparse.Namespace) -> int:
@@ -182,7 +184,7 @@ def rerun(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Measure communication and training on this machine: mpi, mpi4py, gloo."""
+    """Measure communication on this machine: mpi, mpi4py, gloo."""
     from utils.jobs.bench_ranks import main
 
     return main(options)
@@ -208,9 +210,11 @@ def doctor(options: argparse.Namespace) -> int:
     return main(options.json, options.timeout)
 
 
+# --- the command line ----------------------------------------------------------------------------
+
+
 def parser() -> argparse.ArgumentParser:
-    """The command line; each command names its function as `command`."""
-    root = Path(__file__).resolve().parents[1]
+    """Return the command line; each command names its function as `command`."""
     top = argparse.ArgumentParser(
         prog="ddl-labs", description="What authors and instructors do with the labs."
     )
@@ -222,55 +226,28 @@ def parser() -> argparse.ArgumentParser:
         return sub
 
     sub = add("release", release)
-    sub.add_argument("--check", action="store_true", help="write nothing; status 1 on drift")
-    sub.add_argument("--solutions", type=Path, default=root / "solutions", metavar="FOLDER")
-    sub.add_argument("--labs", type=Path, default=root / "labs", metavar="FOLDER")
-
-    sub = add("map", draw_map)
-    sub.add_argument("--check", action="store_true", help="write nothing; status 1 on drift")
-    sub.set_defaults(solutions=root / "solutions")
-
-    sub = add("dist", dist)
-    sub.add_argument(
-        "-o", "--out", type=Path, default=root / "dist", metavar="FOLDER", help="dist/"
-    )
-    sub.set_defaults(root=root)
-
-    def add_notebooks(sub: argparse.ArgumentParser) -> None:
-        help = "a file, or a lab: 01, 01_c10d"
-        sub.add_argument("notebooks", type=Path, nargs="*", metavar="NOTEBOOK", help=help)
-        sub.set_defaults(solutions=root / "solutions")
-
-    sub = add("figures", figures)
-    add_notebooks(sub)
-    out = root / "build" / "figures"
-    sub.add_argument("-o", "--out", type=Path, default=out, metavar="FOLDER", help="build/figures/")
-
-    sub = add("pack", pack)
-    add_notebooks(sub)
-    out = root / "build" / "pack"
-    sub.add_argument("-o", "--out", type=Path, default=out, metavar="FOLDER", help="build/pack/")
-
+    _add_check(sub)
+    sub.add_argument("--solutions", type=Path, default=SOLUTIONS, metavar="FOLDER")
+    sub.add_argument("--labs", type=Path, default=ROOT / "labs", metavar="FOLDER")
+    _add_check(add("map", draw_map))
+    _add_out(add("dist", dist), "dist")
+    for name, function in (("figures", figures), ("pack", pack)):
+        sub = add(name, function)
+        _add_notebooks(sub)
+        _add_out(sub, f"build/{name}")
     sub = add("run", run)
-    add_notebooks(sub)
+    _add_notebooks(sub)
     sub.add_argument("--store", action="store_true", help="keep the outputs in the notebook")
     sub.add_argument("--timeout", type=float, default=120, metavar="S", help="per cell: 120")
-
     add("lint", lint)
-
-    add_grade_options(add("grade", grade), root)
-
+    add_grade_options(add("grade", grade), ROOT)
     add_rerun_options(add("rerun", rerun))
-
     sub = add("statistics", statistics)
     sub.add_argument("results", type=Path, metavar="RESULTS", help="what `grade -o` wrote")
-
     sub = add("doctor", doctor)
     sub.add_argument("--json", action="store_true", help="print the same as data")
     sub.add_argument("--timeout", type=float, default=60, metavar="S", help="for each probe: 60")
-
-    add_options(add("bench", bench))
-
+    add_bench_options(add("bench", bench))
     sub = add("diagnosis", diagnosis)
     sub.add_argument("--only", default="", metavar="WORDS", help="part of a name or class")
     sub.add_argument("--backends", nargs="+", default=["mpi"], choices=["mpi", "gloo"], help="mpi")
@@ -278,8 +255,22 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _add_check(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--check", action="store_true", help="write nothing; status 1 on drift")
+
+
+def _add_out(sub: argparse.ArgumentParser, folder: str) -> None:
+    default = ROOT / folder
+    sub.add_argument("-o", "--out", type=Path, default=default, metavar="FOLDER", help=f"{folder}/")
+
+
+def _add_notebooks(sub: argparse.ArgumentParser) -> None:
+    help = "a file, or a lab: 01, 01_c10d"
+    sub.add_argument("notebooks", type=Path, nargs="*", metavar="NOTEBOOK", help=help)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; its exit status."""
+    """Run one command; return its exit status."""
     options = parser().parse_args(arguments)
     options.line = shlex.join(["ddl-labs", *(sys.argv[1:] if arguments is None else arguments)])
     try:

@@ -34,11 +34,11 @@ class Meter(TorchDispatchMode):
     """Counts the bytes of all tensors that are made inside a ``with`` block, on this thread.
 
     Args:
-        things: modules, optimizers, tensors, or lists and dicts of them, that exist already and
+        things: Modules, optimizers, tensors, or lists and dicts of them, that exist already and
             shall count from the beginning; of a module parameters, gradients and buffers.
 
     Attributes:
-        peak: the most bytes alive at once, since the block began or :meth:`restart` was called.
+        peak: The most bytes alive at once, since the block began or :meth:`restart` was called.
         history: (seconds of ``time.perf_counter``, bytes alive) at each new tensor.
 
     A block may be entered again: the meter goes on. Deleted tensors count no more as soon as they
@@ -49,7 +49,8 @@ class Meter(TorchDispatchMode):
         super().__init__()
         # Of each storage, by its id, a weak reference and its bytes when last looked at.
         self._storages: dict[int, tuple[weakref.ref, int]] = {}
-        self.peak, self.history = 0, []
+        self.peak = 0
+        self.history: list[tuple[float, int]] = []
         self.watch(*things)
 
     @property
@@ -59,34 +60,35 @@ class Meter(TorchDispatchMode):
 
     def watch(self, *things: Any) -> None:
         """Count these, too, from now on; of a module what it has at this moment."""
-        there = list(tensors_of(*things))
-        gradients = [t.grad for t in there if t.is_leaf and t.grad is not None]
-        plain = _plain([there, gradients])
+        tensors = list(tensors_of(*things))
+        gradients = [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+        plain = _plain([tensors, gradients])
         if self._changed((tensor.untyped_storage() for tensor in plain), new=True):
             self._note()
 
     def restart(self) -> int:
-        """Begin a new peak and a new history; returns the bytes that are alive."""
-        self.peak, self.history = 0, []
+        """Begin a new peak and a new history; return the bytes that are alive."""
+        self.peak = 0
+        self.history = []
         self._note()
         return self.peak
 
     def kinds(self, parameters: Any = (), optimizer: Any = ()) -> dict[str, int]:
-        """What is alive, in bytes, by kind.
+        """Return what is alive, in bytes, by kind.
 
         Args:
-            parameters: a module, or parameters.
-            optimizer: an optimizer, or tensors that are its state.
+            parameters: A module, or parameters.
+            optimizer: An optimizer, or tensors that are its state.
 
         Returns:
             "parameters", "gradients" (of those parameters), "optimizer state", and "other": what
             else this meter has seen, such as activations and the minibatch.
         """
-        own = list(_parameters(parameters))
-        parts = [own, [q.grad for q in own if q.grad is not None], list(tensors_of(optimizer))]
+        weights = list(_parameters(parameters))
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
         seen: set[int] = set()
-        sizes = [_bytes(part, seen) for part in parts]
-        rest = sum(one.nbytes() for one in self._alive() if id(one) not in seen)
+        sizes = [_bytes(part, seen) for part in (weights, gradients, tensors_of(optimizer))]
+        rest = sum(storage.nbytes() for storage in self._alive() if id(storage) not in seen)
         return dict(zip(KINDS, [*sizes, rest], strict=True))
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -97,7 +99,8 @@ class Meter(TorchDispatchMode):
         # A view of what is used, or itself, is not new; but torch.tensor(…) is shown so at first.
         lifted = function is torch.ops.aten.lift_fresh.default
         before = set() if lifted else {id(storage) for storage in used}
-        made = [one for t in _plain(out) if id(one := t.untyped_storage()) not in before]
+        results = [tensor.untyped_storage() for tensor in _plain(out)]
+        made = [storage for storage in results if id(storage) not in before]
         # FSDP gives a storage its bytes by no operation: so look at what is used, too.
         grown = self._changed(used, new=False)
         if self._changed(made, new=True) or grown:
@@ -105,39 +108,40 @@ class Meter(TorchDispatchMode):
         return out
 
     def _alive(self) -> list[torch.UntypedStorage]:
-        return [one for ref, _ in list(self._storages.values()) if (one := ref()) is not None]
+        storages = [reference() for reference, _ in list(self._storages.values())]
+        return [storage for storage in storages if storage is not None]
 
     def _changed(self, storages: Iterable[torch.UntypedStorage], new: bool) -> bool:
-        """Whether storages have another size than noted; new ones are taken in, if they shall."""
-        found = False
+        """Note sizes, of new storages as well if they shall; return whether one has changed."""
+        changed = False
         for storage in storages:
             ref, size = self._storages.get(id(storage), (None, None))
             known = ref is not None and ref() is storage
             if (known or new) and (not known or size != storage.nbytes()):
                 self._storages[id(storage)] = weakref.ref(storage), storage.nbytes()
-                found = True
-        return found
+                changed = True
+        return changed
 
     def _note(self) -> None:
         alive = self._alive()
-        self._storages = {id(one): (weakref.ref(one), one.nbytes()) for one in alive}
+        self._storages = {id(s): (weakref.ref(s), s.nbytes()) for s in alive}
         now = sum(size for _, size in self._storages.values())
         self.peak = max(self.peak, now)
         self.history.append((time.perf_counter(), now))
 
 
 def tensors_of(*things: Any) -> Iterator[Tensor]:
-    """All tensors of modules (without gradients), of optimizers (their state), and of containers.
+    """Yield all tensors of modules (without gradients), optimizers (their state), and containers.
 
     Raises:
-        TypeError: something is none of these.
+        TypeError: Something is none of these.
     """
     for thing in tree_leaves(things):
         if isinstance(thing, nn.Module):
             yield from itertools.chain(thing.parameters(), thing.buffers())
         elif isinstance(thing, torch.optim.Optimizer):
             state = tree_leaves([list(of.values()) for of in thing.state.values()])
-            yield from (one for one in state if isinstance(one, Tensor))
+            yield from (value for value in state if isinstance(value, Tensor))
         elif isinstance(thing, Tensor):
             yield thing
         elif thing is not None:
@@ -148,12 +152,12 @@ def tensors_of(*things: Any) -> Iterator[Tensor]:
 
 
 def _parameters(thing: Any) -> Iterator[Tensor]:
-    for one in tree_leaves(thing):
-        yield from one.parameters() if isinstance(one, nn.Module) else (one,)
+    for leaf in tree_leaves(thing):
+        yield from leaf.parameters() if isinstance(leaf, nn.Module) else (leaf,)
 
 
 def nbytes(*things: Any) -> int:
-    """Bytes of all tensors of modules, optimizers, containers: each storage once.
+    """Return the bytes of all tensors of modules, optimizers, containers: each storage once.
 
     Of a module parameters and buffers count, no gradients; of an optimizer what it keeps for each
     parameter, without the parameters themselves. Of a DTensor it is the shard of this rank.
@@ -162,7 +166,7 @@ def nbytes(*things: Any) -> int:
 
 
 def _bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
-    """Of storages that are not in ``seen``; they are added to it."""
+    """Return the bytes of storages that are not in ``seen``, and add them to it."""
     total = 0
     for storage in (tensor.untyped_storage() for tensor in _plain(list(tensors))):
         if id(storage) not in seen:
@@ -172,7 +176,7 @@ def _bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
 
 
 def _locally(tensor: Tensor) -> Iterator[Tensor]:
-    """What this process has of a tensor: of a DTensor its shard."""
+    """Yield what this process has of a tensor: of a DTensor its shard."""
     if hasattr(tensor, "__tensor_flatten__"):
         inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
         for part in inner:
@@ -183,7 +187,7 @@ def _locally(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _plain(tree: Any) -> Iterator[Tensor]:
-    """The tensors of a tree that have bytes of their own in this process."""
+    """Yield the tensors of a tree that have bytes of their own in this process."""
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor) and leaf.layout is torch.strided and not leaf.is_meta:
             yield from _locally(leaf)

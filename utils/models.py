@@ -18,7 +18,7 @@ class MLP(nn.Module):
     """A multilayer perceptron: flatten, then Linear + ReLU, the last Linear gives logits.
 
     Args:
-        sizes: features in, hidden features …, classes out; at least two positive integers.
+        sizes: Features in, hidden features …, classes out; at least two positive integers.
 
     It has Σ (inᵢ + 1) · outᵢ parameters over its Linear layers, the 1 being the bias:
     785 · 512 + 513 · 512 + 513 · 10 = 669,706 for the default sizes, 2.7 MB in float32.
@@ -38,7 +38,7 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers[:-1])  # no ReLU behind the logits
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits float32 [m, sizes[-1]] of images float32 [m, …] with sizes[0] values each."""
+        """Return logits float32 [m, sizes[-1]] of images float32 [m, …], sizes[0] values each."""
         return self.layers(images)
 
     @torch.no_grad()
@@ -60,7 +60,7 @@ class MLP(nn.Module):
 
 
 def mlp(seed: int = 0, sizes: Sequence[int] = SIZES) -> MLP:
-    """An `MLP(sizes)` whose weights follow from `seed` alone.
+    """Return an `MLP(sizes)` whose weights follow from `seed` alone.
 
     The same seed gives the same weights on every rank, whatever was drawn before, and the
     global random state stays as it was. Different seeds on different ranks give replicas
@@ -76,7 +76,7 @@ def mlp(seed: int = 0, sizes: Sequence[int] = SIZES) -> MLP:
 
 
 def _checked(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The sizes as integers, or an error that shows them."""
+    """Return the sizes as integers, or raise an error that shows them."""
     try:
         checked = tuple(operator.index(size) for size in sizes)
     except TypeError:
@@ -92,13 +92,9 @@ def _checked(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, head_size: int) -> Tensor:
-    """Softmax attention of the heads that are there.
+    """Return softmax(q kᵀ / √head_size) v of each head, in the shape of `q`.
 
-    Args:
-        q, k, v: [samples, tokens, heads · head_size], one head beside the other.
-
-    Returns:
-        A tensor of the same shape: softmax(q kᵀ / √head_size) v for each head.
+    `q`, `k`, and `v` are [samples, tokens, heads · head_size], one head beside the other.
     """
     samples, tokens, width = q.shape
     if width % head_size:
@@ -115,11 +111,12 @@ class Attention(nn.Module):
         super().__init__()
         if width % heads:
             raise ValueError(f"{heads} heads cannot share {width} features evenly")
-        self.heads, self.head_size = heads, width // heads
+        self.heads = heads
+        self.head_size = width // heads
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[samples, tokens, width] of a tensor of that shape."""
+        """Return [samples, tokens, width] of a tensor of that shape."""
         return self.out(attend(self.q(x), self.k(x), self.v(x), self.head_size))
 
 
@@ -128,23 +125,26 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[…, width] of a tensor of that shape."""
+        """Return […, width] of a tensor of that shape."""
         return self.down(functional.gelu(self.up(x)))
 
 
 class Block(nn.Module):
-    """Attention, then MLP; each behind a LayerNorm, and added to what came in."""
+    """A block is attention, then an MLP; each behind a LayerNorm, and added to what came in."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads)
-        self.norm2, self.mlp = nn.LayerNorm(width), FeedForward(width, hidden)
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = FeedForward(width, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[samples, tokens, width] of a tensor of that shape."""
+        """Return [samples, tokens, width] of a tensor of that shape."""
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
@@ -153,10 +153,10 @@ class ViT(nn.Module):
     """A vision transformer for 28 × 28 images: 16 patches of 7 × 7 are its tokens.
 
     Args:
-        depth: number of blocks.
-        width: features of a token.
-        heads: of each attention; they share the width evenly.
-        hidden: features inside of each MLP.
+        depth: Number of blocks.
+        width: Features of a token.
+        heads: Of each attention; they share the width evenly.
+        hidden: Features inside of each MLP.
 
     With the default sizes 54,986 parameters at depth 1, and 49,984 for each further block.
 
@@ -164,23 +164,26 @@ class ViT(nn.Module):
     tokens is classified, and there is no class token.
     """
 
-    PATCH, TOKENS, CLASSES = 7, 16, 10
+    PATCH = 7
+    TOKENS = 16
+    CLASSES = 10
 
     def __init__(self, depth: int = 2, width: int = 64, heads: int = 4, hidden: int = 256) -> None:
         super().__init__()
         self.embed = nn.Linear(self.PATCH**2, width)
         self.position = nn.Parameter(0.02 * torch.randn(self.TOKENS, width))
         self.blocks = nn.ModuleList(Block(width, heads, hidden) for _ in range(depth))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, self.CLASSES)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, self.CLASSES)
 
     def tokens(self, images: Tensor) -> Tensor:
-        """[m, 16, width]: the embedded patches of images [m, 1, 28, 28]."""
+        """Return [m, 16, width], the embedded patches of images [m, 1, 28, 28]."""
         rows = images.unfold(2, self.PATCH, self.PATCH)
         patches = rows.unfold(3, self.PATCH, self.PATCH).reshape(len(images), self.TOKENS, -1)
         return self.embed(patches) + self.position
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [m, 10] of images [m, 1, 28, 28]."""
+        """Return logits [m, 10] of images [m, 1, 28, 28]."""
         x = self.tokens(images)
         for block in self.blocks:
             x = block(x)
@@ -188,7 +191,7 @@ class ViT(nn.Module):
 
 
 def vit(seed: int = 0, **sizes: int) -> ViT:
-    """A `ViT(**sizes)` whose weights follow from `seed` alone: the same ones on every rank."""
+    """Return a `ViT(**sizes)` whose weights follow from `seed` alone: the same on every rank."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(operator.index(seed))
         return ViT(**sizes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ def test_this_repositorys_map_follows_from_its_labs():
     assert map.drift(about.labs()) == []
 
 
-def test_each_path_is_in_the_picture_and_in_readme():
+def test_each_path_is_in_readme():
     labs = about.labs()
     readme = (ROOT / "README.md").read_text("utf-8")
     for route in map.paths(labs):
@@ -38,33 +37,23 @@ def test_each_path_is_in_the_picture_and_in_readme():
     assert map.in_words(labs) in readme
 
 
-def test_a_lab_stands_below_what_it_builds_on():
-    at = map.places(LABS)
+def test_the_flowchart_has_a_box_for_each_lab_and_an_arrow_from_what_it_builds_on():
+    lines = map.flowchart(LABS).splitlines()
+    assert lines[0] == "```mermaid"
     for lab in LABS:
-        assert all(at[other][1] < at[lab.number][1] for other in lab.builds_on)
-    assert len(set(at.values())) == len(LABS), "two labs at one place"
-    assert at["02"][0] != at["03"][0], "side by side: neither builds on the other"
-    assert at["04"][0] == at["02"][0]
-    assert at["05"] == (0, 4), "the last part is a row of its own, below all"
+        title = f"{lab.number} · {lab.title}<br/>{lab.minutes} min · {lab.ranks} ranks"
+        (at,) = [k for k, line in enumerate(lines) if line == f'    lab{lab.number}["{title}"]']
+        heads = [line for line in lines[:at] if line.startswith("  subgraph")]
+        assert heads[-1].endswith(f'["{lab.part}"]'), "a lab is in the box of its part"
+    arrows = [line.split(" --> ") for line in lines if "-->" in line]
+    assert len(arrows) == sum(len(lab.builds_on) for lab in LABS)
+    for lab in LABS:
+        assert all([f"  lab{other}", f"lab{lab.number}"] in arrows for other in lab.builds_on)
 
 
-def test_two_drawings_are_the_same_bytes_and_say_what_they_show(one_path):
-    first = map.picture(LABS)
-    assert map.picture(LABS) == first
-    root = ElementTree.fromstring(first)
-    space = {"svg": "http://www.w3.org/2000/svg"}
-    assert root.find("svg:title", space).text == map.in_words(LABS)
+def test_the_flowchart_says_in_words_what_it_shows():
+    assert f"\n  accDescr: {map.in_words(LABS)}\n" in map.flowchart(LABS)
     assert "04 Both (after 02 and 03)" in map.in_words(LABS)
-    assert "<dc:date>" not in first
-    assert "<text" not in first, "letters are paths: no font of the reader is needed"
-
-
-def test_the_users_own_settings_do_not_change_the_picture(one_path):
-    import matplotlib
-
-    first = map.picture(LABS)
-    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "none", "axes.grid": True}):
-        assert map.picture(LABS) == first
 
 
 def test_the_paths_take_the_minutes_of_their_labs(one_path):
@@ -87,18 +76,16 @@ def test_a_path_to_a_lab_that_is_not_there_is_refused(one_path):
 def test_drift_is_told_and_repaired(one_path, tmp_path: Path):
     readme = tmp_path / "README.md"
     readme.write_text(f"# Course\n{map.BEGIN}\nold\n{map.END}\nThe rest.\n", encoding="utf-8")
-    assert [line.partition(":")[0] for line in map.drift(LABS, tmp_path)] == [
-        "docs/map.svg",
-        "README.md",
-    ]
-    assert map.write(LABS, tmp_path) == [tmp_path / "docs" / "map.svg", readme]
+    assert [line.partition(":")[0] for line in map.drift(LABS, tmp_path)] == ["README.md"]
+    assert map.write(LABS, tmp_path)
     text = readme.read_text("utf-8")
-    assert text.startswith(f"# Course\n{map.BEGIN}\n\n![Map of the course.")
+    assert text.startswith(f"# Course\n{map.BEGIN}\n\n```mermaid\n")
     assert text.endswith(f"\n\n{map.END}\nThe rest.\n")
     assert "old" not in text
-    assert map.write(LABS, tmp_path) == map.drift(LABS, tmp_path) == []
+    assert not map.write(LABS, tmp_path)
+    assert map.drift(LABS, tmp_path) == []
     longer = [*LABS[:-1], About("05", "All of it", PARTS[-1], 150, 4, ("01", "04"))]
-    assert len(map.drift(longer, tmp_path)) == 2
+    assert len(map.drift(longer, tmp_path)) == 1
 
 
 def test_a_readme_without_a_place_for_it_is_refused():

@@ -9,12 +9,11 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from PIL import Image
 
 from utils.__main__ import main
-from utils.course import notes
+from utils.course import notes, pack, pictures
 from utils.course.about import labs
 from utils.course.notebook import SOLUTIONS, NotebookError, dumps, lab, notebooks, read
-from utils.course.pack import pages, runs
-from utils.course.pack.pictures import pictures, save
-from utils.course.pack.sections import a_point, sections
+from utils.course.pack import a_point, sections
+from utils.course.pictures import pictures_of, save
 from utils.course.release import is_solution, student_version
 from utils.figures import forms
 from utils.grading.reference import Reference
@@ -36,9 +35,11 @@ def solution(folder, *sources: str):
 
 
 def test_every_picture_of_a_lab_comes_as_svg_and_png_that_say_what_they_show(tmp_path, monkeypatch):
-    nb = runs.executed(solution(tmp_path, DRAWS, "import time; time.sleep(0.2)"), tmp_path / "runs")
-    assert runs.seconds(nb.cells[2]) >= 0.2
-    (found,) = pictures(nb)
+    nb = pictures.executed(
+        solution(tmp_path, DRAWS, "import time; time.sleep(0.2)"), tmp_path / "runs"
+    )
+    assert pictures.seconds(nb.cells[2]) >= 0.2
+    (found,) = pictures_of(nb)
     assert (found.name, found.section) == ("cell-0", "A ring of ranks")
     save([found], tmp_path / "out")
     said = "Drawing with the words: rank 0 & <rank 1>."
@@ -51,10 +52,10 @@ def test_every_picture_of_a_lab_comes_as_svg_and_png_that_say_what_they_show(tmp
     assert "<title>Drawing with the words: rank 0 &amp; &lt;rank 1&gt;.</title>" in svg
     assert '<svg role="img" aria-label="Drawing with the words: ' in svg
 
-    monkeypatch.setattr(runs, "run_cells", None)  # kept: not run again
-    assert runs.executed(tmp_path / "01_toy.ipynb", tmp_path / "runs") == nb
+    monkeypatch.setattr(pictures, "run_cells", None)  # kept: not run again
+    assert pictures.executed(tmp_path / "01_toy.ipynb", tmp_path / "runs") == nb
     with pytest.raises(TypeError):
-        runs.executed(solution(tmp_path, DRAWS, "1"), tmp_path / "runs")
+        pictures.executed(solution(tmp_path, DRAWS, "1"), tmp_path / "runs")
 
 
 def test_a_copy_that_was_kept_is_the_same_as_one_that_is_run_but_for_what_changed_since(
@@ -68,34 +69,34 @@ def test_a_copy_that_was_kept_is_the_same_as_one_that_is_run_but_for_what_change
         nb.cells[1].outputs = [new_output("display_data", {"text/plain": "drawn"})]
         nb.cells[1].metadata["execution"] = {"iopub.execute_input": "then"}
 
-    monkeypatch.setattr(runs, "run_cells", run_cells)
-    monkeypatch.setattr(runs, "require_kernel", lambda: None)
+    monkeypatch.setattr(pictures, "run_cells", run_cells)
+    monkeypatch.setattr(pictures, "require_kernel", lambda: None)
     path, kept = solution(tmp_path, DRAWS), tmp_path / "runs"
-    first = runs.executed(path, kept)
+    first = pictures.executed(path, kept)
     assert first.cells[1].outputs[0].data == {"text/plain": "drawn"}
-    assert runs.executed(path, kept) == first
+    assert pictures.executed(path, kept) == first
     nb = read(path)
     nb.cells[1].metadata["tags"] = ["hide-input"]
     path.write_text(dumps(nb))
-    again = runs.executed(path, kept)
+    again = pictures.executed(path, kept)
     assert (len(ran), again.cells[1].outputs) == (1, first.cells[1].outputs)
     assert set(again.cells[1].metadata) == {"tags", "execution"}
     nb.cells[1].id = "ring-of-ranks"
     path.write_text(dumps(nb))
-    assert runs.executed(path, kept).cells[1].outputs == first.cells[1].outputs
+    assert pictures.executed(path, kept).cells[1].outputs == first.cells[1].outputs
     assert [ids[1] for ids in ran] == ["cell-0", "ring-of-ranks"]
 
 
 def test_a_solution_that_fails_gives_no_pictures_and_says_in_which_cell(tmp_path):
-    with pytest.raises(runs.RunError, match=r"01_toy.ipynb: cell 'cell-0': ZeroDivisionError"):
-        runs.executed(solution(tmp_path, "1 / 0"), tmp_path / "runs")
+    with pytest.raises(pictures.RunError, match=r"01_toy.ipynb: cell 'cell-0': ZeroDivisionError"):
+        pictures.executed(solution(tmp_path, "1 / 0"), tmp_path / "runs")
 
 
 def test_a_picture_without_words_is_refused_with_its_cell(tmp_path):
-    nb = runs.executed(solution(tmp_path, DRAWS), tmp_path / "runs")
+    nb = pictures.executed(solution(tmp_path, DRAWS), tmp_path / "runs")
     nb.cells[1].outputs[0].metadata = {}
     with pytest.raises(NotebookError, match="cell 'cell-0': a picture without alternative text"):
-        list(pictures(nb))
+        list(pictures_of(nb))
 
 
 # --- notes and pages ---------------------------------------------------------------------------
@@ -191,8 +192,8 @@ def test_the_page_of_a_lab_has_all_that_an_instructor_needs(tmp_path):
         if "image/png" in output.get("data", {}):
             output.data["image/svg+xml"] = "<svg width='1pt'></svg>"
     (about,) = (one for one in labs() if one.number == "01")
-    made = pages.pack(path, nb, about)
-    pages.write([made], tmp_path)
+    made = pack.pack(path, nb, about)
+    pack.write([made], tmp_path)
     page = (tmp_path / "01_c10d.html").read_text()
     assert f"{len(made.mistakes['1.2'])}</summary>" in page
     assert "recv fills the tensor that it is given" in page
@@ -212,10 +213,10 @@ def test_a_lab_that_does_not_run_takes_no_other_with_it(tmp_path, monkeypatch, c
 
     def executed(path):
         if path.stem == "01_toy":
-            raise runs.RunError("01_toy.ipynb: cell 'boom': ZeroDivisionError")
+            raise pictures.RunError("01_toy.ipynb: cell 'boom': ZeroDivisionError")
         return nb
 
-    monkeypatch.setattr(runs, "executed", executed)
+    monkeypatch.setattr(pictures, "executed", executed)
     for name in ("01_toy.ipynb", "02_toy.ipynb"):
         (tmp_path / name).write_text(dumps(nb))
     paths = [str(path) for path in notebooks(tmp_path)]

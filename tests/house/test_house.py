@@ -509,7 +509,7 @@ def test_a_lab_is_run_by_its_number(monkeypatch, capsys, tmp_path):
 
     def status_of(name: str) -> int:
         options = parser().parse_args(["run", name])
-        options.solutions = tmp_path
+        monkeypatch.setattr("utils.__main__.SOLUTIONS", tmp_path)
         return options.command(options)
 
     assert [status_of(n) for n in ("03", "03_toy", str(tmp_path / "03_toy.ipynb"))] == [0, 0, 0]

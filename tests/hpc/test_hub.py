@@ -314,7 +314,7 @@ def test_a_session_tells_its_time_warns_and_saves_the_notebook_before_slurm_ends
 # --- without a browser ---------------------------------------------------------------------------
 
 DOCTOR = """
-from utils.doctor.python_side import check_imports, check_packages, check_python
+from utils.doctor.package_checks import check_imports, check_packages, check_python
 for check in (check_python, check_packages, check_imports):
     print(check(None))
 """

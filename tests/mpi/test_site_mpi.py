@@ -205,10 +205,10 @@ def test_a_script_on_ranks_that_are_each_alone_is_told_which_library_to_name(fol
 
 DOCTOR = """
 import json
-from utils.doctor import Machine, mpi_side
+from utils.doctor import Machine, find
 with Machine(150) as machine:
-    for check in (mpi_side.check_library, mpi_side.check_launcher):
-        found = check(machine)
+    for name in ("MPI library", "launcher"):
+        found = find(name, machine)
         print(json.dumps([found.status, found.fact, found.remedy]))
 """
 START = """

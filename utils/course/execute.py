@@ -24,7 +24,7 @@ from traitlets.config import Config
 from utils.checks import verdict
 from utils.jobs import watchdog
 
-from .errors import CourseError
+from . import CourseError
 from .notebook import NotebookError, normalise, read, tasks_checked, write
 
 KERNEL = "python3"
@@ -47,7 +47,7 @@ class KernelError(CourseError, RuntimeError):
 
 @dataclass(frozen=True)
 class Result:
-    """What one execution gave."""
+    """The result of one execution."""
 
     name: str
     seconds: float
@@ -62,19 +62,19 @@ class Result:
 
     def __str__(self) -> str:
         checks = f"{self.passed} of {self.passed + self.failed} checks passed"
-        line = (
-            f"{'ok    ' if self.ok else 'FAILED'} {self.name:<32} {self.seconds:6.1f} s  {checks}"
-        )
-        if not self.error:
-            return line
-        return line + "".join(f"\n       {text}" for text in self.error.splitlines())
+        begin = "ok    " if self.ok else "FAILED"
+        lines = [f"{begin} {self.name:<32} {self.seconds:6.1f} s  {checks}"]
+        return "\n       ".join(lines + (self.error or "").splitlines())
 
 
 def execute(path: Path, *, store: bool = False, timeout: float = 120) -> Result:
     """Execute a notebook in a kernel of its own, in the notebook's folder.
 
-    `timeout` bounds each cell, in seconds. A check cell that showed no verdict counts as failed.
-    With `store` the outputs go into the file, normalised, unless something failed.
+    A check cell that showed no verdict counts as failed.
+
+    Args:
+        store: The outputs go into the file, normalised, unless something failed.
+        timeout: Seconds for each cell.
     """
     require_kernel()
     path = Path(path).resolve()
@@ -95,18 +95,18 @@ def execute(path: Path, *, store: bool = False, timeout: float = 120) -> Result:
 
 
 def verdicts(nb: NotebookNode) -> tuple[int, int, list[str]]:
-    """How many checks passed, how many didn't, and the tasks whose check said nothing.
+    """Return how many checks passed, how many didn't, and the tasks whose check said nothing.
 
     A silent check is a failed one: no explicit pass, no points.
     """
-    said: dict[str, bool] = {}
+    results: dict[str, bool] = {}
     for cell in nb.cells:
-        for one in verdict.read(cell.get("outputs", [])):
-            name = one.task or str(one)
-            said[name] = said.get(name, True) and one.passed
-    silent = [task for task in tasks_checked(nb) if task not in said]
-    passed = sum(said.values())
-    return passed, len(said) - passed + len(silent), silent
+        for line in verdict.read(cell.get("outputs", [])):
+            name = line.task or str(line)
+            results[name] = results.get(name, True) and line.passed
+    silent = [task for task in tasks_checked(nb) if task not in results]
+    passed = sum(results.values())
+    return passed, len(results) - passed + len(silent), silent
 
 
 def require_kernel(name: str = KERNEL) -> None:
@@ -118,9 +118,9 @@ def require_kernel(name: str = KERNEL) -> None:
     command = spec.argv[0]
     if command in {"python", "python3", "python{}.{}".format(*sys.version_info)}:
         return  # jupyter_client takes sys.executable for these
-    found = shutil.which(command)
+    path = shutil.which(command)
     # Not resolved: in an environment, python is a link to the one that made it.
-    if found is None or Path(found).absolute().parent != Path(sys.executable).absolute().parent:
+    if path is None or Path(path).absolute().parent != Path(sys.executable).absolute().parent:
         raise KernelError(
             f"the kernel '{name}' starts {command}, not {sys.executable}: it was found in "
             f"{spec.resource_dir}. Remove it there, or set JUPYTER_PREFER_ENV_PATH=1"
@@ -138,14 +138,16 @@ def run_cells(
     timing: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> str | None:
-    """Execute in place, in ``folder``; what went wrong, or None.
+    """Execute in place, in ``folder``; return what went wrong, or None.
 
-    timing: keep in each cell's metadata when it began and ended.
-    variables: of the environment, for the kernel.
+    Args:
+        timing: Keep in each cell's metadata when it began and ended.
+        variables: Of the environment, for the kernel.
     """
     for cell in nb.cells:
         if cell.cell_type == "code":  # nothing of an earlier execution may count
-            cell.outputs, cell.execution_count = [], None
+            cell.outputs = []
+            cell.execution_count = None
     mark = uuid.uuid4().hex
     at = "before the first cell"
 

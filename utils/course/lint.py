@@ -1,4 +1,4 @@
-"""What nbval, ruff and reviewers overlook in notebooks.
+"""Finds what nbval, ruff and reviewers overlook in notebooks.
 
 nbval ignores a marker that is misspelt, and passes a reference cell that was never executed;
 an id that an editor made up says nothing to a grader. ``python -m utils.course.lint`` prints
@@ -38,7 +38,7 @@ FEWEST_WORDS = 3
 
 
 def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
-    """Every problem in both folders, each with the notebook, the cell and the cure."""
+    """Return every problem in both folders, each with the notebook, the cell and the cure."""
     problems = []
     numbers = {about.number_of(path) for path in notebooks(solutions_dir)}
     for folder, rules in ((solutions_dir, solution_problems), (labs_dir, lab_problems)):
@@ -50,23 +50,21 @@ def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
                 problems.append(f"{folder.name}/{error}")
                 continue
             if folder == solutions_dir:  # the other folder follows from it
-                own = about.problems_of(nb, about.number_of(path), numbers)
-                problems += [f"{where}: {text}" for text in own]
+                faults = about.problems_of(nb, about.number_of(path), numbers)
+                problems += [f"{where}: {text}" for text in faults]
             problems += [f"{where}: cell '{cell.id}': {text}" for cell, text in rules(nb)]
     return problems
 
 
 def solution_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
-    """What is wrong with the cells of a solution."""
+    """Yield what is wrong with the cells of a solution."""
     for cell in nb.cells:
-        yield from ((cell, text) for text in (*id_problems(cell), *marker_problems(cell)))
-        if cell.cell_type == "code":
-            yield from ((cell, text) for text in output_problems(cell))
-        yield from ((cell, text) for text in picture_problems(cell))
+        rules = (id_problems, marker_problems, output_problems, picture_problems)
+        yield from ((cell, text) for rule in rules for text in rule(cell))
 
 
 def lab_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
-    """What is wrong with the cells of a student's notebook."""
+    """Yield what is wrong with the cells of a student's notebook."""
     for cell in nb.cells:
         yield from ((cell, text) for text in id_problems(cell))
         if cell.get("outputs") or cell.get("execution_count") is not None:
@@ -76,7 +74,7 @@ def lab_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
 
 
 def id_problems(cell: NotebookNode) -> Iterator[str]:
-    """Ids are how grading finds answers: they must be words that stay."""
+    """Yield what is wrong with an id: grading finds answers by it, so it must be lasting words."""
     if not READABLE_ID.fullmatch(cell.id):
         yield "an id has small letters, digits, '-' and '_' only: rename it"
     elif MADE_UP_ID.fullmatch(cell.id):
@@ -84,14 +82,9 @@ def id_problems(cell: NotebookNode) -> Iterator[str]:
 
 
 def marker_problems(cell: NotebookNode) -> Iterator[str]:
-    """Comments and tags that look like nbval's, but aren't."""
-    for line in cell.source.splitlines() if cell.cell_type == "code" else ():
-        # nbval wants the marker alone on its line.
-        text = line[line.find("#") :] if "#" in line else ""
-        match = MARKER_LIKE.match(text)
-        if match and not (line.strip().startswith("#") and match[1] in comment_markers):
-            guess = _nearest(match[1].upper().replace("-", "_"), comment_markers)
-            yield f"nbval ignores {text.strip()!r}: write '# {guess}' on a line of its own"
+    """Yield comments and tags that look like nbval's, but aren't."""
+    if cell.cell_type == "code":
+        yield from _comment_problems(cell.source)
     for tag in cell.metadata.get("tags", []):
         if tag in metadata_tags or tag in OTHER_TAGS:
             continue
@@ -100,17 +93,29 @@ def marker_problems(cell: NotebookNode) -> Iterator[str]:
             yield f"nbval ignores the tag {tag!r}: did you mean {guess or 'nbval-…'!r}?"
 
 
+def _comment_problems(source: str) -> Iterator[str]:
+    for line in source.splitlines():
+        # nbval wants the marker alone on its line.
+        text = line[line.find("#") :] if "#" in line else ""
+        match = MARKER_LIKE.match(text)
+        if match and not (line.strip().startswith("#") and match[1] in comment_markers):
+            guess = _nearest(match[1].upper().replace("-", "_"), comment_markers)
+            yield f"nbval ignores {text.strip()!r}: write '# {guess}' on a line of its own"
+
+
 def _nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str | None:
     return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=cutoff)), None)
 
 
 def output_problems(cell: NotebookNode) -> Iterator[str]:
-    """The stored outputs are the reference: there, and the same after every execution."""
+    """Yield why the stored outputs of a code cell are no reference for later executions."""
+    if cell.cell_type != "code":
+        return
     if cell.source.strip() and cell.execution_count is None:
         yield "was never executed, so nbval compares nothing: make solutions"
     volatile = [key for key in VOLATILE_METADATA if key in cell.metadata]
     metadata = [output.get("metadata", {}) for output in cell.outputs]
-    if volatile or any(one != descriptions(one) for one in metadata):
+    if volatile or any(entry != descriptions(entry) for entry in metadata):
         yield "carries times or ids of one execution: make solutions"
     text = str(cell.outputs)
     for folder in {str(ROOT), str(Path.home())}:
@@ -119,29 +124,34 @@ def output_problems(cell: NotebookNode) -> Iterator[str]:
 
 
 def picture_problems(cell: NotebookNode) -> Iterator[str]:
-    """Pictures that say nothing to those who don't see them.
+    """Yield pictures that say nothing to those who don't see them.
 
     The words of an output's picture are in ``metadata["image/png"]["alt"]``, which nbconvert writes
     into its pages; a picture in a text has them between ``![`` and ``]``.
     """
     for output in cell.get("outputs", []):
-        for kind in (one for one in output.get("data", {}) if one.startswith("image/")):
-            if len(output.metadata.get(kind, {}).get("alt", "").split()) < FEWEST_WORDS:
+        for kind in output.get("data", {}):
+            words = output.metadata.get(kind, {}).get("alt", "").split()
+            if kind.startswith("image/") and len(words) < FEWEST_WORDS:
                 yield (
                     "shows a picture without alternative text: give the figure titles and labels, "
                     "or an attribute alt_text, and run make solutions"
                 )
     if cell.cell_type == "markdown":
-        for words in re.findall(r"!\[([^\]]*)\]\(", cell.source):
-            if len(words.split()) < FEWEST_WORDS:
-                yield f"shows a picture as ![{words}](…): say between the brackets what it shows"
-        for tag in re.findall(r"<img\b[^>]*>", cell.source):
-            if not re.search(r"\balt=[\"'][^\"']*\w", tag):
-                yield f'shows a picture without alternative text: add alt="…" to {tag[:40]}'
+        yield from _picture_problems_of_text(cell.source)
+
+
+def _picture_problems_of_text(source: str) -> Iterator[str]:
+    for words in re.findall(r"!\[([^\]]*)\]\(", source):
+        if len(words.split()) < FEWEST_WORDS:
+            yield f"shows a picture as ![{words}](…): say between the brackets what it shows"
+    for tag in re.findall(r"<img\b[^>]*>", source):
+        if not re.search(r"\balt=[\"'][^\"']*\w", tag):
+            yield f'shows a picture without alternative text: add alt="…" to {tag[:40]}'
 
 
 def main() -> int:
-    """Print the problems; 1 if there are any."""
+    """Print the problems; return 1 if there are any."""
     problems = lint()
     for problem in problems:
         print(problem)

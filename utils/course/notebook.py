@@ -12,7 +12,7 @@ import nbformat
 import nbformat.v4
 from nbformat import NotebookNode
 
-from .errors import CourseError
+from . import CourseError
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS = ROOT / "solutions"
@@ -35,12 +35,12 @@ class NotebookError(CourseError, ValueError):
 
 
 def notebooks(folder: Path) -> list[Path]:
-    """The labs' notebooks in a folder, by number."""
+    """Return the labs' notebooks in a folder, by number."""
     return sorted(path for path in folder.glob("*.ipynb") if LAB_NAME.fullmatch(path.name))
 
 
 def is_named(name: str, path: Path) -> bool:
-    """Whether a lab's notebook is meant by this: 01, 01_c10d, 01_c10d.ipynb."""
+    """Is a lab's notebook meant by this: 01, 01_c10d, 01_c10d.ipynb?"""
     return name in (path.stem, path.name, path.stem.partition("_")[0])
 
 
@@ -85,8 +85,9 @@ def _require_ids(nb: NotebookNode, name: str) -> None:
 
 
 def dumps(nb: NotebookNode) -> str:
-    """The notebook as text: format 4.5, sorted keys, indent 1, one newline at the end."""
-    nb.nbformat, nb.nbformat_minor = 4, 5
+    """Return the notebook as text: format 4.5, sorted keys, indent 1, one newline at the end."""
+    nb.nbformat = 4
+    nb.nbformat_minor = 5
     nbformat.validate(nb)
     return str(nbformat.writes(nb)).rstrip("\n") + "\n"
 
@@ -117,7 +118,7 @@ def normalise(nb: NotebookNode) -> NotebookNode:
 
 
 def descriptions(metadata: NotebookNode) -> dict[str, Any]:
-    """Of an output's metadata what stays: the words for those who don't see a picture."""
+    """Return what stays of an output's metadata: the words for those who don't see a picture."""
     return {
         kind: {"alt": about["alt"]}
         for kind, about in metadata.items()
@@ -126,12 +127,11 @@ def descriptions(metadata: NotebookNode) -> dict[str, Any]:
 
 
 def lab(cell: NotebookNode) -> dict[str, Any]:
-    """The cell's metadata under ``lab``: task, title, points, check."""
-    found: dict[str, Any] = cell.metadata.get("lab", {})
-    return found
+    """Return the cell's metadata under ``lab``: task, title, points, check."""
+    return dict(cell.metadata.get("lab", {}))
 
 
 def tasks_checked(nb: NotebookNode) -> list[str]:
-    """The tasks that have a check cell, in order, each once."""
+    """Return the tasks that have a check cell, in order, each once."""
     tasks = [str(lab(cell)["task"]) for cell in nb.cells if lab(cell).get("check") is True]
     return list(dict.fromkeys(tasks))

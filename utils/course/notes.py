@@ -33,8 +33,7 @@ from nbformat import NotebookNode
 from .notebook import NotebookError, lab
 from .release import is_solution
 
-RUBRIC, QUESTIONS, SHORTER = "rubric", "questions", "shorter"
-KINDS = (RUBRIC, QUESTIONS, SHORTER)
+KINDS = RUBRIC, QUESTIONS, SHORTER = "rubric", "questions", "shorter"
 #: Keeps a cell off pages that are made of the solutions: myst-nb and nbconvert know it.
 TAG = "remove-cell"
 FEWEST_QUESTIONS, MOST_QUESTIONS = 4, 6
@@ -47,7 +46,7 @@ _CUT = re.compile(r"- \*\*(.+?)\*\*: +(.+)")
 
 @dataclass(frozen=True)
 class Mark:
-    """Points, and what for."""
+    """A mark is points, and what for."""
 
     points: float
     text: str
@@ -55,7 +54,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Rubric:
-    """Of a written answer: its task, what earns points, what answers that come often get."""
+    """A rubric of a task: what earns points, and what answers that come often get."""
 
     task: str
     earns: tuple[Mark, ...]
@@ -64,7 +63,7 @@ class Rubric:
 
 @dataclass(frozen=True)
 class Question:
-    """To ask in class, and its answer."""
+    """A question to ask in class, and its answer."""
 
     text: str
     answer: str
@@ -72,7 +71,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Cut:
-    """What a shorter session leaves out: numbers of tasks or headings; and why."""
+    """A cut is what a shorter session leaves out, numbers of tasks or headings, and why."""
 
     what: tuple[str, ...]
     why: str
@@ -80,7 +79,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Notes:
-    """All of a lab; rubrics by task."""
+    """The notes of a lab; rubrics by task."""
 
     questions: tuple[Question, ...]
     shorter: tuple[Cut, ...]
@@ -88,43 +87,42 @@ class Notes:
 
 
 def read(nb: NotebookNode, name: str) -> Notes:
-    """An instructor's notes to a lab.
+    """Return an instructor's notes to a lab.
 
     Raises:
-        NotebookError: something is missing or not understood; says all of it, cell by cell.
+        NotebookError: Something is missing or not understood; says all of it, cell by cell.
     """
-    if found := list(problems(nb)):
-        raise NotebookError("\n".join(f"{name}: {text}" for text in found))
-    (questions,), (shorter,) = _of_kind(nb, QUESTIONS), _of_kind(nb, SHORTER)
+    if faults := list(problems(nb)):
+        raise NotebookError("\n".join(f"{name}: {text}" for text in faults))
+    (questions,) = _of_kind(nb, QUESTIONS)
+    (shorter,) = _of_kind(nb, SHORTER)
     return Notes(
-        tuple(Question(*one) for one in _QUESTION.findall(_lines(questions.source))),
-        tuple(_cut(*one) for one in _CUT.findall(_lines(shorter.source))),
+        tuple(Question(*parts) for parts in _QUESTION.findall(_lines(questions.source))),
+        _cuts(shorter.source),
         {lab(answer)["task"]: _rubric(answer, cell) for answer, cell in rubric_cells(nb) if cell},
     )
 
 
 def rubric_cells(nb: NotebookNode) -> Iterator[tuple[NotebookNode, NotebookNode | None]]:
-    """Each written answer, and the cell of its rubric; None where the next cell is none."""
+    """Yield each written answer, and the cell of its rubric; None where the next cell is none."""
     for cell, following in zip(nb.cells, [*nb.cells[1:], None], strict=True):
         if is_solution(cell) and cell.cell_type == "markdown":
             yield cell, following if following and kind(following) == RUBRIC else None
 
 
 def kind(cell: NotebookNode) -> str:
-    """Of an instructor's cell; nothing for all others."""
+    """Return the kind of an instructor's cell; nothing for all others."""
     return str(lab(cell).get("instructor", ""))
 
 
 def problems(nb: NotebookNode) -> Iterator[str]:
-    """What is missing, or not written as it must be."""
-    for cell in (one for one in nb.cells if kind(one)):
-        if kind(cell) not in KINDS:
-            yield f"cell '{cell.id}': instructor is {kind(cell)!r}: one of {', '.join(KINDS)}"
-        elif cell.cell_type != "markdown" or TAG not in cell.metadata.get("tags", []):
-            yield f"cell '{cell.id}': an instructor's cell is markdown, with the tag '{TAG}'"
-    for one in (QUESTIONS, SHORTER):
-        if len(_of_kind(nb, one)) != 1:
-            yield f"{len(_of_kind(nb, one))} cells of the kind {one!r}: write one, at the end"
+    """Yield what is missing, or not written as it must be."""
+    for cell in nb.cells:
+        yield from (f"cell '{cell.id}': {text}" for text in _kind_problems(cell))
+    for wanted in (QUESTIONS, SHORTER):
+        count = len(_of_kind(nb, wanted))
+        if count != 1:
+            yield f"{count} cells of the kind {wanted!r}: write one, at the end"
     for cell in _of_kind(nb, QUESTIONS):
         yield from (f"cell '{cell.id}': {text}" for text in _question_problems(cell.source))
     for cell in _of_kind(nb, SHORTER):
@@ -136,47 +134,53 @@ def problems(nb: NotebookNode) -> Iterator[str]:
             yield from (f"cell '{cell.id}': {text}" for text in _rubric_problems(answer, cell))
 
 
+def _kind_problems(cell: NotebookNode) -> Iterator[str]:
+    if kind(cell) and kind(cell) not in KINDS:
+        yield f"instructor is {kind(cell)!r}: one of {', '.join(KINDS)}"
+    elif kind(cell) and (cell.cell_type != "markdown" or TAG not in cell.metadata.get("tags", [])):
+        yield f"an instructor's cell is markdown, with the tag '{TAG}'"
+
+
 def _of_kind(nb: NotebookNode, wanted: str) -> list[NotebookNode]:
     return [cell for cell in nb.cells if kind(cell) == wanted]
 
 
 def _lines(source: str) -> str:
-    """Each item of a list on one line."""
+    """Put each item of a list on one line."""
     return re.sub(r"\n +(?=\S)", " ", source)
 
 
 def _question_problems(source: str) -> Iterator[str]:
-    found = _QUESTION.findall(_lines(source))
-    if not FEWEST_QUESTIONS <= len(found) <= MOST_QUESTIONS:
-        yield f"{len(found)} questions, written as '1. **Who waits?** Rank 0.': write 4 to 6"
-    for text, _ in found:
+    questions = _QUESTION.findall(_lines(source))
+    if not FEWEST_QUESTIONS <= len(questions) <= MOST_QUESTIONS:
+        yield f"{len(questions)} questions, written as '1. **Who waits?** Rank 0.': write 4 to 6"
+    for text, _ in questions:
         if not text.endswith("?"):
             yield f"{text!r} is no question: end it with '?'"
 
 
 def _cut_problems(nb: NotebookNode, source: str) -> Iterator[str]:
-    found = [_cut(*one) for one in _CUT.findall(_lines(source))]
-    if not found:
+    cuts = _cuts(source)
+    if not cuts:
         yield "nothing to leave out, written as '- **1.7; 1.B**: why': write at least one"
-    there = names(nb)
-    for what in (one for cut in found for one in cut.what):
-        if what not in there:
-            yield f"{what!r} is no task and no heading of this lab"
+    # Parts of a lab are called by the numbers of tasks and by headings.
+    names = {str(lab(cell)["task"]) for cell in nb.cells if lab(cell).get("task")}
+    for cell in nb.cells:
+        if cell.cell_type == "markdown" and not kind(cell):
+            names.update(re.findall(r"^## (.+)$", cell.source, re.MULTILINE))
+    for name in (name for cut in cuts for name in cut.what):
+        if name not in names:
+            yield f"{name!r} is no task and no heading of this lab"
 
 
-def names(nb: NotebookNode) -> set[str]:
-    """By which a part of a lab is called: numbers of tasks, and headings."""
-    tasks = {str(lab(cell)["task"]) for cell in nb.cells if lab(cell).get("task")}
-    texts = [cell.source for cell in nb.cells if cell.cell_type == "markdown" and not kind(cell)]
-    return tasks | {head for text in texts for head in re.findall(r"^## (.+)$", text, re.MULTILINE)}
-
-
-def _cut(what: str, why: str) -> Cut:
-    return Cut(tuple(one.strip() for one in what.split(";")), why)
+def _cuts(source: str) -> tuple[Cut, ...]:
+    pairs = _CUT.findall(_lines(source))
+    return tuple(Cut(tuple(map(str.strip, names.split(";"))), why) for names, why in pairs)
 
 
 def _rubric_problems(answer: NotebookNode, cell: NotebookNode) -> Iterator[str]:
-    rubric, points = _rubric(answer, cell), lab(answer).get("points", 0)
+    rubric = _rubric(answer, cell)
+    points = lab(answer).get("points", 0)
     if not rubric.earns or not rubric.often:
         yield "says not both what earns points and what answers that come often get"
     if (total := sum(mark.points for mark in rubric.earns)) != points:

@@ -21,7 +21,8 @@ from __future__ import annotations
 import ast
 import copy
 import json
-from collections import Counter
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class MarkupError(NotebookError):
 
 
 def stub(cell: NotebookNode) -> str:
-    """The line that stands in a student's cell where the solution was."""
+    """Return the line that stands in a student's cell where the solution was."""
     about = lab(cell)
     text = f"Task {about['task']}: {about['title']}"
     return f"raise NotImplementedError({json.dumps(text, ensure_ascii=False)})"
@@ -75,7 +76,8 @@ class ClearPredictions(Preprocessor):
         if lab(cell).get("predict"):
             lines = cell.source.encode().split(b"\n")
             for value in reversed(own_words(cell.source)):
-                first, last = value.lineno - 1, (value.end_lineno or value.lineno) - 1
+                first = value.lineno - 1
+                last = (value.end_lineno or value.lineno) - 1
                 after = lines[last][value.end_col_offset :]
                 lines[first : last + 1] = [lines[first][: value.col_offset] + b"..." + after]
             cell.source = b"\n".join(lines).decode()
@@ -83,21 +85,16 @@ class ClearPredictions(Preprocessor):
 
 
 def predictions(source: str) -> list[ast.expr]:
-    """What is predicted in a cell, in order: each number and each choice."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return []
-    found = []
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("predict"):
-            answer = call.args[1] if len(call.args) > 1 else ast.Dict([], [])
-            found += answer.values if isinstance(answer, ast.Dict) else [answer]
-    return sorted(found, key=lambda value: (value.lineno, value.col_offset))
+    """Return what is predicted in a cell, in order: each number and each choice."""
+    values = []
+    for call in _calls(source, "predict"):
+        answer = call.args[1] if len(call.args) > 1 else ast.Dict([], [])
+        values += answer.values if isinstance(answer, ast.Dict) else [answer]
+    return sorted(values, key=lambda value: (value.lineno, value.col_offset))
 
 
 def judgements(source: str) -> list[ast.keyword]:
-    """The author's texts of the five metrics in a cell, by name.
+    """Return the author's texts of the five metrics in a cell, by name.
 
     Without those that say what was measured, ``f"… {sent} …"``, and without ``...``.
     """
@@ -106,23 +103,28 @@ def judgements(source: str) -> list[ast.keyword]:
 
 
 def fills(source: str) -> list[ast.Call]:
-    """The calls of ``five_metrics.fill`` in a cell."""
+    """Return the calls of ``five_metrics.fill`` in a cell."""
+    return _calls(source, "five_metrics.fill")
+
+
+def _calls(source: str, name: str) -> list[ast.Call]:
+    """Return the calls of functions whose names end so."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return []
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [call for call in calls if ast.unparse(call.func).endswith("five_metrics.fill")]
+    return [call for call in calls if ast.unparse(call.func).endswith(name)]
 
 
 def own_words(source: str) -> list[ast.expr]:
-    """What students put in themselves, in order: their predictions and judgements."""
-    found = predictions(source) + [word.value for word in judgements(source)]
-    return sorted(found, key=lambda value: (value.lineno, value.col_offset))
+    """Return what students put in themselves, in order: their predictions and judgements."""
+    values = predictions(source) + [word.value for word in judgements(source)]
+    return sorted(values, key=lambda value: (value.lineno, value.col_offset))
 
 
 def _measured(value: ast.expr) -> bool:
-    """Whether it is an f-string with a value that has a name; the result of ``2 / 10`` has none."""
+    """Is it an f-string with a value that has a name? The result of ``2 / 10`` has none."""
     return isinstance(value, ast.JoinedStr) and any(
         isinstance(part, ast.FormattedValue)
         and any(isinstance(node, ast.Name) for node in ast.walk(part.value))
@@ -135,12 +137,12 @@ def _nothing_yet(value: ast.expr) -> bool:
 
 
 def is_solution(cell: NotebookNode) -> bool:
-    """Is this a cell that students fill in?"""
+    """Return whether students fill in this cell."""
     return bool(cell.metadata.get("nbgrader", {}).get("solution"))
 
 
 def student_version(nb: NotebookNode, name: str) -> NotebookNode:
-    """The student's notebook; the one given is left as it is."""
+    """Return the student's notebook; the one given is left as it is."""
     require_markup(nb, name)
     nb = without_notes(normalise(copy.deepcopy(nb)))
     resources: dict[str, Any] = {}
@@ -162,12 +164,12 @@ def without_notes(nb: NotebookNode) -> NotebookNode:
 
 
 def student_text(path: Path) -> str:
-    """The student's notebook that follows from a solution, as the text of its file."""
+    """Return the student's notebook that follows from a solution, as the text of its file."""
     return dumps(student_version(read(path), path.name))
 
 
 def model_text(path: Path) -> str:
-    """The model's answers to the tasks of a lab, as the text of their file."""
+    """Return the model's answers to the tasks of a lab, as the text of their file."""
     answers: dict[str, list[str]] = {}
     for cell in read(path).cells:
         if is_solution(cell) and cell.cell_type == "code":
@@ -176,7 +178,7 @@ def model_text(path: Path) -> str:
 
 
 def released(path: Path, labs_dir: Path) -> dict[Path, str]:
-    """What follows from a solution: files and their texts."""
+    """Return what follows from a solution: files and their texts."""
     return {
         labs_dir / path.name: student_text(path),
         labs_dir / FOLDER / path.stem: model_text(path),
@@ -199,24 +201,24 @@ def release(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[Path
 
 
 def drift(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
-    """What keeps ``labs_dir`` from being exactly what follows from ``solutions_dir``."""
+    """Return what keeps ``labs_dir`` from being exactly what follows from ``solutions_dir``."""
     solutions = notebooks(solutions_dir)
-    found = []
+    lines = []
     for path in solutions:
         try:
             texts = released(path, labs_dir)
         except NotebookError as error:
-            found.append(str(error))
+            lines.append(str(error))
             continue
         for target, text in texts.items():
             name = target.relative_to(labs_dir)
             if not target.exists():
-                found.append(f"{name}: not released yet: make release")
+                lines.append(f"{name}: not released yet: make release")
             elif not _is(target, text):
-                found.append(f"{name}: differs from what its solution gives: make release")
+                lines.append(f"{name}: differs from what its solution gives: make release")
     names = {path.name for path in solutions}
     orphans = [path.name for path in notebooks(labs_dir) if path.name not in names]
-    return found + [f"{name}: has no solution: delete it, or add one" for name in orphans]
+    return lines + [f"{name}: has no solution: delete it, or add one" for name in orphans]
 
 
 def _is(path: Path, text: str) -> bool:
@@ -234,40 +236,30 @@ def require_markup(nb: NotebookNode, name: str) -> None:
 
 
 def markup_problems(nb: NotebookNode) -> Iterator[str]:
-    """What an author must repair before the notebook can be released."""
+    """Yield what an author must repair before the notebook can be released."""
     for cell in nb.cells:
         for problem in (*_region_problems(cell), *_metadata_problems(cell), *_lab_problems(cell)):
             yield f"cell '{cell.id}': {problem}"
-    ids = Counter(
-        cell.metadata.nbgrader.get("grade_id") for cell in nb.cells if "nbgrader" in cell.metadata
-    )
-    for grade_id, times in ids.items():
-        if grade_id and times > 1:
-            owners = ", ".join(
-                f"'{cell.id}'"
-                for cell in nb.cells
-                if cell.metadata.get("nbgrader", {}).get("grade_id") == grade_id
-            )
-            yield f"cells {owners}: all have the grade_id '{grade_id}': give each its own"
+    owners = defaultdict(list)
+    for cell in nb.cells:
+        owners[cell.metadata.get("nbgrader", {}).get("grade_id")].append(f"'{cell.id}'")
+    for grade_id, ids in owners.items():
+        if grade_id and len(ids) > 1:
+            several = ", ".join(ids)
+            yield f"cells {several}: all have the grade_id '{grade_id}': give each its own"
 
 
 def markers(source: str, region: str) -> list[str]:
-    """The region's BEGIN and END markers in order of appearance."""
-    found = []
-    for line in source.split("\n"):
-        if f"BEGIN {region}" in line:
-            found.append("BEGIN")
-        elif f"END {region}" in line:
-            found.append("END")
-    return found
+    """Return the region's BEGIN and END markers in order of appearance."""
+    return re.findall(rf"^.*?(BEGIN|END) {region}", source, re.MULTILINE)
 
 
 def _region_problems(cell: NotebookNode) -> Iterator[str]:
     for region in REGIONS:
-        found = markers(cell.source, region)
-        if found != ["BEGIN", "END"] * (len(found) // 2):
+        present = markers(cell.source, region)
+        if present != ["BEGIN", "END"] * (len(present) // 2):
             yield (
-                f"its markers are {' '.join(found)}: every '### BEGIN {region}' needs one "
+                f"its markers are {' '.join(present)}: every '### BEGIN {region}' needs one "
                 f"'### END {region}' after it, and regions don't nest"
             )
     if markers(cell.source, "SOLUTION") and not is_solution(cell):
@@ -302,13 +294,18 @@ def _metadata_problems(cell: NotebookNode) -> Iterator[str]:
 
 def _lab_problems(cell: NotebookNode) -> Iterator[str]:
     about = lab(cell)
-    if is_solution(cell):
-        for key in ("task", "title"):
-            if not (isinstance(about.get(key), str) and about[key].strip()):
-                yield (
-                    f"is a solution cell whose lab metadata has no {key}: add "
-                    '"lab": {"task": "1.2", "title": "what it is about", "points": 2}'
-                )
+    for key in ("task", "title") if is_solution(cell) else ():
+        if not (isinstance(about.get(key), str) and about[key].strip()):
+            yield (
+                f"is a solution cell whose lab metadata has no {key}: add "
+                '"lab": {"task": "1.2", "title": "what it is about", "points": 2}'
+            )
+    yield from _prediction_problems(cell, about)
+    if about.get("check") and not isinstance(about.get("task"), str):
+        yield 'is a check without a task: add "lab": {"task": "1.2", "check": true}'
+
+
+def _prediction_problems(cell: NotebookNode, about: dict[str, Any]) -> Iterator[str]:
     if about.get("predict") and not (predictions(cell.source) or fills(cell.source)):
         yield (
             'is a prediction without a call of predict("what is measured", a number or a choice) '
@@ -321,5 +318,3 @@ def _lab_problems(cell: NotebookNode) -> Iterator[str]:
             yield 'shows texts of five_metrics.fill to students: add "lab": {"predict": true}'
     if any(word.arg is None for word in judgements(cell.source)):
         yield "gives five_metrics.fill its texts by **: name each, or students would see them"
-    if about.get("check") and not isinstance(about.get("task"), str):
-        yield 'is a check without a task: add "lab": {"task": "1.2", "check": true}'

@@ -16,11 +16,10 @@ from .notebook import NotebookError
 
 #: What students get; everything else stays with the authors.
 FOR_STUDENTS = (
-    *("labs", "utils", ".ci/constraints.txt", ".gitignore"),
+    *("labs", "utils", ".ci/constraints.txt", ".gitignore", ".github/lab01.png"),
     *("LICENSE", "Makefile", "README.md", "environment.yml", "hatch_build.py", "pyproject.toml"),
     *("requirements.txt", "uv.lock", "docs/install.md", "docs/install-macos.md"),
     *("docs/students.md", "docs/admins.md", "docs/install-wsl.md", "docs/fork-server.md"),
-    *("docs/map.svg", ".github/lab01.png"),
 )
 #: What a page says to authors only; the words after the first one are a comment.
 AUTHORS = re.compile(r"<!-- authors\b[^>]*-->.*?<!-- /authors -->\n?", re.DOTALL)
@@ -32,7 +31,7 @@ class DistError(NotebookError):
 
 
 def bundle(root: Path, version: str, target: Path) -> Path:
-    """Write ``target/ddl-labs-VERSION.zip``; returns its path.
+    """Write ``target/ddl-labs-VERSION.zip``; return its path.
 
     Raises:
         DistError: ``root`` is no git checkout, or has changes that are not committed.
@@ -52,14 +51,14 @@ def bundle(root: Path, version: str, target: Path) -> Path:
 
 
 def _content(file: Path) -> bytes:
-    """What students get of a file."""
+    """Return what students get of a file."""
     if file.suffix != ".md":
         return file.read_bytes()
     return AUTHORS.sub("", file.read_text(encoding="utf-8")).encode()
 
 
 def _entry(file: Path, name: str) -> zipfile.ZipInfo:
-    """Without a date: the same commit gives the same bytes."""
+    """Return an entry without a date: the same commit gives the same bytes."""
     entry = zipfile.ZipInfo(name)
     entry.compress_type = zipfile.ZIP_DEFLATED
     mode = 0o755 if file.stat().st_mode & EXECUTABLE else 0o644

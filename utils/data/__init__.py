@@ -55,7 +55,7 @@ ROOT_VARIABLE = "FASHION_MNIST_ROOT"
 
 
 class RawFile(NamedTuple):
-    """What an intact raw file looks like."""
+    """The size and the hash of an intact raw file."""
 
     size: int  # bytes
     md5: str
@@ -88,11 +88,11 @@ _standin_because: str | None = None
 def fashion_mnist(
     train: bool = True, transform: Callable | Literal["default"] | None = "default"
 ) -> FashionMNIST:
-    """Fashion-MNIST: 60,000 training or 10,000 test images of clothes in 10 classes.
+    """Return Fashion-MNIST: 60,000 training or 10,000 test images of clothes in 10 classes.
 
     Args:
-        train: the training images, else the test images.
-        transform: applied to each PIL image; "default" is `default_transform()`, None nothing.
+        train: The training images, else the test images.
+        transform: Applied to each PIL image; "default" is `default_transform()`, None nothing.
 
     Returns:
         A `torchvision.datasets.FashionMNIST` with `data` (uint8 [n, 28, 28]), `targets` (int64
@@ -125,21 +125,21 @@ def fashion_mnist(
 
 
 def default_transform() -> Callable:
-    """`Compose([ToTensor(), Normalize(0.2860, 0.3530)])`: PIL image → float32 [1, 28, 28]."""
+    """Return `Compose([ToTensor(), Normalize(0.2860, 0.3530)])`: PIL → float32 [1, 28, 28]."""
     transforms = import_torchvision().transforms
     return transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: this course's folder in the user's cache."""
+    """Return the folder for downloads: the course's in the user's cache."""
     return platformdirs.user_cache_path("ddl-labs")
 
 
 def _find_data() -> Path | None:
-    """A folder with intact files, in torchvision's layout; None for the stand-in."""
-    given = os.environ.get(ROOT_VARIABLE)
-    if given:
-        root = Path(given).expanduser()
+    """Return a folder with intact files, in torchvision's layout; None for the stand-in."""
+    folder = os.environ.get(ROOT_VARIABLE)
+    if folder:
+        root = Path(folder).expanduser()
         _require_intact(root)
         return root
     if _standin_because is None:
@@ -174,29 +174,29 @@ def _raw_folder(root: Path) -> Path:
 
 
 def _damaged(root: Path) -> dict[str, str]:
-    """The raw files under `root` that are not as they should be: name → what is wrong."""
+    """Return what is wrong with the raw files under `root`, by name, without the intact ones."""
     folder = _raw_folder(root)
-    checked = {name: _fault(folder / name, wanted) for name, wanted in RAW_FILES.items()}
+    checked = {name: _fault(folder / name, intact) for name, intact in RAW_FILES.items()}
     return {name: fault for name, fault in checked.items() if fault}
 
 
-def _fault(path: Path, wanted: RawFile) -> str | None:
-    """What is wrong with a file; None for an intact one."""
+def _fault(path: Path, intact: RawFile) -> str | None:
+    """Return what is wrong with a file; None for an intact one."""
     try:
-        found = path.stat()
-        if found.st_size != wanted.size:
-            return f"has {found.st_size:,} bytes, expected {wanted.size:,}"
-        md5 = _md5(path, found.st_size, found.st_mtime_ns)
+        status = path.stat()
+        if status.st_size != intact.size:
+            return f"has {status.st_size:,} bytes, expected {intact.size:,}"
+        md5 = _md5(path, status.st_size, status.st_mtime_ns)
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    return None if md5 == wanted.md5 else f"has MD5 {md5}, expected {wanted.md5}"
+    return None if md5 == intact.md5 else f"has MD5 {md5}, expected {intact.md5}"
 
 
 @functools.lru_cache(maxsize=32)
 def _md5(path: Path, size: int, modified: int) -> str:
-    """MD5 of a file in hex; size and time of change make a changed file be read again."""
+    """Return a file's MD5 in hex; size and time of change make a changed file be read again."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
@@ -229,8 +229,8 @@ def _fill(cache: Path) -> None:
     """Download what the cache lacks, unless another process just did or just failed to.
 
     Raises:
-        _NoDownloadError: it can't be had.
-        RuntimeError: another process holds the lock for too long.
+        _NoDownloadError: It can't be had.
+        RuntimeError: Another process holds the lock for too long.
     """
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -252,7 +252,7 @@ def _fill(cache: Path) -> None:
 
 
 def _locked(path: Path) -> filelock.BaseFileLock:
-    """The lock of this file, held. Raises filelock.Timeout or OSError."""
+    """Return the lock of this file, held. Raises filelock.Timeout or OSError."""
     try:
         lock = filelock.FileLock(path, timeout=LONGEST_DOWNLOAD)
         lock.acquire()
@@ -309,7 +309,7 @@ def _download(cache: Path, names: list[str]) -> None:
 
 
 def _run_torchvision_download(root: Path, names: list[str]) -> None:
-    """torchvision's own download of the named files; packed files that are intact are kept."""
+    """Run torchvision's own download of the named files; intact packed files are kept."""
     fashion_mnist_class = import_torchvision().datasets.FashionMNIST
     downloader = fashion_mnist_class.__new__(fashion_mnist_class)  # __init__ would load as well
     downloader.root = str(root)
@@ -384,12 +384,10 @@ class InMemoryLoader:
         self.dataset = dataset
         self.generator = generator
         if batch_sampler is None:
-            if sampler is None:
-                sampler = (
-                    RandomSampler(dataset, generator=generator)
-                    if shuffle
-                    else SequentialSampler(dataset)
-                )
+            if shuffle:
+                sampler = RandomSampler(dataset, generator=generator)
+            elif sampler is None:
+                sampler = SequentialSampler(dataset)
             batch_sampler = BatchSampler(sampler, batch_size, drop_last)
         self.batch_sampler = batch_sampler
         self.sampler = sampler
@@ -407,7 +405,7 @@ class InMemoryLoader:
         return map(self._minibatch, batches)
 
     def _minibatch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """The samples with these indices."""
+        """Return the samples with these indices."""
         # By way of NumPy: torch.tensor() takes four times as long for a list.
         rows = torch.from_numpy(np.asarray(indices))
         try:
@@ -423,7 +421,7 @@ class InMemoryLoader:
 
 
 def _tensors(dataset: Dataset) -> tuple[Tensor, Tensor, Callable | None]:
-    """Images uint8 [n, 1, h, w], labels int64 [n] and the transform of a data set or Subset."""
+    """Return a data set's images uint8 [n, 1, h, w], labels int64 [n], and transform."""
     if isinstance(dataset, Subset):
         images, labels, transform = _tensors(dataset.dataset)
         rows = torch.as_tensor(dataset.indices, dtype=torch.int64)
@@ -445,7 +443,7 @@ def _tensors(dataset: Dataset) -> tuple[Tensor, Tensor, Callable | None]:
 
 
 def _scale_and_shift(transform: Callable | None) -> tuple[float, Tensor]:
-    """Scale and shift (0-d float32) that turn pixels 0…255 into what `transform` gives."""
+    """Return scale and shift (0-d float32) that turn pixels 0…255 into `transform`'s values."""
     mean, std = MEAN, STD
     if transform is not None:
         transforms = import_torchvision().transforms
@@ -464,10 +462,10 @@ def _scale_and_shift(transform: Callable | None) -> tuple[float, Tensor]:
 
 
 class SimpleDataSet(Dataset):
-    """`n` items, item i is the integer 10·i: what a sampler picked can be read off.
+    """A data set of `n` items; item i is 10·i, so that one reads off what a sampler picked.
 
     Args:
-        n: number of items, at least 1.
+        n: Number of items, at least 1.
 
     Raises:
         TypeError, ValueError: `n` is not a positive integer.

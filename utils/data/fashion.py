@@ -61,7 +61,7 @@ class StandInFashionMNIST(_datasets.FashionMNIST):
 
 
 def draw(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`n` generated samples: images uint8 [n, 28, 28] and labels int64 [n].
+    """Return `n` generated samples: images uint8 [n, 28, 28] and labels int64 [n].
 
     A sample is one of its class's patterns, off centre, with another class's pattern shining
     through, darkened, with noise. Where the other pattern weighs as much as its own nobody can
@@ -79,7 +79,7 @@ def draw(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
     noise = integers(-NOISE, NOISE + 1, 4_096, SIDE * SIDE).to(torch.int16)
     labels = integers(0, CLASSES, n)
-    own = labels * per_class + integers(0, per_class, n)
+    mine = labels * per_class + integers(0, per_class, n)
     strangers = (labels + integers(1, CLASSES, n)) % CLASSES
     other = strangers * per_class + integers(0, per_class, n)
     weight = integers(0, HEAVIEST + 1, n, 1).to(torch.int16)
@@ -89,7 +89,7 @@ def draw(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     images = torch.empty((n, SIDE * SIDE), dtype=torch.uint8)
     # In parts that fit into the cache. No product exceeds 128 · 255, which int16 holds.
     for rows in torch.arange(n).split(1_000):
-        part = bank[own[rows]].mul_(128 - weight[rows])
+        part = bank[mine[rows]].mul_(128 - weight[rows])
         part += bank[other[rows]].mul_(weight[rows])
         part = part.bitwise_right_shift_(7).mul_(light[rows]).bitwise_right_shift_(7)
         images[rows] = part.add_(noise[grain[rows]]).clamp_(0, 255).to(torch.uint8)
@@ -97,7 +97,7 @@ def draw(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _patterns() -> torch.Tensor:
-    """Every look of every class in every position: int16 [classes · looks · positions, 784]."""
+    """Return each look of each class in each position: int16 [classes · looks · positions, 784]."""
     random = torch.Generator().manual_seed(0)
     positions = 2 * REACH + 1
     side = SIDE + positions - 1

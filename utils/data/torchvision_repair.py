@@ -1,4 +1,4 @@
-"""torchvision, also where its compiled operators do not fit PyTorch."""
+"""Imports torchvision, also where its compiled operators do not fit PyTorch."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def _declare_missing_operators() -> None:
 
 @functools.cache
 def _torchvision_library() -> torch.library.Library:
-    """The handle that keeps the declarations alive, as long as this module."""
+    """Return the handle that keeps the declarations alive, as long as this module."""
     return torch.library.Library("torchvision", "FRAGMENT")

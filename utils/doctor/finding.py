@@ -1,20 +1,26 @@
-"""What a check finds, and `@check`, which makes a finding of whatever a check returns or raises."""
+"""What a check finds, and the words of a report: short paths, sizes, commands."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+import contextlib
+import os
+import re
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
 
-from utils.doctor.patient import Machine
-from utils.doctor.probes import Probe
-from utils.doctor.words import install_command, one_line
+from utils.jobs.interpreter import ROOT
+
+# What `make env` builds.
+OWN_COMMAND = ROOT / ".venv" / "bin" / "ddl-labs"
+# Is this a clone of the course? On a hub it is a package among others, in a shared environment.
+IS_CLONE = (ROOT / "pyproject.toml").exists()
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found. status: ok, warning (the labs run) or error (they don't)."""
+    """A finding is a line of the report; its status is ok, warning (the labs run) or error."""
 
     status: str
     name: str
@@ -22,27 +28,23 @@ class Finding:
     remedy: str = ""
 
 
-#: A check, which asks a machine.
-Check = Callable[[Machine], Finding]
-
-
 def ok(fact: str) -> Finding:
-    """All is well; `check` adds the name."""
+    """Return a finding without a name, as all checks do: the table of checks has the names."""
     return Finding("ok", "", fact)
 
 
 def warning(fact: str, remedy: str = "") -> Finding:
-    """The labs run, but someone should know."""
+    """Return the finding that the labs run, but someone should know."""
     return Finding("warning", "", fact, remedy)
 
 
 def error(fact: str, remedy: str) -> Finding:
-    """The labs don't run, or not all of them."""
+    """Return the finding that the labs don't run, or not all of them."""
     return Finding("error", "", fact, remedy)
 
 
 def not_tested(because: str) -> Finding:
-    """The cause has a line of its own, which is the one to read."""
+    """Return a finding whose cause has a line of its own, which is the one to read."""
     return warning(f"not tested: {because}")
 
 
@@ -54,38 +56,59 @@ class SettledError(Exception):
         self.finding = finding
 
 
-def check(name: str) -> Callable[[Check], Check]:
-    """Make a check of a function: its finding gets this name, and what it raises is a finding."""
-
-    def with_name(function: Check) -> Check:
-        @functools.wraps(function)
-        def named(machine: Machine) -> Finding:
-            try:
-                finding = function(machine)
-            except SettledError as settled:
-                finding = settled.finding
-            except ModuleNotFoundError as missing:
-                finding = not_tested(f"needs {missing.name}")
-            except Exception as failure:
-                finding = error(one_line(failure), "this is new: please report it with this line")
-            return replace(finding, name=name)
-
-        return named
-
-    return with_name
+# --- words -------------------------------------------------------------------------------------
 
 
-def facts_of(probe: Probe, part: str, extra: str = "") -> dict[str, Any]:
-    """What a probe told about a part. Without that, the finding is: install it, by this extra."""
-    facts = probe.facts(part)
-    if "error" in facts:
-        raise SettledError(error(facts["error"], install_command(extra)))
-    return facts
+def one_line(failure: BaseException) -> str:
+    """Return kind, message and cause of an exception, on one line of bearable length."""
+    text = str(failure)
+    if not text.startswith("No module"):
+        text = f"{type(failure).__name__}: {text}"
+    if failure.__cause__ is not None:
+        text += f" ({one_line(failure.__cause__)})"
+    return textwrap.shorten(text, 200, placeholder=" …")
 
 
-def needs_pytorch(machine: Machine) -> dict[str, Any]:
-    """What the probe told about PyTorch. Without that, the finding is: not tested."""
-    facts = machine.pytorch.facts("torch")
-    if "error" in facts:
-        raise SettledError(not_tested("needs PyTorch"))
-    return facts
+def short(path: Path | str) -> str:
+    """Write a path as one would type it: in the course's folder relative to it, or from ~."""
+    path = Path(path)
+    if path.is_relative_to(ROOT) and path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    with contextlib.suppress(ValueError, RuntimeError):
+        return str("~" / path.relative_to(Path.home()))
+    return str(path)
+
+
+def gigabytes(size: float) -> str:
+    """Write 1.5e9 as "1.5 GB", 2e7 as "20 MB"."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def gist(text: str) -> str:
+    """Return the line to read in a launcher's output: a Python error, else the first words."""
+    errors = re.findall(r"^(?:\[rank\d+\]: )?(\w[\w.]*(?:Error|Exception)\b.*)", text, re.MULTILINE)
+    lines = errors[-1:] or [line.strip(" -*") for line in text.splitlines() if line.strip(" -*")]
+    return textwrap.shorten(lines[0], 200, placeholder=" …") if lines else "it printed nothing"
+
+
+def install_command(extra: str = "") -> str:
+    """Return what brings the course's packages, and those of an extra, to this Python."""
+    if not IS_CLONE:
+        return f"{short(sys.prefix)} is not complete: its administrator runs hpc/install.sh again"
+    change = "" if Path.cwd() == ROOT else f"cd {short(ROOT)} && "
+    if in_environment():
+        python = short(sys.executable)
+        more = f" -e '.[{extra}]'" if extra else ""
+        return f"{change}{python} -m pip install -r requirements.txt{more}"
+    # Nothing is to be installed into the system's Python.
+    return in_own_python() or f"{change}make env"
+
+
+def in_own_python() -> str:
+    """Return the command of a doctor in the course's .venv; "" where there is none."""
+    return f"{short(OWN_COMMAND)} doctor" if os.access(OWN_COMMAND, os.X_OK) else ""
+
+
+def in_environment() -> bool:
+    """Return whether this Python belongs to a virtual environment, or to one of conda."""
+    return sys.prefix != sys.base_prefix or (Path(sys.prefix) / "conda-meta").exists()

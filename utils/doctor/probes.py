@@ -1,116 +1,26 @@
-"""Probes: processes with a deadline, and how they tell facts to the doctor."""
+"""What runs in probes, processes with a deadline: imports, the MPI library, two ranks."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import importlib
+import importlib.metadata
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from utils.doctor.words import gist, one_line
-from utils.jobs import interpreter
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a probe: what it told, how it ended. `status` is None past the deadline."""
-
-    told: list[dict[str, Any]]
-    errors: str
-    status: int | None
-    seconds: float
-
-
-class Probe:
-    """A process that tells facts by `tell`, in a session of its own, until its deadline."""
-
-    def __init__(self, command: list[str], deadline: float, env: dict[str, str] | None = None):
-        self._deadline = deadline
-        self._started = time.monotonic()
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=env,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-        )
-
-    @functools.cached_property
-    def outcome(self) -> Outcome:
-        """Wait for its end, at most until the deadline; nothing of it runs afterwards."""
-        left = self._deadline - (time.monotonic() - self._started)
-        status = None
-        try:
-            output, errors = self._process.communicate(timeout=max(left, 0.1))
-            status = self._process.returncode
-        except subprocess.TimeoutExpired:
-            self.end()
-            output, errors = self._what_was_written()
-        seconds = time.monotonic() - self._started
-        return Outcome(list(_parts(output)), errors, status, seconds)
-
-    def facts(self, part: str) -> dict[str, Any]:
-        """What it told about a part; if nothing, "error" says why."""
-        told: dict[str, dict[str, Any]] = {}
-        for facts in self.outcome.told:
-            told |= facts
-        if self.outcome.status is None:
-            lost = f"no answer within {self._deadline:g} s"
-        else:
-            lost = f"ended with status {self.outcome.status}: {gist(self.outcome.errors)}"
-        return told.get(part, {"error": lost})
-
-    def _what_was_written(self) -> tuple[str, str]:
-        try:
-            return self._process.communicate(timeout=2)
-        except subprocess.TimeoutExpired:
-            return "", ""  # a process that escaped keeps the pipes open
-
-    def end(self) -> None:
-        """End the process, its session and all that descend from it."""
-        if self._process.poll() is not None:
-            return
-        family = _family(self._process.pid)
-        # Asked politely, Open MPI removes its files from /dev/shm and the temporary folder.
-        os.killpg(self._process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
-        for member in family:
-            with contextlib.suppress(Exception):  # it has ended
-                member.kill()
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(5)
-
-
-def _family(pid: int) -> list[Any]:
-    """The process and all that descend from it; the doctor also runs where psutil is missing."""
-    try:
-        import psutil  # noqa: F401 - the first thing that the other module needs
-
-        from utils.jobs.watchdog import family
-    except ImportError:
-        return []
-    return family(pid)
-
+from utils.doctor.finding import one_line
 
 # Between control characters, as ranks and MPI libraries print into the same stream.
 MARK = "\x02doctor "
 
 
 def tell(**facts: Any) -> None:
-    """On a probe: pass facts to the doctor. One write, so that ranks don't mix their lines."""
+    """Pass facts to the doctor. One write, so that ranks don't mix their lines."""
     sys.stdout.write(f"{MARK}{json.dumps(facts)}\x03\n")
     sys.stdout.flush()
 
@@ -125,13 +35,136 @@ def tell_each(**parts: Callable[[], dict[str, Any]]) -> None:
         tell(**{name: facts})
 
 
-def _parts(output: str) -> Iterator[dict[str, Any]]:
-    for text in re.findall(f"{MARK}(.*?)\x03", output):
-        with contextlib.suppress(ValueError):
-            yield json.loads(text)
+def probe_pytorch() -> None:
+    """Tell about PyTorch, torchvision and the data set."""
+    tell_each(torch=_torch_facts, torchvision=_torchvision_facts, data=_data_facts)
 
 
-def python_probe(function: str, *arguments: str) -> list[str]:
-    """The command that runs a function of `utils.doctor.facts` in a fresh Python."""
-    code = f"from utils.doctor import facts; facts.{function}(*sys.argv[1:])"
-    return interpreter.command(code, *arguments)
+def _torch_facts() -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    facts = {"version": torch.__version__, "distributed": dist.is_available(), "backend": None}
+    if dist.is_available():
+        # Whether MPI works in this process is another question, for the probe of the backend.
+        if dist.is_mpi_available.__module__.startswith("torch_mpi."):
+            facts["backend"] = "course"
+        elif dist.is_mpi_available():
+            facts["backend"] = "built in"
+    return facts
+
+
+def _torchvision_facts() -> dict[str, Any]:
+    from utils.data import torchvision_repair
+
+    torchvision = torchvision_repair.import_torchvision()
+    declared = torchvision_repair._torchvision_library.cache_info().currsize
+    return {"version": torchvision.__version__, "operators": not declared}
+
+
+def _data_facts() -> dict[str, Any]:
+    import utils.data
+    from utils.data.torchvision_repair import import_torchvision
+
+    folder = os.environ.get(utils.data.ROOT_VARIABLE)
+    root = Path(folder).expanduser() if folder else utils.data.cache_folder()
+    source = import_torchvision().datasets.FashionMNIST
+    return {
+        "given": bool(folder),
+        "root": str(root),
+        "damaged": utils.data._damaged(root),
+        "url": source.mirrors[0] + source.resources[-1][0],
+    }
+
+
+def probe_jupyter() -> None:
+    """Tell about JupyterLab and what comes with it."""
+    tell_each(jupyterlab=_jupyterlab_facts, ipyparallel=_ipyparallel_facts, nbval=_nbval_facts)
+
+
+def _jupyterlab_facts() -> dict[str, Any]:
+    import jupyterlab
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    kernel = KernelSpecManager().get_kernel_spec("python3").argv[0]
+    return {"version": jupyterlab.__version__, "kernel": kernel}
+
+
+def _ipyparallel_facts() -> dict[str, Any]:
+    import ipyparallel
+    from jupyter_core.paths import jupyter_config_path, jupyter_path
+    from jupyter_server.extension.config import ExtensionConfigManager
+    from jupyterlab_server.config import get_federated_extensions, get_page_config
+
+    configured = ExtensionConfigManager(read_config_path=jupyter_config_path())
+    server = configured.get_jpserver_extensions().get("ipyparallel", False)
+    name = "ipyparallel-labextension"
+    folders = jupyter_path("labextensions")
+    off = get_page_config(folders).get("disabledExtensions", [])
+    lab = name in get_federated_extensions(folders) and name not in off
+    return {"version": ipyparallel.__version__, "server": bool(server), "lab": lab}
+
+
+def _nbval_facts() -> dict[str, Any]:
+    importlib.import_module("nbval.plugin")
+    return {"version": importlib.metadata.version("nbval")}
+
+
+def probe_url(url: str) -> None:
+    """Tell whether the server has this file; nothing of it is downloaded."""
+    import urllib.request
+
+    request = urllib.request.Request(url, method="HEAD")
+    with urllib.request.urlopen(request):  # the probe has the deadline
+        tell(server={})
+
+
+def probe_library() -> None:
+    """Tell which MPI library mpi4py loads."""
+    tell_each(library=_library_facts)
+
+
+def _library_facts() -> dict[str, Any]:
+    import mpi4py
+
+    mpi4py.rc.initialize = False  # login nodes of some sites forbid MPI_Init
+    from mpi4py import MPI
+
+    name, version = MPI.get_vendor()
+    return {"name": f"{name} {'.'.join(map(str, version))}", "path": _loaded_library()}
+
+
+def _loaded_library() -> str | None:
+    """Return the path of the MPI library in this process; None where the system does not tell."""
+    with contextlib.suppress(OSError):
+        maps = Path("/proc/self/maps").read_text()
+        for path in re.findall(r"\S*/libmpi(?:ch)?(?:_\w+)?\.so[\d.]*$", maps, re.MULTILINE):
+            return str(path)
+    return None
+
+
+def probe_backend() -> None:
+    """Tell whether a process group of this one rank comes up, with PyTorch's own error if not."""
+    tell_each(all_reduce=_sum_over_ranks)
+
+
+def probe_rank() -> None:
+    """On each of two ranks: tell about MPI's world, then about a process group of PyTorch."""
+    from mpi4py import MPI
+
+    levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    names = {getattr(MPI, f"THREAD_{level}"): f"MPI_THREAD_{level}" for level in levels}
+    tell(world={"size": MPI.COMM_WORLD.size, "thread_level": names[MPI.Query_thread()]})
+    if MPI.COMM_WORLD.size > 1:
+        tell_each(all_reduce=_sum_over_ranks)
+
+
+def _sum_over_ranks() -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("mpi")
+    number = torch.tensor(dist.get_rank() + 1.0)
+    dist.all_reduce(number)
+    dist.destroy_process_group()
+    return {"value": number.item()}

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from utils.course.numbers import number
+from utils.course.pages import number
 
 from .answer_states import MARKS, kind, label
 from .feedback import next_step

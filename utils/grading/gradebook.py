@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from utils.course.files import write_text
-from utils.course.numbers import number
+from utils.course.pages import number
 
 from .results import Result, total
 from .zips import clean

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from utils.course.page_templates import environment
+from utils.course.pages import environment
 
 from .answer_states import KIND_LABELS, MARKS, NO_ANSWER, kind, label
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from utils.course.numbers import number
+from utils.course.pages import number
 
 from .answer_states import kind
 from .gradebook import by_student, tasks

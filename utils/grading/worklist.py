@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import utils
-from utils.course.fingerprints import folder_key, key
+from utils.course.files import folder_key, key
 from utils.course.notebook import notebooks
 
 from .assembly import assemble

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from utils.course.files import write_text
 from utils.course.notebook import NotebookError
-from utils.course.numbers import number
+from utils.course.pages import number
 
 from .gradebook import FORMULA, table
 from .results import Result, TaskResult

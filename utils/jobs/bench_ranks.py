@@ -1,15 +1,20 @@
-"""From a plain shell: the ranks are started here. Under mpiexec they are there already."""
+"""``ddl-labs bench``: its options, and its ranks where there are none yet.
+
+From a plain shell the ranks are started here. Under mpiexec they are there already.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
+import re
 import signal
 import sys
+from pathlib import Path
 
 from utils.jobs import interpreter
-from utils.mpi.benchmark.options import OPERATIONS, Settings, as_arguments
+from utils.mpi.benchmark import KI, MI, OPERATIONS
 
 # One of these is set on every rank: by Open MPI, by MPICH and Intel MPI, by srun with PMIx.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
@@ -18,18 +23,15 @@ GRACE = 15.0
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure, on the ranks of this job or on ranks of its own; the exit status."""
-    if options.plot and options.only and not set(options.only) & set(OPERATIONS):
-        print(f"bench: --plot draws {', '.join(OPERATIONS)}: add one to --only", file=sys.stderr)
-        return 2
+    """Measure, on the ranks of this job or on ranks of its own; return the exit status."""
     if not any(name in os.environ for name in RANK_VARIABLES):
         return _start_ranks(options)
     from torch_mpi.library import name_library
 
     name_library()  # before mpi4py is imported
-    from utils.mpi.benchmark.on_ranks import main as on_this_rank
+    from utils.mpi.benchmark.measurement import main as on_this_rank
 
-    return on_this_rank(Settings.of(options), options.n)
+    return on_this_rank(options)
 
 
 def _start_ranks(options: argparse.Namespace) -> int:
@@ -50,7 +52,7 @@ def _start_ranks(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with contextlib.closing(Python(plan)) as python:
         code = "from utils.__main__ import main; sys.exit(main())"
-        command = python.job(*interpreter.program(code, "bench", *as_arguments(options)))
+        command = python.job(*interpreter.program(code, "bench", *_as_arguments(options)))
         environment = os.environ | plan.environment
         try:
             ended = mpi_job.run(command, environment, options.deadline + GRACE, capture=False)
@@ -60,3 +62,69 @@ def _start_ranks(options: argparse.Namespace) -> int:
         seconds = options.deadline + GRACE
         print(f"bench: the ranks were not done after {seconds:g} s: ended", file=sys.stderr)
     return ended.status
+
+
+# --- options -----------------------------------------------------------------------------------
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` the options of this command."""
+    parser.add_argument("-n", type=_positive, metavar="N", help="ranks to start: 2")
+    parser.add_argument(
+        "--sizes", type=_sizes, metavar="SIZES", help="such as 4,1K,1M: 4 B to 64 MiB, × 4 each"
+    )
+    parser.add_argument("--rounds", type=_positive, metavar="R", help="medians of R rounds: 5")
+    names = ",".join(OPERATIONS)
+    parser.add_argument("--only", type=_operations, metavar="PARTS", help=f"some of {names}")
+    parser.add_argument("--quick", action="store_true", help="few sizes, 2 rounds")
+    parser.add_argument("--json", type=_file, metavar="FILE", help="write every number there")
+    parser.add_argument(
+        "--deadline", type=_positive, default=600, metavar="S", help="end the ranks after: 600 s"
+    )
+
+
+def _as_arguments(options: argparse.Namespace) -> list[str]:
+    """Return the same options as words of a command line, for the ranks."""
+    words = ["--quick"] if options.quick else []
+    for name in ("sizes", "only"):
+        if values := getattr(options, name):
+            words.append(f"--{name}={','.join(map(str, values))}")
+    for name in ("rounds", "json", "deadline"):
+        if value := getattr(options, name):
+            words.append(f"--{name}={value}")
+    return words
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _sizes(text: str) -> list[int]:
+    return sorted({_size(word.strip()) for word in text.split(",")})
+
+
+def _size(word: str) -> int:
+    match = re.fullmatch(r"(\d+) ?([KMG]?)(?:iB|B)?", word, re.IGNORECASE)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a size such as 4, 16K or 64MiB")
+    nbytes = int(match[1]) * {"": 1, "K": KI, "M": MI, "G": KI * MI}[match[2].upper()]
+    if nbytes < 4 or nbytes % 4:
+        raise argparse.ArgumentTypeError(f"{word!r}: float32 takes 4, 8, 12 … bytes")
+    return nbytes
+
+
+def _operations(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in OPERATIONS:
+            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(OPERATIONS)}")
+    return [name for name in OPERATIONS if name in words]
+
+
+def _file(text: str) -> Path:
+    path = Path(text).absolute()
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r}: no file can be written there")
+    return path

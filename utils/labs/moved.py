@@ -67,7 +67,8 @@ class MovedModules(MetaPathFinder, Loader):
         """Put the module of the new name into the place of the old one, and warn."""
         if module.__name__ in PACKAGES:
             return
-        old, new = module.__name__, MOVED[module.__name__]
+        old = module.__name__
+        new = MOVED[old]
         warnings.warn(
             f"{old} has moved: import {new} instead. The old name goes in the next version.",
             FutureWarning,

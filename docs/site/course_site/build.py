@@ -51,9 +51,10 @@ def build(target: Path, labs: Sequence[str] = (), source: Path | None = None) ->
     source = source or _pages(target)
     chosen = [path for path in notebooks(SOLUTIONS) if _wanted(path, labs)]
     files = dict(_files(chosen))
-    _lay_out(
-        files | dict(_own_pages([*files], overview.parts(all_labs(), _by_number(chosen)))), source
-    )
+    parts = overview.parts(all_labs(), _by_number(chosen))
+    readme = overview.with_linked_map(files["README.md"].decode(), parts["map"])
+    files["README.md"] = readme.encode()
+    _lay_out(files | dict(_own_pages([*files], parts)), source)
     options = ["--fail-on-warning", "--keep-going", "--quiet", "-c", str(HERE)]
     return main([*options, "-d", str(source / DOCTREES), str(source), str(target)])
 

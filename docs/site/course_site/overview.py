@@ -1,4 +1,4 @@
-"""The map of the course with a link on each lab, and the labs in words: parts of two pages."""
+"""The map of the course as links, and the labs in words: parts of pages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from .address import ROOT
 ROW = re.compile(
     r"^\| \[(\d\d) · .*?\]\(labs/(.*?)\) \| (?P<what>.*) \| \d+ \| \d+ min \|$", re.MULTILINE
 )
+#: The map in README.md.
+FLOWCHART = re.compile(r"^```mermaid\nflowchart .*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def parts(labs: Sequence[About], files: Mapping[str, str]) -> dict[str, str]:
@@ -21,26 +23,33 @@ def parts(labs: Sequence[About], files: Mapping[str, str]) -> dict[str, str]:
 
     files: the names of the notebooks that have a page, by their labs' numbers.
     """
-    labs = [lab for lab in labs if lab.number in files]
-    return {"map": linked_map(labs, files), "paths": paths(files), "labs": listed(labs, files)}
+    mine = [lab for lab in labs if lab.number in files]
+    return {"map": linked_map(labs, files), "paths": paths(files), "labs": listed(mine, files)}
 
 
 def linked_map(labs: Sequence[About], files: Mapping[str, str]) -> str:
-    """The picture, and over each of its boxes a link."""
-    links = []
-    everything = _all()
-    frames = course.frames(everything)
-    for lab in labs:
-        left, top, width, height = (f"{100 * share:.3f}%" for share in frames[lab.number])
-        page = f"labs/{files[lab.number].removesuffix('.ipynb')}.html"
-        said = escape(f"{lab.number} · {lab.title}: {lab.minutes} minutes, {lab.ranks} ranks")
-        links.append(
-            f'<a href="{page}" aria-label="{said}" title="{said}" '
-            f'style="left: {left}; top: {top}; width: {width}; height: {height}"></a>'
-        )
-    picture = f"![{course.in_words(everything)}]({course.PICTURE.as_posix()})"
-    head = '<div class="course-map" tabindex="0" role="region" aria-label="Map of the course"><div>'
-    return "\n".join([head, "", picture, "", *links, "</div></div>"])
+    """The labs part by part, each a link, with what helps to know before.
+
+    It needs no script, unlike the flowchart that GitHub draws in README.md.
+    """
+    columns = []
+    for part in PARTS:
+        items = []
+        for lab in (lab for lab in labs if lab.part == part):
+            title = escape(f"{lab.number} · {lab.title}")
+            if lab.number in files:
+                page = f"labs/{files[lab.number].removesuffix('.ipynb')}.html"
+                about = f"{title}: {lab.minutes} minutes, {lab.ranks} ranks"
+                title = f'<a href="{page}" aria-label="{about}">{title}</a>'
+            after = f"; after {' and '.join(lab.builds_on)}" if lab.builds_on else ""
+            items.append(f"<li>{title}<br>{lab.minutes} min · {lab.ranks} ranks{after}</li>")
+        columns.append(f"<div><p>{part}</p><ul>{''.join(items)}</ul></div>")
+    return "\n".join(['<div class="course-map">', *columns, "</div>"])
+
+
+def with_linked_map(readme: str, linked: str) -> str:
+    """README's text with that in the place of the flowchart."""
+    return FLOWCHART.sub(lambda _: linked, readme)
 
 
 def paths(files: Mapping[str, str]) -> str:

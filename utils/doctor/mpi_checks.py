@@ -10,9 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_mpi.library import INSTALL_MPI
-from utils.doctor.finding import Finding, check, error, needs_pytorch, not_tested, ok, warning
-from utils.doctor.patient import Machine
-from utils.doctor.words import gist, install_command, short
+from utils.doctor.finding import (
+    Finding,
+    error,
+    gist,
+    install_command,
+    not_tested,
+    ok,
+    short,
+    warning,
+)
+from utils.doctor.machine import Machine, needs_pytorch
 
 if TYPE_CHECKING:
     from utils.jobs.mpiexec_choice import Launcher
@@ -24,20 +32,25 @@ SLOW_START = 20
 NO_LAUNCHER = not_tested('needs a launcher that works, see "launcher"')
 
 
-@check("MPI library")
 def check_library(machine: Machine) -> Finding:
-    """The library that mpi4py really loads, and where it comes from."""
+    """Which library does mpi4py really load, and where does it come from?"""
     facts = machine.library
     if "error" not in facts:
         path = facts["path"]
         fact = f"{facts['name']} {_origin(path)}" + (f": {short(path)}" if path else "")
         return _for_scripts_too(machine, fact)
+    failure = facts["error"]
     if "MPI4PY_LIBMPI" in os.environ:
-        return _named_in_vain(os.environ["MPI4PY_LIBMPI"], facts["error"])
+        named = os.environ["MPI4PY_LIBMPI"]
+        why = failure.partition("cannot load MPI library")[2].strip() or failure
+        remedy = "unset MPI4PY_LIBMPI"
+        if Path(named).exists():
+            remedy += ", or load the module that it belongs to"
+        return error(f"mpi4py loads no MPI library with MPI4PY_LIBMPI={named}: {why}", remedy)
+    if "cannot load MPI library" in failure:
+        failure = "none is installed: mpi4py finds no libmpi"
     remedy = f"{install_command()}\nor, on a cluster, load its MPI first: module load openmpi"
-    if "cannot load MPI library" in facts["error"]:
-        return error("none is installed: mpi4py finds no libmpi", remedy)
-    return error(facts["error"], remedy)
+    return error(failure, remedy)
 
 
 def _for_scripts_too(machine: Machine, fact: str) -> Finding:
@@ -54,23 +67,16 @@ def _for_scripts_too(machine: Machine, fact: str) -> Finding:
     )
 
 
-def _named_in_vain(named: str, why: str) -> Finding:
-    why = why.partition("cannot load MPI library")[2].strip() or why
-    fact = f"mpi4py loads no MPI library with MPI4PY_LIBMPI={named}: {why}"
-    if not Path(named).exists():
-        return error(fact, "unset MPI4PY_LIBMPI")
-    return error(fact, "unset MPI4PY_LIBMPI, or load the module that it belongs to")
-
-
 def _origin(path: str | None) -> str:
-    """Where an MPI library comes from, in words."""
+    """Say where an MPI library comes from."""
     if path is None:
         return ""
     if Path(path).is_relative_to(sys.prefix):
         return "from the wheel in this environment" if _wheel() else "from this environment"
+    file = Path(path).resolve()
     for variable in ("MPI4PY_LIBMPI", "LD_LIBRARY_PATH"):
-        named = {Path(one).resolve() for one in os.environ.get(variable, "").split(os.pathsep)}
-        if Path(path).resolve() in named or Path(path).resolve().parent in named:
+        named = {Path(part).resolve() for part in os.environ.get(variable, "").split(os.pathsep)}
+        if named & {file, file.parent}:
             return f"from the site ({variable})"
     return "from the site"
 
@@ -83,7 +89,6 @@ def _wheel() -> bool:
     return False
 
 
-@check("launcher")
 def check_launcher(machine: Machine) -> Finding:
     """Do two ranks that mpiexec starts see each other?"""
     plan, problem = machine.plan
@@ -91,35 +96,29 @@ def check_launcher(machine: Machine) -> Finding:
         # The messages of the course: what is wrong. What to do.
         fact, _, remedy = problem.partition(". ")
         return error(fact, remedy)
-    launcher = plan.launcher
-    if "error" in machine.library:
+    library = machine.library
+    if "error" in library:
         return not_tested("needs an MPI library")
+    launcher = plan.launcher
+    path = short(launcher.path)
+    belongs = launcher.belongs_to(library["name"])
+    where = f" ({short(library['path'])})" if library["path"] else ""
+    apart = f"{path} ({launcher.version}) does not belong to {library['name']}{where}"
     sizes = machine.sizes()
-    belongs = launcher.belongs_to(machine.library["name"])
-    apart = (
-        f"{short(launcher.path)} ({launcher.version}) does not belong to "
-        f"{_library_in_words(machine)}"
-    )
+    if sizes == [2, 2] and not belongs:
+        return warning(f"works, but {apart}", _together(launcher))
     if sizes == [2, 2]:
-        return _works(launcher) if belongs else warning(f"works, but {apart}", _together(launcher))
+        fact = f"{launcher.version}: {path}"
+        other = launcher.passed_over
+        if other is None:
+            return ok(fact)
+        fact += f", as {short(other.path)} is not usable: {other.reason}"
+        return warning(fact, other.remedy)
     if len(sizes) == 2:
         return error(f"2 ranks were started and each is alone: {apart}", _together(launcher))
     if not belongs and machine.ranks.status is not None:
         return error(f"{apart}; {_no_start(machine)}", _together(launcher))
     return error(_no_start(machine), _look_closer(plan))
-
-
-def _works(launcher: Launcher) -> Finding:
-    fact = f"{launcher.version}: {short(launcher.path)}"
-    other = launcher.passed_over
-    if other is None:
-        return ok(fact)
-    return warning(f"{fact}, as {short(other.path)} is not usable: {other.reason}", other.remedy)
-
-
-def _library_in_words(machine: Machine) -> str:
-    facts = machine.library
-    return f"{facts['name']} ({short(facts['path'])})" if facts["path"] else facts["name"]
 
 
 def _no_start(machine: Machine) -> str:
@@ -140,57 +139,51 @@ def _look_closer(plan: Plan) -> str:
 
 
 def _together(launcher: Launcher) -> str:
-    """How launcher and library are brought together: whichever of them is the stranger goes.
+    """Say how launcher and library are brought together: whichever is the stranger goes.
 
     The library beside a site's launcher needs no remedy: the course has named it to the ranks.
     """
     if "MPI4PY_LIBMPI" in os.environ:
         return "unset MPI4PY_LIBMPI"
-    own = Path(sys.prefix) / "bin" / "mpiexec"
-    if own.exists() and Path(launcher.path).samefile(own):
-        if os.environ.get("LD_LIBRARY_PATH"):
-            return "unset LD_LIBRARY_PATH"
-        python = short(sys.executable)
-        return f"have a fresh launcher and library:\n{python} -m {INSTALL_MPI} --force-reinstall"
-    if own.exists():
+    ours = Path(sys.prefix) / "bin" / "mpiexec"
+    if not ours.exists():
+        return "load the MPI that mpi4py was built with, such as:\nmodule load openmpi"
+    if not Path(launcher.path).samefile(ours):
         return (
             f"take {short(Path(launcher.path).parent)} off PATH (module unload, conda deactivate); "
-            f"then {short(own)} is used"
+            f"then {short(ours)} is used"
         )
-    return "load the MPI that mpi4py was built with, such as:\nmodule load openmpi"
+    if os.environ.get("LD_LIBRARY_PATH"):
+        return "unset LD_LIBRARY_PATH"
+    python = short(sys.executable)
+    return f"have a fresh launcher and library:\n{python} -m {INSTALL_MPI} --force-reinstall"
 
 
-@check("ranks")
 def check_ranks(machine: Machine) -> Finding:
     """Do two ranks form a process group and all_reduce, and in how many seconds?"""
     if machine.sizes() != [2, 2]:
         return NO_LAUNCHER
     needs_pytorch(machine)
     sums = machine.told_by_ranks("all_reduce")
-    failures = [one["error"] for one in sums if "error" in one]
+    task = 'init_process_group("mpi") and all_reduce on 2 ranks'
+    failures = [facts["error"] for facts in sums if "error" in facts]
+    if failures and "error" in machine.backend.facts("all_reduce"):
+        return not_tested('needs a backend that works, see "PyTorch" and "backend"')
     if failures:
-        return _no_group(machine, failures[0])
-    if [one["value"] for one in sums] != [3.0, 3.0]:
+        remedy = "it works on one rank: please report it with this line"
+        return error(f"{task}: {failures[0]}", remedy)
+    if [facts["value"] for facts in sums] != [3.0, 3.0]:
         plan, _ = machine.plan
         return error(_no_start(machine), _look_closer(plan) if plan else "")
     seconds = machine.ranks.seconds
-    fact = f'init_process_group("mpi") and all_reduce on 2 ranks: {seconds:.1f} s'
     if seconds > SLOW_START:
-        return warning(fact, "is the environment on a network drive? On a local disk it is faster")
-    return ok(fact)
+        remedy = "is the environment on a network drive? On a local disk it is faster"
+        return warning(f"{task}: {seconds:.1f} s", remedy)
+    return ok(f"{task}: {seconds:.1f} s")
 
 
-def _no_group(machine: Machine, failure: str) -> Finding:
-    """The ranks come up and see each other, but form no process group."""
-    if "error" in machine.group_of_one:
-        return not_tested('needs a backend that works, see "PyTorch" and "backend"')
-    fact = f'init_process_group("mpi") and all_reduce on 2 ranks: {failure}'
-    return error(fact, "it works on one rank: please report it with this line")
-
-
-@check("thread level")
 def check_thread_level(machine: Machine) -> Finding:
-    """With MPI_THREAD_MULTIPLE communications move on while a rank computes."""
+    """Do communications move on while a rank computes? They do with MPI_THREAD_MULTIPLE."""
     worlds = machine.told_by_ranks("world")
     if not worlds:
         return NO_LAUNCHER

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+import re
 import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from utils.doctor.finding import Finding, check, error, ok, warning
-from utils.doctor.patient import Machine
-from utils.doctor.words import gigabytes, one_line
+from utils.doctor.finding import Finding, error, gigabytes, ok, one_line, warning
+from utils.doctor.machine import Machine
 
 RANKS_OF_A_LAB = 4
 # Four ranks with PyTorch and the data, the notebook's kernel and JupyterLab.
@@ -23,42 +23,39 @@ SEGMENT = 16 * 2**20
 ROOM_TO_WRITE = 200e6
 
 
-@check("cores")
 def check_cores(machine: Machine) -> Finding:
     """Enough for the four ranks of a lab, one thread each?"""
     from utils.jobs.start_plan import usable_cores
 
     cores = min([usable_cores(), *cpu_quotas()])
     present = os.cpu_count() or 1
+    fact = f"{cores:g} for the {RANKS_OF_A_LAB} ranks of a lab"
     if cores >= RANKS_OF_A_LAB:
-        return ok(f"{cores:g} for the {RANKS_OF_A_LAB} ranks of a lab, 1 thread each")
-    fact = f"{cores:g} for the {RANKS_OF_A_LAB} ranks of a lab: they take turns"
-    if present // 2 < RANKS_OF_A_LAB:
-        return warning(fact, "fine for learning; measure speedups on 4 cores or more")
+        return ok(f"{fact}, 1 thread each")
     remedy = f"the machine has {present}; ask for 4, such as srun -c 4, docker run --cpus 4"
-    return warning(fact, remedy)
+    if present // 2 < RANKS_OF_A_LAB:
+        remedy = "fine for learning; measure speedups on 4 cores or more"
+    return warning(f"{fact}: they take turns", remedy)
 
 
 def _own_cgroup(file: str) -> Iterator[str]:
-    """The text of this file in the control group of this process and in those above it."""
+    """Yield the text of this file in the control group of this process and in those above it."""
     top = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError):
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-        for line in lines:
-            if line.startswith("0::/"):
-                own = top / line[4:]
-                for folder in (own, *own.parents):
-                    if folder.is_relative_to(top) and (folder / file).is_file():
-                        yield (folder / file).read_text()
+        text = Path("/proc/self/cgroup").read_text()
+        for name in re.findall(r"^0::/(.*)$", text, re.MULTILINE):
+            group = top / name
+            for folder in (group, *group.parents):
+                if folder.is_relative_to(top) and (folder / file).is_file():
+                    yield (folder / file).read_text()
 
 
 def cpu_quotas() -> list[float]:
-    """The limits in cores that containers or the batch system set (cgroup 2)."""
+    """Return the limits in cores that containers or the batch system set (cgroup 2)."""
     pairs = [text.split() for text in _own_cgroup("cpu.max")]
     return [int(quota) / int(period) for quota, period in pairs if quota != "max"]
 
 
-@check("memory")
 def check_memory(machine: Machine) -> Finding:
     """Enough for four ranks, kernel and JupyterLab?"""
     import resource
@@ -80,7 +77,6 @@ def check_memory(machine: Machine) -> Finding:
     return ok(fact) if size >= MEMORY_OF_A_LAB else warning(fact, remedy)
 
 
-@check("shared memory")
 def check_shared_memory(machine: Machine) -> Finding:
     """Room in /dev/shm, where the ranks of one machine exchange their messages?"""
     folder = Path("/dev/shm")
@@ -99,7 +95,6 @@ def check_shared_memory(machine: Machine) -> Finding:
     return (error if free < SEGMENT else warning)(needs, remedy)
 
 
-@check("temp folder")
 def check_temp_folder(machine: Machine) -> Finding:
     """Can ranks leave their connection files and logs there?"""
     remedy = "mkdir -p ~/tmp && export TMPDIR=~/tmp"
@@ -108,7 +103,6 @@ def check_temp_folder(machine: Machine) -> Finding:
         write_a_megabyte(folder)
     except OSError as failure:
         return error(one_line(failure), remedy)
-
     from utils.jobs.errors import RanksError
     from utils.jobs.session import base_folder
 
@@ -119,7 +113,6 @@ def check_temp_folder(machine: Machine) -> Finding:
     return _room_in(folder, remedy)
 
 
-@check("home folder")
 def check_home(machine: Machine) -> Finding:
     """Can Jupyter keep its files there (a full quota shows only when one writes)?"""
     home = Path(os.path.expanduser("~"))
@@ -132,16 +125,13 @@ def check_home(machine: Machine) -> Finding:
         try:
             write_a_megabyte(existing(folder))
         except OSError as failure:
-            why = failure.strerror or failure
-            return error(
-                f"{folder} can't be written: {why}",
-                "free some space (quota?), or use another folder:\nexport HOME=FOLDER",
-            )
+            remedy = "free some space (quota?), or use another folder:\nexport HOME=FOLDER"
+            return error(f"{folder} can't be written: {failure.strerror or failure}", remedy)
     return _room_in(home, "free some space: du -sh ~/.cache/* shows what is large")
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists already."""
+    """Return the folder, or the nearest one above it that exists already."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
@@ -159,7 +149,6 @@ def _room_in(folder: Path, remedy: str) -> Finding:
     return ok(fact) if free >= ROOM_TO_WRITE else warning(fact, remedy)
 
 
-@check("ports")
 def check_ports(machine: Machine) -> Finding:
     """Can this machine talk to itself, as Jupyter and ipyparallel do?"""
     remedy = "loopback is blocked or off; ask the admin about the firewall, or:\nip link set lo up"
@@ -172,7 +161,6 @@ def check_ports(machine: Machine) -> Finding:
     try:
         socket.getaddrinfo("localhost", port)
     except OSError as failure:
-        return error(
-            f"localhost has no address: {failure}", "add to /etc/hosts:\n127.0.0.1 localhost"
-        )
+        remedy = "add to /etc/hosts:\n127.0.0.1 localhost"
+        return error(f"localhost has no address: {failure}", remedy)
     return ok("connections on 127.0.0.1 work")

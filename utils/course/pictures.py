@@ -1,0 +1,178 @@
+"""Pictures of a lab for slides, from an executed copy of its solution.
+
+The solution itself, whose outputs nbval compares with, stays as it is. A copy is kept and used
+again until the solution or ``utils`` changes.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import re
+import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+from PIL import Image, PngImagePlugin
+
+from utils.figures import forms
+
+from .execute import require_kernel, run_cells, verdicts
+from .files import folder_key, key
+from .notebook import ROOT, NotebookError, read
+from .notes import kind
+
+#: Where copies are kept.
+RUNS = ROOT / "build" / "runs"
+#: Goes up when copies are made in another way than before.
+VERSION = 4
+#: Parts of utils that change no output of a lab.
+BESIDE_THE_POINT = {"course", "grading", "doctor", "__main__.py"}
+
+
+class RunError(NotebookError):
+    """A solution that does not run to its end with all checks passed."""
+
+
+def executed_copies(paths: list[Path]) -> Iterator[tuple[Path, NotebookNode]]:
+    """Yield the copies of solutions; one that does not run is told, and left out."""
+    for path in paths:
+        try:
+            yield path, executed(path)
+        except RunError as error:
+            print(error, file=sys.stderr, flush=True)
+
+
+def executed(path: Path, folder: Path = RUNS, timeout: float = 300) -> NotebookNode:
+    """Return the copy of a solution: from `folder`, or executed now (up to two minutes).
+
+    Args:
+        timeout: Seconds for each cell.
+
+    Raises:
+        RunError: A cell fails or a check does not pass.
+    """
+    nb = read(path)
+    mark = _mark(nb)
+    copy = folder / path.name
+    if not (copy.is_file() and nbformat.read(copy, 4).metadata.get("mark") == mark):
+        _run(path, deepcopy(nb), copy, mark, timeout)
+    # Outputs and times are the copy's; all else is that of today.
+    cells = {cell.id: cell for cell in nbformat.read(copy, 4).cells}
+    for cell in nb.cells:
+        if cell.cell_type == "code":
+            cell.outputs = cells[cell.id].outputs
+            cell.metadata["execution"] = cells[cell.id].metadata.get("execution", {})
+    return nb
+
+
+def _run(path: Path, nb: NotebookNode, copy: Path, mark: str, timeout: float) -> None:
+    """Execute a solution, in place, and keep it with its mark."""
+    require_kernel()
+    error = run_cells(nb, path.parent, timeout, timing=True, variables={forms.VARIABLE: "1"})
+    _, failed, _ = verdicts(nb)
+    if error or failed:
+        why = error or f"{failed} checks did not pass"
+        raise RunError(f"{path.name}: {why}\nTry it again, or look: make run ARGS={path.stem}")
+    nb.metadata["mark"] = mark
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nb, copy)
+
+
+def _mark(nb: NotebookNode) -> str:
+    """Return the fingerprint of all that the outputs depend on."""
+    parts = [path for path in (ROOT / "utils").iterdir() if path.name not in BESIDE_THE_POINT]
+    folders = sorted(path for path in parts if path.is_dir())
+    files = sorted(path for path in parts if path.suffix == ".py")
+    cells = [f"{cell.cell_type} {cell.id} {cell.source}" for cell in nb.cells if not kind(cell)]
+    contents = [path.read_bytes() for path in files]
+    return key(folder_key(folders), *contents, *cells, version=VERSION)
+
+
+def seconds(cell: NotebookNode) -> float:
+    """Return how long an executed cell ran; 0 for text."""
+    times = cell.metadata.get("execution", {})
+    begin = times.get("iopub.execute_input")
+    end = times.get("shell.execute_reply")
+    if not (begin and end):
+        return 0.0
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of an executed notebook.
+
+    Attributes:
+        name: Of its files, without an ending: the id of its cell, with ``-2`` for a second one.
+        section: The heading that it stands under.
+        words: Its alternative text.
+    """
+
+    name: str
+    section: str
+    words: str
+    svg: str
+    png: bytes
+
+
+def pictures_of(nb: NotebookNode) -> Iterator[Picture]:
+    """Yield the pictures of a notebook that `executed` gave, in order.
+
+    Raises:
+        NotebookError: One that has no words, or no SVG.
+    """
+    section = ""
+    for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            section = next(iter(re.findall(r"^##? (.+)$", cell.source, re.MULTILINE)), section)
+        shown = [
+            output for output in cell.get("outputs", []) if forms.PNG in output.get("data", {})
+        ]
+        for place, output in enumerate(shown, start=1):
+            name = cell.id if place == 1 else f"{cell.id}-{place}"
+            words = output.metadata.get(forms.PNG, {}).get("alt", "")
+            if not words or forms.SVG not in output.data:
+                lacking = "SVG" if words else "alternative text"
+                raise NotebookError(f"cell '{cell.id}': a picture without {lacking}")
+            png = base64.b64decode(output.data[forms.PNG])
+            yield Picture(name, section, words, output.data[forms.SVG], png)
+
+
+def save(pictures: list[Picture], folder: Path) -> None:
+    """Write ``NAME.svg``, ``NAME.png`` and ``NAME.txt``, the words, of each into a folder.
+
+    The words are also inside: a title of the SVG, which browsers and office programs read, and the
+    description of the PNG.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        svg = _titled(picture.svg, picture.words)
+        (folder / f"{picture.name}.svg").write_text(svg, encoding="utf-8")
+        (folder / f"{picture.name}.png").write_bytes(_described(picture.png, picture.words))
+        (folder / f"{picture.name}.txt").write_text(picture.words + "\n", encoding="utf-8")
+
+
+def _titled(svg: str, words: str) -> str:
+    """Return an SVG that says what it shows."""
+    label = html.escape(words, quote=True)
+    start = f'<svg role="img" aria-label="{label}"'
+    with_role = svg.replace("<svg", start, 1)
+    end = with_role.index(">", with_role.index(start) + len(start)) + 1
+    return f"{with_role[:end]}\n <title>{html.escape(words)}</title>{with_role[end:]}"
+
+
+def _described(png: bytes, words: str) -> bytes:
+    """Return a PNG with the words in its text field "Description"."""
+    file = io.BytesIO()
+    text = PngImagePlugin.PngInfo()
+    text.add_itxt("Description", words)
+    with Image.open(io.BytesIO(png)) as image:
+        image.save(file, "png", pnginfo=text, dpi=image.info.get("dpi"))
+    return file.getvalue()

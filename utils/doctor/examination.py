@@ -1,0 +1,128 @@
+"""The report: the table of checks, its lines as text or as JSON, and the exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+
+from utils.doctor import machine_checks, mpi_checks, package_checks
+from utils.doctor.finding import Finding, SettledError, error, not_tested, one_line
+from utils.doctor.machine import Machine
+
+#: In the order in which one repairs: what comes first is the cause of what fails below.
+CHECKS: dict[str, Callable[[Machine], Finding]] = {
+    "system": package_checks.check_system,
+    "Python": package_checks.check_python,
+    "packages": package_checks.check_packages,
+    "imports": package_checks.check_imports,
+    "PyTorch": package_checks.check_pytorch,
+    'backend "mpi"': package_checks.check_backend,
+    "torchvision": package_checks.check_torchvision,
+    "MPI library": mpi_checks.check_library,
+    "launcher": mpi_checks.check_launcher,
+    "ranks": mpi_checks.check_ranks,
+    "thread level": mpi_checks.check_thread_level,
+    "cores": machine_checks.check_cores,
+    "memory": machine_checks.check_memory,
+    "shared memory": machine_checks.check_shared_memory,
+    "temp folder": machine_checks.check_temp_folder,
+    "home folder": machine_checks.check_home,
+    "ports": machine_checks.check_ports,
+    "Fashion-MNIST": package_checks.check_data,
+    "JupyterLab": package_checks.check_jupyterlab,
+    "ipyparallel": package_checks.check_ipyparallel,
+    "nbval": package_checks.check_nbval,
+}
+
+WIDTH = 80
+SYMBOLS = {"ok": "✓", "warning": "!", "error": "✗"}
+IN_ASCII = {"✓": "+", "✗": "x", "→": ">", "…": "..."}
+
+
+def find(name: str, machine: Machine) -> Finding:
+    """Make one check; what it raises is a finding, too."""
+    try:
+        finding = CHECKS[name](machine)
+    except SettledError as settled:
+        finding = settled.finding
+    except ModuleNotFoundError as missing:
+        finding = not_tested(f"needs {missing.name}")
+    except Exception as failure:
+        finding = error(one_line(failure), "this is new: please report it with this line")
+    return replace(finding, name=name)
+
+
+def examine(machine: Machine) -> Iterator[Finding]:
+    """Yield all findings, in order, as they come."""
+    if sys.platform == "win32":
+        yield find("system", machine)  # the others ask for what Windows does not have
+        return
+    # They import for seconds: all at once, and not beside the ranks, whose time is taken.
+    with contextlib.suppress(OSError):  # what can't be started is told by its own line
+        _ = machine.pytorch, machine.jupyter, machine.mpi
+        if machine.has_launcher:  # on a rank it would wait for the others
+            _ = machine.backend
+    for name in CHECKS:
+        yield find(name, machine)
+
+
+def as_text(finding: Finding) -> str:
+    """Return a line for the finding, wrapped at words, and the lines of its remedy."""
+    indent = " " * 17
+    fact = textwrap.fill(
+        finding.fact,
+        WIDTH,
+        initial_indent=f"{SYMBOLS[finding.status]} {finding.name}".ljust(len(indent)),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    # Remedies keep their lines: a command is there to be copied.
+    remedy = finding.remedy.replace("\n", "\n    ")
+    return f"{fact}\n  → {remedy}" if remedy else fact
+
+
+def main(as_json: bool = False, timeout: float = 60.0) -> int:
+    """Print the report; return 0 if nothing is in the way of the labs, else 1."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `with` ends the probes
+    started = time.monotonic()
+    findings = []
+    try:
+        with Machine(timeout) as machine:
+            for finding in examine(machine):
+                findings.append(finding)
+                if not as_json:
+                    _say(as_text(finding))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # as in `… doctor | head`; Python would complain again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    seconds = time.monotonic() - started
+    errors = sum(finding.status == "error" for finding in findings)
+    if as_json:
+        checks = [asdict(finding) for finding in findings]
+        report = {"ok": not errors, "seconds": round(seconds, 1), "checks": checks}
+        print(json.dumps(report, indent=1))
+    else:
+        result = f"{errors} of them to repair first" if errors else "the labs run"
+        _say(f"{len(findings)} checks in {seconds:.1f} s: {result}")
+    return 1 if errors else 0
+
+
+def _say(text: str) -> None:
+    """Print at once, in ASCII where the terminal knows no more."""
+    try:
+        "".join(IN_ASCII).encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        for symbol, letters in IN_ASCII.items():
+            text = text.replace(symbol, letters)
+        text = text.encode("ascii", "replace").decode()
+    print(text, flush=True)

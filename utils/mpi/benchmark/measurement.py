@@ -1,0 +1,393 @@
+"""What each rank runs: the operations on every transport, in several rounds; rank 0 reports."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import functools
+import json
+import os
+import platform
+import socket
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import mpi4py
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from . import KI, MI, OPERATIONS, TRANSPORTS, tables
+
+#: After this time a communication that finds no partner gives up.
+TIMEOUT = timedelta(seconds=60)
+MOST_REPETITIONS = 10_000
+#: An all_gather takes n times its size; sizes that would take more than this are left out.
+MOST_GATHERED = 512 * MI
+SIZES = tuple(4**power for power in range(1, 14))  # 4 B … 64 MiB
+QUICK_SIZES = (4, KI, 64 * KI, MI, 4 * MI)
+#: Share of a host's cores that others may use before the numbers come with a warning.
+BUSY = 0.1
+
+
+def main(options: argparse.Namespace) -> int:
+    """Measure and report; return the exit status. An error on one rank ends all of them."""
+    # Says where each rank was, and ends it.
+    faulthandler.dump_traceback_later(options.deadline, exit=True)
+    try:
+        comm = MPI.COMM_WORLD.Dup()  # the backend has messages of its own on its communicators
+        if problem := _problem(comm.size, options.n):
+            if comm.rank == 0:
+                print(f"bench: {problem}", file=sys.stderr)
+            return 2
+        result = _measure_all(options, comm)
+        if comm.rank == 0:
+            tables.complete(result)
+            print(tables.text(result), end="", flush=True)
+            if options.json:
+                text = json.dumps(result, indent=1, allow_nan=False)
+                options.json.write_text(text + "\n")
+        slowest(comm, 0)  # the others sleep while rank 0 writes
+        dist.destroy_process_group()
+        return 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _problem(size: int, n: int | None) -> str | None:
+    if size < 2:
+        return "one rank has nobody to talk to: start it with mpiexec -n 2, or without mpiexec"
+    if n not in (None, size):
+        return f"-n {n} is for a plain shell: this job has {size} ranks already"
+    return None
+
+
+def _measure_all(options: argparse.Namespace, comm: MPI.Comm) -> dict:
+    """Return all numbers, as the JSON file has them."""
+    torch.set_num_threads(1)
+    machines = hosts(comm)  # before anything of ours keeps a core busy
+    result = {
+        "ranks": comm.size,
+        "threads": torch.get_num_threads(),
+        "hosts": machines,
+        "warnings": warnings(machines),
+        "versions": versions(),
+        "rounds": options.rounds or (2 if options.quick else 5),
+    }
+    if comm.rank == 0:
+        print(tables.heading(result), flush=True)  # the rest takes minutes
+    world = World.connect(comm)
+    rows = [
+        {"name": name, "bytes": nbytes, "repetitions": {}, "rounds": {}}
+        for name in options.only or OPERATIONS
+        for nbytes in options.sizes or (QUICK_SIZES if options.quick else SIZES)
+        if name != "all_gather" or nbytes * comm.size <= MOST_GATHERED
+    ]
+    measure(world, rows, result["rounds"], sample=0.003 if options.quick else 0.02)
+    return {**result, "operations": rows}
+
+
+# --- the clock ---------------------------------------------------------------------------------
+
+
+@dataclass
+class World:
+    """All ranks, once per transport."""
+
+    comm: MPI.Comm
+    mpi: dist.ProcessGroup
+    gloo: dist.ProcessGroup
+
+    @classmethod
+    def connect(cls, comm: MPI.Comm) -> World:
+        """Make the process groups of all ranks; every rank calls it."""
+        if not dist.is_mpi_available():
+            raise RuntimeError(
+                "this PyTorch has no backend mpi: install the project (pip install -e .), and "
+                "leave TORCH_DEVICE_BACKEND_AUTOLOAD unset"
+            )
+        # gloo is the default group: under an mpi one, new_group("gloo") finds no store.
+        store = _store(comm)
+        dist.init_process_group(
+            "gloo", store=store, rank=comm.rank, world_size=comm.size, timeout=TIMEOUT
+        )
+        return cls(comm, dist.new_group(backend="mpi", timeout=TIMEOUT), dist.group.WORLD)
+
+
+def _store(comm: MPI.Comm) -> dist.TCPStore:
+    """Return a store on rank 0, at a free port that MPI tells the others."""
+    names = comm.allgather(socket.gethostname())
+    several = len(set(names)) > 1
+    host = os.environ.get("MASTER_ADDR", names[0]) if several else "localhost"
+    if comm.rank:
+        return dist.TCPStore(host, comm.bcast(None), comm.size, False, TIMEOUT)
+    store = dist.TCPStore(host, 0, comm.size, True, TIMEOUT, wait_for_workers=False)
+    comm.bcast(store.port)
+    return store
+
+
+def slowest(comm: MPI.Comm, value: float) -> float:
+    """Return the maximum over the ranks. A rank that waits leaves its core to the others."""
+    mine = np.array([float(value)])
+    most = np.empty(1)
+    request = comm.Iallreduce(mine, most, op=MPI.MAX)
+    while not request.Test():
+        time.sleep(0.001)
+    return float(most[0])
+
+
+def seconds_of(comm: MPI.Comm, call: Callable[[int], object], repetitions: int) -> float:
+    """Return the seconds per repetition on the slowest rank; the same number on all ranks."""
+    comm.Barrier()
+    start = time.perf_counter()
+    for i in range(repetitions):
+        call(i)
+    return slowest(comm, (time.perf_counter() - start) / repetitions)
+
+
+def _repetitions(comm: MPI.Comm, call: Callable[[int], object], sample: float) -> int:
+    """Find how many repetitions take about `sample` seconds, by doing more and more of them."""
+    tried = 1
+    while True:
+        each = seconds_of(comm, call, tried)
+        if each * tried > sample / 4 or tried >= MOST_REPETITIONS:
+            return max(2, min(int(sample / each), MOST_REPETITIONS))
+        tried *= 4
+
+
+def measure(world: World, rows: list[dict], rounds: int, sample: float) -> None:
+    """Fill in repetitions, rounds, and seconds of all rows.
+
+    A round goes through all rows and transports, the transports in turn first: whatever else the
+    machine does for a while harms one round of many numbers, not all rounds of one.
+
+    Args:
+        sample: Seconds that one sample is to take.
+    """
+    for turn in range(rounds):
+        first = turn % len(TRANSPORTS)
+        for row in rows:
+            operation = FUNCTIONS[row["name"]](world, _zeros(row["bytes"] // 4))
+            for transport in TRANSPORTS[first:] + TRANSPORTS[:first]:
+                call = operation.calls[transport]
+                if turn == 0:
+                    _check(operation, transport, f"{row['name']} on {transport}", world.comm.rank)
+                    row["repetitions"][transport] = _repetitions(world.comm, call, sample)
+                repetitions = row["repetitions"][transport]
+                seconds_of(world.comm, call, max(1, repetitions // 10))
+                seconds = seconds_of(world.comm, call, repetitions) * operation.share
+                row["rounds"].setdefault(transport, []).append(seconds)
+    for row in rows:
+        row["seconds"] = {name: statistics.median(times) for name, times in row["rounds"].items()}
+
+
+def _check(operation: Operation, transport: str, name: str, rank: int) -> None:
+    """Raise RuntimeError if a call computes something wrong: its speed would mean nothing."""
+    results = operation.results[transport]
+    for tensor, _ in results:
+        tensor.zero_()  # not what another transport left there
+    operation.data.fill_(rank + 1)
+    operation.calls[transport](0)
+    for tensor, expected in results:
+        if not (tensor == expected).all():
+            raise RuntimeError(f"{name}: rank {rank} got wrong values, {expected} was expected")
+
+
+# --- the operations, called as users call them -------------------------------------------------
+
+
+@dataclass
+class Operation:
+    """One operation at one size, on each transport.
+
+    Attributes:
+        data: The tensor that each rank contributes.
+        calls: By transport a function of i, which makes the i-th call.
+        results: By transport tensors, and the value that each must have after call 0.
+        share: A time is that of a call, times this.
+    """
+
+    data: Tensor
+    calls: dict[str, Callable[[int], object]]
+    results: dict[str, list[tuple[Tensor, float]]]
+    share: float = 1.0
+
+    @classmethod
+    def of(
+        cls, world: World, data: Tensor, on_torch: Callable, on_mpi4py: Callable, results: list
+    ) -> Operation:
+        """Make an operation of `on_torch(group, i)` and `on_mpi4py(i)`."""
+        calls = {
+            "mpi": functools.partial(on_torch, world.mpi),
+            "mpi4py": on_mpi4py,
+            "gloo": functools.partial(on_torch, world.gloo),
+        }
+        return cls(data, calls, dict.fromkeys(calls, results))
+
+
+def all_reduce(world: World, data: Tensor) -> Operation:
+    """Add over the ranks, in place."""
+    array = data.numpy()
+    n = world.comm.size
+    return Operation.of(
+        world,
+        data,
+        lambda group, i: dist.all_reduce(data, group=group),
+        lambda i: world.comm.Allreduce(MPI.IN_PLACE, array),
+        [(data, n * (n + 1) / 2)],
+    )
+
+
+def broadcast(world: World, data: Tensor) -> Operation:
+    """Broadcast from each rank in turn: a root that never changes would run ahead of the others."""
+    array = data.numpy()
+    n = world.comm.size
+    return Operation.of(
+        world,
+        data,
+        lambda group, i: dist.broadcast(data, i % n, group=group),
+        lambda i: world.comm.Bcast(array, i % n),
+        [(data, 1)],
+    )
+
+
+def all_gather(world: World, data: Tensor) -> Operation:
+    """Gather into a list of tensors on torch.distributed, into one array on mpi4py."""
+    n = world.comm.size
+    parts = [_zeros(len(data)) for _ in range(n)]
+    table = _zeros(n * len(data)).view(n, -1)
+    array = data.numpy()
+    gathered = table.numpy()
+    operation = Operation.of(
+        world,
+        data,
+        lambda group, i: dist.all_gather(parts, data, group=group),
+        lambda i: world.comm.Allgather(array, gathered),
+        list(zip(parts, range(1, n + 1), strict=True)),
+    )
+    operation.results["mpi4py"] = list(zip(table, range(1, n + 1), strict=True))
+    return operation
+
+
+def ping_pong(world: World, data: Tensor) -> Operation:
+    """Send from the first rank to the last and back; they are on two hosts if any ranks are."""
+    comm = world.comm
+    last = comm.size - 1
+    begins = comm.rank == 0
+    peer = last if begins else 0
+    incoming = _zeros(len(data))
+    array = data.numpy()
+    received = incoming.numpy()
+
+    def on_torch(group: dist.ProcessGroup, i: int) -> None:
+        if begins:
+            dist.send(data, peer, group=group)
+        dist.recv(incoming, peer, group=group)
+        if not begins:
+            dist.send(data, peer, group=group)
+
+    def on_mpi4py(i: int) -> None:
+        if begins:
+            comm.Send(array, peer)
+        comm.Recv(received, peer)
+        if not begins:
+            comm.Send(array, peer)
+
+    operation = Operation.of(world, data, on_torch, on_mpi4py, [(incoming, peer + 1)])
+    operation.share = 0.5
+    if 0 < comm.rank < last:  # the ranks in between do nothing
+        operation.calls = dict.fromkeys(TRANSPORTS, lambda i: None)
+        operation.results = {name: [] for name in TRANSPORTS}
+    return operation
+
+
+def _zeros(count: int) -> Tensor:
+    # Unlike torch.zeros, this has written every page.
+    return torch.empty(count).fill_(0.0)
+
+
+FUNCTIONS = {
+    function.__name__: function for function in (all_reduce, broadcast, all_gather, ping_pong)
+}
+
+
+# --- the machine -------------------------------------------------------------------------------
+
+
+def hosts(comm: MPI.Comm) -> list[dict]:
+    """Describe all hosts of the job, in the order of their first ranks; every rank calls it.
+
+    Returns:
+        For each host its name and ranks; `cpus` that the ranks may use, all together and each;
+        `bound`: each rank has cores that no other rank has; `busy`: cores that are busy while the
+        ranks are idle; the load average of the last minute.
+    """
+    name = socket.gethostname()
+    everyone = comm.allgather((name, _cpus()))
+    here = [cpus for host, cpus in everyone if host == name]
+    first = next(rank for rank, (host, _) in enumerate(everyone) if host == name)
+    busy = psutil.cpu_percent(0.5) / 100 * _all_cpus() if comm.rank == first else 0.0
+    slowest(comm, busy)  # the others sleep here
+    union = set().union(*here)
+    apart = sum(map(len, here)) == len(union)
+    mine = {
+        "name": name,
+        "ranks": len(here),
+        "cpus": len(union),
+        "cpus_per_rank": [len(cpus) for cpus in here],
+        "bound": apart and (len(here) > 1 or len(union) < _all_cpus()),
+        "busy": busy,
+        "load": os.getloadavg()[0],
+    }
+    descriptions = comm.allgather(mine if comm.rank == first else None)
+    return [host for host in descriptions if host]
+
+
+def _cpus() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(_all_cpus()))
+
+
+def _all_cpus() -> int:
+    return psutil.cpu_count() or 1
+
+
+def warnings(machines: list[dict]) -> list[str]:
+    """Return why the numbers may say little."""
+    lines = []
+    for host in machines:
+        if host["ranks"] > host["cpus"]:
+            lines.append(
+                f"{host['ranks']} ranks share {host['cpus']} CPUs on {host['name']}: times are "
+                "those of waiting for a CPU"
+            )
+        if host["busy"] > BUSY * host["cpus"]:
+            lines.append(f"others keep {host['busy']:.1f} CPUs of {host['name']} busy")
+        elif host["load"] > host["cpus"] / 2:
+            lines.append(f"{host['name']} was busy just now: load average {host['load']:.1f}")
+    return lines
+
+
+def versions() -> dict[str, str]:
+    """Return the libraries' versions, and where the backend comes from."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "mpi4py": mpi4py.__version__,
+        "mpi": MPI.Get_library_version().partition(",")[0].strip("\0 \n"),
+        "backend": distributed_c10d.ProcessGroupMPI.__module__,
+    }

@@ -29,14 +29,13 @@ import grading_tools as toy
 import psutil
 import pytest
 from mpi_jobs import run_tree
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell
 
 from utils.checks.verdict import Verdict
 from utils.course.execute import RUN_VARIABLE
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks
 from utils.grading import cells, gradebook, similarity, statistics, written_answers
-from utils.grading.assembly import assemble, choose, forced
-from utils.grading.drawing_cells import drawings
+from utils.grading.assembly import SKIP, Answer, Assembled, assemble, choose, forced
 from utils.grading.feedback import feedback
 from utils.grading.grader import grade
 from utils.grading.kernel import HarmlessPickle, Refused
@@ -452,37 +451,11 @@ def test_a_lab_that_is_not_ready_keeps_no_other_from_being_graded(course, tmp_pa
 # --- drawings ------------------------------------------------------------------------------------
 
 
-def drawn(*sources: str) -> list[bool]:
-    cells = [new_code_cell(source, id=f"c{number}") for number, source in enumerate(sources)]
-    found = drawings(new_notebook(cells=cells))
-    return [cell.id in found for cell in cells]
-
-
-def test_cells_that_only_draw_are_left_out():
-    assert (
-        drawn(toy.DRAWING, 'ranks.timeline("a").figure()', 'x = ranks.client[0]["x"]') == [True] * 3
-    )
-
-
-def test_a_prediction_beside_what_came_and_a_fit_that_a_rank_makes_for_a_picture_are_left_out():
-    assert drawn(
-        'guess.beside(ranks.client[0]["passed"]);',
-        "line = ranks.client[0].apply_sync(lambda: tuple(map(float, fit(x))))\nplt.plot(line)",
-    ) == [True, True]
-    assert drawn("guess.beside(measure())", "ranks.client[0].apply_sync(train)\ntrain()") == [
-        *(False, False)
-    ]
-
-
-def test_what_something_depends_on_is_run():
-    assert drawn("import numpy as np\nx = np.ones(3)", "check(x)") == [False, False]
-    assert drawn("x = np.ones(3)", "x = x + 1\ncheck(x)") == [False, False]
-    assert drawn("x = np.ones(3)", "x = 1\ncheck(x)") == [True, False]
-    assert drawn("x = np.ones(3)", "for i in x:\n    x = i + x\ncheck()") == [False, False]
-    assert drawn("ranks.restart()", "ranks.network('1gbit')", "open('a', 'w')") == [False] * 3
-    assert drawn("!mpiexec a.py", "%%writefile a.py\nx", "import os\nos.environ['A'] = '1'") == [
-        *(False, False, False)
-    ]
+def test_cells_that_only_draw_are_left_out(course):
+    reference = Reference(course / "solutions" / f"{toy.LAB}.ipynb")
+    assert reference.drawings == {"end-figure"}
+    nb = Assembled(reference, {name: Answer(None) for name in reference.answer_cells}).notebook()
+    assert [cell.id for cell in nb.cells if SKIP in cell.metadata.get("tags", [])] == ["end-figure"]
 
 
 @pytest.mark.parametrize("path", notebooks(SOLUTIONS), ids=lambda path: path.stem)

@@ -12,11 +12,17 @@ from typing import Any
 from nbformat import NotebookNode
 
 from utils.checks import verdict
-from utils.course.notebook import NotebookError, dumps, is_named, lab, notebooks, read
+from utils.course.notebook import (
+    ONLY_DRAWS,
+    NotebookError,
+    dumps,
+    is_named,
+    lab,
+    notebooks,
+    read,
+)
 from utils.course.notes import rubric_cells
 from utils.course.release import is_solution, student_version, without_notes
-
-from .drawing_cells import drawings
 
 
 class LabError(NotebookError):
@@ -60,7 +66,7 @@ class Reference:
     @cached_property
     def drawings(self) -> set[str]:
         """Ids of the cells that a grading run leaves out."""
-        return drawings(self.nb)
+        return self._tagged(ONLY_DRAWS)
 
     @cached_property
     def answer_cells(self) -> dict[str, NotebookNode]:
@@ -84,8 +90,7 @@ class Reference:
     @cached_property
     def deliberate(self) -> set[str]:
         """Ids of the cells whose error the lab shows on purpose."""
-        tagged = [c for c in self.nb.cells if "raises-exception" in c.metadata.get("tags", [])]
-        return {cell.id for cell in tagged}
+        return self._tagged("raises-exception")
 
     @cached_property
     def ids(self) -> set[str]:
@@ -109,6 +114,9 @@ class Reference:
             for cell in self.answer_cells.values()
             if cell.cell_type == "code" and not cell.source.startswith("%%")
         ]
+
+    def _tagged(self, tag: str) -> set[str]:
+        return {cell.id for cell in self.nb.cells if tag in cell.metadata.get("tags", [])}
 
     def fingerprint(self) -> str:
         """Changes with anything that the grade may depend on; an instructor's notes are not."""

@@ -34,20 +34,27 @@ from nbformat.v4 import new_code_cell
 from utils.checks.verdict import Verdict
 from utils.course.execute import RUN_VARIABLE
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks
-from utils.grading import cells, gradebook, similarity, statistics, written_answers
+from utils.grading import cells, gradebook, similarity, statistics
 from utils.grading.assembly import SKIP, Answer, Assembled, assemble, choose, forced
-from utils.grading.feedback import feedback
 from utils.grading.grader import grade
 from utils.grading.kernel import HarmlessPickle, Refused
 from utils.grading.notebook_run import later
+from utils.grading.pages import explain, feedback, summary, task_summary
 from utils.grading.reference import LabError, Reference, references
-from utils.grading.result_pages import explain
-from utils.grading.results import Result, Shown, TaskResult, load, save, total
+from utils.grading.results import (
+    Result,
+    Shown,
+    TaskResult,
+    explicit_pass,
+    load,
+    save,
+    shown,
+    tidied,
+    total,
+)
 from utils.grading.sandbox import FIRST_UID, LAST_UID, Box, Limits, SandboxError, require
-from utils.grading.submissions import File, Student, find
-from utils.grading.summary import summary, task_summary
-from utils.grading.verdicts import explicit_pass, shown, tidied
-from utils.grading.worklist import match, newest, student_folders
+from utils.grading.submissions import File, Student, find, student_folders
+from utils.grading.worklist import match, newest
 from utils.grading.zips import SubmissionsError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -652,21 +659,21 @@ def test_moodle_and_canvas_know_their_students_again(tmp_path):
 def test_points_given_by_hand_come_back(tmp_path):
     path = tmp_path / "explain.csv"
     results = [a_result("Ada"), a_result("=Bob")]
-    written_answers.write(results, path)
+    gradebook.write_explain(results, path)
     text = path.read_text().replace("1.A,3,,", '1.A,3,"1,5",good')
     path.write_text("\ufeff" + text.replace(',"1,5",', ",1.5,"), encoding="utf-8")
-    written_answers.merge(results, written_answers.read(path))
+    gradebook.merge_explain(results, gradebook.read_explain(path))
     assert [one.task("1.A").points for one in results] == [1.5, 1.5]
     assert results[0].task("1.A").note == "good"
     assert results[0].open == []
-    written_answers.write(results, path)
+    gradebook.write_explain(results, path)
     assert [row["points"] for row in rows(path.read_text())] == ["1.5", "1.5"]
 
 
 def test_a_spreadsheet_with_semicolons_and_commas_is_read(tmp_path):
     path = tmp_path / "explain.csv"
     path.write_text("student;lab;task;max;points;comment\nAda;01_toy;1.A;3;2,5;\n")
-    assert written_answers.read(path)["Ada", "01_toy", "1.A"].points == 2.5
+    assert gradebook.read_explain(path)["Ada", "01_toy", "1.A"].points == 2.5
 
 
 @pytest.mark.parametrize("points", ["4", "-1", "good", "nan", "inf"])
@@ -674,7 +681,7 @@ def test_points_that_can_not_be_are_told_by_line_and_count_for_nobody(tmp_path, 
     path = tmp_path / "explain.csv"
     rows_ = f"Ada,01_toy,1.A,3,{points},\nBob,01_toy,1.A,3,2,\n"
     path.write_text(f"student,lab,task,max,points,comment\n{rows_}")
-    grades = written_answers.read(path)
+    grades = gradebook.read_explain(path)
     assert [text.partition(":")[0] for text in grades.bad] == ["explain.csv, line 2"]
     assert {name: grade_.points for (name, _, _), grade_ in grades.items()} == {"Bob": 2}
 

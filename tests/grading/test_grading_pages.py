@@ -12,14 +12,12 @@ import grading_tools as toy
 import pytest
 from browser_tools import photograph
 
-from utils.grading.feedback import feedback, next_step
-from utils.grading.problems import common
-from utils.grading.provenance import Provenance, described, provenance_now
+from utils.grading.answer_states import common
+from utils.grading.pages import Provenance, feedback, next_step, task_summary, write_pages
+from utils.grading.pages import summary as a_summary
+from utils.grading.publication import described, provenance_now
 from utils.grading.reference import Reference
-from utils.grading.result_pages import write_pages
 from utils.grading.results import Result, Shown, TaskResult
-from utils.grading.summary import summary as a_summary
-from utils.grading.summary import task_summary
 
 WRONG = "✗ Task {} · a\n  - rank 0: the sum: expected 5, got 7"
 LINKS = {"Ada": "students/Ada/feedback.html", "Bob & Co": "students/Bob & Co/feedback.html"}

@@ -1,4 +1,4 @@
-"""What ``ddl-labs grade`` and ``rerun`` are asked to do; imports nothing that is slow."""
+"""The options of ``ddl-labs grade`` and ``rerun``; imports nothing that is slow."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class GradingOptions:
 
 
 def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
-    """All options of the command."""
+    """Add all options of ``ddl-labs grade``."""
     add = parser.add_argument
     add(
         "submissions",
@@ -129,11 +129,11 @@ def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
         metavar="FOLDER",
         help="the references: solutions/",
     )
-    add("--quiet", action="store_true", help="no progress bar")  # fmt: skip
+    add("--quiet", action="store_true", help="no progress bar")
 
 
 def add_rerun_options(parser: argparse.ArgumentParser) -> None:
-    """The notebook, and in what it is run."""
+    """Add the notebook, and in what it is run."""
     parser.add_argument(
         "notebook",
         type=Path,
@@ -144,7 +144,7 @@ def add_rerun_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sandbox_options(parser: argparse.ArgumentParser) -> None:
-    """What a submission may use and see."""
+    """Add what a submission may use and see."""
     add = parser.add_argument
     add("--cell-timeout", type=_seconds, default=120, metavar="S", help="for each cell: 120")
     add("--timeout", type=_seconds, default=900, metavar="S", help="for each submission: 900")

@@ -40,6 +40,8 @@ from .reference import Reference
 SKIP = "nbval-skip"
 #: Begins the ids of the student's own cells.
 OWN = "own-"
+#: By which of the lab's cells a student's is one of them, the surest first.
+MARKS = ("grade_id", "id", "source")
 #: A page full of experiments is no harm; a thousand cells are no homework.
 MOST_OWN_CELLS = 100
 #: What a student can do about a file that can't be read, whatever is wrong with it.
@@ -149,10 +151,10 @@ class Assembled:
         answer = self.answers[grade_id]
         mine = "" if answer.elsewhere else body(answer.source or "")
         missing = defined(body(self.reference.answer_cells[grade_id].source)) - defined(mine)
-        others = [body(one.source or "") for one in self.answers.values() if one.changed]
-        sources = [*(cell.source for cell in self.own), *others]
+        sources = [cell.source for cell in self.own]
+        sources += [body(other.source or "") for other in self.answers.values() if other.changed]
         parts = [mine] if mine.strip() else []
-        return "\n\n".join(parts + [one for one in sources if missing & defined(one)])
+        return "\n\n".join(parts + [source for source in sources if missing & defined(source)])
 
     def _with_own(self, cells: list[NotebookNode]) -> Iterator[NotebookNode]:
         for cell in cells:
@@ -256,11 +258,11 @@ class Finder:
 
     def find(self, grade_id: str, cell: NotebookNode) -> tuple[str | None, str]:
         """Return the answer's source, or None; and a remark where it was not plain."""
-        same = [one for one in self.cells if one["type"] == cell.cell_type]
-        by_grade_id = [one for one in same if one["grade_id"] == grade_id]
-        candidates = by_grade_id or [one for one in same if one["id"] == cell.id]
-        if candidates:
-            return choose([one["source"] for one in candidates], self.reference.stubs[cell.id])
+        for mark, value in (("grade_id", grade_id), ("id", cell.id)):
+            marked = [one for one in self.cells if one[mark] == value]
+            sources = [one["source"] for one in marked if one["type"] == cell.cell_type]
+            if sources:
+                return choose(sources, self.reference.stubs[cell.id])
         if cell.cell_type == "code":
             return self._by_definition(cell)
         return self._by_neighbour(cell)
@@ -269,12 +271,12 @@ class Finder:
         """A cell that defines what the answer must define, or that names the task."""
         names = defined(body(cell.source))
         marker = re.compile(rf"\bTask {re.escape(lab(cell)['task'])}\b(?!\.\d)", re.IGNORECASE)
-        lost = [one["source"] for one in self.lost if one["type"] == "code"]
+        lost = [other["source"] for other in self.lost if other["type"] == "code"]
         how = "by what it defines"
-        sources = [one for one in lost if names and names <= defined(body(one))]
+        sources = [source for source in lost if names and names <= defined(body(source))]
         if not sources:
             how = "by the task's number in it"
-            sources = [one for one in lost if marker.search(one)]
+            sources = [source for source in lost if marker.search(source)]
         if not sources:
             return None, ""
         source, remark = choose(sources, self.reference.stubs[cell.id])
@@ -285,10 +287,10 @@ class Finder:
         """A written answer: the unknown text below the question."""
         cells = self.reference.nb.cells
         before = cells[cells.index(cell) - 1]
-        for question, one in zip(self.cells, self.cells[1:], strict=False):
+        for question, below in zip(self.cells, self.cells[1:], strict=False):
             asked = question["id"] == before.id or question["source"] == before.source
-            if asked and one in self.lost and one["type"] == "markdown":
-                return one["source"], "its cell has lost its id; found below the question"
+            if asked and below in self.lost and below["type"] == "markdown":
+                return below["source"], "its cell has lost its id; found below the question"
         return None, ""
 
 
@@ -297,13 +299,14 @@ def choose(sources: list[str], stub: str) -> tuple[str, str]:
 
     The last, because it is what holds when a notebook is run from top to bottom.
     """
-    changed = [one for one in sources if body(one).strip() not in {"", body(stub).strip()}]
+    nothing = {"", body(stub).strip()}
+    changed = [source for source in sources if body(source).strip() not in nothing]
     if len(changed) <= 1:
         return (changed or sources)[0], ""
     count = len(changed)
-    names = [bound(body(one)) for one in changed]
+    names = [bound(body(source)) for source in changed]
     overlap = len(set[str]().union(*names)) < sum(map(len, names))
-    parts = "\n".join(body(one) for one in changed)
+    parts = "\n".join(map(body, changed))
     if not overlap and len(set(changed)) == count and parses(parts):
         return parts, f"there are {count} cells with its mark; taken together"
     return changed[-1], f"there are {count} cells with its mark; the last one was taken"
@@ -315,34 +318,29 @@ def choose(sources: list[str], stub: str) -> tuple[str, str]:
 def _take_own_cells(assembled: Assembled, cells: list[Cell], answers: list[str]) -> list[str]:
     """Take in what a student has added, in order; return remarks on what of it is not run.
 
-    Args:
-        assembled: The submission, which gets the cells.
-        cells: The cells of the student's file.
-        answers: Sources that are taken for answers already.
+    The sources in `answers` are taken for answers already.
     """
     reference = assembled.reference
     known = {cell.id: cell for cell in reference.nb.cells}
-    by_source = {cell.source: cell.id for cell in known.values() if cell.source.strip()}
-    by_grade_id = {grade_id: cell.id for grade_id, cell in reference.answer_cells.items()}
     after = next(cell.id for cell in known.values() if cell.cell_type == "code")
+    marks = _marks(reference)
     added = []
     remarks = []
     for cell in cells:
-        at = by_grade_id.get(cell["grade_id"]) or known.get(cell["id"], {}).get("id")
-        at = at or by_source.get(cell["source"])
+        at = next((marks[name, cell[name]] for name in MARKS if (name, cell[name]) in marks), None)
         after = at or after
         if cell["type"] != "code" or not is_on_the_ranks(cell["source"]):
             continue
+        if at is not None and _is_an_answer(known[at]):
+            continue
         source = body(cell["source"])
-        is_answer = at is not None and _is_an_answer(known[at])
         if len(source) > MOST_SOURCE:
-            if not is_answer:
-                remarks.append(f"a cell of the student's own has {len(source)} characters: not run")
-        elif at is None:
-            if not any(source.strip() in answer for answer in answers):
-                added.append(OwnCell(_behind_its_answer(reference, source, after), source))
-        elif not is_answer and source != body(known[at].source):
-            added.append(OwnCell(at, imports(source)))
+            remarks.append(f"a cell of the student's own has {len(source)} characters: not run")
+        elif at is not None:
+            if source != body(known[at].source):
+                added.append(OwnCell(at, imports(source)))
+        elif not any(source.strip() in answer for answer in answers):
+            added.append(OwnCell(_behind_its_answer(reference, source, after), source))
     added = [cell for cell in added if cell.source.strip()]
     if len(added) > MOST_OWN_CELLS:
         remarks.append(
@@ -350,6 +348,14 @@ def _take_own_cells(assembled: Assembled, cells: list[Cell], answers: list[str])
         )
     assembled.own = added[:MOST_OWN_CELLS]
     return remarks
+
+
+def _marks(reference: Reference) -> dict[tuple[str, str], str]:
+    """The id of the lab's cell by each mark of a student's: its grade_id, its id, its source."""
+    cells = reference.nb.cells
+    marks = {("source", cell.source): cell.id for cell in cells if cell.source.strip()}
+    marks |= {("id", cell.id): cell.id for cell in cells}
+    return marks | {("grade_id", key): cell.id for key, cell in reference.answer_cells.items()}
 
 
 def is_on_the_ranks(source: str) -> bool:

@@ -122,17 +122,19 @@ def report(
     Returns:
         The exit status.
     """
-    failed = [one for one in results if one.error]
-    for one in failed:
-        if not (interrupted and one.error == NOT_YET):
-            print(f"not graded: {one.student}, {one.lab}: {clean(one.error)}", file=sys.stderr)
-    waiting = sum(len(one.open) for one in results)
-    by_hand = f", {waiting} written answers to be read (explain.html, explain.csv)"
-    students = len({one.student for one in results})
-    graded = sum(1 for one in results if one.file and not one.error)
-    lacking = f", {len(failed)} NOT GRADED" if failed else ""
-    more = lacking + (by_hand if waiting else "")
-    print(f"{students} students, {graded} submissions graded{more}: {out}")
+    failed = [result for result in results if result.error]
+    for result in failed:
+        if not (interrupted and result.error == NOT_YET):
+            why = clean(result.error)
+            print(f"not graded: {result.student}, {result.lab}: {why}", file=sys.stderr)
+    students = len({result.student for result in results})
+    graded = sum(bool(result.file) and not result.error for result in results)
+    line = f"{students} students, {graded} submissions graded"
+    if failed:
+        line += f", {len(failed)} NOT GRADED"
+    if waiting := sum(len(result.open) for result in results):
+        line += f", {waiting} written answers to be read (explain.html, explain.csv)"
+    print(f"{line}: {out}")
     for text in unwritten:
         print(f"not written: {text}; --merge writes it again", file=sys.stderr)
     if unwritten:
@@ -243,13 +245,8 @@ def watch(
     """Grade now and after each change of the submissions or of the points by hand.
 
     Ctrl-C ends it, and the status is that of the last grading. What can't be graded at all (nobody
-    has handed in, the book has a mistake) is told, and may come right with the next change.
-
-    Args:
-        grade: Gets the stamp of both from before, and notes there the book as it has written it.
-        submissions: The folder that fills up.
-        book: The points by hand.
-        interrupts: Knows of a Ctrl-C.
+    has handed in, the book has a mistake) is told, and may come right with the next change. grade:
+    gets the stamp of both from before, and notes there the book as it has written it.
     """
     while True:
         before = stamp(submissions, book)

@@ -22,7 +22,7 @@ from utils.course.files import write_text
 from utils.course.notebook import NotebookError
 from utils.course.numbers import number
 
-from .results import Result, by_student, columns, total
+from .results import Result, by_student, columns, most_of, total
 from .zips import clean
 
 #: What a formula begins with, also as East Asian keyboards write it.
@@ -43,24 +43,36 @@ def gradebook(results: list[Result], remarks: dict[str, list[str]] | None = None
     often = Counter(task for _, task in tasks)
     names = [task if often[task] == 1 else f"{lab} {task}" for lab, task in tasks]
     labs = list(dict.fromkeys(lab for lab, _ in tasks))
-    labs = labs if len(labs) > 1 else []
-    head = ["student", *names, *(f"{lab} total" for lab in labs)]
+    totals = labs if len(labs) > 1 else []
+    head = ["student", *names, *(f"{lab} total" for lab in totals)]
     rows = [[*head, "total", "max", "to grade by hand", "remarks"]]
-    for student, student_results in by_student(results).items():
-        graded = [one for one in student_results if not one.error]
-        points = {(one.lab, task.task): task.points for one in graded for task in one.tasks}
-        row = [student, *(number(points.get(column)) for column in tasks)]
-        for lab in labs:
-            of_lab = [one for one in student_results if one.lab == lab]
-            row.append(number(total(of_lab)) if of_lab else "")
-        row.append(number(total(student_results)))
-        row.append(number(sum(one.most for one in student_results)))
-        row.append(" ".join(task for one in student_results for task in one.open))
-        texts = [text for one in student_results for text in _remarks(one)]
+    for student, own_results in by_student(results).items():
+        texts = [text for result in own_results for text in _remarks(result)]
         texts += (remarks or {}).get(student, [])
-        row.append("; ".join(dict.fromkeys(texts)))
+        row = [
+            student,
+            *_points_of(own_results, tasks),
+            *(_total_of(own_results, lab) for lab in totals),
+            number(total(own_results)),
+            number(most_of(own_results)),
+            " ".join(task for result in own_results for task in result.open),
+            "; ".join(dict.fromkeys(texts)),
+        ]
         rows.append(row)
     return table(rows)
+
+
+def _points_of(results: list[Result], tasks: list[tuple[str, str]]) -> list[str]:
+    """The points of one student in each of these tasks."""
+    graded = [result for result in results if not result.error]
+    points = {(result.lab, task.task): task.points for result in graded for task in result.tasks}
+    return [number(points.get(task)) for task in tasks]
+
+
+def _total_of(results: list[Result], lab: str) -> str:
+    """The points of one student in a lab; nothing if it was not handed in."""
+    of_lab = [result for result in results if result.lab == lab]
+    return number(total(of_lab)) if of_lab else ""
 
 
 def _remarks(result: Result) -> list[str]:
@@ -71,23 +83,24 @@ def _remarks(result: Result) -> list[str]:
 def moodle(results: list[Result]) -> str:
     """Return a grading worksheet: Moodle knows a student by the number in the folder's name."""
     rows = [["Identifier", "Full name", "Grade", "Maximum grade"]]
-    for student, student_results in by_student(results).items():
-        identifier = student_results[0].lms.get("id", "")
+    for student, own_results in by_student(results).items():
+        identifier = own_results[0].lms.get("id", "")
         participant = f"Participant {identifier}" if identifier else ""
-        most = sum(one.most for one in student_results)
-        rows.append([participant, student, number(total(student_results)), number(most)])
+        rows.append(
+            [participant, student, number(total(own_results)), number(most_of(own_results))]
+        )
     return table(rows)
 
 
 def canvas(results: list[Result]) -> str:
     """Return a gradebook to import: a column per lab, and the row of possible points."""
-    labs = {one.lab: one.most for one in sorted(results, key=lambda one: one.lab)}
+    labs = {result.lab: result.most for result in sorted(results, key=lambda one: one.lab)}
     rows = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *labs]]
     rows.append(["Points Possible", "", "", "", "", *map(number, labs.values())])
-    for student, student_results in by_student(results).items():
-        points = {one.lab: total([one]) for one in student_results}
+    for student, own_results in by_student(results).items():
+        points = {result.lab: total([result]) for result in own_results}
         grades = [number(points.get(lab)) for lab in labs]
-        rows.append([student, student_results[0].lms.get("id", ""), "", "", "", *grades])
+        rows.append([student, own_results[0].lms.get("id", ""), "", "", "", *grades])
     return table(rows)
 
 
@@ -98,8 +111,8 @@ def moodle_feedback(results: list[Result], pages: dict[str, Path], path: Path) -
     """Write a zip for Moodle's "upload multiple feedback files", with the names that it gave."""
     temporary = path.with_name(f".{path.name}.tmp")
     with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-        for student, student_results in by_student(results).items():
-            lms = student_results[0].lms
+        for student, own_results in by_student(results).items():
+            lms = own_results[0].lms
             place = f"{lms['folder']}/" if "folder" in lms else lms.get("prefix")
             if place and student in pages:
                 archive.write(pages[student], f"{place}feedback.html")
@@ -173,6 +186,10 @@ class Grade:
     def entered(self) -> bool:
         """Would anything be lost without this row?"""
         return self.points is not None or bool(self.comment) or any(self.more.values())
+
+    def others(self, names: list[str]) -> list[str]:
+        """Return the person's own columns of these names."""
+        return [self.more.get(name, "") for name in names]
 
 
 def read_explain(path: Path) -> Grades:
@@ -310,15 +327,19 @@ def merge_explain(results: list[Result], grades: dict[Key, Grade]) -> list[str]:
 def _misfit(key: Key, results: list[Result]) -> str:
     """Why a row is nobody's."""
     student, lab, task = key
-    students = sorted({one.student for one in results})
+    students = sorted({result.student for result in results})
     if student not in students:
         near = difflib.get_close_matches(student, students, 1, 0.75)
         return f"nobody here is called {student!r}" + (f" ({near[0]!r}?)" if near else "")
-    fitting = [one for one in results if one.student == student and one.lab == lab]
-    status = [answer.status for one in fitting for answer in one.tasks if answer.task == task]
-    if not status:
+    answers = {
+        (result.student, result.lab, answer.task): answer
+        for result in results
+        for answer in result.tasks
+    }
+    if key not in answers:
         return f"{student} has no task {task!r} in {lab!r}"
-    return f"the answer of {student} to task {task} in {lab} is {status[0]}, not read by hand"
+    status = answers[key].status
+    return f"the answer of {student} to task {task} in {lab} is {status}, not read by hand"
 
 
 def write_explain(results: list[Result], path: Path, grades: Grades | None = None) -> None:
@@ -335,11 +356,11 @@ def write_explain(results: list[Result], path: Path, grades: Grades | None = Non
             grade = left.pop(key, Grade(None))
             marked = grade.answer if grade.points is not None else ""
             cells = [number(task.most), number(task.points), task.note, marked or mark(task.code)]
-            rows.append([*key, *cells, *(grade.more.get(name, "") for name in more)])
+            rows.append([*key, *cells, *grade.others(more)])
     for key, grade in left.items():
         if grade.entered:
             cells = [grade.most, number(grade.points), grade.comment, grade.answer]
-            rows.append([*key, *cells, *(grade.more.get(name, "") for name in more)])
+            rows.append([*key, *cells, *grade.others(more)])
     text = "\ufeff" + table(rows)
     _keep_copy(path, text)
     write_text(path, text)

@@ -282,7 +282,7 @@ class Grading:
         raise MachineError(f"the notebook could not be started: {end}")
 
     def _where(self, done: Run) -> str | None:
-        """The cell at which a run ended early; its task has no name before the first."""
+        """The cell at which a run ended early."""
         if done.records and done.records[-1]["end"]:
             return str(done.records[-1]["cell"])
         return self.ids[min(len(done.records), len(self.ids) - 1)] if done.records else None

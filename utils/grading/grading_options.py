@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 
@@ -29,13 +29,8 @@ class SandboxOptions:
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> SandboxOptions:
         """Return the options that `add_sandbox_options` has read."""
-        return cls(
-            cell_timeout=arguments.cell_timeout,
-            timeout=arguments.timeout,
-            memory=arguments.memory,
-            walls=not arguments.no_sandbox,
-            paths=tuple(arguments.path),
-        )
+        options = {field.name: getattr(arguments, field.name) for field in fields(cls)}
+        return cls(**options | {"paths": tuple(arguments.paths)})
 
 
 @dataclass(frozen=True)
@@ -73,20 +68,15 @@ class GradingOptions:
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace, command: str) -> GradingOptions:
         """Return the options that `add_options` has read from a command line."""
-        return cls(
-            submissions=arguments.submissions,
-            out=arguments.out,
-            jobs=arguments.jobs,
-            only=tuple(arguments.only),
-            resume=arguments.resume or arguments.watch,
-            watch=arguments.watch,
-            merge=arguments.merge,
-            formats=tuple(arguments.format),
-            sandbox=SandboxOptions.from_arguments(arguments),
-            solutions=arguments.solutions,
-            quiet=arguments.quiet,
-            command=command,
-        )
+        options = {field.name: getattr(arguments, field.name, None) for field in fields(cls)}
+        options |= {
+            "only": tuple(arguments.only),
+            "resume": arguments.resume or arguments.watch,
+            "formats": tuple(arguments.formats),
+            "sandbox": SandboxOptions.from_arguments(arguments),
+            "command": command,
+        }
+        return cls(**options)
 
 
 def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
@@ -115,6 +105,7 @@ def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
     )
     add(
         "--format",
+        dest="formats",
         action="append",
         choices=["moodle", "canvas", "github"],
         default=[],
@@ -151,11 +142,13 @@ def add_sandbox_options(parser: argparse.ArgumentParser) -> None:
     add("--memory", type=float, default=6, metavar="GB", help="for each submission: 6")
     add(
         "--no-sandbox",
-        action="store_true",
+        dest="walls",
+        action="store_false",
         help="run submissions with all rights that you have: only if you trust every one",
     )
     add(
         "--path",
+        dest="paths",
         type=Path,
         action="append",
         default=[],

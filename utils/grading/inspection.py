@@ -95,12 +95,7 @@ WORKING = ast.Call | ast.BinOp | ast.Subscript | ast.Compare | ast.comprehension
 
 def look(result: Result, reference: Reference) -> list[str]:
     """Return what a person should look at in a result, one line for each remark."""
-    lines = [
-        f"Task {task.task}: {LOOK}its check found a forgery: {problem['text']}"
-        for task in result.tasks
-        for problem in task.problems
-        if problem.get("kind") == "forged"
-    ]
+    lines = list(_forgeries(result))
     codes = {task.task: task.code for task in result.tasks if task.status not in UNREAD}
     if not any(result.task(number).points for number in codes):
         return lines
@@ -114,6 +109,13 @@ def look(result: Result, reference: Reference) -> list[str]:
     if remarks is None:
         return [*lines, "look at this submission: its code is too long or too nested to inspect"]
     return lines + [f"{heads[part]}{text}" for part, texts in remarks.items() for text in texts]
+
+
+def _forgeries(result: Result) -> Iterator[str]:
+    for task in result.tasks:
+        for problem in task.problems:
+            if problem.get("kind") == "forged":
+                yield f"Task {task.task}: {LOOK}its check found a forgery: {problem['text']}"
 
 
 def _inspected(
@@ -207,11 +209,13 @@ def scopes(tree: ast.Module) -> tuple[set[str], set[str]]:
     tables = [top := symtable.symtable(ast.unparse(tree), "answer", "exec")]
     for table in tables:
         tables += table.get_children()
-        for one in table.get_symbols():
-            if one.is_referenced() if table is top else one.is_global():
-                looked_up.add(one.get_name())
-            if (table is top or one.is_global()) and (one.is_assigned() or one.is_imported()):
-                bound.add(one.get_name())
+        for symbol in table.get_symbols():
+            if table is not top and not symbol.is_global():
+                continue
+            if table is not top or symbol.is_referenced():
+                looked_up.add(symbol.get_name())
+            if symbol.is_assigned() or symbol.is_imported():
+                bound.add(symbol.get_name())
     return looked_up, bound
 
 
@@ -345,19 +349,24 @@ def asks_plainly(call: ast.Call, allowed: Allowed, classes: bool) -> bool:
 
 def kept(tree: ast.Module) -> Iterator[str]:
     """Yield names in which functions can keep something from one call to the next."""
-    functions = functions_of(tree)
     yield from (name for node in every(ast.Global, tree) for name in node.names)
+    yield from kept_in_signatures(tree)
+    others = [node for node in tree.body if not isinstance(node, DEFINING)]
+    others = [node for node in others if every(CHANGING, node)]
+    stored = [node.id for node in every(ast.Name, *others) if isinstance(node.ctx, ast.Store)]
+    used = words(ast.Name, *functions_of(tree).values())
+    yield from (name for name in stored if name in used)
+
+
+def kept_in_signatures(tree: ast.Module) -> Iterator[str]:
+    """Yield defaults that can change, and decorators that the answer has made."""
     signatures = every(ast.arguments, tree)
     defaults = [value for one in signatures for value in one.defaults + one.kw_defaults if value]
     changing = [value for value in defaults if every(CHANGING, value)]
     yield from (f"the default {ast.unparse(value)[:20]}" for value in changing)
     marks = [mark for node in every(DEFINING, tree) for mark in node.decorator_list]
-    marks = [mark for mark in marks if words(ast.Name, mark) & functions.keys()]
+    marks = [mark for mark in marks if words(ast.Name, mark) & functions_of(tree).keys()]
     yield from (f"@{ast.unparse(mark)[:20]}" for mark in marks)
-    others = [node for node in tree.body if not isinstance(node, DEFINING)]
-    others = [node for node in others if every(CHANGING, node)]
-    stored = [node.id for node in every(ast.Name, *others) if isinstance(node.ctx, ast.Store)]
-    yield from (name for name in stored if name in words(ast.Name, *functions.values()))
 
 
 def too_little(tree: ast.Module, stub: ast.Module, model: ast.Module) -> Iterator[str]:
@@ -439,10 +448,11 @@ def inspect(part: str, answers: dict[str, dict[str, Any]], provided: list[str]) 
     elif tree:
         stub = trusted(about["stub"])
         model = trusted(about["model"])
-        sources = [one[key] for one in answers.values() for key in ("stub", "model")]
+        sources = [each[key] for each in answers.values() for key in ("stub", "model")]
         allowed = Allowed(sources, provided, passed)
         if passed:
-            tree = with_helpers(tree, [one for key, one in answers.items() if key != part])
+            others = [each for key, each in answers.items() if key != part]
+            tree = with_helpers(tree, others)
             yield from passed_remarks(tree, stub, model, allowed)
         elif names := dict.fromkeys(foreign(tree, allowed, classes=True)):
             yield f"it uses {listed(names)}, which the task does not need"

@@ -61,12 +61,7 @@ class Stop(threading.Event):
 def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Stop | None = None) -> Run:
     """Run a notebook; everything that it started has ended when this returns.
 
-    Args:
-        nb: The notebook.
-        box: The sandbox.
-        job: An empty folder for this run; `report.xml` (JUnit) and `notebook.ipynb` stay there.
-        slot: The number of this run among those at the same time.
-        stop: Ends the run when it is set.
+    The folder `job` is empty; `report.xml` (JUnit) and `notebook.ipynb` stay there.
     """
     job.mkdir(parents=True, exist_ok=True)
     (job / "notebook.ipynb").write_text(dumps(nb), encoding="utf-8")
@@ -161,7 +156,7 @@ def fault(result: Run, cells: list[str], status: int, killed: int, free: int) ->
     """Return what this machine did to a run that ended by itself; "" where the run counts.
 
     Args:
-        result: What is known of the run.
+        result: The run.
         cells: Ids of the code cells.
         status: Pytest's, which bubblewrap passes on: 0 or 1 when it went through all of them;
             another one is ours when the last record says why the session was ended.

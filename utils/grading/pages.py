@@ -20,7 +20,7 @@ from utils.course.page_templates import environment
 from .answer_states import KIND_LABELS, MARKS, NO_ANSWER, Common, common, kind, label
 from .inspection import LOOK
 from .reference import Reference
-from .results import ADVICE, Result, TaskResult, by_student, columns, total
+from .results import ADVICE, Result, TaskResult, by_student, columns, most_of, total
 from .similarity import copies, groups
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -42,7 +42,7 @@ def write_pages(
     out: Path,
     folders: dict[str, Path],
     remarks: dict[str, list[str]],
-    provenance: Provenance | None = None,
+    provenance: dict[str, str] | None = None,
 ) -> dict[str, Path]:
     """Write all pages; return where each student's feedback is."""
     pages = {}
@@ -72,10 +72,10 @@ def feedback(student: str, results: list[Result]) -> str:
     return _rendered(
         "feedback.html.j2",
         student=student,
-        results=[(one, _not_said_below(one)) for one in results],
+        results=[(result, _not_said_below(result)) for result in results],
         points=total(results),
-        most=sum(one.most for one in results),
-        open=[task for one in results for task in one.open],
+        most=most_of(results),
+        open=[task for result in results for task in result.open],
         next=next_step(results),
     )
 
@@ -122,19 +122,6 @@ def _not_said_below(result: Result) -> list[str]:
 # --- the instructor's summary --------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """Local time, version, the command that wrote the pages, and the one that graded.
-
-    Without the version nobody can tell later by which checks points were given.
-    """
-
-    date: str
-    version: str
-    command: str
-    graded_by: str = ""
-
-
 @dataclass
 class TaskSummary:
     """How a class did in one task."""
@@ -153,34 +140,36 @@ def summary(
     references: list[Reference],
     remarks: dict[str, list[str]],
     links: dict[str, str],
-    provenance: Provenance | None = None,
+    provenance: dict[str, str] | None = None,
 ) -> str:
     """Return the page with what the instructor wants to know of the class."""
     students = by_student(results)
-    points = {name: total(own) for name, own in students.items()}
-    known = [one for one in points.values() if one is not None]
-    most = max((sum(one.most for one in own) for own in students.values()), default=0)
-    tasks = columns(results)
-    summaries = [task_summary(results, lab, task) for lab, task in tasks]
+    points = {name: total(own_results) for name, own_results in students.items()}
+    known = [value for value in points.values() if value is not None]
+    most = max((most_of(own_results) for own_results in students.values()), default=0)
+    summaries = [task_summary(results, lab, task) for lab, task in columns(results)]
+    labs: dict[str, list[str]] = defaultdict(list)
+    for task in summaries:
+        labs[task.lab].append(task.task)
     problems = [(task, problem) for task in summaries for problem in task.failures]
     return _rendered(
         "summary.html.j2",
         provenance=provenance,
-        columns=[(lab, [t for one, t in tasks if one == lab]) for lab in dict(tasks)],
-        students=[(name, points[name], _tasks_of(own)) for name, own in students.items()],
+        columns=list(labs.items()),
+        students=students,
+        points=points,
+        tasks_of={name: _tasks_of(own_results) for name, own_results in students.items()},
         links={name: quote(link) for name, link in links.items()},
-        failed=[one for own in students.values() for one in own if one.error],
         most=most,
         mean=sum(known) / len(known) if known else None,
         bins=histogram(known, most),
         tasks=summaries,
-        problems=sorted(problems, key=lambda one: -one[1][1]),
+        problems=sorted(problems, key=lambda pair: -pair[1][1]),
         looks=_to_look_at(students),
         groups=groups(results, references),
         copies=copies(results, references),
         remarks=_all_remarks(students, remarks),
-        open=sum(len(one.open) for one in results),
-        unprotected=[(ref.lab, task) for ref in references for task in ref.unprotected],
+        references=references,
     )
 
 
@@ -257,13 +246,13 @@ def explain(results: list[Result], references: list[Reference]) -> str:
     """Return the page with every written answer beside the model's, task by task."""
     sections = []
     for reference in references:
-        handed_in = [one for one in results if one.lab == reference.lab]
-        handed_in.sort(key=lambda one: one.student.casefold())
+        handed_in = [result for result in results if result.lab == reference.lab]
+        handed_in.sort(key=lambda result: result.student.casefold())
+        written = [(result.student, answer) for result in handed_in for answer in result.written]
         for task in reference.tasks.values():
             if not task.by_hand:
                 continue
-            written = [(one.student, answer) for one in handed_in for answer in one.written]
-            answers = [(student, one) for student, one in written if one.task == task.number]
+            answers = [pair for pair in written if pair[1].task == task.number]
             cell = reference.answer_cells[task.answers[0]]
             cells = reference.nb.cells
             question = cells[cells.index(cell) - 1].source
@@ -290,10 +279,10 @@ def markdown(results: list[Result]) -> str:
     parts = []
     for student, student_results in by_student(results).items():
         points = total(student_results)
-        most = sum(one.most for one in student_results)
+        most = most_of(student_results)
         text = "not graded" if points is None else f"{number(points)} of {number(most)} points"
         parts.append(f"## {_plain(student)}: {text}\n")
-        parts += [_markdown_of(one) for one in student_results]
+        parts += map(_markdown_of, student_results)
         if step := next_step(student_results):
             beginning = f"\n<pre>{_escaped(step.said)}</pre>\n" if step.said else ""
             parts.append(f"Next: task {_plain(step.task.task)}, {label(step.task)}.\n{beginning}")

@@ -29,7 +29,7 @@ from .gradebook import (
     write_explain,
 )
 from .grading_options import GradingOptions
-from .pages import Provenance, append_for_github, write_pages
+from .pages import append_for_github, write_pages
 from .reference import LabError, Reference
 from .results import Result, load
 from .submissions import Student
@@ -62,30 +62,25 @@ def publish(
 ) -> list[str]:
     """Write all that instructor and students read; return what could not be written, and why.
 
-    Points by hand are read now: some may have been entered while the class was graded.
-
-    Args:
-        results: The results of the class.
-        refs: The labs that may be in them.
-        out: The results folder.
-        remarks: By student's name.
-        options: The formats and the command line.
-        known: Gets the stamp of explain.csv as it was written: what is saved there from then on
-            is news.
+    Points by hand are read now: some may have been entered while the class was graded. known: gets
+    the stamp of explain.csv as it was written: what is saved there from then on is news.
     """
     path = out / "explain.csv"
     grades, new_remarks, unmended = _hand_points(results, path)
     for text in new_remarks:
         print(text, file=sys.stderr)
     remarks = {**remarks, "": [*remarks.get("", []), *new_remarks]}
-    refs = [ref for ref in refs if any(one.lab == ref.lab for one in results)]
+    labs = {result.lab for result in results}
+    refs = [ref for ref in refs if ref.lab in labs]
     formats = [
-        one for one in FORMATS if one in options.formats or (out / f"gradebook-{one}.csv").exists()
+        name
+        for name in FORMATS
+        if name in options.formats or (out / f"gradebook-{name}.csv").exists()
     ]
     provenance = provenance_now(options.command, load_class(out).command)
     pages: dict[str, Path] = {}
     steps: dict[str, Callable[[], object]] = {}
-    if not unmended and (path.exists() or any(one.written for one in results)):
+    if not unmended and (path.exists() or any(result.written for result in results)):
         steps["explain.csv"] = partial(_write_explain, results, path, grades, known)
     steps["gradebook"] = lambda: write_books(results, out, formats, remarks)
     steps["pages"] = lambda: pages.update(
@@ -213,10 +208,17 @@ def folders(results: list[Result], out: Path) -> dict[str, Path]:
 # --- by what the pages were made -----------------------------------------------------------------
 
 
-def provenance_now(command: str, graded_by: str = "") -> Provenance:
-    """Return what this run says of itself."""
-    other = "" if graded_by == command else graded_by
-    return Provenance(time.strftime("%Y-%m-%d %H:%M"), _version(), command, other)
+def provenance_now(command: str, graded_by: str = "") -> dict[str, str]:
+    """Return local time, version, the command that writes the pages, and the one that graded.
+
+    Without the version nobody can tell later by which checks points were given.
+    """
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "version": _version(),
+        "command": command,
+        "graded_by": "" if graded_by == command else graded_by,
+    }
 
 
 def _version() -> str:

@@ -190,21 +190,19 @@ def references(folder: Path, only: Collection[str] = ()) -> tuple[list[Reference
         LabError: A name in `only` is no lab, or there is nothing to grade.
     """
     paths = notebooks(folder)
-    if only:
-        unknown = [name for name in only if not any(is_named(name, path) for path in paths)]
-        if unknown:
-            raise LabError(f"no such lab in {folder}: {', '.join(unknown)}")
-        paths = [path for path in paths if any(is_named(name, path) for name in only)]
+    unknown = [name for name in only if not any(is_named(name, path) for path in paths)]
+    if unknown:
+        raise LabError(f"no such lab in {folder}: {', '.join(unknown)}")
     refs = []
     broken = {}
     for path in paths:
+        if only and not any(is_named(name, path) for name in only):
+            continue
         try:
-            reference = Reference(path)
+            refs.append(Reference(path))
         except NotebookError as error:
             broken[path.stem] = str(error)
-            continue
-        if reference.tasks:
-            refs.append(reference)
+    refs = [reference for reference in refs if reference.tasks]
     if not refs:
         why = "".join(f"\n  {text}" for text in broken.values())
         raise LabError(f"there is no lab that can be graded in {folder}{why}")

@@ -149,6 +149,11 @@ def total(results: list[Result]) -> float | None:
     return None if any(one.error for one in results) else sum(one.points for one in results)
 
 
+def most_of(results: list[Result]) -> float:
+    """Return what could be reached in all."""
+    return sum(one.most for one in results)
+
+
 def by_student(results: list[Result]) -> dict[str, list[Result]]:
     """Return the results of each student, students and labs in order."""
     students: dict[str, list[Result]] = {}

@@ -98,7 +98,10 @@ class Box:
     def inner(self, job: Path, slot: int, **more: str) -> list[str]:
         """Return the command of the kernel, which reads its connection from standard input.
 
-        more: settings of the kernel that depend on the notebook.
+        Args:
+            job: The folder of the run.
+            slot: The number of this run among those at the same time.
+            more: Settings of the kernel that depend on the notebook.
         """
         # -P: not from the current folder, which answers write to. No variable, or ranks had it too.
         python = [sys.executable, "-P", "-m", "utils.grading.kernel", "serve"]
@@ -120,7 +123,7 @@ class Box:
             *("--perms", "1777", "--size", str(self.limits.shared), "--tmpfs", "/dev/shm"),
             *_with_parents([*self._file_system(), *self._etc(job, uid), *mounts]),
             *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", "/tmp", "--clearenv"),
-            *_as_options(self._environment()),
+            *(part for pair in self._environment().items() for part in ("--setenv", *pair)),
             *("--", *python, json.dumps(settings)),
         ]
 
@@ -200,12 +203,6 @@ class Box:
             options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
         return options
 
-    def _path(self) -> list[str]:
-        """The environment's programs, the site's MPI, the system's."""
-        mpiexec = shutil.which("mpiexec")
-        first = [str(Path(mpiexec).parent)] if mpiexec else []
-        return [*first, str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]
-
     def _environment(self) -> dict[str, str]:
         kept = {
             name: value
@@ -216,6 +213,10 @@ class Box:
             kept["FASHION_MNIST_ROOT"] = str(self.data)
         if self.paths:
             kept["PYTHONPATH"] = os.pathsep.join(map(str, self.paths))
+        # The site's MPI, the environment's programs, the system's.
+        programs = [str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]
+        if mpiexec := shutil.which("mpiexec"):
+            programs.insert(0, str(Path(mpiexec).parent))
         return {
             "LANG": "C.UTF-8",
             **kept,
@@ -223,7 +224,7 @@ class Box:
             "TMPDIR": "/tmp",
             "USER": "student",
             "LOGNAME": "student",
-            "PATH": os.pathsep.join(self._path()),
+            "PATH": os.pathsep.join(programs),
             "IPP_NONINTERACTIVE": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -309,10 +310,6 @@ def _with_parents(mounts: list[str]) -> list[str]:
         made |= set(parents)
         options += [kind, source, target]
     return options
-
-
-def _as_options(environment: dict[str, str]) -> list[str]:
-    return [part for name, value in environment.items() for part in ("--setenv", name, value)]
 
 
 def _threads_of_user() -> int:

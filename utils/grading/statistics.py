@@ -109,12 +109,12 @@ class ClassResults:
     def mistakes(self, lab: str, task: str, most: int = 3) -> list[Mistake]:
         """Return the commonest of a task, most students first; a student counts once for each."""
         # A result of an older version of the lab may be without it.
-        answers = [one for result in self._of(lab) for one in result.tasks if one.task == task]
-        unsolved = sum(one.status not in {"passed", "by hand"} for one in answers)
+        answers = [each for result in self._of(lab) for each in result.tasks if each.task == task]
+        unsolved = sum(answer.status not in {"passed", "by hand"} for answer in answers)
         counts: Counter[str] = Counter()
         example: dict[str, Problem] = {}
         for answer in answers:
-            by_shape = {blurred(one.text): one for one in problems_of(answer)}
+            by_shape = {blurred(problem.text): problem for problem in problems_of(answer)}
             counts.update(by_shape.keys())
             example = by_shape | example
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]

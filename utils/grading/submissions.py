@@ -100,11 +100,8 @@ class Found:
 def find(source: Path, scratch: Path, labs: list[str]) -> Found:
     """Return every submission in a folder, a zip or a single notebook.
 
-    Args:
-        source: The folder or file.
-        scratch: A folder for what comes out of a zip.
-        labs: Stems of the labs' files, such as "01_c10d", which a file's name may contain beside
-            the student's.
+    What comes out of a zip goes to the folder `scratch`. A file's name may contain one of `labs`,
+    such as "01_c10d", beside the student's.
     """
     submissions = Found()
     damaged: dict[Path, str] = {}

@@ -196,16 +196,9 @@ def newest(files: list[File], lab: str) -> File:
 def work(
     jobs: list[Job], box: Box, options: GradingOptions, finish: Callable[[], None]
 ) -> tuple[list[Result], bool]:
-    """Grade what has to be graded.
+    """Grade what has to be graded; return a result for every job, and whether the user stopped it.
 
-    Args:
-        jobs: The jobs of a class.
-        box: The sandbox of the runs.
-        options: How many run at the same time, and whether results are kept.
-        finish: Is called when there is no more work that a Ctrl-C could end.
-
-    Returns:
-        A result for every job, and whether the user stopped the work.
+    It calls `finish` when there is no more work that a Ctrl-C could end.
     """
     results: dict[int, Result] = {}
     futures: dict[Future[Result], int] = {}

@@ -82,10 +82,7 @@ def unpack(
 ) -> tuple[list[str], dict[Path, str]]:
     """Unpack the notebooks and zips of a zip, and a few empty files in place of others.
 
-    Args:
-        source: The zip.
-        target: The folder to unpack into.
-        room: What it takes is taken from there; by default there is room for a class.
+    It uses up `room`; by default there is room for a class.
 
     Returns:
         Remarks on what was left out, and the paths of what did not come out whole, with the

@@ -116,7 +116,7 @@ def test_the_example_asks_make_and_grade_for_what_they_know():
     lab = yaml.safe_load(WORKFLOW.read_text())["jobs"]["grade"]["env"]["LAB"]
     more = shlex.split(values["ARGS"].replace("$LAB", lab))
     options = parser().parse_args(["grade", values["SUBMISSIONS"], "-o", "out", *more])
-    assert options.format == ["github"]
+    assert options.formats == ["github"]
     assert any(is_named(options.only[0], path) for path in notebooks(SOLUTIONS))
 
 

@@ -6,6 +6,7 @@ import argparse
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ class GradingOptions:
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace, command: str) -> GradingOptions:
         """Return the options that `add_options` has read from a command line."""
-        options = {field.name: getattr(arguments, field.name, None) for field in fields(cls)}
+        options: dict[str, Any] = {
+            field.name: getattr(arguments, field.name, None) for field in fields(cls)
+        }
         options |= {
             "only": tuple(arguments.only),
             "resume": arguments.resume or arguments.watch,

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from utils.course import CourseError
-from utils.grading.options import add_options as add_grade_options
-from utils.grading.options import add_rerun_options
+from utils.grading.grading_options import add_options as add_grade_options
+from utils.grading.grading_options import add_rerun_options
 from utils.jobs.bench_ranks import add_options as add_bench_options
 
 #: What a command does; returns its exit status.
@@ -157,7 +157,7 @@ def grade(options: argparse.Namespace) -> int:
     Status 0: all were graded. Status 1: some could not be. Status 130: stopped by Ctrl-C.
     """
     from utils.grading.command import main
-    from utils.grading.options import GradingOptions
+    from utils.grading.grading_options import GradingOptions
 
     return main(GradingOptions.from_arguments(options, options.line))
 
@@ -177,7 +177,7 @@ def rerun(options: argparse.Namespace) -> int:
 
     Status 0: every check passed. Status 1: not all did.
     """
-    from utils.grading.options import SandboxOptions
+    from utils.grading.grading_options import SandboxOptions
     from utils.grading.rerun import main
 
     return main(options.notebook, SandboxOptions.from_arguments(options))

@@ -16,8 +16,8 @@ from utils.course.pack import a_point, sections
 from utils.course.pictures import pictures_of, save
 from utils.course.release import is_solution, student_version
 from utils.figures import forms
+from utils.grading.pages import explain
 from utils.grading.reference import Reference
-from utils.grading.result_pages import explain
 
 DRAWS = """\
 from utils import figures

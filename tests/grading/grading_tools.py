@@ -155,7 +155,7 @@ def reference() -> NotebookNode:
         new_markdown_cell(
             MODEL_TEXT, id="explain-answer", metadata={"nbgrader": graded, "lab": about}
         ),
-        new_code_cell(DRAWING, id="end-figure"),
+        new_code_cell(DRAWING, id="end-figure", metadata={"tags": ["only-draws"]}),
         new_code_cell("ranks.stop()", id="ranks-down"),
     ]
     return new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC})

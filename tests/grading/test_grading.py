@@ -29,26 +29,32 @@ import grading_tools as toy
 import psutil
 import pytest
 from mpi_jobs import run_tree
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell
 
 from utils.checks.verdict import Verdict
 from utils.course.execute import RUN_VARIABLE
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks
-from utils.grading import cells, gradebook, similarity, statistics, written_answers
-from utils.grading.assembly import assemble, choose, forced
-from utils.grading.drawing_cells import drawings
-from utils.grading.feedback import feedback
+from utils.grading import cells, gradebook, similarity, statistics
+from utils.grading.assembly import SKIP, Answer, Assembled, assemble, choose, forced
 from utils.grading.grader import grade
 from utils.grading.kernel import HarmlessPickle, Refused
 from utils.grading.notebook_run import later
+from utils.grading.pages import explain, feedback, summary, task_summary
 from utils.grading.reference import LabError, Reference, references
-from utils.grading.result_pages import explain
-from utils.grading.results import Result, Shown, TaskResult, load, save, total
+from utils.grading.results import (
+    Result,
+    Shown,
+    TaskResult,
+    explicit_pass,
+    load,
+    save,
+    shown,
+    tidied,
+    total,
+)
 from utils.grading.sandbox import FIRST_UID, LAST_UID, Box, Limits, SandboxError, require
-from utils.grading.submissions import File, Student, find
-from utils.grading.summary import summary, task_summary
-from utils.grading.verdicts import explicit_pass, shown, tidied
-from utils.grading.worklist import match, newest, student_folders
+from utils.grading.submissions import File, Student, find, student_folders
+from utils.grading.worklist import match, newest
 from utils.grading.zips import SubmissionsError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -452,37 +458,11 @@ def test_a_lab_that_is_not_ready_keeps_no_other_from_being_graded(course, tmp_pa
 # --- drawings ------------------------------------------------------------------------------------
 
 
-def drawn(*sources: str) -> list[bool]:
-    cells = [new_code_cell(source, id=f"c{number}") for number, source in enumerate(sources)]
-    found = drawings(new_notebook(cells=cells))
-    return [cell.id in found for cell in cells]
-
-
-def test_cells_that_only_draw_are_left_out():
-    assert (
-        drawn(toy.DRAWING, 'ranks.timeline("a").figure()', 'x = ranks.client[0]["x"]') == [True] * 3
-    )
-
-
-def test_a_prediction_beside_what_came_and_a_fit_that_a_rank_makes_for_a_picture_are_left_out():
-    assert drawn(
-        'guess.beside(ranks.client[0]["passed"]);',
-        "line = ranks.client[0].apply_sync(lambda: tuple(map(float, fit(x))))\nplt.plot(line)",
-    ) == [True, True]
-    assert drawn("guess.beside(measure())", "ranks.client[0].apply_sync(train)\ntrain()") == [
-        *(False, False)
-    ]
-
-
-def test_what_something_depends_on_is_run():
-    assert drawn("import numpy as np\nx = np.ones(3)", "check(x)") == [False, False]
-    assert drawn("x = np.ones(3)", "x = x + 1\ncheck(x)") == [False, False]
-    assert drawn("x = np.ones(3)", "x = 1\ncheck(x)") == [True, False]
-    assert drawn("x = np.ones(3)", "for i in x:\n    x = i + x\ncheck()") == [False, False]
-    assert drawn("ranks.restart()", "ranks.network('1gbit')", "open('a', 'w')") == [False] * 3
-    assert drawn("!mpiexec a.py", "%%writefile a.py\nx", "import os\nos.environ['A'] = '1'") == [
-        *(False, False, False)
-    ]
+def test_cells_that_only_draw_are_left_out(course):
+    reference = Reference(course / "solutions" / f"{toy.LAB}.ipynb")
+    assert reference.drawings == {"end-figure"}
+    nb = Assembled(reference, {name: Answer(None) for name in reference.answer_cells}).notebook()
+    assert [cell.id for cell in nb.cells if SKIP in cell.metadata.get("tags", [])] == ["end-figure"]
 
 
 @pytest.mark.parametrize("path", notebooks(SOLUTIONS), ids=lambda path: path.stem)
@@ -679,21 +659,21 @@ def test_moodle_and_canvas_know_their_students_again(tmp_path):
 def test_points_given_by_hand_come_back(tmp_path):
     path = tmp_path / "explain.csv"
     results = [a_result("Ada"), a_result("=Bob")]
-    written_answers.write(results, path)
+    gradebook.write_explain(results, path)
     text = path.read_text().replace("1.A,3,,", '1.A,3,"1,5",good')
     path.write_text("\ufeff" + text.replace(',"1,5",', ",1.5,"), encoding="utf-8")
-    written_answers.merge(results, written_answers.read(path))
+    gradebook.merge_explain(results, gradebook.read_explain(path))
     assert [one.task("1.A").points for one in results] == [1.5, 1.5]
     assert results[0].task("1.A").note == "good"
     assert results[0].open == []
-    written_answers.write(results, path)
+    gradebook.write_explain(results, path)
     assert [row["points"] for row in rows(path.read_text())] == ["1.5", "1.5"]
 
 
 def test_a_spreadsheet_with_semicolons_and_commas_is_read(tmp_path):
     path = tmp_path / "explain.csv"
     path.write_text("student;lab;task;max;points;comment\nAda;01_toy;1.A;3;2,5;\n")
-    assert written_answers.read(path)["Ada", "01_toy", "1.A"].points == 2.5
+    assert gradebook.read_explain(path)["Ada", "01_toy", "1.A"].points == 2.5
 
 
 @pytest.mark.parametrize("points", ["4", "-1", "good", "nan", "inf"])
@@ -701,7 +681,7 @@ def test_points_that_can_not_be_are_told_by_line_and_count_for_nobody(tmp_path, 
     path = tmp_path / "explain.csv"
     rows_ = f"Ada,01_toy,1.A,3,{points},\nBob,01_toy,1.A,3,2,\n"
     path.write_text(f"student,lab,task,max,points,comment\n{rows_}")
-    grades = written_answers.read(path)
+    grades = gradebook.read_explain(path)
     assert [text.partition(":")[0] for text in grades.bad] == ["explain.csv, line 2"]
     assert {name: grade_.points for (name, _, _), grade_ in grades.items()} == {"Bob": 2}
 

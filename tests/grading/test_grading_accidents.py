@@ -30,30 +30,16 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from utils.__main__ import main
 from utils.course.notebook import KERNELSPEC
 from utils.course.release import student_version
-from utils.grading import (
-    cells,
-    command,
-    gradebook,
-    grader,
-    interrupts,
-    lock,
-    pool,
-    publication,
-    roster,
-    watch,
-    written_answers,
-    zips,
-)
+from utils.grading import cells, command, gradebook, grader, publication, worklist, zips
 from utils.grading.assembly import assemble
-from utils.grading.feedback import feedback
+from utils.grading.cells import MOST_SOURCE, _defined
 from utils.grading.grader import grade
 from utils.grading.notebook_run import Run, fault, run
+from utils.grading.pages import feedback, summary, task_summary
 from utils.grading.reference import Reference
 from utils.grading.results import Result, TaskResult, load, save
 from utils.grading.sandbox import Box, Limits
-from utils.grading.source import MOST_SOURCE, _defined
 from utils.grading.submissions import find
-from utils.grading.summary import summary, task_summary
 from utils.grading.worklist import newest
 from utils.grading.zips import SubmissionsError
 
@@ -393,18 +379,18 @@ def test_rows_for_nobody_are_told_and_kept(tmp_path):
         "Adda,01_toy,1.A,3,2,good,me\nAda,01_toy,1.Z,3,1,,\nAda,01_toy,1.1,2,0.5,,\n"
         "Ada,01_toy,1.A,3,,,you\n,,,,,,\nGone,01_toy,1.A,3,,,\n"
     )
-    grades = written_answers.read(path)
-    said = written_answers.merge([a_result("Ada")], grades)
+    grades = gradebook.read_explain(path)
+    said = gradebook.merge_explain([a_result("Ada")], grades)
     assert len(said) == 3, said
     assert "line 2: nobody here is called 'Adda' ('Ada'?)" in said[0]
     assert "no task '1.Z'" in said[1]
     assert "is passed, not read by hand" in said[2]
     assert "'Gone'" not in "".join(said), "nothing was entered for Gone"
-    written_answers.write([a_result("Ada")], path, grades)
+    gradebook.write_explain([a_result("Ada")], path, grades)
     kept = path.read_text(encoding="utf-8-sig").splitlines()
     assert kept == [
         "student,lab,task,max,points,comment,answer,read by",
-        f"Ada,01_toy,1.A,3,,,{written_answers.mark('Because.')},you",
+        f"Ada,01_toy,1.A,3,,,{gradebook.mark('Because.')},you",
         *("Adda,01_toy,1.A,3,2,good,,me", "Ada,01_toy,1.Z,3,1,,,", "Ada,01_toy,1.1,2,0.5,,,"),
     ]
 
@@ -414,10 +400,10 @@ def test_rows_for_nobody_are_told_and_kept(tmp_path):
     ("delimiter", "end"), [(",", "\n"), (";", "\r\n"), ("\t", "\r\n"), (",", "\r")]
 )
 def test_what_spreadsheets_write_is_read(tmp_path, encoding, delimiter, end):
-    rows = [written_answers.HEADER, ["Zoë Müller", "01_toy", "1.A", "3", "2", "gut – weiter", ""]]
+    rows = [gradebook.HEADER, ["Zoë Müller", "01_toy", "1.A", "3", "2", "gut – weiter", ""]]
     text = end.join(delimiter.join(row) for row in rows) + end
     (tmp_path / "explain.csv").write_bytes(text.encode(encoding))
-    (grade_,) = written_answers.read(tmp_path / "explain.csv").items()
+    (grade_,) = gradebook.read_explain(tmp_path / "explain.csv").items()
     assert grade_[0] == ("Zoë Müller", "01_toy", "1.A")
     assert (grade_[1].points, grade_[1].comment) == (2.0, "gut – weiter")
 
@@ -428,12 +414,12 @@ def test_a_comment_of_several_lines_comes_back_whole_and_lines_are_counted_right
     path.write_text(
         'student,lab,task,max,points,comment\nAda,01_toy,1.A,3,2,"one\ntwo"\nX,1,1,3,9,\n'
     )
-    assert "line 4" in written_answers.read(path).bad[0]
+    assert "line 4" in gradebook.read_explain(path).bad[0]
     path.write_text(path.read_text().replace("X,1,1,3,9,", ""))
-    grades = written_answers.read(path)
-    written_answers.merge([result], grades)
-    written_answers.write([result], path, grades)
-    assert written_answers.read(path)["Ada", "01_toy", "1.A"].comment == "one\ntwo"
+    grades = gradebook.read_explain(path)
+    gradebook.merge_explain([result], grades)
+    gradebook.write_explain([result], path, grades)
+    assert gradebook.read_explain(path)["Ada", "01_toy", "1.A"].comment == "one\ntwo"
 
 
 @pytest.mark.parametrize(
@@ -448,8 +434,8 @@ def test_what_could_be_read_in_two_ways_counts_for_nobody_and_is_told_by_line(
     tmp_path, lines, words
 ):
     path = tmp_path / "explain.csv"
-    path.write_text("\n".join([",".join(written_answers.HEADER), *lines]))
-    grades = written_answers.read(path)
+    path.write_text("\n".join([",".join(gradebook.HEADER), *lines]))
+    grades = gradebook.read_explain(path)
     assert grades == {}
     assert words in grades.bad[0]
 
@@ -477,19 +463,19 @@ def test_one_bad_row_costs_no_other_student_points_and_is_kept_until_it_is_mende
 def test_an_empty_explain_csv_is_no_reason_to_forget_points(tmp_path):
     path = tmp_path / "explain.csv"
     path.write_text("\n")
-    with pytest.raises(written_answers.ExplainError, match="is empty"):
-        written_answers.read(path)
-    path.write_text(",".join(written_answers.HEADER))
-    assert written_answers.read(path) == {}
+    with pytest.raises(gradebook.ExplainError, match="is empty"):
+        gradebook.read_explain(path)
+    path.write_text(",".join(gradebook.HEADER))
+    assert gradebook.read_explain(path) == {}
 
 
 def test_the_same_file_is_not_copied_again_and_again(tmp_path):
     path = tmp_path / "explain.csv"
     for _ in range(3):
-        written_answers.write([a_result("Ada")], path, written_answers.read(path))
+        gradebook.write_explain([a_result("Ada")], path, gradebook.read_explain(path))
     assert [one.name for one in tmp_path.iterdir()] == ["explain.csv"]
-    written_answers.write([a_result("Bob")], path)
-    written_answers.write([a_result("Cleo")], path)
+    gradebook.write_explain([a_result("Bob")], path)
+    gradebook.write_explain([a_result("Cleo")], path)
     assert len(list(tmp_path.glob("explain-*.csv"))) == 2, "two in one second are two copies"
 
 
@@ -570,7 +556,7 @@ def test_merge_goes_on_when_the_solutions_have_changed(class_, everyone, tmp_pat
 
 
 def _hold(out: Path, ready, stay) -> None:
-    with lock.held(out):
+    with command.held(out):
         ready.set()
         stay.wait(60)
 
@@ -590,7 +576,7 @@ def test_a_second_grader_is_told_who_has_the_folder(class_, everyone, tmp_path, 
         assert class_("--merge") == 2
         holder.kill()
         holder.join(30)
-        assert (out / lock.HOLDER).exists(), "it had no time to clean up"
+        assert (out / command.HOLDER).exists(), "it had no time to clean up"
         assert class_() == 0, "the lock of a dead process keeps nobody out"
     finally:
         holder.kill()
@@ -608,7 +594,7 @@ def test_a_folder_that_can_not_be_written_is_told_before_the_work(
     def full(path: Path, text: str) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(roster, "write_text", full)
+    monkeypatch.setattr(publication, "write_text", full)
     assert class_() == 2
     assert "Read-only" in capsys.readouterr().err
     assert runs.runs == 0
@@ -645,14 +631,14 @@ def test_a_result_that_can_not_be_stored_is_not_graded(class_, everyone, tmp_pat
             raise OSError(errno.ENOSPC, "No space left on device")
         save(result, path)
 
-    monkeypatch.setattr(pool, "save", store)
+    monkeypatch.setattr(worklist, "save", store)
     assert class_() == 1
     books = table(tmp_path / "out" / "gradebook.csv")
     assert (books["Bob"]["total"], books["Cleo"]["total"]) == ("", "8")
     assert "can't be stored" in books["Bob"]["remarks"]
 
 
-@pytest.mark.parametrize("number", interrupts.Interrupts.SIGNALS)
+@pytest.mark.parametrize("number", command.Interrupts.SIGNALS)
 def test_ctrl_c_twice_still_writes_the_books(
     class_, everyone, tmp_path, monkeypatch, capsys, number
 ):
@@ -844,13 +830,13 @@ def test_a_folder_that_fills_up_is_graded_as_it_does_and_nothing_twice(
         nothing,
         stop,
     ]
-    monkeypatch.setattr(watch, "sleep", look)
+    monkeypatch.setattr(command, "sleep", look)
     assert class_("--watch") == 0
     assert seen == [0, 0, 0, 0, 1, 1, 2, 2, 2], "graded what is whole, and only what is new"
     books = table(out / "gradebook.csv")
     assert {name: row["total"] for name, row in books.items()} == {"Ada": "10", "Bob": "6"}
     assert "there is no notebook" in capsys.readouterr().err
-    assert not (out / lock.HOLDER).exists()
+    assert not (out / command.HOLDER).exists()
 
 
 def test_ctrl_c_while_a_watched_class_is_graded_ends_it_with_books(
@@ -1370,7 +1356,7 @@ def test_points_that_are_saved_while_pages_are_written_count_in_the_next_round(
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(publication, "write_pages", pages_and_points)
-    monkeypatch.setattr(watch, "sleep", look)
+    monkeypatch.setattr(command, "sleep", look)
     assert class_("--watch") == 0
     assert table(out / "gradebook.csv")["Ada"]["total"] == "10"
 
@@ -1387,6 +1373,6 @@ def test_ctrl_c_in_a_later_round_tells_of_the_books_that_there_are(
         return seek(*arguments)
 
     monkeypatch.setattr(command, "find", found)
-    monkeypatch.setattr(watch, "_until_changed", lambda *_: None)
+    monkeypatch.setattr(command, "_until_changed", lambda *_: None)
     assert class_("--watch") == 130
     assert "the books are those of before, --resume goes on" in capsys.readouterr().err

@@ -15,16 +15,16 @@ from nbformat.v4 import new_code_cell
 from test_grading import sandboxed
 
 from utils.course.notebook import SOLUTIONS, notebooks
-from utils.grading import gradebook, import_guard, inspection, pool, similarity, suspicion
-from utils.grading.assembly import body
-from utils.grading.feedback import feedback
-from utils.grading.grader import MOST_CODE, grade
+from utils.grading import gradebook, inspection, kernel, similarity, worklist
+from utils.grading.cells import body
+from utils.grading.grader import grade
+from utils.grading.inspection import MOST_CODE
 from utils.grading.notebook_run import Stop
+from utils.grading.pages import feedback, summary
 from utils.grading.reference import Reference
 from utils.grading.results import Result, TaskResult, load
 from utils.grading.sandbox import Box, Limits
 from utils.grading.submissions import File, Student
-from utils.grading.summary import summary
 from utils.grading.worklist import Job
 
 GB = 1 << 30
@@ -93,12 +93,12 @@ def test_a_module_left_in_the_current_folder_gives_no_points(course, reference, 
 
 
 def test_a_folder_that_answers_write_to_holds_no_module(tmp_path):
-    assert not import_guard.out_of_reach(str(tmp_path))
-    assert not import_guard.out_of_reach(str(tmp_path / "comes" / "later"))
-    assert not import_guard.out_of_reach("")
+    assert not kernel.out_of_reach(str(tmp_path))
+    assert not kernel.out_of_reach(str(tmp_path / "comes" / "later"))
+    assert not kernel.out_of_reach("")
     (tmp_path / "stack_data.py").write_text("")
     os.chmod(tmp_path, 0o555)  # its owner opens it again
-    finder = import_guard.refuse_writable(str(tmp_path))
+    finder = kernel.refuse_writable(str(tmp_path))
     assert finder.find_spec("stack_data") is None
 
 
@@ -217,7 +217,7 @@ RIGHT = "def total(tensor, rank):\n    dist.all_reduce(tensor)\n    return tenso
 @pytest.mark.parametrize("what", FORGED)
 def test_an_answer_that_reaches_for_its_judge_is_named(what, reference):
     code, word = FORGED[what]
-    found = suspicion.look(a_result(f"{RIGHT}{code}"), reference)
+    found = inspection.look(a_result(f"{RIGHT}{code}"), reference)
     assert word in " ".join(found), found
 
 
@@ -291,7 +291,7 @@ def test_a_forgery_that_once_won_points_unseen_is_shown_to_a_person(what):
     lab, task, code, word = WON[what]
     path = next(path for path in notebooks(SOLUTIONS) if path.name == LABS[lab].NOTEBOOK)
     model = Reference(path)
-    found = suspicion.look(with_answers({task: code}, model.lab), model)
+    found = inspection.look(with_answers({task: code}, model.lab), model)
     assert word in " ".join(found), found
 
 
@@ -342,8 +342,8 @@ def lab_06() -> Reference:
 @pytest.mark.parametrize("what", ADDED)
 def test_what_could_hide_a_forgery_is_shown_to_a_person(what):
     model = lab_06()
-    assert suspicion.look(with_answers({"6.1": CROSSBAR}, model.lab), model) == []
-    assert suspicion.look(with_answers({"6.1": CROSSBAR + ADDED[what]}, model.lab), model)
+    assert inspection.look(with_answers({"6.1": CROSSBAR}, model.lab), model) == []
+    assert inspection.look(with_answers({"6.1": CROSSBAR + ADDED[what]}, model.lab), model)
 
 
 @pytest.mark.parametrize(
@@ -363,14 +363,14 @@ def test_a_helper_that_communicates_elsewhere_is_seen_with_the_answer_that_uses_
     result.own = own
     if other:
         result.tasks.append(TaskResult("6.2", "central", 2, 0.0, "wrong", code=other))
-    assert "Task 6.1" in " ".join(suspicion.look(result, model))
+    assert "Task 6.1" in " ".join(inspection.look(result, model))
 
 
 def test_a_forgery_that_a_check_has_found_is_shown_to_a_person(reference):
     result = a_result(RIGHT)
     result.tasks[0].status, result.tasks[0].points = "wrong", 0.0
     result.tasks[0].problems = [{"text": "a record that no call has made", "kind": "forged"}]
-    (said,) = suspicion.look(result, reference)
+    (said,) = inspection.look(result, reference)
     assert "Task 1.3" in said
     assert "a record that no call has made" in said
 
@@ -384,7 +384,7 @@ def test_a_forgery_that_a_check_has_found_is_shown_to_a_person(reference):
     ],
 )
 def test_ordinary_code_is_held_against_nobody(code, reference):
-    assert suspicion.look(a_result(f"{RIGHT}{code}"), reference) == []
+    assert inspection.look(a_result(f"{RIGHT}{code}"), reference) == []
 
 
 #: Right answers of which a person is told, and why: an attack would look the same.
@@ -415,12 +415,12 @@ def test_no_honest_answer_is_held_against_its_author(lab):
     path = next(path for path in notebooks(SOLUTIONS) if path.name == LABS[lab].NOTEBOOK)
     model, told, shares = Reference(path), {}, {}
     for task, what, code in right_answers(LABS[lab], solutions_of(lab)):
-        solution = suspicion.joined(model, task, {})
-        stub = suspicion.joined(model, task, model.stubs)
+        solution = model.model_of(model.task(task))
+        stub = model.stub_of(model.task(task))
         code = whole(body(textwrap.dedent(code)), stub, solution)
         sizes = [inspection.size_of(inspection.parsed(one)) for one in (code, solution)]
         shares[task, what] = sizes[0] / sizes[1]
-        if found := suspicion.look(with_answers({task: code}, model.lab), model):
+        if found := inspection.look(with_answers({task: code}, model.lab), model):
             told[lab, task, what] = found
     assert told.keys() == {one for one in TOLD if one[0] == lab}, told
     least = min(shares, key=shares.get, default=None)
@@ -437,7 +437,7 @@ def test_no_solution_is_held_against_its_author(path):
         one.code = "\n\n".join(body(cell.source) for cell in cells)
         one.status = "by hand" if task.by_hand else "passed"
         result.tasks.append(one)
-    assert suspicion.look(result, model) == []
+    assert inspection.look(result, model) == []
 
 
 def a_result(code: str) -> Result:
@@ -449,50 +449,50 @@ def a_result(code: str) -> Result:
 
 def test_points_for_the_stub_are_shown_to_a_person(reference):
     stub = body(reference.stubs["total-answer"])
-    assert "as it was handed out" in suspicion.look(a_result(stub), reference)[0]
+    assert "as it was handed out" in inspection.look(a_result(stub), reference)[0]
 
 
 def test_points_without_the_function_that_was_judged_are_shown_to_a_person(reference):
-    found = suspicion.look(a_result("import torch\nprint(torch.ones(3))"), reference)
+    found = inspection.look(a_result("import torch\nprint(torch.ones(3))"), reference)
     assert found == ["Task 1.3: look at this answer: it does not define total"]
 
 
 def test_points_for_what_can_not_be_read_are_shown_to_a_person(reference):
     code = f"def total(tensor, rank):\n    pass\nx = {'1+' * 5000}1\ntorch.equal = print"
-    assert "can't be read as Python" in suspicion.look(a_result(code), reference)[0]
+    assert "can't be read as Python" in inspection.look(a_result(code), reference)[0]
 
 
 @pytest.mark.parametrize("setting", ["DEADLINE", "INSPECT"])
 def test_an_inspection_that_comes_to_no_end_is_told_and_costs_no_grade(
     setting, reference, monkeypatch
 ):
-    monkeypatch.setattr(suspicion, setting, {"DEADLINE": 0.01, "INSPECT": "1 / 0"}[setting])
-    (said,) = suspicion.look(a_result(RIGHT), reference)
+    monkeypatch.setattr(inspection, setting, {"DEADLINE": 0.01, "INSPECT": "1 / 0"}[setting])
+    (said,) = inspection.look(a_result(RIGHT), reference)
     assert "too long or too nested to inspect" in said
 
 
 def test_an_inspection_has_a_limit_of_memory_and_of_time(reference, monkeypatch):
     greedy = "import resource\nfrom utils.grading import inspection\n"
     greedy += "inspection.json.load = lambda _: bytearray(3 << 30)\ninspection.main()"
-    monkeypatch.setattr(suspicion, "INSPECT", greedy)
-    (said,) = suspicion.look(a_result(RIGHT), reference)
+    monkeypatch.setattr(inspection, "INSPECT", greedy)
+    (said,) = inspection.look(a_result(RIGHT), reference)
     assert "too long or too nested to inspect" in said
 
 
 def test_what_is_hidden_behind_a_long_answer_is_shown_to_a_person(reference):
     code = "def total(tensor, rank):\n    pass\n" + "#" * MOST_CODE
-    assert "only its first" in suspicion.look(a_result(code[:MOST_CODE]), reference)[0]
+    assert "only its first" in inspection.look(a_result(code[:MOST_CODE]), reference)[0]
 
 
 def test_every_graded_submission_is_looked_at_and_keeps_what_was_found(
     reference, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(pool, "grade", lambda *_, **__: a_result("import gc"))
+    monkeypatch.setattr(worklist, "grade", lambda *_, **__: a_result("import gc"))
     path = toy.hand_in(tmp_path, "mallory", "{}")
     job = Job(Student("Mallory"), reference, File(Student("Mallory"), path, "a.ipynb"), tmp_path)
     slots = queue.SimpleQueue()
     slots.put(0)
-    pool.do(job, Box(), slots, Stop())
+    worklist.do(job, Box(), slots, Stop())
     assert "import gc" in load(tmp_path / "result.json").look[0]
 
 
@@ -504,7 +504,7 @@ def test_a_forger_that_hides_in_a_cell_of_its_own_is_shown_to_a_person(
     nb.cells.insert(at, new_code_cell("%%px\nimport gc\ndef forged(tensor): ..."))
     monkeypatch.setattr("utils.grading.grader.run", toy.Pretended(reference, {}))
     result = grade(toy.hand_in(tmp_path, "mallory", nb), reference, Box(), tmp_path / "out")
-    found = suspicion.look(result, reference)
+    found = inspection.look(result, reference)
     assert "look at the student's own cells: it uses import gc" in " ".join(found)
 
 
@@ -512,7 +512,7 @@ def test_what_a_person_should_look_at_is_in_summary_and_gradebook_and_not_in_the
     reference,
 ):
     result = a_result("def total(t, r):\n    import gc")
-    result.look = suspicion.look(result, reference)
+    result.look = inspection.look(result, reference)
     assert "import gc" in summary([result], [reference], {}, {"Mallory": "m"})
     assert "import gc" in gradebook.gradebook([result])
     assert "look at this" not in feedback("Mallory", [result])

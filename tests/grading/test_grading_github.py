@@ -14,7 +14,7 @@ from test_grading_pages import result, task
 
 from utils.__main__ import parser
 from utils.course.notebook import SOLUTIONS, is_named, notebooks
-from utils.grading import github
+from utils.grading import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOW = ROOT / "docs" / "classroom.yml"
@@ -25,7 +25,7 @@ def graded(class_, everyone, monkeypatch, tmp_path):  # noqa: F811
     """`graded()`: what a job's summary says after a class was graded in it."""
     path = tmp_path / "step-summary"
     path.write_text("# from another step\n")
-    monkeypatch.setenv(github.VARIABLE, str(path))
+    monkeypatch.setenv(pages.GITHUB_VARIABLE, str(path))
 
     def go() -> str:
         assert class_("--format", "github") == 0
@@ -43,7 +43,7 @@ def test_points_stand_in_the_summary_of_the_job_below_what_was_there(graded):
 
 
 def test_on_another_machine_the_table_is_printed(class_, everyone, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.delenv(github.VARIABLE, raising=False)
+    monkeypatch.delenv(pages.GITHUB_VARIABLE, raising=False)
     assert class_("--format", "github") == 0
     assert "## Ada: 8 of 10 points" in capsys.readouterr().out
 
@@ -55,7 +55,7 @@ def test_a_summary_that_can_not_be_written_costs_no_gradebook(
     tmp_path,
     capsys,
 ):
-    monkeypatch.setenv(github.VARIABLE, str(tmp_path / "not-there" / "summary"))
+    monkeypatch.setenv(pages.GITHUB_VARIABLE, str(tmp_path / "not-there" / "summary"))
     assert class_("--format", "github") == 2
     assert "not written: summary on GitHub" in capsys.readouterr().err
     assert (tmp_path / "out" / "gradebook.csv").exists()
@@ -65,7 +65,7 @@ def test_a_summary_that_can_not_be_written_costs_no_gradebook(
 def test_what_a_student_wrote_is_no_link_picture_column_or_tag_in_the_summary():
     evil = "<img src=x> | [a](http://b) ![c](d) `e` @f #1 *g*\n\n## 100 points"
     wrong = task("1.1", "wrong", said=f"✗ Task 1.1\n  - rank 0: {evil}")
-    text = github.markdown([result(wrong, student=evil, remarks=[evil])])
+    text = pages.markdown([result(wrong, student=evil, remarks=[evil])])
     shown = text.replace("<pre>", "").replace("</pre>", "")
     assert not re.search(r"[<>`@*\[]", shown)
     assert len(re.findall("^## ", text, re.MULTILINE)) == 1
@@ -73,7 +73,7 @@ def test_what_a_student_wrote_is_no_link_picture_column_or_tag_in_the_summary():
 
 
 def test_who_could_not_be_graded_has_no_points_there():
-    text = github.markdown([result(task("1.1", "not graded", None), error="no kernel")])
+    text = pages.markdown([result(task("1.1", "not graded", None), error="no kernel")])
     assert "## Ada: not graded" in text
     assert "no kernel" in text
 
@@ -116,7 +116,7 @@ def test_the_example_asks_make_and_grade_for_what_they_know():
     lab = yaml.safe_load(WORKFLOW.read_text())["jobs"]["grade"]["env"]["LAB"]
     more = shlex.split(values["ARGS"].replace("$LAB", lab))
     options = parser().parse_args(["grade", values["SUBMISSIONS"], "-o", "out", *more])
-    assert options.format == ["github"]
+    assert options.formats == ["github"]
     assert any(is_named(options.only[0], path) for path in notebooks(SOLUTIONS))
 
 

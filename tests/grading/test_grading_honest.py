@@ -12,13 +12,12 @@ import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
-from utils.grading.assembly import WHOLE, Assembled, View, assemble
+from utils.grading.assembly import MOST_OWN_CELLS, WHOLE, Assembled, View, assemble
+from utils.grading.cells import MOST_SOURCE, imports
 from utils.grading.grader import grade
-from utils.grading.own_cells import MOST_CELLS
+from utils.grading.inspection import look
 from utils.grading.reference import Reference
 from utils.grading.sandbox import Box
-from utils.grading.source import MOST_SOURCE, imports
-from utils.grading.suspicion import look
 
 ALONE = View(own=False)
 
@@ -79,11 +78,11 @@ def test_a_helper_that_the_kernel_ran_too_is_there_and_does_not_come_to_the_kern
 
 def test_own_cells_that_are_not_run_are_told(tmp_path, reference):
     nb = toy.filled()
-    for number in range(MOST_CELLS + 1):
+    for number in range(MOST_OWN_CELLS + 1):
         nb = put(nb, f"%%px\nx{number} = 1", behind="twice-task")
     nb = put(nb, f"%%px\n{HELPER}{'#' * MOST_SOURCE}", behind="twice-task")
     done = assembled(tmp_path, reference, nb)
-    assert len(done.own) == MOST_CELLS
+    assert len(done.own) == MOST_OWN_CELLS
     said = " ".join(done.remarks)
     assert "only the first 100 of 101 cells of the student's own were run" in said
     assert re.search(r"a cell of the student's own has \d+ characters: not run", said)

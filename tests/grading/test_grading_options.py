@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from utils.__main__ import parser
-from utils.grading.options import GradingOptions
+from utils.grading.grading_options import GradingOptions
 from utils.grading.sandbox import GB, make_box
 
 pytestmark = pytest.mark.quick

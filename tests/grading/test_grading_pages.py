@@ -12,14 +12,12 @@ import grading_tools as toy
 import pytest
 from browser_tools import photograph
 
-from utils.grading.feedback import feedback, next_step
-from utils.grading.problems import common
-from utils.grading.provenance import Provenance, described, provenance_now
+from utils.grading.answer_states import common
+from utils.grading.pages import feedback, next_step, task_summary, write_pages
+from utils.grading.pages import summary as a_summary
+from utils.grading.publication import described, provenance_now
 from utils.grading.reference import Reference
-from utils.grading.result_pages import write_pages
 from utils.grading.results import Result, Shown, TaskResult
-from utils.grading.summary import summary as a_summary
-from utils.grading.summary import task_summary
 
 WRONG = "✗ Task {} · a\n  - rank 0: the sum: expected 5, got 7"
 LINKS = {"Ada": "students/Ada/feedback.html", "Bob & Co": "students/Bob & Co/feedback.html"}
@@ -34,7 +32,7 @@ def result(*tasks: TaskResult, student: str = "Ada", **more) -> Result:
     return Result(student, more.pop("lab", toy.LAB), "key", "a.ipynb", tasks=[*tasks], **more)
 
 
-def summary(results: list[Result], reference: Reference, made: Provenance | None = None) -> str:
+def summary(results: list[Result], reference: Reference, made: dict[str, str] | None = None) -> str:
     return a_summary(results, [reference], {}, LINKS, made)
 
 
@@ -171,7 +169,8 @@ def written(reference, tmp_path_factory) -> dict[str, Path]:
         result(task("2.1", points=2), student="Ada", lab="02_other"),
     ]
     folders = {one.student: out / "students" / one.student for one in results}
-    made = Provenance("2026-01-01 10:00", "0.1.0", "ddl-labs grade " + "long/" * 30)
+    command = "ddl-labs grade " + "long/" * 30
+    made = {"date": "2026-01-01 10:00", "version": "0.1.0", "command": command}
     found = write_pages(results, [reference], out, folders, {"": ["nobody's"]}, made)
     return found | {"summary": out / "summary.html", "explain": out / "explain.html"}
 

@@ -11,7 +11,7 @@ from utils.checks.task import Report
 from utils.checks.verdict import MIME, Problem, Verdict
 from utils.cluster.failure import CellFailed, Outcome, RanksLostError
 from utils.cluster.reply import Reply
-from utils.grading import plugin, verdicts
+from utils.grading import plugin, results
 from utils.jobs.errors import DeadRankError
 
 pytestmark = pytest.mark.quick
@@ -33,7 +33,7 @@ def a_verdict(problem: Problem):
 
 def test_the_plugin_and_the_feedback_know_the_errors_by_their_names():
     assert {RanksLostError.__name__, DeadRankError.__name__} == plugin.LOST
-    assert {CellFailed.__name__, RanksLostError.__name__} == verdicts.OF_RANKS
+    assert {CellFailed.__name__, RanksLostError.__name__} == results.OF_RANKS
 
 
 def test_ranks_are_lost_where_the_kernel_says_so_and_not_where_an_answer_does():
@@ -91,4 +91,4 @@ def test_a_check_tells_kinds_of_errors_by_which_grading_judges(reply, kind, stat
     report._add_errors([reply], 10.0)
     assert [one.kind for one in report.problems] == [kind]
     data = Verdict("1.1", "a", passed=False, problems=tuple(report.problems)).data()
-    assert verdicts.failure([{"verdicts": [data]}]) == status
+    assert results.failure([{"verdicts": [data]}]) == status

@@ -7,6 +7,7 @@ what it finds, one line each, and ends with status 1 if there is anything.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 import sys
@@ -19,11 +20,13 @@ from nbval.plugin import comment_markers, metadata_tags
 from . import about
 from .notebook import (
     LABS,
+    ONLY_DRAWS,
     ROOT,
     SOLUTIONS,
     VOLATILE_METADATA,
     NotebookError,
     descriptions,
+    lab,
     notebooks,
     read,
 )
@@ -33,6 +36,8 @@ MADE_UP_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){0,4}(-[0-9a-f]+)?")
 MARKER_LIKE = re.compile(r"#+\s*((?:nbval|pytest[ _-]validate)[\w -]*)\s*", re.IGNORECASE)
 #: Tags that other tools know, near enough to nbval's to be taken for a slip.
 OTHER_TAGS = {"skip-execution"}
+#: A cell that does no more than to draw.
+PLAINLY_DRAWS = re.compile(r"ranks\.timeline\([^\n]*\)\.figure\([^\n]*\);?")
 #: Of a picture's alternative text.
 FEWEST_WORDS = 3
 
@@ -61,6 +66,7 @@ def solution_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
     for cell in nb.cells:
         rules = (id_problems, marker_problems, output_problems, picture_problems)
         yield from ((cell, text) for rule in rules for text in rule(cell))
+    yield from drawing_problems(nb)
 
 
 def lab_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
@@ -101,6 +107,46 @@ def _comment_problems(source: str) -> Iterator[str]:
         if match and not (line.strip().startswith("#") and match[1] in comment_markers):
             guess = _nearest(match[1].upper().replace("-", "_"), comment_markers)
             yield f"nbval ignores {text.strip()!r}: write '# {guess}' on a line of its own"
+
+
+def drawing_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
+    """Cells with or without the tag for cells that only draw, where grading would fail or wait."""
+    needed: set[str] = set()
+    for cell in reversed(nb.cells):
+        if cell.cell_type != "code":
+            continue
+        names = _names(cell)
+        if ONLY_DRAWS not in cell.metadata.get("tags", []):
+            needed |= names[ast.Load] - names[ast.Store]
+            if PLAINLY_DRAWS.fullmatch(cell.source):
+                yield cell, f"grading need not run it: give it the tag {ONLY_DRAWS!r}"
+        elif lab(cell) or cell.source.startswith(("%%", "!")):
+            yield cell, f"has the tag {ONLY_DRAWS!r}, but grading must run it"
+        elif used := sorted(names[ast.Store] & needed):
+            yield (
+                cell,
+                f"has the tag {ONLY_DRAWS!r}, but a later cell needs its {', '.join(used)}: "
+                "take the tag away, or compute that in another cell",
+            )
+
+
+def _names(cell: NotebookNode) -> dict[type[ast.expr_context], set[str]]:
+    """Return the names that a cell of the kernel loads, and those that it binds."""
+    names: dict[type[ast.expr_context], set[str]] = {ast.Load: set(), ast.Store: set()}
+    if cell.source.startswith("%%"):
+        return names
+    try:
+        nodes = list(ast.walk(ast.parse(cell.source)))
+    except SyntaxError:  # a line for the shell, which may have Python's names in it
+        return names | {ast.Load: set(re.findall(r"\w+", cell.source))}
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            names[ast.Load if isinstance(node.ctx, ast.Load) else ast.Store].add(node.id)
+        elif isinstance(node, ast.alias):
+            names[ast.Store].add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names[ast.Store].add(node.name)
+    return names
 
 
 def _nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str | None:

@@ -29,6 +29,9 @@ VOLATILE_METADATA = ("ExecuteTime", "collapsed", "execution", "scrolled", "trust
 #: A lab's file name: 01_c10d.ipynb. Other files (a student's Untitled.ipynb) are nobody's business.
 LAB_NAME = re.compile(r"\d\d_\w+\.ipynb")
 
+#: The tag of cells that only draw: a grading run leaves them out.
+ONLY_DRAWS = "only-draws"
+
 
 class NotebookError(CourseError, ValueError):
     """A notebook that can't be used; the message says which cell and what to do."""

@@ -1,21 +1,25 @@
-"""What became of an answer: its words, its mark and its color, on pages and in pictures."""
+"""What became of an answer: its words, its mark and its color, and what was wrong with it."""
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+
 from .results import TaskResult
 
-LABELS = {
-    "passed": "passed",
-    "wrong": "not yet right",
-    "failed": "the check failed",
-    "hung": "out of time",
-    "lost": "ended the run",
-    "unchanged": "not answered",
-    "missing": "no such cell",
-    "not reached": "not reached",
-    "not graded": "not graded",
-    "read": "read by a person",
-    "waits": "awaits a person",
+#: Of each state of an answer the kind, which is its color, and the words.
+STATES = {
+    "passed": ("good", "passed"),
+    "wrong": ("bad", "not yet right"),
+    "failed": ("bad", "the check failed"),
+    "hung": ("stuck", "out of time"),
+    "lost": ("stuck", "ended the run"),
+    "not reached": ("stuck", "not reached"),
+    "not graded": ("ungraded", "not graded"),
+    "unchanged": ("none", "not answered"),
+    "missing": ("none", "no such cell"),
+    "read": ("hand", "read by a person"),
+    "waits": ("waits", "awaits a person"),
 }
 #: A mark for each kind: colours alone tell nothing to whoever does not see them.
 MARKS = {
@@ -26,20 +30,6 @@ MARKS = {
     "hand": "✎",
     "waits": "…",
     "ungraded": "?",
-}
-#: The colours: passed, wrong, hung and its like, no answer, read or to be read by a person.
-KINDS = {
-    "passed": "good",
-    "wrong": "bad",
-    "failed": "bad",
-    "hung": "stuck",
-    "lost": "stuck",
-    "not reached": "stuck",
-    "not graded": "ungraded",
-    "unchanged": "none",
-    "missing": "none",
-    "read": "hand",
-    "waits": "waits",
 }
 KIND_LABELS = {
     "good": "passed",
@@ -56,9 +46,16 @@ NO_ANSWER = {
     "keep the cells of the lab: copying or deleting them loses the mark.",
     "not reached": "What happened in another task kept this one from being run.",
 }
+#: Statuses of answers with which nothing is wrong, or which are not there.
+NOTHING_WRONG = {"passed", "by hand", "missing", "unchanged"}
+#: How many of the commonest problems of a task are shown.
+MOST_COMMON = 3
+
+#: A problem of several students: its text, how many they are, and who.
+Common = tuple[str, int, list[str]]
 
 
-def state(task: TaskResult) -> str:
+def _state(task: TaskResult) -> str:
     """The status; a written answer was read when it has points, and waits before."""
     if task.status != "by hand":
         return task.status
@@ -66,10 +63,52 @@ def state(task: TaskResult) -> str:
 
 
 def label(task: TaskResult) -> str:
-    """The status in words."""
-    return LABELS[state(task)]
+    """Return the state of an answer in words."""
+    return STATES[_state(task)][1]
 
 
 def kind(task: TaskResult) -> str:
-    """What colour and mark it has."""
-    return KINDS[state(task)]
+    """Return which color and mark an answer has."""
+    return STATES[_state(task)][0]
+
+
+def problems(task: TaskResult) -> list[str]:
+    """Return what was wrong with an answer, each problem once.
+
+    If the run ended at this task, its note says what the check repeats.
+    """
+    if task.status in NOTHING_WRONG:
+        return []
+    if task.note:
+        return [task.note]
+    if task.problems:
+        return list(dict.fromkeys(problem["text"] for problem in task.problems))
+    lines = [line[4:] for line in task.said.splitlines() if line.startswith("  - ")]
+    lines = [re.sub(r"^ranks? \d[\d–, and]*: ", "", line) for line in lines]
+    if not lines:
+        lines = [shown.text.splitlines()[0] for shown in task.shown if shown.text]
+    return lines or task.said.splitlines()[:1] or [NO_ANSWER.get(task.status, task.status)]
+
+
+def common(answers: list[tuple[str, TaskResult]]) -> list[Common]:
+    """Return the problems that most students have.
+
+    Args:
+        answers: The answers to one task, with the students' names.
+    """
+    students: dict[str, list[str]] = defaultdict(list)
+    example: dict[str, str] = {}
+    for student, task in answers:
+        for text in problems(task):
+            shape = blurred(text)
+            example.setdefault(shape, text)
+            if student not in students[shape]:
+                students[shape].append(student)
+    ranked = sorted(students.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [(example[shape], len(names), names) for shape, names in ranked[:MOST_COMMON]]
+
+
+def blurred(text: str) -> str:
+    """Return the same for problems that differ in numbers only."""
+    text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", text)
+    return re.sub(r"#(, #)+", "#", text)

@@ -1,8 +1,13 @@
 """From a submission to the notebook that is run: the reference with the student's answers.
 
 Of the student's file only the source of answer cells is used (found by grade_id, by cell id, and as
-a second chance by what the cell defines), and of own cells for the ranks (:mod:`.own_cells`). All
-else is the reference's.
+a second chance by what the cell defines), and of own cells for the ranks. All else is the
+reference's.
+
+Own cells are helper functions, imports, an answer that is spread over several cells. They are run
+on the ranks beside the answers, where the student has put them. A cell for the kernel alone stays
+out: there the checks run. So do cells that the lab has put there itself; of those that a student
+has changed the imports are taken.
 """
 
 from __future__ import annotations
@@ -17,23 +22,40 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 from utils.course.notebook import lab
+from utils.course.release import is_solution
 
-from .cells import Cell, UnreadableError, read_cells
-from .own_cells import OwnCell, own_cells
+from .cells import (
+    MOST_SOURCE,
+    Cell,
+    UnreadableError,
+    body,
+    bound,
+    defined,
+    imports,
+    parses,
+    read_cells,
+)
 from .reference import Reference
-from .source import MOST_SOURCE, body, bound, defined, imports, parses
 
 SKIP = "nbval-skip"
 #: Begins the ids of the student's own cells.
 OWN = "own-"
+#: By which of the lab's cells a student's is one of them, the surest first.
+MARKS = ("grade_id", "id", "source")
+#: A page full of experiments is no harm; a thousand cells are no homework.
+MOST_OWN_CELLS = 100
+#: What a student can do about a file that can't be read, whatever is wrong with it.
+AGAIN = "Open your notebook in JupyterLab, clear its outputs, save it, and hand it in again."
 
 
 @dataclass
 class Answer:
     """A student's answer.
 
-    source: None where there is none. changed: is it more than the stub? elsewhere: what it has to
-    define is defined in another cell of the student's.
+    Attributes:
+        source: Its text; None where there is none.
+        changed: Whether it is more than the stub.
+        elsewhere: Whether what it has to define is defined in another cell of the student's.
     """
 
     source: str | None
@@ -42,16 +64,27 @@ class Answer:
 
     @property
     def given(self) -> bool:
-        """Whether the student has answered at all."""
+        """Return whether the student has answered at all."""
         return self.changed or self.elsewhere
+
+
+@dataclass(frozen=True)
+class OwnCell:
+    """A student's own cell for the ranks. after: the reference's cell behind which it is run."""
+
+    after: str
+    source: str
 
 
 @dataclass(frozen=True)
 class View:
     """Which notebook is made of a submission.
 
-    blanked: tasks whose answers are stubs. given: tasks with the reference's answers. own: with the
-    student's own cells. only: the task whose checks are run, and nothing behind them; None: all.
+    Attributes:
+        blanked: Tasks whose answers are stubs.
+        given: Tasks with the reference's answers.
+        own: Whether the student's own cells are in it.
+        only: The task whose checks are run, and nothing behind them; None for all.
     """
 
     blanked: frozenset[str] = frozenset()
@@ -65,9 +98,11 @@ WHOLE = View()
 
 @dataclass
 class Assembled:
-    """A submission taken apart. remarks: what an instructor should know of how it was read.
+    """A submission taken apart.
 
-    error: why the file could not be read from the disk: nobody knows what was in it.
+    Attributes:
+        remarks: What an instructor should know of how it was read.
+        error: Why the file could not be read from the disk: nobody knows what was in it.
     """
 
     reference: Reference
@@ -77,12 +112,17 @@ class Assembled:
     error: str = ""
 
     @property
+    def is_begun(self) -> bool:
+        """Return whether there is any answer."""
+        return any(answer.given for answer in self.answers.values())
+
+    @property
     def is_spread(self) -> bool:
-        """Whether there is more than the answers in their cells."""
+        """Return whether there is more than the answers in their cells."""
         return bool(self.own) or any(answer.elsewhere for answer in self.answers.values())
 
     def notebook(self, view: View = WHOLE) -> NotebookNode:
-        """The notebook to run.
+        """Return the notebook to run.
 
         Only check cells have outputs to compare with, so that nbval compares nothing else.
         """
@@ -91,40 +131,43 @@ class Assembled:
             last = list(self.reference.task(view.only).checks)[-1]
             nb.cells = nb.cells[: [cell.id for cell in nb.cells].index(last) + 1]
         for cell in nb.cells:
-            if cell.metadata.get("nbgrader", {}).get("solution"):
+            if is_solution(cell):
                 cell.source = self._source(cell, view)
             if cell.cell_type != "code":
                 continue
             check = lab(cell).get("check")
             if not check:
-                cell.outputs, cell.execution_count = [], None
-            if cell.id in self.reference.drawings or (check and not _is_wanted(cell, view)):
+                cell.outputs = []
+                cell.execution_count = None
+            unwanted = check and view.only not in (None, lab(cell)["task"])
+            if unwanted or cell.id in self.reference.drawings:
                 cell.metadata.tags = [*cell.metadata.get("tags", []), SKIP]
         if view.own:
             nb.cells = list(self._with_own(nb.cells))
         return nb
 
     def code_of(self, grade_id: str) -> str:
-        """A student's answer, from wherever it stands."""
-        answer, cell = self.answers[grade_id], self.reference.answer_cells[grade_id]
+        """Return a student's answer, from wherever it stands."""
+        answer = self.answers[grade_id]
         mine = "" if answer.elsewhere else body(answer.source or "")
-        names = defined(body(cell.source)) - defined(mine)
-        others = [body(one.source or "") for one in self.answers.values() if one.changed]
-        sources = [*(own.source for own in self.own), *others] if names else []
-        found = [source for source in sources if names & defined(source)]
-        return "\n\n".join([mine, *found] if mine.strip() else found)
+        missing = defined(body(self.reference.answer_cells[grade_id].source)) - defined(mine)
+        sources = [cell.source for cell in self.own]
+        sources += [body(other.source or "") for other in self.answers.values() if other.changed]
+        parts = [mine] if mine.strip() else []
+        return "\n\n".join(parts + [source for source in sources if missing & defined(source)])
 
     def _with_own(self, cells: list[NotebookNode]) -> Iterator[NotebookNode]:
         for cell in cells:
             yield cell
-            for number, own in enumerate(self.own):
-                if own.after == cell.id:
+            for number, own_cell in enumerate(self.own):
+                if own_cell.after == cell.id:
                     about = {"id": f"{OWN}{number}", "metadata": {"own": True}}
-                    yield new_code_cell(f"%%px\n{own.source}", **about)
+                    yield new_code_cell(f"%%px\n{own_cell.source}", **about)
 
     def _source(self, cell: NotebookNode, view: View) -> str:
         answer = self.answers[cell.metadata.nbgrader.grade_id]
-        task, code = lab(cell)["task"], cell.cell_type == "code"
+        task = lab(cell)["task"]
+        code = cell.cell_type == "code"
         if task in view.given or task in view.blanked:
             source = str(cell.source) if task in view.given else self.reference.stubs[cell.id]
             # Later answers may rest on what this one has imported.
@@ -136,33 +179,34 @@ class Assembled:
         return forced(answer.source, cell) if code else answer.source
 
 
-def _is_wanted(check: NotebookNode, view: View) -> bool:
-    return view.only is None or lab(check)["task"] == view.only
-
-
-def _with_imports(of: str, source: str) -> str:
-    """A cell for the ranks behind the imports of another one."""
+def _with_imports(answer: str, source: str) -> str:
+    """A cell for the ranks behind the imports of an answer."""
     first, _, rest = source.partition("\n")
-    added = imports(of) if first.startswith("%%") else ""
+    added = imports(answer) if first.startswith("%%") else ""
     return f"{first}\n{added}\n{rest}" if added else source
 
 
-#: What a student can do about a file that can't be read, whatever is wrong with it.
-AGAIN = "Open your notebook in JupyterLab, clear its outputs, save it, and hand it in again."
+def forced(source: str, cell: NotebookNode) -> str:
+    """Return the student's text under the reference's first line: it can't leave the ranks.
+
+    Nor come to the kernel as well, where the checks run: without `--local`.
+    """
+    first = cell.source.split("\n", 1)[0].replace(" --local", "")
+    return f"{first}\n{body(source)}" if first.startswith("%%") else source
 
 
 def assemble(reference: Reference, path: Path) -> Assembled:
     """Take the answers out of a file, whatever it is; never raises for its content."""
-    done = Assembled(reference)
+    assembled = Assembled(reference)
     cells = None
     try:
-        cells = read_cells(path, done.remarks)
+        cells = read_cells(path, assembled.remarks)
     except OSError as error:
-        done.error = f"{path.name} can't be read: {error.strerror or error}"
+        assembled.error = f"{path.name} can't be read: {error.strerror or error}"
     except UnreadableError as error:
-        done.error = str(error)
-        done.remarks.append(AGAIN)
-    finder = Finder(reference, cells)
+        assembled.error = str(error)
+        assembled.remarks.append(AGAIN)
+    finder = Finder(reference, cells or [])
     for grade_id, cell in reference.answer_cells.items():
         source, remark = finder.find(grade_id, cell)
         if source is not None and len(source) > MOST_SOURCE:
@@ -170,28 +214,30 @@ def assemble(reference: Reference, path: Path) -> Assembled:
             source = None
         if source is None and not remark:
             remark = "there is no such cell"
-        stub = reference.stubs[cell.id]
-        changed = source is not None and body(source).strip() != body(stub).strip()
-        done.answers[grade_id] = Answer(source, changed)
+        stub = body(reference.stubs[cell.id]).strip()
+        changed = source is not None and body(source).strip() != stub
+        assembled.answers[grade_id] = Answer(source, changed)
         if remark and cells is not None:
-            done.remarks.append(f"Task {lab(cell)['task']}: {remark}")
-    _look_elsewhere(done, cells or [])
-    return done
+            assembled.remarks.append(f"Task {lab(cell)['task']}: {remark}")
+    _look_elsewhere(assembled, cells or [])
+    return assembled
 
 
-def _look_elsewhere(done: Assembled, cells: list[Cell]) -> None:
+def _look_elsewhere(assembled: Assembled, cells: list[Cell]) -> None:
     """Take in the student's own cells; which of them, or of other answers, define an answer?"""
-    sources = [answer.source for answer in done.answers.values() if answer.source is not None]
-    done.own, remarks = own_cells(done.reference, cells, sources)
-    if done.own:
-        done.remarks.append(f"run beside the answers: {len(done.own)} cells of the student's own")
-    done.remarks += remarks
-    changed = [body(answer.source or "") for answer in done.answers.values() if answer.changed]
-    found = set().union(*map(defined, [*changed, *(own.source for own in done.own)]))
-    for grade_id, cell in done.reference.answer_cells.items():
+    answers = assembled.answers.values()
+    sources = [answer.source for answer in answers if answer.source is not None]
+    remarks = _take_own_cells(assembled, cells, sources)
+    if assembled.own:
+        count = len(assembled.own)
+        assembled.remarks.append(f"run beside the answers: {count} cells of the student's own")
+    assembled.remarks += remarks
+    changed = [body(answer.source or "") for answer in answers if answer.changed]
+    known = set().union(*map(defined, [*changed, *(cell.source for cell in assembled.own)]))
+    for grade_id, cell in assembled.reference.answer_cells.items():
         names = defined(body(cell.source))
-        answer = done.answers[grade_id]
-        answer.elsewhere = not answer.changed and bool(names) and names <= found
+        answer = assembled.answers[grade_id]
+        answer.elsewhere = not answer.changed and bool(names) and names <= known
 
 
 # --- which cell is the answer --------------------------------------------------------------------
@@ -200,78 +246,136 @@ def _look_elsewhere(done: Assembled, cells: list[Cell]) -> None:
 class Finder:
     """Finds a lab's answers among a student's cells."""
 
-    def __init__(self, reference: Reference, cells: list[Cell] | None):
+    def __init__(self, reference: Reference, cells: list[Cell]):
         self.reference = reference
-        self.cells = cells or []
-        known = reference.ids
-        #: Cells that can't be taken for a lost answer: they are known to be something else.
+        self.cells = cells
+        #: Cells that may be a lost answer: they are not known to be something else.
         self.lost = [
             cell
-            for cell in self.cells
-            if cell["id"] not in known and cell["grade_id"] not in reference.answer_cells
+            for cell in cells
+            if cell["id"] not in reference.ids and cell["grade_id"] not in reference.answer_cells
         ]
 
     def find(self, grade_id: str, cell: NotebookNode) -> tuple[str | None, str]:
-        """The answer's source, or None; and a remark where it was not plain."""
-        stub = self.reference.stubs[cell.id]
-        same = [one for one in self.cells if one["type"] == cell.cell_type]
-        by_grade_id = [one for one in same if one["grade_id"] == grade_id]
-        candidates = by_grade_id or [one for one in same if one["id"] == cell.id]
-        if candidates:
-            return choose([one["source"] for one in candidates], stub)
+        """Return the answer's source, or None; and a remark where it was not plain."""
+        for mark, value in (("grade_id", grade_id), ("id", cell.id)):
+            marked = [one for one in self.cells if one[mark] == value]
+            sources = [one["source"] for one in marked if one["type"] == cell.cell_type]
+            if sources:
+                return choose(sources, self.reference.stubs[cell.id])
         if cell.cell_type == "code":
             return self._by_definition(cell)
         return self._by_neighbour(cell)
 
     def _by_definition(self, cell: NotebookNode) -> tuple[str | None, str]:
         """A cell that defines what the answer must define, or that names the task."""
-        names, task = defined(body(cell.source)), lab(cell)["task"]
-        marker = re.compile(rf"\bTask {re.escape(task)}\b(?!\.\d)", re.IGNORECASE)
-        lost = [one for one in self.lost if one["type"] == "code"]
-        for how, fits in (
-            ("by what it defines", lambda one: names and names <= defined(body(one["source"]))),
-            ("by the task's number in it", lambda one: marker.search(one["source"])),
-        ):
-            found = [one["source"] for one in lost if fits(one)]
-            if found:
-                source, remark = choose(found, self.reference.stubs[cell.id])
-                return source, f"its cell has lost its id; found {how}" + (
-                    f" ({remark})" if remark else ""
-                )
-        return None, ""
+        names = defined(body(cell.source))
+        marker = re.compile(rf"\bTask {re.escape(lab(cell)['task'])}\b(?!\.\d)", re.IGNORECASE)
+        lost = [other["source"] for other in self.lost if other["type"] == "code"]
+        how = "by what it defines"
+        sources = [source for source in lost if names and names <= defined(body(source))]
+        if not sources:
+            how = "by the task's number in it"
+            sources = [source for source in lost if marker.search(source)]
+        if not sources:
+            return None, ""
+        source, remark = choose(sources, self.reference.stubs[cell.id])
+        more = f" ({remark})" if remark else ""
+        return source, f"its cell has lost its id; found {how}{more}"
 
     def _by_neighbour(self, cell: NotebookNode) -> tuple[str | None, str]:
         """A written answer: the unknown text below the question."""
         cells = self.reference.nb.cells
         before = cells[cells.index(cell) - 1]
-        for question, one in zip(self.cells, self.cells[1:], strict=False):
+        for question, below in zip(self.cells, self.cells[1:], strict=False):
             asked = question["id"] == before.id or question["source"] == before.source
-            if asked and one in self.lost and one["type"] == "markdown":
-                return one["source"], "its cell has lost its id; found below the question"
+            if asked and below in self.lost and below["type"] == "markdown":
+                return below["source"], "its cell has lost its id; found below the question"
         return None, ""
 
 
 def choose(sources: list[str], stub: str) -> tuple[str, str]:
-    """Of several copies the answer: the parts of a split cell together, else the last.
+    """Choose the answer among several copies: the parts of a split cell together, else the last.
 
     The last, because it is what holds when a notebook is run from top to bottom.
     """
-    changed = [one for one in sources if body(one).strip() not in {"", body(stub).strip()}]
+    nothing = {"", body(stub).strip()}
+    changed = [source for source in sources if body(source).strip() not in nothing]
     if len(changed) <= 1:
         return (changed or sources)[0], ""
     count = len(changed)
-    names = [bound(body(one)) for one in changed]
-    overlap = any(a & b for i, a in enumerate(names) for b in names[i + 1 :])
-    parts = "\n".join(body(one) for one in changed)
+    names = [bound(body(source)) for source in changed]
+    overlap = len(set[str]().union(*names)) < sum(map(len, names))
+    parts = "\n".join(map(body, changed))
     if not overlap and len(set(changed)) == count and parses(parts):
         return parts, f"there are {count} cells with its mark; taken together"
     return changed[-1], f"there are {count} cells with its mark; the last one was taken"
 
 
-def forced(source: str, cell: NotebookNode) -> str:
-    """The student's text under the reference's first line: it can't leave the ranks.
+# --- the student's own cells ---------------------------------------------------------------------
 
-    Nor come to the kernel as well, where the checks run: without `--local`.
+
+def _take_own_cells(assembled: Assembled, cells: list[Cell], answers: list[str]) -> list[str]:
+    """Take in what a student has added, in order; return remarks on what of it is not run.
+
+    The sources in `answers` are taken for answers already.
     """
-    first = cell.source.split("\n", 1)[0].replace(" --local", "")
-    return f"{first}\n{body(source)}" if first.startswith("%%") else source
+    reference = assembled.reference
+    known = {cell.id: cell for cell in reference.nb.cells}
+    after = next(cell.id for cell in known.values() if cell.cell_type == "code")
+    marks = _marks(reference)
+    added = []
+    remarks = []
+    for cell in cells:
+        at = next((marks[name, cell[name]] for name in MARKS if (name, cell[name]) in marks), None)
+        after = at or after
+        if cell["type"] != "code" or not is_on_the_ranks(cell["source"]):
+            continue
+        if at is not None and _is_an_answer(known[at]):
+            continue
+        source = body(cell["source"])
+        if len(source) > MOST_SOURCE:
+            remarks.append(f"a cell of the student's own has {len(source)} characters: not run")
+        elif at is not None:
+            if source != body(known[at].source):
+                added.append(OwnCell(at, imports(source)))
+        elif not any(source.strip() in answer for answer in answers):
+            added.append(OwnCell(_behind_its_answer(reference, source, after), source))
+    added = [cell for cell in added if cell.source.strip()]
+    if len(added) > MOST_OWN_CELLS:
+        remarks.append(
+            f"only the first {MOST_OWN_CELLS} of {len(added)} cells of the student's own were run"
+        )
+    assembled.own = added[:MOST_OWN_CELLS]
+    return remarks
+
+
+def _marks(reference: Reference) -> dict[tuple[str, str], str]:
+    """The id of the lab's cell by each mark of a student's: its grade_id, its id, its source."""
+    cells = reference.nb.cells
+    marks = {("source", cell.source): cell.id for cell in cells if cell.source.strip()}
+    marks |= {("id", cell.id): cell.id for cell in cells}
+    return marks | {("grade_id", key): cell.id for key, cell in reference.answer_cells.items()}
+
+
+def is_on_the_ranks(source: str) -> bool:
+    """Return whether all ranks run a cell; it is graded there, also where the kernel ran it."""
+    first = source.lstrip().split("\n", 1)[0].split()
+    return first in (["%%px"], ["%%px", "--local"])
+
+
+def _is_an_answer(cell: NotebookNode) -> bool:
+    return "task" in lab(cell) and is_solution(cell)
+
+
+def _behind_its_answer(reference: Reference, source: str, after: str) -> str:
+    """Where a cell is run: one that defines an answer anew, at the latest behind that answer.
+
+    A student who goes back to an answer further down has run the check again afterwards.
+    """
+    order = [cell.id for cell in reference.nb.cells]
+    names = defined(source)
+    for cell in reference.answer_cells.values():
+        if cell.cell_type == "code" and names & defined(body(cell.source)):
+            return min(after, str(cell.id), key=order.index)
+    return after

@@ -1,10 +1,13 @@
-"""The cells of a file that a student handed in, whatever it is."""
+"""The cells of a file that a student handed in, whatever it is, and what stands in them."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ from .zips import MB, MOST_FILE
 MOST_NOTEBOOK = 25 * MB
 #: Cells of a notebook; twenty labs together have fewer.
 MOST_CELLS = 10_000
+#: Characters of a source that is parsed: a megabyte of it takes a gigabyte of memory.
+MOST_SOURCE = 200_000
 #: Parts of a cell that no answer is in, and the depth from which on nothing is an answer.
 HEAVY = {"outputs", "attachments"}
 DEEPEST = 12
@@ -31,14 +36,18 @@ class UnreadableError(Exception):
 
 
 def read_cells(path: Path, remarks: list[str]) -> list[Cell] | None:
-    """The cells of a file, or None with a remark on why there are none.
+    """Return the cells of a file, or None with a remark on why there are none.
 
-    Raises OSError or UnreadableError where the file can't be read, which says nothing of what is
-    in it: an upload that broke off is no wrong answer.
+    Raises:
+        OSError, UnreadableError: The file can't be read, which says nothing of what is in it: an
+            upload that broke off is no wrong answer.
     """
     content = _content(path, remarks)
     try:
-        cells = content["cells"] if "cells" in content else _of_worksheets(content)
+        if "cells" in content:
+            cells = content["cells"]
+        else:  # format 3, which came before 2015, and of converters since
+            cells = [cell for sheet in content["worksheets"] for cell in sheet["cells"]]
     except (KeyError, TypeError):
         remarks.append(f"{path.name}: not a notebook: it has no cells")
         return None
@@ -50,12 +59,20 @@ def read_cells(path: Path, remarks: list[str]) -> list[Cell] | None:
     return [_cell(cell) for cell in cells[:MOST_CELLS] if isinstance(cell, dict)]
 
 
+def known_cells(path: Path) -> list[Cell]:
+    """Return a file's cells; none if it can't be read: whoever grades it says so."""
+    with contextlib.suppress(OSError, UnreadableError):
+        return read_cells(path, []) or []
+    return []
+
+
 def _content(path: Path, remarks: list[str]) -> Any:
     """Return what is in a file of JSON, without the outputs if it is large or deeply nested."""
     size = path.stat().st_size
     if size > MOST_FILE:
         raise UnreadableError(
-            f"{too_large(f'{path.name}: it', size, MOST_FILE)}: clear its outputs"
+            f"{path.name}: it has {size // MB} MB or more, over the limit of {MOST_FILE // MB} MB: "
+            "clear its outputs"
         )
     if not size:
         raise UnreadableError(f"{path.name}: can't be read: the file is empty")
@@ -74,25 +91,20 @@ def _content(path: Path, remarks: list[str]) -> Any:
         raise UnreadableError(f"{path.name}: {DAMAGED} ({why})") from None
 
 
-def _of_worksheets(content: dict[str, Any]) -> list[Any]:
-    """The cells of a notebook of format 3, which came before 2015, and of converters since."""
-    return [cell for sheet in content["worksheets"] for cell in sheet["cells"]]
-
-
 def _cell(cell: dict[str, Any]) -> Cell:
-    """Type, id, grade_id and source of a cell, whatever they were."""
+    """Return type, id, grade_id and source of a cell, whatever they were."""
     source = cell.get("source", cell.get("input", ""))
     if isinstance(source, list):
         source = "".join(part for part in source if isinstance(part, str))
     metadata = cell.get("metadata")
     graded = metadata.get("nbgrader") if isinstance(metadata, dict) else None
-    found = {
+    values = {
         "type": cell.get("cell_type"),
         "id": cell.get("id"),
         "grade_id": graded.get("grade_id") if isinstance(graded, dict) else None,
         "source": source,
     }
-    texts = {key: value if isinstance(value, str) else "" for key, value in found.items()}
+    texts = {key: value if isinstance(value, str) else "" for key, value in values.items()}
     return texts | {"source": _printable(texts["source"])}
 
 
@@ -106,7 +118,8 @@ def _without_outputs(path: Path, remarks: list[str]) -> Any:
 
     Of more than `MOST_NOTEBOOK` the first part is read, and a remark says so.
     """
-    builder, size = ijson.ObjectBuilder(), 0
+    builder = ijson.ObjectBuilder()
+    size = 0
     with path.open("rb") as file:
         for event, value in _light(ijson.basic_parse(file, use_float=True)):
             size += len(value) + 8 if isinstance(value, str) else 8
@@ -120,7 +133,8 @@ def _without_outputs(path: Path, remarks: list[str]) -> Any:
 
 def _light(events: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield ijson's events with null for heavy parts of cells, and for what is nested too deep."""
-    depth, left_out_at = 0, None
+    depth = 0
+    left_out_at = None
     for event, value in events:
         depth -= event.startswith("end_")
         if left_out_at is None and event.startswith("start_") and depth >= DEEPEST:
@@ -136,6 +150,64 @@ def _light(events: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
             yield "null", None
 
 
-def too_large(what: str, size: int, limit: int) -> str:
-    """How large something is that is not read."""
-    return f"{what} has {size // MB} MB or more, over the limit of {limit // MB} MB"
+# --- what stands in a cell's source --------------------------------------------------------------
+
+
+def body(source: str) -> str:
+    """Return a cell's source without the cell magics at its top."""
+    lines = source.split("\n")
+    first = 0
+    while first < len(lines) and (
+        not lines[first].strip() or lines[first].lstrip().startswith("%%")
+    ):
+        first += 1
+    return "\n".join(lines[first:])
+
+
+def _statements(source: str) -> list[ast.stmt] | None:
+    """Those at the top level; None for what is no Python, or too long or deep to be parsed."""
+    if len(source) > MOST_SOURCE:
+        return None
+    # Shell commands and line magics become empty lines.
+    lines = ("" if line.startswith(("!", "%")) else line for line in source.split("\n"))
+    try:
+        return ast.parse("\n".join(lines)).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def defined(source: str) -> frozenset[str]:
+    """Return the functions and classes that a source defines at its top level."""
+    # A source of many megabytes is not kept in the cache, either.
+    return _defined(source) if len(source) <= MOST_SOURCE else _searched(source)
+
+
+@lru_cache(maxsize=1_000)  # each of a notebook's cells is asked for each of its answers
+def _defined(source: str) -> frozenset[str]:
+    statements = _statements(source)
+    if statements is None:
+        return _searched(source)
+    return frozenset(node.name for node in statements if hasattr(node, "name"))
+
+
+def _searched(source: str) -> frozenset[str]:
+    """Return what `defined` returns, for a source that is not parsed."""
+    return frozenset(re.findall(r"^(?:def|class)\s+(\w+)", source, re.MULTILINE))
+
+
+def bound(source: str) -> frozenset[str]:
+    """Return what `defined` returns, and the variables that are set at the top level."""
+    assigned = [node for node in _statements(source) or [] if isinstance(node, ast.Assign)]
+    targets = [target for node in assigned for target in node.targets]
+    return defined(source) | {t.id for t in targets if isinstance(t, ast.Name)}
+
+
+def parses(source: str) -> bool:
+    """Return whether it is Python, but for magics."""
+    return _statements(source) is not None
+
+
+def imports(source: str) -> str:
+    """Return the imports at the top level; none of a source with an error."""
+    nodes = _statements(source) or []
+    return "\n".join(ast.unparse(n) for n in nodes if isinstance(n, ast.Import | ast.ImportFrom))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -13,19 +13,21 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from utils.figures import BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, RED, SKY, YELLOW, use_style
 
+from .answer_states import KIND_LABELS
+
 if TYPE_CHECKING:
     from utils.grading.statistics import ClassResults, Mistake, Task
 
 #: What became of answers, in the order in which they are drawn: words, colour, hatch. Hatches tell
 #: them apart where colours do not.
 STATES = {
-    "good": ("passed", GREEN, ""),
-    "hand": ("read by a person", SKY, ".."),
-    "waits": ("awaits a person", YELLOW, "xx"),
-    "bad": ("wrong", RED, "//"),
-    "stuck": ("hung, or ended the run", PINK, "\\\\"),
-    "none": ("no answer", PALE, ""),
-    "ungraded": ("not graded", GREY, "--"),
+    "good": (KIND_LABELS["good"], GREEN, ""),
+    "hand": (KIND_LABELS["hand"], SKY, ".."),
+    "waits": (KIND_LABELS["waits"], YELLOW, "xx"),
+    "bad": (KIND_LABELS["bad"], RED, "//"),
+    "stuck": (KIND_LABELS["stuck"], PINK, "\\\\"),
+    "none": (KIND_LABELS["none"], PALE, ""),
+    "ungraded": (KIND_LABELS["ungraded"], GREY, "--"),
 }
 #: Kinds of problems, see utils.checks.verdict.
 KINDS = {
@@ -38,23 +40,29 @@ KINDS = {
     "open": ("not begun, or needs another task", PALE, ""),
     "": ("an accident, or an older result", GREY, ""),
 }
-BINS, ACROSS = 10, 3
+#: Of all bars.
+EDGES: dict[str, Any] = {"edgecolor": INK, "linewidth": 0.6}
+#: Bars of a picture, and pictures beside each other.
+BINS = 10
+ACROSS = 3
 #: Letters in a line of a mistake's text, and lines.
-LETTERS, LINES = 58, 2
+LETTERS = 58
+LINES = 2
 
 
-def points(found: ClassResults) -> Figure:
-    """For each lab: how many students have which share of the points."""
+def points(class_: ClassResults) -> Figure:
+    """Draw for each lab how many students have which share of the points."""
     use_style()
-    labs = found.labs
-    rows, columns = -(-len(labs) // ACROSS), min(len(labs), ACROSS)
+    labs = class_.labs
+    rows = -(-len(labs) // ACROSS)
+    columns = min(len(labs), ACROSS)
     figure, grid = plt.subplots(rows, columns, figsize=(9, 2.8 * rows), squeeze=False, sharey=True)
-    said = []
+    sentences = []
     for axes in grid.flat[len(labs) :]:
         axes.set_axis_off()
     for axes, lab in zip(grid.flat, labs, strict=False):
         counts = [0] * BINS
-        for share in found.shares(lab):
+        for share in class_.shares(lab):
             counts[min(BINS - 1, int(BINS * share))] += 1
         axes.bar([(k + 0.5) / BINS for k in range(BINS)], counts, width=0.9 / BINS, color=BLUE)
         axes.set_title(f"{lab}: {sum(counts)} students", fontsize=11)
@@ -62,58 +70,52 @@ def points(found: ClassResults) -> Figure:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(0, 1)
         axes.set_xlabel("share of the points")
-        said.append(f"{lab}, students by tenths of the points: {', '.join(map(str, counts))}.")
+        sentences.append(f"{lab}, students by tenths of the points: {', '.join(map(str, counts))}.")
     for row in grid:
         row[0].set_ylabel("students")
     figure.tight_layout()
-    _describe(figure, " ".join(said))
+    _describe(figure, " ".join(sentences))
     return figure
 
 
-def tasks(found: Sequence[Task]) -> Figure:
-    """For each task: which share of the answers passed, was wrong, hung, is missing."""
+def tasks(rows: Sequence[Task]) -> Figure:
+    """Draw for each task which share of the answers passed, was wrong, hung, is missing."""
     use_style()
-    figure, axes = plt.subplots(figsize=(9, 1.3 + 0.42 * len(found)))
-    names = [_cut(f"{one.number} · {one.title}") for one in found]
-    start = [0.0] * len(found)
+    figure, axes = plt.subplots(figsize=(9, 1.3 + 0.42 * len(rows)))
+    names = [_cut(f"{task.number} · {task.title}") for task in rows]
+    start = [0.0] * len(rows)
     for state, (words, color, hatch) in STATES.items():
-        shares = [one.states[state] / one.answers for one in found]
+        shares = [task.states[state] / task.answers for task in rows]
         if any(shares):
-            axes.barh(
-                names, shares, left=start, label=words, color=color, hatch=hatch,
-                edgecolor=INK, linewidth=0.6,
-            )  # fmt: skip
+            axes.barh(names, shares, left=start, label=words, color=color, hatch=hatch, **EDGES)
         start = [a + b for a, b in zip(start, shares, strict=True)]
-    for row, one in enumerate(found):
-        axes.text(1.01, row, f"{one.answers}", va="center", fontsize=9, color=GREY)
+    for row, task in enumerate(rows):
+        axes.text(1.01, row, f"{task.answers}", va="center", fontsize=9, color=GREY)
     _finish(figure, axes, "share of the students; at the right, how many there are")
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
-    _describe(figure, "; ".join(map(_in_words, found)) + ".")
+    _describe(figure, "; ".join(map(_in_words, rows)) + ".")
     return figure
 
 
-def mistakes(found: Sequence[Mistake]) -> Figure | None:
-    """What was said of wrong answers, and to how many; None where all were right."""
-    if not found:
+def mistakes(rows: Sequence[Mistake]) -> Figure | None:
+    """Draw what was said of wrong answers, and to how many; None if all were right."""
+    if not rows:
         return None
     use_style()
-    texts = ["\n".join(_lines(f"{one.task}  {one.text}")) for one in found]
+    texts = ["\n".join(_lines(f"{mistake.task}  {mistake.text}")) for mistake in rows]
     lines = sum(text.count("\n") + 1 for text in texts)
-    figure, axes = plt.subplots(figsize=(9, 1.4 + 0.08 * len(found) + 0.19 * lines))
-    rows = range(len(found))
+    figure, axes = plt.subplots(figsize=(9, 1.4 + 0.08 * len(rows) + 0.19 * lines))
     for kind, (words, color, hatch) in KINDS.items():
-        own = [row for row in rows if found[row].kind == kind]
-        if own:
-            axes.barh(
-                own, [found[row].students for row in own], label=words, color=color, hatch=hatch,
-                edgecolor=INK, linewidth=0.6,
-            )  # fmt: skip
-    axes.set_yticks(rows, texts, fontsize=9)
+        places = [row for row, mistake in enumerate(rows) if mistake.kind == kind]
+        if places:
+            students = [rows[row].students for row in places]
+            axes.barh(places, students, label=words, color=color, hatch=hatch, **EDGES)
+    axes.set_yticks(range(len(rows)), texts, fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(y=0.01)
     _finish(figure, axes, "students who were told")
-    each = " ".join(f"{one.task}: {one.text}: {one.students}." for one in found)
+    each = " ".join(f"{one.task}: {one.text}: {one.students}." for one in rows)
     _describe(figure, f"Mistakes and how many students made them. {each}")
     return figure
 
@@ -131,13 +133,10 @@ def _finish(figure: Figure, axes: Axes, label: str) -> None:
     figure.tight_layout()
 
 
-def _in_words(one: Task) -> str:
-    counts = ", ".join(f"{one.states[state]} {STATES[state][0]}" for state in _present(one))
-    return f"{one.number} {one.title}: {counts}"
-
-
-def _present(one: Task) -> Iterable[str]:
-    return (state for state in STATES if one.states[state])
+def _in_words(task: Task) -> str:
+    present = [state for state in STATES if task.states[state]]
+    counts = ", ".join(f"{task.states[state]} {STATES[state][0]}" for state in present)
+    return f"{task.number} {task.title}: {counts}"
 
 
 def _cut(text: str, letters: int = 44) -> str:

@@ -1,64 +1,78 @@
-"""gradebook.csv, and the files that Moodle and Canvas read back."""
+"""The tables of a class: gradebook.csv, what Moodle and Canvas read, and points given by hand.
+
+What a person entered in explain.csv is nowhere else: a row that fits nobody is kept, and before the
+file is written anew there is a copy of it with the date.
+"""
 
 from __future__ import annotations
 
 import csv
+import difflib
+import hashlib
 import io
+import shutil
+import time
 import zipfile
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from utils.course.files import write_text
+from utils.course.notebook import NotebookError
 from utils.course.pages import number
 
-from .results import Result, total
+from .results import Result, by_student, columns, most_of, total
 from .zips import clean
 
 #: What a formula begins with, also as East Asian keyboards write it.
 FORMULA = {*"=+-@\t\r", *"\uff1d\uff0b\uff0d\uff20"}
+#: The columns of explain.csv, and those without which no row can be read.
+HEADER = ["student", "lab", "task", "max", "points", "comment", "answer"]
+NEEDED = HEADER[:5]
+#: Student, lab and task.
+Key = tuple[str, str, str]
 
 
-def by_student(results: list[Result]) -> dict[str, list[Result]]:
-    """The results of each student, students and labs in order."""
-    found: dict[str, list[Result]] = {}
-    for result in sorted(results, key=lambda one: (one.student.casefold(), one.student, one.lab)):
-        found.setdefault(result.student, []).append(result)
-    return found
-
-
-def tasks(results: list[Result]) -> list[tuple[str, str]]:
-    """(lab, task) of every column, in the order of the labs."""
-    found: dict[tuple[str, str], None] = {}
-    for result in sorted(results, key=lambda one: one.lab):
-        for task in result.tasks:
-            found.setdefault((result.lab, task.task))
-    return list(found)
+# --- books that are only written -----------------------------------------------------------------
 
 
 def gradebook(results: list[Result], remarks: dict[str, list[str]] | None = None) -> str:
-    """One row per student, a column per task; empty: waits to be read, or could not be graded."""
-    columns = tasks(results)
-    often = Counter(task for _, task in columns)
-    names = [task if often[task] == 1 else f"{lab} {task}" for lab, task in columns]
-    labs = list(dict.fromkeys(lab for lab, _ in columns))
-    totals = [f"{lab} total" for lab in labs] if len(labs) > 1 else []
-    rows = [["student", *names, *totals, "total", "max", "to grade by hand", "remarks"]]
-    for student, own in by_student(results).items():
-        graded = [one for one in own if not one.error]
-        points = {(one.lab, task.task): task.points for one in graded for task in one.tasks}
-        of_lab = {lab: [one for one in own if one.lab == lab] for lab in labs if totals}
-        said = [text for one in own for text in _remarks(one)]
-        said += (remarks or {}).get(student, [])
-        rows.append([
+    """Return a row per student, a column per task; empty: waits to be read, or not graded."""
+    tasks = columns(results)
+    often = Counter(task for _, task in tasks)
+    names = [task if often[task] == 1 else f"{lab} {task}" for lab, task in tasks]
+    labs = list(dict.fromkeys(lab for lab, _ in tasks))
+    totals = labs if len(labs) > 1 else []
+    head = ["student", *names, *(f"{lab} total" for lab in totals)]
+    rows = [[*head, "total", "max", "to grade by hand", "remarks"]]
+    for student, own_results in by_student(results).items():
+        texts = [text for result in own_results for text in _remarks(result)]
+        texts += (remarks or {}).get(student, [])
+        row = [
             student,
-            *(number(points.get(column)) for column in columns),
-            *(number(total(found)) if found else "" for found in of_lab.values()),
-            number(total(own)),
-            number(sum(one.most for one in own)),
-            " ".join(task for one in own for task in one.open),
-            "; ".join(dict.fromkeys(said)),
-        ])  # fmt: skip
+            *_points_of(own_results, tasks),
+            *(_total_of(own_results, lab) for lab in totals),
+            number(total(own_results)),
+            number(most_of(own_results)),
+            " ".join(task for result in own_results for task in result.open),
+            "; ".join(dict.fromkeys(texts)),
+        ]
+        rows.append(row)
     return table(rows)
+
+
+def _points_of(results: list[Result], tasks: list[tuple[str, str]]) -> list[str]:
+    """The points of one student in each of these tasks."""
+    graded = [result for result in results if not result.error]
+    points = {(result.lab, task.task): task.points for result in graded for task in result.tasks}
+    return [number(points.get(task)) for task in tasks]
+
+
+def _total_of(results: list[Result], lab: str) -> str:
+    """The points of one student in a lab; nothing if it was not handed in."""
+    of_lab = [result for result in results if result.lab == lab]
+    return number(total(of_lab)) if of_lab else ""
 
 
 def _remarks(result: Result) -> list[str]:
@@ -67,25 +81,26 @@ def _remarks(result: Result) -> list[str]:
 
 
 def moodle(results: list[Result]) -> str:
-    """An offline grading worksheet: Moodle knows a student by the number in the folder's name."""
+    """Return a grading worksheet: Moodle knows a student by the number in the folder's name."""
     rows = [["Identifier", "Full name", "Grade", "Maximum grade"]]
-    for student, own in by_student(results).items():
-        identifier = own[0].lms.get("id", "")
-        most = sum(one.most for one in own)
-        rows.append([f"Participant {identifier}" if identifier else "", student,
-                     number(total(own)), number(most)])  # fmt: skip
+    for student, own_results in by_student(results).items():
+        identifier = own_results[0].lms.get("id", "")
+        participant = f"Participant {identifier}" if identifier else ""
+        rows.append(
+            [participant, student, number(total(own_results)), number(most_of(own_results))]
+        )
     return table(rows)
 
 
 def canvas(results: list[Result]) -> str:
-    """A gradebook to import: a column per lab, and the row of possible points."""
-    labs = {one.lab: one.most for one in sorted(results, key=lambda one: one.lab)}
+    """Return a gradebook to import: a column per lab, and the row of possible points."""
+    labs = {result.lab: result.most for result in sorted(results, key=lambda one: one.lab)}
     rows = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *labs]]
     rows.append(["Points Possible", "", "", "", "", *map(number, labs.values())])
-    for student, own in by_student(results).items():
-        points = {one.lab: total([one]) for one in own}
+    for student, own_results in by_student(results).items():
+        points = {result.lab: total([result]) for result in own_results}
         grades = [number(points.get(lab)) for lab in labs]
-        rows.append([student, own[0].lms.get("id", ""), "", "", "", *grades])
+        rows.append([student, own_results[0].lms.get("id", ""), "", "", "", *grades])
     return table(rows)
 
 
@@ -93,11 +108,11 @@ FORMATS = {"moodle": moodle, "canvas": canvas}
 
 
 def moodle_feedback(results: list[Result], pages: dict[str, Path], path: Path) -> None:
-    """A zip for Moodle's "upload multiple feedback files": the names that it gave us."""
+    """Write a zip for Moodle's "upload multiple feedback files", with the names that it gave."""
     temporary = path.with_name(f".{path.name}.tmp")
     with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-        for student, own in by_student(results).items():
-            lms = own[0].lms
+        for student, own_results in by_student(results).items():
+            lms = own_results[0].lms
             place = f"{lms['folder']}/" if "folder" in lms else lms.get("prefix")
             if place and student in pages:
                 archive.write(pages[student], f"{place}feedback.html")
@@ -105,7 +120,7 @@ def moodle_feedback(results: list[Result], pages: dict[str, Path], path: Path) -
 
 
 def table(rows: list[list[str]]) -> str:
-    """CSV in which no cell is a formula: names and remarks come from students."""
+    """Return CSV in which no cell is a formula: names and remarks come from students."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
@@ -114,7 +129,7 @@ def table(rows: list[list[str]]) -> str:
 
 
 def harmless(cell: str) -> str:
-    """A spreadsheet would calculate what begins with one of these."""
+    """Return a cell that a spreadsheet does not calculate."""
     return f"'{cell}" if cell[:1] in FORMULA else cell
 
 
@@ -124,7 +139,251 @@ def write_books(
     formats: list[str],
     remarks: dict[str, list[str]] | None = None,
 ) -> None:
-    """gradebook.csv, and gradebook-FORMAT.csv for each format asked for."""
+    """Write gradebook.csv, and gradebook-FORMAT.csv for each format asked for."""
     write_text(out / "gradebook.csv", gradebook(results, remarks))
     for name in formats:
         write_text(out / f"gradebook-{name}.csv", FORMATS[name](results))
+
+
+# --- explain.csv, in which a person fills in points ----------------------------------------------
+
+
+class ExplainError(NotebookError):
+    """explain.csv can't be read at all; the message says why."""
+
+
+class RowError(Exception):
+    """A row is not a grade; the message names the line and what to do."""
+
+
+class Grades(dict[Key, "Grade"]):
+    """Grades by (student, lab, task). bad: what is wrong with each row that was skipped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bad: list[str] = []
+
+
+@dataclass
+class Grade:
+    """What a person gave for an answer.
+
+    Attributes:
+        line: The line of the file.
+        most: The points to be had.
+        answer: The mark of the text that was there when points were given, see `mark`.
+        more: Columns of the person's own.
+    """
+
+    points: float | None
+    comment: str = ""
+    line: int = 0
+    most: str = ""
+    answer: str = ""
+    more: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def entered(self) -> bool:
+        """Would anything be lost without this row?"""
+        return self.points is not None or bool(self.comment) or any(self.more.values())
+
+    def others(self, names: list[str]) -> list[str]:
+        """Return the person's own columns of these names."""
+        return [self.more.get(name, "") for name in names]
+
+
+def read_explain(path: Path) -> Grades:
+    """Return the grades in explain.csv; nothing if there is no file.
+
+    Spreadsheets write ';' or tabs for ',' and 1,5 for 1.5 in some countries, and UTF-16 or
+    Windows-1252 for UTF-8: all are read. A row that is not a grade is skipped and noted.
+
+    Raises:
+        ExplainError: No row can be read.
+    """
+    grades = Grades()
+    if not path.exists():
+        return grades
+    lines = list(_lines(path))
+    if not lines:
+        raise ExplainError(f"{path.name} is empty: delete it, or restore it from a dated copy")
+    names = [name.strip().casefold() for name in lines[0][1]]
+    missing = set(NEEDED) - set(names)
+    if missing:
+        raise ExplainError(f"{path.name}: it has no column {', '.join(sorted(missing))}")
+    seen: dict[Key, int] = {}
+    for line, cells in lines[1:]:
+        row = dict(zip(names, map(_plain, cells), strict=False))
+        student, lab, task = (clean(row.get(name, "")) for name in HEADER[:3])
+        key = student, lab, task
+        try:
+            if any(cell.strip() for cell in cells[len(names) :]):
+                raise RowError(
+                    f"{path.name}, line {line}: more cells than columns: put text with a comma in "
+                    "quotes"
+                )
+            if key in seen:
+                grades.pop(key, None)
+                raise RowError(
+                    f"{path.name}, lines {seen[key]} and {line}: both are for {', '.join(key)}: "
+                    "delete one"
+                )
+            seen[key] = line
+            grades[key] = _grade(row, line, f"{path.name}, line {line}")
+        except RowError as error:
+            grades.bad.append(str(error))
+    return grades
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Number and cells of each row that is not empty."""
+    text = _decoded(path).lstrip("\ufeff")
+    first = text.lstrip("\n").split("\n", 1)[0]
+    delimiter = max(",;\t", key=first.count)
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    line = 1
+    try:
+        for cells in rows:
+            if any(cell.strip() for cell in cells):
+                yield line, cells
+            line = rows.line_num + 1
+    except csv.Error as error:
+        raise ExplainError(f"{path.name}, line {line}: {error}") from error
+
+
+def _decoded(path: Path) -> str:
+    """The text: UTF-16 has a mark at its beginning, and what is no UTF-8 is Excel's old code."""
+    try:
+        data = path.read_bytes()
+        if data[:2] in {b"\xff\xfe", b"\xfe\xff"}:
+            return data.decode("utf-16")
+        try:
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            return data.decode("cp1252")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExplainError(
+            f"{path.name} can't be read ({error}): save it as CSV in UTF-8"
+        ) from error
+
+
+def _plain(cell: str | None) -> str:
+    """A cell without the mark that keeps spreadsheets from calculating it."""
+    cell = cell or ""
+    return cell[1:] if cell[:1] == "'" and cell[1:2] in FORMULA else cell
+
+
+def _grade(row: dict[str, str], line: int, where: str) -> Grade:
+    more = {name: cell for name, cell in row.items() if name and name not in HEADER}
+    most = row.get("max", "").strip()
+    answer = row.get("answer", "").strip()
+    return Grade(_points(row, where), row.get("comment", ""), line, most, answer, more)
+
+
+def _points(row: dict[str, str], where: str) -> float | None:
+    text = row.get("points", "").strip().replace(",", ".")
+    if not text:
+        return None
+    most_text = row.get("max", "").strip().replace(",", ".")
+    try:
+        points = float(text)
+        most = float(most_text)
+    except ValueError:
+        raise RowError(f"{where}: {text!r} of {most_text!r} is not a number of points") from None
+    if not 0 <= points <= most:
+        raise RowError(f"{where}: {text} points; there are 0 to {number(most)}")
+    return points
+
+
+def merge_explain(results: list[Result], grades: dict[Key, Grade]) -> list[str]:
+    """Put the points that a person gave into the results; return what fits no result, in words."""
+    used = set()
+    remarks = []
+    for result in results:
+        for task in result.written:
+            key = (result.student, result.lab, task.task)
+            grade = grades.get(key)
+            if grade is None:
+                continue
+            used.add(key)
+            task.note = grade.comment or task.note
+            if grade.points is None:
+                continue
+            task.points = min(grade.points, task.most)
+            if grade.points > task.most:
+                remarks.append(f"line {grade.line}: only {number(task.most)} points are left")
+            if grade.answer not in {"", mark(task.code)}:
+                remarks.append(
+                    f"line {grade.line}: {result.student} has changed the answer to "
+                    f"{task.task} since: read it again, then empty the cell 'answer'"
+                )
+    for key, grade in grades.items():
+        if grade.entered and key not in used:
+            misfit = _misfit(key, results)
+            remarks.append(f"line {grade.line}: {misfit}; kept, but counts for nobody")
+    return [f"explain.csv, {text}" for text in remarks]
+
+
+def _misfit(key: Key, results: list[Result]) -> str:
+    """Why a row is nobody's."""
+    student, lab, task = key
+    students = sorted({result.student for result in results})
+    if student not in students:
+        near = difflib.get_close_matches(student, students, 1, 0.75)
+        return f"nobody here is called {student!r}" + (f" ({near[0]!r}?)" if near else "")
+    answers = {
+        (result.student, result.lab, answer.task): answer
+        for result in results
+        for answer in result.tasks
+    }
+    if key not in answers:
+        return f"{student} has no task {task!r} in {lab!r}"
+    status = answers[key].status
+    return f"the answer of {student} to task {task} in {lab} is {status}, not read by hand"
+
+
+def write_explain(results: list[Result], path: Path, grades: Grades | None = None) -> None:
+    """Write all written answers, those that wait without points; then rows that fit nobody.
+
+    With a mark by which Excel knows UTF-8: names that it read as something else come back wrong.
+    """
+    left = dict(grades or {})
+    more = list(dict.fromkeys(name for grade in left.values() for name in grade.more))
+    rows = [[*HEADER, *more]]
+    for result in sorted(results, key=lambda one: (one.lab, one.student.casefold())):
+        for task in result.written:
+            key = (result.student, result.lab, task.task)
+            grade = left.pop(key, Grade(None))
+            marked = grade.answer if grade.points is not None else ""
+            cells = [number(task.most), number(task.points), task.note, marked or mark(task.code)]
+            rows.append([*key, *cells, *grade.others(more)])
+    for key, grade in left.items():
+        if grade.entered:
+            cells = [grade.most, number(grade.points), grade.comment, grade.answer]
+            rows.append([*key, *cells, *grade.others(more)])
+    text = "\ufeff" + table(rows)
+    _keep_copy(path, text)
+    write_text(path, text)
+
+
+def mark(text: str) -> str:
+    """Return the same for the same answer; its letter tells spreadsheets that it is no number."""
+    return "a" + hashlib.sha256(" ".join(text.split()).encode(errors="replace")).hexdigest()[:7]
+
+
+def _keep_copy(path: Path, text: str) -> None:
+    """A dated copy of a file that is about to be written otherwise."""
+    if not path.exists() or path.read_bytes() == text.encode(errors="replace"):
+        return
+    stem = f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"
+    copy = path.with_name(f"{stem}{path.suffix}")
+    count = 1
+    while copy.exists():
+        count += 1
+        copy = path.with_name(f"{stem}-{count}{path.suffix}")
+    shutil.copy2(path, copy)
+
+
+def open_elsewhere(path: Path) -> bool:
+    """Does LibreOffice or Excel have the file open? Saving there would undo what we write."""
+    return any(path.with_name(name).exists() for name in (f".~lock.{path.name}#", f"~${path.name}"))

@@ -8,18 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 
 from .assembly import OWN, Assembled, View, assemble
+from .inspection import MOST_CODE
 from .notebook_run import Run, Stop, run
-from .records import End
 from .reference import Reference, Task
-from .results import Result, Status, TaskResult
+from .results import (
+    End,
+    Result,
+    Status,
+    TaskResult,
+    explicit_pass,
+    failure,
+    name_of,
+    shown,
+    words,
+)
 from .sandbox import Box
-from .verdicts import explicit_pass, failure, name_of, shown, words
 
-MOST_CODE = 20_000
 MOST_STARTS = 3
 #: Seconds that must be left for another run to make sense.
 LEAST = 15.0
 
+#: What the end of a run makes of the task that it ended at, and the words for it.
 WHY: dict[str, tuple[Status, str]] = {
     End.CELL_TIME: ("hung", "was still running after {cell:g} s and was ended"),
     End.TOTAL_TIME: ("hung", "was running when the time for the whole notebook was up"),
@@ -50,10 +59,11 @@ def grade(
 ) -> Result:
     """Grade one submission; the runs' notebooks and JUnit reports stay in `folder`.
 
-    Raises InterruptedGradingError when `stop` was set meanwhile.
+    Raises:
+        InterruptedGradingError: `stop` was set meanwhile.
     """
     grading = Grading(assemble(reference, file), box, folder, slot, stop)
-    if any(answer.given for answer in grading.assembled.answers.values()):
+    if grading.assembled.is_begun:
         try:
             grading.run_all()
         except MachineError as error:
@@ -65,14 +75,20 @@ class Grading:
     """The runs of one submission, and the verdicts so far."""
 
     def __init__(self, assembled: Assembled, box: Box, folder: Path, slot: int, stop: Stop | None):
-        self.assembled, self.reference = assembled, assembled.reference
-        self.box, self.folder, self.slot, self.stop = box, folder, slot, stop
+        self.assembled = assembled
+        self.reference = assembled.reference
+        self.box = box
+        self.folder = folder
+        self.slot = slot
+        self.stop = stop
         self.verdicts: dict[str, TaskResult] = {}
         self.blanked: set[str] = set()
         self.view = View(own=assembled.is_spread)
         self.ids: list[str] = []
         self.remarks = list(assembled.remarks)
-        self.runs, self.seconds, self.error = 0, 0.0, assembled.error
+        self.runs = 0
+        self.seconds = 0.0
+        self.error = assembled.error
 
     # -- runs -------------------------------------------------------------------------------------
 
@@ -92,73 +108,79 @@ class Grading:
             self._judge_again(self.view, f"with the reference's answer to task {names}", but=wrong)
         self._judge_each_alone()
 
-    def _lost(self) -> list[str]:
-        """Tasks with an answer that did not pass."""
-        answers = self.assembled.answers
-        return [
-            task.number
-            for task in self.reference.tasks.values()
-            if not (task.by_hand or self._passed(task.number))
-            and any(answers[grade_id].given for grade_id in task.answers)
-        ]
+    def _run_until_judged(self) -> None:
+        """Run until every task has a verdict, or nothing more can be found out."""
+        failed_starts = 0
+        while self._to_judge() and self.runs <= 2 * len(self.reference.tasks):
+            done = self._run_once(self._without(self.blanked))
+            if done is None or done.end is None:
+                return
+            at = self._where(done)
+            culprit = self.reference.owners.get(at) if at else None
+            if at is not None and culprit is not None:
+                if not self._passes_without_suspects(culprit, done):
+                    self._blame(culprit, at, done)
+            elif not self._leaves_own_cells_out(done):
+                failed_starts += 1  # no answer has run yet: a busy machine, most likely
+                self.seconds -= done.seconds
+                if failed_starts == MOST_STARTS:
+                    raise MachineError(f"the notebook could not be started: {done.end}")
 
     def _judge_again(self, view: View, how: str, but: Collection[str] = ()) -> None:
         """Give what did not pass another run; what passes now counts."""
         lost = [task for task in self._lost() if task not in but]
         if not lost:
             return
-        before, self.view, usual = dict(self.verdicts), view, self.view
+        verdicts_before = dict(self.verdicts)
+        view_before = self.view
+        self.view = view
         for task in lost:
             self.verdicts.pop(task, None)
         self._run_until_judged()
-        self.view = usual
-        self._keep(before, [task for task in lost if self._passed(task)], how)
+        self.view = view_before
+        self._keep(verdicts_before, [task for task in lost if self._passed(task)], how)
 
     def _judge_each_alone(self) -> None:
         """Judge what did not pass with the reference's answers in all other tasks.
 
         An answer above may have done harm that outlives it: a closed stdout, a lost group.
         """
-        before, passed, seen = dict(self.verdicts), [], False
+        before = dict(self.verdicts)
+        passed = []
         everything = frozenset(self.reference.tasks)
         lost = set(self._lost())
+        answered_above = False
         for number, task in self.reference.tasks.items():
-            if seen and number in lost:
+            if answered_above and number in lost:
                 self.verdicts.pop(number, None)
                 view = View(given=everything - {number}, own=self.view.own, only=number)
                 if self._run_once(view) is None:
                     break
-                passed += [number] if self._passed(number) else []
-            seen = seen or any(self.assembled.answers[one].given for one in task.answers)
+                if self._passed(number):
+                    passed.append(number)
+            answered_above = answered_above or self._is_answered(task)
         self._keep(before, passed, "with the reference's answers to all other tasks")
+
+    def _lost(self) -> list[str]:
+        """Tasks with an answer that did not pass."""
+        return [
+            task.number
+            for task in self.reference.tasks.values()
+            if not (task.by_hand or self._passed(task.number)) and self._is_answered(task)
+        ]
+
+    def _is_answered(self, task: Task) -> bool:
+        return any(self.assembled.answers[grade_id].given for grade_id in task.answers)
+
+    def _passed(self, number: str) -> bool:
+        verdict = self.verdicts.get(number)
+        return verdict is not None and verdict.status == "passed"
 
     def _keep(self, before: dict[str, TaskResult], passed: list[str], how: str) -> None:
         """The verdicts are those of before, but for what has passed now."""
         self.verdicts = before | {task: self.verdicts[task] for task in passed}
         if passed:
             self.remarks.append(f"Task {', '.join(passed)}: judged {how}")
-
-    def _passed(self, number: str) -> bool:
-        verdict = self.verdicts.get(number)
-        return verdict is not None and verdict.status == "passed"
-
-    def _run_until_judged(self) -> None:
-        """Run until every task has a verdict, or nothing more can be found out."""
-        failed_starts = 0
-        while self._to_judge() and self.runs <= 2 * len(self.reference.tasks):
-            done = self._run_once(self._blank(self.blanked))
-            if done is None or done.end is None:
-                return
-            at, culprit = self._where(done), self._owner_of_end(done)
-            if culprit is None and self._leaves_own_cells_out(done):
-                continue
-            if culprit is None:
-                failed_starts += 1  # no answer has run yet: a busy machine, most likely
-                self.seconds -= done.seconds
-                if failed_starts == MOST_STARTS:
-                    raise MachineError(f"the notebook could not be started: {done.end}")
-            elif at is not None and not self._passes_without_suspects(culprit, done):
-                self._blame(culprit, at, done)
 
     def _leaves_own_cells_out(self, done: Run) -> bool:
         """Return whether the next run is without the student's own cells for the first time.
@@ -168,18 +190,19 @@ class Grading:
         if not (self.view.own and self.assembled.own):
             return False
         at = self._where(done)
-        said = f"a cell of the student's own {self._why(done)[1]}: left out"
-        if at is None or not at.startswith(OWN):
-            said = f"the run ended before the first task ({done.end}): own cells left out"
+        if at is not None and at.startswith(OWN):
+            remark = f"a cell of the student's own {self._why(done)[1]}: left out"
+        else:
+            remark = f"the run ended before the first task ({done.end}): own cells left out"
         self.view = replace(self.view, own=False)
-        self.remarks.append(said)
+        self.remarks.append(remark)
         return True
 
-    def _blank(self, tasks: set[str]) -> View:
+    def _without(self, tasks: set[str]) -> View:
         return replace(self.view, blanked=frozenset(tasks))
 
     def _run_once(self, view: View) -> Run | None:
-        """One more run, in the time that is left; None if that is too little.
+        """Run once more, in the time that is left; None if that is too little.
 
         Raises MachineError when the machine spoilt it, and two repetitions as well.
         """
@@ -207,13 +230,14 @@ class Grading:
         return cell is not None and (cell.startswith(OWN) or bool(self.reference.owners.get(cell)))
 
     def _attempt(self, view: View, left: float) -> Run:
-        """A run in an empty folder, with fresh ranks; the system's refusals are its `fault`."""
+        """Run in an empty folder, with fresh ranks; the system's refusals are the run's `fault`."""
         job = self.folder / f"run-{self.runs}"
         shutil.rmtree(job, ignore_errors=True)
         nb = self.assembled.notebook(view)
         self.ids = [cell.id for cell in nb.cells if cell.cell_type == "code"]
+        box = replace(self.box, limits=replace(self.box.limits, total=left))
         try:
-            done = run(nb, _with_total(self.box, left), job, slot=self.slot, stop=self.stop)
+            done = run(nb, box, job, slot=self.slot, stop=self.stop)
         except OSError as error:
             return Run(fault=f"the run could not be made: {error}")
         if done.end == End.STOPPED:
@@ -226,38 +250,36 @@ class Grading:
         One of them may have done the harm: a full disk, a thread that goes on.
         """
         order = list(self.reference.tasks)
-        suspects = {
-            task
-            for task in order[: order.index(culprit)]
-            if task in self.verdicts and self.verdicts[task].status != "passed"
-        } - self.blanked
+        above = [task for task in order[: order.index(culprit)] if task in self.verdicts]
+        suspects = {task for task in above if not self._passed(task)} - self.blanked
         if not suspects or culprit in self.blanked or self._why(done)[0] != "lost":
             return False
         before = dict(self.verdicts)
         self.verdicts.pop(culprit, None)
-        end: str | None = ""
-        for _ in range(MOST_STARTS):
-            again = self._run_once(self._blank(self.blanked | suspects))
-            if again is None or again.end is None or self._owner_of_end(again):
-                break
-            end = again.end
-            self._leaves_own_cells_out(again)
-        else:
-            raise MachineError(f"the notebook could not be started: {end}")
-        verdict = self.verdicts.get(culprit)
-        if verdict is not None and verdict.status == "passed":
+        self._start_without(suspects)
+        if self._passed(culprit):
             self.blanked |= suspects
             self.remarks.append(f"Task {culprit} passes only without task {', '.join(suspects)}")
             return True
         # What others lacked in this run is not their fault.
-        passed = {task: one for task, one in self.verdicts.items() if one.status == "passed"}
-        self.verdicts = before | passed
+        self.verdicts = before | {
+            task: verdict for task, verdict in self.verdicts.items() if self._passed(task)
+        }
         return False
 
-    def _owner_of_end(self, done: Run) -> str | None:
-        """The task at which a run ended early; None: before the first."""
-        at = self._where(done)
-        return self.reference.owners.get(at) if at else None
+    def _start_without(self, suspects: set[str]) -> None:
+        """Run without the answers to these tasks, again for as long as no answer has run."""
+        end: str | None = ""
+        for _ in range(MOST_STARTS):
+            again = self._run_once(self._without(self.blanked | suspects))
+            if again is None or again.end is None:
+                return
+            at = self._where(again)
+            if at and self.reference.owners.get(at):
+                return
+            end = again.end
+            self._leaves_own_cells_out(again)
+        raise MachineError(f"the notebook could not be started: {end}")
 
     def _where(self, done: Run) -> str | None:
         """The cell at which a run ended early."""
@@ -267,22 +289,23 @@ class Grading:
 
     def _why(self, done: Run) -> tuple[Status, str]:
         """Return what the end of a run makes of the task that it ended at, and the words for it."""
-        end, limits = done.end or "", self.box.limits
+        end = done.end or ""
+        limits = self.box.limits
         status, text = WHY.get(end, ("lost", end))
         return status, text.format(cell=limits.cell, memory=limits.memory / (1 << 30))
 
     def _blame(self, culprit: str, at: str, done: Run) -> None:
         """Note what happened; the next run goes without that answer."""
         status, text = self._why(done)
+        name = name_of(at, self.reference)
         if culprit not in self.verdicts:
             self.verdicts[culprit] = self._verdict(culprit, status, done)
-        if self.verdicts[culprit].points == 0:
-            verdict = self.verdicts[culprit]
-            name = name_of(at, self.reference)
+        verdict = self.verdicts[culprit]
+        if verdict.points == 0:
             verdict.note = verdict.note or f"{name[0].upper()}{name[1:]} {text}."
             if verdict.status in {"wrong", "failed"}:
                 verdict.status = status
-        self.remarks.append(f"Task {culprit}: {name_of(at, self.reference)} {text}")
+        self.remarks.append(f"Task {culprit}: {name} {text}")
         # Already without it: then an earlier answer still does something in the background.
         order = list(self.reference.tasks)
         for task in reversed(order[: order.index(culprit) + 1]):
@@ -295,15 +318,13 @@ class Grading:
 
     def _to_judge(self) -> list[Task]:
         """Tasks that have an answer and no verdict."""
-        return [
-            task
-            for task in self.reference.tasks.values()
-            if not task.by_hand and task.number not in self.verdicts
-        ]
+        tasks = [task for task in self.reference.tasks.values() if not task.by_hand]
+        return [task for task in tasks if task.number not in self.verdicts]
 
     def _read(self, done: Run, view: View) -> None:
-        """Verdicts of the tasks whose checks have all come to an end in this run."""
+        """Take the verdicts of the tasks whose checks have all come to an end in this run."""
         records = {record["cell"]: record for record in done.records}
+        limits = self.box.limits
         for task in self._to_judge():
             checks = [records[cell] for cell in task.checks if cell in records]
             wanted = task.number not in view.blanked and view.only in (None, task.number)
@@ -311,7 +332,7 @@ class Grading:
                 passed = {
                     record["cell"]
                     for record in checks
-                    if explicit_pass(record, self.reference, self.box.limits)
+                    if explicit_pass(record, self.reference, limits)
                 }
                 status = "passed" if len(passed) == len(checks) else failure(checks)
                 self.verdicts[task.number] = self._verdict(task.number, status, done, passed)
@@ -326,46 +347,48 @@ class Grading:
         else:  # checks with points of their own count one by one
             result.points = sum(points for cell, points in task.checks.items() if cell in passed)
         records = [r for r in done.records if self.reference.owners.get(r["cell"]) == number]
-        result.said = "\n".join(words(r) for r in records if r["cell"] in task.checks).strip()
-        said = [v for r in records if r["cell"] in task.checks for v in r["verdicts"]]
-        result.problems = [problem for verdict in said for problem in verdict["problems"]]
+        checks = [record for record in records if record["cell"] in task.checks]
+        result.said = "\n".join(words(record) for record in checks).strip()
+        verdicts = [verdict for record in checks for verdict in record["verdicts"]]
+        result.problems = [problem for verdict in verdicts for problem in verdict["problems"]]
         if status != "passed":
             result.shown = shown(records, self.reference)
         return result
 
     def _blank_result(self, task: Task, status: Status) -> TaskResult:
-        code = "\n\n".join(self.assembled.code_of(one) for one in task.answers)
+        code = "\n\n".join(self.assembled.code_of(grade_id) for grade_id in task.answers)
         points = None if task.by_hand or status == "not graded" else 0.0
         result = TaskResult(task.number, task.title, task.points, points, status)
         result.code = code[:MOST_CODE]
         return result
 
     def result(self) -> Result:
-        """What is known at the end; no verdict, no points; after an error not even that."""
-        found = Result("", self.reference.lab, "", remarks=list(dict.fromkeys(self.remarks)))
-        found.runs, found.seconds, found.error = self.runs, round(self.seconds, 1), self.error
-        found.own = "\n\n".join(own.source for own in self.assembled.own)[:MOST_CODE]
+        """Return what is known at the end; no verdict, no points; after an error not even that."""
+        result = Result("", self.reference.lab, "", remarks=list(dict.fromkeys(self.remarks)))
+        result.runs = self.runs
+        result.seconds = round(self.seconds, 1)
+        result.error = self.error
+        result.own = "\n\n".join(cell.source for cell in self.assembled.own)[:MOST_CODE]
         for task in self.reference.tasks.values():
             if self.assembled.error or (self.error and not task.by_hand):
-                found.tasks.append(self._blank_result(task, "not graded"))
-                continue
-            verdict = self.verdicts.get(task.number) or self._blank_result(task, "not reached")
-            found.tasks.append(self._with_answer(task, verdict))
-        return found
+                result.tasks.append(self._blank_result(task, "not graded"))
+            else:
+                verdict = self.verdicts.get(task.number) or self._blank_result(task, "not reached")
+                result.tasks.append(self._with_answer(task, verdict))
+        return result
 
     def _with_answer(self, task: Task, verdict: TaskResult) -> TaskResult:
         """Say of an answer that isn't there that it isn't."""
         answers = [self.assembled.answers[grade_id] for grade_id in task.answers]
         if all(one.source is None and not one.elsewhere for one in answers):
-            verdict.status, verdict.points = "missing", 0.0
-        elif not any(one.given for one in answers) and verdict.status != "passed":
-            verdict.status, verdict.points = "unchanged", 0.0
+            verdict.status = "missing"
+        elif not self._is_answered(task) and verdict.status != "passed":
+            verdict.status = "unchanged"
         elif task.by_hand:
             verdict.status = "by hand"
         if verdict.status in {"missing", "unchanged"}:
-            verdict.said, verdict.shown, verdict.note = "", [], ""
+            verdict.points = 0.0
+            verdict.said = ""
+            verdict.shown = []
+            verdict.note = ""
         return verdict
-
-
-def _with_total(box: Box, total: float) -> Box:
-    return replace(box, limits=replace(box.limits, total=total))

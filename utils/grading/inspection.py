@@ -1,9 +1,16 @@
-"""Inspection of answers: the words that they use beyond their lab, and whether they are too small.
+"""Inspection of answers that no check has refused: what should a person look at?
+
+An answer shares its process with the probe of its check, so it can deceive the check. A remark
+costs no points; the instructor reads it in the summary and in the gradebook.
 
 The rule is an allow-list of words. An answer may use the words of its lab's stubs and solutions,
 and public ones of tensors, of Python's types, and of modules that only compute. So it finds
-forgeries that nobody has thought of. :mod:`.suspicion` runs it in a process with limits.
+forgeries that nobody has thought of. It also finds answers that are too small. :func:`look` runs
+:func:`main` in a process of its own with limits of time and memory, because a student's code may be
+as long and as nested as the student likes. That process imports nothing else of grading.
 """
+
+from __future__ import annotations
 
 import ast
 import builtins
@@ -12,6 +19,7 @@ import importlib.util
 import json
 import re
 import resource
+import subprocess
 import symtable
 import sys
 import textwrap
@@ -19,10 +27,26 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from utils.jobs import interpreter
+
+if TYPE_CHECKING:
+    from .reference import Reference
+    from .results import Result
+
+#: How a remark on an answer begins, where it does not stand under such a heading.
+LOOK = "look at this answer: "
+#: Characters of an answer that are kept, and so inspected.
+MOST_CODE = 20_000
+#: Kinds of results without an answer that a program could read.
+UNREAD = {"by hand", "missing", "unchanged", "not graded"}
+#: Seconds until an inspection is ended. It takes less than one; a busy machine may need more.
+DEADLINE = 90.0
+INSPECT = "from utils.grading.inspection import main\nmain()"
 #: Limits of the process that inspects: bytes of memory, seconds of CPU time.
-MEMORY, SECONDS = 2 << 30, 30
+MEMORY = 2 << 30
+SECONDS = 30
 #: Types and modules that only compute, and modules for the answers of a lab that uses `os`.
 TYPES = list, dict, set, str, bytes, float, re.Match
 COMPUTING = "__future__ collections collections.abc contextlib copy datetime functools hashlib"
@@ -51,7 +75,8 @@ REACHING = {"compile", "delattr", "dir", "eval", "exec", "globals", "locals", "o
 REACHING |= {"breakpoint", "exit", "help", "input", "quit"}
 ASKING = {"getattr", "setattr", "type"}
 #: What every class may have and inherit from.
-DUNDER, METHODS = re.compile(r"__\w+__"), {"__init__", "__call__", "__len__", "__iter__"}
+DUNDER = re.compile(r"__\w+__")
+METHODS = {"__init__", "__call__", "__len__", "__iter__"}
 BASES = {"object", "Exception", "nn.Module", "torch.nn.Module"}
 #: IPython's lines, and those of them that change nothing.
 MAGIC = re.compile(r"^[ \t]*[!%]", re.MULTILINE)
@@ -63,6 +88,73 @@ LEAST_SHARE = 0.35
 DEFINING = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 CHANGING = ast.Call | ast.List | ast.Dict | ast.Set | ast.comprehension | ast.For
 WORKING = ast.Call | ast.BinOp | ast.Subscript | ast.Compare | ast.comprehension | ast.IfExp
+
+
+# --- a submission, and the process that inspects it ----------------------------------------------
+
+
+def look(result: Result, reference: Reference) -> list[str]:
+    """Return what a person should look at in a result, one line for each remark."""
+    lines = list(_forgeries(result))
+    codes = {task.task: task.code for task in result.tasks if task.status not in UNREAD}
+    if not any(result.task(number).points for number in codes):
+        return lines
+    heads = {number: f"Task {number}: {LOOK}" for number in codes}
+    codes["own"] = result.own
+    heads["own"] = "look at the student's own cells: "
+    for part, code in codes.items():
+        if len(code) >= MOST_CODE:
+            lines.append(f"{heads[part]}only its first {MOST_CODE} characters are kept")
+    remarks = _inspected(codes, result, reference)
+    if remarks is None:
+        return [*lines, "look at this submission: its code is too long or too nested to inspect"]
+    return lines + [f"{heads[part]}{text}" for part, texts in remarks.items() for text in texts]
+
+
+def _forgeries(result: Result) -> Iterator[str]:
+    for task in result.tasks:
+        for problem in task.problems:
+            if problem.get("kind") == "forged":
+                yield f"Task {task.task}: {LOOK}its check found a forgery: {problem['text']}"
+
+
+def _inspected(
+    codes: dict[str, str], result: Result, reference: Reference
+) -> dict[str, list[str]] | None:
+    """What the inspection says of each part of a submission; None if it came to no end."""
+    answers: dict[str, dict[str, Any]] = {
+        "own": {"code": codes["own"], "passed": False, "stub": "", "model": ""}
+    }
+    for task in reference.tasks.values():
+        if not task.by_hand:
+            answers[task.number] = {
+                "code": codes.get(task.number, ""),
+                "passed": task.number in codes and bool(result.task(task.number).points),
+                "stub": reference.stub_of(task),
+                "model": reference.model_of(task),
+            }
+    lab = {"answers": answers, "provided": reference.provided}
+    text = json.dumps({"parts": list(codes), "lab": lab})
+    with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError):
+        command = interpreter.command(INSPECT)
+        done = subprocess.run(
+            command, input=text, timeout=DEADLINE, text=True, capture_output=True, check=True
+        )
+        remarks: dict[str, list[str]] = json.loads(done.stdout)
+        return remarks
+    return None
+
+
+def main() -> None:
+    """Read a submission as JSON from standard input; write what there is to say of its parts."""
+    for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, SECONDS)):
+        with contextlib.suppress(OSError, ValueError):  # macOS does not limit memory
+            resource.setrlimit(limit, (most, most))
+    asked = json.load(sys.stdin)
+    json.dump({part: list(inspect(part, **asked["lab"])) for part in asked["parts"]}, sys.stdout)
+
+
+# --- trees of programs ---------------------------------------------------------------------------
 
 
 @cache
@@ -95,10 +187,10 @@ def words(kind: type, *trees: ast.AST) -> set[str]:
 
 def functions_of(tree: ast.Module) -> dict[str, Any]:
     """Return the functions, classes and lambdas at the top level."""
-    given = [one for one in tree.body if isinstance(one, ast.Assign)]
-    lambdas = [one for one in given if isinstance(one.value, ast.Lambda)]
-    found: dict[str, Any] = {ast.unparse(one.targets[0]): one.value for one in lambdas}
-    return found | {node.name: node for node in tree.body if isinstance(node, DEFINING)}
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    lambdas = [node for node in assigned if isinstance(node.value, ast.Lambda)]
+    functions: dict[str, Any] = {ast.unparse(node.targets[0]): node.value for node in lambdas}
+    return functions | {node.name: node for node in tree.body if isinstance(node, DEFINING)}
 
 
 def imported(*trees: ast.AST) -> Iterator[tuple[str, str]]:
@@ -112,15 +204,18 @@ def imported(*trees: ast.AST) -> Iterator[tuple[str, str]]:
 @cache
 def scopes(tree: ast.Module) -> tuple[set[str], set[str]]:
     """Return the global names that a source looks up, and those that it binds."""
-    looked_up, bound = set(), set()
+    looked_up = set()
+    bound = set()
     tables = [top := symtable.symtable(ast.unparse(tree), "answer", "exec")]
     for table in tables:
         tables += table.get_children()
-        for one in table.get_symbols():
-            if one.is_referenced() if table is top else one.is_global():
-                looked_up.add(one.get_name())
-            if (table is top or one.is_global()) and (one.is_assigned() or one.is_imported()):
-                bound.add(one.get_name())
+        for symbol in table.get_symbols():
+            if table is not top and not symbol.is_global():
+                continue
+            if table is not top or symbol.is_referenced():
+                looked_up.add(symbol.get_name())
+            if symbol.is_assigned() or symbol.is_imported():
+                bound.add(symbol.get_name())
     return looked_up, bound
 
 
@@ -138,36 +233,39 @@ def ordinary() -> set[str]:
         raise ModuleNotFoundError("torch")
     torch = Path(spec.origin).parent
     texts = [path.read_text() for pattern in DECLARING.split() for path in torch.glob(pattern)]
-    found = {*OTHERS.split(), *(word for text in texts for word in DECLARED.findall(text))}
-    found |= public(*TYPES, *map(importlib.import_module, COMPUTING.split()))
-    return {word for word in found if not SPECIAL.match(word)}
+    known = {*OTHERS.split(), *(word for text in texts for word in DECLARED.findall(text))}
+    known |= public(*TYPES, *map(importlib.import_module, COMPUTING.split()))
+    return {word for word in known if not SPECIAL.match(word)}
 
 
 class Allowed:
     """What the answers of a lab may use.
 
-    sources: its stubs and solutions; given: the other cells that it runs on the ranks. Only an
-    answer that has not passed may use the names and collectives of the given cells.
+    sources: its stubs and solutions; provided: the other cells that it runs on the ranks. Only an
+    answer that has not passed may use the names and collectives of the provided cells.
     """
 
-    def __init__(self, sources: list[str], given: list[str], passed: bool):
-        own, shown = ([t for one in texts if (t := parsed(one))] for texts in (sources, given))
-        used = own if passed else own + shown
-        imports = list(imported(*shown, *own))
+    def __init__(self, sources: list[str], provided: list[str], passed: bool):
+        answers = [tree for tree in map(parsed, sources) if tree]
+        cells = [tree for tree in map(parsed, provided) if tree]
+        used = answers if passed else answers + cells
+        imports = list(imported(*cells, *answers))
         self.names = METHODS.union(*(names for tree in used for names in scopes(tree)))
         modules = {real for name, real in imports if name in self.names}
         self.modules = modules | {real.rpartition(".")[0] for real in modules} - {""}
         self.modules |= {"torch", "torch.distributed", *COMPUTING.split()}
-        nodes = every(ast.Attribute, *own, *shown)
-        self.settable = {one.attr for one in nodes if isinstance(one.ctx, ast.Store)}
+        nodes = every(ast.Attribute, *answers, *cells)
+        self.settable = {node.attr for node in nodes if isinstance(node.ctx, ast.Store)}
         self.settable |= {"grad", "data", "requires_grad"}
-        self.words = {one.attr for one in nodes if not SPECIAL.match(one.attr)} | ordinary()
-        self.words |= words(ast.Attribute, *used).union(*(one.split(".") for one in self.modules))
+        self.words = {node.attr for node in nodes if not SPECIAL.match(node.attr)} | ordinary()
+        self.words |= words(ast.Attribute, *used)
+        self.words = self.words.union(*(name.split(".") for name in self.modules))
         if "os" in self.modules:
             self.modules |= FILES
             self.words |= {"load", "save"} | public(*map(importlib.import_module, FILES))
         self.families = [f for f in FAMILIES if not passed or any(map(f.fullmatch, self.words))]
-        self.bases = BASES | {ast.unparse(b) for c in every(ast.ClassDef, *own) for b in c.bases}
+        bases = [base for one in every(ast.ClassDef, *answers) for base in one.bases]
+        self.bases = BASES | {ast.unparse(base) for base in bases}
         self.names |= {name for name in dir(builtins) if name[0] != "_"} - REACHING - ASKING
         self.names |= {name for name, real in imports if self.imports(real)}
 
@@ -189,33 +287,52 @@ def foreign(tree: ast.Module, allowed: Allowed, classes: bool) -> Iterator[str]:
     yield from (f"import {real}" for _, real in imported(tree) if not allowed.imports(real))
     yield from sorted(looked_up - allowed.names - (bound - REACHING) - ASKING)
     for node in ast.walk(tree):
-        fits, said = True, ""
-        match node:
-            case ast.Attribute(ast.Name("self" | "ctx"), word) if classes and word[0] != "_":
-                pass
-            case ast.Attribute(ast.Call(ast.Attribute(_, "Generator")), "manual_seed"):
-                pass
-            case ast.Attribute(owner, "format" | "format_map"):
-                # A field such as {0.gi_frame} reads attributes of what it is given.
-                fits = isinstance(owner, ast.Constant) and not re.search(
-                    r"\{[^{}]*[.\[][^{}]*\}", re.sub(r":[^{}]*\}", "}", str(owner.value))
-                )
-                said = ast.unparse(node)
-            case ast.Attribute(_, word, ast.Load()):
-                fits, said = allowed.has(word), ast.unparse(node)
-            case ast.Attribute(owner, word):
-                fits = word in allowed.settable and not words(ast.Name, owner) & looked_up
-                said = f"{ast.unparse(node)} ="
-            case ast.Name(name) if name in ASKING - allowed.names:
-                fits, said = id(node) in plain, name
-            case ast.ClassDef(name, bases):
-                fits = classes and set(map(ast.unparse, bases)) <= allowed.bases
-                said = f"class {name}({', '.join(map(ast.unparse, bases))})"
-            case ast.MatchClass(kwd_attrs=names):
-                fits, said = all(map(allowed.has, names)), ", ".join(names)
-        if not fits:
-            yield said[-60:]
+        if isinstance(node, ast.Attribute):
+            text = foreign_attribute(node, allowed, classes, looked_up)
+        elif isinstance(node, ast.Name) and id(node) in plain:
+            text = ""
+        else:
+            text = foreign_name(node, allowed, classes)
+        if text:
+            yield text[-60:]
     yield from sorted(set(DUNDER.findall(ast.unparse(tree))) - allowed.names - allowed.words)
+
+
+def foreign_attribute(
+    node: ast.Attribute, allowed: Allowed, classes: bool, looked_up: set[str]
+) -> str:
+    """Return an attribute as text if it is not allowed; "" if it is."""
+    text = ast.unparse(node)
+    match node:
+        case ast.Attribute(ast.Name("self" | "ctx"), word) if classes and word[0] != "_":
+            return ""
+        case ast.Attribute(ast.Call(ast.Attribute(_, "Generator")), "manual_seed"):
+            return ""
+        case ast.Attribute(owner, "format" | "format_map"):
+            # A field such as {0.gi_frame} reads attributes of what it is given.
+            fits = isinstance(owner, ast.Constant) and not re.search(
+                r"\{[^{}]*[.\[][^{}]*\}", re.sub(r":[^{}]*\}", "}", str(owner.value))
+            )
+        case ast.Attribute(_, word, ast.Load()):
+            fits = allowed.has(word)
+        case ast.Attribute(owner, word):
+            fits = word in allowed.settable and not words(ast.Name, owner) & looked_up
+            text = f"{text} ="
+    return "" if fits else text
+
+
+def foreign_name(node: ast.AST, allowed: Allowed, classes: bool) -> str:
+    """Return a name, a class or a pattern as text if it is not allowed; "" if it is."""
+    match node:
+        case ast.Name(name) if name in ASKING - allowed.names:
+            return name
+        case ast.ClassDef(name, bases):
+            texts = [ast.unparse(base) for base in bases]
+            fits = classes and set(texts) <= allowed.bases
+            return "" if fits else f"class {name}({', '.join(texts)})"
+        case ast.MatchClass(kwd_attrs=names):
+            return "" if all(map(allowed.has, names)) else ", ".join(names)
+    return ""
 
 
 def asks_plainly(call: ast.Call, allowed: Allowed, classes: bool) -> bool:
@@ -232,41 +349,58 @@ def asks_plainly(call: ast.Call, allowed: Allowed, classes: bool) -> bool:
 
 def kept(tree: ast.Module) -> Iterator[str]:
     """Yield names in which functions can keep something from one call to the next."""
-    functions = functions_of(tree)
     yield from (name for node in every(ast.Global, tree) for name in node.names)
-    for given in every(ast.arguments, tree):
-        values = [one for one in given.defaults + given.kw_defaults if one and every(CHANGING, one)]
-        yield from (f"the default {ast.unparse(one)[:20]}" for one in values)
-    marks = [mark for node in every(DEFINING, tree) for mark in node.decorator_list]
-    own = functions.keys()
-    yield from (f"@{ast.unparse(one)[:20]}" for one in marks if words(ast.Name, one) & own)
-    others = [one for one in tree.body if not isinstance(one, DEFINING) and every(CHANGING, one)]
+    yield from kept_in_signatures(tree)
+    others = [node for node in tree.body if not isinstance(node, DEFINING)]
+    others = [node for node in others if every(CHANGING, node)]
     stored = [node.id for node in every(ast.Name, *others) if isinstance(node.ctx, ast.Store)]
-    yield from (name for name in stored if name in words(ast.Name, *functions.values()))
+    used = words(ast.Name, *functions_of(tree).values())
+    yield from (name for name in stored if name in used)
+
+
+def kept_in_signatures(tree: ast.Module) -> Iterator[str]:
+    """Yield defaults that can change, and decorators that the answer has made."""
+    signatures = every(ast.arguments, tree)
+    defaults = [value for one in signatures for value in one.defaults + one.kw_defaults if value]
+    changing = [value for value in defaults if every(CHANGING, value)]
+    yield from (f"the default {ast.unparse(value)[:20]}" for value in changing)
+    marks = [mark for node in every(DEFINING, tree) for mark in node.decorator_list]
+    marks = [mark for mark in marks if words(ast.Name, mark) & functions_of(tree).keys()]
+    yield from (f"@{ast.unparse(mark)[:20]}" for mark in marks)
 
 
 def too_little(tree: ast.Module, stub: ast.Module, model: ast.Module) -> Iterator[str]:
     """Yield why an answer is less, or other, than what could solve its task."""
-    mine, handed, models = functions_of(tree), functions_of(stub), functions_of(model)
-    for name in sorted(handed.keys() & models.keys()):
+    mine = functions_of(tree)
+    models = functions_of(model)
+    for name in sorted(functions_of(stub).keys() & models.keys()):
         if name not in mine:
             yield f"it does not define {name}"
         elif every(WORKING, models[name]) and not every(WORKING, mine[name]):
             yield f"{name} computes nothing"
-        elif isinstance(models[name], ast.FunctionDef) and not isinstance(mine[name], ast.ClassDef):
-            pairs = zip(mine[name].args.args, models[name].args.args, strict=False)
-            needed = [one.arg for one, other in pairs if other.arg in words(ast.Name, models[name])]
-            if unused := [one for one in needed if one not in words(ast.Name, mine[name])]:
-                yield f"{name} does not use its argument {', '.join(unused)}"
-    choices = [every(ast.If | ast.IfExp | ast.Compare, one) for one in (tree, model)]
-    mine_words, model_words = (
-        words(ast.Attribute, *(getattr(n, "test", n) for n in nodes)) for nodes in choices
-    )
-    if telling := sorted((mine_words - model_words) & TELLING):
+        elif unused := unused_arguments(mine[name], models[name]):
+            yield f"{name} does not use its argument {', '.join(unused)}"
+    if telling := sorted((deciding_words(tree) - deciding_words(model)) & TELLING):
         yield f"it decides by {', '.join(telling)}"
-    size, most = size_of(tree), size_of(model)
-    if size < LEAST_SHARE * most:
-        yield f"it has {size} syntax nodes, and the solution has {most}"
+    size = size_of(tree)
+    model_size = size_of(model)
+    if size < LEAST_SHARE * model_size:
+        yield f"it has {size} syntax nodes, and the solution has {model_size}"
+
+
+def unused_arguments(function: Any, model: Any) -> list[str]:
+    """Return the arguments that a function does not use, although the solution's uses them."""
+    if not isinstance(model, ast.FunctionDef) or isinstance(function, ast.ClassDef):
+        return []
+    pairs = zip(function.args.args, model.args.args, strict=False)
+    needed = [mine.arg for mine, other in pairs if other.arg in words(ast.Name, model)]
+    return [name for name in needed if name not in words(ast.Name, function)]
+
+
+def deciding_words(tree: ast.Module) -> set[str]:
+    """Return the attributes by which a program decides."""
+    choices = every(ast.If | ast.IfExp | ast.Compare, tree)
+    return words(ast.Attribute, *(getattr(node, "test", node) for node in choices))
 
 
 def size_of(tree: ast.AST) -> int:
@@ -294,13 +428,16 @@ def with_helpers(tree: ast.Module, others: list[dict[str, Any]]) -> ast.Module:
         tree = ast.Module(tree.body + more, [])
 
 
-def inspect(part: str, answers: dict[str, dict[str, Any]], given: list[str]) -> Iterator[str]:
+def inspect(part: str, answers: dict[str, dict[str, Any]], provided: list[str]) -> Iterator[str]:
     """Yield what there is to say of the answer to a task, or of the student's own cells ("own").
 
-    answers: code, stub, model (the solution) and passed of each part; given: what the lab runs.
+    Args:
+        part: The task's number, or "own".
+        answers: For each part its code, stub, model (the solution), and whether it passed.
+        provided: What the lab itself runs on the ranks.
     """
     about = answers[part]
-    passed, others = about["passed"], [one for key, one in answers.items() if key != part]
+    passed = about["passed"]
     tree = parsed(about["code"])
     if MAGIC.search(HARMLESS.sub("", about["code"])):
         yield "it uses a line that begins with ! or %"
@@ -309,28 +446,31 @@ def inspect(part: str, answers: dict[str, dict[str, Any]], given: list[str]) -> 
     elif passed and not tree:
         yield "it can't be read as Python"
     elif tree:
-        stub, model = trusted(about["stub"]), trusted(about["model"])
-        tree = with_helpers(tree, others) if passed else tree
-        sources = [one[key] for one in answers.values() for key in ("stub", "model")]
-        classes = not passed or bool(every(ast.ClassDef, stub, model))
-        if names := dict.fromkeys(foreign(tree, Allowed(sources, given, passed), classes)):
-            yield f"it uses {listed(names)}, which the task does not need"
+        stub = trusted(about["stub"])
+        model = trusted(about["model"])
+        sources = [each[key] for each in answers.values() for key in ("stub", "model")]
+        allowed = Allowed(sources, provided, passed)
         if passed:
-            yield from too_little(tree, stub, model)
-        keeps = not passed or any(kept(stub)) or any(kept(model))
-        if names := {} if keeps else dict.fromkeys(kept(tree)):
-            yield f"it can keep something between two calls, in {listed(names)}"
+            others = [each for key, each in answers.items() if key != part]
+            tree = with_helpers(tree, others)
+            yield from passed_remarks(tree, stub, model, allowed)
+        elif names := dict.fromkeys(foreign(tree, allowed, classes=True)):
+            yield f"it uses {listed(names)}, which the task does not need"
+
+
+def passed_remarks(
+    tree: ast.Module, stub: ast.Module, model: ast.Module, allowed: Allowed
+) -> Iterator[str]:
+    """Yield what there is to say of an answer that has passed."""
+    classes = bool(every(ast.ClassDef, stub, model))
+    if names := dict.fromkeys(foreign(tree, allowed, classes)):
+        yield f"it uses {listed(names)}, which the task does not need"
+    yield from too_little(tree, stub, model)
+    may_keep = any(kept(stub)) or any(kept(model))
+    if not may_keep and (names := dict.fromkeys(kept(tree))):
+        yield f"it can keep something between two calls, in {listed(names)}"
 
 
 def listed(names: Iterable[str]) -> str:
     """Return names as text, which ends before it is long."""
     return textwrap.shorten(", ".join(names), 200, placeholder=" and more")
-
-
-def main() -> None:
-    """Read a submission as JSON from standard input; write what there is to say of its parts."""
-    for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, SECONDS)):
-        with contextlib.suppress(OSError, ValueError):  # macOS does not limit memory
-            resource.setrlimit(limit, (most, most))
-    asked = json.load(sys.stdin)
-    json.dump({part: list(inspect(part, **asked["lab"])) for part in asked["parts"]}, sys.stdout)

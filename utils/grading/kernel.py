@@ -5,7 +5,11 @@ reach into it is taken away before the first cell: its connection file, its memo
 /proc), the pickles by which a rank's reply could bring code along, and modules that an answer
 leaves where the kernel would import them.
 
-``python -P -m utils.grading.kernel '{"uid": 61000, "processes": 512, …}' < connection.json``
+Jupyter runs ``kernel.py launch FILE COMMAND…`` outside of the kernel's sandbox. The file names the
+kernel's ports and the key with which anyone could run code in it, so it is deleted at once; the
+command gets its content on standard input. For that, this module is run as a file, with ``-I -S``,
+and imports nothing of the course at its top. The command is, inside of the sandbox,
+``python -P -m utils.grading.kernel serve '{"uid": 61000, "processes": 512, …}'``.
 """
 
 from __future__ import annotations
@@ -23,20 +27,16 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from utils.jobs.forkserver.identity import LATER_VARIABLE
-
-from .import_guard import only_out_of_reach
-
-PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
+#: Of Linux's prctl.
+PR_SET_DUMPABLE = 4
+PR_SET_NO_NEW_PRIVS = 38
 
 #: What a rank may send besides numbers, text, lists and dicts.
 HARMLESS = {
-    ("builtins", "complex"),
-    ("builtins", "set"),
-    ("builtins", "frozenset"),
-    ("builtins", "range"),
-    ("builtins", "slice"),
-    ("builtins", "bytearray"),
+    *(
+        ("builtins", name)
+        for name in ["complex", "set", "frozenset", "range", "slice", "bytearray"]
+    ),
     ("collections", "OrderedDict"),
     ("ipyparallel.serialize.canning", "CannedArray"),
     ("numpy", "ndarray"),
@@ -49,18 +49,33 @@ HARMLESS = {
 }
 
 
+def launch(path: str, *command: str) -> None:
+    """Become the command, with the file's content as standard input."""
+    with open(path, "rb") as file:
+        content = file.read()
+    os.unlink(path)
+    reading, writing = os.pipe()
+    os.write(writing, content)  # a pipe takes 64 kB without a reader
+    os.close(writing)
+    os.dup2(reading, 0)
+    os.execv(command[0], command)
+
+
+# --- pickles -------------------------------------------------------------------------------------
+
+
 class HarmlessUnpickler(pickle.Unpickler):
-    """Reads data; refuses everything that could run code."""
+    """A reader of data, which refuses everything that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class, if it is one of those."""
+        """Return the class if it is harmless."""
         if (module, name) not in HARMLESS:
             raise pickle.UnpicklingError(f"a rank sent {module}.{name}: refused while grading")
         return super().find_class(module, name)
 
 
 class Refused:
-    """In place of what a rank sent and nobody reads: a tensor, mostly, that a picture would show.
+    """A stand-in for what a rank sent and nobody reads: a tensor, mostly, for a picture.
 
     An error instead would be one of ipyparallel's thread, and the cell would wait for ever.
     """
@@ -73,18 +88,71 @@ class Refused:
 
 
 class HarmlessPickle:
-    """Stands in for the module `pickle` where ipyparallel reads what ranks send."""
+    """A stand-in for the module `pickle` where ipyparallel reads what ranks send."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(pickle, name)
 
     @staticmethod
     def loads(data: bytes | bytearray | memoryview, **_: object) -> Any:
-        """As `pickle.loads`, for data; `Refused` for all else, and for what is no pickle."""
+        """Return what `pickle.loads` does, for data; `Refused` for all else, and for no pickle."""
         try:
             return HarmlessUnpickler(BytesIO(bytes(data))).load()
         except Exception as error:  # whatever a made-up pickle leads to
             return Refused(error)
+
+
+def refuse_pickles() -> None:
+    """Let nothing that a rank sends to this kernel run code here."""
+    from ipyparallel.serialize import canning, serialize
+
+    serialize.pickle = canning.pickle = HarmlessPickle()
+
+
+# --- imports -------------------------------------------------------------------------------------
+# IPython imports modules long after the first cell: at the first traceback, at the first table.
+# Answers run beside it as the same user. A file `stack_data.py` that one of them puts into the
+# current folder would be imported by the kernel, and all points would be its author's.
+
+
+class Nothing:
+    """A finder that finds no module, for a folder that an answer can write to."""
+
+    def find_spec(self, *_: object) -> None:
+        """Find nothing."""
+
+
+def out_of_reach(path: str) -> bool:
+    """Return whether nobody in the sandbox can change what lies there: a read-only mount.
+
+    Permissions would not do: who owns a folder can open it again. A path that does not exist
+    counts as the folder above it, where it may appear.
+    """
+    while path and not os.path.exists(path):
+        path = os.path.dirname(path)
+    with contextlib.suppress(OSError):
+        return bool(path) and bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    return False
+
+
+def refuse_writable(path: str) -> Nothing:
+    """Raise ImportError if the next of `sys.path_hooks` shall decide."""
+    if out_of_reach(path):
+        raise ImportError(f"{path} is read in the usual way")
+    return Nothing()
+
+
+def only_out_of_reach() -> None:
+    """Import from folders out of reach only from now on, whatever comes into `sys.path` later.
+
+    Also from the folders of packages, which are looked up by the same hooks.
+    """
+    sys.path_hooks.insert(0, refuse_writable)
+    sys.path_importer_cache.clear()
+    sys.path[:] = [path for path in sys.path if path and out_of_reach(path)]
+
+
+# --- the process ---------------------------------------------------------------------------------
 
 
 def limit(settings: dict[str, Any]) -> None:
@@ -112,7 +180,7 @@ def become(uid: int | None) -> None:
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux's prctl; other systems have none."""
+    """Call Linux's prctl; other systems have none."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
@@ -129,16 +197,15 @@ def settle(settings: dict[str, Any]) -> None:
     os.chdir(settings["home"])
 
 
-def refuse_pickles() -> None:
-    """Nothing that a rank sends to this kernel runs code here."""
-    from ipyparallel.serialize import canning, serialize
+def serve(options: str) -> None:
+    """Read the connection, give up what isn't needed, serve.
 
-    serialize.pickle = canning.pickle = HarmlessPickle()
+    Args:
+        options: JSON: the limits, the user, the home folder and others, see `Box.inner`.
+    """
+    from utils.jobs.forkserver.identity import LATER_VARIABLE
 
-
-def main() -> None:
-    """Read the connection, give up what isn't needed, serve."""
-    settings = json.loads(sys.argv[1])
+    settings = json.loads(options)
     connection = sys.stdin.buffer.read()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     limit(settings)
@@ -167,4 +234,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "launch":
+        launch(*sys.argv[2:])
+    else:
+        serve(sys.argv[2])

@@ -23,8 +23,8 @@ from utils.course.execute import RUN_VARIABLE
 from utils.course.notebook import dumps
 from utils.jobs import watchdog
 
-from .records import End, Record
-from .sandbox import LAUNCH, Box
+from .results import End, Record
+from .sandbox import LAUNCHER, Box
 from .zips import MB
 
 KERNEL_NAME = "graded"
@@ -38,10 +38,12 @@ TRAINING = re.compile(r"\b(optim|profile|DistributedDataParallel|pipelining)\b")
 
 @dataclass
 class Run:
-    """What one run gave: `records` of the cells, and why it ended early (`end`), if it did.
+    """What one run gave.
 
-    fault: what this machine did to it; then it says nothing of the answers and does not count.
-    out_of_memory: whether the system ended a process meanwhile because memory ran out.
+    Attributes:
+        end: Why it ended early; None if it did not.
+        fault: What this machine did to it; then it says nothing of the answers and does not count.
+        out_of_memory: Whether the system ended a process meanwhile because memory ran out.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -53,19 +55,20 @@ class Run:
 
 
 class Stop(threading.Event):
-    """Set when the user gives up: runs end at once."""
+    """An event for when the user gives up: runs end at once."""
 
 
 def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Stop | None = None) -> Run:
     """Run a notebook; everything that it started has ended when this returns.
 
-    job: an empty folder for this run; `report.xml` (JUnit) and `notebook.ipynb` stay there.
+    The folder `job` is empty; `report.xml` (JUnit) and `notebook.ipynb` stay there.
     """
     job.mkdir(parents=True, exist_ok=True)
     (job / "notebook.ipynb").write_text(dumps(nb), encoding="utf-8")
     _write_kernelspec(job, box.inner(job, slot, later=later(nb)))
     mark = uuid.uuid4().hex
-    start, killed = time.monotonic(), oom_kills()
+    start = time.monotonic()
+    killed_before = oom_kills()
     with (job / "log").open("wb") as log:
         process = subprocess.Popen(
             box.outer(job, _pytest(job, box)),
@@ -86,11 +89,13 @@ def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Stop | No
         result.end = result.records[-1]["end"] if result.records else None
         cells = [cell.id for cell in nb.cells if cell.cell_type == "code"]
         free = shutil.disk_usage(job).free
-        killed = oom_kills() - killed
+        killed = oom_kills() - killed_before
         result.fault = fault(result, cells, process.returncode, killed, free)
         result.out_of_memory = killed > 0
-    for name in ("log", "cells.jsonl", "etc", "jupyter", "runtime", "tmp"):
-        _remove(job / name)
+    for name in ("etc", "jupyter", "runtime", "tmp"):
+        shutil.rmtree(job / name, ignore_errors=True)
+    for name in ("log", "cells.jsonl"):
+        (job / name).unlink(missing_ok=True)
     return result
 
 
@@ -108,18 +113,22 @@ def _pytest(job: Path, box: Box) -> list[str]:
 
 
 def later(nb: NotebookNode) -> str:
-    """Whether the fork server has the compiler in its ranks: it serves this notebook only."""
-    found = any(TRAINING.search(cell.source) for cell in nb.cells if cell.cell_type == "code")
-    return "first" if found else "never"
+    """Return when the fork server, which serves this notebook only, imports the compiler."""
+    sources = [cell.source for cell in nb.cells if cell.cell_type == "code"]
+    return "first" if any(map(TRAINING.search, sources)) else "never"
 
 
 def _write_kernelspec(job: Path, command: list[str]) -> None:
     folder = job / "jupyter" / "kernels" / KERNEL_NAME
     folder.mkdir(parents=True)
-    argv = [sys.executable, "-I", "-S", str(LAUNCH), "{connection_file}", *command]
+    argv = [*LAUNCHER, "{connection_file}", *command]
     # An interrupt by signal would end bubblewrap.
-    spec = {"argv": argv, "display_name": "graded", "language": "python"}
-    spec["interrupt_mode"] = "message"
+    spec = {
+        "argv": argv,
+        "display_name": "graded",
+        "language": "python",
+        "interrupt_mode": "message",
+    }
     (folder / "kernel.json").write_text(json.dumps(spec))
 
 
@@ -129,7 +138,9 @@ def _environment(job: Path, box: Box, mark: str) -> dict[str, str]:
     if not box.walls:
         base = box.environment()
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    return base | kept | {
+    return {
+        **base,
+        **kept,
         "TMPDIR": str(job / "tmp"),
         "JUPYTER_PATH": str(job / "jupyter"),
         "JUPYTER_RUNTIME_DIR": str(job / "runtime"),
@@ -138,15 +149,19 @@ def _environment(job: Path, box: Box, mark: str) -> dict[str, str]:
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         RUN_VARIABLE: mark,
-    }  # fmt: skip
+    }
 
 
 def fault(result: Run, cells: list[str], status: int, killed: int, free: int) -> str:
-    """What this machine did to a run that ended by itself; "" where the run counts.
+    """Return what this machine did to a run that ended by itself; "" where the run counts.
 
-    cells: ids of the code cells. status: pytest's, which bubblewrap passes on: 0 or 1 when it went
-    through all of them; another one is ours when the last record says why the session was ended.
-    killed: processes that the system has ended for want of memory meanwhile. free: bytes left.
+    Args:
+        result: The run.
+        cells: Ids of the code cells.
+        status: Pytest's, which bubblewrap passes on: 0 or 1 when it went through all of them;
+            another one is ours when the last record says why the session was ended.
+        killed: Processes that the system has ended for want of memory meanwhile.
+        free: Bytes left on the disk.
     """
     if free < LEAST_FREE:
         return f"the disk with the results is full ({free // MB} MB left)"
@@ -154,8 +169,8 @@ def fault(result: Run, cells: list[str], status: int, killed: int, free: int) ->
         died = killed > 0 and result.end in {End.KERNEL, End.RANKS}
         return "the system ended a process because memory ran out: fewer -j?" if died else ""
     if status not in (0, 1):
-        said = (result.log.strip().splitlines() or ["it printed nothing"])[-1]
-        return f"pytest ended with {_status(status)}: {said[:200]}"
+        last = (result.log.strip().splitlines() or ["it printed nothing"])[-1]
+        return f"pytest ended with {_status(status)}: {last[:200]}"
     missing = set(cells) - {record["cell"] for record in result.records}
     if missing:
         return f"pytest has told nothing of {len(missing)} of {len(cells)} cells"
@@ -171,7 +186,7 @@ def _status(status: int) -> str:
 
 
 def oom_kills() -> int:
-    """Processes that this machine has killed for want of memory since it was started (Linux)."""
+    """Return how many processes this machine has killed since its start for memory (Linux)."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/vmstat").read_text().partition("\noom_kill ")[2].split()[0])
     return 0
@@ -210,8 +225,10 @@ def _watch(
 
 def _processes(pid: int, box: Box, mark: str) -> list[psutil.Process]:
     """All of a run. Without walls the fork server and its ranks descend from nothing of it."""
-    family = watchdog.family(pid)
-    return family if box.walls else [*{*family, *watchdog.members(mark, variable=RUN_VARIABLE)}]
+    processes = set(watchdog.family(pid))
+    if not box.walls:
+        processes |= set(watchdog.members(mark, variable=RUN_VARIABLE))
+    return list(processes)
 
 
 def _use_more(processes: list[psutil.Process], limit: int) -> bool:
@@ -262,10 +279,3 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
             member.kill()
     process.wait(10)
     watchdog.end_all(mark, grace=0, limit=10, variable=RUN_VARIABLE)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""pytest plugin beside nbval: writes down each cell's outcome and outputs, ends a lost session.
+"""A pytest plugin beside nbval: writes down each cell's outcome and outputs, ends a lost session.
 
 nbval keeps what the cells printed to itself, passes a cell that was interrupted, and goes on when
 nothing can work any more. Loaded with ``-p``; it runs outside of the kernel's sandbox.
@@ -20,10 +20,12 @@ from nbval.plugin import IPyNbCell
 
 from utils.checks import verdict
 
-from .records import End, Record
+from .results import End, Record
 
 #: Outputs of a cell that are kept, characters of a text, and of a picture.
-MOST_OUTPUTS, MOST_TEXT, MOST_PICTURE = 50, 20_000, 400_000
+MOST_OUTPUTS = 50
+MOST_TEXT = 20_000
+MOST_PICTURE = 400_000
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 #: Seconds between two looks at whether the kernel lives.
 LOOK = 0.5
@@ -34,7 +36,7 @@ LOST = {"RanksLostError", "DeadRankError"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where to write."""
+    """Add the option that says where to write."""
     parser.addoption("--grading-log", help="one line of JSON for each cell")
 
 
@@ -73,7 +75,8 @@ def _watch(kernel: RunningKernel) -> None:
                 if left <= LOOK:
                     raise
 
-    kernel.get_message, kernel.watched = watched, True
+    kernel.get_message = watched
+    kernel.watched = True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -94,21 +97,22 @@ def _end(item: IPyNbCell, call: pytest.CallInfo[None]) -> str | None:
     """Why nothing after this cell can be judged in this run; None if it can."""
     if call.when == "setup":
         return "the kernel did not start"
-    if call.excinfo and isinstance(call.excinfo.value, pytest.skip.Exception):
+    error = call.excinfo.value if call.excinfo else None
+    if isinstance(error, pytest.skip.Exception):
         return None
-    if call.excinfo and isinstance(call.excinfo.value, MemoryError):
+    if isinstance(error, MemoryError):
         return End.OUTPUT
     if item.parent.timed_out:
         return End.CELL_TIME
     if not item.parent.kernel.is_alive():
         return End.KERNEL
     # A cell of lab 13 kills a rank to show what happens, and the next one restarts the ranks.
-    tags = item.cell.metadata.get("tags", [])
-    deliberate = "raises-exception" in tags and not item.cell.metadata.get("own")
+    is_students = item.cell.metadata.get("own")
+    deliberate = "raises-exception" in item.cell.metadata.get("tags", []) and not is_students
     if not deliberate and _ranks_are_lost(item):
         return End.RANKS
-    own = item.cell.metadata.get("own")  # a student's: its error is no matter of the machine's
-    if call.excinfo and not own and not getattr(item.parent, "tasks_begun", False):
+    # The error of a student's own cell is no matter of the machine's.
+    if error and not is_students and not getattr(item.parent, "tasks_begun", False):
         return f"cell '{item.cell.get('id')}', before all tasks, failed"
     return None
 
@@ -117,8 +121,8 @@ def _ranks_are_lost(item: IPyNbCell) -> bool:
     """Return whether the kernel says that no later cell can work; ranks can't say so."""
     outputs = item.test_outputs or []
     kinds = {output.get("ename") for output in outputs if output.output_type == "error"}
-    found = verdict.read(outputs) if _is_check(item.cell) else []
-    lost = any(problem.kind == "lost" for one in found for problem in one.problems)
+    verdicts = verdict.read(outputs) if _is_check(item.cell) else []
+    lost = any(problem.kind == "lost" for one in verdicts for problem in one.problems)
     return lost or not kinds.isdisjoint(LOST)
 
 
@@ -127,20 +131,18 @@ def _is_check(cell: NotebookNode) -> bool:
     return bool(cell.metadata.get("lab", {}).get("check"))
 
 
-def _verdicts(item: IPyNbCell) -> list[dict[str, Any]]:
-    return [one.data() for one in verdict.read(item.test_outputs or [])]
-
-
 def _note(
     item: IPyNbCell, report: pytest.TestReport, call: pytest.CallInfo[None], why: str | None
 ) -> None:
+    outputs = item.test_outputs or []
+    verdicts = verdict.read(outputs) if _is_check(item.cell) else []
     record: Record = {
         "cell": item.cell.get("id", ""),
         "outcome": report.outcome,
         "seconds": round(call.duration, 3),
         "end": why,
-        "outputs": [_cut(output) for output in (item.test_outputs or [])[:MOST_OUTPUTS]],
-        "verdicts": _verdicts(item) if _is_check(item.cell) else [],
+        "outputs": [_cut(output) for output in outputs[:MOST_OUTPUTS]],
+        "verdicts": [one.data() for one in verdicts],
         "message": str(call.excinfo.value)[:MOST_TEXT] if call.excinfo else "",
     }
     item.test_outputs = None  # a notebook's outputs need not all be in memory

@@ -12,11 +12,19 @@ from typing import Any
 from nbformat import NotebookNode
 
 from utils.checks import verdict
-from utils.course.notebook import NotebookError, dumps, is_named, lab, notebooks, read
+from utils.course.notebook import (
+    ONLY_DRAWS,
+    NotebookError,
+    dumps,
+    is_named,
+    lab,
+    notebooks,
+    read,
+)
 from utils.course.notes import rubric_cells
 from utils.course.release import is_solution, student_version, without_notes
 
-from .drawing_cells import drawings
+from .cells import body
 
 
 class LabError(NotebookError):
@@ -25,9 +33,13 @@ class LabError(NotebookError):
 
 @dataclass
 class Task:
-    """A task of a lab. by_hand: a written answer. answers: grade_ids; checks: cell ids.
+    """A task of a lab.
 
-    foundation: what other tasks stand on, such as joining the process group.
+    Attributes:
+        by_hand: Whether it is a written answer.
+        answers: The grade_ids of its answers.
+        checks: Points by the id of each check cell.
+        foundation: Whether other tasks stand on it, such as joining the process group.
     """
 
     number: str
@@ -59,42 +71,43 @@ class Reference:
 
     @cached_property
     def drawings(self) -> set[str]:
-        """Ids of the cells that a grading run leaves out."""
-        return drawings(self.nb)
+        """Return the ids of the cells that a grading run leaves out."""
+        return self._tagged(ONLY_DRAWS)
+
+    @cached_property
+    def deliberate(self) -> set[str]:
+        """Return the ids of the cells whose error the lab shows on purpose."""
+        return self._tagged("raises-exception")
+
+    def _tagged(self, tag: str) -> set[str]:
+        return {cell.id for cell in self.nb.cells if tag in cell.metadata.get("tags", [])}
 
     @cached_property
     def answer_cells(self) -> dict[str, NotebookNode]:
-        """The cells that students fill in, by grade_id, in order."""
+        """Return the cells that students fill in, by grade_id, in order."""
         return {
             cell.metadata.nbgrader.grade_id: cell for cell in self.nb.cells if is_solution(cell)
         }
 
     @cached_property
     def owners(self) -> dict[str, str | None]:
-        """The task of each code cell: its own, else that of the last answer above it."""
-        owner, found = None, {}
+        """Return the task of each code cell: its own, else that of the last answer above it."""
+        task = None
+        owners = {}
         for cell in self.nb.cells:
-            if cell.cell_type != "code":
-                continue
-            own = lab(cell).get("task")
-            owner = own or owner
-            found[cell.id] = owner
-        return found
-
-    @cached_property
-    def deliberate(self) -> set[str]:
-        """Ids of the cells whose error the lab shows on purpose."""
-        tagged = [c for c in self.nb.cells if "raises-exception" in c.metadata.get("tags", [])]
-        return {cell.id for cell in tagged}
+            if cell.cell_type == "code":
+                task = lab(cell).get("task") or task
+                owners[cell.id] = task
+        return owners
 
     @cached_property
     def ids(self) -> set[str]:
-        """By which a notebook of this lab is known: ids and grade_ids."""
+        """Return the ids and grade_ids by which a notebook of this lab is known."""
         return {cell.id for cell in self.nb.cells} | set(self.answer_cells)
 
     @cached_property
     def expected(self) -> dict[str, list[dict[str, Any]]]:
-        """The verdicts of each check when it passes (there is one), by cell id."""
+        """Return the verdicts of each check when it passes (there is one), by cell id."""
         return {
             cell.id: [one.data() for one in verdict.read(cell.outputs)]
             for cell in self.nb.cells
@@ -103,20 +116,37 @@ class Reference:
 
     @cached_property
     def unprotected(self) -> list[str]:
-        """Tasks whose answer runs in the kernel, beside its own check."""
+        """Return the tasks whose answer runs in the kernel, beside its own check."""
         return [
             lab(cell)["task"]
             for cell in self.answer_cells.values()
             if cell.cell_type == "code" and not cell.source.startswith("%%")
         ]
 
+    @cached_property
+    def provided(self) -> list[str]:
+        """Return the code that the lab itself runs on the ranks, around the answers."""
+        cells = [cell for cell in self.nb.cells if cell.cell_type == "code"]
+        cells = [cell for cell in cells if not is_solution(cell)]
+        return [body(cell.source) for cell in cells if cell.source.startswith("%%px")]
+
     def fingerprint(self) -> str:
-        """Changes with anything that the grade may depend on; an instructor's notes are not."""
+        """Return what changes with anything that the grade may depend on; notes are not."""
         return hashlib.sha256(dumps(self.nb).encode()).hexdigest()
 
     def task(self, number: str) -> Task:
-        """The task of this number."""
+        """Return the task of this number."""
         return self.tasks[number]
+
+    def model_of(self, task: Task) -> str:
+        """Return a task's solution as one text."""
+        cells = [self.answer_cells[grade_id] for grade_id in task.answers]
+        return "\n\n".join(body(cell.source) for cell in cells)
+
+    def stub_of(self, task: Task) -> str:
+        """Return a task's stub as one text."""
+        cells = [self.answer_cells[grade_id] for grade_id in task.answers]
+        return "\n\n".join(body(self.stubs[cell.id]) for cell in cells)
 
     def _find_tasks(self) -> dict[str, Task]:
         tasks: dict[str, Task] = {}
@@ -145,8 +175,8 @@ class Reference:
             if not task.by_hand and not task.checks:
                 raise LabError(f"{self.path.name}: task {task.number} has no check cell")
             for cell_id in task.checks:
-                found = [(one["task"], one["passed"]) for one in self.expected[cell_id]]
-                if found != [(task.number, True)]:
+                verdicts = [(one["task"], one["passed"]) for one in self.expected[cell_id]]
+                if verdicts != [(task.number, True)]:
                     raise LabError(
                         f"{self.path.name}: cell '{cell_id}': its stored output is no "
                         f"'✓ Task {task.number} …': make solutions"
@@ -154,24 +184,26 @@ class Reference:
 
 
 def references(folder: Path, only: Collection[str] = ()) -> tuple[list[Reference], dict[str, str]]:
-    """The labs to grade against, and those that can't be: name → why.
+    """Return the labs to grade against, and those that can't be: name → why.
 
-    Raises LabError for a name in `only` that is no lab, and where there is nothing to grade.
+    Raises:
+        LabError: A name in `only` is no lab, or there is nothing to grade.
     """
     paths = notebooks(folder)
-    if only:
-        unknown = [name for name in only if not any(is_named(name, path) for path in paths)]
-        if unknown:
-            raise LabError(f"no such lab in {folder}: {', '.join(unknown)}")
-        paths = [path for path in paths if any(is_named(name, path) for name in only)]
-    found, broken = [], {}
+    unknown = [name for name in only if not any(is_named(name, path) for path in paths)]
+    if unknown:
+        raise LabError(f"no such lab in {folder}: {', '.join(unknown)}")
+    refs = []
+    broken = {}
     for path in paths:
+        if only and not any(is_named(name, path) for name in only):
+            continue
         try:
-            found.append(Reference(path))
+            refs.append(Reference(path))
         except NotebookError as error:
             broken[path.stem] = str(error)
-    found = [one for one in found if one.tasks]
-    if not found:
+    refs = [reference for reference in refs if reference.tasks]
+    if not refs:
         why = "".join(f"\n  {text}" for text in broken.values())
         raise LabError(f"there is no lab that can be graded in {folder}{why}")
-    return found, broken
+    return refs, broken

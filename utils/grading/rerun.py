@@ -15,8 +15,8 @@ from nbformat import NotebookNode
 
 from utils.course.notebook import NotebookError
 
+from .grading_options import SandboxOptions
 from .notebook_run import Run, run
-from .options import SandboxOptions
 from .sandbox import make_box, require
 
 #: Lines that are told of one output.
@@ -40,8 +40,7 @@ def main(path: Path, options: SandboxOptions) -> int:
     nb = notebook(path)
     box = make_box(options)
     with tempfile.TemporaryDirectory(prefix="grading-") as scratch:
-        (Path(scratch) / "probe").mkdir()
-        require(box, Path(scratch) / "probe")
+        require(box, Path(scratch))
         done = run(nb, box, Path(scratch) / "run")
     for line in told(done):
         print(harmless(line))
@@ -51,26 +50,26 @@ def main(path: Path, options: SandboxOptions) -> int:
 
 
 def notebook(path: Path) -> NotebookNode:
-    """The notebook in a file, or in a folder `run-1`. Raises RerunError where there is none."""
+    """Return the notebook in a file, or in a folder `run-1`. Raises RerunError if none is there."""
     path = path / "notebook.ipynb" if path.is_dir() else path
     try:
-        found: NotebookNode = nbformat.read(path, as_version=4)
+        nb: NotebookNode = nbformat.read(path, as_version=4)
     except OSError as error:
         raise RerunError(
             f"{path}: {error.strerror}; give RESULTS/students/NAME/LAB/run-1/notebook.ipynb"
         ) from error
     except (ValueError, AttributeError, nbformat.ValidationError) as error:
         raise RerunError(f"{path} is not a notebook: {error}") from error
-    return found
+    return nb
 
 
 def harmless(line: str) -> str:
-    """The line without what a terminal would obey: students have printed it."""
+    """Return the line without what a terminal would obey: students have printed it."""
     return "".join(one if one.isprintable() or one == "\t" else "�" for one in line)
 
 
 def told(done: Run) -> Iterator[str]:
-    """In lines: each cell's outcome, with its outputs where it has failed or is a check."""
+    """Yield in lines each cell's outcome, with its outputs if it has failed or is a check."""
     for record in done.records:
         yield f"{'✓' if record['outcome'] == 'passed' else '✗'} cell '{record['cell']}'"
         if record["outcome"] != "passed" or record["verdicts"]:

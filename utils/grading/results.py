@@ -1,4 +1,7 @@
-"""What grading one submission gave, as data: written in one step, read again by --resume."""
+"""What grading one submission gave, as data: written in one step, read again by --resume.
+
+And what a run's records say of a task: did it pass, what was said, which errors are shown.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,19 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from utils.checks.verdict import Verdict
 from utils.course.files import write_text
+from utils.course.notebook import lab
+
+if TYPE_CHECKING:  # the plugin reads this module in each run, and needs no reference
+    from .reference import Reference
+    from .sandbox import Limits
 
 Status = Literal[
     "passed",  # the check said so
@@ -27,6 +38,32 @@ Status = Literal[
 
 #: Goes up when the same submission could be graded otherwise than before.
 FORMAT = 4
+#: Errors of a task that are shown.
+MOST_SHOWN = 3
+#: Begins the advice in a report of a deadlock.
+ADVICE = "What to try"
+#: Errors of the kernel that explain what went wrong on the ranks.
+OF_RANKS = {"CellFailed", "RanksLostError"}
+#: A check interrupts ranks that do not answer.
+STILL_RUNNING = "did not come to an end and was interrupted "
+
+#: What the plugin writes of a cell that nbval has run, in the types of JSON. `cell` is its id,
+#: `outcome` pytest's word, `seconds` its time, `end` why the run ended there (or None), `outputs`
+#: what it has shown, `verdicts` those of a check as data, and `message` what nbval said of it.
+Record = dict[str, Any]
+
+
+class End(StrEnum):
+    """Why a run ended before its last cell, where that says something of the answers."""
+
+    CELL_TIME = "out of time"
+    TOTAL_TIME = "out of time in all"
+    MEMORY = "too much memory"
+    OUTPUT = "too much output"
+    MACHINE_MEMORY = "out of memory"
+    KERNEL = "the kernel died"
+    RANKS = "the ranks are gone"
+    STOPPED = "interrupted"
 
 
 @dataclass
@@ -40,9 +77,11 @@ class Shown:
 
 @dataclass
 class TaskResult:
-    """One task of one student. points: None until a written answer has been read, and where
-    grading failed. problems: what its check found, as data of
-    :class:`utils.checks.verdict.Problem`.
+    """One task of one student.
+
+    Attributes:
+        points: None until a written answer has been read, and where grading failed.
+        problems: What its check found, as data of :class:`utils.checks.verdict.Problem`.
     """
 
     task: str
@@ -59,10 +98,12 @@ class TaskResult:
 
 @dataclass
 class Result:
-    """One submission. error: why it could not be graded; then its points are no grade.
+    """One submission.
 
-    look: what a person should look at, see `suspicion`; for the instructor only. own: the code of
-    the student's own cells, which is run beside the answers.
+    Attributes:
+        error: Why it could not be graded; then its points are no grade.
+        look: What a person should look at, see `inspection`; for the instructor only.
+        own: The code of the student's own cells, which is run beside the answers.
     """
 
     student: str
@@ -80,32 +121,55 @@ class Result:
 
     @property
     def points(self) -> float:
-        """The sum of what is known."""
+        """Return the sum of what is known."""
         return sum(task.points or 0 for task in self.tasks)
 
     @property
     def most(self) -> float:
-        """What could be reached."""
+        """Return what could be reached."""
         return sum(task.most for task in self.tasks)
 
     @property
+    def written(self) -> list[TaskResult]:
+        """Return the tasks that a person grades."""
+        return [task for task in self.tasks if task.status == "by hand"]
+
+    @property
     def open(self) -> list[str]:
-        """Tasks that wait to be graded by hand."""
-        waiting = (task for task in self.tasks if task.status == "by hand")
-        return [task.task for task in waiting if task.points is None]
+        """Return the tasks that wait to be graded by hand."""
+        return [task.task for task in self.written if task.points is None]
 
     def task(self, number: str) -> TaskResult:
-        """The result of one task."""
+        """Return the result of one task."""
         return next(task for task in self.tasks if task.task == number)
 
 
 def total(results: list[Result]) -> float | None:
-    """Points in all; None where a part could not be graded: the rest is no grade."""
+    """Return the points in all; None if a part could not be graded: the rest is no grade."""
     return None if any(one.error for one in results) else sum(one.points for one in results)
 
 
+def most_of(results: list[Result]) -> float:
+    """Return what could be reached in all."""
+    return sum(one.most for one in results)
+
+
+def by_student(results: list[Result]) -> dict[str, list[Result]]:
+    """Return the results of each student, students and labs in order."""
+    students: dict[str, list[Result]] = {}
+    for result in sorted(results, key=lambda one: (one.student.casefold(), one.student, one.lab)):
+        students.setdefault(result.student, []).append(result)
+    return students
+
+
+def columns(results: list[Result]) -> list[tuple[str, str]]:
+    """Return (lab, task) of every task, in the order of the labs."""
+    ordered = sorted(results, key=lambda one: one.lab)
+    return list(dict.fromkeys((one.lab, task.task) for one in ordered for task in one.tasks))
+
+
 def file_key(path: Path, most: int) -> str:
-    """Of a submission; what lies beyond the limit is never read."""
+    """Return a submission's key; what lies beyond the limit is never read."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         return hashlib.sha256(file.read(most + 1)).hexdigest()
     return "unreadable"
@@ -117,7 +181,7 @@ def save(result: Result, path: Path) -> None:
 
 
 def load(path: Path) -> Result | None:
-    """The result in a file; None where there is none, or one that can't be read."""
+    """Return the result in a file; None if there is none, or one that can't be read."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         tasks = [
@@ -127,3 +191,101 @@ def load(path: Path) -> Result | None:
         return Result(**data, tasks=tasks)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+# --- what records say of a task ------------------------------------------------------------------
+
+
+def explicit_pass(record: Record, reference: Reference, limits: Limits) -> bool:
+    """Did nbval pass this check cell, with the verdict of the reference and no other, in time?"""
+    return (
+        record["outcome"] == "passed"
+        and record["end"] is None
+        and record["seconds"] < limits.cell
+        and record["verdicts"] == reference.expected[record["cell"]]
+    )
+
+
+def failure(checks: list[Record]) -> Status:
+    """Return why a task has failed: only a check that shows a verdict has judged."""
+    verdicts = [data for record in checks for data in record["verdicts"]]
+    if any(one["kind"] == "interrupted" for data in verdicts for one in data["problems"]):
+        return "hung"
+    return "wrong" if all(record["verdicts"] for record in checks) else "failed"
+
+
+def shown(records: list[Record], reference: Reference) -> list[Shown]:
+    """Return errors of a task's cells for the feedback: never the source of a check."""
+    errors = []
+    for record in records:
+        task = reference.owners[record["cell"]]
+        checks = reference.task(task).checks if task else {}
+        if record["cell"] in checks or record["cell"] in reference.deliberate:
+            continue
+        title = name_of(record["cell"], reference)
+        if error := _error(record, title):
+            errors.append(error)
+            if title == "the answer":
+                break  # what comes after it can't work
+    pictures = [
+        Shown("The check", shortened(output["text"].strip()) or output["type"], output["png"])
+        for record in records
+        for output in record["outputs"]
+        if output.get("png") and record["cell"] in reference.expected
+    ]
+    return (errors or pictures)[:MOST_SHOWN]
+
+
+def _error(record: Record, title: str) -> Shown | None:
+    """A cell's first error, with its picture; None if there is none."""
+    errors = [output for output in record["outputs"] if output["type"] == "error"]
+    if not errors:
+        return None
+    text = errors[0]["evalue"]
+    if errors[0]["ename"] not in OF_RANKS:
+        text = f"{errors[0]['ename']}: {text}"
+    png = next((output["png"] for output in record["outputs"] if output.get("png")), "")
+    return Shown(title[0].upper() + title[1:], tidied(text), png)
+
+
+def tidied(text: str) -> str:
+    """Return an error without the frames of libraries, the rule above them, and cell numbers.
+
+    The numbers are those of the run, which a student has never seen.
+    """
+    text = re.sub(r"Cell (?:\x1b\[[\d;]*m)*In\s?\[\d+\](?:\x1b\[[\d;]*m)*", "the cell", text)
+    blocks = re.sub(r"^-{20,}\n", "", text.strip()).split("\n\n")
+    kept = [block for block in blocks if not block.lstrip().startswith("File /")]
+    return "\n\n".join(kept).strip()
+
+
+def shortened(text: str, most: int = 2000) -> str:
+    """Return the beginning of a text, and all of its advice."""
+    if len(text) <= most:
+        return text
+    at = text.find(ADVICE)
+    if at < 0:
+        return f"{text[:most]}\n…"
+    return f"{text[:most]}\n…\n{text[at:]}" if at > most else text
+
+
+def words(record: Record) -> str:
+    """Return what a check said; without its traceback, which shows its source."""
+    if record["verdicts"]:
+        text = "\n".join(str(Verdict.from_data(data)) for data in record["verdicts"])
+    else:
+        outputs = [output for output in record["outputs"] if output.get("name") == "stdout"]
+        text = "".join(output["text"] for output in outputs).strip()
+    errors = [output for output in record["outputs"] if output["type"] == "error"]
+    if text or not errors:
+        return re.sub(r"KeyboardInterrupt: *", STILL_RUNNING, text)
+    first = (errors[0]["evalue"].strip().splitlines() or [""])[0]
+    return shortened(f"The check ended with {errors[0]['ename']}: {first}", 500)
+
+
+def name_of(cell_id: str, reference: Reference) -> str:
+    """Return what a cell is to its task, in words."""
+    cell = next(one for one in reference.nb.cells if one.id == cell_id)
+    if lab(cell).get("check"):
+        return "the check"
+    return "the answer" if lab(cell) else "the cell that runs it"

@@ -25,7 +25,7 @@ import psutil
 import utils
 from utils.course.notebook import NotebookError
 
-from .options import SandboxOptions
+from .grading_options import SandboxOptions
 
 GB = 1 << 30
 HOME = "/tmp/home"
@@ -40,10 +40,11 @@ KEPT_PREFIXES = ("LC_", "OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "UCX_")
 #: Variables by which PYTEST_ADDOPTS and its like would change every grade.
 CHANGING_PREFIXES = ("PYTEST_", "PYTHON", "IPYTHON", "JUPYTER_", "NBVAL_", "COV_", "COVERAGE_")
 #: Users of jobs that root starts: RLIMIT_NPROC does not hold for root.
-FIRST_UID, LAST_UID = 61_000, 64_900
+FIRST_UID = 61_000
+LAST_UID = 64_900
 
-#: Where launch.py lies: it is run as a file.
-LAUNCH = Path(__file__).with_name("launch.py")
+#: What Jupyter starts: it is run as a file, see there.
+LAUNCHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("kernel.py")), "launch")
 
 
 class SandboxError(NotebookError):
@@ -54,8 +55,12 @@ class SandboxError(NotebookError):
 class Limits:
     """What one submission may use.
 
-    cell, total: seconds of one cell, of one run of the notebook. memory: bytes, of all processes
-    together. scratch, shared: bytes of files in the scratch folder, in shared memory.
+    Attributes:
+        cell: Seconds for one cell.
+        total: Seconds for one run of the notebook.
+        memory: Bytes of all processes together.
+        scratch: Bytes of files in the scratch folder.
+        shared: Bytes of files in shared memory.
     """
 
     cell: float = 120.0
@@ -70,8 +75,9 @@ class Limits:
 class Box:
     """How notebooks are run: with or without walls, and what lies inside.
 
-    paths: folders that notebooks may read; they are on PYTHONPATH, too.
-    data: the data sets' folder, or None.
+    Attributes:
+        paths: Folders that notebooks may read; they are on PYTHONPATH, too.
+        data: The data sets' folder, or None.
     """
 
     walls: bool = True
@@ -80,7 +86,7 @@ class Box:
     data: Path | None = None
 
     def outer(self, job: Path, command: list[str]) -> list[str]:
-        """The command inside of the outer room: it can write in `job` only."""
+        """Return the command inside of the outer room: it can write in `job` only."""
         if not self.walls:
             return command
         return [
@@ -90,12 +96,15 @@ class Box:
         ]
 
     def inner(self, job: Path, slot: int, **more: str) -> list[str]:
-        """The command of the kernel, which reads its connection from standard input.
+        """Return the command of the kernel, which reads its connection from standard input.
 
-        more: settings of the kernel that depend on the notebook.
+        Args:
+            job: The folder of the run.
+            slot: The number of this run among those at the same time.
+            more: Settings of the kernel that depend on the notebook.
         """
         # -P: not from the current folder, which answers write to. No variable, or ranks had it too.
-        python = [sys.executable, "-P", "-m", "utils.grading.kernel"]
+        python = [sys.executable, "-P", "-m", "utils.grading.kernel", "serve"]
         if not self.walls:
             return [*python, json.dumps(self._settings(slot) | more)]
         uid = job_uid(slot) if os.geteuid() == 0 else None
@@ -114,12 +123,12 @@ class Box:
             *("--perms", "1777", "--size", str(self.limits.shared), "--tmpfs", "/dev/shm"),
             *_with_parents([*self._file_system(), *self._etc(job, uid), *mounts]),
             *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", "/tmp", "--clearenv"),
-            *_as_options(self._environment()),
+            *(part for pair in self._environment().items() for part in ("--setenv", *pair)),
             *("--", *python, json.dumps(settings)),
         ]
 
     def environment(self) -> dict[str, str]:
-        """Variables of pytest and kernel where there are no walls.
+        """Return the variables of pytest and kernel where there are no walls.
 
         None that tells pytest, Python or Jupyter to do otherwise than they do for everybody.
         """
@@ -194,12 +203,6 @@ class Box:
             options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
         return options
 
-    def _path(self) -> list[str]:
-        """The environment's programs, the site's MPI, the system's."""
-        mpiexec = shutil.which("mpiexec")
-        first = [str(Path(mpiexec).parent)] if mpiexec else []
-        return [*first, str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]
-
     def _environment(self) -> dict[str, str]:
         kept = {
             name: value
@@ -210,13 +213,18 @@ class Box:
             kept["FASHION_MNIST_ROOT"] = str(self.data)
         if self.paths:
             kept["PYTHONPATH"] = os.pathsep.join(map(str, self.paths))
+        # The site's MPI, the environment's programs, the system's.
+        programs = [str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]
+        if mpiexec := shutil.which("mpiexec"):
+            programs.insert(0, str(Path(mpiexec).parent))
         return {
-            **{"LANG": "C.UTF-8", **kept},
+            "LANG": "C.UTF-8",
+            **kept,
             "HOME": HOME,
             "TMPDIR": "/tmp",
             "USER": "student",
             "LOGNAME": "student",
-            "PATH": os.pathsep.join(self._path()),
+            "PATH": os.pathsep.join(programs),
             "IPP_NONINTERACTIVE": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -238,15 +246,15 @@ def make_box(options: SandboxOptions) -> Box:
 
 
 def bwrap() -> str:
-    """Where bubblewrap is. Raises SandboxError where it is not."""
-    found = shutil.which("bwrap")
-    if found is None:
+    """Return where bubblewrap is. Raises SandboxError if it is nowhere."""
+    path = shutil.which("bwrap")
+    if path is None:
         raise SandboxError(
             "bubblewrap is not installed, so submissions could read and change everything that "
             "you can. Install it (Debian, Ubuntu: apt-get install bubblewrap), or give "
             "--no-sandbox if you trust every submission."
         )
-    return found
+    return path
 
 
 def require(box: Box, folder: Path) -> None:
@@ -259,16 +267,16 @@ def require(box: Box, folder: Path) -> None:
         box.outer(folder, probe), capture_output=True, text=True, timeout=60, check=False
     )
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        reason = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
         raise SandboxError(
-            f"bubblewrap can't build a sandbox on this machine: {said}\nWhere users may not make "
+            f"bubblewrap can't build a sandbox on this machine: {reason}\nWhere users may not make "
             "namespaces, an administrator can allow it; or give --no-sandbox if you trust "
             "every submission."
         )
 
 
 def job_uid(slot: int) -> int:
-    """A user for a job that root starts: nobody's, and no other job's."""
+    """Return a user for a job that root starts: nobody's, and no other job's."""
     room = LAST_UID - FIRST_UID
     for shift in range(room):
         uid = FIRST_UID + (os.getpid() * 16 + slot + shift) % room
@@ -280,7 +288,7 @@ def job_uid(slot: int) -> int:
 
 
 def font_lists() -> Iterator[Path]:
-    """matplotlib's lists of this machine's fonts, where it has made them."""
+    """Yield matplotlib's lists of this machine's fonts, where it has made them."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(os.environ.get("MPLCONFIGDIR") or Path(cache, "matplotlib"))
     yield from sorted(folder.glob("fontlist-v*.json"))
@@ -293,7 +301,8 @@ def _knows(option: str) -> bool:
 
 def _with_parents(mounts: list[str]) -> list[str]:
     """The mounts, each after the folders above it: bubblewrap's own are closed to other users."""
-    options, made = [], {Path("/"), Path("/tmp"), Path("/dev"), Path("/proc")}
+    options = []
+    made = {Path("/"), Path("/tmp"), Path("/dev"), Path("/proc")}
     for kind, source, target in zip(*[iter(mounts)] * 3, strict=True):
         parents = [path for path in reversed(Path(target).parents) if path not in made]
         for path in parents:
@@ -303,15 +312,11 @@ def _with_parents(mounts: list[str]) -> list[str]:
     return options
 
 
-def _as_options(environment: dict[str, str]) -> list[str]:
-    return [part for name, value in environment.items() for part in ("--setenv", name, value)]
-
-
 def _threads_of_user() -> int:
     """RLIMIT_NPROC counts threads of the user, older kernels those outside as well."""
-    mine = psutil.process_iter(["uids", "num_threads"])
+    about = [process.info for process in psutil.process_iter(["uids", "num_threads"])]
     return sum(
-        one.info["num_threads"] or 0
-        for one in mine
-        if one.info["uids"] and one.info["uids"].real == os.getuid()
+        info["num_threads"] or 0
+        for info in about
+        if info["uids"] and info["uids"].real == os.getuid()
     )

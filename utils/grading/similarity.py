@@ -6,16 +6,19 @@ Those of two students, and those of a student and the published solution.
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from .cells import body
 from .reference import Reference
 from .results import Result
-from .source import body
 
 #: Answers shorter than this, in nodes of their syntax tree, look alike by nature.
-LEAST_NODES, LEAST_WORDS = 25, 12
+LEAST_NODES = 25
+LEAST_WORDS = 12
 #: Nodes beyond the stub's from which nobody comes upon the very program of the solution alone:
 #: four lines or more. What is shorter, many find.
 LEAST_OF_MODEL = 60
@@ -30,55 +33,53 @@ class Alike:
 
 
 def groups(results: list[Result], references: list[Reference]) -> list[Alike]:
-    """Students who share answers that are not the model's, most shared tasks first."""
+    """Return students who share answers that are not the model's, most shared tasks first."""
     models = {reference.lab: _models(reference) for reference in references}
     same: dict[tuple[str, str, str], set[str]] = defaultdict(set)
-    for result in results:
-        for task in result.tasks:
-            shape = text_shape(task.code) if task.status == "by hand" else code_shape(task.code)
-            if shape and shape not in models.get(result.lab, ()):
-                same[result.lab, task.task, shape].add(result.student)
-    found: dict[tuple[str, ...], Alike] = {}
-    for (_, number, _), students in same.items():
+    for student, lab, task, shape in _shapes(results):
+        if shape not in models.get(lab, ()):
+            same[lab, task, shape].add(student)
+    alike: dict[tuple[str, ...], Alike] = {}
+    for (_, task, _), students in same.items():
         if len(students) > 1:
             key = tuple(sorted(students))
-            found.setdefault(key, Alike(key)).tasks.append(number)
-    return sorted(found.values(), key=lambda group: (-len(group.tasks), group.students))
+            alike.setdefault(key, Alike(key)).tasks.append(task)
+    return _ranked(alike.values())
 
 
 def copies(results: list[Result], references: list[Reference]) -> list[Alike]:
-    """Students whose longer answers are the published solution's, most tasks first."""
+    """Return students whose longer answers are the published solution's, most tasks first."""
     models = {reference.lab: _long_models(reference) for reference in references}
-    found: dict[str, Alike] = {}
+    alike: dict[str, Alike] = {}
+    for student, lab, task, shape in _shapes(results):
+        if shape == models.get(lab, {}).get(task):
+            alike.setdefault(student, Alike((student,))).tasks.append(task)
+    return _ranked(alike.values())
+
+
+def _ranked(alike: Iterable[Alike]) -> list[Alike]:
+    return sorted(alike, key=lambda group: (-len(group.tasks), group.students))
+
+
+def _shapes(results: list[Result]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield student, lab, task and shape of each answer that is long enough to have one."""
     for result in results:
         for task in result.tasks:
             shape = text_shape(task.code) if task.status == "by hand" else code_shape(task.code)
-            if shape and shape == models.get(result.lab, {}).get(task.task):
-                found.setdefault(result.student, Alike((result.student,))).tasks.append(task.task)
-    return sorted(found.values(), key=lambda one: (-len(one.tasks), one.students))
+            if shape:
+                yield result.student, result.lab, task.task, shape
 
 
 def _long_models(reference: Reference) -> dict[str, str]:
     """The shape of the solution of each task in which it is no coincidence to have the same."""
-    found = {}
+    shapes = {}
     for task in reference.tasks.values():
-        cells = [reference.answer_cells[grade_id] for grade_id in task.answers]
+        model = reference.model_of(task)
         if task.by_hand:
-            found[task.number] = text_shape("\n\n".join(cell.source for cell in cells))
-            continue
-        model = "\n\n".join(body(cell.source) for cell in cells)
-        stub = "\n\n".join(body(reference.stubs[cell.id]) for cell in cells)
-        if _nodes(model) - _nodes(stub) >= LEAST_OF_MODEL:
-            found[task.number] = code_shape(model)
-    return {number: shape for number, shape in found.items() if shape}
-
-
-def _nodes(source: str) -> int:
-    """How large a program is; 0 for what is none."""
-    try:
-        return sum(1 for _ in ast.walk(ast.parse(re.sub(r"^[!%].*$", "", source, flags=re.M))))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return 0
+            shapes[task.number] = text_shape(model)
+        elif _size(model) - _size(reference.stub_of(task)) >= LEAST_OF_MODEL:
+            shapes[task.number] = code_shape(model)
+    return {number: shape for number, shape in shapes.items() if shape}
 
 
 def _models(reference: Reference) -> set[str]:
@@ -105,26 +106,40 @@ class _Rename(ast.NodeTransformer):
         return ast.arg(self._number(node.arg))
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        node.name, node.returns = self._number(node.name), None
+        node.name = self._number(node.name)
+        node.returns = None
         if ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
         self.generic_visit(node)
         return node
 
 
-def code_shape(source: str) -> str:
-    """The same for programs that differ in names, layout and comments; "" for short ones."""
+def _tree(source: str) -> ast.Module | None:
+    """The program without the lines for the shell and IPython; None for what is none."""
     try:
-        tree = ast.parse(re.sub(r"^[!%].*$", "", source, flags=re.MULTILINE))
-        if sum(1 for _ in ast.walk(tree)) < LEAST_NODES:
-            return ""
-        return ast.dump(_Rename().visit(tree))
+        return ast.parse(re.sub(r"^[!%].*$", "", source, flags=re.MULTILINE))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        words = " ".join(re.sub(r"#.*", "", source).split())
-        return words if len(words.split()) >= LEAST_WORDS else ""
+        return None
+
+
+def _size(source: str) -> int:
+    """How many nodes a program has; 0 for what is none."""
+    tree = _tree(source)
+    return len(list(ast.walk(tree))) if tree else 0
+
+
+def code_shape(source: str) -> str:
+    """Return the same for programs that differ in names, layout and comments; "" if short."""
+    if tree := _tree(source):
+        if len(list(ast.walk(tree))) < LEAST_NODES:
+            return ""
+        with contextlib.suppress(RecursionError, MemoryError):
+            return ast.dump(_Rename().visit(tree))
+    words = re.sub(r"#.*", "", source).split()
+    return " ".join(words) if len(words) >= LEAST_WORDS else ""
 
 
 def text_shape(text: str) -> str:
-    """The words of a written answer; "" for short ones."""
+    """Return the words of a written answer; "" for short ones."""
     words = re.findall(r"\w+", text.casefold())
     return " ".join(words) if len(words) >= LEAST_WORDS else ""

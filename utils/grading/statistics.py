@@ -17,12 +17,10 @@ from utils.checks.verdict import Problem
 from utils.course.execute import require_kernel, run_cells
 from utils.course.notebook import NotebookError, normalise, write
 
-from .answer_states import kind
-from .page_rendering import TEMPLATES
-from .problems import blurred, problems
+from .answer_states import NOTHING_WRONG, blurred, kind, problems
 from .results import Result, TaskResult, load
 
-TEMPLATE = TEMPLATES / "statistics.ipynb"
+TEMPLATE = Path(__file__).with_name("templates") / "statistics.ipynb"
 #: Before why there is nothing to judge yet, in the first line of a verdict.
 _OPEN = re.compile(r"^✗ Task \S+ · .+ · ")
 #: Seconds for a cell of it.
@@ -38,9 +36,10 @@ class Task:
     """How a class did in a task.
 
     Attributes:
-        lab, number, title: such as "01_c10d", "1.4", "all_reduce".
-        most: points to be had.
-        states: how many answers are "good", "bad", "stuck", "none", "hand", "waits".
+        lab: Such as "01_c10d".
+        number: Such as "1.4".
+        most: Points to be had.
+        states: How many answers are "good", "bad", "stuck", "none", "hand", "waits".
     """
 
     lab: str
@@ -51,7 +50,7 @@ class Task:
 
     @property
     def answers(self) -> int:
-        """Of how many students."""
+        """Return how many students have one."""
         return self.states.total()
 
 
@@ -60,10 +59,10 @@ class Mistake:
     """What was said of answers to a task.
 
     Attributes:
-        text: as it was said to one of them; others may have other numbers in it.
-        kind: of a :class:`utils.checks.verdict.Problem`; "" where the results are older.
-        students: how many were told.
-        share: of those who did not solve the task.
+        text: As it was said to one of them; others may have other numbers in it.
+        kind: That of a :class:`utils.checks.verdict.Problem`; "" where the results are older.
+        students: How many were told.
+        share: Their part of those who did not solve the task.
     """
 
     lab: str
@@ -83,59 +82,60 @@ class ClassResults:
 
     @property
     def students(self) -> int:
-        """With at least one submission that was graded."""
+        """Return how many have at least one submission that was graded."""
         return len({one.student for one in self.results})
 
     @property
     def labs(self) -> list[str]:
-        """That were handed in, by name."""
+        """Return the labs that were handed in, by name."""
         return sorted({one.lab for one in self.results})
 
     def shares(self, lab: str) -> list[float]:
-        """Of the points of a lab, 0 to 1, of each submission; what waits for a person is none."""
-        own = [one for one in self.results if one.lab == lab and one.most]
-        return sorted(one.points / one.most for one in own)
+        """Return each submission's share of the points, 0 to 1; what waits for a person is none."""
+        of_lab = [one for one in self._of(lab) if one.most]
+        return sorted(one.points / one.most for one in of_lab)
 
     def tasks(self, lab: str) -> list[Task]:
-        """Of a lab, in order."""
-        found: dict[str, list[TaskResult]] = defaultdict(list)
-        for one in self.results:
-            for task in one.tasks if one.lab == lab else ():
-                found[task.task].append(task)
+        """Return the tasks of a lab, in order."""
+        answers: dict[str, list[TaskResult]] = defaultdict(list)
+        for one in self._of(lab):
+            for task in one.tasks:
+                answers[task.task].append(task)
         return [
-            Task(lab, number, own[0].title, own[0].most, Counter(map(kind, own)))
-            for number, own in found.items()
+            Task(lab, number, each[0].title, each[0].most, Counter(map(kind, each)))
+            for number, each in answers.items()
         ]
 
     def mistakes(self, lab: str, task: str, most: int = 3) -> list[Mistake]:
-        """The commonest of a task, most students first; each student counts once for each."""
-        own = [one for one in self.results if one.lab == lab]
+        """Return the commonest of a task, most students first; a student counts once for each."""
         # A result of an older version of the lab may be without it.
-        answers = [answer for one in own for answer in one.tasks if answer.task == task]
-        unsolved = sum(one.status not in {"passed", "by hand"} for one in answers)
+        answers = [each for result in self._of(lab) for each in result.tasks if each.task == task]
+        unsolved = sum(answer.status not in {"passed", "by hand"} for answer in answers)
         counts: Counter[str] = Counter()
         example: dict[str, Problem] = {}
         for answer in answers:
-            said = {blurred(one.text): one for one in told(answer)}
-            counts.update(said.keys())
-            example = said | example
+            by_shape = {blurred(problem.text): problem for problem in problems_of(answer)}
+            counts.update(by_shape.keys())
+            example = by_shape | example
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
         return [
             Mistake(lab, task, example[key].text, example[key].kind, n, n / unsolved)
             for key, n in ranked
         ]
 
+    def _of(self, lab: str) -> list[Result]:
+        return [one for one in self.results if one.lab == lab]
+
 
 def read(folder: Path) -> ClassResults:
-    """The class in a results folder.
+    """Return the class in a results folder.
 
     Raises:
-        StatisticsError: there is no result that could be graded.
+        StatisticsError: There is no result that could be graded.
     """
     folder = Path(folder)
     stored = [load(path) for path in sorted(folder.glob("students/*/*/result.json"))]
-    found = [one for one in stored if one is not None]
-    graded = [one for one in found if not one.error and one.file]
+    graded = [one for one in stored if one is not None and not one.error and one.file]
     if not graded:
         raise StatisticsError(
             f"{folder.resolve()} holds no graded submission "
@@ -145,9 +145,9 @@ def read(folder: Path) -> ClassResults:
     return ClassResults(graded, len(stored) - len(graded))
 
 
-def told(answer: TaskResult) -> list[Problem]:
-    """What was wrong with an answer; nothing where it was right, open or written."""
-    if answer.status in {"passed", "by hand", "missing", "unchanged", "not graded"}:
+def problems_of(answer: TaskResult) -> list[Problem]:
+    """Return what was wrong with an answer; nothing where it was right, open or written."""
+    if answer.status in NOTHING_WRONG | {"not graded"}:
         return []
     if answer.problems:
         return [_with_known_kind(Problem(**one)) for one in answer.problems]

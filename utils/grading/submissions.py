@@ -7,7 +7,6 @@ folder, and sizes are limited; what is left out is said in a remark.
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,10 +51,12 @@ class File:
 
 @dataclass
 class Found:
-    """All files, every student (also those without a file), and remarks by student's name.
+    """All files of a class, and every student, also those without a file.
 
-    Remarks that belong to nobody have the name "". others: files that are no notebooks. closed:
-    what can't be looked into, so that nobody knows what was handed in; both by student's name.
+    Attributes:
+        remarks: By student's name; those that belong to nobody have the name "".
+        others: Files that are no notebooks, by student's name.
+        closed: What can't be looked into, so that nobody knows what was handed in, by name.
     """
 
     files: list[File] = field(default_factory=list)
@@ -67,28 +68,29 @@ class Found:
 
     def remark(self, text: str, name: str = "") -> None:
         """Add a remark, once."""
-        said, text = self.remarks.setdefault(name, []), clean(text)
-        if text not in said:
-            said.append(text)
+        remarks = self.remarks.setdefault(name, [])
+        text = clean(text)
+        if text not in remarks:
+            remarks.append(text)
 
     def close(self, text: str, name: str) -> None:
         """Note what can't be looked into."""
         self.closed.setdefault(name, []).append(clean(text))
 
     def student(self, name: str, lms: dict[str, str] | None = None) -> Student:
-        """The student of this name; a namesake, whom the LMS tells apart, has the number, too."""
+        """Return the student of a name; one whom the LMS tells from a namesake has a number."""
         name = clean(name)
         if lms and name in self.students and self.students[name].lms.get("id") != lms["id"]:
             name = f"{name} ({lms['id']})"
         return self.students.setdefault(name, Student(name, lms or {}))
 
     def owner(self, folder: str) -> Student:
-        """The student of a folder. Two folders are two students, even where names look alike."""
-        wanted = name = clean(folder)
+        """Return the student of a folder. Two folders are two students, even if of one name."""
+        name = clean(folder)
         count = 1
         while name in self.folders:
             count += 1
-            name = f"{wanted} ({count})"
+            name = f"{clean(folder)} ({count})"
         self.folders.add(name)
         if count > 1:
             self.remark(f"{count} folders have this name, but for blanks or accents", name)
@@ -96,33 +98,32 @@ class Found:
 
 
 def find(source: Path, scratch: Path, labs: list[str]) -> Found:
-    """Every submission in a folder, a zip or a single notebook.
+    """Return every submission in a folder, a zip or a single notebook.
 
-    scratch: a folder for what comes out of a zip. labs: stems of the labs' files, such as
-    "01_c10d", which a file's name may contain beside the student's.
+    What comes out of a zip goes to the folder `scratch`. A file's name may contain one of `labs`,
+    such as "01_c10d", beside the student's.
     """
-    found = Found()
+    submissions = Found()
     damaged: dict[Path, str] = {}
+    folder = source
     if source.is_file() and source.suffix.lower() == ".zip":
         folder = scratch / "unpacked"
         remarks, damaged = unpack(source, folder)
         for remark in remarks:
-            found.remark(remark)
+            submissions.remark(remark)
     elif source.is_file() and source.suffix.lower() == ".ipynb":
-        Search(found, labs, scratch, damaged).add_flat(source)
-        return found
-    elif source.is_dir():
-        folder = source
-    else:
+        Search(submissions, labs, scratch, damaged).add_flat(source)
+        return submissions
+    elif not source.is_dir():
         raise SubmissionsError(f"{source}: no folder, no .zip and no .ipynb")
     try:
-        Search(found, labs, scratch, damaged).add_all(_only_folder(folder))
+        Search(submissions, labs, scratch, damaged).add_all(_only_folder(folder))
     except OSError as error:
         raise SubmissionsError(f"{source}: can't be read: {error.strerror}") from error
-    if not found.students:
-        said = "".join(f"\n  {text}" for text in found.remarks.get("", [])[:10])
-        raise SubmissionsError(f"{source}: there is no notebook (.ipynb) in it{said}")
-    return found
+    if not submissions.students:
+        lines = "".join(f"\n  {text}" for text in submissions.remarks.get("", [])[:10])
+        raise SubmissionsError(f"{source}: there is no notebook (.ipynb) in it{lines}")
+    return submissions
 
 
 def _only_folder(folder: Path) -> Path:
@@ -144,17 +145,20 @@ def _entries(folder: Path) -> list[Path]:
 
 
 class Search:
-    """Goes through a folder and adds to `found` what is in it.
+    """A walk through a folder, which adds to `found` what is in it.
 
     damaged: of files that came out of a zip, those that did not come out whole, and why.
     """
 
     def __init__(self, found: Found, labs: list[str], scratch: Path, damaged: dict[Path, str]):
-        self.found, self.labs, self.scratch, self.damaged = found, labs, scratch, damaged
+        self.found = found
+        self.labs = labs
+        self.scratch = scratch
+        self.damaged = damaged
         self.rooms: dict[str, Room] = {}
 
     def add_all(self, folder: Path) -> None:
-        """Every student's folder or file."""
+        """Add every student's folder or file."""
         paths = _entries(folder)
         flat = not any(path.is_dir() for path in paths)
         for path in paths:
@@ -168,8 +172,9 @@ class Search:
                 self.found.remark(f"{clean(path.name)}: nobody's submission, not looked at")
 
     def add_flat(self, path: Path) -> None:
-        """A file beside others: the student is in its name."""
-        attempt, name = 0, path.name
+        """Add a file beside others: the student is in its name."""
+        attempt = 0
+        name = path.name
         stem = NOTEBOOK.sub("", name) if NOTEBOOK.search(name) else path.stem
         if match := CANVAS.fullmatch(stem):  # first: the rest of its names is the student's, too
             lms = {"system": "canvas", "id": match["id"]}
@@ -254,12 +259,22 @@ def _without_lab(stem: str, labs: list[str]) -> str:
     return stem
 
 
-def folder_name(name: str) -> str:
+def student_folders(names: list[str], out: Path) -> dict[str, Path]:
+    """Return a folder for each student, also where a file system sees no difference in names."""
+    folders: dict[str, Path] = {}
+    used = set()
+    for name in names:
+        wanted = folder = _folder_name(name)
+        count = 1
+        while folder.casefold() in used:
+            count += 1
+            folder = f"{wanted} ({count})"
+        used.add(folder.casefold())
+        folders[name] = out / "students" / folder
+    return folders
+
+
+def _folder_name(name: str) -> str:
     """A student's name as the name of a folder on every system."""
     safe = re.sub(r'[<>:"/\\|?*\x00-\x1f]', "_", name).strip(" .")
     return safe[:80].encode()[:MOST_NAME].decode(errors="ignore").rstrip(" .") or "_"
-
-
-def clear(folder: Path) -> None:
-    """Remove what was unpacked."""
-    shutil.rmtree(folder, ignore_errors=True)

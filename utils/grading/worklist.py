@@ -1,21 +1,35 @@
-"""What there is to grade: a job for each student and lab, and what stands in for one."""
+"""A job for each student and lab of a class: what is to be graded, and its result.
+
+:func:`plan` makes the jobs of submissions, and :func:`work` grades several at a time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import queue
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tqdm import tqdm
 
 import utils
 from utils.course.files import folder_key, key
 from utils.course.notebook import notebooks
 
+from . import inspection
 from .assembly import assemble
-from .cells import Cell, UnreadableError, read_cells
-from .options import GradingOptions
+from .cells import Cell, UnreadableError, known_cells, read_cells
+from .grader import InterruptedGradingError, grade
+from .grading_options import GradingOptions, SandboxOptions
+from .notebook_run import Stop
 from .reference import LabError, Reference
-from .results import FORMAT, Result, TaskResult, file_key
-from .submissions import File, Found, Student, folder_name
+from .results import FORMAT, Result, TaskResult, file_key, load, save
+from .sandbox import Box
+from .submissions import File, Found, Student, student_folders
 from .zips import MOST_FILE
 
 #: Why there is no result of a job that a stopped run did not come to.
@@ -26,7 +40,10 @@ NOT_YET = "not graded yet: --resume goes on"
 class Job:
     """A submission to grade: whose, against what, where the result goes.
 
-    error: why it can't be graded, which is known before. found: what was handed in instead.
+    Attributes:
+        file: The file that counts; None if nothing was handed in.
+        error: Why it can't be graded, which is known before.
+        instead: What was handed in instead of a notebook.
     """
 
     student: Student
@@ -36,67 +53,67 @@ class Job:
     remarks: list[str] = field(default_factory=list)
     key: str = ""
     error: str = ""
-    found: list[str] = field(default_factory=list)
+    instead: list[str] = field(default_factory=list)
 
-    @property
-    def path(self) -> Path:
-        """Where the file is that counts. Raises ValueError if nothing was handed in."""
-        if self.file is None:
-            raise ValueError("nothing was handed in")
-        return self.file.path
-
-
-def labs(folder: Path) -> list[str]:
-    """All labs that a file's name may mean, also those that are not graded now."""
-    return [path.stem for path in notebooks(folder)]
+    def ungraded(self, why: str) -> Result:
+        """Return what stands in for a result where grading has failed."""
+        return ungraded(self.student, self.reference.lab, self.reference, why)
 
 
 def plan(
-    found: Found,
+    submissions: Found,
     refs: list[Reference],
     broken: dict[str, str],
     options: GradingOptions,
     out: Path,
 ) -> list[Job]:
-    """One job for each student and lab; of several files for one lab, one is taken.
+    """Return a job for each student and lab; of several files for one lab, one is taken.
 
-    Raises LabError when something was handed in for a lab that can't be graded, and when no file
-    tells which lab it is of.
+    Raises:
+        LabError: Something was handed in for a lab that can't be graded, or no file tells which
+            lab it is of.
     """
-    taken = sort_files(found, refs, broken, other_labs(options.solutions, refs))
+    taken = _sort_files(submissions, refs, broken, _other_labs(options.solutions, refs))
     handed_in = {lab for _, lab in taken}
     wanted = [ref for ref in refs if ref.lab in handed_in or options.only or len(refs) == 1]
     if not wanted:
-        said = [text for texts in found.remarks.values() for text in texts][:10]
-        lines = "".join(f"\n  {text}" for text in said)
+        remarks = [text for texts in submissions.remarks.values() for text in texts]
+        lines = "".join(f"\n  {text}" for text in remarks[:10])
         raise LabError(f"no file is known for a lab's; --only LAB says which is graded{lines}")
-    folders = student_folders(list(found.students), out)
-    house = Path(utils.__file__).parent
-    course = folder_key([*(house / room for room in ("checks", "labs")), *options.sandbox.paths])
-    box = options.sandbox
-    limits = f"{box.cell_timeout:g} {box.timeout:g} {box.memory:g}"
+    folders = student_folders(list(submissions.students), out)
+    circumstances = _circumstances(options.sandbox)
     jobs = []
-    for student in found.students.values():
+    for student in submissions.students.values():
         for ref in wanted:
             job = Job(student, ref, None, folders[student.name] / ref.lab)
             if files := taken.get((student.name, ref.lab), []):
-                _take(job, files, course, limits)
+                _take(job, files, circumstances)
             else:
-                job.error = "; ".join(found.closed.get(student.name, []))
-                job.found = found.others.get(student.name, [])
+                job.error = "; ".join(submissions.closed.get(student.name, []))
+                job.instead = submissions.others.get(student.name, [])
             jobs.append(job)
     return jobs
 
 
-def sort_files(
-    found: Found, refs: list[Reference], broken: dict[str, str], others: dict[str, set[str]]
+def _circumstances(box: SandboxOptions) -> tuple[str, str]:
+    """What else a grade depends on: the course's code, and the limits."""
+    house = Path(utils.__file__).parent
+    course = folder_key([*(house / room for room in ("checks", "labs")), *box.paths])
+    return course, f"{box.cell_timeout:g} {box.timeout:g} {box.memory:g}"
+
+
+def _sort_files(
+    submissions: Found,
+    refs: list[Reference],
+    broken: dict[str, str],
+    others: dict[str, set[str]],
 ) -> dict[tuple[str, str], list[File]]:
     """The files of each student and lab; what can't be told is closed, not a zero."""
     taken: dict[tuple[str, str], list[File]] = {}
-    for file in found.files:
+    for file in submissions.files:
         lab = match(file, refs, others)
         if lab is None:
-            _set_aside(found, file)
+            _set_aside(submissions, file)
         elif lab in broken:
             raise LabError(f"{file.name} can't be graded: {broken[lab]}")
         elif lab not in others:
@@ -104,19 +121,20 @@ def sort_files(
     return taken
 
 
-def _set_aside(found: Found, file: File) -> None:
+def _set_aside(submissions: Found, file: File) -> None:
     """Note a file of no known lab. It is not graded if it can't be read; otherwise it is a 0."""
     name = file.student.name
-    found.remark(f"{file.name}: which lab is this? It has no cell of a lab that is graded", name)
+    question = f"{file.name}: which lab is this?"
+    submissions.remark(f"{question} It has no cell of a lab that is graded", name)
     try:
         read_cells(file.path, [])
     except (OSError, UnreadableError) as error:
-        found.close(f"{file.name}: which lab is this? {error}", name)
+        submissions.close(f"{question} {error}", name)
     else:
-        found.others.setdefault(name, []).append(file.name)
+        submissions.others.setdefault(name, []).append(file.name)
 
 
-def _take(job: Job, files: list[File], course: str, limits: str) -> None:
+def _take(job: Job, files: list[File], circumstances: tuple[str, str]) -> None:
     """Choose the file that counts: one with an answer, if there is any, for it lies with others."""
     answered = [file for file in files if len(files) == 1 or _is_begun(file, job.reference)]
     job.file = newest(answered or files, job.reference.lab)
@@ -124,22 +142,21 @@ def _take(job: Job, files: list[File], course: str, limits: str) -> None:
     if len(files) > 1:
         job.remarks.append(f"{len(files)} files for this lab; {job.file.name} counts")
     file = file_key(job.file.path, MOST_FILE)
-    job.key = key(file, job.reference.fingerprint(), course, limits, version=FORMAT)
+    job.key = key(file, job.reference.fingerprint(), *circumstances, version=FORMAT)
 
 
 def _is_begun(file: File, reference: Reference) -> bool:
     """Whether there is more in it than was handed out, or nobody knows: it can't be read."""
-    done = assemble(reference, file.path)
-    return bool(file.error or done.error) or any(one.given for one in done.answers.values())
+    assembled = assemble(reference, file.path)
+    return bool(file.error or assembled.error) or assembled.is_begun
 
 
 def match(file: File, refs: list[Reference], others: dict[str, set[str]]) -> str | None:
-    """The lab of a file: by its name, unless its cells are clearly those of another."""
+    """Return the lab of a file: by its name, unless its cells are clearly those of another."""
     known = {ref.lab: ref.ids for ref in refs} | others
     by_name = [lab for lab in known if lab.casefold() in file.name.casefold()]
-    cells = _cells(file.path)
-    own = {str(one) for cell in cells for one in (cell["id"], cell["grade_id"]) if one}
-    shared = {lab: len(own & ids) for lab, ids in known.items()}
+    own_ids = _ids(known_cells(file.path))
+    shared = {lab: len(own_ids & ids) for lab, ids in known.items()}
     best = max(shared, key=lambda lab: shared[lab])
     if by_name and (shared[by_name[0]] or not shared[best]):
         return by_name[0]
@@ -148,72 +165,146 @@ def match(file: File, refs: list[Reference], others: dict[str, set[str]]) -> str
     return refs[0].lab if len(refs) == 1 and not by_name else None
 
 
-def other_labs(folder: Path, refs: list[Reference]) -> dict[str, set[str]]:
+def _other_labs(folder: Path, refs: list[Reference]) -> dict[str, set[str]]:
     """Ids of the labs that are not graded now, so that their files are told apart."""
     graded = {ref.lab for ref in refs}
-    found = {}
-    for path in notebooks(folder):
-        if path.stem not in graded:
-            cells = _cells(path)
-            ids = {str(one) for cell in cells for one in (cell["id"], cell["grade_id"]) if one}
-            found[path.stem] = ids - {one for ref in refs for one in ref.ids}
-    return found
+    known = {one for ref in refs for one in ref.ids}
+    paths = [path for path in notebooks(folder) if path.stem not in graded]
+    return {path.stem: _ids(known_cells(path)) - known for path in paths}
 
 
-def _cells(path: Path) -> list[Cell]:
-    """A file's cells; none where it can't be read: whoever grades it says so."""
-    with contextlib.suppress(OSError, UnreadableError):
-        return read_cells(path, []) or []
-    return []
-
-
-def _age(path: Path) -> float:
-    with contextlib.suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0
+def _ids(cells: list[Cell]) -> set[str]:
+    return {one for cell in cells for one in (cell["id"], cell["grade_id"]) if one}
 
 
 def newest(files: list[File], lab: str) -> File:
-    """The last attempt; among equals the one that is named as the lab is, then the youngest."""
+    """Return the last attempt; among equals the one named as the lab is, then the youngest."""
 
     def order(file: File) -> tuple[int, bool, float, str]:
         named = Path(file.name).stem.casefold() == lab.casefold()
-        return file.attempt, named, _age(file.path), file.name
+        age = 0.0
+        with contextlib.suppress(OSError):
+            age = file.path.stat().st_mtime
+        return file.attempt, named, age, file.name
 
     return max(files, key=order)
 
 
-def student_folders(names: list[str], out: Path) -> dict[str, Path]:
-    """A folder for each student, also where two names differ in nothing that a file system sees."""
-    folders, used = {}, set()
-    for name in names:
-        wanted = folder = folder_name(name)
-        count = 1
-        while folder.casefold() in used:
-            count += 1
-            folder = f"{wanted} ({count})"
-        used.add(folder.casefold())
-        folders[name] = out / "students" / folder
-    return folders
+# --- the work ------------------------------------------------------------------------------------
 
 
-# --- in place of a result ------------------------------------------------------------------------
+def work(
+    jobs: list[Job], box: Box, options: GradingOptions, finish: Callable[[], None]
+) -> tuple[list[Result], bool]:
+    """Grade what has to be graded; return a result for every job, and whether the user stopped it.
+
+    It calls `finish` when there is no more work that a Ctrl-C could end.
+    """
+    results: dict[int, Result] = {}
+    futures: dict[Future[Result], int] = {}
+    stop = Stop()
+    slots: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for slot in range(options.jobs):
+        slots.put(slot)
+    pool = ThreadPoolExecutor(options.jobs)
+    interrupted = False
+    try:
+        for number, job in enumerate(jobs):
+            if known := _without_a_run(job, options.resume):
+                results[number] = known
+            else:
+                futures[pool.submit(do, job, box, slots, stop)] = number
+        quiet = options.quiet or not futures
+        ended = as_completed(list(futures))
+        for future in tqdm(ended, total=len(futures), unit="submission", disable=quiet):
+            results[futures[future]] = future.result()
+    except KeyboardInterrupt:
+        interrupted = True
+        print("\nstopped; what was graded is kept, --resume goes on from there", file=sys.stderr)
+    finally:
+        finish()
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+    for future, number in futures.items():
+        if number not in results and not future.cancelled() and not future.exception():
+            results[number] = future.result()
+    return [
+        results.get(number) or _usable(job) or job.ungraded(NOT_YET)
+        for number, job in enumerate(jobs)
+    ], interrupted
 
 
-def absent(job: Job) -> Result:
-    """Nothing was handed in for this lab: no points for it."""
+def _usable(job: Job) -> Result | None:
+    """The result of an earlier run, if it would come out the same now."""
+    stored = load(job.folder / "result.json") if job.file and not job.error else None
+    if stored is None or stored.error or stored.key != job.key:
+        return None
+    # Two students whose names a file system does not tell apart may have changed places.
+    return stored if stored.student == job.student.name else None
+
+
+def _without_a_run(job: Job, resume: bool) -> Result | None:
+    """The result of a job that takes no run: known, hopeless, or nothing handed in."""
+    if resume and (stored := _usable(job)):
+        stored.lms = job.student.lms
+        return stored
+    if job.error:
+        return _keep(job.ungraded(job.error), job)
+    return _keep(_absent(job), job) if job.file is None else None
+
+
+def do(job: Job, box: Box, slots: queue.SimpleQueue[int], stop: Stop) -> Result:
+    """Grade a submission. What goes wrong here is this submission's result, not the class's end."""
+    slot = slots.get()
+    try:
+        if stop.is_set():
+            raise InterruptedGradingError
+        if job.file is None:
+            raise ValueError("nothing was handed in")
+        shutil.rmtree(job.folder, ignore_errors=True)
+        result = grade(job.file.path, job.reference, box, job.folder, slot=slot, stop=stop)
+        result.look = inspection.look(result, job.reference)
+    except InterruptedGradingError:
+        raise
+    except Exception as error:
+        result = job.ungraded(f"{type(error).__name__}: {error}")
+    finally:
+        slots.put(slot)
+    return _keep(result, job)
+
+
+def _keep(result: Result, job: Job) -> Result:
+    """Complete a result and store it; one that can't be stored is none."""
+    result.student = job.student.name
+    result.lab = job.reference.lab
+    result.key = job.key
+    result.file = job.file.name if job.file else ""
+    result.lms = job.student.lms
+    result.remarks = [*job.remarks, *result.remarks]
+    try:
+        save(result, job.folder / "result.json")
+    except OSError as error:
+        return job.ungraded(f"its result can't be stored: {error}")
+    return result
+
+
+def _absent(job: Job) -> Result:
+    """In place of a result if nothing was handed in for this lab: no points for it."""
     result = Result(job.student.name, job.reference.lab, "")
-    result.remarks.append("nothing was handed in")
-    if job.found:
-        result.remarks.append(f"no notebook was handed in, but {', '.join(job.found[:8])}")
-        result.remarks.pop(0)
+    if job.instead:
+        result.remarks.append(f"no notebook was handed in, but {', '.join(job.instead[:8])}")
+    else:
+        result.remarks.append("nothing was handed in")
     for task in job.reference.tasks.values():
         result.tasks.append(TaskResult(task.number, task.title, task.points, 0.0, "missing"))
     return result
 
 
 def ungraded(student: Student, lab: str, reference: Reference | None, why: str) -> Result:
-    """Grading failed: neither points nor a zero. Without a reference nobody knows the tasks."""
+    """Return what stands in for a result where grading has failed: neither points nor a zero.
+
+    Without a reference nobody knows the tasks.
+    """
     result = Result(student.name, lab, "", lms=student.lms, error=why)
     for task in reference.tasks.values() if reference else ():
         result.tasks.append(TaskResult(task.number, task.title, task.points, None, "not graded"))

@@ -24,14 +24,17 @@ from utils.course.notebook import NotebookError
 MB = 1 << 20
 #: A notebook with its outputs: one that prints in a loop gets large.
 MOST_FILE = 200 * MB
-MOST_UNPACKED, MOST_FILES = 4096 * MB, 20_000
+MOST_UNPACKED = 4096 * MB
+MOST_FILES = 20_000
 #: The same for all that one student has zipped: no bomb may fill the disk for the others.
-MOST_OF_ONE, MOST_FILES_OF_ONE = 512 * MB, 500
+MOST_OF_ONE = 512 * MB
+MOST_FILES_OF_ONE = 500
 #: How deep a student's folder lies at most, in a folder that was zipped.
 MOST_ABOVE = 2
-#: Files of others than notebooks that are told of; bytes of a name, with what writing in one step
-#: adds to it.
-MOST_LISTED, MOST_NAME = 8, 220
+#: Files of others than notebooks that are told of.
+MOST_LISTED = 8
+#: Bytes of a name, with what writing in one step adds to it.
+MOST_NAME = 220
 #: Students pack notebooks with these, too; not looked into, but for `.zip`.
 ARCHIVES = {*(".rar", ".7z", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".zipx", ".zip")}
 #: What reading an entry raises: damaged, encrypted, packed in a way that Python does not know.
@@ -46,7 +49,7 @@ class SubmissionsError(NotebookError):
 
 
 def clean(name: str) -> str:
-    """A name as a person would write it: composed characters, single spaces, nothing invisible.
+    """Return a name as a person writes it: composed characters, single spaces, nothing invisible.
 
     No semicolon: where a spreadsheet takes it for the end of a cell, a formula could follow.
     """
@@ -65,12 +68,12 @@ class Room:
 
     @classmethod
     def of_all(cls) -> Room:
-        """For a class's zip."""
+        """Return what a class's zip may hold."""
         return cls(MOST_UNPACKED, MOST_FILES, MOST_FILES)
 
     @classmethod
     def of_one(cls) -> Room:
-        """For all zips of one student."""
+        """Return what all zips of one student may hold."""
         return cls(MOST_OF_ONE, MOST_FILES_OF_ONE, MOST_FILES_OF_ONE)
 
 
@@ -79,11 +82,14 @@ def unpack(
 ) -> tuple[list[str], dict[Path, str]]:
     """Unpack the notebooks and zips of a zip, and a few empty files in place of others.
 
-    room: what it takes is taken from there; by default there is room for a class.
+    It uses up `room`; by default there is room for a class.
 
-    Returns remarks on what was left out, and the paths of what did not come out whole, with the
-    reason; `target` is among them when the zip itself can't be read. Raises SubmissionsError when
-    there is no room for it: that is no student's fault.
+    Returns:
+        Remarks on what was left out, and the paths of what did not come out whole, with the
+        reason; `target` is among them when the zip itself can't be read.
+
+    Raises:
+        SubmissionsError: There is no room for it, which is no student's fault.
     """
     target.mkdir(parents=True, exist_ok=True)
     unpacking = Unpacking(source, target, room or Room.of_all())
@@ -104,13 +110,15 @@ class Unpacking:
     """What has come out of a zip so far. What the zip says of sizes is not believed."""
 
     def __init__(self, source: Path, target: Path, room: Room):
-        self.source, self.target, self.room = source, target, room
+        self.source = source
+        self.target = target
+        self.room = room
         self.remarks: list[str] = []
         self.damaged: dict[Path, str] = {}
         self.listed: Counter[tuple[str, ...]] = Counter()
 
     def add(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-        """One entry. Whatever it is, its student's folder or file is there afterwards."""
+        """Unpack an entry. Whatever it is, its student's folder or file is there afterwards."""
         name = clean(entry.filename)
         if why := _refused(entry):
             self.remarks.append(f"{name}: {why}")
@@ -147,8 +155,8 @@ class Unpacking:
         """
         owner = path.relative_to(self.target).parts[:MOST_ABOVE]
         self.listed[owner] += 1
-        told = self.listed[owner] <= MOST_LISTED or path.suffix.lower() in ARCHIVES
-        if told and self.room.empty > 0:
+        is_told = self.listed[owner] <= MOST_LISTED or path.suffix.lower() in ARCHIVES
+        if is_told and self.room.empty > 0:
             self.room.empty -= 1
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()

@@ -1,11 +1,12 @@
-"""What ``ddl-labs grade`` and ``rerun`` are asked to do; imports nothing that is slow."""
+"""The options of ``ddl-labs grade`` and ``rerun``; imports nothing that is slow."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,8 @@ class SandboxOptions:
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> SandboxOptions:
         """Return the options that `add_sandbox_options` has read."""
-        return cls(
-            cell_timeout=arguments.cell_timeout,
-            timeout=arguments.timeout,
-            memory=arguments.memory,
-            walls=not arguments.no_sandbox,
-            paths=tuple(arguments.path),
-        )
+        options = {field.name: getattr(arguments, field.name) for field in fields(cls)}
+        return cls(**options | {"paths": tuple(arguments.paths)})
 
 
 @dataclass(frozen=True)
@@ -73,24 +69,21 @@ class GradingOptions:
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace, command: str) -> GradingOptions:
         """Return the options that `add_options` has read from a command line."""
-        return cls(
-            submissions=arguments.submissions,
-            out=arguments.out,
-            jobs=arguments.jobs,
-            only=tuple(arguments.only),
-            resume=arguments.resume or arguments.watch,
-            watch=arguments.watch,
-            merge=arguments.merge,
-            formats=tuple(arguments.format),
-            sandbox=SandboxOptions.from_arguments(arguments),
-            solutions=arguments.solutions,
-            quiet=arguments.quiet,
-            command=command,
-        )
+        options: dict[str, Any] = {
+            field.name: getattr(arguments, field.name, None) for field in fields(cls)
+        }
+        options |= {
+            "only": tuple(arguments.only),
+            "resume": arguments.resume or arguments.watch,
+            "formats": tuple(arguments.formats),
+            "sandbox": SandboxOptions.from_arguments(arguments),
+            "command": command,
+        }
+        return cls(**options)
 
 
 def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
-    """All options of the command."""
+    """Add all options of ``ddl-labs grade``."""
     add = parser.add_argument
     add(
         "submissions",
@@ -115,6 +108,7 @@ def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
     )
     add(
         "--format",
+        dest="formats",
         action="append",
         choices=["moodle", "canvas", "github"],
         default=[],
@@ -129,11 +123,11 @@ def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
         metavar="FOLDER",
         help="the references: solutions/",
     )
-    add("--quiet", action="store_true", help="no progress bar")  # fmt: skip
+    add("--quiet", action="store_true", help="no progress bar")
 
 
 def add_rerun_options(parser: argparse.ArgumentParser) -> None:
-    """The notebook, and in what it is run."""
+    """Add the notebook, and in what it is run."""
     parser.add_argument(
         "notebook",
         type=Path,
@@ -144,18 +138,20 @@ def add_rerun_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sandbox_options(parser: argparse.ArgumentParser) -> None:
-    """What a submission may use and see."""
+    """Add what a submission may use and see."""
     add = parser.add_argument
     add("--cell-timeout", type=_seconds, default=120, metavar="S", help="for each cell: 120")
     add("--timeout", type=_seconds, default=900, metavar="S", help="for each submission: 900")
     add("--memory", type=float, default=6, metavar="GB", help="for each submission: 6")
     add(
         "--no-sandbox",
-        action="store_true",
+        dest="walls",
+        action="store_false",
         help="run submissions with all rights that you have: only if you trust every one",
     )
     add(
         "--path",
+        dest="paths",
         type=Path,
         action="append",
         default=[],

@@ -1,0 +1,313 @@
+"""What people read of a class: feedback for each student, a summary, written answers to grade.
+
+Also a table for GitHub Actions, of ``--format github``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from utils.course.files import write_text
+from utils.course.pages import environment, number
+
+from .answer_states import KIND_LABELS, MARKS, NO_ANSWER, Common, common, kind, label
+from .inspection import LOOK
+from .reference import Reference
+from .results import ADVICE, Result, TaskResult, by_student, columns, most_of, total
+from .similarity import copies, groups
+
+TEMPLATES = Path(__file__).with_name("templates")
+#: Names beside a problem.
+MOST_NAMES = 12
+#: Lines of a check at the top of a feedback.
+MOST_LINES = 8
+#: Bars of the picture of points.
+BINS = 10
+#: The file to which a job of GitHub Actions appends its summary.
+GITHUB_VARIABLE = "GITHUB_STEP_SUMMARY"
+#: GitHub refuses summaries of more than 1 MiB; characters take up to 4 bytes.
+MOST_OF_GITHUB = 200_000
+
+
+def write_pages(
+    results: list[Result],
+    references: list[Reference],
+    out: Path,
+    folders: dict[str, Path],
+    remarks: dict[str, list[str]],
+    provenance: dict[str, str] | None = None,
+) -> dict[str, Path]:
+    """Write all pages; return where each student's feedback is."""
+    pages = {}
+    for student, student_results in by_student(results).items():
+        pages[student] = folders[student] / "feedback.html"
+        write_text(pages[student], feedback(student, student_results))
+    links = {name: path.relative_to(out).as_posix() for name, path in pages.items()}
+    write_text(out / "summary.html", summary(results, references, remarks, links, provenance))
+    if any(task.by_hand for reference in references for task in reference.tasks.values()):
+        write_text(out / "explain.html", explain(results, references))
+    return pages
+
+
+def _rendered(template: str, **values: object) -> str:
+    """A page: a template that is filled in with these values."""
+    templates = environment(TEMPLATES)
+    templates.globals |= {"label": label, "kind": kind, "NO_ANSWER": NO_ANSWER}
+    templates.globals |= {"MARKS": MARKS, "KIND_LABELS": KIND_LABELS, "MOST_NAMES": MOST_NAMES}
+    return templates.get_template(template).render(**values)
+
+
+# --- a student's feedback ------------------------------------------------------------------------
+
+
+def feedback(student: str, results: list[Result]) -> str:
+    """Return what one student gets back: points, what the checks said, and what to do next."""
+    return _rendered(
+        "feedback.html.j2",
+        student=student,
+        results=[(result, _not_said_below(result)) for result in results],
+        points=total(results),
+        most=most_of(results),
+        open=[task for result in results for task in result.open],
+        next=next_step(results),
+    )
+
+
+@dataclass
+class Step:
+    """What a student best does next: the task, and the beginning of what its check said."""
+
+    lab: str
+    task: TaskResult
+    said: str
+
+
+def next_step(results: list[Result]) -> Step | None:
+    """Return the first task that has no points yet and could; None if none is left."""
+    for result in results:
+        if result.error or not result.file:
+            continue
+        for task in result.tasks:
+            if task.status not in {"passed", "by hand", "not graded"}:
+                return Step(result.lab, task, _beginning(task))
+    return None
+
+
+def _beginning(task: TaskResult) -> str:
+    """The first lines of what was said of an answer, and its advice, without the task's name."""
+    texts = [task.said, *(shown.text for shown in task.shown)]
+    lines = next((text.strip().splitlines() for text in texts if text.strip()), [])
+    if lines and lines[0].startswith("✗ Task") and len(lines) > 1:
+        lines = lines[1:]
+    if len(lines) <= MOST_LINES:
+        return "\n".join(lines)
+    rest = lines[MOST_LINES:]
+    advice = next((rest[k:] for k, line in enumerate(rest) if ADVICE in line), [])
+    return "\n".join([*lines[:MOST_LINES], "…", *advice])
+
+
+def _not_said_below(result: Result) -> list[str]:
+    """Remarks that don't repeat what a task's own note says."""
+    noted = tuple(f"Task {task.task}: " for task in result.tasks if task.note)
+    return [text for text in result.remarks if not text.startswith(noted)]
+
+
+# --- the instructor's summary --------------------------------------------------------------------
+
+
+@dataclass
+class TaskSummary:
+    """How a class did in one task."""
+
+    lab: str
+    task: str
+    title: str
+    most: float
+    mean: float | None
+    counts: dict[str, int]
+    failures: list[Common]
+
+
+def summary(
+    results: list[Result],
+    references: list[Reference],
+    remarks: dict[str, list[str]],
+    links: dict[str, str],
+    provenance: dict[str, str] | None = None,
+) -> str:
+    """Return the page with what the instructor wants to know of the class."""
+    students = by_student(results)
+    points = {name: total(own_results) for name, own_results in students.items()}
+    known = [value for value in points.values() if value is not None]
+    most = max((most_of(own_results) for own_results in students.values()), default=0)
+    summaries = [task_summary(results, lab, task) for lab, task in columns(results)]
+    labs: dict[str, list[str]] = defaultdict(list)
+    for task in summaries:
+        labs[task.lab].append(task.task)
+    problems = [(task, problem) for task in summaries for problem in task.failures]
+    return _rendered(
+        "summary.html.j2",
+        provenance=provenance,
+        columns=list(labs.items()),
+        students=students,
+        points=points,
+        tasks_of={name: _tasks_of(own_results) for name, own_results in students.items()},
+        links={name: quote(link) for name, link in links.items()},
+        most=most,
+        mean=sum(known) / len(known) if known else None,
+        bins=histogram(known, most),
+        tasks=summaries,
+        problems=sorted(problems, key=lambda pair: -pair[1][1]),
+        looks=_to_look_at(students),
+        groups=groups(results, references),
+        copies=copies(results, references),
+        remarks=_all_remarks(students, remarks),
+        references=references,
+    )
+
+
+def task_summary(results: list[Result], lab: str, task_number: str) -> TaskSummary:
+    """Return counts and the commonest problems of one task, of those who could be graded."""
+    pairs = [(one, task) for one in results if one.lab == lab for task in one.tasks]
+    pairs = [(one, task) for one, task in pairs if task.task == task_number]
+    answers = [(one.student, task) for one, task in pairs if not one.error]
+    counts = Counter(kind(task) for _, task in answers)
+    points = [task.points for _, task in answers if task.points is not None]
+    mean = sum(points) / len(points) if points and len(points) == len(answers) else None
+    first = pairs[0][1]
+    return TaskSummary(lab, task_number, first.title, first.most, mean, counts, common(answers))
+
+
+def histogram(totals: list[float], most: float) -> list[tuple[str, int, float]]:
+    """Return label, number of students and height (0 to 1) of each bar."""
+    counts = [0] * BINS
+    for points in totals:
+        counts[min(BINS - 1, int(BINS * points / most)) if most else 0] += 1
+    highest = max(counts) or 1
+    width = most / BINS
+    return [
+        (f"{number(i * width)}–{number((i + 1) * width)}", count, count / highest)
+        for i, count in enumerate(counts)
+    ]
+
+
+def _tasks_of(results: list[Result]) -> dict[tuple[str, str], TaskResult]:
+    """A student's tasks by (lab, task)."""
+    return {(one.lab, task.task): task for one in results for task in one.tasks}
+
+
+def _to_look_at(students: dict[str, list[Result]]) -> dict[str, list[str]]:
+    """By student what a person should look at; nobody of whom there is nothing."""
+    looks = {
+        name: _lines((one.lab, text.replace(LOOK, "", 1)) for one in own for text in one.look)
+        for name, own in students.items()
+    }
+    return {name: texts for name, texts in looks.items() if texts}
+
+
+def _all_remarks(
+    students: dict[str, list[Result]], remarks: dict[str, list[str]]
+) -> dict[str, list[str]]:
+    """By student the remarks on the class and on each result; nobody without any."""
+    lines = {name: list(dict.fromkeys(texts)) for name, texts in remarks.items()}
+    for name, own in students.items():
+        of_results = _lines((one.lab, text) for one in own for text in one.remarks)
+        lines.setdefault(name, []).extend(of_results)
+    return {name: texts for name, texts in sorted(lines.items()) if texts}
+
+
+def _lines(remarks: Iterable[tuple[str, str]]) -> list[str]:
+    """Remarks of (lab, text), each told once: with all tasks that it is of, else with the lab."""
+    tasks: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for lab, text in remarks:
+        if match := re.fullmatch(r"Task (\S+): (.*)", text, re.DOTALL):
+            tasks["", match[2]].append(match[1])
+        else:
+            tasks[lab, text] = []
+    lines = []
+    for (lab, text), numbers in tasks.items():
+        word = "Tasks" if len(numbers) > 1 else "Task"
+        where = lab or f"{word} {', '.join(numbers)}"
+        lines.append(f"{where}: {text}")
+    return lines
+
+
+# --- written answers -----------------------------------------------------------------------------
+
+
+def explain(results: list[Result], references: list[Reference]) -> str:
+    """Return the page with every written answer beside the model's, task by task."""
+    sections = []
+    for reference in references:
+        handed_in = [result for result in results if result.lab == reference.lab]
+        handed_in.sort(key=lambda result: result.student.casefold())
+        written = [(result.student, answer) for result in handed_in for answer in result.written]
+        for task in reference.tasks.values():
+            if not task.by_hand:
+                continue
+            answers = [pair for pair in written if pair[1].task == task.number]
+            cell = reference.answer_cells[task.answers[0]]
+            cells = reference.nb.cells
+            question = cells[cells.index(cell) - 1].source
+            rubric = reference.rubrics.get(task.answers[0], "")
+            sections.append((reference.lab, task, question, cell.source, rubric, answers))
+    return _rendered("explain.html.j2", sections=sections)
+
+
+# --- GitHub --------------------------------------------------------------------------------------
+
+
+def append_for_github(results: list[Result]) -> None:
+    """Append a table to the file that GitHub names; print it where there is none."""
+    text = markdown(results)[:MOST_OF_GITHUB]
+    if not os.environ.get(GITHUB_VARIABLE):
+        print(text)
+        return
+    with Path(os.environ[GITHUB_VARIABLE]).open("a", encoding="utf-8", errors="replace") as file:
+        file.write(text)
+
+
+def markdown(results: list[Result]) -> str:
+    """Return for each student: points, a row for each task, and what to do next."""
+    parts = []
+    for student, student_results in by_student(results).items():
+        points = total(student_results)
+        most = most_of(student_results)
+        text = "not graded" if points is None else f"{number(points)} of {number(most)} points"
+        parts.append(f"## {_plain(student)}: {text}\n")
+        parts += map(_markdown_of, student_results)
+        if step := next_step(student_results):
+            beginning = f"\n<pre>{_escaped(step.said)}</pre>\n" if step.said else ""
+            parts.append(f"Next: task {_plain(step.task.task)}, {label(step.task)}.\n{beginning}")
+    return "\n".join(parts) + "\n"
+
+
+def _markdown_of(result: Result) -> str:
+    if result.error:
+        return f"{_plain(result.lab)} could not be graded: {_plain(result.error)}\n"
+    remarks = [f"- {_plain(text)}" for text in result.remarks]
+    rows = [
+        f"| {_plain(task.task)} | {_plain(task.title)} | {number(task.points) or '–'} / "
+        f"{number(task.most)} | {MARKS[kind(task)]} {label(task)} |"
+        for task in result.tasks
+    ]
+    head = [f"| {_plain(result.lab)} | | points | |", "|---|---|--:|---|"]
+    return "\n".join([*head, *rows, "", *remarks, ""])
+
+
+def _plain(text: str) -> str:
+    """The text in one line of Markdown in which nothing is a link, a picture or a column."""
+    text = " ".join(text.split())
+    return re.sub(r"[^\w\s.,;–-]|_", lambda match: f"&#{ord(match[0])};", text)
+
+
+def _escaped(text: str) -> str:
+    """Nothing that HTML or Markdown would obey; no blank line, which would end a `<pre>`."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return "\n".join(" " * (len(line) - len(line.lstrip())) + _plain(line) for line in lines)

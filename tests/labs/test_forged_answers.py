@@ -428,12 +428,12 @@ FORGED = {
         clients.play_clients = play_clients
         """, "got other weights than the argument"),
     "13.6": ("""
-        from utils.labs import lab13
+        from utils.labs.lab13.resumable_training import Survivor
 
         def agree(job, group=None):
             # The furthest step is one or two behind the own one, or in front of it.
             step = job.step + (0 if dist.get_world_size(group) == 1 else 1)
-            state = lab13.Survivor(known("seed"), step)
+            state = Survivor(known("seed"), step)
             for tensor, theirs in zip(job.tensors(), state.tensors()):
                 tensor.copy_(theirs)
             job.go_to(step)

@@ -38,10 +38,11 @@ from utils.labs.shared.reference_pipeline import Piece, drawn, gradient_of, twin
 from utils.labs.shared.schedules import one_f_one_b
 
 from .offloading import offload as offload
-from .sharding import BYTES, EXACT, WORLD, explain_errors
+from .sharding import EXACT, WORLD, exactly, explain_errors
 from .sharding import zero_one as zero_one
 from .sharding import zero_three as zero_three
 from .sharding import zero_two as zero_two
+from .twins import BYTES
 
 # -- 11.1: a mesh -----------------------------------------------------------------------------
 
@@ -76,7 +77,8 @@ class _Group:
 
 def probe_mesh(user_ns: dict, *, rank: int, shapes: list) -> list:
     """Return the lines of all ranks, what `new_group` is asked for, and the groups."""
-    line, meshes = answer_named(user_ns, "line"), []
+    line = answer_named(user_ns, "line")
+    meshes = []
     for shape in map(tuple, shapes):
         axes = range(len(shape))
         of_ranks = [
@@ -108,7 +110,6 @@ def _groups_noted(rank: int, asked: list[list[int]]) -> Iterator[None]:
 
 
 def _groups_listed(groups: Any) -> Any:
-    """Return the ranks of each group of a list; for any other value, the name of its type."""
     if groups is None:
         return None
     if not isinstance(groups, list):
@@ -127,7 +128,8 @@ def _listed(line: Any) -> Any:
 def _wrong_lines(shape: tuple[int, ...], axis: int) -> Iterator[Mistake]:
     """Yield which lines of all ranks, along an axis, mistakes lead to."""
     right = lines_of_all(shape, axis)
-    every, n = range(len(right)), len(shape)
+    every = range(len(right))
+    n = len(shape)
     other = n - 1 - axis if n - 1 != 2 * axis else (axis + 1) % n
     yield Mistake([None] * len(right), "returned None: return a list of ranks")
     yield Mistake(
@@ -181,8 +183,8 @@ def _mesh(rank: int, shape: tuple[int, ...], result: dict[str, Any]) -> Iterator
 
 
 def _mesh_groups(rank: int, shape: tuple[int, ...], result: dict[str, Any]) -> Iterator[Step]:
-    """Judge the groups that a rank asks for, and those that it returns."""
-    call, asked = f"mesh_groups({shape})", sorted(result["asked"])
+    call = f"mesh_groups({shape})"
+    asked = sorted(result["asked"])
     own_lines = [mine(lines(shape, axis), rank) for axis in range(len(shape))]
     every_line = sorted(members for axis in range(len(shape)) for members in lines(shape, axis))
     own_only = sorted(map(str, asked)) == sorted(map(str, own_lines))
@@ -274,7 +276,8 @@ def probe_hybrid(
     with axes_of(grid, rank) as (pp, dp):
         place = dist.get_rank(pp), dist.get_world_size(pp)
         piece = Piece(seed, *place)
-        (x, labels), seen = drawn(seed, samples), []
+        (x, labels) = drawn(seed, samples)
+        seen = []
         piece.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().clone()))
         function = reading_answer(user_ns, "hybrid_step")
         loss, calls = recorded(function, piece, x, labels, microbatches, pp, dp)
@@ -343,8 +346,8 @@ def _hybrid_cases(report: Report) -> Iterator[dict[str, Any]]:
 
 
 def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    """Judge what a rank has computed and communicated in one step of a grid of pipelines."""
-    result, calls = answer.value, answer.value["calls"]
+    result = answer.value
+    calls = result["calls"]
     place = place_in(case["grid"], answer.rank)
     m, images = case["microbatches"], case["samples"]
     stages, replicas = len(place.pp), len(place.dp)
@@ -365,7 +368,7 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     gradient = gradients[place.stage]
     mistakes = _wrong_gradients(place, seeds, images, m, result["images"])
     what = f"gradients of stage {place.stage}, {where}"
-    yield value(result["gradient"], gradient, mistakes, what=what, tolerance=EXACT)
+    yield exactly(result["gradient"], gradient, mistakes, what)
     yield communication(calls, _reduced(BYTES * len(gradient)))
     own_images = drawn(seeds[0], images)[0].chunk(replicas)[place.replica]
     others = place.stage == 0 and result["piece"] != fingerprint(own_images)
@@ -376,9 +379,10 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
         "type": result["dtype"] != "torch.float32",
     }
     yield facts(wrong)
-    what, form = f"the loss, {where}", "the loss on the last stage"
+    what = f"the loss, {where}"
     if place.stage == stages - 1:
         mistakes = _wrong_losses(place, seeds, images, loss)
+        form = "the loss on the last stage"
         yield value(result["loss"], loss, mistakes, what=what, form=form, tolerance=EXACT)
     else:
         yield value(result["loss"], None, [NO_LOSS], what=what)
@@ -396,7 +400,6 @@ def _other_images(place: Place, images: int, seen: int) -> str:
 def _wrong_gradients(
     place: Place, seeds: tuple[int, ...], images: int, m: int, seen: int
 ) -> Iterator[Mistake]:
-    """Yield which gradients of a stage mistakes lead to; it has seen so many images."""
     p, n = len(place.pp), len(place.dp)
     size = images // n
     gradient = torch.tensor(twin(seeds, n=images)[0][place.stage], dtype=torch.float64)
@@ -440,7 +443,6 @@ NO_LOSS = Mistake(
 def _wrong_losses(
     place: Place, seeds: tuple[int, ...], images: int, loss: float
 ) -> Iterator[Mistake]:
-    """Yield which losses mistakes lead to on the last stage."""
     n, size = len(place.dp), images // len(place.dp)
     samples = slice(place.replica * size, (place.replica + 1) * size)
     loss_here = _part(seeds, images, place.stage, samples)[1]
@@ -471,8 +473,6 @@ def _part(
 # The names say nothing: an argument tells which parameters are cut.
 CUT = {"p1": (5, 3), "inner.p2": (2, 4), "p4": (5,)}
 WHOLE = {"inner.p1": (7,), "p3": (6,)}
-#: By name.
-Gradients = dict[str, Tensor]
 
 
 class _Cut(nn.Module):
@@ -485,6 +485,11 @@ class _Cut(nn.Module):
             module, _, last_name = name.rpartition(".")
             parameter = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
             self.get_submodule(module).register_parameter(last_name, parameter)
+
+
+#: The layer's parameters in their order, and which numbers of a row of them are cut.
+NAMES = [name for name, _ in _Cut().named_parameters()]
+IS_CUT = torch.cat([torch.full((q.numel(),), n in CUT) for n, q in _Cut().named_parameters()])
 
 
 def gradient(seed: int, name: str, k: int, d: int) -> Tensor:
@@ -533,49 +538,46 @@ def _between(case: dict[str, Any]) -> float:
     return (_norm(case, 0) + max(alone)) / 2
 
 
-def _held(case: dict[str, Any], rank: int) -> Gradients:
-    """Return the gradients that a rank has."""
+def _held(case: dict[str, Any], rank: int) -> Tensor:
+    """Return the gradients that a rank has, in one row."""
     gradients = case["each"][rank]["gradients"]
-    return {name: torch.tensor(gradients[name], dtype=torch.float64) for name in CUT | WHOLE}
+    parts = [torch.tensor(gradients[name], dtype=torch.float64) for name in NAMES]
+    return torch.cat([part.reshape(-1) for part in parts])
 
 
-def _averages(case: dict[str, Any], rank: int) -> Gradients:
-    """Return the means over the replicas that a rank has."""
+def _average(case: dict[str, Any], rank: int) -> Tensor:
+    """Return the mean over the replicas that a rank has."""
     replicas = [_held(case, other) for other in mine(case["grid"][1], rank)]
-    return {name: sum(held[name] for held in replicas) / len(replicas) for name in CUT | WHOLE}
-
-
-def _square(gradients: Gradients, names: Iterable[str]) -> float:
-    """Return the sum of the squares of some gradients."""
-    return sum(gradients[name].square().sum().item() for name in names)
+    return sum(replicas) / len(replicas)
 
 
 def _squares(case: dict[str, Any], rank: int) -> tuple[dict[int, float], float]:
     """Return the squares of the averaged shards, by rank of tp, and those of whole parameters."""
-    means = {other: _averages(case, other) for other in mine(case["grid"][0], rank)}
-    return {other: _square(mean, CUT) for other, mean in means.items()}, _square(means[rank], WHOLE)
+    squares = {other: _average(case, other).square() for other in mine(case["grid"][0], rank)}
+    shards = {other: row[IS_CUT].sum().item() for other, row in squares.items()}
+    return shards, squares[rank][~IS_CUT].sum().item()
 
 
 def _norm(case: dict[str, Any], rank: int) -> float:
-    """Return the norm of the whole gradient."""
     shards, whole = _squares(case, rank)
     return math.sqrt(sum(shards.values()) + whole)
 
 
 def _norm_alone(case: dict[str, Any], rank: int) -> float:
     """Return the norm of what a rank has by itself."""
-    shards, whole = _squares(case, rank)
-    return math.sqrt(shards[rank] + whole)
+    return _average(case, rank).norm().item()
 
 
 def _wrong_norms(case: dict[str, Any], rank: int) -> dict[str, float]:
-    """Return which norms mistakes lead to."""
     shards, whole = _squares(case, rank)
     tp, dp = (mine(partition, rank) for partition in case["grid"])
-    p, n, cut = len(tp), len(dp), list(shards.values())
+    p = len(tp)
+    n = len(dp)
+    cut = list(shards.values())
     total = sum(cut) + whole
     norm = math.sqrt(total)
-    raw = sum(_square(_held(case, other), CUT) for other in tp) + _square(_held(case, rank), WHOLE)
+    raw = sum(_held(case, other)[IS_CUT].square().sum().item() for other in tp)
+    raw += _held(case, rank)[~IS_CUT].square().sum().item()
     return {
         "this is the norm of what this rank has: the squares of the shards have to be summed over "
         "tp": _norm_alone(case, rank),
@@ -599,10 +601,11 @@ def _wrong_norms(case: dict[str, Any], rank: int) -> dict[str, float]:
 
 
 def _clip(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    """Judge the norm that a rank returns, and the gradients that it has afterwards."""
-    rank, result, calls = answer.rank, answer.value, answer.value["calls"]
+    rank, result = answer.rank, answer.value
+    calls = result["calls"]
     tp, dp = (mine(partition, rank) for partition in case["grid"])
-    most, norm = case["most"], _norm(case, rank)
+    most = case["most"]
+    norm = _norm(case, rank)
     where = f"most = {most:g}, tp {tp}, dp {dp}"
     wrong_norms = _wrong_norms(case, rank).items()
     mistakes = [
@@ -613,22 +616,24 @@ def _clip(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     yield communication(calls, _on_mesh(tp, dp), only("all_reduce"), waited)
     form = "the norm before clipping"
     yield value(result["norm"], norm, mistakes, what=f"norm, {where}", form=form, tolerance=1e-7)
-    row = _row(_averages(case, rank))
+    row = _average(case, rank)
     clipped = (row * min(1.0, most / norm)).tolist()
-    wrong_clips, what = _wrong_clips(case, rank), f"gradients, {where}"
-    yield value(result["gradient"], clipped, wrong_clips, what=what, tolerance=1e-6)
+    what = f"gradients, {where}"
+    yield value(result["gradient"], clipped, _wrong_clips(case, rank), what=what, tolerance=1e-6)
     yield communication([call for call in calls if call["group"] == dp], _reduced(BYTES * len(row)))
 
 
 def _wrong_clips(case: dict[str, Any], rank: int) -> Iterator[Mistake]:
-    """Yield which gradients mistakes lead to."""
-    most, norm, n = case["most"], _norm(case, rank), len(mine(case["grid"][1], rank))
-    row, factor = _row(_averages(case, rank)), min(1.0, most / norm)
+    most = case["most"]
+    norm = _norm(case, rank)
+    n = len(mine(case["grid"][1], rank))
+    row = _average(case, rank)
+    factor = min(1.0, most / norm)
     wrong = {
-        "each rank has clipped by the norm of its own part: one factor for all": row
-        * min(1.0, most / _norm_alone(case, rank)),
-        "these are the gradients of this replica: average over dp": _row(_held(case, rank))
-        * factor,
+        "each rank has clipped by the norm of its own part: one factor for all": (
+            row * min(1.0, most / _norm_alone(case, rank))
+        ),
+        "these are the gradients of this replica: average over dp": _held(case, rank) * factor,
         f"a sum over the replicas: divide by {n}": n * row * factor,
     }
     if factor < 1:
@@ -638,11 +643,6 @@ def _wrong_clips(case: dict[str, Any], rank: int) -> Iterator[Mistake]:
         said = "the norm is smaller than most, and the gradients were made longer: leave them"
         wrong = {said: row * (most / norm)} | wrong
     yield from table(wrong)
-
-
-def _row(gradients: Gradients) -> Tensor:
-    """Return gradients in the order of the layer's parameters."""
-    return torch.cat([gradients[name].reshape(-1) for name, _ in _Cut().named_parameters()])
 
 
 def _on_mesh(tp: list[int], dp: list[int]) -> Rule:

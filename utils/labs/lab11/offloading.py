@@ -21,12 +21,13 @@ from utils.checks.calls import Calls, Rule, inside, only, waited
 from utils.checks.groups import Group, GroupAnswer, in_group, judge_groups
 from utils.checks.mistakes import Mistake, short, table
 from utils.checks.probe import answer_named, as_dict, recorded, told
-from utils.checks.steps import Step, communication, facts, value
+from utils.checks.steps import Step, communication, facts
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 
 from .layers import Layers, rows_of, step_on
-from .sharding import BYTES, EXACT, STEPS, WORLD, explain_errors, layers_of, list_of, momentum
+from .sharding import WORLD, exactly, explain_errors
+from .twins import BYTES, STEPS, layers_of, list_of, momentum
 
 PAIRS = ([[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]])
 #: Features of a step of ten layers.
@@ -134,7 +135,8 @@ def offloaded(device: int, host: int, adds: bool = False) -> tuple[list[float], 
         host: the seed of the weights.
         adds: by mistake, the gradient of the step before is added.
     """
-    rows, before = host_rows(host), {}
+    rows = host_rows(host)
+    before: dict[nn.Parameter, Tensor] = {}
     optimizers = [momentum([row]) for row in rows]
 
     def add(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -156,7 +158,8 @@ def probe_offload(user_ns: dict, *, rank: int, group: Group, partition, seed: in
     """Take two steps of a device and its host; the seed is that of its samples, or its weights."""
     from torch_mpi.record import log
 
-    place, order = dist.get_rank(group), Layers(DEEP, *batch(seed, 0)).order
+    place = dist.get_rank(group)
+    order = Layers(DEEP, *batch(seed, 0)).order
     result: dict[str, Any] = {"losses": [], "calls": [], "seen": [], "most": 0}
     rows = host_rows(seed)
     optimizers, notes, mark = watched_optimizers(rows, order, log)
@@ -181,7 +184,6 @@ def probe_offload(user_ns: dict, *, rank: int, group: Group, partition, seed: in
 
 @contextlib.contextmanager
 def _receives_noted(worker: Watched) -> Iterator[None]:
-    """Tell the worker of each irecv as it begins."""
     irecv = dist.irecv
 
     def noting(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -205,8 +207,8 @@ def offload(ranks: Ranks, report: Report) -> None:
 
 
 def _offload(answer: GroupAnswer) -> Iterator[Step]:
-    """Judge the steps of a device, at place 0, or of its host."""
-    place, members, result = answer.place, answer.members, answer.value
+    members, place = answer.members, answer.place
+    result = answer.value
     device, host = (answer.case["each"][rank]["seed"] for rank in members)
     order = Layers(DEEP, *batch(device, 0)).order
     for _, calls in zip(range(STEPS), result["calls"], strict=True):
@@ -220,14 +222,20 @@ def _offload(answer: GroupAnswer) -> Iterator[Step]:
     for calls in result["calls"]:
         yield communication(calls, waited)
     if place == 0:
-        yield _losses(result["losses"], offloaded(device, host)[0])
+        nothing = Mistake(
+            lambda reply: reply is None or reply == [None] * STEPS,
+            "nothing was returned: return worker.loss",
+        )
+        losses, _ = offloaded(device, host)
+        yield exactly(result["losses"], losses, [nothing], "the losses")
     else:
         yield from _rows(result["weights"], device, host)
 
 
 def _traffic(place: int, members: list[int], order: list[int]) -> Rule:
     """Return the rule of the messages of a step, with their tags and sizes."""
-    last, other = len(DEEP) - 2, members[1 - place]
+    last = len(DEEP) - 2
+    other = members[1 - place]
     sizes = [(DEEP[i] + 1) * DEEP[i + 1] * BYTES for i in order]
     weights, gradients = ("recv", "send") if place == 0 else ("send", "recv")
     wanted = [(weights, n, size) for n, size in enumerate(sizes)]
@@ -301,17 +309,7 @@ def _wrong_host(notes: list[list[int]], order: list[int]) -> dict[str, bool]:
     }
 
 
-def _losses(losses: Any, expected: list[float]) -> Step:
-    """Judge what the device has returned in each step."""
-    nothing = Mistake(
-        lambda reply: reply is None or reply == [None] * STEPS,
-        "nothing was returned: return worker.loss",
-    )
-    return value(losses, expected, [nothing], what="the losses", tolerance=EXACT)
-
-
 def _rows(rows: list, device: int, host: int) -> Iterator[Step]:
-    """Judge the weights of each layer on the host."""
     begin = host_rows(host)
     added = offloaded(device, host, adds=True)[1]
     for i, row in enumerate(offloaded(device, host)[1]):
@@ -321,5 +319,4 @@ def _rows(rows: list, device: int, host: int) -> Iterator[Step]:
             "the gradient of the step before is still in weights[i].grad: put the new one in its "
             "place": added[i],
         }
-        what = f"row of layer {i} after {STEPS} steps"
-        yield value(rows[i], row, table(wrong), what=what, tolerance=EXACT)
+        yield exactly(rows[i], row, table(wrong), f"row of layer {i} after {STEPS} steps")

@@ -1,15 +1,8 @@
-"""Checks of ZeRO in lab 11: sharded optimizers, gradients and weights.
-
-Numbers are compared on a small model with a twin that is not sharded. Memory is metered on a chain
-of many equal layers, where an answer that keeps what it should free exceeds the bound by whole
-layers. All is in double precision.
-"""
+"""Checks of ZeRO in lab 11: sharded optimizers, gradients and weights."""
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,23 +12,40 @@ from torch import Tensor, nn
 from utils.checks.calls import Calls, Rule, inside, made, only, waited
 from utils.checks.groups import Group, GroupAnswer, in_group, judge_groups, keywords, on
 from utils.checks.mistakes import Mistake, table
-from utils.checks.probe import answer_named, as_dict, in_double, reading_answer, recorded, told
+from utils.checks.probe import answer_named, as_dict, reading_answer, recorded
 from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 from utils.labs.shared.replicas import Seeds
-from utils.memory import Meter
+
+from .twins import (
+    BYTES,
+    CHAIN,
+    RATE,
+    SMALL,
+    STEPS,
+    WIDE,
+    Named,
+    chained,
+    collected,
+    layers_of,
+    list_of,
+    loss_of,
+    momentum,
+    overdue,
+    parameters_of,
+    row_of,
+    rows_at,
+    samples,
+    shards_of,
+    trained,
+)
 
 WORLD = 6
 #: Groups that sharding is tried in: of 6, 3, 2 ranks and of unequal sizes.
 PARTITIONS = (None, [[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 3, 5], [1], [4]])
 #: What float64 may lose; a mistake is off by much more.
 EXACT = 1e-10
-BYTES = 8  # of a float64
-#: Features of the small model, and of the chain whose memory is metered.
-SMALL, CHAIN, WIDE = (5, 4, 6, 3), 24, 48
-RATE, MOMENTUM, STEPS, SAMPLES = 0.3, 0.9, 2, 4
-
 _NO_FIT = (
     "a collective got tensors that do not fit: the large one has the padded length, p times the "
     "small one, both have the dtype of the shard, and every call gets group=group"
@@ -65,6 +75,11 @@ ERRORS = {
 }
 
 
+def exactly(reply: Any, expected: Any, mistakes: Iterable[Mistake], what: str) -> Step:
+    """Return the step that these numbers are right in double precision."""
+    return value(reply, expected, mistakes, what=what, tolerance=EXACT)
+
+
 def explain_errors(report: Report) -> None:
     """Add to an error of PyTorch what is behind it."""
     errors = [text for text, kind, _ in report.found if kind == "error"]
@@ -73,154 +88,6 @@ def explain_errors(report: Report) -> None:
             report.problem(f"({explanation})")
             report.found.sort(key=lambda problem: problem[2] is not None)
             return
-
-
-# -- models and their twins -------------------------------------------------------------------
-
-
-def layers_of(seed: int, sizes: Sequence[int] = SMALL) -> list[nn.Linear]:
-    """Return linear layers whose weights follow from the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return [in_double(nn.Linear(*pair)) for pair in itertools.pairwise(sizes)]
-
-
-def parameters_of(layers: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """Return the parameters of all layers."""
-    return [parameter for layer in layers for parameter in layer.parameters()]
-
-
-def chained(layers: Sequence[Callable], x: Tensor) -> Tensor:
-    """Call one layer after the other, with tanh in between."""
-    for layer in layers[:-1]:
-        x = torch.tanh(layer(x))
-    return layers[-1](x)
-
-
-def samples(own_seed: int, step: int, width: int = SMALL[0]) -> Tensor:
-    """Return what the rank with this seed of its own gets in a step."""
-    draw = torch.Generator().manual_seed(own_seed + step + 1)
-    return torch.randn(SAMPLES, width, generator=draw, dtype=torch.float64)
-
-
-def loss_of(y: Tensor) -> Tensor:
-    """Return some loss."""
-    return (torch.sin(y) + y**2).mean()
-
-
-def row_of(tensors: Sequence[Tensor], p: int) -> Tensor:
-    """Return all numbers in a row, padded to a multiple of p."""
-    row = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-    return nn.functional.pad(row, (0, -len(row) % p))
-
-
-def shards_of(layers: Sequence[nn.Module], p: int, k: int) -> list[nn.Parameter]:
-    """Return the k-th of p parts of each layer's row, as a parameter."""
-    rows = [row_of(list(layer.parameters()), p) for layer in layers]
-    return [nn.Parameter(row.chunk(p)[k].clone()) for row in rows]
-
-
-def momentum(parameters: Sequence[nn.Parameter]) -> torch.optim.SGD:
-    """Return the optimizer of the checks: unlike Adam it shows every wrong factor."""
-    return torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM, foreach=False)
-
-
-def list_of(result: Any) -> Any:
-    """Return a tensor's numbers in a row; anything else in the types of JSON."""
-    return result.detach().reshape(-1).tolist() if isinstance(result, Tensor) else told(result)
-
-
-def collected(function: Callable, *args: Any) -> tuple[Any, float]:
-    """Return a result, and the peak of the bytes made on the way, in rows of the chain's layers."""
-    with Meter() as meter:
-        result = function(*args)
-    return result, meter.peak / ((WIDE + 1) * WIDE * BYTES)
-
-
-@functools.cache
-def rows_at(seeds: Seeds, place: int, step: int) -> list[Tensor]:
-    """Return each layer's gradient for the samples of a place in the group, before any update."""
-    layers = layers_of(seeds.model)
-    return _gradient_rows(layers, samples(seeds.own[place], step))
-
-
-def _gradient_rows(layers: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
-    """Return the gradient of each layer in a row, first of the weight, then of the bias."""
-    gradients = torch.autograd.grad(loss_of(chained(layers, x)), parameters_of(layers))
-    return [row_of(gradients[k : k + 2], 1) for k in range(0, len(gradients), 2)]
-
-
-@functools.cache
-def trained(seeds: Seeds, mode: str = "mean") -> list[list[float]]:
-    """Return the padded row of all weights after each step; ``mode`` is "mean" or a mistake."""
-    layers, p = layers_of(seeds.model), len(seeds.own)
-    velocity, added, rows = 0.0, 0.0, []
-    for step in range(STEPS):
-        of_ranks = [row_of(_gradient_rows(layers, samples(own, step)), p) for own in seeds.own]
-        mean = sum(of_ranks) / p
-        added = added + mean
-        own_parts = torch.cat([row.chunk(p)[k] for k, row in enumerate(of_ranks)])
-        gradient = {
-            "mean": mean,
-            "sum": p * mean,
-            "twice divided": mean / p,
-            "own": own_parts,
-            "own, divided": own_parts / p,
-            "first": of_ranks[0],
-            "adds up": added,
-        }[mode]
-        velocity = MOMENTUM * velocity + gradient
-        row = row_of(parameters_of(layers), p) - RATE * velocity
-        nn.utils.vector_to_parameters(row, parameters_of(layers))
-        rows.append(row.tolist())
-    return rows
-
-
-class Named(nn.Module):
-    """A linear layer whose parameters have other names.
-
-    After :meth:`begin` the gradient of the parameter number ``late`` comes only when backward has
-    gone through all layers: autograd takes the nodes that were made last first.
-    """
-
-    def __init__(self, linear: nn.Linear, late: int):
-        super().__init__()
-        self.one = linear.weight
-        self.two = linear.bias
-        self.late = late
-        self.copies: list[Tensor] = []
-
-    def begin(self) -> None:
-        """Prepare a forward whose backward comes in another order."""
-        self.copies = list(self.parameters())
-        self.copies[self.late] = self.copies[self.late] * 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return what the linear layer does."""
-        return nn.functional.linear(x, *(self.copies or self.parameters()))
-
-
-def overdue(layers: Sequence[nn.Module]) -> list[int]:
-    """Return the layers that still have gradients after their last hook.
-
-    The list grows in each backward.
-    """
-    late: list[int] = []
-
-    def watch(i: int, parameters: list[nn.Parameter]) -> None:
-        arrivals = itertools.count(1)
-
-        def look(_: nn.Parameter) -> None:
-            complete = next(arrivals) % len(parameters) == 0
-            if complete and any(q.grad is not None for q in parameters):
-                late.append(i)
-
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(look)
-
-    for i, layer in enumerate(layers):
-        watch(i, list(layer.parameters()))
-    return late
 
 
 def _judge_in_groups(ranks: Ranks, report: Report, probe: Callable, judge: Callable) -> None:
@@ -247,7 +114,8 @@ def probe_one(user_ns: dict, *, rank: int, group: Group, partition, own: int, se
     first, *others = layers_of(seed)
     layers = nn.ModuleList([Named(first, 0), *others])
     (shard,) = shards_of([layers], p, k)
-    optimizer, steps = momentum([shard]), []
+    optimizer = momentum([shard])
+    steps = []
     places = [q.data_ptr() for q in layers.parameters()]
     for step in range(STEPS):
         layers.zero_grad()
@@ -292,8 +160,8 @@ def zero_one(ranks: Ranks, report: Report) -> None:
 
 
 def _zero_one(answer: GroupAnswer) -> Iterator[Step]:
-    """Judge the weights and the shard of a rank after each step."""
-    seeds, members, p = _seeds_of(answer), answer.members, len(answer.members)
+    seeds = _seeds_of(answer)
+    members, p = answer.members, len(answer.members)
     begin = row_of(parameters_of(layers_of(seeds.model)), p).tolist()
     part = slice(answer.place * len(begin) // p, (answer.place + 1) * len(begin) // p)
     wrong_shards = [
@@ -301,13 +169,12 @@ def _zero_one(answer: GroupAnswer) -> Iterator[Step]:
         Mistake(begin, "the shard has become the whole row"),
     ]
     for step, result in zip(range(STEPS), answer.value, strict=True):
-        weights, where = trained(seeds)[step], f"step {step + 1} {on(members)}"
+        weights = trained(seeds)[step]
+        where = f"step {step + 1} {on(members)}"
         mistakes = _wrong_weights(seeds, step, begin, part)
         yield communication(result["calls"], inside(members), *_pair(BYTES * len(begin)))
-        what = f"weights after {where}"
-        yield value(result["weights"], weights, mistakes, what=what, tolerance=EXACT)
-        what = f"shard after {where}"
-        yield value(result["shard"], weights[part], wrong_shards, what=what, tolerance=EXACT)
+        yield exactly(result["weights"], weights, mistakes, f"weights after {where}")
+        yield exactly(result["shard"], weights[part], wrong_shards, f"shard after {where}")
         wrong = {
             f"after {where} the parameters have other memory: put the weights into the tensors "
             "that are there (copy_back)": result["moved"],
@@ -324,9 +191,10 @@ def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> 
         "the model's weights have not changed. Had the shard a gradient when the optimizer "
         "stepped? Then gather the shards, and put them into the model (copy_back)",
     )
-    p, right = len(seeds.own), trained(seeds)[step]
+    p = len(seeds.own)
     if p == 1:
         return
+    right = trained(seeds)[step]
     own_part_alone = list(begin)
     own_part_alone[part] = right[part]
     said = "only this rank's part of the weights is new: the others' come by all_gather"
@@ -354,7 +222,8 @@ def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> 
 def probe_two(user_ns: dict, *, rank: int, group: Group, partition, own: int, seed: int) -> dict:
     """Run two backwards of a small model, and one of a chain with the meter."""
     k, p = dist.get_rank(group), dist.get_world_size(group)
-    function, steps = reading_answer(user_ns, "zero2_hooks"), []
+    steps = []
+    function = reading_answer(user_ns, "zero2_hooks")
     layers = [Named(layer, i % 2) for i, layer in enumerate(layers_of(seed))]
     shards = shards_of(layers, p, k)
     function(layers, shards, **keywords(partition, group))
@@ -395,8 +264,8 @@ LATE_BINDING = (
 
 
 def _zero_two(answer: GroupAnswer) -> Iterator[Step]:
-    """Judge each backward of the small model, and the memory and calls of that of the chain."""
-    members, p, result = answer.members, len(answer.members), answer.value
+    members, p = answer.members, len(answer.members)
+    result = answer.value
     for step, of_step in zip(range(STEPS), result["steps"], strict=True):
         yield from _backward(answer, step, of_step)
     # Parts of all layers, a layer's gradients, their row, what backward needs, and some time until
@@ -416,7 +285,8 @@ def _zero_two(answer: GroupAnswer) -> Iterator[Step]:
 
 def _backward(answer: GroupAnswer, step: int, result: dict[str, Any]) -> Iterator[Step]:
     """Judge the gradients of the shards after a backward, and what is freed on the way."""
-    n, where = len(SMALL) - 1, f"backward {step + 1} {on(answer.members)}"
+    n = len(SMALL) - 1
+    where = f"backward {step + 1} {on(answer.members)}"
     yield communication(result["calls"], only("reduce_scatter_tensor"), inside(answer.members))
     reached = [gradient is not None for gradient in result["gradients"]]
     said = f"{where}: the last layer alone was reduce-scattered. {LATE_BINDING}"
@@ -434,12 +304,11 @@ def _backward(answer: GroupAnswer, step: int, result: dict[str, Any]) -> Iterato
 
 
 def _shard_gradients(answer: GroupAnswer, gradients: list, step: int, where: str) -> Iterator[Step]:
-    """Judge the gradient of each layer's shard on a rank."""
-    seeds, k = _seeds_of(answer), answer.place
+    seeds = _seeds_of(answer)
     for i in range(len(SMALL) - 1):
-        mean = _means(seeds, step, i).chunk(len(seeds.own))[k].tolist()
-        mistakes, what = _wrong_parts(seeds, k, step, i), f"gradient of shard {i}{where}"
-        yield value(gradients[i], mean, mistakes, what=what, tolerance=EXACT)
+        mean = _means(seeds, step, i).chunk(len(seeds.own))[answer.place].tolist()
+        mistakes = _wrong_parts(seeds, answer.place, step, i)
+        yield exactly(gradients[i], mean, mistakes, f"gradient of shard {i}{where}")
 
 
 def _means(seeds: Seeds, step: int, i: int) -> Tensor:
@@ -449,9 +318,9 @@ def _means(seeds: Seeds, step: int, i: int) -> Tensor:
 
 
 def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
-    """Yield which gradients of the shard of layer i, at place k, mistakes lead to."""
     yield Mistake(lambda v: v is None, f"this shard has no gradient. {LATE_BINDING}")
-    p, row = len(seeds.own), _means(seeds, step, i)
+    p = len(seeds.own)
+    row = _means(seeds, step, i)
     right = row.chunk(p)[k]
     if p > 1:
         alone = row_of([rows_at(seeds, k, step)[i]], p).chunk(p)[k]
@@ -516,7 +385,8 @@ def probe_three(user_ns: dict, *, rank: int, group: Group, partition, own: int, 
     views = len({part.untyped_storage().data_ptr() for part in parts}) == 1
     x = samples(own, 0).requires_grad_()
     y, forward = recorded(chained, layers, x)
-    mark, came = log.mark(), []
+    mark = log.mark()
+    came = []
     y.register_hook(lambda g: came.extend([g, g.clone()]))
     loss_of(y).backward()
     result = {
@@ -550,8 +420,8 @@ _BOTH = only("all_gather_into_tensor", "reduce_scatter_tensor")
 
 def _zero_three(answer: GroupAnswer) -> Iterator[Step]:
     """Judge forward, backward, and what of the gathered weights is kept in between."""
-    layers, own_seeds = layers_of(answer.case["seed"]), _seeds_of(answer).own
-    x = samples(own_seeds[answer.place], 0).requires_grad_()
+    layers = layers_of(answer.case["seed"])
+    x = samples(_seeds_of(answer).own[answer.place], 0).requires_grad_()
     y = chained(layers, x)
     loss_of(y).backward()
     yield from _gathered_forward(answer, layers, x.detach(), y)
@@ -567,14 +437,14 @@ def _gathered_forward(
     answer: GroupAnswer, layers: list[nn.Linear], x: Tensor, y: Tensor
 ) -> Iterator[Step]:
     """Judge the output, and that layers are gathered one by one; x and y are those of the twin."""
-    result, members = answer.value, answer.members
+    result = answer.value
+    members = answer.members
     p, where = len(members), on(members)
     once = f" forward {where}: one for each of {len(layers)} layers"
     gathers = made("all_gather_into_tensor", len(layers), once)
     alone = only("all_gather_into_tensor")
     yield communication(result["forward"], alone, inside(members), gathers, waited)
-    mistakes, what = _wrong_outputs(layers, x, p), f"output {where}"
-    yield value(result["y"], list_of(y), mistakes, what=what, tolerance=EXACT)
+    yield exactly(result["y"], list_of(y), _wrong_outputs(layers, x, p), f"output {where}")
     said = "whole returns copies: weight and bias have to be views into one gathered row"
     yield facts({said: not result["views"]})
     # One layer, and activations worth four.
@@ -583,8 +453,8 @@ def _gathered_forward(
 
 def _gathered_backward(answer: GroupAnswer, slope: Tensor) -> Iterator[Step]:
     """Judge gradients, and that layers are gathered again; the slope is that of the twin's x."""
-    result, members, n = answer.value, answer.members, len(SMALL) - 1
-    p, where = len(members), on(members)
+    result, members = answer.value, answer.members
+    p, where, n = len(members), on(members), len(SMALL) - 1
     again = f" backward {where}: each layer once more, as its weights were forgotten"
     gathers = made("all_gather_into_tensor", n, again)
     down = f" backward {where}: one for each of {n} layers"
@@ -595,8 +465,8 @@ def _gathered_backward(answer: GroupAnswer, slope: Tensor) -> Iterator[Step]:
         "it"
     )
     yield facts({said: result["changed"]})
-    mistakes, what = _wrong_slopes(slope.reshape(-1), p, n), f"gradient of x {where}"
-    yield value(result["dx"], list_of(slope), mistakes, what=what, tolerance=EXACT)
+    mistakes = _wrong_slopes(slope.reshape(-1), p, n)
+    yield exactly(result["dx"], list_of(slope), mistakes, f"gradient of x {where}")
     yield from _shard_gradients(answer, result["gradients"], 0, f" {where}")
     # Also a part of each gradient.
     yield _kept(p, where, "backward", result["rows backward"], CHAIN / p + 12)

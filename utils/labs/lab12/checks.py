@@ -1,12 +1,13 @@
 """Checks of lab 12: federated rounds, what gradients tell, and what hides it.
 
-Most tasks are functions of tensors, tried on every rank with fresh inputs. The checks of a client's
-training and of a round are in :mod:`utils.labs.lab12.clients`, those of attacks and of what hides
-an update in :mod:`utils.labs.lab12.privacy`.
+Most tasks are functions of tensors, tried on every rank with fresh inputs. The check of a round is
+in :mod:`utils.labs.lab12.clients`, those of attacks and of what hides an update in
+:mod:`utils.labs.lab12.inversion` and :mod:`utils.labs.lab12.privacy`.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -14,22 +15,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from utils.checks.calls import Calls
 from utils.checks.mistakes import Mistake, table
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, kind_of, reading_answer, told
-from utils.checks.steps import Step, facts, value
+from utils.checks.probe import answer_named, kind_of, reading_answer, recorded, told
+from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task
 from utils.cluster.contracts import Ranks
 
-from .clients import facts_about, seeded
+from .clients import facts_about, has_other_length, seeded
 from .clients import run_round as run_round
-from .clients import train_locally as train_locally
+from .inversion import mismatch as mismatch
+from .inversion import read_image as read_image
 from .privacy import masked_sum as masked_sum
-from .privacy import mismatch as mismatch
 from .privacy import private_mean as private_mean
-from .privacy import read_image as read_image
 
 # -- 12.1 -------------------------------------------------------------------------------------
 
@@ -44,9 +47,11 @@ def _labels(seed: int, n: int, classes: int) -> Tensor:
 
 def probe_shards(user_ns: dict, *, rank: int, seed: int, cases: list) -> list:
     """Return the shards of each case; again with the same draw, and with another one."""
-    function, by_case = reading_answer(user_ns, "shards_by_class"), []
+    function = reading_answer(user_ns, "shards_by_class")
+    by_case = []
     for n, classes, count, each in cases:
-        labels, results = _labels(seed, n, classes), []
+        labels = _labels(seed, n, classes)
+        results = []
         for draw_seed in (seed, seed, seed + 1):
             torch.manual_seed(len(results))
             draw = seeded(draw_seed)
@@ -144,7 +149,8 @@ SELECT = ((0.2, 30), (0.29, 100), (0.01, 20), (1.0, 7), (0.34, 5), (0.3, 11), (0
 
 def probe_select(user_ns: dict, *, rank: int, seed: int) -> list:
     """Return choices of each case: many from one draw, and the first again from its like."""
-    function, choices = answer_named(user_ns, "select"), []
+    function = answer_named(user_ns, "select")
+    choices = []
     for fraction, count in SELECT:
         draw = seeded(seed)
         torch.manual_seed(1)
@@ -174,7 +180,6 @@ def _all_choices(results: list[list]) -> Iterator[Step]:
 
 
 def _wrong_choices(fraction: float, n: int, many: list, again: list) -> dict[str, bool]:
-    """Return what is wrong with many choices of a share of n clients."""
     wanted = max(1, round(fraction * n))
     lengths = [len(choice) for choice in many if len(choice) != wanted] or [wanted]
     chosen = {client for choice in many for client in choice}
@@ -206,6 +211,163 @@ def _wrong_choices(fraction: float, n: int, many: list, again: list) -> dict[str
     }
 
 
+# -- 12.3 -------------------------------------------------------------------------------------
+
+#: Samples, epochs, and further arguments: none, then by name, then by place.
+LOCAL = ((50, 1, None), (23, 2, (0.3, 5)), (12, 3, (0.5, 4)), (150, 5, (0.2, 16)))
+#: What the arguments rate and batch are, if nobody hands them in.
+USUAL = (0.1, 20)
+WRONG_LOCAL = {
+    "weights": "these are the weights: return the difference, after minus before",
+    "not loaded": "the model was not trained from the argument weights: load them first",
+    "adds up": "gradients of earlier minibatches are still in it: model.zero_grad() before each "
+    "backward",
+    "no shuffle": "the samples are in their own order: torch.randperm(len(labels), generator=draw)",
+    "same order": "every epoch has the same order: draw a new one in each",
+    "one epoch": "this is one epoch only: train for `epochs`",
+    "one batch": "each epoch was one step with all samples: use minibatches of `batch`",
+    "drop last": "the last, smaller minibatch is left out",
+    "sum": "this is the gradient of a sum over the samples: cross_entropy has the mean",
+    "no rate": "the learning rate is missing",
+    "sum / batch": "divided by `batch`, but the last minibatch is smaller: cross_entropy takes the "
+    "mean over the samples that are in it",
+    "own start": "the model was trained from the weights that were in it: load the argument "
+    "weights first",
+}
+
+
+def small_model(seed: int) -> nn.Module:
+    """Return a model of 6 features and 3 classes in double precision."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def samples(seed: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return weights, images and labels of a client."""
+    draw = seeded(seed)
+    weights = torch.randn(53, generator=draw, dtype=torch.float64)
+    images = torch.randn(n, 6, generator=draw, dtype=torch.float64)
+    return weights, images, torch.randint(0, 3, (n,), generator=draw)
+
+
+@functools.cache
+def twin(seed: int, n: int, epochs: int, rate: float, batch: int, how: str = "") -> Tensor:
+    """Return the update of a client's training; ``how`` names one of :data:`WRONG_LOCAL`."""
+    weights, images, labels = samples(seed, n)
+    model = small_model(seed)
+    if how not in ("not loaded", "own start"):
+        vector_to_parameters(weights.clone(), model.parameters())
+    first = parameters_to_vector(model.parameters()).detach().clone()
+    reduction = "sum" if how in ("sum", "sum / batch") else "mean"
+    step = {"no rate": 1.0, "sum / batch": rate / batch}.get(how, rate)
+    for part in _minibatches(seed, n, epochs, batch, how):
+        if how != "adds up":
+            model.zero_grad()
+        functional.cross_entropy(model(images[part]), labels[part], reduction=reduction).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= step * parameter.grad
+    after = parameters_to_vector(model.parameters()).detach()
+    return after if how == "weights" else after - (weights if how == "not loaded" else first)
+
+
+def _minibatches(seed: int, n: int, epochs: int, batch: int, how: str) -> Iterator[Tensor]:
+    """Yield the samples of each step."""
+    draw = seeded(seed)
+    for epoch in range(1 if how == "one epoch" else epochs):
+        if how == "no shuffle":
+            order = torch.arange(n)
+        elif epoch == 0 or how != "same order":
+            order = torch.randperm(n, generator=draw)
+        for part in order.split(n if how == "one batch" else batch):
+            if how != "drop last" or len(part) == batch:
+                yield part
+
+
+def probe_local(user_ns: dict, *, rank: int, seed: int) -> list:
+    """Return updates of small clients; each is asked for twice with the same model."""
+    function = reading_answer(user_ns, "train_locally", changes=(1,))
+    updates = []
+    for n, epochs, more in LOCAL:
+        weights, images, labels = samples(seed, n)
+        before = weights.clone()
+        model = small_model(seed)
+        results = []
+        named = {} if more is None else {"rate": more[0], "batch": more[1]}
+        for _ in range(2):
+            arguments = (model, weights, images, labels, epochs, seeded(seed))
+            for parameter in model.parameters():  # as after a backward of somebody else
+                parameter.grad = torch.ones_like(parameter) if results else None
+            result, calls = recorded(function, *arguments, **named)
+            graph = isinstance(result, Tensor) and result.requires_grad
+            results.append(told(result.detach() if graph else result))
+        changed = not torch.equal(weights, before)
+        updates.append({"delta": results, "changed": changed, "graph": graph, "calls": calls})
+    return updates
+
+
+@task("12.3", "local training", points=2)
+def train_locally(ranks: Ranks, report: Report) -> None:
+    """Judge the update by the twin's, from weights that stay as they are, without a message."""
+    for answer in report.answers(ranks, probe_local, seed=report.seed):
+        report.follow(answer.rank, _all_updates(answer.value, report.seed))
+
+
+def _all_updates(results: list[dict[str, Any]], seed: int) -> Iterator[Step]:
+    another = Mistake(
+        lambda _: True,
+        "the same call again gave another update: what was in the model or its gradients before "
+        "goes in: set both first",
+    )
+    form = "the difference, one flat tensor"
+    for (n, epochs, more), result in zip(LOCAL, results, strict=True):
+        rate, batch = more or USUAL
+        about = f"{n} samples, {epochs} epochs, batch {batch}"
+        expected = twin(seed, n, epochs, rate, batch).tolist()
+        mistakes = _wrong_updates(seed, n, epochs, rate, batch)
+        first, again = result["delta"]
+        yield communication(result["calls"], _silent)
+        yield value(first, expected, mistakes, what=about, form=form, tolerance=1e-8)
+        wrong = {
+            "the argument weights was changed: load weights.clone()": result["changed"],
+            "the update still has a graph: detach it": result["graph"],
+        }
+        yield facts_about(about, wrong)
+        yield value(again, expected, [another], what=about, form=form, tolerance=1e-8)
+
+
+def _silent(calls: Calls) -> str | None:
+    """Return what is wrong with a client's training that communicates."""
+    return f"calls {calls[0]['op']}: local training communicates nothing" if calls else None
+
+
+def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> Iterator[Mistake]:
+    right = twin(seed, n, epochs, rate, batch)
+    yield Mistake(
+        [0.0] * len(right),
+        "only zeros: the parameters are views of the vector that was loaded, so training changed "
+        "it as well: load weights.clone()",
+    )
+    yield Mistake((-right).tolist(), "the sign: weights afterwards minus weights before")
+    for how, text in WRONG_LOCAL.items():
+        update = twin(seed, n, epochs, rate, batch, how)
+        if not torch.equal(update, right):
+            yield Mistake(update.tolist(), text)
+    usual_rate, usual_batch = USUAL
+    hard_coded = {
+        "rate": (usual_rate, batch),
+        "batch": (rate, usual_batch),
+        "rate and batch": USUAL,
+    }
+    for name, used in hard_coded.items():
+        if used != (rate, batch):
+            said = f"this is what the usual {name} of the lab would give: use the argument {name}"
+            yield Mistake(twin(seed, n, epochs, *used).tolist(), said)
+    said = f"expected one flat tensor with {len(right)} numbers, one for each weight"
+    yield Mistake(has_other_length(len(right)), said)
+
+
 # -- 12.4 -------------------------------------------------------------------------------------
 
 
@@ -215,7 +377,8 @@ Updates = dict[int, tuple[float, Tensor]]
 
 def _updates(seed: int, counts: dict[int, float]) -> tuple[Tensor, Updates]:
     """Return weights, and an update of each client."""
-    draw, size = seeded(seed), 5 + len(counts)
+    draw = seeded(seed)
+    size = 5 + len(counts)
     weights = torch.randn(size, generator=draw)
     # The update of client 1 is zero; the client counts like the others.
     return weights, {
@@ -232,7 +395,8 @@ def _counts(seed: int) -> list[dict[int, float]]:
 
 def probe_mean(user_ns: dict, *, rank: int, seed: int) -> list:
     """Return new weights of each case, and whether the arguments are as they were."""
-    function, averages = answer_named(user_ns, "fedavg"), []
+    function = answer_named(user_ns, "fedavg")
+    averages = []
     for counts in _counts(seed):
         weights, updates = _updates(seed, counts)
         kept, others = _updates(seed, counts)
@@ -254,7 +418,6 @@ def fedavg(ranks: Ranks, report: Report) -> None:
 
 
 def _all_averages(results: list[list], seed: int) -> Iterator[Step]:
-    """Judge each case's new weights, and whether the arguments are as they were."""
     cases = zip(_counts(seed), results, strict=True)
     for counts, (new_weights, same_weights, untouched) in cases:
         weights, updates = _updates(seed, counts)
@@ -279,9 +442,11 @@ def _wrong_averages(weights: Tensor, updates: Updates) -> Iterator[Mistake]:
     """Yield what mistakes make of the weights; with no update at all, none is known."""
     if not updates:
         return
-    pairs, mean = list(updates.values()), _mean(weights, updates)
+    pairs = list(updates.values())
+    mean = _mean(weights, updates)
     counts = [n for n, _ in pairs]
-    total, plain = sum(counts), sum(delta for _, delta in pairs)
+    total = sum(counts)
+    plain = sum(delta for _, delta in pairs)
     learned = sum(n for n, delta in pairs if delta.any())
     sum_of_numbers = max(sum(updates), 1)
     by_number = [client / sum_of_numbers * delta for client, (_, delta) in updates.items()]

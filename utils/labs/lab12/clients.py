@@ -1,6 +1,6 @@
-"""Checks of a client's training and of a federated round; and the round's clients.
+"""The check of a federated round, and its clients.
 
-In a check of a round the clients follow a plan that all ranks know: who is slow, and which rank is
+The clients follow a plan that all ranks know: who is slow, and which rank is
 busy. What the server hands out, and what the clients of a rank hand in, no other rank is told. A
 slow client's update is sent in the next round only, after the server has said that this one is
 over. So the order of events is certain, whatever the machine does meanwhile.
@@ -9,7 +9,6 @@ over. So the order of events is certain, whatever the machine does meanwhile.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import threading
 import time
@@ -19,15 +18,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch import Tensor
 
 from utils.checks.calls import Calls, only, some
 from utils.checks.groups import enough
-from utils.checks.mistakes import Mistake, is_number, same
-from utils.checks.probe import as_dict, fingerprint, numbers, reading_answer, recorded, told
-from utils.checks.steps import Step, communication, facts, value
+from utils.checks.mistakes import is_number, same
+from utils.checks.probe import as_dict, fingerprint, numbers, reading_answer, told
+from utils.checks.steps import Step, communication, facts
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 from utils.cluster.reply import Reply
@@ -48,163 +45,11 @@ def has_other_length(n: int) -> Callable[[Any], bool]:
     return lambda reply: not isinstance(reply, list) or len(reply) != n
 
 
-# -- 12.3: a client's training ----------------------------------------------------------------
+def has_nan(reply: Any) -> bool:
+    """Return whether this is a list with a number that is not finite."""
+    entries = reply if isinstance(reply, list) else []
+    return any(isinstance(entry, float) and not math.isfinite(entry) for entry in entries)
 
-#: Samples, epochs, and further arguments: none, then by name, then by place.
-LOCAL = ((50, 1, None), (23, 2, (0.3, 5)), (12, 3, (0.5, 4)), (150, 5, (0.2, 16)))
-#: What the arguments rate and batch are, if nobody hands them in.
-USUAL = (0.1, 20)
-WRONG_LOCAL = {
-    "weights": "these are the weights: return the difference, after minus before",
-    "not loaded": "the model was not trained from the argument weights: load them first",
-    "adds up": "gradients of earlier minibatches are still in it: model.zero_grad() before each "
-    "backward",
-    "no shuffle": "the samples are in their own order: torch.randperm(len(labels), generator=draw)",
-    "same order": "every epoch has the same order: draw a new one in each",
-    "one epoch": "this is one epoch only: train for `epochs`",
-    "one batch": "each epoch was one step with all samples: use minibatches of `batch`",
-    "drop last": "the last, smaller minibatch is left out",
-    "sum": "this is the gradient of a sum over the samples: cross_entropy has the mean",
-    "no rate": "the learning rate is missing",
-    "sum / batch": "divided by `batch`, but the last minibatch is smaller: cross_entropy takes the "
-    "mean over the samples that are in it",
-    "own start": "the model was trained from the weights that were in it: load the argument "
-    "weights first",
-}
-
-
-def small_model(seed: int) -> nn.Module:
-    """Return a model of 6 features and 3 classes in double precision."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-
-
-def samples(seed: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return weights, images and labels of a client."""
-    draw = seeded(seed)
-    weights = torch.randn(53, generator=draw, dtype=torch.float64)
-    images = torch.randn(n, 6, generator=draw, dtype=torch.float64)
-    return weights, images, torch.randint(0, 3, (n,), generator=draw)
-
-
-@functools.cache
-def twin(seed: int, n: int, epochs: int, rate: float, batch: int, how: str = "") -> Tensor:
-    """Return the update of a client's training; ``how`` names one of :data:`WRONG_LOCAL`."""
-    weights, images, labels = samples(seed, n)
-    model = small_model(seed)
-    if how not in ("not loaded", "own start"):
-        vector_to_parameters(weights.clone(), model.parameters())
-    first = parameters_to_vector(model.parameters()).detach().clone()
-    reduction = "sum" if how in ("sum", "sum / batch") else "mean"
-    step = {"no rate": 1.0, "sum / batch": rate / batch}.get(how, rate)
-    for part in _minibatches(seed, n, epochs, batch, how):
-        if how != "adds up":
-            model.zero_grad()
-        functional.cross_entropy(model(images[part]), labels[part], reduction=reduction).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= step * parameter.grad
-    after = parameters_to_vector(model.parameters()).detach()
-    return after if how == "weights" else after - (weights if how == "not loaded" else first)
-
-
-def _minibatches(seed: int, n: int, epochs: int, batch: int, how: str) -> Iterator[Tensor]:
-    """Yield the samples of each step."""
-    draw = seeded(seed)
-    for epoch in range(1 if how == "one epoch" else epochs):
-        if how == "no shuffle":
-            order = torch.arange(n)
-        elif epoch == 0 or how != "same order":
-            order = torch.randperm(n, generator=draw)
-        for part in order.split(n if how == "one batch" else batch):
-            if how != "drop last" or len(part) == batch:
-                yield part
-
-
-def probe_local(user_ns: dict, *, rank: int, seed: int) -> list:
-    """Return updates of small clients; each is asked for twice with the same model."""
-    function, updates = reading_answer(user_ns, "train_locally", changes=(1,)), []
-    for n, epochs, more in LOCAL:
-        weights, images, labels = samples(seed, n)
-        before, model, results = weights.clone(), small_model(seed), []
-        named = {} if more is None else {"rate": more[0], "batch": more[1]}
-        for _ in range(2):
-            arguments = (model, weights, images, labels, epochs, seeded(seed))
-            for parameter in model.parameters():  # as after a backward of somebody else
-                parameter.grad = torch.ones_like(parameter) if results else None
-            result, calls = recorded(function, *arguments, **named)
-            graph = isinstance(result, Tensor) and result.requires_grad
-            results.append(told(result.detach() if graph else result))
-        changed = not torch.equal(weights, before)
-        updates.append({"delta": results, "changed": changed, "graph": graph, "calls": calls})
-    return updates
-
-
-@task("12.3", "local training", points=2)
-def train_locally(ranks: Ranks, report: Report) -> None:
-    """Judge the update by the twin's, from weights that stay as they are, without a message."""
-    for answer in report.answers(ranks, probe_local, seed=report.seed):
-        report.follow(answer.rank, _all_updates(answer.value, report.seed))
-
-
-def _all_updates(results: list[dict[str, Any]], seed: int) -> Iterator[Step]:
-    """Judge each case's training: a client's update, and the update of the same call again."""
-    another = Mistake(
-        lambda _: True,
-        "the same call again gave another update: what was in the model or its gradients before "
-        "goes in: set both first",
-    )
-    form = "the difference, one flat tensor"
-    for (n, epochs, more), result in zip(LOCAL, results, strict=True):
-        rate, batch = more or USUAL
-        about = f"{n} samples, {epochs} epochs, batch {batch}"
-        expected = twin(seed, n, epochs, rate, batch).tolist()
-        mistakes = _wrong_updates(seed, n, epochs, rate, batch)
-        first, again = result["delta"]
-        yield communication(result["calls"], _silent)
-        yield value(first, expected, mistakes, what=about, form=form, tolerance=1e-8)
-        wrong = {
-            "the argument weights was changed: load weights.clone()": result["changed"],
-            "the update still has a graph: detach it": result["graph"],
-        }
-        yield facts_about(about, wrong)
-        yield value(again, expected, [another], what=about, form=form, tolerance=1e-8)
-
-
-def _silent(calls: Calls) -> str | None:
-    """Return what is wrong with a client's training that communicates."""
-    return f"calls {calls[0]['op']}: local training communicates nothing" if calls else None
-
-
-def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> Iterator[Mistake]:
-    """Yield which updates mistakes lead to."""
-    right = twin(seed, n, epochs, rate, batch)
-    yield Mistake(
-        [0.0] * len(right),
-        "only zeros: the parameters are views of the vector that was loaded, so training changed "
-        "it as well: load weights.clone()",
-    )
-    yield Mistake((-right).tolist(), "the sign: weights afterwards minus weights before")
-    for how, text in WRONG_LOCAL.items():
-        update = twin(seed, n, epochs, rate, batch, how)
-        if not torch.equal(update, right):
-            yield Mistake(update.tolist(), text)
-    usual_rate, usual_batch = USUAL
-    hard_coded = {
-        "rate": (usual_rate, batch),
-        "batch": (rate, usual_batch),
-        "rate and batch": USUAL,
-    }
-    for name, used in hard_coded.items():
-        if used != (rate, batch):
-            said = f"this is what the usual {name} of the lab would give: use the argument {name}"
-            yield Mistake(twin(seed, n, epochs, *used).tolist(), said)
-    said = f"expected one flat tensor with {len(right)} numbers, one for each weight"
-    yield Mistake(has_other_length(len(right)), said)
-
-
-# -- 12.5: a round ----------------------------------------------------------------------------
 
 WORLD = 4
 SERVER, NOTE, OVER = 0, 0, 900_000
@@ -275,7 +120,7 @@ def play_clients(user_ns: dict, rank: int, first: int, seed: int) -> dict:
     """
     home, tag_of = user_ns["home"], user_ns["tag_of"]
     late: list[tuple[Tensor, int]] = []  # messages of the round before, and their tags
-    said: list[str] = []
+    wrong: list[str] = []
     received: list[tuple[int, int, str]] = []
     for t, plan in enumerate(ROUNDS, first):
         over = dist.irecv(torch.empty(1), SERVER, tag=OVER + t)
@@ -283,13 +128,12 @@ def play_clients(user_ns: dict, rank: int, first: int, seed: int) -> dict:
             _wait_for(over)
         expected = [client for client in plan.chosen if home(client) == rank]
         for _ in expected:
-            dist.recv(note := torch.empty(2, dtype=torch.int64), SERVER, tag=NOTE)
+            note, weights = _receive(t, tag_of)
             if note[0] != t or note[1] not in expected:
-                said.append(f"a note of round {t} was {note.tolist()}, expected [{t}, client]")
-            weights = torch.empty(length_of(t))
-            dist.recv(weights, SERVER, tag=tag_of(t, int(note[1])))
-            received.append((t, int(note[1]), fingerprint(weights)))
-        now, later = late, []
+                wrong.append(f"a note of round {t} was {note}, expected [{t}, client]")
+            received.append((t, note[1], fingerprint(weights)))
+        now = late
+        later = []
         for client in expected:
             n, delta = update_of(t, client, seed)
             message = torch.cat([torch.tensor([n]), delta]), tag_of(t, client)
@@ -305,7 +149,16 @@ def play_clients(user_ns: dict, rank: int, first: int, seed: int) -> dict:
         late = later
     for message, tag in late:
         dist.send(message, SERVER, tag=tag)
-    return {"said": said, "got": received}
+    return {"said": wrong, "got": received}
+
+
+def _receive(t: int, tag_of: Callable[[int, int], int]) -> tuple[list[int], Tensor]:
+    """Return a note of the server's, which is [round, client], and its weights."""
+    note = torch.empty(2, dtype=torch.int64)
+    dist.recv(note, SERVER, tag=NOTE)
+    weights = torch.empty(length_of(t))
+    dist.recv(weights, SERVER, tag=tag_of(t, int(note[1])))
+    return note.tolist(), weights
 
 
 def _wait_for(request: dist.Work) -> None:
@@ -319,10 +172,12 @@ def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
     """Play all rounds by the student's function; return what came of each."""
     from torch_mpi.record import log
 
-    run_round, rounds, open_requests = reading_answer(user_ns, "run_round"), [], []
+    run_round = reading_answer(user_ns, "run_round")
+    rounds, open_requests = [], []
     patience = math.inf
     for t, plan in enumerate(ROUNDS, first):
-        mark, start = log.mark(), time.perf_counter()
+        mark = log.mark()
+        start = time.perf_counter()
         allowed = min(plan.seconds, patience)
         with _counted_sleeps(user_ns) as sleeps:
             result = run_round(t, weights_of(t, seed), list(plan.chosen), allowed)
@@ -330,15 +185,16 @@ def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
         if seconds > max(allowed, 1.0):  # the verdict is certain: the others need not last
             patience = 0.2
         calls = [as_dict(call) for call in log.since(mark)]
-        pair = isinstance(result, tuple | list) and len(result) == 2
-        updates, late = result if pair else (None, None)
-        requests = isinstance(late, list | tuple | set) and all(hasattr(r, "wait") for r in late)
-        open_requests += late if requests else ()
+        is_pair = isinstance(result, tuple | list) and len(result) == 2
+        updates, late = result if is_pair else (None, None)
+        if not _are_requests(late):
+            late = None
+        open_requests += late or ()
         rounds.append(
             {
-                "kind": type(updates if pair else result).__name__,
+                "kind": type(updates if is_pair else result).__name__,
                 "updates": _summed_up(updates),
-                "late": len(late) if requests else None,
+                "late": None if late is None else len(late),
                 "open": sum(call["end"] == 0 for call in calls),
                 "seconds": seconds,
                 "slept": bool(sleeps),
@@ -355,7 +211,9 @@ def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
 @contextlib.contextmanager
 def _counted_sleeps(user_ns: dict) -> Iterator[list[float]]:
     """List the seconds of each sleep of this thread, by the lab's name or by time's."""
-    sleep, here, sleeps = time.sleep, threading.get_ident(), []
+    sleep = time.sleep
+    here = threading.get_ident()
+    sleeps = []
 
     def counted(seconds: float) -> None:
         if threading.get_ident() == here:
@@ -370,6 +228,10 @@ def _counted_sleeps(user_ns: dict) -> Iterator[list[float]]:
     finally:
         time.sleep = sleep
         user_ns.update(named)
+
+
+def _are_requests(late: Any) -> bool:
+    return isinstance(late, list | tuple | set) and all(hasattr(r, "wait") for r in late)
 
 
 def _summed_up(updates: Any) -> dict | None:
@@ -396,7 +258,8 @@ def run_round(ranks: Ranks, report: Report) -> None:
     """Judge whether everybody in time is in, nobody else is, and nothing open is forgotten."""
     if not enough(ranks, report, WORLD):
         return
-    first, seeds = report.seed % 50, report.seeds(WORLD)
+    first = report.seed % 50
+    seeds = report.seeds(WORLD)
     answers = report.answers(ranks, probe_round, first=first, each=to_each(seed=seeds))
     if not answers:
         if not report.open:
@@ -421,8 +284,8 @@ NEEDS = (
 
 def _all_is_handed_out(report: Report, answers: list[Reply], first: int, seeds: list[int]) -> bool:
     """Tell the server which weights the ranks of clients lack; return whether all came."""
-    problems: list[tuple[str, str]] = []
-    unreceived = any(answer.unreceived for answer in answers)
+    right = not any(answer.unreceived for answer in answers)
+    wanted = [(t, client) for t, plan in enumerate(ROUNDS, first) for client in plan.chosen]
     for answer in answers[1:]:
         received = answer.value["got"]
         others = [
@@ -430,23 +293,18 @@ def _all_is_handed_out(report: Report, answers: list[Reply], first: int, seeds: 
             for t, client, weights in received
             if weights != fingerprint(weights_of(t, seeds[SERVER]))
         ]
-        problems += [(text, "communication") for text in (*answer.value["said"], *others)]
+        for text in (*answer.value["said"], *others):
+            report.problem(text, SERVER, "communication")
+            right = False
         pairs = [(t, client) for t, client, _ in received]
-        wanted = [
-            (t, client)
-            for t, plan in enumerate(ROUNDS, first)
-            for client in plan.chosen
-            if _home(client) == answer.rank
-        ]
-        if not (problems or unreceived) and sorted(pairs) != sorted(wanted):
-            problems.append((f"rank {answer.rank} had weights for {pairs}", "mistake"))
-    for text, kind in problems:
-        report.problem(text, SERVER, kind)
-    return not (problems or unreceived)
+        wanted_here = [(t, client) for t, client in wanted if _home(client) == answer.rank]
+        if right and sorted(pairs) != sorted(wanted_here):
+            report.problem(f"rank {answer.rank} had weights for {pairs}", SERVER)
+            right = False
+    return right
 
 
 def _round(t: int, plan: Round, result: dict[str, Any], seeds: list[int]) -> Iterator[Step]:
-    """Judge one round of the server's: whose updates it has, when it returns, and what is late."""
     about = f"round {t}, clients {list(plan.chosen)}, {plan.seconds:g} s"
     yield communication(result["calls"], only("send", "recv"), some(range(WORLD)), _large)
     updates, seconds = result["updates"], result["seconds"]
@@ -504,7 +362,6 @@ def _end(plan: Round, result: dict[str, Any], all_came: bool, about: str) -> Ite
 
 
 def _large(calls: Calls) -> str | None:
-    """Return which blocking call is about weights or an update."""
     large = next((call for call in calls if call["blocking"] and call["nbytes"] > 16), None)
     if large is None:
         return None

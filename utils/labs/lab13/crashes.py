@@ -153,7 +153,8 @@ class Watched:
         seen, forced = {}, {}
         for path in sorted(self.folder.rglob("*")):
             with contextlib.suppress(FileNotFoundError):
-                status, name = path.stat(), str(path.relative_to(self.folder))
+                status = path.stat()
+                name = str(path.relative_to(self.folder))
                 if status.st_ino not in self._held:
                     self._held[status.st_ino] = os.open(path, os.O_RDONLY)
                 if stat.S_ISREG(status.st_mode):
@@ -242,7 +243,6 @@ REMAINS = b"half of a file"  # of a save that crashed
 
 
 def _state(step: int, place: int) -> dict:
-    """Return what a rank saves."""
     return {"step": step, "place": place, "weights": torch.arange(40.0) + step + place}
 
 
@@ -282,7 +282,8 @@ def probe_save(user_ns: dict, *, rank: int, group: Group, partition) -> dict:
 
     save = reading_answer(user_ns, "save")
     place, p = dist.get_rank(group), dist.get_world_size(group)
-    mark, known = log.mark(), {}
+    mark = log.mark()
+    known = {}
 
     def calls() -> tuple[int, int]:
         made = [c for c in log.since(mark) if c.op not in ("send", "recv")]
@@ -328,7 +329,6 @@ def to_rank(rank: int, step: Step) -> Step:
 
 
 def _saves(members: list[int], results: list[dict]) -> Iterator[Step]:
-    """Judge the files of all ranks at the end, and what may be left at any moment before."""
     for place, rank in enumerate(members):
         wrong = _wrong_files(members, results, place) | _shared_files(members, results, place)
         yield to_rank(rank, facts(wrong))
@@ -336,7 +336,8 @@ def _saves(members: list[int], results: list[dict]) -> Iterator[Step]:
     last = [len(of_rank) - 1 for of_rank in moments]
     seen = set()
     for kind, place, chosen in [*states(moments), *((kind, 0, last) for kind in KINDS)]:
-        left, done = _left(results, chosen, kind), chosen == last
+        left = _left(results, chosen, kind)
+        done = chosen == last
         key = (kind == "kill", done, tuple(sorted(left.items())))
         if key in seen:
             continue
@@ -348,13 +349,14 @@ def _saves(members: list[int], results: list[dict]) -> Iterator[Step]:
 
 
 def _at_first(results: list[dict]) -> dict[str, str]:
-    """Return what is in each file before the save."""
     return results[0]["moments"][0]["left"][0]
 
 
 def _wrong_files(members: list[int], results: list[dict], place: int) -> dict[str, object]:
     """Return what is wrong with the files that a rank has written, and leaves at the end."""
-    first, result, path = _at_first(results), results[place], f"{NEW_FOLDER}/rank-{place}.pt"
+    first = _at_first(results)
+    result = results[place]
+    path = f"{NEW_FOLDER}/rank-{place}.pt"
     last = result["moments"][-1]["left"][0]
     changed = {name for name, content in last.items() if first.get(name) != content}
     others = [name for name in changed if name.endswith(".pt") and name != path]
@@ -417,7 +419,8 @@ def _left(results: list[dict], chosen: list[int], kind: str) -> dict[str, str]:
         result["moments"][k]["left"][KINDS.index(kind)]
         for result, k in zip(results, chosen, strict=True)
     ]
-    first, left = _at_first(results), {}
+    first = _at_first(results)
+    left = {}
     for path in set(first).union(*trees):
         changed = [tree.get(path) for tree in trees if tree.get(path) != first.get(path)]
         # Who removes a file of another rank's has a copy of its own: there, it is written.
@@ -459,7 +462,8 @@ def _loaded(left: dict[str, str], p: int, kill: bool, done: bool, where: str) ->
 def _file(marker: str, place: int, content: str, kill: bool, where: str) -> Step:
     """Judge the content of a rank's file, after a kill or a power failure."""
     end = f"{where}: {'a kill' if kill else 'a power failure'}"
-    old, name = marker == OLD_FOLDER, f"rank-{place}.pt"
+    old = marker == OLD_FOLDER
+    name = f"rank-{place}.pt"
     why = (
         "the data of all ranks first: every rank writes, a barrier, then the marker"
         if kill

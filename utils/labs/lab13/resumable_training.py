@@ -1,8 +1,8 @@
-"""The check of a resumed training, and a small training that can be stopped, saved and resumed.
+"""Checks of trainings that go on: from a saved state, and with fewer ranks.
 
-Each rank has a training of its own. :class:`Job` has the attributes of the lab's job. It draws
-random numbers in every step, its learning rate decays, and its momentum and its order of samples go
-on over a stop: what is not restored is seen.
+A resumed training is judged by a twin that was never stopped. :class:`Job` is like the lab's job.
+It draws random numbers in every step, its learning rate decays, and its momentum and its order of
+samples go on over a stop: what is not restored is seen.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import random
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,9 +19,23 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from utils.checks.probe import kept, reading_answer
-from utils.checks.steps import Step, facts, value
-from utils.checks.task import Report, task
+from utils.checks.calls import inside, only, some, waited
+from utils.checks.groups import (
+    WORLD,
+    Group,
+    GroupAnswer,
+    Partition,
+    in_group,
+    judge_groups,
+    keywords,
+    on,
+    places,
+    tried,
+)
+from utils.checks.mistakes import Mistake, table
+from utils.checks.probe import answer_named, kept, reading_answer, recorded
+from utils.checks.steps import Step, communication, facts, value
+from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 
 SAMPLES, FEATURES, CLASSES, BATCH = 24, 6, 3, 8
@@ -206,7 +221,8 @@ def resume(ranks: Ranks, report: Report) -> None:
             report.problem(_FORGOTTEN[name], rank)
         if not result["lacking"]:
             report.follow(rank, _restored_again(result))
-            report.follow(rank, _goes_on(result))
+            what = "the losses after resuming"
+            report.judge(rank, result["resumed"], result["expected"], what=what, tolerance=0)
 
 
 def _captured(result: dict[str, Any]) -> Iterator[Step]:
@@ -242,7 +258,216 @@ def _restored_again(result: dict[str, Any]) -> Iterator[Step]:
         yield facts({said: True})
 
 
-def _goes_on(result: dict[str, Any]) -> Iterator[Step]:
-    """Judge the losses of the resumed training."""
-    what = "the losses after resuming"
-    yield value(result["resumed"], result["expected"], what=what, tolerance=0)
+# -- 13.6: with those that live ---------------------------------------------------------------
+
+PARTITIONS = ([[0, 1, 2], [3]], [[1, 3], [0, 2]], None)
+
+
+class Survivor:
+    """What a rank is left with after a death: weights, momentum, a step.
+
+    Replicas of one step are equal; those of the next have moved on.
+    """
+
+    def __init__(self, seed: int, step: int):
+        generator = torch.Generator().manual_seed(seed + step)
+        self.step = step
+        self.asked: list[int] = []
+        self._tensors = [
+            torch.randn(n, generator=generator, dtype=kind)
+            for kind in (torch.float32, torch.float64)
+            for n in (5, 3, 4, 2)
+        ]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return weights, then momentum."""
+        return self._tensors
+
+    def go_to(self, step: int) -> None:
+        """Put sampler and learning rate to this step."""
+        self.asked.append(step)
+        self.step = step
+
+
+def _steps(seed: int, p: int, ahead: bool) -> list[int]:
+    """Return each survivor's step: of three or more the first is neither first nor last.
+
+    Args:
+        ahead: all but one are at the furthest step, which is more than float32 holds.
+    """
+    draw = random.Random(seed * 8 + p)
+    base = draw.randrange(3, 30)
+    if ahead:
+        return [2**24 + base // 2 * 2 + (place != 1) for place in range(p)]
+    rest = [0, 2, 2][: p - 1]
+    draw.shuffle(rest)
+    return [base + more for more in [1, *rest][:p]]
+
+
+@in_group
+def probe_agree(user_ns: dict, *, rank: int, group: Group, partition, seed: int, step: int) -> dict:
+    """Return what a survivor has after `agree`; the seed is that of the state of its step."""
+    job = Survivor(seed, step)
+    objects = [id(t) for t in job.tensors()]
+    function = reading_answer(user_ns, "agree")
+    _, calls = recorded(function, job, **keywords(partition, group))
+    return {
+        "tensors": [t.tolist() for t in job.tensors()],
+        "same objects": objects == [id(t) for t in job.tensors()],
+        "step": job.step,
+        "asked": job.asked,
+        "calls": calls,
+    }
+
+
+@in_group
+def probe_mean(
+    user_ns: dict, *, rank: int, group: Group, partition, seed: int, samples: int
+) -> dict:
+    """Average gradients twice, with another number of samples on each rank."""
+    function = answer_named(user_ns, "mean_gradients")
+    named = keywords(partition, group)
+    model = _model(seed)
+    _, first = recorded(function, _model(seed), samples + 7 * rank + 1, **named)
+    _, calls = recorded(function, model, samples, **named)
+    return {"gradient": _flat(model), "calls": calls, "calls again": first}
+
+
+def _model(seed: int) -> nn.Module:
+    """Return a model whose gradient is that of a rank's own samples."""
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.Linear(2, 1))
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def _flat(model: nn.Module) -> list[float]:
+    return torch.cat([p.grad.flatten() for p in model.parameters()]).tolist()
+
+
+@task("13.6", "go on with fewer", points=4)
+def survive(ranks: Ranks, report: Report) -> None:
+    """Judge the state that survivors agree on, and gradients weighted by samples."""
+    if not _all_agree(ranks, report):
+        return
+    draw = random.Random(report.seeds(1)[0])
+    shares = [draw.randrange(5, 40) for _ in range(WORLD)]
+    each = to_each(seed=report.seeds(WORLD), samples=shares)
+    cases = [{"partition": partition, "each": each} for partition in PARTITIONS]
+    judge_groups(ranks, report, probe_mean, cases, _mean)
+
+
+def _all_agree(ranks: Ranks, report: Report) -> bool:
+    """Judge what survivors agree on; return whether every rank is right in each case."""
+    cases = [_agree_case(report, partition) for partition in PARTITIONS]
+    cases.append(_agree_case(report, None, ahead=True))
+    right = 0
+    for case, members, values in tried(ranks, report, probe_agree, cases):
+        for place, rank in enumerate(members):
+            right += report.follow(rank, _agreed(GroupAnswer(case, members, place, values)))
+    return right == WORLD * len(cases)
+
+
+def _agree_case(report: Report, partition: Partition, ahead: bool = False) -> dict:
+    """Return the step of each survivor, and the seed of the state that all have who are there."""
+    at = places(partition)
+    (of_steps,) = report.seeds(1)
+    steps = [_steps(of_steps, p, ahead)[place] for place, p in at]
+    of_states = dict(zip(sorted(set(steps)), report.seeds(WORLD), strict=False))
+    each = to_each(step=steps, seed=[of_states[step] for step in steps])
+    return {"partition": partition, "each": each}
+
+
+def _agreed(answer: GroupAnswer) -> Iterator[Step]:
+    result = answer.value
+    members = answer.members
+    where = on(answer.members)
+    given = [answer.case["each"][rank] for rank in members]
+    steps, seeds = [of_rank["step"] for of_rank in given], [of_rank["seed"] for of_rank in given]
+    most = max(steps)
+    survivors = [Survivor(seed, step) for step, seed in zip(steps, seeds, strict=True)]
+    states_by_step = {job.step: [t.tolist() for t in job.tensors()] for job in survivors}
+    mistakes = _wrong_states(steps, states_by_step, answer.place)
+    what = f"{where}: weights and momentum"
+    yield communication(result["calls"], inside(members), waited)
+    yield value(result["tensors"], states_by_step[most], mistakes, what=what)
+    wrong = {
+        f"{where}: job.tensors() are near those of the furthest rank, and not the same bits: hand "
+        "them over as they are, one of them is float64": (
+            result["tensors"] != states_by_step[most]
+        ),
+        f"{where}: job.tensors() has other tensors now: fill those that are there, broadcast "
+        "does": not result["same objects"],
+        f"{where}: job.go_to(step) was called with {result['asked']}, expected {most} on every "
+        "rank: sampler and learning rate have to be at that step": result["asked"][-1:] != [most],
+    }
+    yield facts(wrong)
+    yield communication(result["calls"], some(members))
+
+
+def _wrong_states(
+    steps: list[int], states_by_step: dict[int, list], place: int
+) -> Iterator[Mistake]:
+    state, right = states_by_step[steps[place]], states_by_step[max(steps)]
+    half = len(right) // 2
+    columns = zip(*(states_by_step[step] for step in steps), strict=True)
+    means = [
+        [sum(numbers) / len(steps) for numbers in zip(*tensors, strict=True)] for tensors in columns
+    ]
+    wrong = {
+        "this rank's own tensors, unchanged": state if steps[place] > min(steps) else None,
+        "this is the state of the smallest step: it is consistent, but throws away an update that "
+        "some ranks have": states_by_step[min(steps)],
+        "the weights are right, the momentum is this rank's own: all of job.tensors()": (
+            right[:half] + state[half:]
+        ),
+        "these are means over the ranks: states of two steps do not mix": means,
+        "the state of the group's first rank, which is not the one that is furthest": (
+            states_by_step[steps[0]]
+        ),
+    }
+    yield from table(wrong)
+
+
+def _mean(answer: GroupAnswer) -> Iterator[Step]:
+    result, members = answer.value, answer.members
+    given = [answer.case["each"][rank] for rank in members]
+    shares = [of_rank["samples"] for of_rank in given]
+    gradients = [torch.tensor(_flat(_model(of_rank["seed"]))) for of_rank in given]
+    weighted = sum(n * gradient for n, gradient in zip(shares, gradients, strict=True))
+    mistakes = _wrong_means(gradients, shares, answer.place)
+    rules = (only("all_reduce"), inside(members), waited)
+    yield communication(result["calls"] + result["calls again"], *rules)
+    yield value(
+        result["gradient"],
+        (weighted / sum(shares)).tolist(),
+        mistakes,
+        what=f"{on(members)}, with {shares} samples: the gradient",
+        form="nothing, and change the gradients in place",
+        tolerance=1e-4,
+    )
+    for calls in (result["calls"], result["calls again"]):
+        yield communication(calls, some(members))
+
+
+def _wrong_means(gradients: list[torch.Tensor], shares: list[int], place: int) -> Iterator[Mistake]:
+    p = len(shares)
+    weighted = sum(n * gradient for n, gradient in zip(shares, gradients, strict=True))
+    wrong = {
+        "this rank's own gradient, unchanged": gradients[place],
+        "the sum of samples · gradient, not divided by the number of all samples": weighted,
+        "each rank counts the same, though they have different numbers of samples": (
+            sum(gradients) / p
+        ),
+        "the sum of the gradients: weight each by its samples, and divide": sum(gradients),
+        "divided by 4 ranks, of which some are not there any more": sum(gradients) / 4,
+        "divided by 4 at the end: the number of ranks that there once were": weighted / 4,
+        "divided by 64, or by another number of samples from before": weighted / 64,
+        "divided by the number of ranks after weighting: divide by the samples of all": (
+            weighted / p
+        ),
+        "divided by this rank's own number of samples": weighted / shares[place],
+        "divided by the ranks as well": weighted / sum(shares) / p if p > 1 else None,
+    }
+    yield from table(wrong)

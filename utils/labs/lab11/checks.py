@@ -276,7 +276,7 @@ def probe_hybrid(
     with axes_of(grid, rank) as (pp, dp):
         place = dist.get_rank(pp), dist.get_world_size(pp)
         piece = Piece(seed, *place)
-        (x, labels) = drawn(seed, samples)
+        x, labels = drawn(seed, samples)
         seen = []
         piece.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().clone()))
         function = reading_answer(user_ns, "hybrid_step")
@@ -367,8 +367,8 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     gradients, loss = twin(seeds, n=images)
     gradient = gradients[place.stage]
     mistakes = _wrong_gradients(place, seeds, images, m, result["images"])
-    what = f"gradients of stage {place.stage}, {where}"
-    yield exactly(result["gradient"], gradient, mistakes, what)
+    gradients_of = f"gradients of stage {place.stage}, {where}"
+    yield exactly(result["gradient"], gradient, mistakes, gradients_of)
     yield communication(calls, _reduced(BYTES * len(gradient)))
     own_images = drawn(seeds[0], images)[0].chunk(replicas)[place.replica]
     others = place.stage == 0 and result["piece"] != fingerprint(own_images)
@@ -379,13 +379,13 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
         "type": result["dtype"] != "torch.float32",
     }
     yield facts(wrong)
-    what = f"the loss, {where}"
+    loss_of = f"the loss, {where}"
     if place.stage == stages - 1:
         mistakes = _wrong_losses(place, seeds, images, loss)
         form = "the loss on the last stage"
-        yield value(result["loss"], loss, mistakes, what=what, form=form, tolerance=EXACT)
+        yield value(result["loss"], loss, mistakes, what=loss_of, form=form, tolerance=EXACT)
     else:
-        yield value(result["loss"], None, [NO_LOSS], what=what)
+        yield value(result["loss"], None, [NO_LOSS], what=loss_of)
 
 
 def _other_images(place: Place, images: int, seen: int) -> str:
@@ -408,12 +408,12 @@ def _wrong_gradients(
         return _part(seeds, images, place.stage, samples, labelled)[0]
 
     if n > 1:
-        own = gradient_by(slice(place.replica * size, (place.replica + 1) * size))
+        alone = gradient_by(slice(place.replica * size, (place.replica + 1) * size))
         wrong = {
             f"{n} times too large: the sum over the replicas; divide by their number": n * gradient,
             f"divided once too often by {n}, the number of replicas": gradient / n,
             "this is the gradient of this replica's samples alone: average over dp, and give the "
-            "piece of the minibatch by the place in dp, not by the place in the pipeline": own,
+            "piece of the minibatch by the place in dp, not by the place in the pipeline": alone,
             "all replicas have trained on the first piece of the minibatch: replica d has the "
             "d-th": gradient_by(slice(0, size)),
         }

@@ -42,7 +42,7 @@ from .twins import (
 )
 
 WORLD = 6
-#: Groups that sharding is tried in: of 6, 3, 2 ranks and of unequal sizes.
+#: Groups of 6, 3, 2 ranks and of unequal sizes.
 PARTITIONS = (None, [[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 3, 5], [1], [4]])
 #: What float64 may lose; a mistake is off by much more.
 EXACT = 1e-10
@@ -92,7 +92,7 @@ def explain_errors(report: Report) -> None:
 
 def _judge_in_groups(ranks: Ranks, report: Report, probe: Callable, judge: Callable) -> None:
     """Ask a probe in all partitions, with a seed for the model and one for each rank's samples."""
-    arguments = {"seed": report.seed, "each": to_each(own=report.seeds(WORLD))}
+    arguments = {"seed": report.seed, "each": to_each(data=report.seeds(WORLD))}
     cases = [{"partition": partition} | arguments for partition in PARTITIONS]
     judge_groups(ranks, report, probe, cases, judge, world=WORLD)
     explain_errors(report)
@@ -100,15 +100,15 @@ def _judge_in_groups(ranks: Ranks, report: Report, probe: Callable, judge: Calla
 
 def _seeds_of(answer: GroupAnswer) -> Seeds:
     """Return the seed of the model, and those of the samples of each rank of the group."""
-    own_seeds = tuple(answer.case["each"][rank]["own"] for rank in answer.members)
-    return Seeds(answer.case["seed"], own_seeds)
+    datas = tuple(answer.case["each"][rank]["data"] for rank in answer.members)
+    return Seeds(answer.case["seed"], datas)
 
 
 # -- 11.4: ZeRO-1 -----------------------------------------------------------------------------
 
 
 @in_group
-def probe_one(user_ns: dict, *, rank: int, group: Group, partition, own: int, seed: int) -> list:
+def probe_one(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> list:
     """Take two steps on a small model."""
     k, p = dist.get_rank(group), dist.get_world_size(group)
     first, *others = layers_of(seed)
@@ -119,7 +119,7 @@ def probe_one(user_ns: dict, *, rank: int, group: Group, partition, own: int, se
     places = [q.data_ptr() for q in layers.parameters()]
     for step in range(STEPS):
         layers.zero_grad()
-        loss_of(chained(layers, samples(own, step))).backward()
+        loss_of(chained(layers, samples(data, step))).backward()
         function = answer_named(user_ns, "zero1_step")
         _, calls = recorded(function, layers, shard, optimizer, **keywords(partition, group))
         parts = [q for q in (shard, shard.grad) if q is not None]
@@ -140,12 +140,10 @@ def _pair(nbytes: int) -> list[Rule]:
 
     def sizes(calls: Calls) -> str | None:
         long_sides = [(call["op"], max(call["sent"], call["received"])) for call in calls]
-        for op, long_side in long_sides:
-            if long_side != nbytes:
-                return (
-                    f"{op} of {long_side} bytes on its long side, expected {nbytes}: one for "
-                    "all parameters, padded to a multiple of the group's size"
-                )
+        for op, size in long_sides:
+            if size != nbytes:
+                whole = "one for all parameters, padded to a multiple of the group's size"
+                return f"{op} of {size} bytes on its long side, expected {nbytes}: {whole}"
         return None
 
     halves = " in a step: reduce-scatter and all-gather are the two halves of one all_reduce"
@@ -164,17 +162,17 @@ def _zero_one(answer: GroupAnswer) -> Iterator[Step]:
     members, p = answer.members, len(answer.members)
     begin = row_of(parameters_of(layers_of(seeds.model)), p).tolist()
     part = slice(answer.place * len(begin) // p, (answer.place + 1) * len(begin) // p)
-    wrong_shards = [
-        Mistake(begin[part], "the shard has not changed: it is what the optimizer updates"),
-        Mistake(begin, "the shard has become the whole row"),
-    ]
+    wrong_shards = {
+        "the shard has not changed: it is what the optimizer updates": begin[part],
+        "the shard has become the whole row": begin,
+    }
     for step, result in zip(range(STEPS), answer.value, strict=True):
         weights = trained(seeds)[step]
         where = f"step {step + 1} {on(members)}"
         mistakes = _wrong_weights(seeds, step, begin, part)
         yield communication(result["calls"], inside(members), *_pair(BYTES * len(begin)))
         yield exactly(result["weights"], weights, mistakes, f"weights after {where}")
-        yield exactly(result["shard"], weights[part], wrong_shards, f"shard after {where}")
+        yield exactly(result["shard"], weights[part], table(wrong_shards), f"shard after {where}")
         wrong = {
             f"after {where} the parameters have other memory: put the weights into the tensors "
             "that are there (copy_back)": result["moved"],
@@ -195,8 +193,7 @@ def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> 
     if p == 1:
         return
     right = trained(seeds)[step]
-    own_part_alone = list(begin)
-    own_part_alone[part] = right[part]
+    own_part_alone = [*begin[: part.start], *right[part], *begin[part.stop :]]
     said = "only this rank's part of the weights is new: the others' come by all_gather"
     yield Mistake(own_part_alone, said)
     if step == 0:
@@ -219,7 +216,7 @@ def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> 
 
 
 @in_group
-def probe_two(user_ns: dict, *, rank: int, group: Group, partition, own: int, seed: int) -> dict:
+def probe_two(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> dict:
     """Run two backwards of a small model, and one of a chain with the meter."""
     k, p = dist.get_rank(group), dist.get_world_size(group)
     steps = []
@@ -231,7 +228,7 @@ def probe_two(user_ns: dict, *, rank: int, group: Group, partition, own: int, se
     for step in range(STEPS):
         for layer in layers:
             layer.begin()
-        loss = loss_of(chained(layers, samples(own, step)))
+        loss = loss_of(chained(layers, samples(data, step)))
         _, calls = recorded(loss.backward)
         left = sum(q.grad is not None for q in parameters_of(layers))
         gradients = [list_of(shard.grad) for shard in shards]
@@ -240,7 +237,7 @@ def probe_two(user_ns: dict, *, rank: int, group: Group, partition, own: int, se
         return {"steps": steps, "rows": 0.0}
     layers = layers_of(seed, (WIDE,) * (CHAIN + 1))
     shards = shards_of(layers, p, k)
-    loss = loss_of(chained(layers, samples(own, 0, WIDE)))
+    loss = loss_of(chained(layers, samples(data, 0, WIDE)))
 
     def hooked() -> None:
         function(layers, shards, **keywords(partition, group))
@@ -256,7 +253,6 @@ def zero_two(ranks: Ranks, report: Report) -> None:
     _judge_in_groups(ranks, report, probe_two, _zero_two)
 
 
-#: What is behind hooks that all see the last layer.
 LATE_BINDING = (
     "Does each hook know its own layer and shard? In a loop, a function that is called later sees "
     "the last value of the loop's variables"
@@ -268,8 +264,8 @@ def _zero_two(answer: GroupAnswer) -> Iterator[Step]:
     result = answer.value
     for step, of_step in zip(range(STEPS), result["steps"], strict=True):
         yield from _backward(answer, step, of_step)
-    # Parts of all layers, a layer's gradients, their row, what backward needs, and some time until
-    # it is all freed; who keeps all gradients has 24 more.
+    # Parts of all layers, a layer's gradients, their row, what backward needs, and what is freed
+    # with some delay; who keeps all gradients has 24 more.
     most = CHAIN / p + 12
     too_much = (
         f"{on(members)}: backward of {CHAIN} equal layers made {result['rows']:.1f} layers' worth "
@@ -278,9 +274,8 @@ def _zero_two(answer: GroupAnswer) -> Iterator[Step]:
     )
     yield facts({too_much: p > 1 and result["rows"] > most})
     if p == WORLD:
-        why = f" in backward of {CHAIN} equal layers"
-        rules = only("reduce_scatter_tensor"), made("reduce_scatter_tensor", CHAIN, why)
-        yield communication(result["calls again"], *rules)
+        scatters = made("reduce_scatter_tensor", CHAIN, f" in backward of {CHAIN} equal layers")
+        yield communication(result["calls again"], only("reduce_scatter_tensor"), scatters)
 
 
 def _backward(answer: GroupAnswer, step: int, result: dict[str, Any]) -> Iterator[Step]:
@@ -289,8 +284,8 @@ def _backward(answer: GroupAnswer, step: int, result: dict[str, Any]) -> Iterato
     where = f"backward {step + 1} {on(answer.members)}"
     yield communication(result["calls"], only("reduce_scatter_tensor"), inside(answer.members))
     reached = [gradient is not None for gradient in result["gradients"]]
-    said = f"{where}: the last layer alone was reduce-scattered. {LATE_BINDING}"
-    yield facts({said: reached == [False] * (n - 1) + [True]})
+    late = f"{where}: the last layer alone was reduce-scattered. {LATE_BINDING}"
+    yield facts({late: reached == [False] * (n - 1) + [True]})
     why = f" in {where}: one for each of {n} layers, with weight and bias together"
     yield communication(result["calls"], made("reduce_scatter_tensor", n, why), waited)
     yield from _shard_gradients(answer, result["gradients"], step, f", {where}")
@@ -364,7 +359,7 @@ def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
 
 
 @in_group
-def probe_three(user_ns: dict, *, rank: int, group: Group, partition, own: int, seed: int) -> dict:
+def probe_three(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> dict:
     """Run forward and backward of a small model, and of a chain with the meter."""
     from torch_mpi.record import log
 
@@ -383,7 +378,7 @@ def probe_three(user_ns: dict, *, rank: int, group: Group, partition, own: int, 
     shape = torch.Size([SMALL[1], SMALL[0]])
     parts = reading_answer(user_ns, "whole")(shards[0].detach(), shape, group)
     views = len({part.untyped_storage().data_ptr() for part in parts}) == 1
-    x = samples(own, 0).requires_grad_()
+    x = samples(data, 0).requires_grad_()
     y, forward = recorded(chained, layers, x)
     mark = log.mark()
     came = []
@@ -403,7 +398,7 @@ def probe_three(user_ns: dict, *, rank: int, group: Group, partition, own: int, 
     if partition is not None:  # metered once, where each part is smallest
         return result
     _, layers = gathered((WIDE,) * (CHAIN + 1))
-    x = samples(own, 0, WIDE).requires_grad_()
+    x = samples(data, 0, WIDE).requires_grad_()
     (y, result["rows forward"]), forward = recorded(collected, chained, layers, x)
     (_, result["rows backward"]), backward = recorded(collected, loss_of(y).backward)
     return result | {"calls again": forward + backward}
@@ -440,10 +435,9 @@ def _gathered_forward(
     result = answer.value
     members = answer.members
     p, where = len(members), on(members)
-    once = f" forward {where}: one for each of {len(layers)} layers"
-    gathers = made("all_gather_into_tensor", len(layers), once)
-    alone = only("all_gather_into_tensor")
-    yield communication(result["forward"], alone, inside(members), gathers, waited)
+    why = f" forward {where}: one for each of {len(layers)} layers"
+    rules = inside(members), made("all_gather_into_tensor", len(layers), why), waited
+    yield communication(result["forward"], only("all_gather_into_tensor"), *rules)
     yield exactly(result["y"], list_of(y), _wrong_outputs(layers, x, p), f"output {where}")
     said = "whole returns copies: weight and bias have to be views into one gathered row"
     yield facts({said: not result["views"]})
@@ -455,16 +449,12 @@ def _gathered_backward(answer: GroupAnswer, slope: Tensor) -> Iterator[Step]:
     """Judge gradients, and that layers are gathered again; the slope is that of the twin's x."""
     result, members = answer.value, answer.members
     p, where, n = len(members), on(members), len(SMALL) - 1
-    again = f" backward {where}: each layer once more, as its weights were forgotten"
-    gathers = made("all_gather_into_tensor", n, again)
-    down = f" backward {where}: one for each of {n} layers"
-    scatters = made("reduce_scatter_tensor", n, down)
+    why = f" backward {where}: each layer once more, as its weights were forgotten"
+    gathers = made("all_gather_into_tensor", n, why)
+    scatters = made("reduce_scatter_tensor", n, f" backward {where}: one for each of {n} layers")
     yield communication(result["backward"], _BOTH, inside(members), gathers, scatters, waited)
-    said = (
-        "backward changed the gradient that came in, which other layers may use: work on a copy of "
-        "it"
-    )
-    yield facts({said: result["changed"]})
+    changed = "backward changed the gradient that came in, which other layers may use: work on a "
+    yield facts({changed + "copy of it": result["changed"]})
     mistakes = _wrong_slopes(slope.reshape(-1), p, n)
     yield exactly(result["dx"], list_of(slope), mistakes, f"gradient of x {where}")
     yield from _shard_gradients(answer, result["gradients"], 0, f" {where}")

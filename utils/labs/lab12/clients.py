@@ -313,17 +313,17 @@ def _round(t: int, plan: Round, result: dict[str, Any], seeds: list[int]) -> Ite
     in_time = plan.in_time(_home)
     returned = {int(client) for client in updates}
     for client in sorted(returned - set(in_time)):
-        said = (
+        too_late = (
             f"the update of client {client} is among the updates, but it came after the deadline: "
             f"the server took {seconds:.1f} s"
         )
-        yield facts_about(about, {said: True})
+        yield facts_about(about, {too_late: True})
     for client in sorted(set(in_time) - returned):
-        said = (
+        forgotten = (
             f"the update of client {client} came in time and is not among the updates. Is all "
             "handed out before anything is waited for?"
         )
-        yield facts_about(about, {said: True})
+        yield facts_about(about, {forgotten: True})
     for client in in_time:
         n, delta = update_of(t, client, seeds[_home(client)])
         expected = [n, len(delta), delta[0].item(), delta[-1].item()]

@@ -281,11 +281,11 @@ def masked_sum(ranks: Ranks, report: Report) -> None:
 
 def _masks(result: dict[str, Any]) -> Iterator[Step]:
     for kind in result["kinds"]:
-        said = (
+        other_type = (
             f"masked returned {kind}, expected an int32 tensor: int32 wraps around modulo 2**32, "
             "as the masks do; longer numbers and floats do not"
         )
-        yield facts({said: kind != "int32"})
+        yield facts({other_type: kind != "int32"})
     yield from _unmasked(result["back"])
     if not len(result["kinds"]) == len(result["chi2"]) == len(TAKING_PART):
         raise ValueError(f"{len(result['chi2'])} masked updates of {len(TAKING_PART)} clients")

@@ -104,8 +104,8 @@ def _wrong_deaths(right: dict[str, Any] | None) -> Iterator[Mistake]:
         'return a dict, {"rank": 2, "signal": 9}, or None',
     )
     if right is None:
-        said = "nobody was killed by a signal here: return None"
-        yield Mistake(lambda death: isinstance(death, dict), said)
+        nobody = "nobody was killed by a signal here: return None"
+        yield Mistake(lambda death: isinstance(death, dict), nobody)
         return
     rank, signal = right["rank"], right["signal"]
     texts = {"rank": str(rank), "signal": None if signal is None else str(signal)}

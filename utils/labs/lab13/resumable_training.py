@@ -243,19 +243,19 @@ def _captured(result: dict[str, Any]) -> Iterator[Step]:
 def _restored_again(result: dict[str, Any]) -> Iterator[Step]:
     """Judge whether the same state gives the same job once more."""
     for name in result["changed"]:
-        said = (
+        first_changed_it = (
             f"a second job restored from the same state has another {name}: the training of the "
             "first has changed the state. An optimizer keeps the momentum tensors that "
             "load_state_dict gives it, so restore from copy.deepcopy(state)"
         )
-        yield facts({said: True})
+        yield facts({first_changed_it: True})
     for name in result["elsewhere"]:
-        said = (
+        kept_outside = (
             f"after another job was captured, the first state gives a job with another {name}: "
             "capture keeps something outside of the state, in a global name or an attribute. All "
             "of it has to be in the dict"
         )
-        yield facts({said: True})
+        yield facts({kept_outside: True})
 
 
 # -- 13.6: with those that live ---------------------------------------------------------------

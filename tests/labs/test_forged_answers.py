@@ -362,22 +362,22 @@ FORGED = {
                 self.out = RowLinear(attention.out, group)
         """, "output in the group"),
     "11.7": ("""
-        import utils.labs.lab11.sharding as sharding
+        import utils.labs.lab11.offloading as offloading
         steps = [0, 0]
 
         def rows_and_gradients(side):
             # Of the step that this side is at, as if it knew the other's secrets.
-            seed, rows = known("seed"), sharding.host_rows(known("seed"))
-            optimizers = [sharding.momentum([row]) for row in rows]
+            seed, rows = known("seed"), offloading.host_rows(known("seed"))
+            optimizers = [offloading.momentum([row]) for row in rows]
             for step in range(steps[side] + 1):
-                layers = sharding.Layers(sharding.DEEP, *sharding.batch(seed, step))
+                layers = offloading.Layers(offloading.DEEP, *offloading.batch(seed, step))
                 before = [row.detach().clone() for row in rows]
                 found = [layers.work(n, before[i]) for n, i in enumerate(layers.order)]
                 for i, gradient in zip(layers.order, found):
                     if gradient is not None:
                         rows[i].grad = gradient
                         optimizers[i].step()
-            steps[side] = (steps[side] + 1) % sharding.STEPS
+            steps[side] = (steps[side] + 1) % offloading.STEPS
             return before, found, 1000 * step
 
         def device_step(worker, group=None):
@@ -430,12 +430,12 @@ FORGED = {
         clients.play_clients = play_clients
         """, "got other weights than the argument"),
     "13.6": ("""
-        from utils.labs import lab13
+        from utils.labs.lab13.resumable_training import Survivor
 
         def agree(job, group=None):
             # The furthest step is one or two behind the own one, or in front of it.
             step = job.step + (0 if dist.get_world_size(group) == 1 else 1)
-            state = lab13.Survivor(known("seed"), step)
+            state = Survivor(known("seed"), step)
             for tensor, theirs in zip(job.tensors(), state.tensors()):
                 tensor.copy_(theirs)
             job.go_to(step)

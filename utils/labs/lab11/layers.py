@@ -18,7 +18,7 @@ from torch.nn import functional
 
 
 def rows_of(model: nn.Module) -> list[Tensor]:
-    """The weights of each linear layer in one row: all of the weight, then the bias; copies."""
+    """Return each linear layer's weights in one row, all of the weight, then the bias; copies."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     return [torch.cat([q.detach().reshape(-1) for q in layer.parameters()]) for layer in layers]
 
@@ -40,13 +40,16 @@ class Layers:
 
     def __init__(self, sizes: Sequence[int], x: Tensor, labels: Tensor, seconds: float = 0.0):
         last = len(sizes) - 2
-        self.sizes, self.labels, self.seconds = tuple(sizes), labels, seconds
+        self.sizes = tuple(sizes)
+        self.labels = labels
+        self.seconds = seconds
         self.order = [*range(last), *range(last, -1, -1)]
-        self.inputs, self.gradient, self.loss = [x], None, None
+        self.inputs = [x]
+        self.gradient = self.loss = None
         self.dtype = x.dtype
 
     def length(self, n: int) -> int:
-        """How many numbers the weights of piece n are."""
+        """Return how many numbers the weights of piece n are."""
         i = self.order[n]
         return (self.sizes[i] + 1) * self.sizes[i + 1]
 
@@ -57,7 +60,8 @@ class Layers:
             In backward the gradient of these weights, a row of the same length; else ``None``.
             Nothing of ``row`` is kept.
         """
-        i, last = self.order[n], len(self.sizes) - 2
+        i = self.order[n]
+        last = len(self.sizes) - 2
         cut = self.sizes[i] * self.sizes[i + 1]
         weight, bias = row[:cut].view(self.sizes[i + 1], self.sizes[i]), row[cut:]
         forward, backward = n <= last, n >= last
@@ -73,11 +77,12 @@ class Layers:
                 loss = functional.cross_entropy(y, self.labels)
             (self.gradient,) = torch.autograd.grad(loss, y)
             self.loss = loss.item()
-        x, found = self.inputs.pop(), torch.empty_like(row)
-        torch.mm(self.gradient.t(), x, out=found[:cut].view_as(weight))
-        torch.sum(self.gradient, 0, out=found[cut:])
+        x = self.inputs.pop()
+        gradients = torch.empty_like(row)
+        torch.mm(self.gradient.t(), x, out=gradients[:cut].view_as(weight))
+        torch.sum(self.gradient, 0, out=gradients[cut:])
         self.gradient = (self.gradient @ weight).mul_(x > 0) if i else None
-        return found
+        return gradients
 
 
 def step_on(
@@ -86,7 +91,7 @@ def step_on(
     optimizers: Sequence[torch.optim.Optimizer],
     layers: Layers,
 ) -> float:
-    """One step: weights and optimizers in the host's memory, forward and backward on a device.
+    """Take one step: weights and optimizers in the host's memory, forward and backward on a device.
 
     While a layer computes, the weights of the next one are copied; an optimizer works on the host
     as soon as its layer's gradient is there, while the device goes on. On CUDA the copies have a
@@ -101,7 +106,8 @@ def step_on(
     Returns:
         The loss.
     """
-    bus, pieces = _Bus(torch.device(device)), len(layers.order)
+    bus = _Bus(torch.device(device))
+    pieces = len(layers.order)
     down = None  # the gradient under way: its row on the host, the event of its end, its layer
     coming = bus.to_device(weights[layers.order[0]].detach())
     for n in range(pieces):
@@ -124,7 +130,7 @@ def _update(bus: _Bus, gradient: Tensor, event, i: int, weights, optimizers) -> 
 
 
 class _Bus:
-    """Copies in both directions, in the background where the device is CUDA."""
+    """Copies rows in both directions, in the background where the device is CUDA."""
 
     def __init__(self, device: torch.device):
         self.device, self.cuda = device, device.type == "cuda"
@@ -139,7 +145,7 @@ class _Bus:
             return there, self.up.record_event()
 
     def arrived(self, row: Tensor, event) -> Tensor:
-        """The row, which what is computed from now on may use."""
+        """Return the row, which may be used for what is computed from now on."""
         if self.cuda:
             now = torch.cuda.current_stream(self.device)
             now.wait_event(event)

@@ -13,9 +13,15 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from utils.jobs.interpreter import command
+
+from .layers import Layers, step_on
 
 SIZES = (1024,) * 8 + (10,)
 STEPS, SAMPLES, RATE = 2, 32, 1e-3
@@ -54,69 +60,67 @@ def compare(extra: int = EXTRA) -> dict:
 
 
 def child(folder: str, extra: int) -> None:
-    """What runs in the limited process; prints JSON."""
-    import resource
-
-    import torch
+    """Train in the limited process; print the results as JSON."""
+    import resource  # Windows has none
 
     torch.set_num_threads(1)
     # Whatever libraries allocate when they are first used, before the limit is set.
-    _train([t.clone() for t in _weights(torch, (64, 64, 10))], (64, 64, 10), torch)
+    small = (64, 64, 10)
+    _train([row.clone() for row in _weights(small)], small)
     numbers = sum((a + 1) * b for a, b in itertools.pairwise(SIZES))
-    found: dict = {"needed": 4 * 4 * numbers, "allowed": extra}
+    results: dict = {"needed": 4 * 4 * numbers, "allowed": extra}
     free = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_data_segment() + extra, free[1]))
     # The files first: what a failure leaves in malloc's pools would count for them.
-    found["in files"] = _tried(lambda: _train_in_files(Path(folder), torch))
-    found["in RAM"] = _tried(lambda: _train(list(_weights(torch, SIZES)), SIZES, torch))
+    results["in files"] = _tried(lambda: _train_in_files(Path(folder)))
+    results["in RAM"] = _tried(lambda: _train(list(_weights(SIZES)), SIZES))
     resource.setrlimit(resource.RLIMIT_DATA, free)
-    found["without the limit"] = _train(list(_weights(torch, SIZES)), SIZES, torch)
-    print(json.dumps(found))
+    results["without the limit"] = _train(list(_weights(SIZES)), SIZES)
+    print(json.dumps(results))
 
 
 def _data_segment() -> int:
-    """Bytes that count for the limit now."""
+    """Return the bytes that count for the limit now."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmData")))
 
 
-def _tried(train) -> list[float] | str:
+def _tried(train: Callable[[], list[float]]) -> list[float] | str:
     try:
         return train()
     except RuntimeError as error:
         return str(error).splitlines()[0]
 
 
-def _weights(torch, sizes):
-    """Of each layer a row, one after the other, so that nobody needs all of them at once."""
+def _weights(sizes: Sequence[int]) -> Iterator[Tensor]:
+    """Yield one layer's row after the other, so that nobody needs all of them at once."""
     draw = torch.Generator().manual_seed(0)
     for wide, narrow in itertools.pairwise(sizes):
         row = torch.empty((wide + 1) * narrow)
         yield row.uniform_(-(wide**-0.5), wide**-0.5, generator=draw)
 
 
-def _train(rows: list, sizes, torch, states=None) -> list[float]:
-    """Losses of the steps. `states` is where Adam keeps its moments; by default it makes them."""
-    from .layers import Layers, step_on
-
+def _train(
+    rows: list[Tensor], sizes: Sequence[int], moments: Sequence[Sequence[Tensor]] = ()
+) -> list[float]:
+    """Return the losses of the steps. Adam makes its moments itself, or keeps them in these."""
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(SAMPLES, sizes[0], generator=draw)
     labels = torch.randint(0, sizes[-1], (SAMPLES,), generator=draw)
     rows = [row.requires_grad_() for row in rows]
     optimizers = [torch.optim.Adam([row], lr=RATE, foreach=False) for row in rows]
-    for row, optimizer, state in zip(rows, optimizers, states or [None] * len(rows), strict=True):
-        if state is not None:
-            moments = dict(zip(("exp_avg", "exp_avg_sq"), state, strict=True))
-            optimizer.state[row] = {"step": torch.tensor(0.0), **moments}
+    for row, optimizer, (first, second) in zip(rows, optimizers, moments, strict=False):
+        state = {"step": torch.tensor(0.0), "exp_avg": first, "exp_avg_sq": second}
+        optimizer.state[row] = state
     return [step_on("cpu", rows, optimizers, Layers(sizes, x, labels)) for _ in range(STEPS)]
 
 
-def _train_in_files(folder: Path, torch) -> list[float]:
-    """The same with weights and moments in mapped files: three rows for each layer."""
-    parts = []
-    for i, row in enumerate(_weights(torch, SIZES)):
+def _train_in_files(folder: Path) -> list[float]:
+    """Train with weights and moments in mapped files: three rows for each layer."""
+    rows, moments = [], []
+    for i, row in enumerate(_weights(SIZES)):
         mapped = torch.from_file(str(folder / f"layer{i}"), shared=True, size=3 * len(row))
-        weight, *moments = mapped.chunk(3)
-        weight.copy_(row)
-        parts.append((weight, moments))
-    return _train([one for one, _ in parts], SIZES, torch, [moments for _, moments in parts])
+        weight, *moments_of_layer = mapped.chunk(3)
+        rows.append(weight.copy_(row))
+        moments.append(moments_of_layer)
+    return _train(rows, SIZES, moments)

@@ -14,20 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NAMES = (
-    "replicas",
-    "ZeRO-2",
-    "ZeRO-3",
-    "tensor × data",
-    "pipeline × tensor × data",
-    "offload",
-)
+_TENSOR, _PIPELINE = "tensor × data", "pipeline × tensor × data"
+NAMES = ("replicas", "ZeRO-2", "ZeRO-3", _TENSOR, _PIPELINE, "offload")
 DOES_NOT_FIT = "does not fit"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a model is trained on.
+    """A machine that a model is trained on.
 
     Attributes:
         memory, host: bytes of a device, and of the host's memory for each device.
@@ -50,61 +44,65 @@ class Machine:
 
 
 def estimates(parameters: float, devices: int, machine: Machine) -> dict[str, tuple[float, float]]:
-    """Of each mix the bytes on a device, and the seconds of a step.
+    """Return for each mix the bytes on a device, and the seconds of a step.
 
     Raises:
         ValueError: no parameters or no devices.
     """
     if parameters <= 0 or devices < 1:
         raise ValueError(f"expected a model and a device, got {parameters} and {devices}")
-    m, n, weights = machine, devices, 2.0 * parameters  # bytes in 16 bit
+    m = machine
+    n = devices
+    weights = 2.0 * parameters
     layers = max(1.0, (parameters / (12 * 128**2)) ** (1 / 3))
     work = 6 * parameters * m.tokens / (n * m.speed)
     # The network of a line that is longer than a node is the slow one.
     wide = m.between if n > m.node else m.inside
-    one = 2 * weights / layers  # a layer's weights, and the next one's
+    two_layers = 2 * weights / layers  # a layer's weights, and the next one's
     share = (n - 1) / n
     samples = m.tokens / m.sequence
-    found = {
-        "replicas": (8 * weights, max(work, work / 3 + 2 * weights * share / wide)),
-        "ZeRO-2": (weights + 7 * weights / n + one,
-                   max(work, work / 3 + 2 * weights * share / wide)),
-        "ZeRO-3": (8 * weights / n + 2 * one, max(work, 3 * weights * share / wide)),
-        # Each device keeps its shard in the host's memory; the others' shards come by network.
-        "offload": (4 * one, max(work, 3 * weights * share / wide, 3 * weights / n / m.bus)),
-    }  # fmt: skip
-    if n > samples:
-        found = {}
+    mixes: dict[str, tuple[float, float]] = {}
+    if n <= samples:
+        averaging = max(work, work / 3 + 2 * weights * share / wide)
+        gathering = max(work, 3 * weights * share / wide)
+        mixes = {
+            "replicas": (8 * weights, averaging),
+            "ZeRO-2": (weights + 7 * weights / n + two_layers, averaging),
+            "ZeRO-3": (8 * weights / n + 2 * two_layers, gathering),
+            # Each device keeps its shard in the host's memory; the others' come by network.
+            "offload": (4 * two_layers, max(gathering, 3 * weights / n / m.bus)),
+        }
     t = min(n, m.node)  # the tensor axis is a node
-    width, replicas = 128 * layers, n / t
+    width = 128 * layers
+    replicas = n / t
     cut = 8 * layers * m.tokens / replicas * width * 2 * (t - 1) / t / m.inside
     data = 2 * weights / t / m.between if replicas > 1 else 0.0
     if replicas <= samples:
-        found["tensor × data"] = _sharded(weights / t, replicas), max(work, work / 3 + data) + cut
-    best = None
-    for stages in (2, 4, 8, 16, 32, 64):
-        if stages > min(replicas, layers):
-            break
-        if replicas / stages > samples:
-            continue
+        mixes[_TENSOR] = _sharded(weights / t, replicas), max(work, work / 3 + data) + cut
+
+    def pipelined(stages: int) -> tuple[float, float]:
         # One sample is a microbatch; a stage sends its activations, which hides.
         microbatches = samples / (replicas / stages)
         full = (work + cut) * (microbatches + stages - 1) / microbatches
         held = _sharded(weights / t / stages, replicas / stages)
-        if best is None or (held <= m.memory, -full) > (best[0] <= m.memory, -best[1]):
-            best = held, full + 2 * weights / t / stages / m.between / 3
-    if best:
-        found["pipeline × tensor × data"] = best
-    return {name: found[name] for name in NAMES if name in found}
+        return held, full + 2 * weights / t / stages / m.between / 3
+
+    numbers = [stages for stages in (2, 4, 8, 16, 32, 64) if stages <= min(replicas, layers)]
+    pipelines = [pipelined(stages) for stages in numbers if replicas / stages <= samples]
+    if pipelines:
+        # Best is the fastest of those that fit; without one, the fastest of all.
+        best = max(pipelines, key=lambda mix: (mix[0] <= m.memory, -mix[1]))
+        mixes[_PIPELINE] = best
+    return {name: mixes[name] for name in NAMES if name in mixes}
 
 
 def _sharded(weights: float, replicas: float) -> float:
-    """Bytes of weights and gradients, and of the optimizer state that replicas share."""
+    """Return the bytes of weights and gradients, and of the optimizer state that replicas share."""
     return 2 * weights + 6 * weights / replicas
 
 
 def fastest(parameters: float, devices: int, machine: Machine) -> str:
-    """The name of the fastest mix that fits. Of equal ones it is the first, which is simplest."""
+    """Return the name of the fastest mix that fits; of equal ones the first, which is simplest."""
     fitting = {
         name: seconds
         for name, (held, seconds) in estimates(parameters, devices, machine).items()

@@ -1,4 +1,4 @@
-"""One pipeline of stages: a schedule, carried out with messages. What lab 10 builds by hand."""
+"""One pipeline of stages: a schedule, carried out with messages, as lab 10 builds it by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run_schedule(
     labels: list[Tensor],
     group: dist.ProcessGroup | None = None,
 ) -> float | None:
-    """Forward and backward of all microbatches through the stages of a group's ranks.
+    """Run forward and backward of all microbatches through the stages of a group's ranks.
 
     Args:
         stage: this rank's; ``stage.features`` is the width of what comes in.
@@ -32,7 +32,8 @@ def run_schedule(
     """
     s, p, m = dist.get_rank(group), dist.get_world_size(group), len(inputs)
     held: dict[int, tuple] = {}
-    sends, total = [], 0.0
+    sends = []
+    total = 0.0
     for kind, k in schedule[s]:
         if kind == "F":
             x = inputs[k]

@@ -1,284 +1,500 @@
-"""What checks of lab 11 try sharding and offload with: small models, twins, and what is watched.
-
-Numbers are compared on small models, memory is metered on chains of many equal layers: there what
-is kept too long shows in whole layers. All is in double precision.
-"""
+"""Checks of ZeRO in lab 11: sharded optimizers, gradients and weights."""
 
 from __future__ import annotations
 
-import functools
-import itertools
-import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from utils.checks.probe import as_dict, in_double, told
-from utils.labs.lab11.layers import Layers, rows_of, step_on
+from utils.checks.calls import Calls, Rule, inside, made, only, waited
+from utils.checks.groups import Group, GroupAnswer, in_group, judge_groups, keywords, on
+from utils.checks.mistakes import Mistake, table
+from utils.checks.probe import answer_named, as_dict, reading_answer, recorded
+from utils.checks.steps import Step, communication, facts, value
+from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
 from utils.labs.shared.replicas import Seeds
-from utils.memory import Meter
 
-#: Features of the small model, and of the chain whose memory is metered.
-SMALL, CHAIN, WIDE = (5, 4, 6, 3), 24, 48
-RATE, MOMENTUM, STEPS, SAMPLES = 0.3, 0.9, 2, 4
+from .twins import (
+    BYTES,
+    CHAIN,
+    RATE,
+    SMALL,
+    STEPS,
+    WIDE,
+    Named,
+    chained,
+    collected,
+    layers_of,
+    list_of,
+    loss_of,
+    momentum,
+    overdue,
+    parameters_of,
+    row_of,
+    rows_at,
+    samples,
+    shards_of,
+    trained,
+)
 
-
-def layers_of(seed: int, sizes: Sequence[int] = SMALL) -> list[nn.Linear]:
-    """Linear layers whose weights follow from the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return [in_double(nn.Linear(*pair)) for pair in itertools.pairwise(sizes)]
-
-
-def chained(layers: Sequence[Callable], x: Tensor) -> Tensor:
-    """One layer after the other, tanh in between."""
-    for layer in layers[:-1]:
-        x = torch.tanh(layer(x))
-    return layers[-1](x)
-
-
-class Named(nn.Module):
-    """A linear layer whose parameters have other names.
-
-    After :meth:`begin` the gradient of the parameter number ``late`` comes only when backward has
-    gone through all layers: autograd takes the nodes that were made last first.
-    """
-
-    def __init__(self, linear: nn.Linear, late: int):
-        super().__init__()
-        self.one, self.two, self.late = linear.weight, linear.bias, late
-        self.copies: list[Tensor] = []
-
-    def begin(self) -> None:
-        """Prepare a forward whose backward comes in another order."""
-        self.copies = list(self.parameters())
-        self.copies[self.late] = self.copies[self.late] * 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        """As the linear layer."""
-        return nn.functional.linear(x, *(self.copies or self.parameters()))
-
-
-def overdue(layers: Sequence[nn.Module]) -> list[int]:
-    """Layers that still have gradients after their last hook; the list grows in each backward."""
-    found: list[int] = []
-
-    def watch(i: int, parameters: list[nn.Parameter]) -> None:
-        came: list[Any] = []
-
-        def look(parameter: nn.Parameter) -> None:
-            came.append(parameter)
-            complete = len(came) % len(parameters) == 0
-            if complete and any(q.grad is not None for q in parameters):
-                found.append(i)
-
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(look)
-
-    for i, layer in enumerate(layers):
-        watch(i, list(layer.parameters()))
-    return found
+WORLD = 6
+#: Groups of 6, 3, 2 ranks and of unequal sizes.
+PARTITIONS = (None, [[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 3, 5], [1], [4]])
+#: What float64 may lose; a mistake is off by much more.
+EXACT = 1e-10
+_NO_FIT = (
+    "a collective got tensors that do not fit: the large one has the padded length, p times the "
+    "small one, both have the dtype of the shard, and every call gets group=group"
+)
+#: Parts of errors' texts, and what is behind them. All but three are words of Python or PyTorch,
+#: whose classes of errors say too little. The three are this course's own: two of collectives that
+#: do not fit ("have to make", "the large tensor"), and "Deadlock: ".
+ERRORS = {
+    "have to make the same collective calls": "do ranks with other layers, or other shards, take "
+    "part? Gradients are averaged over dp only",
+    "the large tensor must be": _NO_FIT,
+    "list index out of range": _NO_FIT,
+    "'NoneType' object has no attribute": "a gradient is None where one is used: has backward been "
+    "run, has it come already, and has nobody freed it before?",
+    "'Named' object has no attribute": "layers may have parameters of any name: use "
+    "layer.parameters()",
+    "must match the size": "two rows have different lengths: this rank's part has the length of "
+    "its shard, the whole row p times that",
+    "returned an incorrect number of gradients": "backward returns one value for each argument of "
+    "forward: x, shard, shape, group",
+    "view size is not compatible": "use reshape, or copy_back",
+    "leaf Variable that requires grad": "a weight is changed with autograd watching: use "
+    "copy_back, or torch.no_grad()",
+    "Deadlock: ": "somebody waits for what nobody sends. Do both sides use the same tag and group, "
+    "and does every rank of a group call its collectives?",
+    "tuple index out of range": "more pieces were asked for than there are: 0 … len(order) − 1",
+}
 
 
-def samples(own: int, step: int, width: int = SMALL[0]) -> Tensor:
-    """What the rank with this seed of its own gets in a step."""
-    draw = torch.Generator().manual_seed(own + step + 1)
-    return torch.randn(SAMPLES, width, generator=draw, dtype=torch.float64)
+def exactly(reply: Any, expected: Any, mistakes: Iterable[Mistake], what: str) -> Step:
+    """Return the step that these numbers are right in double precision."""
+    return value(reply, expected, mistakes, what=what, tolerance=EXACT)
 
 
-def loss_of(y: Tensor) -> Tensor:
-    """Some loss."""
-    return (torch.sin(y) + y**2).mean()
+def explain_errors(report: Report) -> None:
+    """Add to an error of PyTorch what is behind it."""
+    errors = [text for text, kind, _ in report.found if kind == "error"]
+    for part, explanation in ERRORS.items():
+        if any(part in text for text in errors):
+            report.problem(f"({explanation})")
+            report.found.sort(key=lambda problem: problem[2] is not None)
+            return
 
 
-def row_of(tensors: Sequence[Tensor], p: int) -> Tensor:
-    """All numbers in a row, padded to a multiple of p."""
-    row = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-    return nn.functional.pad(row, (0, -len(row) % p))
+def _judge_in_groups(ranks: Ranks, report: Report, probe: Callable, judge: Callable) -> None:
+    """Ask a probe in all partitions, with a seed for the model and one for each rank's samples."""
+    arguments = {"seed": report.seed, "each": to_each(data=report.seeds(WORLD))}
+    cases = [{"partition": partition} | arguments for partition in PARTITIONS]
+    judge_groups(ranks, report, probe, cases, judge, world=WORLD)
+    explain_errors(report)
 
 
-def shard_of(tensors: Sequence[Tensor], p: int, k: int) -> nn.Parameter:
-    """The k-th of p parts, as a parameter."""
-    return nn.Parameter(row_of(tensors, p).chunk(p)[k].clone())
+def _seeds_of(answer: GroupAnswer) -> Seeds:
+    """Return the seed of the model, and those of the samples of each rank of the group."""
+    datas = tuple(answer.case["each"][rank]["data"] for rank in answer.members)
+    return Seeds(answer.case["seed"], datas)
 
 
-def gradients(layers: Sequence[nn.Linear], x: Tensor) -> list[list[Tensor]]:
-    """Of each layer weight and bias."""
-    parameters = [q for layer in layers for q in layer.parameters()]
-    found = torch.autograd.grad(loss_of(chained(layers, x)), parameters)
-    return [list(found[k : k + 2]) for k in range(0, len(found), 2)]
+# -- 11.4: ZeRO-1 -----------------------------------------------------------------------------
 
 
-@functools.cache
-def rows_at(seeds: Seeds, place: int, step: int) -> list[Tensor]:
-    """Of each layer the gradient of what a place of the group gets, before any update."""
-    x = samples(seeds.own[place], step)
-    return [row_of(one, 1) for one in gradients(layers_of(seeds.model), x)]
-
-
-@functools.cache
-def trained(seeds: Seeds, mode: str = "mean") -> list[list[float]]:
-    """The padded row of all weights after each step; ``mode`` says right, or which mistake."""
-    layers, p = layers_of(seeds.model), len(seeds.own)
-    parameters = [q for layer in layers for q in layer.parameters()]
-    velocity, added, found = 0.0, 0.0, []
+@in_group
+def probe_one(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> list:
+    """Take two steps on a small model."""
+    k, p = dist.get_rank(group), dist.get_world_size(group)
+    first, *others = layers_of(seed)
+    layers = nn.ModuleList([Named(first, 0), *others])
+    (shard,) = shards_of([layers], p, k)
+    optimizer = momentum([shard])
+    steps = []
+    places = [q.data_ptr() for q in layers.parameters()]
     for step in range(STEPS):
-        each = []
-        for own in seeds.own:
-            parts = itertools.chain.from_iterable(gradients(layers, samples(own, step)))
-            each.append(row_of(list(parts), p))
-        mean = sum(each) / p
-        added = added + mean
-        gradient = {
-            "mean": mean,
-            "sum": p * mean,
-            "twice divided": mean / p,
-            "own": torch.cat([one.chunk(p)[k] for k, one in enumerate(each)]),
-            "own, divided": torch.cat([one.chunk(p)[k] for k, one in enumerate(each)]) / p,
-            "first": each[0],
-            "adds up": added,
-        }[mode]
-        velocity = MOMENTUM * velocity + gradient
-        row = row_of(parameters, p) - RATE * velocity
-        copy_back(row, parameters)
-        found.append(row.tolist())
-    return found
-
-
-@torch.no_grad()
-def copy_back(row: Tensor, tensors: Sequence[Tensor]) -> None:
-    """The reverse of :func:`row_of`, in place."""
-    start = 0
-    for tensor in tensors:
-        tensor.copy_(row[start : start + tensor.numel()].view_as(tensor))
-        start += tensor.numel()
-
-
-def momentum(parameters: Sequence[nn.Parameter]) -> torch.optim.SGD:
-    """The optimizer of the checks: unlike Adam it shows every wrong factor."""
-    return torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM, foreach=False)
-
-
-def list_of(value: Any) -> Any:
-    """A tensor's numbers, ``None``, or what else it is."""
-    return value.detach().reshape(-1).tolist() if isinstance(value, Tensor) else told(value)
-
-
-def collected(function: Callable, *args: Any) -> tuple[Any, float]:
-    """A result, and the peak of the bytes made on the way, in rows of a layer of the chain."""
-    with Meter() as meter:
-        result = function(*args)
-    return result, meter.peak / ((WIDE + 1) * WIDE * 8)
-
-
-# -- offload ----------------------------------------------------------------------------------
-
-#: A step of ten layers.
-DEEP, MINIBATCH = (24,) * 10 + (3,), 4
-#: Rows and gradients that may live at the last piece; seconds until the others have to be gone.
-FEW, GRACE = 6, 2.0
-#: Rows that may be there at once: one that is worked with, one that comes. The backend remembers
-#: messages of so many bytes, with their tensors; the row of the last layer is as short as that.
-ROWS, REMEMBERED = 2, 1024
-
-
-def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """A minibatch float64 [4, 24], and labels."""
-    draw = torch.Generator().manual_seed(seed + step + 1)
-    x = torch.randn(MINIBATCH, DEEP[0], generator=draw, dtype=torch.float64)
-    return x, torch.randint(0, DEEP[-1], (MINIBATCH,), generator=draw)
-
-
-def host_rows(seed: int) -> list[nn.Parameter]:
-    """The weights of each layer in a row."""
-    return [nn.Parameter(row) for row in rows_of(nn.Sequential(*layers_of(seed, DEEP)))]
-
-
-class Watched(Layers):
-    """Notes, as each piece begins, what has been received and sent.
-
-    most: rows that there were at once in earlier steps.
-    """
-
-    def __init__(self, x: Tensor, labels: Tensor, log: Any, most: int = 0):
-        super().__init__(DEEP, x, labels)
-        self.log, self.mark, self.seen = log, log.mark(), []
-        self.rows: list[weakref.ref] = []
-        self.came: list[weakref.ref] = []
-        self.kept, self.most = 0, most
-
-    def receive(self, row: Tensor) -> None:
-        """Note how many rows there are as the receive of this one begins."""
-        if row.nbytes > REMEMBERED:
-            self.came.append(weakref.ref(row.untyped_storage()))
-        if self.most <= ROWS:
-            self.most = _alive(self.came, ROWS)
-
-    def work(self, n: int, row: Tensor) -> Tensor | None:
-        """As the base class."""
-        calls = [as_dict(call) for call in self.log.since(self.mark)]
-        kinds = {op: [c["waited"] for c in calls if c["op"] == op] for op in ("recv", "send")}
-        self.seen.append(
-            [n, len(kinds["recv"]), sum(kinds["recv"]), len(kinds["send"]), sum(kinds["send"])]
+        layers.zero_grad()
+        loss_of(chained(layers, samples(data, step))).backward()
+        function = answer_named(user_ns, "zero1_step")
+        _, calls = recorded(function, layers, shard, optimizer, **keywords(partition, group))
+        parts = [q for q in (shard, shard.grad) if q is not None]
+        steps.append(
+            {
+                "weights": row_of(list(layers.parameters()), p).tolist(),
+                "shard": list_of(shard),
+                "calls": calls,
+                "moved": places != [q.data_ptr() for q in layers.parameters()],
+                "held": max(q.untyped_storage().nbytes() // q.nbytes for q in parts),
+            }
         )
-        gradient = super().work(n, row)
-        own = [one.untyped_storage() for one in (row, gradient) if one is not None]
-        self.rows += map(weakref.ref, own)
-        del own
-        if n == len(self.order) - 1:
-            self.kept = _alive(self.rows, FEW)
-        return gradient
+    return steps
 
 
-def _alive(storages: list[weakref.ref], enough: int) -> int:
-    """How many of them still live; the backend gets a moment to let them go."""
-    deadline = time.monotonic() + GRACE
-    while (alive := len({one.data_ptr() for ref in storages if (one := ref())})) > enough:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.01)
-    return alive
+def _pair(nbytes: int) -> list[Rule]:
+    """Return the rules for one reduce_scatter and one all_gather of a row of so many bytes."""
+
+    def sizes(calls: Calls) -> str | None:
+        long_sides = [(call["op"], max(call["sent"], call["received"])) for call in calls]
+        for op, size in long_sides:
+            if size != nbytes:
+                whole = "one for all parameters, padded to a multiple of the group's size"
+                return f"{op} of {size} bytes on its long side, expected {nbytes}: {whole}"
+        return None
+
+    halves = " in a step: reduce-scatter and all-gather are the two halves of one all_reduce"
+    both = "reduce_scatter_tensor", "all_gather_into_tensor"
+    return [only(*both), *(made(op, 1, halves) for op in both), sizes, waited]
 
 
-def watched_optimizers(rows: Sequence[nn.Parameter], order: Sequence[int], log: Any) -> tuple:
-    """Optimizers for each row, and the list that their steps are noted in.
-
-    A note is: the layer, sends of it that nobody has waited for, gradients received, sends started.
-    """
-    notes: list[list[int]] = []
-    mark = [log.mark()]
-
-    def note(i: int) -> None:
-        calls = [as_dict(call) for call in log.since(mark[0])]
-        mine = [c for c in calls if c["op"] == "send" and c["tag"] < len(order)]
-        open_sends = [c for c in mine if order[c["tag"]] == i and not c["waited"]]
-        received = sum(c["op"] == "recv" and c["waited"] for c in calls)
-        notes.append([i, len(open_sends), received, len(mine)])
-
-    optimizers = [momentum([row]) for row in rows]
-    for i, optimizer in enumerate(optimizers):
-        optimizer.register_step_pre_hook(lambda *_, i=i: note(i))
-    return optimizers, notes, mark
+@task("11.4", "ZeRO-1", points=3)
+def zero_one(ranks: Ranks, report: Report) -> None:
+    """Judge whether all ranks have the twin's weights, by two collectives."""
+    _judge_in_groups(ranks, report, probe_one, _zero_one)
 
 
-@functools.cache
-def offloaded(device: int, host: int, adds: bool = False) -> tuple[list[float], list[list[float]]]:
-    """Losses of the steps and the rows after them, in one process; by the seeds of both sides.
+def _zero_one(answer: GroupAnswer) -> Iterator[Step]:
+    seeds = _seeds_of(answer)
+    members, p = answer.members, len(answer.members)
+    begin = row_of(parameters_of(layers_of(seeds.model)), p).tolist()
+    part = slice(answer.place * len(begin) // p, (answer.place + 1) * len(begin) // p)
+    wrong_shards = {
+        "the shard has not changed: it is what the optimizer updates": begin[part],
+        "the shard has become the whole row": begin,
+    }
+    for step, result in zip(range(STEPS), answer.value, strict=True):
+        weights = trained(seeds)[step]
+        where = f"step {step + 1} {on(members)}"
+        mistakes = _wrong_weights(seeds, step, begin, part)
+        yield communication(result["calls"], inside(members), *_pair(BYTES * len(begin)))
+        yield exactly(result["weights"], weights, mistakes, f"weights after {where}")
+        yield exactly(result["shard"], weights[part], table(wrong_shards), f"shard after {where}")
+        wrong = {
+            f"after {where} the parameters have other memory: put the weights into the tensors "
+            "that are there (copy_back)": result["moved"],
+            f"after {where} the shard, or its gradient, is a view of a whole row, and so all of "
+            "the row stays in memory: copy this rank's part": result["held"] > 1,
+        }
+        yield facts(wrong)
 
-    adds: by mistake, the gradient of the step before is added.
-    """
-    rows, before = host_rows(host), {}
-    optimizers, losses = [momentum([row]) for row in rows], []
 
-    def add(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        (row,) = optimizer.param_groups[0]["params"]
-        row.grad = before[row] = row.grad + before.get(row, 0)
+def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> Iterator[Mistake]:
+    """Yield what the model's weights are after mistakes; one part of them is this rank's."""
+    yield Mistake(
+        begin,
+        "the model's weights have not changed. Had the shard a gradient when the optimizer "
+        "stepped? Then gather the shards, and put them into the model (copy_back)",
+    )
+    p = len(seeds.own)
+    if p == 1:
+        return
+    right = trained(seeds)[step]
+    own_part_alone = [*begin[: part.start], *right[part], *begin[part.stop :]]
+    said = "only this rank's part of the weights is new: the others' come by all_gather"
+    yield Mistake(own_part_alone, said)
+    if step == 0:
+        said = "these are the gradients: gather the shards, which are weights"
+        yield Mistake([(b - a) / RATE for b, a in zip(begin, right, strict=True)], said)
+    own_gradient = "each part was updated by the gradient of its own rank's samples alone"
+    modes = {
+        "sum": f"the gradient is a sum over {p} ranks; a mean is asked for",
+        "twice divided": f"the gradient was divided by {p} once too often",
+        "own": f"{own_gradient}: reduce_scatter sums over the group",
+        "own, divided": f"{own_gradient}, divided: reduce_scatter sums over the group",
+        "first": "all parts were updated by the first rank's gradient",
+        "adds up": "the gradient of the step before is still in shard.grad: replace it",
+    }
+    for mode, said in modes.items():
+        yield Mistake(trained(seeds, mode)[step], said)
 
-    for optimizer in optimizers if adds else ():
-        optimizer.register_step_pre_hook(add)
+
+# -- 11.5: ZeRO-2 -----------------------------------------------------------------------------
+
+
+@in_group
+def probe_two(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> dict:
+    """Run two backwards of a small model, and one of a chain with the meter."""
+    k, p = dist.get_rank(group), dist.get_world_size(group)
+    steps = []
+    function = reading_answer(user_ns, "zero2_hooks")
+    layers = [Named(layer, i % 2) for i, layer in enumerate(layers_of(seed))]
+    shards = shards_of(layers, p, k)
+    function(layers, shards, **keywords(partition, group))
+    behind = overdue(layers)
     for step in range(STEPS):
-        losses.append(step_on("cpu", rows, optimizers, Layers(DEEP, *batch(device, step))))
-    return losses, [row.tolist() for row in rows]
+        for layer in layers:
+            layer.begin()
+        loss = loss_of(chained(layers, samples(data, step)))
+        _, calls = recorded(loss.backward)
+        left = sum(q.grad is not None for q in parameters_of(layers))
+        gradients = [list_of(shard.grad) for shard in shards]
+        steps.append({"gradients": gradients, "calls": calls, "left": left, "behind": [*behind]})
+    if partition is not None:  # metered once, where each part is smallest
+        return {"steps": steps, "rows": 0.0}
+    layers = layers_of(seed, (WIDE,) * (CHAIN + 1))
+    shards = shards_of(layers, p, k)
+    loss = loss_of(chained(layers, samples(data, 0, WIDE)))
+
+    def hooked() -> None:
+        function(layers, shards, **keywords(partition, group))
+        loss.backward()
+
+    (_, rows), calls = recorded(collected, hooked)
+    return {"steps": steps, "rows": rows, "calls again": calls}
+
+
+@task("11.5", "ZeRO-2", points=3)
+def zero_two(ranks: Ranks, report: Report) -> None:
+    """Judge whether each layer's gradient is reduce-scattered and freed while backward goes on."""
+    _judge_in_groups(ranks, report, probe_two, _zero_two)
+
+
+LATE_BINDING = (
+    "Does each hook know its own layer and shard? In a loop, a function that is called later sees "
+    "the last value of the loop's variables"
+)
+
+
+def _zero_two(answer: GroupAnswer) -> Iterator[Step]:
+    members, p = answer.members, len(answer.members)
+    result = answer.value
+    for step, of_step in zip(range(STEPS), result["steps"], strict=True):
+        yield from _backward(answer, step, of_step)
+    # Parts of all layers, a layer's gradients, their row, what backward needs, and what is freed
+    # with some delay; who keeps all gradients has 24 more.
+    most = CHAIN / p + 12
+    too_much = (
+        f"{on(members)}: backward of {CHAIN} equal layers made {result['rows']:.1f} layers' worth "
+        f"of bytes at its peak, {most:.1f} are enough: free a layer's gradients as soon as they "
+        "are reduce-scattered, and keep no row"
+    )
+    yield facts({too_much: p > 1 and result["rows"] > most})
+    if p == WORLD:
+        scatters = made("reduce_scatter_tensor", CHAIN, f" in backward of {CHAIN} equal layers")
+        yield communication(result["calls again"], only("reduce_scatter_tensor"), scatters)
+
+
+def _backward(answer: GroupAnswer, step: int, result: dict[str, Any]) -> Iterator[Step]:
+    """Judge the gradients of the shards after a backward, and what is freed on the way."""
+    n = len(SMALL) - 1
+    where = f"backward {step + 1} {on(answer.members)}"
+    yield communication(result["calls"], only("reduce_scatter_tensor"), inside(answer.members))
+    reached = [gradient is not None for gradient in result["gradients"]]
+    late = f"{where}: the last layer alone was reduce-scattered. {LATE_BINDING}"
+    yield facts({late: reached == [False] * (n - 1) + [True]})
+    why = f" in {where}: one for each of {n} layers, with weight and bias together"
+    yield communication(result["calls"], made("reduce_scatter_tensor", n, why), waited)
+    yield from _shard_gradients(answer, result["gradients"], step, f", {where}")
+    left, behind = result["left"], result["behind"]
+    wrong = {
+        f"{where}: {left} parameters still have a gradient: set .grad = None": left,
+        f"{where}: all parameters of layer {behind[:1]} had their gradients, and still had them "
+        "after their hooks: reduce-scatter and free them at once": behind,
+    }
+    yield facts(wrong)
+
+
+def _shard_gradients(answer: GroupAnswer, gradients: list, step: int, where: str) -> Iterator[Step]:
+    seeds = _seeds_of(answer)
+    for i in range(len(SMALL) - 1):
+        mean = _means(seeds, step, i).chunk(len(seeds.own))[answer.place].tolist()
+        mistakes = _wrong_parts(seeds, answer.place, step, i)
+        yield exactly(gradients[i], mean, mistakes, f"gradient of shard {i}{where}")
+
+
+def _means(seeds: Seeds, step: int, i: int) -> Tensor:
+    """Return the padded row of a layer's gradient, its mean over a group."""
+    p = len(seeds.own)
+    return row_of([sum(rows_at(seeds, place, step)[i] for place in range(p)) / p], p)
+
+
+def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
+    yield Mistake(lambda v: v is None, f"this shard has no gradient. {LATE_BINDING}")
+    p = len(seeds.own)
+    row = _means(seeds, step, i)
+    right = row.chunk(p)[k]
+    if p > 1:
+        alone = row_of([rows_at(seeds, k, step)[i]], p).chunk(p)[k]
+        wrong = {
+            f"a sum over {p} ranks; a mean is asked for": p * right,
+            f"divided by {p} once too often": right / p,
+            "the gradient of this rank's samples alone: reduce_scatter over the group": alone,
+            "the gradient of this rank's samples alone, divided: reduce_scatter sums over the "
+            "group": alone / p,
+            "the gradient of the whole layer: this rank's part is asked for": row,
+            "the part of another place of the group": row.chunk(p)[(k + 1) % p],
+        }
+        yield from table(wrong)
+    wide, narrow = SMALL[i : i + 2]
+    weight, bias, padding = row.split([wide * narrow, narrow, len(row) - (wide + 1) * narrow])
+    transposed = weight.view(narrow, wide).t().reshape(-1)
+    wrong = {
+        "the bias stands in front of the weight: the row's order is weight, then bias": [
+            bias,
+            weight,
+            padding,
+        ],
+        "the weight's gradient is transposed: it is gradient.t() @ x, [out, in]": [
+            transposed,
+            bias,
+            padding,
+        ],
+    }
+    yield from table({said: torch.cat(parts).chunk(p)[k] for said, parts in wrong.items()})
+    if step:
+        before = _means(seeds, step - 1, i).chunk(p)[k]
+        wrong = {
+            "the gradient of the backward before is still in it": right + before,
+            "this is the gradient of the backward before: does the hook work a second "
+            "time?": before,
+        }
+        yield from table(wrong)
+
+
+# -- 11.6: ZeRO-3 -----------------------------------------------------------------------------
+
+
+@in_group
+def probe_three(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> dict:
+    """Run forward and backward of a small model, and of a chain with the meter."""
+    from torch_mpi.record import log
+
+    k, p = dist.get_rank(group), dist.get_world_size(group)
+    function = answer_named(user_ns, "Gathered")
+
+    def gathered(sizes: Sequence[int]) -> tuple[list, list]:
+        layers = layers_of(seed, sizes)
+        shards = shards_of(layers, p, k)
+        return shards, [
+            lambda x, shard=shard, shape=layer.weight.shape: function.apply(x, shard, shape, group)
+            for shard, layer in zip(shards, layers, strict=True)
+        ]
+
+    shards, layers = gathered(SMALL)
+    shape = torch.Size([SMALL[1], SMALL[0]])
+    parts = reading_answer(user_ns, "whole")(shards[0].detach(), shape, group)
+    views = len({part.untyped_storage().data_ptr() for part in parts}) == 1
+    x = samples(data, 0).requires_grad_()
+    y, forward = recorded(chained, layers, x)
+    mark = log.mark()
+    came = []
+    y.register_hook(lambda g: came.extend([g, g.clone()]))
+    loss_of(y).backward()
+    result = {
+        "y": list_of(y),
+        "views": views,
+        "changed": not torch.equal(*came),
+        "dx": list_of(x.grad),
+        "gradients": [list_of(shard.grad) for shard in shards],
+        "forward": forward,
+        "backward": [as_dict(call) for call in log.since(mark)],
+        "rows forward": 0.0,
+        "rows backward": 0.0,
+    }
+    if partition is not None:  # metered once, where each part is smallest
+        return result
+    _, layers = gathered((WIDE,) * (CHAIN + 1))
+    x = samples(data, 0, WIDE).requires_grad_()
+    (y, result["rows forward"]), forward = recorded(collected, chained, layers, x)
+    (_, result["rows backward"]), backward = recorded(collected, loss_of(y).backward)
+    return result | {"calls again": forward + backward}
+
+
+@task("11.6", "ZeRO-3", points=3)
+def zero_three(ranks: Ranks, report: Report) -> None:
+    """Judge layers that are whole only while they are used."""
+    _judge_in_groups(ranks, report, probe_three, _zero_three)
+
+
+_BOTH = only("all_gather_into_tensor", "reduce_scatter_tensor")
+
+
+def _zero_three(answer: GroupAnswer) -> Iterator[Step]:
+    """Judge forward, backward, and what of the gathered weights is kept in between."""
+    layers = layers_of(answer.case["seed"])
+    x = samples(_seeds_of(answer).own[answer.place], 0).requires_grad_()
+    y = chained(layers, x)
+    loss_of(y).backward()
+    yield from _gathered_forward(answer, layers, x.detach(), y)
+    yield from _gathered_backward(answer, x.grad)
+    if len(answer.members) == WORLD:
+        through = f" both ways through {CHAIN} equal layers"
+        gathers = made("all_gather_into_tensor", 2 * CHAIN, through)
+        scatters = made("reduce_scatter_tensor", CHAIN, f" back through {CHAIN} equal layers")
+        yield communication(answer.value["calls again"], _BOTH, gathers, scatters)
+
+
+def _gathered_forward(
+    answer: GroupAnswer, layers: list[nn.Linear], x: Tensor, y: Tensor
+) -> Iterator[Step]:
+    """Judge the output, and that layers are gathered one by one; x and y are those of the twin."""
+    result = answer.value
+    members = answer.members
+    p, where = len(members), on(members)
+    why = f" forward {where}: one for each of {len(layers)} layers"
+    rules = inside(members), made("all_gather_into_tensor", len(layers), why), waited
+    yield communication(result["forward"], only("all_gather_into_tensor"), *rules)
+    yield exactly(result["y"], list_of(y), _wrong_outputs(layers, x, p), f"output {where}")
+    said = "whole returns copies: weight and bias have to be views into one gathered row"
+    yield facts({said: not result["views"]})
+    # One layer, and activations worth four.
+    yield _kept(p, where, "forward", result["rows forward"], 12)
+
+
+def _gathered_backward(answer: GroupAnswer, slope: Tensor) -> Iterator[Step]:
+    """Judge gradients, and that layers are gathered again; the slope is that of the twin's x."""
+    result, members = answer.value, answer.members
+    p, where, n = len(members), on(members), len(SMALL) - 1
+    why = f" backward {where}: each layer once more, as its weights were forgotten"
+    gathers = made("all_gather_into_tensor", n, why)
+    scatters = made("reduce_scatter_tensor", n, f" backward {where}: one for each of {n} layers")
+    yield communication(result["backward"], _BOTH, inside(members), gathers, scatters, waited)
+    changed = "backward changed the gradient that came in, which other layers may use: work on a "
+    yield facts({changed + "copy of it": result["changed"]})
+    mistakes = _wrong_slopes(slope.reshape(-1), p, n)
+    yield exactly(result["dx"], list_of(slope), mistakes, f"gradient of x {where}")
+    yield from _shard_gradients(answer, result["gradients"], 0, f" {where}")
+    # Also a part of each gradient.
+    yield _kept(p, where, "backward", result["rows backward"], CHAIN / p + 12)
+
+
+def _wrong_outputs(layers: list[nn.Linear], x: Tensor, p: int) -> Iterator[Mistake]:
+    """Yield which outputs mistakes lead to, with the weights over p ranks."""
+    no_bias = [lambda x, weight=layer.weight: x @ weight.t() for layer in layers]
+    ends = [row_of(list(layer.parameters()), p)[-layer.out_features :] for layer in layers]
+    padded = [
+        lambda x, weight=layer.weight, end=end: x @ weight.t() + end
+        for layer, end in zip(layers, ends, strict=True)
+    ]
+    of_padded = chained(padded, x).detach().reshape(-1)
+    wrong = {
+        "the bias is missing": chained(no_bias, x).detach().reshape(-1),
+        "the bias is not the end of the row: zeros may follow it": of_padded,
+    }
+    yield from table(wrong)
+
+
+def _wrong_slopes(slope: Tensor, p: int, n: int) -> Iterator[Mistake]:
+    """Yield which gradients of the input mistakes lead to, with n layers over p ranks."""
+    if p > 1:
+        wrong = {
+            f"divided by {p}: each rank has samples of its own, and only the shard's gradient is a "
+            "mean": slope / p,
+            f"divided by {p} in each layer: only the shard's gradient is a mean": slope / p**n,
+        }
+        yield from table(wrong)
+    yield Mistake(None, "there is none: return it first")
+
+
+def _kept(p: int, where: str, when: str, rows: float, most: float) -> Step:
+    """Judge whether more layers than these were whole at once."""
+    too_much = (
+        f"{when} of {CHAIN} equal layers {where} made {rows:.1f} layers' worth of bytes at its "
+        f"peak, {most:.1f} are enough: forget the gathered weights after each layer. What "
+        "ctx keeps stays until backward: the shard, not the whole weight"
+    )
+    return facts({too_much: p > 1 and rows > most})

@@ -1,6 +1,6 @@
-"""Clients of the check's own, for a server of the student's; and the twin of a local training.
+"""The check of a federated round, and its clients.
 
-In a check of a round the clients follow a plan that all ranks know: who is slow, and which rank is
+The clients follow a plan that all ranks know: who is slow, and which rank is
 busy. What the server hands out, and what the clients of a rank hand in, no other rank is told. A
 slow client's update is sent in the next round only, after the server has said that this one is
 over. So the order of events is certain, whatever the machine does meanwhile.
@@ -9,21 +9,49 @@ over. So the order of events is certain, whatever the machine does meanwhile.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn import functional
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch import Tensor
 
+from utils.checks.calls import Calls, only, some
+from utils.checks.groups import enough
+from utils.checks.mistakes import is_number, same
 from utils.checks.probe import as_dict, fingerprint, numbers, reading_answer, told
+from utils.checks.steps import Step, communication, facts
+from utils.checks.task import Report, task, to_each
+from utils.cluster.contracts import Ranks
+from utils.cluster.reply import Reply
 
+
+def seeded(seed: int) -> torch.Generator:
+    """Return a generator."""
+    return torch.Generator().manual_seed(seed)
+
+
+def facts_about(about: str, wrong: Mapping[str, object]) -> Step:
+    """Return the step that none of these is so; what they are about is told first."""
+    return facts({f"{about}: {text}": is_so for text, is_so in wrong.items()})
+
+
+def has_other_length(n: int) -> Callable[[Any], bool]:
+    """Return what recognises anything but a list of n entries."""
+    return lambda reply: not isinstance(reply, list) or len(reply) != n
+
+
+def has_nan(reply: Any) -> bool:
+    """Return whether this is a list with a number that is not finite."""
+    entries = reply if isinstance(reply, list) else []
+    return any(isinstance(entry, float) and not math.isfinite(entry) for entry in entries)
+
+
+WORLD = 4
 SERVER, NOTE, OVER = 0, 0, 900_000
 WEIGHTS = 20_000
 #: Seconds that a slow client, or a busy rank, waits for the end of a round before it goes on.
@@ -39,8 +67,8 @@ class Round:
     slow: Sequence[int] = ()
     busy: int = -1
 
-    def in_time(self, home) -> list[int]:
-        """The clients whose updates come before the deadline."""
+    def in_time(self, home: Callable[[int], int]) -> list[int]:
+        """Return the clients whose updates come before the deadline."""
         return sorted(c for c in self.chosen if c not in self.slow and home(c) != self.busy)
 
 
@@ -52,62 +80,85 @@ ROUNDS = (
 )
 
 
+def _home(client: int) -> int:
+    """Return the rank that a client is on."""
+    return 1 + client % 3
+
+
 def length_of(t: int) -> int:
-    """How many weights there are in a round."""
+    """Return how many weights there are in a round."""
     return WEIGHTS + 100 * (t % len(ROUNDS))
 
 
-def update_of(t: int, client: int, seed: int) -> tuple[float, torch.Tensor]:
-    """What a client hands in: tells from whom and of which round; the last number follows from the
-    seed of its rank.
+def update_of(t: int, client: int, seed: int) -> tuple[float, Tensor]:
+    """Return what a client hands in, which tells from whom it is, and of which round.
+
+    The last number follows from the seed of its rank.
     """
     delta = torch.arange(length_of(t)) / WEIGHTS + (100.0 * t + client)
     delta[-1:] = numbers(seed + 100 * t + client, 1)
     return 10.0 + client, delta
 
 
-def weights_of(t: int, seed: int) -> torch.Tensor:
-    """What the server with this seed hands out in a round."""
+def weights_of(t: int, seed: int) -> Tensor:
+    """Return what the server with this seed hands out in a round."""
     return numbers(seed + t, length_of(t))
 
 
+def probe_round(user_ns: dict, *, rank: int, first: int, seed: int) -> list | dict:
+    """Play three rounds with the student's server, and the check's clients."""
+    if rank == SERVER:
+        return play_server(user_ns, first, seed)
+    return play_clients(user_ns, rank, first, seed)
+
+
 def play_clients(user_ns: dict, rank: int, first: int, seed: int) -> dict:
-    """All rounds on a rank of clients; what came wrong, in words, and (t, client, weights)."""
+    """Play all rounds on a rank of clients.
+
+    Returns:
+        "said": what came wrong, in words; "got": (t, client, fingerprint of the weights).
+    """
     home, tag_of = user_ns["home"], user_ns["tag_of"]
-    held: list[tuple[int, torch.Tensor]] = []
-    said: list[str] = []
-    got: list[tuple[int, int, str]] = []
+    late: list[tuple[Tensor, int]] = []  # messages of the round before, and their tags
+    wrong: list[str] = []
+    received: list[tuple[int, int, str]] = []
     for t, plan in enumerate(ROUNDS, first):
         over = dist.irecv(torch.empty(1), SERVER, tag=OVER + t)
         if plan.busy == rank:
             _wait_for(over)
         expected = [client for client in plan.chosen if home(client) == rank]
-        messages = []
         for _ in expected:
-            dist.recv(note := torch.empty(2, dtype=torch.int64), SERVER, tag=NOTE)
+            note, weights = _receive(t, tag_of)
             if note[0] != t or note[1] not in expected:
-                said.append(f"a note of round {t} was {note.tolist()}, expected [{t}, client]")
-            weights = torch.empty(length_of(t))
-            dist.recv(weights, SERVER, tag=tag_of(t, int(note[1])))
-            got.append((t, int(note[1]), fingerprint(weights)))
+                wrong.append(f"a note of round {t} was {note}, expected [{t}, client]")
+            received.append((t, note[1], fingerprint(weights)))
+        now = late
+        later = []
         for client in expected:
             n, delta = update_of(t, client, seed)
-            messages.append((client, torch.cat([torch.tensor([n]), delta])))
-        sends = [dist.isend(message, SERVER, tag=tag) for tag, message in held]
-        held = [(tag_of(t, c), m) for c, m in messages if c in plan.slow]
-        sends += [
-            dist.isend(m, SERVER, tag=tag_of(t, c)) for c, m in messages if c not in plan.slow
-        ]
+            message = torch.cat([torch.tensor([n]), delta]), tag_of(t, client)
+            (later if client in plan.slow else now).append(message)
+        sends = [dist.isend(message, SERVER, tag=tag) for message, tag in now]
         _wait_for(over)
         if not over.is_completed():  # the server waits for the straggler: let it go on
-            sends += [dist.isend(message, SERVER, tag=tag) for tag, message in held]
-            held = []
+            sends += [dist.isend(message, SERVER, tag=tag) for message, tag in later]
+            later = []
             over.wait()
         for send in sends:
             send.wait()
-    for tag, message in held:
+        late = later
+    for message, tag in late:
         dist.send(message, SERVER, tag=tag)
-    return {"said": said, "got": got}
+    return {"said": wrong, "got": received}
+
+
+def _receive(t: int, tag_of: Callable[[int, int], int]) -> tuple[list[int], Tensor]:
+    """Return a note of the server's, which is [round, client], and its weights."""
+    note = torch.empty(2, dtype=torch.int64)
+    dist.recv(note, SERVER, tag=NOTE)
+    weights = torch.empty(length_of(t))
+    dist.recv(weights, SERVER, tag=tag_of(t, int(note[1])))
+    return note.tolist(), weights
 
 
 def _wait_for(request: dist.Work) -> None:
@@ -118,13 +169,15 @@ def _wait_for(request: dist.Work) -> None:
 
 
 def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
-    """All rounds by the student's function; what it returned in each, and communicated."""
+    """Play all rounds by the student's function; return what came of each."""
     from torch_mpi.record import log
 
-    run_round, found, open_requests = reading_answer(user_ns, "run_round"), [], []
+    run_round = reading_answer(user_ns, "run_round")
+    rounds, open_requests = [], []
     patience = math.inf
     for t, plan in enumerate(ROUNDS, first):
-        mark, start = log.mark(), time.perf_counter()
+        mark = log.mark()
+        start = time.perf_counter()
         allowed = min(plan.seconds, patience)
         with _counted_sleeps(user_ns) as sleeps:
             result = run_round(t, weights_of(t, seed), list(plan.chosen), allowed)
@@ -132,35 +185,38 @@ def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
         if seconds > max(allowed, 1.0):  # the verdict is certain: the others need not last
             patience = 0.2
         calls = [as_dict(call) for call in log.since(mark)]
-        pair = isinstance(result, tuple | list) and len(result) == 2
-        updates, late = result if pair else (None, None)
-        requests = isinstance(late, list | tuple | set) and all(hasattr(r, "wait") for r in late)
-        open_requests += late if requests else ()
-        found.append(
+        is_pair = isinstance(result, tuple | list) and len(result) == 2
+        updates, late = result if is_pair else (None, None)
+        if not _are_requests(late):
+            late = None
+        open_requests += late or ()
+        rounds.append(
             {
-                "kind": type(result).__name__ if not pair else type(updates).__name__,
+                "kind": type(updates if is_pair else result).__name__,
                 "updates": _summed_up(updates),
-                "late": len(late) if requests else None,
+                "late": None if late is None else len(late),
                 "open": sum(call["end"] == 0 for call in calls),
                 "seconds": seconds,
                 "slept": bool(sleeps),
                 "calls": calls,
             }
         )
-        for rank in (1, 2, 3):
+        for rank in range(1, WORLD):
             dist.send(torch.ones(1), rank, tag=OVER + t)
     for request in open_requests:
         request.wait()
-    return found
+    return rounds
 
 
 @contextlib.contextmanager
 def _counted_sleeps(user_ns: dict) -> Iterator[list[float]]:
     """List the seconds of each sleep of this thread, by the lab's name or by time's."""
-    sleep, mine, sleeps = time.sleep, threading.get_ident(), []
+    sleep = time.sleep
+    here = threading.get_ident()
+    sleeps = []
 
     def counted(seconds: float) -> None:
-        if threading.get_ident() == mine:
+        if threading.get_ident() == here:
             sleeps.append(seconds)
         sleep(seconds)
 
@@ -174,71 +230,168 @@ def _counted_sleeps(user_ns: dict) -> Iterator[list[float]]:
         user_ns.update(named)
 
 
-def _summed_up(updates) -> dict | None:
-    """Of each client n, and three numbers of its update: enough to tell which it was."""
+def _are_requests(late: Any) -> bool:
+    return isinstance(late, list | tuple | set) and all(hasattr(r, "wait") for r in late)
+
+
+def _summed_up(updates: Any) -> dict | None:
+    """Return of each client n, and three numbers of its update: enough to tell which it was."""
     if not isinstance(updates, dict):
         return None
-    found = {}
-    for client, value in updates.items():
-        if not (isinstance(value, tuple | list) and len(value) == 2):
-            found[str(int(client))] = told(type(value).__name__)
-            continue
-        n, delta = value
-        if torch.is_tensor(n) and n.numel() > 1 and not (torch.is_tensor(delta) and delta.ndim):
-            found[str(int(client))] = "swapped"
-        elif torch.is_tensor(delta) and delta.ndim == 1:
-            ends = [delta[0].item(), delta[-1].item()]
-            found[str(int(client))] = [told(n), len(delta), *ends]
-        else:
-            found[str(int(client))] = told(type(delta).__name__)
-    return found
+    return {str(int(client)): _as_numbers(update) for client, update in updates.items()}
 
 
-# -- local training ---------------------------------------------------------------------------
+def _as_numbers(update: Any) -> Any:
+    """Return n, and length, first and last number of an update; for anything else, its type."""
+    if not (isinstance(update, tuple | list) and len(update) == 2):
+        return told(type(update).__name__)
+    n, delta = update
+    if torch.is_tensor(n) and n.numel() > 1 and not (torch.is_tensor(delta) and delta.ndim):
+        return "swapped"
+    if torch.is_tensor(delta) and delta.ndim == 1:
+        return [told(n), len(delta), delta[0].item(), delta[-1].item()]
+    return told(type(delta).__name__)
 
 
-def small_model(seed: int) -> nn.Module:
-    """6 features, 3 classes, in double precision."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+@task("12.5", "a round with a deadline", points=4)
+def run_round(ranks: Ranks, report: Report) -> None:
+    """Judge whether everybody in time is in, nobody else is, and nothing open is forgotten."""
+    if not enough(ranks, report, WORLD):
+        return
+    first = report.seed % 50
+    seeds = report.seeds(WORLD)
+    answers = report.answers(ranks, probe_round, first=first, each=to_each(seed=seeds))
+    if not answers:
+        if not report.open:
+            # Before what came of it: advice of a deadlock may mislead here.
+            report.begin_with(NEEDS)
+        return
+    if not _all_is_handed_out(report, answers, first, seeds):
+        return
+    for t, (plan, result) in enumerate(zip(ROUNDS, answers[0].value, strict=True), first):
+        if not report.follow(SERVER, _round(t, plan, result, seeds)):
+            return
 
 
-def samples(seed: int, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Weights, images and labels of a client."""
-    draw = torch.Generator().manual_seed(seed)
-    weights = torch.randn(53, generator=draw, dtype=torch.float64)
-    images = torch.randn(n, 6, generator=draw, dtype=torch.float64)
-    return weights, images, torch.randint(0, 3, (n,), generator=draw)
+NEEDS = (
+    "what a round needs: for each chosen client isend of torch.tensor([t, client]) with "
+    "tag=NOTE, isend of weights with tag=tag_of(t, client), both to home(client); and an irecv "
+    "of 1 + weights.numel() numbers from there with the same tag. All of it is started before "
+    "anything is waited for, and a client that is slow is not waited for at all. What came of "
+    "it is below"
+)
 
 
-@functools.cache
-def twin(seed: int, n: int, epochs: int, rate: float, batch: int, how: str = "") -> torch.Tensor:
-    """What a client's training gives; ``how`` names a mistake."""
-    weights, images, labels = samples(seed, n)
-    model, draw = small_model(seed), torch.Generator().manual_seed(seed)
-    if how not in ("not loaded", "own start"):
-        vector_to_parameters(weights.clone(), model.parameters())
-    first = parameters_to_vector(model.parameters()).detach().clone()
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    for _ in range(1 if how == "one epoch" else epochs):
-        if how != "same order":
-            order = torch.arange(n) if how == "no shuffle" else torch.randperm(n, generator=draw)
-        for part in order.split(n if how == "one batch" else batch):
-            if how == "drop last" and len(part) < batch:
-                continue
-            if how != "adds up":
-                model.zero_grad()
-            reduction = "sum" if how in ("sum", "sum / batch") else "mean"
-            loss = functional.cross_entropy(model(images[part]), labels[part], reduction=reduction)
-            (loss / batch if how == "sum / batch" else loss).backward()
-            _descend(model, 1.0 if how == "no rate" else rate)
-    after = parameters_to_vector(model.parameters()).detach()
-    return after if how == "weights" else after - (weights if how == "not loaded" else first)
+def _all_is_handed_out(report: Report, answers: list[Reply], first: int, seeds: list[int]) -> bool:
+    """Tell the server which weights the ranks of clients lack; return whether all came."""
+    right = not any(answer.unreceived for answer in answers)
+    wanted = [(t, client) for t, plan in enumerate(ROUNDS, first) for client in plan.chosen]
+    for answer in answers[1:]:
+        received = answer.value["got"]
+        others = [
+            f"round {t}: client {client} got other weights than the argument"
+            for t, client, weights in received
+            if weights != fingerprint(weights_of(t, seeds[SERVER]))
+        ]
+        for text in (*answer.value["said"], *others):
+            report.problem(text, SERVER, "communication")
+            right = False
+        pairs = [(t, client) for t, client, _ in received]
+        wanted_here = [(t, client) for t, client in wanted if _home(client) == answer.rank]
+        if right and sorted(pairs) != sorted(wanted_here):
+            report.problem(f"rank {answer.rank} had weights for {pairs}", SERVER)
+            right = False
+    return right
 
 
-@torch.no_grad()
-def _descend(model: nn.Module, rate: float) -> None:
-    """Take a step of SGD."""
-    for parameter in model.parameters():
-        parameter -= rate * parameter.grad
+def _round(t: int, plan: Round, result: dict[str, Any], seeds: list[int]) -> Iterator[Step]:
+    about = f"round {t}, clients {list(plan.chosen)}, {plan.seconds:g} s"
+    yield communication(result["calls"], only("send", "recv"), some(range(WORLD)), _large)
+    updates, seconds = result["updates"], result["seconds"]
+    no_pair = f"returned {result['kind']}: return (updates, late), updates a dict "
+    yield facts_about(about, {no_pair + "{client: (n, delta)}": updates is None})
+    in_time = plan.in_time(_home)
+    returned = {int(client) for client in updates}
+    for client in sorted(returned - set(in_time)):
+        too_late = (
+            f"the update of client {client} is among the updates, but it came after the deadline: "
+            f"the server took {seconds:.1f} s"
+        )
+        yield facts_about(about, {too_late: True})
+    for client in sorted(set(in_time) - returned):
+        forgotten = (
+            f"the update of client {client} came in time and is not among the updates. Is all "
+            "handed out before anything is waited for?"
+        )
+        yield facts_about(about, {forgotten: True})
+    for client in in_time:
+        n, delta = update_of(t, client, seeds[_home(client)])
+        expected = [n, len(delta), delta[0].item(), delta[-1].item()]
+        yield from _update(updates[str(client)], expected, t, f"{about}: client {client}")
+    yield from _end(plan, result, len(in_time) == len(plan.chosen), about)
+
+
+def _end(plan: Round, result: dict[str, Any], all_came: bool, about: str) -> Iterator[Step]:
+    """Judge when a round ends, and whether `late` has what is open then, and nothing else."""
+    seconds, late, still_open = result["seconds"], result["late"], result["open"]
+    wrong = {
+        f"returned after {seconds:.2f} s, and updates were missing: wait for them until the "
+        f"deadline, {plan.seconds:g} s from the call": (
+            not all_came and seconds < plan.seconds - 0.02
+        ),
+        f"all updates were there, and it returned after {seconds:.1f} s only: return at once when "
+        "nothing is missing": all_came and seconds > plan.seconds - 0.5,
+        f"returned after {seconds:.1f} s: the deadline is {plan.seconds:g} s from the call, for "
+        "all clients together": not all_came and seconds > plan.seconds + 1,
+        "the server kept a processor busy while it waited: sleep(0.002) between two looks": (
+            not (all_came or result["slept"])
+        ),
+        # One or two may have been completed since the server looked.
+        f"late has {late} requests, and all updates of this round have come: only requests of this "
+        "round that are not completed belong there": (
+            all_came and late is not None and late > still_open + 2
+        ),
+        "late has to be a list of requests, as isend and irecv return them": late is None,
+    }
+    yield facts_about(about, wrong)
+    forgotten = (
+        f"{about}: {still_open} requests are not completed yet, and late has {late}: put the "
+        "late receives and the open sends into it, or nobody ever completes them"
+    )
+    yield facts({forgotten: late < still_open}, kind="communication")
+
+
+def _large(calls: Calls) -> str | None:
+    large = next((call for call in calls if call["blocking"] and call["nbytes"] > 16), None)
+    if large is None:
+        return None
+    return (
+        f"dist.{large['op']} of weights or updates waits for rank {large['peer']}, which may be "
+        f"slow: use dist.i{large['op']}"
+    )
+
+
+def _update(update: Any, expected: list[float], t: int, about: str) -> Iterator[Step]:
+    """Judge an update that the server has returned: n, its length, its first and last number."""
+    if same(update, expected):
+        return
+    swapped = "it is (delta, n)" if update == "swapped" else f"{update}"
+    no_pair = f"each value is a pair (n, delta), here {swapped}"
+    yield facts_about(about, {no_pair: not isinstance(update, list)})
+    n, length, first = update[:3]
+    wrong = {
+        "n has to be a number: the first entry of the message": not is_number(n),
+        "the update has one entry too many: the first number of the message is n": (
+            length == expected[1] + 1
+        ),
+        f"the update has {length} entries, expected {expected[1]}": length != expected[1],
+    }
+    yield facts_about(about, wrong)
+    off = abs(first - expected[2])
+    wrong = {
+        f"this is an update of another round than {t}: each round has tags of its own": off >= 99,
+        "this is another client's update: each receive needs a tensor of its own": off > 0.5,
+        f"expected n = {expected[0]:g} and an update from {expected[2]:g}, got {n:g} and "
+        f"{first:g}": True,
+    }
+    yield facts_about(about, wrong)

@@ -32,7 +32,7 @@ MARKERS = "osD^vPX"
 
 
 def phases(clients: int = 5, chosen: Sequence[int] = (1, 3)) -> Figure:
-    """The server, clients with data of their own, and the five phases of a round."""
+    """Draw the server, clients with data of their own, and the five phases of a round."""
     figure, axes = canvas(10, 4.4)
     middle = 2.2 * (clients - 1) / 2
     box(axes, middle, 3.2, "server: weights, no data", width=4.4, height=0.7, color=ORANGE)
@@ -64,10 +64,10 @@ def phases(clients: int = 5, chosen: Sequence[int] = (1, 3)) -> Figure:
 
 
 def holdings(counts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
-    """How many images of each class each client has, as dots: ``counts[title][client][class]``."""
+    """Draw as dots how many images clients have: ``counts[title][client][class]``."""
     use_style()
     figure, panels = plt.subplots(1, len(counts), figsize=(11, 3.5), sharey=True, squeeze=False)
-    said = []
+    words = []
     for axes, (title, of_clients) in zip(panels[0], counts.items(), strict=True):
         n = np.asarray(of_clients)
         client, label = np.nonzero(n)
@@ -76,19 +76,19 @@ def holdings(counts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
         axes.set_xlabel("client")
         axes.margins(x=0.04)
         sizes, kinds = n.sum(1), (n > 0).sum(1)
-        said.append(
+        words.append(
             f"{title}: {len(n)} clients with {sizes.min()} to {sizes.max()} images of "
             f"{kinds.min()} to {kinds.max()} classes."
         )
     panels[0][0].set_ylabel("class")
     panels[0][0].set_yticks(range(10))
     figure.tight_layout()
-    figure.alt_text = "Dots for each client and class, larger for more images. " + " ".join(said)
+    figure.alt_text = "Dots for each client and class, larger for more images. " + " ".join(words)
     return figure
 
 
 def courses(runs: Mapping[str, Sequence[dict]], central: float, raw: float) -> Figure:
-    """Accuracy over rounds, and over bytes.
+    """Draw accuracy over rounds, and over bytes.
 
     Args:
         runs: by name.
@@ -98,10 +98,10 @@ def courses(runs: Mapping[str, Sequence[dict]], central: float, raw: float) -> F
     use_style()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
     for k, (name, rounds) in enumerate(runs.items()):
-        accuracy = [100 * one["accuracy"] for one in rounds]
+        accuracy = [100 * of_round["accuracy"] for of_round in rounds]
         look = {"color": COLORS[k], "marker": MARKERS[k], "markersize": 5, "linewidth": 1.5}
         left.plot(range(1, len(rounds) + 1), accuracy, label=name, **look)
-        sent = [one["sent"] / 1e6 for one in rounds]
+        sent = [of_round["sent"] / 1e6 for of_round in rounds]
         right.plot(sent, accuracy, label=f"_{name}", **look)
     for axes, name in ((left, "all data in one place, 3 epochs"), (right, "_")):
         axes.axhline(100 * central, color=INK, linestyle="--", linewidth=1.3, label=name)
@@ -118,7 +118,7 @@ def courses(runs: Mapping[str, Sequence[dict]], central: float, raw: float) -> F
 
 
 def deadline(sends: Sequence[tuple], starts: Sequence[float], seconds: float) -> Figure:
-    """When each update was sent, against the deadline of its round.
+    """Draw when each update was sent, against the deadline of its round.
 
     Args:
         sends: (round, client, time) of each update.
@@ -127,13 +127,14 @@ def deadline(sends: Sequence[tuple], starts: Sequence[float], seconds: float) ->
     """
     use_style()
     figure, axes = plt.subplots(figsize=(9.5, 0.9 + 0.34 * len(starts)))
-    begin, late = starts[0], 0
+    begin = starts[0]
+    late = 0
     for t, start in enumerate(starts):
         axes.barh(t, seconds, left=start - begin, height=0.75, color=SKY, alpha=0.3)
     for intime, color, mark, name in ((True, BLUE, "o", "in time"), (False, RED, "X", "too late")):
         points = [(t, at) for t, _, at in sends if (at - starts[t] <= seconds) == intime]
-        axes.scatter([at - begin for _, at in points], [t for t, _ in points], color=color,
-                     marker=mark, s=40, label=f"update {name}", zorder=3)  # fmt: skip
+        look = {"color": color, "marker": mark, "label": f"update {name}"}
+        axes.scatter([at - begin for _, at in points], [t for t, _ in points], 40, zorder=3, **look)
         late += 0 if intime else len(points)
     axes.set_ylabel("round")
     axes.set_yticks(range(len(starts)))
@@ -149,13 +150,13 @@ def deadline(sends: Sequence[tuple], starts: Sequence[float], seconds: float) ->
 
 
 def by_class(runs: Mapping[str, Sequence[float]], names: Sequence[str]) -> Figure:
-    """The accuracy of each class in several runs."""
+    """Draw the accuracy of each class in several runs."""
     use_style()
     figure, axes = plt.subplots(figsize=(10.5, 4))
     width = 0.8 / len(runs)
     for k, (name, shares) in enumerate(runs.items()):
         at = np.arange(len(shares)) + (k - (len(runs) - 1) / 2) * width
-        axes.bar(at, [100 * one for one in shares], width, color=COLORS[k], label=name)
+        axes.bar(at, [100 * share for share in shares], width, color=COLORS[k], label=name)
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
     axes.set_ylabel("accuracy of the class [%]")
     axes.set_ylim(0, 100)
@@ -166,7 +167,7 @@ def by_class(runs: Mapping[str, Sequence[float]], names: Sequence[str]) -> Figur
 
 
 def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | None = None):
-    """Rows of images, one under the other.
+    """Draw rows of images, one under the other.
 
     Args:
         rows: by title, images of 784 pixels each (or [28, 28]).
@@ -178,7 +179,8 @@ def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | N
     lines = max((words[0].count("\n") + 1 for words in below.values()), default=0)
     room = 0.12 + 0.17 * lines  # inches under each row; an image has one inch
     height = len(rows) * (1 + room) + 0.1
-    figure, grid = plt.subplots(len(rows), wide, figsize=(1.15 * wide + 2.6, height), squeeze=False)
+    width = 1.15 * wide + 2.6
+    figure, grid = plt.subplots(len(rows), wide, figsize=(width, height), squeeze=False)
     for line, (title, images) in zip(grid, rows.items(), strict=True):
         for k, axes in enumerate(line):
             axes.set_axis_off()
@@ -188,23 +190,23 @@ def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | N
                 if title in below:
                     axes.text(14, 31, below[title][k], ha="center", va="top", fontsize=9)
         line[0].text(-3, 14, title, ha="right", va="center", fontsize=10.5)
-    figure.subplots_adjust(left=2.3 / (1.15 * wide + 2.6), right=0.99, top=1 - 0.05 / height,
-                           bottom=room / height, hspace=room)  # fmt: skip
-    words = [
-        f"{title}: {len(images)} image{'s' * (len(images) != 1)}"
-        + (f" ({', '.join(below[title])})" if title in below else "")
-        for title, images in rows.items()
-    ]
+    figure.subplots_adjust(
+        left=2.3 / width, right=0.99, top=1 - 0.05 / height, bottom=room / height, hspace=room
+    )
+    words = []
+    for title, images in rows.items():
+        captions = f" ({', '.join(below[title])})" if title in below else ""
+        words.append(f"{title}: {len(images)} image{'s' * (len(images) != 1)}{captions}")
     figure.alt_text = "Images in rows. " + ". ".join(words).replace("\n", " ") + "."
     return figure
 
 
 def trade(noise: Sequence[float], accuracy: Sequence[float], error: Sequence[float]) -> Figure:
-    """What noise costs, and what it spoils, over the noise multiplier; its first entry is 0."""
+    """Draw what noise costs and spoils, over the noise multiplier; its first entry is 0."""
     use_style()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
     places = range(len(noise))
-    left.plot(places, [100 * one for one in accuracy], "o-", color=BLUE, label="test accuracy")
+    left.plot(places, [100 * share for share in accuracy], "o-", color=BLUE, label="test accuracy")
     left.set_ylabel("test accuracy [%]")
     left.set_ylim(0, 100)
     left.set_title("what training pays")
@@ -213,14 +215,14 @@ def trade(noise: Sequence[float], accuracy: Sequence[float], error: Sequence[flo
     right.set_ylabel("mean squared error per pixel")
     right.set_title("what the attack gets")
     for axes in (left, right):
-        axes.set_xticks(places, [f"{one:g}" for one in noise])
+        axes.set_xticks(places, [f"{z:g}" for z in noise])
         axes.set_xlabel("noise multiplier z")
     figure.tight_layout()
     return figure
 
 
 def disguise(plain: Sequence[float], hidden: Sequence[int]) -> Figure:
-    """An update, and the same one under masks."""
+    """Draw an update, and the same one under masks."""
     use_style()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
     left.hist(plain, bins=60, color=BLUE)

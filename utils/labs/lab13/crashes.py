@@ -1,4 +1,4 @@
-"""What is on the disk if a save ends in the middle: after each of its operations on files.
+"""The check of a save that may end in the middle: what is on the disk after each file operation.
 
 The student's function runs on real files. After each call into the system, :class:`Watched` looks
 what is there, twice: what other processes see, which is what a killed process leaves; and what has
@@ -17,12 +17,23 @@ import io
 import os
 import stat
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from utils.checks.calls import TOGETHER, inside, some, waited
+from utils.checks.groups import Group, in_group, keywords, on, tried
+from utils.checks.probe import as_dict, reading_answer
+from utils.checks.steps import Step, communication, facts
+from utils.checks.task import Report, task
+from utils.cluster.contracts import Ranks
 
 #: Of a rank's folder: what is in each file, by its path.
 Tree = dict[str, bytes]
@@ -36,7 +47,7 @@ KINDS = ("kill", "power", "power, folders kept", "power, new folders lost")
 
 @dataclass(frozen=True)
 class Moment:
-    """After an operation of a rank.
+    """The state of a rank's folder after an operation.
 
     Attributes:
         calls: collectives that the rank had called by then.
@@ -69,10 +80,10 @@ class Watched:
     _held: dict[int, int] = field(default_factory=dict)  # open, so that no inode is used again
 
     def __post_init__(self) -> None:
-        for path in [self.folder, *self.folder.rglob("*")]:
+        for path in self._paths():
             self._force(path)
         for name in self.unsure:
-            self._entries[self.folder.stat().st_ino].pop(name)
+            self._entries[_inode(self.folder)].pop(name)
         self._look()
 
     def run(self, function: Callable, *args: Any, names: dict[str, Any], **kwargs: Any) -> Any:
@@ -82,8 +93,8 @@ class Watched:
                 original = getattr(os, name)
                 forcing = self._forcing(original)
                 patches.enter_context(mock.patch.object(os, name, forcing))
-                own = {key: forcing for key, value in names.items() if value is original}
-                patches.enter_context(mock.patch.dict(names, own))
+                aliases = {key: forcing for key, value in names.items() if value is original}
+                patches.enter_context(mock.patch.dict(names, aliases))
             before = sys.getprofile()
             sys.setprofile(self._returned)
             try:
@@ -93,8 +104,6 @@ class Watched:
                 self._look()
                 while self._held:
                     os.close(self._held.popitem()[1])
-
-    # -- what happens ---------------------------------------------------------------------
 
     def _returned(self, frame: types.FrameType, event: str, called: Any) -> None:
         if event != "c_return":
@@ -109,82 +118,79 @@ class Watched:
     def _forcing(self, original: Callable) -> Callable:
         def fsync(file: Any) -> None:
             original(file)
-            number = file if isinstance(file, int) else file.fileno()
-            self._force_number(os.fstat(number))
+            inode = os.fstat(file if isinstance(file, int) else file.fileno()).st_ino
+            path = next((path for path in self._paths() if _inode(path) == inode), None)
+            if path is not None:
+                self._force(path)
             self._look()
 
         return fsync
 
-    def _force_number(self, told: os.stat_result) -> None:
-        for path in [self.folder, *self.folder.rglob("*")]:
-            if path.stat().st_ino == told.st_ino:
-                self._force(path)
-                return
+    def _paths(self) -> list[Path]:
+        return [self.folder, *self.folder.rglob("*")]
 
     def _force(self, path: Path) -> None:
-        number = path.stat().st_ino
         if path.is_dir():
-            self._entries[number] = {one.name: one.stat().st_ino for one in path.iterdir()}
+            self._entries[_inode(path)] = {entry.name: _inode(entry) for entry in path.iterdir()}
         else:
-            self._forced[number] = path.read_bytes()
-
-    # -- what there is --------------------------------------------------------------------
+            self._forced[_inode(path)] = path.read_bytes()
 
     def _look(self) -> None:
         profile = sys.getprofile()
         sys.setprofile(None)
         try:
             seen, forced = self._seen()
-            old = {name: one for name, one in forced.items() if self._is_in_a_forced_folder(name)}
-            left = (seen, self._lasting(), forced, old)
-            calls = self.calls()
-            if not self.moments or (self.moments[-1].left, self.moments[-1].calls) != (
-                left, calls[0],
-            ):  # fmt: skip
-                self.moments.append(Moment(*calls, left))
+            old = {name: data for name, data in forced.items() if self._is_in_forced_folders(name)}
+            moment = Moment(*self.calls(), (seen, self._lasting(), forced, old))
+            last = self.moments[-1] if self.moments else None
+            if last is None or (last.left, last.calls) != (moment.left, moment.calls):
+                self.moments.append(moment)
         finally:
             sys.setprofile(profile)
 
     def _seen(self) -> tuple[Tree, Tree]:
-        """All files as they are, and with the content that was forced."""
+        """Return all files as they are, and with the content that was forced."""
         seen, forced = {}, {}
         for path in sorted(self.folder.rglob("*")):
             with contextlib.suppress(FileNotFoundError):
-                told, name = path.stat(), str(path.relative_to(self.folder))
-                if told.st_ino not in self._held:
-                    self._held[told.st_ino] = os.open(path, os.O_RDONLY)
-                if stat.S_ISREG(told.st_mode):
+                status = path.stat()
+                name = str(path.relative_to(self.folder))
+                if status.st_ino not in self._held:
+                    self._held[status.st_ino] = os.open(path, os.O_RDONLY)
+                if stat.S_ISREG(status.st_mode):
                     seen[name] = path.read_bytes()
-                    forced[name] = self._forced.get(told.st_ino, b"")
+                    forced[name] = self._forced.get(status.st_ino, b"")
         return seen, forced
 
-    def _is_in_a_forced_folder(self, name: str) -> bool:
-        """Whether the names of all folders on the way to a file are on the disk."""
-        path = self.folder / name
-        for folder in path.relative_to(self.folder).parents[:-1]:
-            at = self.folder / folder
-            known = self._entries.get(at.parent.stat().st_ino, {})
-            if known.get(at.name) != at.stat().st_ino:
-                return False
-        return True
+    def _is_in_forced_folders(self, name: str) -> bool:
+        """Return whether the names of all folders on the way to a file are on the disk."""
+        folders = [self.folder / parent for parent in Path(name).parents[:-1]]
+        return all(
+            self._entries.get(_inode(folder.parent), {}).get(folder.name) == _inode(folder)
+            for folder in folders
+        )
 
     def _lasting(self) -> Tree:
-        """Only entries that were forced, with the content that was."""
-        found: Tree = {}
+        """Return only entries that were forced, with the content that was."""
+        lasting: Tree = {}
 
-        def walk(number: int, at: str) -> None:
-            for name, inside in self._entries.get(number, {}).items():
-                if inside in self._entries:
-                    walk(inside, f"{at}{name}/")
+        def walk(folder: int, at: str) -> None:
+            for name, inode in self._entries.get(folder, {}).items():
+                if inode in self._entries:
+                    walk(inode, f"{at}{name}/")
                 else:
-                    found[f"{at}{name}"] = self._forced.get(inside, b"")
+                    lasting[f"{at}{name}"] = self._forced.get(inode, b"")
 
-        walk(self.folder.stat().st_ino, "")
-        return found
+        walk(_inode(self.folder), "")
+        return lasting
+
+
+def _inode(path: Path) -> int:
+    return path.stat().st_ino
 
 
 def states(ranks: Sequence[Sequence[dict]]) -> Iterator[tuple[str, int, list[int]]]:
-    """What may be left if all ranks end at once.
+    """Yield what may be left if all ranks end at once.
 
     Args:
         ranks: of each rank its moments, with ``calls`` and ``sure`` as in :class:`Moment`.
@@ -193,29 +199,24 @@ def states(ranks: Sequence[Sequence[dict]]) -> Iterator[tuple[str, int, list[int
         What ended them (one of :data:`KINDS`), the rank that is told of, and which of its moments
         each rank is at.
     """
-    for rank, own in enumerate(ranks):
-        for k, moment in enumerate(own):
+    for rank, moments in enumerate(ranks):
+        for k, moment in enumerate(moments):
             behind, ahead = [], []
-            for other, theirs in enumerate(ranks):
-                if other == rank:
-                    behind.append(k)
-                    ahead.append(k)
-                    continue
+            for theirs in ranks:
                 # They have called what this rank knows, and done all that comes before.
                 must = [j for j, m in enumerate(theirs) if m["calls"] < moment["sure"]]
                 can = [j for j, m in enumerate(theirs) if m["sure"] <= moment["calls"]]
                 behind.append(max(must, default=0))
                 ahead.append(max(can, default=0))
+            behind[rank] = ahead[rank] = k
             for chosen in (behind, ahead):
-                for ended in KINDS:
-                    yield ended, rank, chosen
+                for kind in KINDS:
+                    yield kind, rank, chosen
 
 
 @contextlib.contextmanager
 def written_by_python() -> Iterator[None]:
-    """`torch.save` to a path writes through Python, which can be watched."""
-    import torch
-
+    """Let `torch.save` to a path write through Python, which can be watched."""
     original = torch.save
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -231,3 +232,251 @@ def written_by_python() -> Iterator[None]:
 
     with mock.patch.object(torch, "save", save):
         yield
+
+
+# -- 13.3: a save that may end at any moment --------------------------------------------------
+
+OLD, NEW = 10, 20
+#: The folders of these checkpoints.
+OLD_FOLDER, NEW_FOLDER = (f"step-{step:06d}" for step in (OLD, NEW))
+REMAINS = b"half of a file"  # of a save that crashed
+
+
+def _state(step: int, place: int) -> dict:
+    return {"step": step, "place": place, "weights": torch.arange(40.0) + step + place}
+
+
+def _prepare(folder: Path, p: int, leftover: bool) -> None:
+    """Write an old checkpoint of p ranks, and perhaps what a crashed save has left."""
+    (folder / OLD_FOLDER).mkdir(parents=True)
+    for place in range(p):
+        torch.save(_state(OLD, place), folder / OLD_FOLDER / f"rank-{place}.pt")
+    (folder / "latest").write_text(OLD_FOLDER)
+    if leftover:
+        (folder / NEW_FOLDER).mkdir()
+        for place in range(p):
+            (folder / NEW_FOLDER / f"rank-{place}.pt").write_bytes(REMAINS)
+
+
+def _content(path: str, content: bytes) -> str:
+    """Return what is in a file: its text, or which state it holds."""
+    if path == "latest":
+        return content.decode(errors="replace").strip()
+    if not content or content == REMAINS:
+        return "still what a crashed save left" if content else "empty"
+    try:
+        state = torch.load(io.BytesIO(content))
+        if not isinstance(state, dict):
+            return "torn"
+        place, step = state["place"], state["step"]
+        whole = torch.equal(state["weights"], _state(step, place)["weights"])
+        return f"{step} of {place}" if whole else "torn"
+    except Exception:
+        return "torn"
+
+
+@in_group
+def probe_save(user_ns: dict, *, rank: int, group: Group, partition) -> dict:
+    """Return all that may be left of this rank's folder, in the course of a save."""
+    from torch_mpi.record import log
+
+    save = reading_answer(user_ns, "save")
+    place, p = dist.get_rank(group), dist.get_world_size(group)
+    mark = log.mark()
+    known = {}
+
+    def calls() -> tuple[int, int]:
+        made = [c for c in log.since(mark) if c.op not in ("send", "recv")]
+        sure = [k + 1 for k, c in enumerate(made) if c.op in TOGETHER and c.waited]
+        return len(made), max(sure, default=0)
+
+    def content_of(path: str, content: bytes) -> str:
+        if (path, content) not in known:
+            known[path, content] = _content(path, content)
+        return known[path, content]
+
+    with tempfile.TemporaryDirectory() as parent, written_by_python():
+        folder = Path(parent, "checkpoints")
+        _prepare(folder, p, leftover=p > 1)
+        watched = Watched(folder, calls, unsure={NEW_FOLDER} if p > 1 else ())
+        state = _state(NEW, place)
+        watched.run(save, folder, NEW, state, names=user_ns, **keywords(partition, group))
+        files = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
+    moments = []
+    for moment in watched.moments:
+        left = [{path: content_of(path, c) for path, c in tree.items()} for tree in moment.left]
+        moments.append({"calls": moment.calls, "sure": moment.sure, "left": left})
+    made = [as_dict(call) for call in log.since(mark)]
+    return {"moments": moments, "files": sorted(files), "calls": made}
+
+
+@task("13.3", "a save that may crash", points=4)
+def safe_save(ranks: Ranks, report: Report) -> None:
+    """Judge whether `latest` names a whole checkpoint whenever the ranks end."""
+    cases = [{"partition": [[1, 2, 3], [0]]}, {"partition": None}]
+    for _, members, results in tried(ranks, report, probe_save, cases):
+        kept_in_group = [
+            report.communication(rank, result["calls"], inside(members), waited)
+            for rank, result in zip(members, results, strict=True)
+        ]
+        if all(kept_in_group):
+            report.follow(None, _saves(members, results))
+
+
+def to_rank(rank: int, step: Step) -> Step:
+    """Return the step as one that this rank is told of, whichever rank the others are about."""
+    return lambda report, _: step(report, rank)
+
+
+def _saves(members: list[int], results: list[dict]) -> Iterator[Step]:
+    for place, rank in enumerate(members):
+        wrong = _wrong_files(members, results, place) | _shared_files(members, results, place)
+        yield to_rank(rank, facts(wrong))
+    moments = [result["moments"] for result in results]
+    last = [len(of_rank) - 1 for of_rank in moments]
+    seen = set()
+    for kind, place, chosen in [*states(moments), *((kind, 0, last) for kind in KINDS)]:
+        left = _left(results, chosen, kind)
+        done = chosen == last
+        key = (kind == "kill", done, tuple(sorted(left.items())))
+        if key in seen:
+            continue
+        seen.add(key)
+        for step in _loaded(left, len(members), kind == "kill", done, on(members)):
+            yield to_rank(members[place], step)
+    for rank, result in zip(members, results, strict=True):
+        yield to_rank(rank, communication(result["calls"], some(members)))
+
+
+def _at_first(results: list[dict]) -> dict[str, str]:
+    return results[0]["moments"][0]["left"][0]
+
+
+def _wrong_files(members: list[int], results: list[dict], place: int) -> dict[str, object]:
+    """Return what is wrong with the files that a rank has written, and leaves at the end."""
+    first = _at_first(results)
+    result = results[place]
+    path = f"{NEW_FOLDER}/rank-{place}.pt"
+    last = result["moments"][-1]["left"][0]
+    changed = {name for name, content in last.items() if first.get(name) != content}
+    others = [name for name in changed if name.endswith(".pt") and name != path]
+    overwritten = [name for name in others if name.startswith(OLD_FOLDER)]
+    markers = [
+        rank
+        for rank, of_rank in zip(members, results, strict=True)
+        if any(moment["left"][0].get("latest") != OLD_FOLDER for moment in of_rank["moments"])
+    ]
+    left_by_crash = last.get(path) == first.get(path) is not None
+    return {
+        f"{overwritten[:1]} was overwritten: that is the checkpoint that a crash now would "
+        "need. Write into the folder of the new step": overwritten,
+        f"it wrote {others[:1]}; place {place} of the group writes {path}": others,
+        f"there is no {path} at the end; there are {result['files'][:6]}": path
+        not in result["files"],
+        f"{path} is still what a crashed save left: each rank writes its own file": left_by_crash,
+        f"{path} is {last.get(path)}: torch.load has to give the state back, all of it": last.get(
+            path
+        )
+        != f"{NEW} of {place}",
+        "nobody writes `latest`: the rank at place 0 of the group does, "
+        "place_and_size(group), which need not be rank 0": not markers,
+        f"ranks {markers} write `latest`: one rank does, place 0": len(markers) > 1,
+    }
+
+
+def _shared_files(members: list[int], results: list[dict], place: int) -> dict[str, object]:
+    """Return what goes wrong in one folder for all ranks, though each has its own copy here."""
+    first = _at_first(results)
+    written = [
+        {path for moment in result["moments"] for path in moment["left"][0]} - set(first)
+        for result in results
+    ]
+    others = [k for k in range(len(members)) if k != place]
+    shared = sorted(path for k in others for path in written[place] & written[k])
+    paths = {k: f"{NEW_FOLDER}/rank-{k}.pt" for k in others}
+    removed = [
+        path for k, path in paths.items() if _removes(results[place], results[k], first, path)
+    ]
+    return {
+        f"several ranks write {shared[:1]}, at the same time: in the lab all save into one folder. "
+        "Each rank's temporary file needs a name of its own": shared,
+        f"it removes {removed[:1]}, which another rank may just have written: remove only what is "
+        "this rank's own": removed,
+    }
+
+
+def _removes(result: dict, other: dict, first: dict[str, str], path: str) -> bool:
+    """Return whether a rank may remove a file after the other rank has written it."""
+    wrote = (m for m in other["moments"] if m["left"][0].get(path) != first.get(path))
+    gone = (m for m in result["moments"] if path not in m["left"][0])
+    begins, ends = next(wrote, None), next(gone, None)
+    return bool(path in first and begins and ends and begins["sure"] <= ends["calls"])
+
+
+def _left(results: list[dict], chosen: list[int], kind: str) -> dict[str, str]:
+    """Return what is on the disk of all ranks: of a file what the rank has that changes it."""
+    trees = [
+        result["moments"][k]["left"][KINDS.index(kind)]
+        for result, k in zip(results, chosen, strict=True)
+    ]
+    first = _at_first(results)
+    left = {}
+    for path in set(first).union(*trees):
+        changed = [tree.get(path) for tree in trees if tree.get(path) != first.get(path)]
+        # Who removes a file of another rank's has a copy of its own: there, it is written.
+        changed.sort(key=lambda content: content is None)
+        content = changed[0] if changed else first.get(path)
+        if content is not None:
+            left[path] = content
+    return left
+
+
+def _loaded(left: dict[str, str], p: int, kill: bool, done: bool, where: str) -> Iterator[Step]:
+    """Judge what somebody who loads this would meet, after a kill or a power failure."""
+    marker = left.get("latest", "")
+    end = f"{where}: {'a kill' if kill else 'a power failure'}"
+    why = (
+        "open(…, 'w') empties it at once, the text comes later: write to another file, then "
+        "os.replace"
+        if kill
+        else "without file.flush() and os.fsync before the renaming, the name may be there and its "
+        "content not"
+    )
+    wrong = {
+        f"{end} may leave `latest` empty or missing: {why}": not marker,
+        f"{end} may leave {marker!r} in `latest`; expected {NEW_FOLDER!r}, the folder's name, "
+        "whole: write it to another file, then os.replace": marker not in (OLD_FOLDER, NEW_FOLDER),
+    }
+    yield facts(wrong)
+    for place in range(p):
+        content = left.get(f"{marker}/rank-{place}.pt", "missing")
+        yield _file(marker, place, content, kill, where)
+    not_forced = (
+        f"{where}: save has returned on all ranks, and after a power failure `latest` is the old "
+        "one: one rank writes it, then os.fsync, os.replace, and flush_folder(folder), so that the "
+        "new name is on the disk"
+    )
+    yield facts({not_forced: done and marker == OLD_FOLDER})
+
+
+def _file(marker: str, place: int, content: str, kill: bool, where: str) -> Step:
+    """Judge the content of a rank's file, after a kill or a power failure."""
+    end = f"{where}: {'a kill' if kill else 'a power failure'}"
+    old = marker == OLD_FOLDER
+    name = f"rank-{place}.pt"
+    why = (
+        "the data of all ranks first: every rank writes, a barrier, then the marker"
+        if kill
+        else "its content, or its name, is not on the disk yet: flush_folder of the parent after "
+        "mkdir, file.flush() and os.fsync before the file is renamed, flush_folder of its folder "
+        "after, and all that before the marker"
+    )
+    wrong = content != f"{OLD if old else NEW} of {place}"
+    problems = {
+        f"{end} in the middle leaves `latest` at {marker}, whose {name} is {content}: the only "
+        "whole checkpoint was overwritten. Write into a new folder": wrong and old,
+        f"{where}: {marker}/{name} holds the state of step {content}: each rank writes its "
+        "own": wrong and " of " in content,
+        f"{end} may leave `latest` at {marker}, whose {name} is {content}: {why}": wrong,
+    }
+    return facts(problems)

@@ -32,7 +32,7 @@ def mpiexec(
     survive: bool = False,
     deadline: float = DEADLINE,
 ) -> mpi_job.Ended:
-    """Run a script on n ranks of its own, some of which may die; what became of it.
+    """Run a script on n ranks of its own, some of which may die; return what became of it.
 
     Args:
         survive: the others live on when one dies (`mpiexec --with-ft ulfm`).
@@ -76,27 +76,28 @@ def _require(script: str | Path) -> None:
 
 
 def failure_times(mtbf: float, until: float, seed: int) -> list[float]:
-    """When failures come that know nothing of each other, on the average every `mtbf` seconds."""
-    draw, now, found = random.Random(seed), 0.0, []
+    """Return times of independent failures, which come every `mtbf` seconds on the average."""
+    draw = random.Random(seed)
+    now, times = 0.0, []
     while now < until:
         now += draw.expovariate(1 / mtbf)
-        found.append(now)
-    return found
+        times.append(now)
+    return times
 
 
 def overhead(interval: float, save: float, restart: float, mtbf: float) -> float:
-    """Expected seconds for each second of work, less 1: the exact mean for such failures.
+    """Return the expected seconds for each second of work, less 1: the mean for such failures.
 
-    Source: J. T. Daly (2006), equation 13: e^(R/M) M (e^((τ+δ)/M) − 1) for each τ of work.
+    It is equation 13 of J. T. Daly (2006), e^(R/M) M (e^((τ+δ)/M) − 1) for each τ of work.
     """
     return math.exp(restart / mtbf) * mtbf * math.expm1((interval + save) / mtbf) / interval - 1
 
 
 def daly(save: float, mtbf: float) -> float:
-    """Daly's interval: Young's, with two more terms; the mtbf itself if saving takes too long.
+    """Return Daly's interval: Young's, with two more terms; the mtbf if saving takes too long.
 
-    Source: J. T. Daly, *A higher order estimate of the optimum checkpoint interval* (2006),
-    equation 37.
+    It is equation 37 of J. T. Daly, *A higher order estimate of the optimum checkpoint interval*
+    (2006).
     """
     if save >= 2 * mtbf:
         return mtbf
@@ -138,7 +139,7 @@ wait "$job"
 
 
 def requeued(ranks: int, command: str, time: str = "01:00:00", notice: int = 60) -> str:
-    """The text of a batch script whose job saves when its time is nearly over, and comes back.
+    """Return a batch script whose job saves when its time is nearly over, and comes back.
 
     Args:
         ranks: how many.

@@ -1,0 +1,171 @@
+"""Small models of lab 11's checks, and twins of them that are not sharded.
+
+Numbers are compared on a small model. Memory is metered on a chain of many equal layers, where an
+answer that keeps what it should free exceeds the bound by whole layers. All is in double precision.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from utils.checks.probe import in_double, told
+from utils.labs.shared.replicas import Seeds
+from utils.memory import Meter
+
+BYTES = 8  # of a float64
+#: Features of the small model, and of the chain whose memory is metered.
+SMALL, CHAIN, WIDE = (5, 4, 6, 3), 24, 48
+RATE, MOMENTUM, STEPS, SAMPLES = 0.3, 0.9, 2, 4
+
+
+def layers_of(seed: int, sizes: Sequence[int] = SMALL) -> list[nn.Linear]:
+    """Return linear layers whose weights follow from the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return [in_double(nn.Linear(*pair)) for pair in itertools.pairwise(sizes)]
+
+
+def parameters_of(layers: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """Return the parameters of all layers."""
+    return [parameter for layer in layers for parameter in layer.parameters()]
+
+
+def chained(layers: Sequence[Callable], x: Tensor) -> Tensor:
+    """Call one layer after the other, with tanh in between."""
+    for layer in layers[:-1]:
+        x = torch.tanh(layer(x))
+    return layers[-1](x)
+
+
+def samples(own_seed: int, step: int, width: int = SMALL[0]) -> Tensor:
+    """Return what the rank with this seed of its own gets in a step."""
+    draw = torch.Generator().manual_seed(own_seed + step + 1)
+    return torch.randn(SAMPLES, width, generator=draw, dtype=torch.float64)
+
+
+def loss_of(y: Tensor) -> Tensor:
+    """Return some loss."""
+    return (torch.sin(y) + y**2).mean()
+
+
+def row_of(tensors: Sequence[Tensor], p: int) -> Tensor:
+    """Return all numbers in a row, padded to a multiple of p."""
+    row = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    return nn.functional.pad(row, (0, -len(row) % p))
+
+
+def shards_of(layers: Sequence[nn.Module], p: int, k: int) -> list[nn.Parameter]:
+    """Return the k-th of p parts of each layer's row, as a parameter."""
+    rows = [row_of(list(layer.parameters()), p) for layer in layers]
+    return [nn.Parameter(row.chunk(p)[k].clone()) for row in rows]
+
+
+def momentum(parameters: Sequence[nn.Parameter]) -> torch.optim.SGD:
+    """Return the optimizer of the checks: unlike Adam it shows every wrong factor."""
+    return torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM, foreach=False)
+
+
+def list_of(result: Any) -> Any:
+    """Return a tensor's numbers in a row; anything else in the types of JSON."""
+    return result.detach().reshape(-1).tolist() if isinstance(result, Tensor) else told(result)
+
+
+def collected(function: Callable, *args: Any) -> tuple[Any, float]:
+    """Return a result, and the peak of the bytes made on the way, in rows of the chain's layers."""
+    with Meter() as meter:
+        result = function(*args)
+    return result, meter.peak / ((WIDE + 1) * WIDE * BYTES)
+
+
+@functools.cache
+def rows_at(seeds: Seeds, place: int, step: int) -> list[Tensor]:
+    """Return each layer's gradient for the samples of a place in the group, before any update."""
+    layers = layers_of(seeds.model)
+    return _gradient_rows(layers, samples(seeds.own[place], step))
+
+
+def _gradient_rows(layers: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
+    """Return the gradient of each layer in a row, first of the weight, then of the bias."""
+    gradients = torch.autograd.grad(loss_of(chained(layers, x)), parameters_of(layers))
+    return [row_of(gradients[k : k + 2], 1) for k in range(0, len(gradients), 2)]
+
+
+@functools.cache
+def trained(seeds: Seeds, mode: str = "mean") -> list[list[float]]:
+    """Return the padded row of all weights after each step; ``mode`` is "mean" or a mistake."""
+    layers = layers_of(seeds.model)
+    p = len(seeds.own)
+    velocity = added = 0.0
+    rows = []
+    for step in range(STEPS):
+        of_ranks = [row_of(_gradient_rows(layers, samples(own, step)), p) for own in seeds.own]
+        mean = sum(of_ranks) / p
+        added = added + mean
+        own_parts = torch.cat([row.chunk(p)[k] for k, row in enumerate(of_ranks)])
+        gradient = {
+            "mean": mean,
+            "sum": p * mean,
+            "twice divided": mean / p,
+            "own": own_parts,
+            "own, divided": own_parts / p,
+            "first": of_ranks[0],
+            "adds up": added,
+        }[mode]
+        velocity = MOMENTUM * velocity + gradient
+        row = row_of(parameters_of(layers), p) - RATE * velocity
+        nn.utils.vector_to_parameters(row, parameters_of(layers))
+        rows.append(row.tolist())
+    return rows
+
+
+class Named(nn.Module):
+    """A linear layer whose parameters have other names.
+
+    After :meth:`begin` the gradient of the parameter number ``late`` comes only when backward has
+    gone through all layers: autograd takes the nodes that were made last first.
+    """
+
+    def __init__(self, linear: nn.Linear, late: int):
+        super().__init__()
+        self.one = linear.weight
+        self.two = linear.bias
+        self.late = late
+        self.copies: list[Tensor] = []
+
+    def begin(self) -> None:
+        """Prepare a forward whose backward comes in another order."""
+        self.copies = list(self.parameters())
+        self.copies[self.late] = self.copies[self.late] * 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the linear layer does."""
+        return nn.functional.linear(x, *(self.copies or self.parameters()))
+
+
+def overdue(layers: Sequence[nn.Module]) -> list[int]:
+    """Return the layers that still have gradients after their last hook.
+
+    The list grows in each backward.
+    """
+    late: list[int] = []
+
+    def watch(i: int, parameters: list[nn.Parameter]) -> None:
+        arrivals = itertools.count(1)
+
+        def look(_: nn.Parameter) -> None:
+            complete = next(arrivals) % len(parameters) == 0
+            if complete and any(q.grad is not None for q in parameters):
+                late.append(i)
+
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(look)
+
+    for i, layer in enumerate(layers):
+        watch(i, list(layer.parameters()))
+    return late

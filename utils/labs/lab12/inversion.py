@@ -1,0 +1,252 @@
+"""Checks of what gradients tell in lab 12: reading one by a division, and by optimization."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from utils.checks.mistakes import NO_NUMBER, Mistake, one_of, table
+from utils.checks.probe import number, reading_answer, told
+from utils.checks.steps import Step, facts, value
+from utils.checks.task import Report, task
+from utils.cluster.contracts import Ranks
+from utils.cluster.reply import Reply
+
+from .clients import facts_about, has_nan, has_other_length, seeded
+
+# -- 12.6 -------------------------------------------------------------------------------------
+
+#: The second hidden layer of the second one has tanh, and negative outputs: only the gradient of
+#: the last bias tells the label then, not that of the last weights.
+MLPS = ((12, 7, 4), (20, 9, 5, 6), (8, 16, 3), (9, 12, 2))
+#: What is added to the seed, and the layers, of each sample that is read.
+VICTIMS = tuple(itertools.product(range(4), MLPS))
+
+
+def _victim(seed: int, sizes: tuple) -> tuple[list[Tensor], Tensor, int]:
+    """Return gradients of one sample at an MLP with many dead neurons, the sample and its label."""
+    draw = seeded(seed)
+    deep = len(sizes) > 3
+    net = _mlp(sizes, draw)
+    with torch.no_grad():
+        for layer in net[:-1:2]:  # so that most neurons are alive
+            layer.bias.fill_(3.0)
+        if deep:
+            net[2].bias.fill_(-3.0)
+        alive = torch.randperm(sizes[1], generator=draw)[: sizes[1] // 3]
+        dead = [k for k in range(sizes[1]) if k not in alive]
+        net[0].weight[dead] = 0
+        net[0].bias[dead] = -1
+    image = torch.randn(sizes[0], generator=draw, dtype=torch.float64)
+    image *= sizes != MLPS[0]  # a black one
+    label = torch.randint(sizes[-1], (1,), generator=draw)
+    gradients = _gradient(net, image[None], label)
+    # A little noise: every neuron tells another image.
+    noise = torch.randn(gradients[0].shape, generator=draw, dtype=torch.float64)
+    gradients[0] += 1e-3 * gradients[1].abs().max() * noise
+    best = gradients[1].abs().argmax()
+    return gradients, gradients[0][best] / gradients[1][best], int(label)
+
+
+def _mlp(sizes: tuple, draw: torch.Generator) -> nn.Sequential:
+    """Return an MLP with ReLU in double precision; after the second of three layers it has tanh."""
+    layers: list[nn.Module] = []
+    for wide, narrow in itertools.pairwise(sizes):
+        layers += [nn.Linear(wide, narrow), nn.Tanh() if len(layers) == 2 else nn.ReLU()]
+    return _drawn(layers[:-1], draw, 0.25)
+
+
+def _drawn(layers: list[nn.Module], draw: torch.Generator, size: float = 1.0) -> nn.Sequential:
+    """Return a network in double precision, with normal weights of this size."""
+    net = nn.Sequential(*layers).double()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(size * torch.randn(parameter.shape, generator=draw))
+    return net
+
+
+def _gradient(net: nn.Module, x: Tensor, label: Tensor, graph: bool = False) -> list[Tensor]:
+    """Return the gradients of all parameters; graph: they can be differentiated again."""
+    loss = functional.cross_entropy(net(x), label)
+    return list(torch.autograd.grad(loss, list(net.parameters()), create_graph=graph))
+
+
+def probe_read(user_ns: dict, *, rank: int, seed: int) -> list:
+    """Return what is read from the gradients of several samples."""
+    function = reading_answer(user_ns, "read_image")
+    readings = []
+    for k, sizes in VICTIMS:
+        read = function(_victim(seed + k, sizes)[0])
+        pair = isinstance(read, tuple | list) and len(read) == 2
+        readings.append([told(number(read[0])), told(read[1])] if pair else told(read))
+    return readings
+
+
+@task("12.6", "read one gradient", points=2)
+def read_image(ranks: Ranks, report: Report) -> None:
+    """Judge the label and the pixels."""
+    for answer in report.answers(ranks, probe_read, seed=report.seed):
+        report.follow(answer.rank, _all_readings(answer.value, report.seed))
+
+
+def _all_readings(results: list, seed: int) -> Iterator[Step]:
+    for (k, sizes), reading in zip(VICTIMS, results, strict=True):
+        gradients, image, label = _victim(seed + k, sizes)
+        about = f"an MLP {'-'.join(map(str, sizes))}"
+        is_pair = isinstance(reading, list) and len(reading) == 2
+        yield facts_about(about, {"return a pair (label, image)": not is_pair})
+        yield value(reading[0], label, _wrong_labels(gradients), what=about)
+        mistakes = _wrong_images(gradients, image)
+        yield value(reading[1], image.tolist(), mistakes, what=about, form="the image")
+
+
+def _wrong_labels(gradients: list[Tensor]) -> Iterator[Mistake]:
+    last = gradients[-1]
+    wrong = {
+        "label: this is told by the gradient of the last weights, whose sign depends on the "
+        "outputs of the layer before, negative ones with tanh. Take the gradient of the last bias, "
+        "gradients[-1]": gradients[-2].sum(1).argmin(),
+        "label: argmin, not argmax: the entry of the true class is p - 1, the only negative "
+        "one": last.argmax(),
+        "label: the last layer's gradients are at the end of the list": gradients[1].argmin(),
+        "label: the entry of largest size may be another class's": last.abs().argmax(),
+    }
+    yield from table(wrong)
+    yield NO_NUMBER
+
+
+def _wrong_images(gradients: list[Tensor], image: Tensor) -> Iterator[Mistake]:
+    weight, bias = gradients[:2]
+    best = bias.abs().argmax()
+    row = weight[best]
+    wrong = {
+        "image: upside down: weight gradient divided by bias gradient": bias[best] / row,
+        "image: this is the gradient of a row of weights: divide it by the neuron's bias "
+        "gradient": row,
+        "image: the sign": -image,
+        "image: divided by all the bias gradients together": row / bias.sum(),
+        "image: its values were cut to 0 … 1. The pixels are normalized, so negative ones are "
+        "right: leave them as they are": image.clamp(0, 1),
+    }
+    yield from table(wrong)
+    neurons = [row / slope for row, slope in zip(weight, bias, strict=True) if slope]
+    neurons.append(torch.stack(neurons).mean(0))
+    yield Mistake(
+        one_of(*(neuron.tolist() for neuron in neurons)),
+        "image: this is what another neuron tells, or several: take the one whose bias gradient "
+        "has the largest size",
+    )
+    yield Mistake(
+        has_nan,
+        "image: divided by 0: a neuron behind a ReLU may have no gradient at all. Take that with "
+        "the largest bias gradient",
+    )
+    said = f"image: expected {len(image)} pixels, one row of the weights"
+    yield Mistake(has_other_length(len(image)), said)
+
+
+# -- 12.7 -------------------------------------------------------------------------------------
+
+
+def _attack(seed: int, wide: int) -> tuple[nn.Module, Tensor, Tensor, list[Tensor]]:
+    """Return a small network, a guess, a label, and gradients of another image, wide × wide.
+
+    The larger network gets a minibatch of three images.
+    """
+    draw = seeded(seed)
+    layers = [nn.Conv2d(1, 2, 3), nn.Sigmoid(), nn.Flatten()]
+    layers.append(nn.Linear(2 * (wide - 2) ** 2, 4))
+    n = 1 if wide == 5 else 3
+    if n > 1:
+        layers += [nn.Sigmoid(), nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 4)]
+    net = _drawn(layers, draw)
+    image, guess = torch.randn(2, n, 1, wide, wide, generator=draw, dtype=torch.float64)
+    label = torch.randint(4, (n,), generator=draw)
+    return net, guess.requires_grad_(), label, _gradient(net, image, label)
+
+
+def probe_mismatch(user_ns: dict, *, rank: int, seed: int, wide: int) -> dict:
+    """Return the distance, its derivative by the guess, and what is left in the parameters."""
+    net, guess, label, seen = _attack(seed, wide)
+    function = reading_answer(user_ns, "mismatch")
+    function(net, guess, label, [torch.zeros_like(gradient) for gradient in seen])  # other victim
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    distance = function(net, guess, label, seen)
+    left = any(p.grad is not None and not bool((p.grad == 1).all()) for p in net.parameters())
+    modes = all(module.training for module in net.modules())
+    result = {"value": told(distance), "slope": None, "left": left, "tensor": False, "modes": modes}
+    if not isinstance(distance, Tensor) or distance.numel() != 1:
+        return result
+    if distance.requires_grad:
+        (slope,) = torch.autograd.grad(distance.sum(), guess, allow_unused=True)
+        result["slope"] = None if slope is None else told(slope.flatten())
+    return result | {"value": distance.item(), "tensor": True}
+
+
+@task("12.7", "gradient inversion", points=2)
+def mismatch(ranks: Ranks, report: Report) -> None:
+    """Judge the sum of squares, and a derivative that leads to the image."""
+    # Another image, and a network of more layers.
+    cases = [{"seed": report.seed, "wide": wide} for wide in (5, 6)]
+    report.judge_cases(ranks, probe_mismatch, cases, _mismatch)
+    # The words of PyTorch's errors, of tensors of two types: several classes of errors have them.
+    if any("should be the same" in text or "same dtype" in text for text, *_ in report.found):
+        report.problem(
+            "the check hands in net, guess and seen in float64: use these arguments, not what "
+            "has the same name in the lab, and keep their type"
+        )
+
+
+def _mismatch(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    result = answer.value
+    distance, slope, mistakes = _distance(**case)
+    yield value(result["value"], distance, mistakes, form="the sum, a tensor with one number")
+    wrong = {
+        "return a tensor, not a number: item() cuts the graph off": not result["tensor"],
+        "something was added to .grad of the parameters: use torch.autograd.grad, which "
+        "returns gradients, and not backward": result["left"],
+        "the net was in training mode before, and is not now: leave its mode as it is": not result[
+            "modes"
+        ],
+        "the result can't be differentiated with respect to guess: create_graph=True, and no "
+        "detach": result["slope"] is None,
+    }
+    yield facts(wrong)
+    said = "the derivative with respect to guess is another one: is a part of it detached?"
+    yield value(result["slope"], slope, [Mistake(lambda _: True, said)], tolerance=1e-8)
+
+
+@functools.lru_cache(maxsize=2)
+def _distance(seed: int, wide: int) -> tuple[float, list[float], list[Mistake]]:
+    """Return the sum of squares, its derivative by the guess, and what mistakes make of the sum."""
+    net, guess, label, seen = _attack(seed, wide)
+    gradients = _gradient(net, guess, label, graph=True)
+    gaps = [a - b for a, b in zip(gradients, seen, strict=True)]
+    squares = [gap.square().sum() for gap in gaps]
+    distance = sum(squares)
+    (slope,) = torch.autograd.grad(distance, guess)
+    wrong = {
+        "this is the mean over each tensor: take the sum over all its entries": sum(
+            gap.square().mean() for gap in gaps
+        ),
+        "this is the mean over all entries: take the sum": distance
+        / sum(gap.numel() for gap in gaps),
+        "these are absolute values: take squares": sum(gap.abs().sum() for gap in gaps),
+        "this is the length: without the square root": distance.sqrt(),
+        "these are the lengths of the tensors' differences: take squares, no root": sum(
+            gap.norm() for gap in gaps
+        ),
+        "only the first parameter was compared: sum over all of them": squares[0],
+        "only the last parameter was compared: sum over all of them": squares[-1],
+        "the gradient of the guess is not compared with anything": sum(
+            gradient.square().sum() for gradient in gradients
+        ),
+    }
+    return distance.item(), slope.flatten().tolist(), table(wrong)

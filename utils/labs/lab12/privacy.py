@@ -1,0 +1,352 @@
+"""Checks of what hides an update in lab 12: noise, and masks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from utils.checks.mistakes import Mistake, same, table
+from utils.checks.probe import reading_answer, told
+from utils.checks.steps import Step, facts, value
+from utils.checks.task import Report, task
+from utils.cluster.contracts import Ranks
+
+from .clients import facts_about, has_nan, seeded
+
+# -- 12.8 -------------------------------------------------------------------------------------
+
+MANY = 40_000
+#: Clients, bound, noise multiplier: all wrong formulas differ with these.
+NOISE = (5, 0.5, 3.0)
+NOISE_TOLERANCE = 0.05
+#: The bound of a mean without noise.
+QUIET = 0.75
+
+
+def _deltas(seed: int) -> list[Tensor]:
+    """Return updates longer and shorter than 1; one is zero."""
+    draw = seeded(seed)
+    lengths = (0.5, 40.0, 0.0, 1.5)
+    drawn = [torch.randn(6, generator=draw, dtype=torch.float64) for _ in lengths]
+    return [length * delta / delta.norm() for length, delta in zip(lengths, drawn, strict=True)]
+
+
+def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
+    """Return clipped updates, a mean without noise, and noise on nothing."""
+    clip, mean = (reading_answer(user_ns, name) for name in ("clipped", "private_mean"))
+    clips = [told(clip(delta, 1.0)) for delta in _deltas(seed)]
+    quiet = told(mean(_deltas(seed), QUIET, 0.0, seeded(seed)))
+    few = mean([torch.zeros(7)], 1.0, 1.0, seeded(seed))
+    m, bound, z = NOISE
+    noises = []
+    for draw_seed in (seed, seed, seed + 1):
+        torch.manual_seed(len(noises))
+        noises.append(mean([torch.zeros(MANY) for _ in range(m)], bound, z, seeded(draw_seed)))
+    draw = seeded(seed)
+    alone, following = (mean([torch.zeros(MANY)], bound, z, draw) for _ in range(2))
+    return {
+        "clips": clips,
+        "quiet": quiet,
+        "few": len(few),
+        "noise": _summary(noises[0].double()),
+        "again": torch.equal(noises[0], noises[1]),
+        "other": torch.equal(noises[0], noises[2]),
+        "next": torch.equal(alone, following),
+        "one draw": torch.allclose(m * noises[0], alone, rtol=1e-4),
+    }
+
+
+def _summary(noise: Tensor) -> dict[str, float]:
+    """Return statistics of noise, with the correlation of its halves in the order that is worst."""
+    half = len(noise) // 2
+    spread = noise.std().item()
+    first, second = noise[:half], noise[half : 2 * half]
+    pairs = ((first, second), (first, second.flip(0)), (noise[: 2 * half : 2], noise[1::2][:half]))
+    alike = [abs(torch.corrcoef(torch.stack(pair))[0, 1].item()) for pair in pairs]
+    return {
+        "std": spread,
+        "mean": noise.mean().item(),
+        "size": len(noise),
+        "alike": max(alike),
+        "different": len(noise.unique()),
+        "largest": noise.abs().max().item(),
+        "fourth": ((noise - noise.mean()) / max(spread, 1e-30)).pow(4).mean().item(),
+    }
+
+
+@task("12.8", "clip and add noise", points=3)
+def private_mean(ranks: Ranks, report: Report) -> None:
+    """Judge lengths, which are the bound at most; their mean; noise of the right scale, once."""
+    for answer in report.answers(ranks, probe_private, seed=report.seed):
+        report.follow(answer.rank, _private(answer.value, _deltas(report.seed)))
+
+
+def _private(result: dict[str, Any], deltas: list[Tensor]) -> Iterator[Step]:
+    clips = [_shortened(delta, 1.0) for delta in deltas]
+    for reply, delta, clip in zip(result["clips"], deltas, clips, strict=True):
+        about = f"clipped, length {delta.norm().item():.2g}, bound 1"
+        mistakes = _wrong_clips(delta)
+        yield value(reply, clip.tolist(), mistakes, what=about, form="the clipped update")
+    total = sum(_shortened(delta, QUIET) for delta in deltas)
+    m = len(deltas)
+    plain = sum(deltas) / m
+    wrong = {
+        "the updates are not clipped": plain,
+        "this is clipped after averaging: clip each update first": _shortened(plain, QUIET),
+        "this is the sum: divide by the number of updates": total,
+        "the bound is the argument bound, not 1": sum(clips) / m,
+    }
+    about = f"private_mean with z = 0, bound {QUIET}"
+    yield value(result["quiet"], (total / m).tolist(), table(wrong), what=about, form="the mean")
+    yield from _noise(result)
+
+
+def _shortened(delta: Tensor, bound: float) -> Tensor:
+    """Return an update whose length is the bound at most."""
+    return delta * min(1.0, bound / max(delta.norm().item(), 1e-12))
+
+
+def _wrong_clips(delta: Tensor) -> Iterator[Mistake]:
+    length, largest = (max(x.item(), 1e-30) for x in (delta.norm(), delta.abs().max()))
+    wrong = {
+        "it is longer than the bound and unchanged": delta,
+        "each entry was cut for itself: scale the whole update by one factor, so that it keeps "
+        "its direction": delta.clamp(-1, 1),
+        "scaled up to the bound: shorter ones stay as they are": delta / length,
+        "divided by the square of its length": delta / length**2,
+        "scaled by the largest entry: its length is the root of the sum of all squares, "
+        "delta.norm()": delta * min(1.0, 1 / largest),
+    }
+    yield from table(wrong)
+    yield Mistake(has_nan, "an update of length 0 is divided by 0: it stays as it is")
+
+
+def _noise(result: dict[str, Any]) -> Iterator[Step]:
+    m, bound, z = NOISE
+    noise = result["noise"]
+    expected = z * bound / m
+    std, mean = noise["std"], noise["mean"]
+    about = f"{m} updates, S = {bound:g}, z = {z:g}"
+    wrong = {
+        f"an update of 7 weights gave a mean of {result['few']}": result["few"] != 7,
+        f"{about}: expected {MANY} entries, got {noise['size']}": noise["size"] != MANY,
+    }
+    yield facts(wrong)
+    # All is written as `not … <=`, so nan is wrong. 55 of 40,000 numbers are beyond 3.2 deviations;
+    # 20,000 pairs of independent numbers have a correlation below 0.03.
+    wrong = {
+        f"the noise has a standard deviation of {std:.3g}, expected {expected:.3g}"
+        f"{_why_so_much(noise)}": not abs(std - expected) <= NOISE_TOLERANCE * expected,
+        f"the noise has a mean of {mean:.3g}, expected 0": not abs(mean) <= expected / 20,
+        "the noise is not Gaussian: torch.randn": not abs(noise["fourth"] - 3) <= 0.4,
+        "large numbers are missing in the noise: torch.randn as it is": (
+            not noise["largest"] >= 3.2 * expected
+        ),
+        f"the noise has {noise['different']} different numbers in {MANY} entries: draw one for "
+        "each weight": noise["different"] < 0.9 * MANY,
+        "numbers of the noise follow from each other: draw each anew": not noise["alike"] <= 0.05,
+    }
+    yield facts_about(about, wrong)
+    wrong = {
+        "the same seed gave other noise: draw is the generator, generator=draw": (
+            not result["again"]
+        ),
+        "another seed gave the same noise: use draw as it comes": result["other"],
+        "the next call with the same draw gave the same noise: make no generator of your "
+        "own": result["next"],
+        f"{about}: more numbers were drawn than there are weights: one draw for the mean, whatever "
+        "the number of updates": not result["one draw"],
+    }
+    yield facts(wrong)
+
+
+def _why_so_much(noise: dict[str, float]) -> str:
+    """Return, after a colon, which mistake leads to this noise; empty if none is known."""
+    m, bound, z = NOISE
+    expected = z * bound / m
+    if noise["std"] < 1e-6 and abs(noise["mean"]) > 1e-6:
+        return ": every weight has got the same noise: draw a number for each weight"
+    deviations = {
+        "there is no noise": 0.0,
+        "that is the noise of the sum, z S: divide by the number of updates": z * bound,
+        "that is what remains if each of the updates gets noise of z S: add it once, to the mean, "
+        "with z S / m": z * bound / math.sqrt(m),
+        "S is missing": z / m,
+        "z is missing": bound / m,
+        "that is the variance: randn takes the standard deviation as a factor": expected**2,
+        "that is the square root: z S / m is the standard deviation already": math.sqrt(expected),
+        "z S / m² : divided twice": expected / m,
+        "the noise was clipped with the update: add it afterwards": bound / math.sqrt(MANY),
+    }
+    for text, std in deviations.items():
+        if abs(noise["std"] - std) <= NOISE_TOLERANCE * std + 1e-9:
+            return f": {text}"
+    return ""
+
+
+# -- 12.9 -------------------------------------------------------------------------------------
+
+LENGTH = 20_000
+TAKING_PART = [5, 2, 11, 9]
+#: Bits of a masked entry that are counted, and how far the counts may be from equal ones: chi²
+#: with 15 degrees of freedom stays below in all but one of a million.
+TOP_BITS, CHI2 = 4, 60.0
+
+
+def _plain(seed: int) -> list[Tensor]:
+    """Return the updates of all clients that take part."""
+    draw = seeded(seed)
+    return [0.02 * torch.randn(LENGTH, generator=draw) for _ in TAKING_PART]
+
+
+def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
+    """Return what masked updates of four clients are like, and what their sum is."""
+    mask, back = (reading_answer(user_ns, name) for name in ("masked", "unmasked"))
+    me = TAKING_PART[0]
+    scale = user_ns["SCALE"]
+    pair_mask = user_ns["pair_mask"]
+    t = seed % 1000
+    updates = _plain(seed)
+    by_client = list(zip(TAKING_PART, updates, strict=True))
+    hidden = [mask(update.clone(), client, list(TAKING_PART), t) for client, update in by_client]
+    kinds = [_kind(message) for message in hidden]
+    if set(kinds) != {"int32"}:
+        return {"kinds": kinds}
+    bare = [(update * scale).round().to(torch.int32) for update in updates]
+    few = mask(updates[0][:50].clone(), me, list(TAKING_PART), t)
+    alone = mask(updates[0].clone(), me, [me], t)
+    again = mask(updates[0].clone(), me, list(TAKING_PART), t + 1)
+    result = back(hidden[0] + hidden[1] + hidden[2] + hidden[3])
+    worst = (result - sum(updates)).abs().max().item() if isinstance(result, Tensor) else None
+    expected = [
+        _masked(client, update, t, pair_mask)
+        for client, update in zip(TAKING_PART, bare, strict=True)
+    ]
+    return {
+        "kinds": kinds,
+        "back": told(back(torch.tensor([scale, -3 * scale // 2, 0], dtype=torch.int32))),
+        "float": None if worst is None else str(result.dtype),
+        "worst": worst,
+        "chi2": [_chi2(message) for message in hidden],
+        "pairs": _chi2_of_pairs(hidden),
+        "bare": [k for k, update in enumerate(bare) if torch.equal(hidden[k], update)],
+        "alone": (alone - bare[0]).abs().max().item() if alone.dtype == torch.int32 else None,
+        "few": list(few.shape),
+        "renewed": not torch.equal(again, hidden[0]),
+        "as told": [torch.equal(*pair) for pair in zip(hidden, expected, strict=True)],
+    }
+
+
+def _kind(message: Any) -> str:
+    """Return the dtype of a tensor, or the type of anything else."""
+    if isinstance(message, Tensor):
+        return str(message.dtype).removeprefix("torch.")
+    return type(message).__name__
+
+
+def _masked(me: int, update: Tensor, t: int, pair_mask: Callable) -> Tensor:
+    """Return an update with the masks of all pairs that this client is in."""
+    for other in TAKING_PART:
+        if other != me:
+            mask = pair_mask(min(me, other), max(me, other), t, update.numel())
+            update = update + mask if me < other else update - mask
+    return update
+
+
+def _chi2(hidden: Tensor) -> float:
+    """Return how far the highest bits are from equally frequent."""
+    bins = 2**TOP_BITS
+    top = (hidden.to(torch.int64) + 2**31) >> (32 - TOP_BITS)
+    counts = torch.bincount(top, minlength=bins).double()
+    expected = hidden.numel() / bins
+    return ((counts - expected).square() / expected).sum().item()
+
+
+def _chi2_of_pairs(messages: list[Tensor]) -> list[float]:
+    pairs = itertools.combinations(messages, 2)
+    return [_chi2(both) for a, b in pairs for both in (a - b, a + b)]
+
+
+@task("12.9", "secure aggregation", points=3)
+def masked_sum(ranks: Ranks, report: Report) -> None:
+    """Judge whether a single message is uniform, and the sum is that of the updates."""
+    for answer in report.answers(ranks, probe_masked, seed=report.seed):
+        report.follow(answer.rank, _masks(answer.value))
+
+
+def _masks(result: dict[str, Any]) -> Iterator[Step]:
+    for kind in result["kinds"]:
+        other_type = (
+            f"masked returned {kind}, expected an int32 tensor: int32 wraps around modulo 2**32, "
+            "as the masks do; longer numbers and floats do not"
+        )
+        yield facts({other_type: kind != "int32"})
+    yield from _unmasked(result["back"])
+    if not len(result["kinds"]) == len(result["chi2"]) == len(TAKING_PART):
+        raise ValueError(f"{len(result['chi2'])} masked updates of {len(TAKING_PART)} clients")
+    for k in result["bare"]:
+        said = f"the message of client {TAKING_PART[k]} is its update without any mask: one for "
+        yield facts({f"{said}each other": True})
+    alone = result["alone"]
+    wrong = {
+        f"the message of an update of 50 numbers has the shape {result['few']}": (
+            result["few"] != [50]
+        ),
+        "a client that takes part alone has no partner, and so no mask: leave `me` out of the "
+        "loop. `me` and `clients` are numbers of clients, not places in a list": (
+            alone is None or alone > 1
+        ),
+    }
+    yield facts(wrong)
+    yield from _sum(result["worst"])
+    wrong = {
+        "two messages together are not uniform: they share a mask. Each pair of clients has a "
+        "mask of its own, pair_mask(i, j, t, size)": (
+            max(result["pairs"], default=math.inf) > CHI2
+        ),
+        "a masked update is not uniform: some values are more frequent than others, and tell "
+        "something. Add the masks as they are, all 32 bits of them": max(result["chi2"]) > CHI2,
+        f"unmasked returned {result['float']}, expected a float32 tensor, as the updates are": (
+            result["float"] != "torch.float32"
+        ),
+        "the masks are those of another round as well: pass t to pair_mask": not result["renewed"],
+        "a client does not have a mask with each of the others, so a few of them could find "
+        "out its update together: it adds pair_mask(i, j, t, size) for each other client with "
+        "a larger number, and subtracts it for each with a smaller one": (
+            result["as told"] != [True] * len(TAKING_PART)
+        ),
+    }
+    yield facts(wrong)
+
+
+def _unmasked(numbers: Any) -> Iterator[Step]:
+    """Judge what is made of the numbers of a sum; they are not rounded to anything."""
+    wrong = {
+        "unmasked did not divide by SCALE": [2.0**20, -1.5 * 2**20, 0.0],
+        "unmasked multiplied by SCALE: divide": [2.0**40, -1.5 * 2**40, 0.0],
+        "unmasked cut off what is behind the point: use float, and /": [1.0, -2.0, 0.0],
+    }
+    known = next((said for said, result in wrong.items() if same(numbers, result)), numbers)
+    said = f"unmasked of [SCALE, -1.5 SCALE, 0]: {known}, expected [1, -1.5, 0]"
+    yield facts({said: not same(numbers, [1.0, -1.5, 0.0])})
+
+
+def _sum(worst: Any) -> Iterator[Step]:
+    quantum = 2.0**-20
+    half = len(TAKING_PART) * quantum / 2
+    far = (
+        f"the sum is off by {worst or 0:.3g}: the masks do not vanish in it. Of each pair the one "
+        "with the smaller number adds the mask, the other subtracts it; `me` has no mask with "
+        "itself; and masks are whole numbers, as floats lose the low digits"
+    )
+    yield facts({far: worst is None or not worst <= 1000 * half})  # so nan is wrong
+    cut = (
+        f"the sum is off by {worst / quantum:.1f} / SCALE, and with rounding by at most "
+        f"{half / quantum:g}: .to(torch.int32) cuts digits off, round() first"
+    )
+    yield facts({cut: worst > 1.02 * half})

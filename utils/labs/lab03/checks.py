@@ -37,7 +37,7 @@ from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 from utils.labs.shared import replicas
-from utils.labs.shared.replicas import GroupStep, Twin
+from utils.labs.shared.replicas import GroupStep, GroupTraining, Twin
 
 from . import training
 
@@ -137,16 +137,6 @@ class GradientCall:
     rank: int
 
     @property
-    def mine(self) -> torch.Tensor:
-        """Return this rank's own gradients."""
-        return self.gradients[self.rank]
-
-    @property
-    def plain(self) -> torch.Tensor:
-        """Return the sum of the group's gradients."""
-        return sum(self.gradients[r] for r in self.members)
-
-    @property
     def weighted(self) -> torch.Tensor:
         """Return the sum of the group's gradients, each as often as it has samples."""
         return sum(self.samples[r] * self.gradients[r] for r in self.members)
@@ -191,12 +181,13 @@ def _gradient_steps(
     """Yield what a rank has to communicate, and what its gradients are afterwards."""
     count, members = outcome["count"], call.members
     yield communication(outcome["calls"], *_rules(members))
-    yield facts({
+    wrong = {
         "a parameter without gradient got one: leave it alone": outcome["others"],
         "the parameters have changed: average parameter.grad, not the values": outcome["moved"],
         "some all_reduces are of fewer bytes than the gradients have: reduce each whole gradient, "
         "in its own type": _reduces_less(outcome),
-    })  # fmt: skip
+    }
+    yield facts(wrong)
     expected = (call.weighted / call.total).tolist()
     mistakes = itertools.chain(likely, replicas.multiple(outcome["gradient"], expected))
     where = on(members) + weighted * f", {_samples(call.samples)}"
@@ -254,8 +245,11 @@ def _gradient_case(
 
 def _wrong_averages(call: GradientCall) -> Iterator[Mistake]:
     """Yield what likely mistakes give."""
-    p, mine, total = len(call.members), call.mine, call.plain
-    yield from table({
+    p = len(call.members)
+    mine = call.gradients[call.rank]
+    total = sum(call.gradients[r] for r in call.members)
+    largest = torch.stack([call.gradients[r] for r in call.members]).amax(0)
+    wrong = {
         "the gradients are this rank's own, unchanged: all_reduce each parameter.grad, and store "
         "the result there": mine,
         f"the gradients are the sum over {p} ranks: divide by the number of ranks, and store the "
@@ -265,9 +259,9 @@ def _wrong_averages(call: GradientCall) -> Iterator[Mistake]:
         f"the gradients were divided by {p} twice": total / p**2,
         "the gradients were divided, but never summed over ranks": mine / p,
         "the gradients were cut to whole numbers": (total / p).trunc(),
-        "these are the largest of all ranks: op=dist.ReduceOp.SUM":
-            torch.stack([call.gradients[r] for r in call.members]).amax(0),
-    })  # fmt: skip
+        "these are the largest of all ranks: op=dist.ReduceOp.SUM": largest,
+    }
+    yield from table(wrong)
 
 
 @task("3.2", "average over unequal parts", points=3)
@@ -291,29 +285,33 @@ def _sample_counts(seed: int, empty: bool) -> list[int]:
 
 def _wrong_weighted(call: GradientCall) -> Iterator[Mistake]:
     """Yield what likely mistakes give."""
-    p, n, mine, plain = len(call.members), call.samples[call.rank], call.mine, call.plain
-    weighted, total = call.weighted, call.total
-    yield from table({
+    p, n = len(call.members), call.samples[call.rank]
+    mine = call.gradients[call.rank]
+    plain = sum(call.gradients[r] for r in call.members)
+    weighted = call.weighted
+    total = call.total
+    mean = weighted / total
+    by_world = weighted / sum(call.samples)
+    by_earlier = weighted / sum(call.earlier[r] for r in call.members)
+    wrong = {
         "this is the mean of the ranks' means: a rank with few samples counts as much as one with "
         "many. Weight each gradient by samples / all samples": plain / p,
         "weighted by samples, but never divided by the number of all samples": weighted,
-        f"weighted by samples, then divided by the {p} ranks: divide by the samples of all":
-            weighted / p,
-        f"weighted by samples / all samples, and divided by the {p} ranks once more":
-            weighted / total / p,
-        "divided by the samples of the whole world: count them with group=group":
-            weighted / sum(call.samples),
-        "divided by the samples of an earlier call: count them in each call":
-            weighted / sum(call.earlier[r] for r in call.members),
-        "this is the plain sum over the ranks: weight each gradient before. (samples / total is "
-        "1 where the total is this rank's own: all_reduce it)": plain,
+        f"weighted by samples, then divided by the {p} ranks: divide by the samples of "
+        "all": weighted / p,
+        f"weighted by samples / all samples, and divided by the {p} ranks once more": mean / p,
+        "divided by the samples of the whole world: count them with group=group": by_world,
+        "divided by the samples of an earlier call: count them in each call": by_earlier,
+        "this is the plain sum over the ranks: weight each gradient before. (samples / total is 1 "
+        "where the total is this rank's own: all_reduce it)": plain,
         "divided by the samples of all, but not weighted by samples before": plain / total,
         "weighted after the sum, so that every gradient in it has this rank's weight: scale this "
         "rank's own gradient first, then all_reduce": plain * n / total,
         "weighted, but never summed over ranks": mine * n / total,
         "the gradients are this rank's own, unchanged: store the result in parameter.grad": mine,
-        "the gradients were cut to whole numbers": (weighted / total).trunc(),
-    })  # fmt: skip
+        "the gradients were cut to whole numbers": mean.trunc(),
+    }
+    yield from table(wrong)
 
 
 # -- metrics: 3.3 -----------------------------------------------------------------------------
@@ -391,23 +389,23 @@ def _wrong_metrics(parts: Sequence[list], members: list[int], rank: int) -> list
     loss, correct, count = sums = _summed(parts, members)
     expected = _means(*sums)
     summed = [sum(_means(*parts[r])[k] for r in members) for k in (0, 1)]
-    whole = sum(int(torch.tensor(parts[r][0])) for r in members)
-    return table({
+    means = [summed[0] / p, summed[1] / p]
+    whole = _means(sum(int(torch.tensor(parts[r][0])) for r in members), correct, count)
+    wrong = {
         "the two are swapped: return (mean loss, accuracy)": expected[::-1],
         "these are this rank's own means": _means(*mine),
-        "these are means of the ranks' means: reduce the sums and the count, then divide":
-            [summed[0] / p, summed[1] / p],
+        "these are means of the ranks' means: reduce the sums and the count, then divide": means,
         "these are sums of the ranks' means: reduce the sums and the count, then divide": summed,
         "these are the sums: divide by the number of samples of all ranks": [loss, correct],
         "divided by the number of ranks, not of samples": [loss / p, correct / p],
         "divided by this rank's count: reduce the count, too": _means(loss, correct, mine[2]),
         "only the count was reduced: the sums, too": _means(*mine[:2], count),
         "the accuracy is a share, not in percent": [expected[0], 100 * expected[1]],
-        "the losses were cut to whole numbers: make a tensor of floats":
-            _means(whole, correct, count),
+        "the losses were cut to whole numbers: make a tensor of floats": whole,
         "these are the three sums: divide, and return (mean loss, accuracy)": sums,
         "return two numbers only, (mean loss, accuracy)": [*expected, count],
-    })  # fmt: skip
+    }
+    return table(wrong)
 
 
 # -- a step: 3.4 ------------------------------------------------------------------------------
@@ -519,19 +517,21 @@ def _judge_steps(
 ) -> None:
     """Compare a group's steps with the twin's, until the replicas go another way."""
     kind = case["kind"]
-    seeds = [case["each"][rank]["own"] for rank in members]
-    twin = Twin(_step_model(case["seed"], kind), _rate(case["seed"]))
-    for number, count in enumerate(case["counts"]):
-        steps = [of_rank[number] for of_rank in values]
-        batch = replicas.composed([_minibatch(seed, number, count, kind) for seed in seeds], steps)
-        where = f"{KINDS[kind]}minibatch of {count} {on(members)}"
-        group_step = GroupStep(members, steps, twin, batch, where)
-        mistakes, around = (STEP_MISTAKES, LOSS_MISTAKES), functools.partial(_around, members)
-        if not replicas.judge_step(report, group_step, mistakes, around):
-            return
+    training = GroupTraining(
+        twin=Twin(_step_model(case["seed"], kind), _rate(case["seed"])),
+        members=members,
+        steps=list(zip(*values, strict=True)),
+        minibatches=[
+            [_minibatch(case["each"][rank]["own"], number, count, kind) for rank in members]
+            for number, count in enumerate(case["counts"])
+        ],
+        where=[f"{KINDS[kind]}minibatch of {count} {on(members)}" for count in case["counts"]],
+    )
+    mistakes = (STEP_MISTAKES, LOSS_MISTAKES)
+    around = functools.partial(_around, members)
+    for group_step in training.right_steps(report, mistakes, around):
         for place, rank in enumerate(members):
             report.facts(rank, _wrong_demands(group_step, place))
-        twin.step(*batch)
 
 
 def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) -> Iterator[Step]:
@@ -573,28 +573,6 @@ TAKE = {
 }
 
 
-def _all_groups_right(
-    ranks: Ranks,
-    report: Report,
-    probe: Callable[..., Any],
-    cases: Sequence[dict[str, Any]],
-    judge: Callable[[dict[str, Any], list[int], list[Any]], bool],
-) -> bool:
-    """Ask a probe made by `in_group`; return whether all groups were right in all cases.
-
-    Args:
-        judge: of a case, the ranks of a group, and what the probe told on each of them, whether
-            all is right. The first group with a problem is the last that is judged.
-    """
-    judged = 0
-    for case, members, values in tried(ranks, report, probe, cases):
-        if not judge(case, members, values):
-            return False
-        judged += 1
-    # An answer that raised an error ends the cases early.
-    return judged == sum(len(case["partition"] or ["all ranks"]) for case in cases)
-
-
 @task("3.5", "the same result as the sequential run", points=2)
 def same_result(ranks: Ranks, report: Report) -> None:
     """`train_parallel` on a few images, then the histories of the run and what was trained."""
@@ -604,10 +582,13 @@ def same_result(ranks: Ranks, report: Report) -> None:
     given = {"each": to_each(seed=seeds)}
     cases = [{"partition": partition} | given for partition in (None, *PARTITIONS[1:3])]
 
-    def judge(_, members: list[int], values: list[dict[str, Any]]) -> bool:
-        return _trains_alike(report, [seeds[rank] for rank in members], members, values)
-
-    if _all_groups_right(ranks, report, training.probe_training, cases, judge):
+    right: list[bool] = []  # of each group, until one is wrong
+    for _, members, values in tried(ranks, report, training.probe_training, cases):
+        if all(right):
+            own = [seeds[rank] for rank in members]
+            right.append(_trains_alike(report, own, members, values))
+    # An answer that raised an error ends the cases early.
+    if len(right) == sum(len(case["partition"] or [WORLD]) for case in cases) and all(right):
         training.judge_run(ranks, report)
 
 

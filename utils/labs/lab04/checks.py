@@ -46,7 +46,7 @@ from utils.checks.task import Report, task, to_each
 from utils.cluster.contracts import Ranks
 from utils.cluster.reply import Reply
 from utils.labs.shared import replicas
-from utils.labs.shared.replicas import GroupStep, Twin
+from utils.labs.shared.replicas import GroupTraining, Twin
 
 from . import overlap
 
@@ -183,18 +183,23 @@ def _trains_as(
     values: list[dict[str, Any]],
 ) -> bool:
     """Judge the steps of a group until one differs from the twin's; return whether none does."""
-    awkward = case["awkward"]
-    seeds = [case["each"][rank]["own"] for rank in members]
-    mistakes, around = (STEP_MISTAKES, LOSS_MISTAKES), functools.partial(_around, members)
-    for number, count in enumerate(MINIBATCHES):
-        steps = [of_rank["steps"][number] for of_rank in values]
-        batch = replicas.composed([_minibatch(seed, number, awkward) for seed in seeds], steps)
-        where = f"step {number}, minibatch of {count} {on(members)}"
-        group_step = GroupStep(members, steps, twin, batch, where)
-        if not replicas.judge_step(report, group_step, mistakes, around, equal=True):
-            return False
-        twin.step(*batch)
-    return True
+    training = GroupTraining(
+        twin=twin,
+        members=members,
+        steps=list(zip(*(of_rank["steps"] for of_rank in values), strict=True)),
+        minibatches=[
+            [_minibatch(case["each"][rank]["own"], number, case["awkward"]) for rank in members]
+            for number in range(len(MINIBATCHES))
+        ],
+        where=[
+            f"step {number}, minibatch of {count} {on(members)}"
+            for number, count in enumerate(MINIBATCHES)
+        ],
+    )
+    mistakes = (STEP_MISTAKES, LOSS_MISTAKES)
+    around = functools.partial(_around, members)
+    right = list(training.right_steps(report, mistakes, around, equal=True))
+    return len(right) == len(MINIBATCHES)
 
 
 def _wrong_replicas(
@@ -217,14 +222,15 @@ def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) 
     """Yield what a rank has to do beside the right step."""
     yield communication(step["calls"], only("all_reduce"), inside(members))
     yield from compared
-    yield facts({
-        f"the gradients were reduced {step['times']} times. backward() of a DDP model has "
-        "averaged them already": step["times"] > 1,
+    wrong = {
+        f"the gradients were reduced {step['times']} times. backward() of a DDP model has averaged "
+        "them already": step["times"] > 1,
         "DDP did not average the gradients: call the DDP model, not model.module, and outside of "
         "no_sync(). Its backward() communicates while it computes": step["called"] != [True],
-        f"{step['taken']} calls of optimizer.step(), expected one: the optimizer moves the weights":
-            step["taken"] != 1,
-    })  # fmt: skip
+        f"{step['taken']} calls of optimizer.step(), expected one: the optimizer moves the "
+        "weights": step["taken"] != 1,
+    }
+    yield facts(wrong)
     yield communication(step["calls"], some(members))
 
 
@@ -312,12 +318,19 @@ def _assignment_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 def _wrong_buckets(case: dict, got: object) -> Iterator[Mistake]:
     """Yield what likely mistakes give."""
-    sizes, expected, last = case["sizes"], _assign(**case), len(case["sizes"]) - 1
+
+    def each(change: Callable[[int], int], buckets: list[list[int]]) -> list[list[int]]:
+        return [[change(k) for k in bucket] for bucket in buckets]
+
+    sizes = case["sizes"]
+    expected = _assign(**case)
+    last = len(sizes) - 1
     nested = isinstance(got, list) and all(isinstance(bucket, list) for bucket in got)
     yield Mistake(lambda _: not nested, "expected a list of lists of indices")
     yield Mistake(lambda _: [] in got, "an empty bucket never leaves: leave it out")
     yield Mistake(expected[:-1], "the last bucket is missing: it may be not full")
-    one_cap, first = _assign(**case | {"first_cap": case["cap"]}), case["first_cap"]
+    first = case["first_cap"]
+    one_cap = _assign(**case | {"first_cap": case["cap"]})
     from_the_end = _assign(**case | {"sizes": sizes[::-1]})
     backwards = "sizes is in the order in which the gradients are ready: begin at its beginning"
     closes = {
@@ -327,18 +340,18 @@ def _wrong_buckets(case: dict, got: object) -> Iterator[Mistake]:
         "every gradient has a bucket of its own: collect until the cap": lambda *_: True,
         "all gradients are in one bucket: close it when it is full": lambda *_: False,
     }
-    yield from table({
+    wrong = {
         **{said: _assign(**case, closes=rule) for said, rule in closes.items()},
         "the first bucket has a cap of its own, first_cap": one_cap,
         "first_cap is for the first bucket only": _assign(**case | {"cap": first}),
         "the last bucket is missing; first_cap is not used": one_cap[:-1],
         "the indices in a bucket are in the wrong order": [b[::-1] for b in expected],
-        backwards: [[last - k for k in bucket] for bucket in from_the_end],
+        backwards: each(lambda k: last - k, from_the_end),
         backwards + ", and return the buckets in that order": expected[::-1],
-        "these are sizes; expected are indices into sizes":
-            [[sizes[k] for k in bucket] for bucket in expected],
-        "these are indices counted from 1": [[k + 1 for k in bucket] for bucket in expected],
-    })  # fmt: skip
+        "these are sizes; expected are indices into sizes": each(lambda k: sizes[k], expected),
+        "these are indices counted from 1": each(lambda k: k + 1, expected),
+    }
+    yield from table(wrong)
     placed = sorted(str(k) for bucket in got for k in bucket)
     everything = sorted(map(str, range(len(sizes))))
     yield Mistake(lambda _: placed != everything, "each index must be in one bucket, once")
@@ -637,16 +650,17 @@ def _wrong_gradients(
     gradients: list[torch.Tensor], members: list[int], rank: int
 ) -> dict[str, torch.Tensor]:
     """Return what likely mistakes give."""
-    p, summed, mine = len(members), sum(gradients[r] for r in members), gradients[rank]
+    p = len(members)
+    summed = sum(gradients[r] for r in members)
+    mine = gradients[rank]
+    world, late = summed / WORLD, mine / p
     return {
         "the gradients are sums: divide by the size of the group": summed,
-        f"the sum was divided by {WORLD}, the size of the world: dist.get_world_size(group)":
-            summed / WORLD,
+        f"the sum was divided by {WORLD}, the size of the world: dist.get_world_size(group)": world,
         "the gradients were divided by the number of ranks twice": summed / p**2,
         "the gradients are this rank's own: return the reduced ones": mine,
-        "the gradients are this rank's own, divided: nothing was summed, or it came too late":
-            mine / p,
-    }  # fmt: skip
+        "the gradients are this rank's own, divided: nothing was summed, or it came too late": late,
+    }
 
 
 def _not_halved(outcome: dict[str, Any], where: str) -> dict[str, object]:
@@ -772,25 +786,28 @@ def _wrong_accumulations(
     def mean_of(part: slice) -> torch.Tensor:
         return sum(sum(of_rank[part]) for of_rank in gradients.values()) / p
 
-    expected, mine, rest = mean_of(slice(None)) / k, sum(gradients[rank]), sum(gradients[rank][1:])
+    expected = mean_of(slice(None)) / k
+    mine = sum(gradients[rank])
+    last, last_two = mean_of(slice(-1, None)), mean_of(slice(-2, None))
+    all_but_last = mean_of(slice(0, -1)) if k > 1 else 0 * mine
+    first_and_own = mean_of(slice(0, 1)) + sum(gradients[rank][1:])
     zero_grad = "counts: zero_grad() belongs before the first"
-    yield from table({
+    wrong = {
         f"the gradients are {k} times too large: each microbatch counts 1/{k}": expected * k,
         "the gradients are this rank's own mean: the last backward must communicate": mine / k,
         "the gradients are this rank's own sum: the last backward must communicate, and each "
         f"microbatch counts 1/{k}": mine,
         f"the gradients were divided by {k} twice": expected / k,
         f"divided by the {p} ranks, too: DDP has done so": expected / p,
-        f"only the last microbatch {zero_grad}": mean_of(slice(-1, None)),
-        f"only the last microbatch, with 1/{k}, {zero_grad}": mean_of(slice(-1, None)) / k,
-        f"only the last two microbatches {zero_grad.replace('counts', 'count')}":
-            mean_of(slice(-2, None)) / k,
-        "only the last is missing: it takes part, outside of no_sync()":
-            mean_of(slice(0, -1)) / k if k > 1 else 0 * mine,
-        "only the first microbatch was communicated: the last backward is the one that must":
-            (mean_of(slice(0, 1)) + rest) / k,
+        f"only the last microbatch {zero_grad}": last,
+        f"only the last microbatch, with 1/{k}, {zero_grad}": last / k,
+        f"only the last two microbatches {zero_grad.replace('counts', 'count')}": last_two / k,
+        "only the last is missing: it takes part, outside of no_sync()": all_but_last / k,
+        "only the first microbatch was communicated: the last backward is the one that "
+        "must": first_and_own / k,
         "there are no gradients: call backward() for each microbatch": 0 * mine,
-    })  # fmt: skip
+    }
+    yield from table(wrong)
 
 
 def _wrong_communication(outcome: dict[str, Any]) -> dict[str, object]:
@@ -811,17 +828,17 @@ def _wrong_communication(outcome: dict[str, Any]) -> dict[str, object]:
 def _wrong_passes(outcome: dict[str, Any], k: int) -> dict[str, object]:
     """Return what is wrong with the forwards and backwards of k microbatches."""
     forwards, backwards = (outcome["passes"].count(kind) for kind in ("forward", "backward"))
+    counts = (forwards, backwards) != (k, k)
     return {
         "all microbatches went through the model as one large batch, which needs the memory that "
         "accumulating saves: one forward for each": forwards < k,
         f"one backward for {k} forwards keeps what each of them computed until the end, which "
-        "needs the memory that accumulating saves: call backward() after each forward":
-            backwards < k,
-        f"{forwards} forwards and {backwards} backwards for {k} microbatches: one of each":
-            (forwards, backwards) != (k, k),
+        "needs the memory that accumulating saves: call backward() after each "
+        "forward": backwards < k,
+        f"{forwards} forwards and {backwards} backwards for {k} microbatches: one of each": counts,
         "a forward comes before the backward of the microbatch before. So the memory that "
-        "accumulating saves is in use: call backward() after each forward":
-            outcome["passes"] != ["forward", "backward"] * k,
+        "accumulating saves is in use: call backward() after each "
+        "forward": outcome["passes"] != ["forward", "backward"] * k,
         "call the DDP model, not model.module, and the last time outside of no_sync(): DDP "
         "communicates in that backward": outcome["called"] != [False] * (k - 1) + [True],
-    }  # fmt: skip
+    }

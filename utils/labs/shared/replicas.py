@@ -262,31 +262,57 @@ class GroupStep:
     """
 
     members: list[int]
-    steps: list[dict[str, Any]]
+    steps: Sequence[dict[str, Any]]
     twin: Twin
     batch: tuple[Tensor, Tensor]
     where: str
 
 
-def judge_step(
-    report: Report,
-    group_step: GroupStep,
-    mistakes: Sequence[Mapping[str, str]],
-    around: Callable[[dict[str, Any], Iterator[Step]], Iterator[Step]],
-    *,
-    equal: bool = False,
-) -> bool:
-    """Judge who computes what, the communication, the weights and the loss of a group.
+#: Words for :meth:`Twin.wrong_steps`, and for :meth:`Twin.wrong_losses`.
+Words = tuple[Mapping[str, str], Mapping[str, str]]
+#: For a member's step, and for what compares its weights and loss: all that the member has to do.
+Around = Callable[[dict[str, Any], Iterator[Step]], Iterator[Step]]
 
-    Args:
-        mistakes: words for :meth:`Twin.wrong_steps` and for :meth:`Twin.wrong_losses`.
-        around: of a member's step, and of what compares its weights and loss, all that it has to
-            do.
-        equal: all parts must have the same size.
 
-    Returns:
-        Whether all is right.
+@dataclass(frozen=True)
+class GroupTraining:
+    """Training steps of a group, and what is needed to judge them.
+
+    Attributes:
+        twin: as it is before the first step; it takes each step that is right.
+        members: the global ranks of the group.
+        steps: for each step and each member what :func:`taken` told.
+        minibatches: for each step and each member the minibatch of its own samples.
+        where: each step, in words.
     """
+
+    twin: Twin
+    members: list[int]
+    steps: Sequence[Sequence[dict[str, Any]]]
+    minibatches: Sequence[Sequence[tuple[Tensor, Tensor]]]
+    where: Sequence[str]
+
+    def right_steps(
+        self, report: Report, mistakes: Words, around: Around, *, equal: bool = False
+    ) -> Iterator[GroupStep]:
+        """Judge one step after the other; yield each that is right, and end at one that isn't.
+
+        Args:
+            equal: all parts of a minibatch must have the same size.
+        """
+        for steps, own, where in zip(self.steps, self.minibatches, self.where, strict=True):
+            batch = composed(own, steps)
+            group_step = GroupStep(self.members, steps, self.twin, batch, where)
+            if not _judge_step(report, group_step, mistakes, around, equal):
+                return
+            yield group_step
+            self.twin.step(*batch)
+
+
+def _judge_step(
+    report: Report, group_step: GroupStep, mistakes: Words, around: Around, equal: bool
+) -> bool:
+    """Judge who computes what, what is sent, the weights and the loss; return if all is right."""
     members, steps, where = group_step.members, group_step.steps, group_step.where
     if any(len(step["stepped"]) != step["steps"] for step in steps):
         raise ValueError("a rank's reply lists more or fewer optimizer steps than it counts")
@@ -301,9 +327,7 @@ def judge_step(
     return all(right) and report.facts(None, _different_replicas(steps, where))
 
 
-def _compared_with_twin(
-    group_step: GroupStep, place: int, mistakes: Sequence[Mapping[str, str]]
-) -> Iterator[Step]:
+def _compared_with_twin(group_step: GroupStep, place: int, mistakes: Words) -> Iterator[Step]:
     """Yield that the weights and the loss of a member are those of the sequential step."""
     twin, batch, step = group_step.twin, group_step.batch, group_step.steps[place]
     of_steps, of_losses = mistakes

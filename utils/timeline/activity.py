@@ -49,9 +49,10 @@ def lanes(reports: list[dict], offsets: list[float]) -> list[Lane]:
         reports: of each rank.
         offsets: seconds that each rank's clock is ahead of rank 0's.
     """
-    zeros = [_first(report) - off for report, off in zip(reports, offsets, strict=True)]
-    zero = min((time for time in zeros if time < math.inf), default=0.0)
-    made = [_lane(report, zero + offset) for report, offset in zip(reports, offsets, strict=True)]
+    by_rank = list(zip(reports, offsets, strict=True))
+    zero = min((_first(report) - offset for report, offset in by_rank), default=math.inf)
+    shift = zero if zero < math.inf else 0.0
+    made = [_lane(report, shift + offset) for report, offset in by_rank]
     latest = max((time for lane in made for time in _times(lane)), default=0.0)
     for lane, report in zip(made, reports, strict=True):
         if report.get("end") is None and not lane.problem:
@@ -126,13 +127,11 @@ def _find_eager(made: list[Lane]) -> None:
     }
     silent = {lane.rank for lane in made if lane.problem}
     for record in records:
+        record["eager"] = False
         over = record["op"] == "send" and None not in (record["message"], record["end"])
         # A rank that does not answer may have received it.
-        record["eager"] = (
-            over
-            and partner(record) not in silent
-            and record["end"] <= came.get(tuple(record["message"]), math.inf)
-        )
+        if over and partner(record) not in silent:
+            record["eager"] = record["end"] <= came.get(tuple(record["message"]), math.inf)
         if record["eager"]:
             record["matched"] = record["start"]
 

@@ -117,7 +117,8 @@ def view(lanes: list[Lane]) -> tuple[float, float]:
     spans = [activity.span(record, lane) for lane in lanes for record in lane.records]
     if not spans:
         return 0.0, last or 1e-3
-    first, final = min(begin for begin, _ in spans), max(end for _, end in spans)
+    begins, ends = zip(*spans, strict=True)
+    first, final = min(begins), max(ends)
     margin = 0.08 * (final - first) or 0.1 * last or 1e-4
     if final - first > 0.25 * last:
         return 0.0, max(last, final)

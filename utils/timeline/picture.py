@@ -410,7 +410,8 @@ class _Picture:
 
     def frame(self, title: str, note: str) -> None:
         """Name the lanes, the axis and the picture; the note stands beside the title."""
-        page, axes = self.page, self.axes
+        page = self.page
+        axes = self.axes
         size = 10 if page.scale > 0.8 else 9 if page.scale > 0.6 else 8
         middles = [sum(page.thread(lane.rank)) / 2 for lane in self.lanes]
         figures.name_rows(axes, [f"rank {lane.rank}" for lane in self.lanes], middles, size)

@@ -17,8 +17,9 @@ from utils.labs.shared import replicas
 
 
 def union(intervals: list) -> float:
-    """Seconds in at least one interval."""
-    total, until = 0.0, float("-inf")
+    """Return the seconds that are in at least one interval."""
+    total = 0.0
+    until = float("-inf")
     for start, end in sorted(intervals):
         total += max(0.0, end - max(start, until))
         until = max(until, end)
@@ -26,14 +27,14 @@ def union(intervals: list) -> float:
 
 
 def hidden(transfers: list, begin: float, end: float) -> float:
-    """The share of the time in which data moved that lies between begin and end."""
+    """Return the share of the time in which data moved that lies between begin and end."""
     moving = union(transfers)
     inside_ = [[max(s, begin), min(e, end)] for s, e in transfers if min(e, end) > max(s, begin)]
     return union(inside_) / moving if moving else 0.0
 
 
 def cases(seed: int) -> dict[str, list[list[float]]]:
-    """What is special about a case, and its transfers; backward computes from 100 to 120 s.
+    """Return cases: what is special, and the transfers; backward computes from 100 to 120 s.
 
     Last what could hide another mistake.
     """
@@ -62,10 +63,11 @@ def cases(seed: int) -> dict[str, list[list[float]]]:
     }
 
 
-def wrong_shares(transfers: list, got: object, begin: float, end: float) -> Iterator[Mistake]:
-    """Mistakes that give another share."""
-    yield Mistake(lambda _: not is_number(got), "expected a number from 0 to 1")
-    share, moving = hidden(transfers, begin, end), union(transfers)
+def wrong_shares(transfers: list, result: object, begin: float, end: float) -> Iterator[Mistake]:
+    """Yield mistakes that give another share."""
+    yield Mistake(lambda _: not is_number(result), "expected a number from 0 to 1")
+    share = hidden(transfers, begin, end)
+    moving = union(transfers)
     lengths = sum(e - s for s, e in transfers)
     if not lengths:
         yield Mistake(lambda _: True, "where nothing moved, the share is 0")
@@ -88,7 +90,7 @@ def wrong_shares(transfers: list, got: object, begin: float, end: float) -> Iter
         cut: union([[s, e] for s, e in transfers if s >= begin and e <= end]) / moving,
         "cut a transfer at the begin of backward, too": union(cut_at_end) / moving,
         f"{cut}.": union([[s, e] for s, e in transfers if s < end]) / moving,
-        "a share is never negative: what lies after backward hides nothing": -abs(got),
+        "a share is never negative: what lies after backward hides nothing": -abs(result),
     }
     yield from table(wrong)
 
@@ -97,7 +99,7 @@ DEEP = (784, *[512] * 8, 10)
 
 
 def probe_overlap(user_ns: dict, *, rank: int) -> dict | None:
-    """A step of DDP on ranks 0 and 1 over an emulated 1 Gbit/s: what moved when, and the answer.
+    """Return when data moved in a step of DDP of two ranks over 1 Gbit/s, and the answer's share.
 
     Whichever rank comes last to the first bucket still has most of its backward before it, so one
     of the two hides something however busy the machine is.
@@ -115,11 +117,12 @@ def probe_overlap(user_ns: dict, *, rank: int) -> dict | None:
 
 
 def _timed_backward(model, images, labels) -> dict:
-    """Transfers of one backward, and the interval in which it computed; seconds."""
+    """Return transfers of one backward, and the interval in which it computed; seconds."""
     from torch_mpi.record import log
 
     loss = functional.cross_entropy(model(images), labels)
-    mark, begin = log.mark(), time.perf_counter()
+    mark = log.mark()
+    begin = time.perf_counter()
     loss.backward()
     calls = [call for call in log.since(mark) if call.op == "all_reduce"]
     return {

@@ -91,14 +91,14 @@ def partitions(panels: Sequence[Mapping], *, highlight: int | None = None) -> Fi
     names = [f"rank {rank}" for rank in range(max(panel.p for panel in made))]
     if len(made) == 1 and highlight is not None:
         names = ranks_in_words(made[0].microbatches(highlight))
-    others = {}
-    if any(panel.repeated for panel in made):
-        others["repeated"] = "repeated (padding)"
-    if any(panel.dropped for panel in made):
-        others["dropped"] = "left out (drop_last)"
+    kinds = {kind for panel in made for kind in panel.kinds}
+    others = {kind: _KINDS[kind] for kind in _KINDS if kind in kinds}
     numbers_only = not any(panel.has_room for panel in made)
     page.legend(names, others, "above: number of the minibatch" if numbers_only else "")
     return page.finish(" ".join(panel.in_words(highlight) for panel in made))
+
+
+_KINDS = {"repeated": "repeated (padding)", "dropped": "left out (drop_last)"}
 
 
 class _Spot(NamedTuple):
@@ -143,11 +143,11 @@ class _Panel:
         """Return whether "minibatch 10" fits above a minibatch."""
         return self.m >= 4
 
-    def kind(self, place: int) -> str:
-        """Return whether a place is a "sample", "repeated" or "dropped"."""
-        if place >= len(self.samples) - self.repeated:
-            return "repeated"
-        return "dropped" if place >= len(self.samples) - self.dropped else "sample"
+    @property
+    def kinds(self) -> list[str]:
+        """Return for each place whether it is a "sample", "repeated" or "dropped"."""
+        kept = self.n - self.dropped
+        return ["sample"] * kept + ["dropped"] * self.dropped + ["repeated"] * self.repeated
 
     def spots(self) -> list[_Spot]:
         """Return where each place is drawn."""
@@ -170,7 +170,7 @@ class _Panel:
             places = places[self.m * number : self.m * (number + 1)]
         lists: list[list[int]] = [[] for _ in range(self.p)]
         for place in places:
-            if self.kind(place) != "dropped":
+            if self.kinds[place] != "dropped":
                 lists[place % self.p].append(self.samples[place])
         return lists
 
@@ -182,7 +182,7 @@ class _Panel:
             start += f", minibatch {highlight} framed"
         parts = [start, *ranks_in_words(self.microbatches(highlight))]
         for kind, name in (("repeated", "repeated"), ("dropped", "left out")):
-            samples = [x for place, x in enumerate(self.samples) if self.kind(place) == kind]
+            samples = [x for x, of in zip(self.samples, self.kinds, strict=True) if of == kind]
             if samples:
                 parts.append(f"{name}: {listed(samples)}")
         words = "; ".join(parts)
@@ -208,7 +208,9 @@ def _draw_minibatch(
     page: SamplePage, panel: _Panel, spots: list[_Spot], highlight: int | None
 ) -> None:
     """Draw what of a minibatch is on a line, with its number at its beginning."""
-    first, last, number = spots[0].x, spots[-1].x, spots[0].number
+    first = spots[0].x
+    last = spots[-1].x
+    number = spots[0].number
     chosen = number == highlight
     look = {"weight": "bold", "color": INK} if chosen else {"color": GREY}
     if spots[0].place % panel.m == 0:
@@ -219,7 +221,7 @@ def _draw_minibatch(
     pale = highlight is not None and not chosen
     for spot in spots:
         j = spot.place
-        page.sample(spot.x, panel.samples[j], j % panel.p, panel.kind(j), pale)
+        page.sample(spot.x, panel.samples[j], j % panel.p, panel.kinds[j], pale)
     if chosen:
         page.frame(first, last)
 
@@ -302,7 +304,8 @@ def _seen_before(ranks: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
     order = sorted(
         (place, rank) for rank, samples in enumerate(ranks) for place in range(len(samples))
     )
-    seen, again = set(), set()
+    seen = set()
+    again = set()
     for place, rank in order:
         sample = ranks[rank][place]
         if sample in seen:

@@ -30,7 +30,7 @@ from utils.checks.task import Report, task
 from utils.checks.verdict import MIME, MOST_LINES, Problem, Verdict, read
 from utils.cluster.json_values import plain
 from utils.cluster.reply import Reply
-from utils.labs.lab04 import checks as lab04
+from utils.labs.lab04 import buckets
 
 pytestmark = pytest.mark.quick
 
@@ -483,12 +483,12 @@ def test_checks_see_whose_message_a_receive_from_anybody_took_and_when_it_matche
 
 
 def test_the_checks_rule_for_buckets_is_pytorchs():
-    for case in lab04._bucket_cases(seed=5):
+    for case in buckets.cases(seed=5):
         tensors = [torch.empty(size, dtype=torch.uint8) for size in case["sizes"]]
         caps = [case["first_cap"], case["cap"]]
         if tensors:
             found, _ = torch.distributed._compute_bucket_assignment_by_size(tensors, caps)
-            assert lab04._assign(**case) == found
+            assert buckets.assign(**case) == found
 
 
 def test_a_kernel_that_checks_does_not_start_mpi():

@@ -131,8 +131,8 @@ def words_of(figure) -> list[str]:
 @pytest.mark.parametrize("n", [24, 25, 7, 1])
 def test_a_partition_shows_what_the_sampler_does(n, p, drop_last):
     order = torch.randperm(n, generator=torch.Generator().manual_seed(5)).tolist()
-    panel = minibatches._panel(n, 8, p, order, drop_last)
-    kept = [k for k in range(len(panel.samples)) if panel.kind(k) != "dropped"]
+    panel = minibatches._Panel(n, 8, p, order, drop_last)
+    kept = [k for k in range(len(panel.samples)) if panel.kinds[k] != "dropped"]
     for r in range(p):
         sampler = DistributedSampler(
             range(n), num_replicas=p, rank=r, shuffle=True, seed=5, drop_last=drop_last

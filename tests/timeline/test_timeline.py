@@ -20,7 +20,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from utils import cluster, timeline
 from utils.figures import alt
-from utils.timeline import Timeline, collect, ideal_network, layout, phrases, picture, zoom
+from utils.timeline import Timeline, activity, ideal_network, layout, phrases, picture
 
 MS = 1e-3
 
@@ -46,9 +46,6 @@ def compute(seconds: float) -> Operation:
     return Operation("compute", seconds=seconds)
 
 
-STEP = Operation("optimizer step")
-
-
 def wait(operation: Operation) -> Operation:
     return Operation("wait", record=operation.record)
 
@@ -63,7 +60,7 @@ class Simulation:
         self.now = [1000.0 + 0.1e-3 * rank for rank in self.world]
         self.held: list[dict | None] = [None] * len(programs)
         self.reports = [
-            {"rank": rank, "begin": self.now[rank], "end": None, "records": [], "steps": []}
+            {"rank": rank, "begin": self.now[rank], "end": None, "records": []}
             for rank in self.world
         ]
         self.sides: dict[tuple, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
@@ -97,8 +94,6 @@ class Simulation:
             self.reports[rank]["end"] = self.now[rank]
         elif operation.op == "compute":
             self.now[rank] += operation.seconds
-        elif operation is STEP:
-            self.reports[rank]["steps"].append(self.now[rank])
         else:
             if operation.op != "wait":
                 self._begin(rank, operation)
@@ -235,7 +230,6 @@ def data_parallel(rank: int):
         for bucket in buckets:
             yield wait(bucket)
         yield compute(0.004)
-        yield STEP
 
 
 def parameter_server(n: int, rounds: int = 3):
@@ -434,7 +428,7 @@ def test_ranks_of_two_machines_meet_on_one_clock():
                end=10.011 + far, waits=[[10 + far, 10.011 + far]])  # fmt: skip
     reports = [reported(sent), reported(got, rank=1, begin=10 + far, end=10.02 + far)]
     shown = Timeline(reports, offsets=[0.0, far])
-    ((send_record, recv_record),) = collect.messages(shown.records)
+    ((send_record, recv_record),) = activity.messages(shown.records)
     assert send_record["start"] == pytest.approx(recv_record["start"])
     assert recv_record["waits"][0] == pytest.approx([0.0, 0.011])
 
@@ -464,7 +458,7 @@ def test_messages_are_paired_by_their_number_not_by_order():
     sends = [made(message=[0, k], start=10 + k * MS) for k in (1, 2)]
     receives = [made(1, op="recv", message=[0, k], start=10.0) for k in (2, 1)]
     shown = Timeline([reported(*sends), reported(*receives, rank=1)])
-    pairs = collect.messages(shown.records)
+    pairs = activity.messages(shown.records)
     assert [(a["message"][1], b["message"][1]) for a, b in pairs] == [(1, 1), (2, 2)]
     assert all(a["op"] == "send" and b["op"] == "recv" for a, b in pairs)
 
@@ -472,17 +466,17 @@ def test_messages_are_paired_by_their_number_not_by_order():
 def test_a_message_under_way_has_no_arrow_yet():
     sent, got = made(message=[0, 1]), made(1, op="recv", message=[0, 1], end=0.0)
     shown = Timeline([reported(sent), reported(got, rank=1)])
-    assert collect.messages(shown.records) == []
+    assert activity.messages(shown.records) == []
 
 
 def test_a_collective_is_complete_when_every_rank_of_its_group_has_called_it():
     shown = simulated(subgroups, 4)
-    met = collect.collectives(shown.records)
+    met = activity.collectives(shown.records)
     assert sorted((records[0]["op"], len(records)) for records in met) == [
         ("all_reduce", 2), ("all_reduce", 2), ("all_reduce", 4), ("barrier", 4)
     ]  # fmt: skip
     one_missing = [r for r in shown.records if (r["rank"], r["op"]) != (3, "barrier")]
-    assert "barrier" not in {records[0]["op"] for records in collect.collectives(one_missing)}
+    assert "barrier" not in {records[0]["op"] for records in activity.collectives(one_missing)}
 
 
 def test_two_groups_of_the_same_ranks_do_not_mix():
@@ -491,20 +485,20 @@ def test_two_groups_of_the_same_ranks_do_not_mix():
         reported(*(made(op="all_reduce", sequence=1, nbytes=n) for n in (8, 16)), rank=rank)
         for rank in (0, 1)
     ]
-    met = collect.collectives(Timeline(calls).records)
+    met = activity.collectives(Timeline(calls).records)
     assert [[record["nbytes"] for record in records] for records in met] == [[8, 8], [16, 16]]
 
 
 def test_the_background_takes_as_few_rows_as_it_needs():
-    assert collect.rows([(0, 2), (1, 3), (2, 4), (3, 5), (0.5, 1)]) == [0, 1, 0, 1, 1]
-    assert collect.rows([]) == []
+    assert activity.rows([(0, 2), (1, 3), (2, 4), (3, 5), (0.5, 1)]) == [0, 1, 0, 1, 1]
+    assert activity.rows([]) == []
 
 
 # --- what is narrower than a pixel ---------------------------------------------------------------
 
 
 def test_five_thousand_short_operations_become_few_boxes_of_the_same_total():
-    parts = [(k, k + 0.25, collect.COMMUNICATING) for k in range(5000)]
+    parts = [(k, k + 0.25, activity.COMMUNICATING) for k in range(5000)]
     boxes = layout.pieces(parts, pixel=10)
     assert len(boxes) < 200
     area = sum((box.end - box.begin) * (box.high - box.low) for box in boxes)
@@ -512,7 +506,7 @@ def test_five_thousand_short_operations_become_few_boxes_of_the_same_total():
 
 
 def test_a_short_operation_alone_is_still_seen():
-    (box,) = layout.pieces([(500.0, 500.001, collect.COMMUNICATING)], pixel=1)
+    (box,) = layout.pieces([(500.0, 500.001, activity.COMMUNICATING)], pixel=1)
     assert box.end - box.begin >= 1
     assert (box.low, box.high) == (0, 1)
 
@@ -604,15 +598,15 @@ def test_a_thread_that_waits_for_a_bucket_says_for_which():
     assert "waiting for the background" in legend(figure)
     # Data move below, in the background: the thread itself is never drawn as communicating.
     thread, _ = layout.Page(9, 0, 1, (True, True)).thread(0)
-    (bars,) = (c for c in figure.axes[0].collections if c.get_label() == collect.COMMUNICATING)
+    (bars,) = (c for c in figure.axes[0].collections if c.get_label() == activity.COMMUNICATING)
     assert thread not in {path.vertices[0][1] for path in bars.get_paths()}
 
 
 def test_a_wait_for_an_irecv_is_told_from_a_blocking_recv():
     waits = made(op="recv", blocking=False)
     assert phrases.awaits(waits) == ["waits for irecv 1 kB", "waits for irecv", "waits"]
-    assert {state for *_, state in collect.held(waits, 10.0, 10.01)} == {
-        collect.WAITING, collect.AWAITING
+    assert {state for *_, state in activity.held(waits, 10.0, 10.01)} == {
+        activity.WAITING, activity.AWAITING
     }  # fmt: skip
 
 
@@ -674,9 +668,8 @@ def test_a_cell_that_communicates_nothing_has_a_figure_that_says_so():
 def test_a_lane_without_communication_says_so_and_only_that():
     figure = Timeline([reported(made()), reported(rank=1)]).figure()
     assert texts(figure).count("no communication") == 1
-    assert "no communication in this part" in texts(
-        Timeline([reported(made())], zoom=(0.015, 0.02)).figure()
-    )
+    part = Timeline([reported(made())]).figure(since=0.015, until=0.02)
+    assert "no communication in this part" in texts(part)
 
 
 def test_a_lane_whose_cell_was_over_at_once_says_so_beside_its_bar():
@@ -735,84 +728,7 @@ def test_a_closer_look_gives_the_background_fewer_and_higher_rows():
     alone = made(blocking=False, start=10.015, matched=10.0152, end=10.019, waits=[])
     reports = [reported(*crowd, alone)]
     assert "isend 1 kB to rank 1" not in texts(Timeline(reports).figure())
-    assert "isend 1 kB to rank 1" in texts(Timeline(reports, zoom=(0.012, 0.02)).figure())
-
-
-def test_zoom_to_a_step_shows_one_pass_of_the_loop_and_counts_it_alone():
-    shown = simulated(data_parallel, 4)
-    reports = Simulation(*[data_parallel] * 4).run()
-    first, second = (Timeline(reports, zoom=k) for k in (1, 2))
-    assert first.window[1] == pytest.approx(second.window[0], abs=0.01)
-    assert second.window == Timeline(reports, zoom=-1).window
-    for part in (first, second):
-        assert [row["collectives"] for row in part.totals] == [5] * 4
-        low, high = part.figure().axes[0].get_xlim()
-        assert high - low < 0.6 * 1e3 * max(lane.end for lane in shown.lanes)
-    assert "after the cell began" in repr(first)
-
-
-def test_a_step_is_found_where_all_operations_are_alike_and_some_ranks_do_not_train():
-    """Counting what repeats would take one of equal layers for a step."""
-
-    def program(rank: int):
-        for _ in range(3):
-            for _ in range(8):
-                yield compute(0.001)
-                yield all_reduce(1_000_000, group=(0, 1))
-            yield STEP
-
-    reports = Simulation(program, program, lambda rank: iter([compute(0.1)])).run()
-    shown = Timeline(reports, zoom=3)
-    assert [row["collectives"] for row in shown.totals] == [8, 8, 0]
-    assert shown.window[1] == pytest.approx(max(lane.steps[2] for lane in shown.lanes[:2]))
-
-
-def test_a_step_counts_each_ranks_own_operations_though_one_is_ahead():
-    def record(start: float) -> dict:
-        return made(op="all_reduce", start=start, end=start + MS, waits=[[start, start + MS]])
-
-    ahead = reported(record(10.001), record(10.004), record(10.007)) | {"steps": [10.003, 10.006]}
-    behind = reported(record(10.001), record(10.006), rank=1) | {"steps": [10.005, 10.009]}
-    second = Timeline([ahead, behind], zoom=2)
-    assert [row["collectives"] for row in second.totals] == [1, 1]
-    assert second.window == pytest.approx((3 * MS, 9 * MS))
-
-
-def test_a_zoom_that_cannot_be_is_told_what_can():
-    lanes = simulated(data_parallel, 2).lanes
-    for k in (0, 3, -3):
-        with pytest.raises(ValueError, match=rf"has 2 training step\(s\): zoom=1 to 2, not {k}"):
-            zoom.spans(lanes, k)
-    with pytest.raises(ValueError, match=r"no training step.*zoom=\(since, until\)"):
-        zoom.spans(simulated(subgroups, 4).lanes, 1)
-    with pytest.raises(ValueError, match="must be less than"):
-        zoom.spans(lanes, (0.2, 0.1))
-    with pytest.raises(TypeError, match="not 'step 3'"):
-        zoom.spans(lanes, "step 3")
-
-
-def test_two_runs_have_one_time_axis_and_both_begin_at_zero():
-    late = simulated(subgroups, 4)
-    for lane in late.lanes:  # a cell that began with a second of imports
-        lane.begin, lane.end = lane.begin + 1, lane.end + 1
-        for record in lane.records:
-            for key in ("start", "matched", "end"):
-                record[key] += 1
-            record["waits"] = [[begin + 1, end + 1] for begin, end in record["waits"]]
-    figure = timeline.side_by_side({"short": late, "long": simulated(data_parallel, 4)})
-    figure.canvas.draw()
-    upper, lower = figure.axes
-    assert upper.get_xlim() == pytest.approx(lower.get_xlim())
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["short", "long"]
-    took = [float(axes.get_title(loc="right").partition(" ms, on an")[0]) for axes in figure.axes]
-    assert took[0] < took[1] == pytest.approx(lower.get_xlim()[1], rel=0.02)
-    for axes in figure.axes:
-        assert any(
-            text.get_text().startswith("mean of the ranks: computing") for text in axes.texts
-        )
-    assert lower.get_xlabel() == "time [ms]"
-    assert len(figure.legends) == 1
-    assert figure.alt_text.startswith("short. Timeline of 4 ranks. Mean of the ranks: computing")
+    assert "isend 1 kB to rank 1" in texts(Timeline(reports).figure(since=0.012, until=0.02))
 
 
 def test_the_pictures_words_tell_what_each_rank_did():
@@ -1059,22 +975,10 @@ else:
 """
 
 
-TRAIN = """
-weight = torch.ones(3, requires_grad=True)
-optimizer = torch.optim.SGD([weight], lr=0.1)
-for _ in range(3):
-    weight.grad = torch.ones(3)
-    dist.all_reduce(weight.grad)
-    dist.all_reduce(weight.grad)
-    optimizer.step()
-"""
-
-
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[cluster.Ranks]:
     with warnings.catch_warnings(), cluster.start(2) as up:
         warnings.simplefilter("default")
-        timeline.watch(up)
         run(up, PREPARE)
         yield up
 
@@ -1104,9 +1008,9 @@ def test_real_ranks_tell_what_they_communicated(shown):
 
 
 def test_real_messages_and_collectives_are_paired(shown):
-    ((sent, got),) = collect.messages(shown.records)
+    ((sent, got),) = activity.messages(shown.records)
     assert (sent["rank"], got["rank"], sent["tag"]) == (0, 1, 7)
-    assert [len(met) for met in collect.collectives(shown.records)] == [2, 2]
+    assert [len(met) for met in activity.collectives(shown.records)] == [2, 2]
 
 
 def test_real_ranks_make_a_figure_and_a_trace(shown, tmp_path):
@@ -1132,10 +1036,6 @@ def test_a_real_run_on_a_slow_network_is_told_how_long_it_would_take_without(ran
         slow = timeline.of(ranks)
         ranks.network("off")
     assert ideal_network.measured(slow.lanes) - slow.ideal > 0.2
-    compared = timeline.compare({"fast": shown, "slow": slow})
-    assert {row["call"]: row["slow"]["calls"] for row in compared.calls} == {
-        "all_reduce": 6, "send": 0, "recv": 0
-    }  # fmt: skip
 
 
 def test_a_timeline_is_of_the_last_cell_however_often_it_is_asked_for(ranks, shown):
@@ -1143,22 +1043,3 @@ def test_a_timeline_is_of_the_last_cell_however_often_it_is_asked_for(ranks, sho
     assert len(again.records) == len(shown.records) == 6
     run(ranks, "x = 1")
     assert timeline.of(ranks).records == []
-
-
-def test_the_ranks_zoom_and_refuse_a_step_that_is_not_there(ranks, shown):
-    assert ranks.timeline("part", zoom=(0.0, 0.1)).window == (0.0, 0.1)
-    run(ranks, "x = 1")
-    with pytest.raises(ValueError, match="no training step"):
-        ranks.timeline(zoom=1)
-    run(ranks, TRAIN)
-    second = ranks.timeline(zoom=2)
-    assert [row["collectives"] for row in second.totals] == [2, 2]
-    assert second.window == ranks.timeline(zoom=-2).window
-
-
-def test_the_first_versions_functions_still_work(ranks, shown, capsys):
-    assert [len(calls) for calls in timeline.calls(ranks)] == [3, 3]
-    assert timeline.draw(ranks, "title").axes[0].get_title(loc="left") == "title"
-    run(ranks, "x = 1")
-    assert timeline.draw(ranks) is None
-    assert "communicated nothing" in capsys.readouterr().out

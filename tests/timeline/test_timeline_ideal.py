@@ -1,21 +1,15 @@
-"""A run on an ideal network, and runs that are compared: made-up records with known answers."""
+"""A run on an ideal network: made-up records with known answers."""
 
 from __future__ import annotations
-
-import json
-from collections.abc import Iterator
 
 import pytest
 from test_timeline import (
     BANDWIDTH,
     LATENCY,
     PROGRAMS,
-    STEP,
     Simulation,
     all_reduce,
-    assert_valid,
     compute,
-    data_parallel,
     made,
     pipeline,
     recv,
@@ -26,7 +20,6 @@ from test_timeline import (
     wait,
 )
 
-from utils import timeline
 from utils.figures import alt
 from utils.timeline import Timeline, ideal_network
 
@@ -182,16 +175,7 @@ def test_a_wait_that_was_given_up_is_no_end_of_its_operation():
     assert shown.ideal == pytest.approx(18 * MS)
 
 
-def test_two_steps_on_an_ideal_network_are_each_of_what_the_whole_is():
-    reports = Simulation(*[data_parallel] * 4).run()
-    whole, one, two = (Timeline(reports, zoom=zoom) for zoom in (None, 1, 2))
-    assert one.ideal == pytest.approx(two.ideal, abs=4 * SKEW)
-    assert one.ideal + two.ideal == pytest.approx(whole.ideal, abs=4 * SKEW)
-    # 20 + 2·3 ms forward on the slowest rank, five buckets of 6 ms, 4 ms for the optimizer.
-    assert two.ideal == pytest.approx(60 * MS, abs=4 * SKEW)
-
-
-def test_a_part_is_never_longer_on_an_ideal_network_than_it_was():
+def test_a_message_that_is_sent_late_is_late_on_an_ideal_network_too():
     """Rank 1 waits from 5 on for what rank 0 sends after 100 s."""
     sent = made(op="send", peer=1, message=[0, 1], start=110.0, matched=110.0, end=110.0,
                 waits=[[110.0, 110.0]])  # fmt: skip
@@ -199,13 +183,10 @@ def test_a_part_is_never_longer_on_an_ideal_network_than_it_was():
                waits=[[15.0, 110.0]])  # fmt: skip
     shown = Timeline([reported(sent, end=111.0), reported(got, rank=1, end=111.0)])
     assert shown.ideal == pytest.approx(101)
-    for part in ((0, 10), (50, 60), (99, 101)):
-        seconds = part[1] - part[0]
-        assert ideal_network.seconds(shown.lanes, [part, part]) == pytest.approx(seconds)
-        assert ideal_network.measured(shown.lanes, [part, part]) == pytest.approx(seconds)
+    assert ideal_network.measured(shown.lanes) == pytest.approx(101)
 
 
-def test_a_wait_that_is_longer_on_an_ideal_network_makes_no_part_longer_than_it_was():
+def test_a_wait_that_a_transfer_has_hidden_counts_on_an_ideal_network():
     """A transfer of 50 s hides 50 of the 51 s that rank 2 computes before it sends."""
     first = made(op="send", peer=1, message=[0, 1], start=10.0, matched=10.0, end=60.0,
                  waits=[[10.0, 60.0]])  # fmt: skip
@@ -223,10 +204,9 @@ def test_a_wait_that_is_longer_on_an_ideal_network_makes_no_part_longer_than_it_
         reported(late, rank=2, end=62.0),
     ]).lanes  # fmt: skip
     assert ideal_network.seconds(lanes) == pytest.approx(52)
-    assert ideal_network.seconds(lanes, [(49, 52)] * 3) == pytest.approx(3)
 
 
-def test_a_sender_that_runs_ahead_on_an_ideal_network_makes_no_part_longer():
+def test_a_sender_runs_ahead_on_an_ideal_network():
     """Ten times, rank 0 computes 1 s and sends by rendezvous to rank 1, which computes 9 s."""
 
     def sent(k: int) -> dict:
@@ -244,9 +224,7 @@ def test_a_sender_that_runs_ahead_on_an_ideal_network_makes_no_part_longer():
         reported(*map(got, range(10)), rank=1, end=110.0),
     ])  # fmt: skip
     assert shown.ideal == pytest.approx(90)
-    for part in ((0, 10), (50, 60), (90, 100)):
-        assert ideal_network.seconds(shown.lanes, [part, part]) == pytest.approx(9)
-        assert ideal_network.measured(shown.lanes, [part, part]) == pytest.approx(10)
+    assert ideal_network.measured(shown.lanes) == pytest.approx(100)
 
 
 def test_a_run_whose_main_thread_waits_for_what_another_one_asks_for_has_an_end():
@@ -290,99 +268,3 @@ def test_the_number_is_not_written_over_a_long_title(length):
         if text.get_text()
     )  # fmt: skip
     assert left.x1 < right.x0 or length > 90
-
-
-# --- runs that are compared ----------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def compared() -> timeline.Comparison:
-    def by_hand(rank: int) -> Iterator:
-        for _ in range(3):
-            yield compute(10 * MS)
-            for _ in range(4):
-                yield all_reduce(1_000_000)
-            yield STEP
-
-    def at_once(rank: int) -> Iterator:
-        for _ in range(3):
-            yield compute(10 * MS)
-            yield all_reduce(4_000_000, blocking=False)
-            yield STEP
-
-    return timeline.compare({"four": simulated(by_hand, 2), "one": simulated(at_once, 2)})
-
-
-def test_runs_are_compared_by_kind_of_call(compared):
-    (row,) = compared.calls
-    assert row["call"] == "all_reduce"
-    assert (row["four"]["calls"], row["one"]["calls"]) == (24, 6)
-    assert row["four"]["bytes"] == row["one"]["bytes"] == 24_000_000
-    one_call = 2 * LATENCY + 1.5 * 1_000_000 / BANDWIDTH
-    assert row["four"]["communicating"] == pytest.approx(24 * one_call)
-
-
-def test_runs_are_compared_by_where_their_time_went(compared):
-    four, one = compared.times
-    assert four["seconds computing"] == pytest.approx(30 * MS)
-    assert four["seconds communicating"] > 10 * MS
-    assert one["seconds communicating"] == 0
-    assert one["seconds hidden"] > 10 * MS
-    assert four["ideal"] == pytest.approx(30 * MS, abs=2 * SKEW)
-
-
-def test_the_table_and_the_picture_have_every_run(compared):
-    said = repr(compared)
-    assert said.count("four") == said.count("one ") == 2
-    assert "ideal network" in said
-    figure = compared.figure()
-    figure.canvas.draw()
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert labels == ["four", "one"]
-    assert "four: " in alt.describe(figure)
-
-
-def test_a_kind_of_call_that_only_one_run_has_is_compared_with_none():
-    rows = timeline.compare(
-        {"messages": simulated(pipeline(2), 2), "sums": simulated(data_parallel, 2)}
-    ).calls
-    by_call = {row["call"]: row for row in rows}
-    assert by_call["all_reduce"]["messages"]["calls"] == 0
-    assert by_call["isend"]["sums"]["bytes"] == 0
-
-
-def test_one_run_alone_cannot_be_compared():
-    with pytest.raises(ValueError, match="two are compared"):
-        timeline.compare({"alone": simulated(subgroups, 4)})
-
-
-def test_the_trace_of_two_runs_has_both_side_by_side_under_their_names(tmp_path):
-    first, second = simulated(pipeline(2), 2), simulated(PROGRAMS["parameter server"](2), 2)
-    timeline.compare({"A": first, "B": second}).save(tmp_path / "both.json")
-    events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
-    assert_valid(events)
-    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert list(names.values()) == ["A: rank 0", "A: rank 1", "B: rank 0", "B: rank 1"]
-    alone = []
-    for shown in (first, second):
-        shown.save(tmp_path / "one.json")
-        alone += json.loads((tmp_path / "one.json").read_text())["traceEvents"]
-    assert [e["ts"] for e in events] == [e["ts"] for e in alone]
-    assert len({e["id"] for e in events if "id" in e}) == sum(e["ph"] == "s" for e in alone)
-
-
-def test_steps_that_are_compared_begin_at_the_same_time_in_the_trace(tmp_path):
-    reports = Simulation(*[data_parallel] * 2).run()
-    runs = {"first": Timeline(reports, zoom=1), "second": Timeline(reports, zoom=2)}
-    timeline.compare(runs).save(tmp_path / "both.json")
-    events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
-    assert_valid(events)
-    late = runs["second"].window[0] - runs["first"].window[0]
-    starts = [
-        min(e["ts"] for e in events if e["ph"] == "X" and e["pid"] // 100_000 == run)
-        for run in (0, 1)
-    ]
-    assert (starts[0] - starts[1]) / 1e6 == pytest.approx(late, abs=1e-6)
-    calls = timeline.compare(runs).calls
-    assert calls[0]["first"]["calls"] == 2 * 5, "those of the step alone"
-    assert calls[0]["first"] == pytest.approx(calls[0]["second"], abs=10 * SKEW)

@@ -257,22 +257,15 @@ class Ranks:
         if said := load.warning(self.ask_or_raise(load.processor_share)):
             print(said)
 
-    def timeline(
-        self, title: str | None = None, zoom: int | tuple[float, float] | None = None
-    ) -> timeline.Timeline:
+    def timeline(self, title: str | None = None) -> timeline.Timeline:
         """Return a picture of what the ranks did in the last cell, a `utils.timeline.Timeline`.
 
         It also has `.records`, `.totals`, and `.save(path)`.
 
         Args:
             title: of the figure.
-            zoom: `(since, until)` in seconds since the cell began, or the number of a training
-                step: 1 is the first, -1 the last. Each ends with its `optimizer.step()`.
-
-        Raises:
-            ValueError: there is no such step; says which there are.
         """
-        return timeline.of(self, title, zoom)
+        return timeline.of(self, title)
 
     def ask_or_raise(self, target: str | Callable[..., Any], **kwargs: Any) -> list[Any]:
         """Return the values of `ask`, whose arguments this method takes.

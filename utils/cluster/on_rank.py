@@ -31,7 +31,7 @@ from utils.cluster import notebook_terms
 from utils.cluster.json_values import plain
 from utils.cluster.reply import BALANCE, NUMBER, QUESTION, about
 from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
-from utils.timeline.on_rank import backend_world, start_watching
+from utils.timeline.cell_log import backend_world, start_watching
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import (

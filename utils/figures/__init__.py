@@ -1,12 +1,13 @@
 """The look of every figure, and the drawings that labs share.
 
-Colours are those of Okabe and Ito (2008), which people with any colour vision can tell
+Colors are those of Okabe and Ito (2008), which people with any color vision can tell
 apart. Figures stand on a white card, so that they read on light and dark pages alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -49,10 +50,15 @@ def use_style() -> None:
     alt.install()
 
 
+def chart(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return a figure (inches) with one pair of axes, in the course's look."""
+    use_style()
+    return plt.subplots(figsize=(width, height))
+
+
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
     """Return a figure (inches) without axes, to draw boxes and arrows on."""
-    use_style()
-    figure, axes = plt.subplots(figsize=(width, height))
+    figure, axes = chart(width, height)
     axes.set_axis_off()
     axes.grid(False)
     return figure, axes
@@ -118,3 +124,29 @@ def fit_limits(axes: Axes, xs: Sequence[float], ys: Sequence[float], margin: flo
     axes.set_xlim(min(xs) - margin, max(xs) + margin)
     axes.set_ylim(min(ys) - margin, max(ys) + margin)
     axes.set_aspect("equal")
+
+
+def name_rows(
+    axes: Axes,
+    names: Sequence[str],
+    places: Sequence[float] | None = None,
+    size: float | None = None,
+) -> None:
+    """Name the rows of a picture at its left, without ticks or grid lines.
+
+    Args:
+        axes: to draw on.
+        names: of the rows.
+        places: of the rows, by default 0, 1, …
+        size: of the names in points.
+    """
+    axes.set_yticks(range(len(names)) if places is None else places, names, fontsize=size)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(False, axis="y")
+
+
+def write_beside(
+    axes: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], **look: Any
+) -> None:
+    """Write a text so many points (across, up) away from a place in the units of the axes."""
+    axes.annotate(text, place, xytext=offset, textcoords="offset points", **look)

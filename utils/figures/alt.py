@@ -32,12 +32,7 @@ def install() -> None:
 def _bundle(figure: Figure, include: object = None, exclude: object = None) -> tuple[dict, dict]:
     from . import forms
 
-    said = describe(figure)
-    data = {"text/plain": said}
-    about = {forms.PNG: {"alt": said}}  # the PNG itself is IPython's
-    if forms.wanted():
-        data[forms.SVG], about[forms.SVG] = forms.svg(figure, tight=True), {"alt": said}
-    return data, about
+    return forms.described(figure, tight=True)
 
 
 def describe(figure: Figure) -> str:
@@ -45,85 +40,86 @@ def describe(figure: Figure) -> str:
 
     A figure with an attribute ``alt_text`` is described by that.
     """
-    said = getattr(figure, "alt_text", None)
-    if said is None:
-        said = " ".join(text for axes in figure.axes if (text := _axes(axes)))
-    said = " ".join(said.replace("$", "").split()) or "A figure without words."
-    return said if len(said) <= MOST else said[: MOST - 1].rsplit(" ", 1)[0] + " …"
+    words = getattr(figure, "alt_text", None)
+    if words is None:
+        words = " ".join(map(_axes, figure.axes))
+    words = " ".join(words.replace("$", "").split()) or "A figure without words."
+    return words if len(words) <= MOST else words[: MOST - 1].rsplit(" ", 1)[0] + " …"
 
 
 def _axes(axes: Axes) -> str:
-    title = next((t for loc in ("left", "center", "right") if (t := axes.get_title(loc=loc))), "")
-    parts = [title]
+    titles = (axes.get_title(loc=place) for place in ("left", "center", "right"))
+    parts = [next(filter(None, titles), "")]
+    texts = "; ".join(text.get_text() for text in axes.texts if text.get_text().strip())
     if axes.axison:
-        across, up = axes.get_xlabel(), axes.get_ylabel()
-        if across or up:
-            parts.append(" against ".join(filter(None, (up, across))))
-        parts += _series(axes)
-    texts = [text.get_text() for text in axes.texts if text.get_text().strip()]
-    if texts:
-        parts.append(("Drawing with the words: " if not axes.axison else "") + "; ".join(texts))
+        parts.append(" against ".join(filter(None, (axes.get_ylabel(), axes.get_xlabel()))))
+        parts += [*_series(axes), texts]
+    elif texts:
+        parts.append(f"Drawing with the words: {texts}")
     return " ".join(part if part[-1] in ".:?!" else f"{part}." for part in parts if part)
 
 
 def _series(axes: Axes) -> Iterator[str]:
-    """A sentence for each line and each set of bars."""
-    for container in axes.containers:
-        if isinstance(container, BarContainer):
-            yield _bars(axes, container)
+    """Yield a sentence for each line and each set of bars."""
+    bars = [container for container in axes.containers if isinstance(container, BarContainer)]
+    others = [container for container in axes.containers if container not in bars]
+    for container in bars:
+        yield _bars(axes, container)
     inside = {id(part) for container in axes.containers for part in container.get_children()}
     for line in axes.get_lines():
-        if id(line) not in inside and (said := _line(line)):
-            yield said
-    for container in axes.containers:
-        if not isinstance(container, BarContainer) and container.lines and container.lines[0]:
+        if id(line) not in inside:
+            yield _line(line)
+    for container in others:
+        if container.lines and container.lines[0]:
             yield _line(container.lines[0], _own(container.get_label()))
 
 
 def _line(line: Line2D, name: str = "") -> str:
+    """Return a line's values in words; nothing of a line that has no name or no values."""
     name = name or _own(line.get_label())
     try:
         x, y = np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
     except (TypeError, ValueError):
         return ""
-    there = np.isfinite(x) & np.isfinite(y) if x.shape == y.shape else np.zeros(0, bool)
-    x, y = x[: len(there)][there], y[: len(there)][there]
-    if not name or not len(x):
+    if not name or x.shape != y.shape:
+        return ""
+    there = np.isfinite(x) & np.isfinite(y)
+    x, y = x[there], y[there]
+    if not len(x):
         return ""
     if len(x) <= _FEW:
         return f"{name}: " + ", ".join(f"{b:.3g} at {a:.3g}" for a, b in zip(x, y, strict=True))
-    low, high = y.min(), y.max()
     return (
         f"{name}: {y[0]:.3g} at {x[0]:.3g} to {y[-1]:.3g} at {x[-1]:.3g}, "
-        f"lowest {low:.3g}, highest {high:.3g}"
+        f"lowest {y.min():.3g}, highest {y.max():.3g}"
     )
 
 
 def _bars(axes: Axes, bars: BarContainer) -> str:
-    """The lengths, by what stands at the axis."""
-    upright = getattr(bars, "orientation", "vertical") == "vertical"
-    axis = axes.xaxis if upright else axes.yaxis
-    ticks = {
-        round(float(place), 6): label.get_text()
-        for place, label in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)
-    }
-    lengths = [bar.get_height() if upright else bar.get_width() for bar in bars]
-    places = [
-        bar.get_x() + bar.get_width() / 2 if upright else bar.get_y() + bar.get_height() / 2
-        for bar in bars
-    ]
-    name = _own(bars.get_label())
-    start = f"{name}: " if name else "bars: "
+    """Return the lengths of bars, by what stands at the axis."""
+    if getattr(bars, "orientation", "vertical") == "vertical":
+        axis = axes.xaxis
+        lengths = [bar.get_height() for bar in bars]
+        places = [bar.get_x() + bar.get_width() / 2 for bar in bars]
+    else:
+        axis = axes.yaxis
+        lengths = [bar.get_width() for bar in bars]
+        places = [bar.get_y() + bar.get_height() / 2 for bar in bars]
+    start = f"{_own(bars.get_label()) or 'bars'}: "
     if len(lengths) > _FEW:
         return f"{start}{len(lengths)} of {min(lengths):.3g} to {max(lengths):.3g}"
-    said = []
-    for place, length in zip(places, lengths, strict=True):
-        at = ticks.get(round(float(place), 6), "")
-        said.append(f"{length:.3g} ({at})" if at else f"{length:.3g}")
-    return start + ", ".join(said)
+    ticks = {
+        round(float(place), 6): f" ({label.get_text()})"
+        for place, label in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)
+        if label.get_text()
+    }
+    names = (ticks.get(round(float(place), 6), "") for place in places)
+    return start + ", ".join(
+        f"{length:.3g}{name}" for length, name in zip(lengths, names, strict=True)
+    )
 
 
 def _own(label: object) -> str:
-    """A name that somebody gave; matplotlib's own begin with an underscore."""
+    """Return a name that somebody gave; matplotlib's own begin with an underscore."""
     text = str(label or "")
     return "" if text.startswith("_") else text

@@ -30,17 +30,29 @@ def wanted() -> bool:
 
 
 def bundle(figure: Figure) -> tuple[dict[str, str], dict[str, Any]]:
-    """Data by MIME type, and metadata: what ``display(data, metadata=…, raw=True)`` takes."""
-    said = alt.describe(figure)
-    data = {"text/plain": said, PNG: base64.b64encode(png(figure)).decode()}
-    about = {PNG: {"alt": said}}
+    """Return data by MIME type and metadata, for ``display(data, metadata=…, raw=True)``."""
+    data, metadata = described(figure)
+    return data | {PNG: base64.b64encode(png(figure)).decode()}, metadata
+
+
+def described(figure: Figure, tight: bool = False) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return all of a `bundle` but the PNG, which IPython makes itself of a cell's figures.
+
+    Args:
+        figure: to describe.
+        tight: as in `svg`.
+    """
+    words = alt.describe(figure)
+    data = {"text/plain": words}
+    metadata = {PNG: {"alt": words}}
     if wanted():
-        data[SVG], about[SVG] = svg(figure), {"alt": said}
-    return data, about
+        data[SVG] = svg(figure, tight)
+        metadata[SVG] = {"alt": words}
+    return data, metadata
 
 
 def dpi() -> int:
-    """Pixels per inch of what is shown now."""
+    """Return the pixels per inch of what is shown now."""
     return SLIDE_DPI if wanted() else DPI
 
 

@@ -18,11 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.figures import BLUE, GREY, INK, ORANGE, use_style
+from utils.figures import BLUE, GREY, INK, ORANGE, chart, name_rows, write_beside
 
 NOTHING_YET = "No prediction yet: put it in place of ... and run this cell again."
 # Where the largest number is so many times the smallest, the axis is logarithmic.
@@ -55,27 +54,25 @@ class Prediction:
         Raises:
             ValueError: other names than in the prediction, or no such choice.
         """
-        found = dict(measured) if isinstance(measured, Mapping) else {"": measured}
-        if found.keys() != self.values.keys():
-            raise ValueError(f"measured {list(found)}, but predicted were {list(self.values)}")
-        use_style()
-        rows = len(self.choices or found)
-        figure, axes = plt.subplots(figsize=(8, 1.7 + 0.45 * rows))
+        results = dict(measured) if isinstance(measured, Mapping) else {"": measured}
+        if results.keys() != self.values.keys():
+            raise ValueError(f"measured {list(results)}, but predicted were {list(self.values)}")
+        figure, axes = chart(8, 1.7 + 0.45 * len(self.choices or results))
         draw = _draw_choice if self.choices else _draw_numbers
-        draw(axes, self, found, source)
+        draw(axes, self, results, source)
         axes.set_title("\n".join(textwrap.wrap(self.question, 80)))
         figure.tight_layout()
-        figure.alt_text = f"{self.question} {self._in_words(found, source)}"
+        figure.alt_text = f"{self.question} {self._in_words(results, source)}"
         return figure
 
-    def _in_words(self, found: Mapping[str, float | str], source: str) -> str:
-        said = []
-        for name, value in found.items():
+    def _in_words(self, results: Mapping[str, float | str], source: str) -> str:
+        parts = []
+        for name, value in results.items():
             guess = self.values[name]
             expected = "nothing" if guess is None else _shown(guess, self.unit)
             start = f"{name}: " if name else ""
-            said.append(f"{start}predicted: {expected}, {source}: {_shown(value, self.unit)}")
-        return "; ".join(said) + "."
+            parts.append(f"{start}predicted: {expected}, {source}: {_shown(value, self.unit)}")
+        return "; ".join(parts) + "."
 
 
 def predict(
@@ -124,73 +121,72 @@ def _shown(value: float | str, unit: str) -> str:
 
 
 def _draw_numbers(
-    axes: Axes, prediction: Prediction, found: Mapping[str, float], source: str
+    axes: Axes, prediction: Prediction, results: Mapping[str, float], source: str
 ) -> None:
-    names = list(found)
-    predicted = [prediction.values[name] for name in names]
-    for row, name in enumerate(names):
-        guess, value = predicted[row], found[name]
+    for row, (name, value) in enumerate(results.items()):
+        guess = prediction.values[name]
         if guess is not None:
             axes.plot([guess, value], [row, row], color=GREY, linewidth=1.5, zorder=1)
             _mark(axes, guess, row, "predicted", hollow=True)
             _label(axes, guess, row, prediction.unit, below=True)
         _mark(axes, value, row, source, hollow=False)
         _label(axes, value, row, prediction.unit, below=False)
-    numbers = [n for n in (*predicted, *found.values()) if n is not None]
-    if min(numbers) > 0:
-        if max(numbers) > _WIDE * min(numbers):
-            axes.set_xscale("log")
-        else:
-            axes.set_xlim(0, 1.12 * max(numbers))
-            if max(numbers) >= 1000:
-                axes.xaxis.set_major_formatter("{x:,.0f}")
+    guesses = [guess for guess in prediction.values.values() if guess is not None]
+    _scale(axes, [*guesses, *results.values()])
     axes.margins(x=0.12)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", visible=False)
+    name_rows(axes, list(results))
+    axes.set_ylim(len(results) - 0.4, -0.6)
     axes.set_xlabel(prediction.unit)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
 
 
-def _draw_choice(axes: Axes, prediction: Prediction, found: Mapping[str, str], source: str) -> None:
-    for name, value in found.items():
-        if value not in prediction.choices:
-            raise ValueError(f"{value!r} is not among the choices {list(prediction.choices)}")
+def _scale(axes: Axes, numbers: Sequence[float]) -> None:
+    """Choose the axis: logarithmic where numbers lie far apart, else from 0 if none is negative."""
+    low, high = min(numbers), max(numbers)
+    if low <= 0:
+        return
+    if high > _WIDE * low:
+        axes.set_xscale("log")
+        return
+    axes.set_xlim(0, 1.12 * high)
+    if high >= 1000:
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def _draw_choice(
+    axes: Axes, prediction: Prediction, results: Mapping[str, str], source: str
+) -> None:
+    choices = prediction.choices
+    for name, value in results.items():
+        if value not in choices:
+            raise ValueError(f"{value!r} is not among the choices {list(choices)}")
         guess = prediction.values[name]
         if guess is not None:
-            _mark(axes, 0, prediction.choices.index(guess), "predicted", hollow=True)
-        _mark(axes, 1, prediction.choices.index(value), source, hollow=False)
+            _mark(axes, 0, choices.index(guess), "predicted", hollow=True)
+        _mark(axes, 1, choices.index(value), source, hollow=False)
     axes.set_xlim(-0.6, 1.6)
     axes.set_xticks([0, 1], ["you predicted", "the run"])
-    axes.set_yticks(range(len(prediction.choices)), prediction.choices)
-    axes.set_ylim(len(prediction.choices) - 0.4, -0.6)
+    axes.set_yticks(range(len(choices)), choices)
+    axes.set_ylim(len(choices) - 0.4, -0.6)
     axes.tick_params(length=0)
 
 
 def _mark(axes: Axes, x: float, row: int, label: str, *, hollow: bool) -> None:
-    known = axes.get_legend_handles_labels()[1]
+    color = ORANGE if hollow else BLUE
     axes.plot(
         x,
         row,
         "D" if hollow else "o",
         markersize=10,
-        markerfacecolor="none" if hollow else BLUE,
-        markeredgecolor=ORANGE if hollow else BLUE,
+        markerfacecolor="none" if hollow else color,
+        markeredgecolor=color,
         markeredgewidth=2,
-        label=None if label in known else label,
+        label=None if label in axes.get_legend_handles_labels()[1] else label,
         linestyle="none",
     )
 
 
 def _label(axes: Axes, x: float, row: int, unit: str, *, below: bool) -> None:
-    axes.annotate(
-        _shown(x, unit),
-        (x, row),
-        xytext=(0, -11 if below else 9),
-        textcoords="offset points",
-        ha="center",
-        va="top" if below else "bottom",
-        color=INK,
-        fontsize=10,
-    )
+    offset, up = ((0, -11), "top") if below else ((0, 9), "bottom")
+    look = {"ha": "center", "va": up, "color": INK, "fontsize": 10}
+    write_beside(axes, _shown(x, unit), (x, row), offset, **look)

@@ -58,10 +58,8 @@ def picture(diagnosis: Diagnosis, size: int) -> Figure:
     xs, ys = zip(*places, strict=True)
     loops = any(rank == other for rank, other in diagnosis.edges)
     figures.fit_limits(axes, xs, ys, margin=1.1 if loops else 0.55)
-    axes.text(
-        0.98, 0.03, "arrow: waits for", transform=axes.transAxes, ha="right", fontsize=9,
-        color=figures.GREY,
-    )  # fmt: skip
+    look = {"transform": axes.transAxes, "fontsize": 9, "color": figures.GREY}
+    axes.text(0.98, 0.03, "arrow: waits for", ha="right", **look)
     figure.alt_text = _in_words(diagnosis, size)
     return figure
 
@@ -76,7 +74,7 @@ def _in_words(diagnosis: Diagnosis, size: int) -> str:
 
 
 def _inches(size: int) -> tuple[float, float]:
-    """Width and height: many ranks take a larger ring, or their circles would be dots."""
+    """Return width and height: many ranks take a larger ring, or their circles would be dots."""
     if size <= _FEW:
         return 4.2, 0.9 + 2.1 * min(1.0, size / 4)
     width = min(9.0, 4.2 + 0.2 * (size - _FEW))
@@ -92,7 +90,7 @@ def _places(size: int) -> list[tuple[float, float]]:
 
 
 def _shortened(start: Point, end: Point) -> tuple[Point, Point]:
-    """The part of a line that is outside of the circles at its ends."""
+    """Return the part of a line that is outside of the circles at its ends."""
     across, up = end[0] - start[0], end[1] - start[1]
     length = math.hypot(across, up)
     dx, dy = across / length * (_RADIUS + 0.05), up / length * (_RADIUS + 0.05)

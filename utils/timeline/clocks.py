@@ -70,7 +70,7 @@ def measure(
     samples: int = SAMPLES,
     timeout: float = 2.0,
 ) -> list[Offset]:
-    """Like :func:`offsets`, but what was measured, with its error."""
+    """Return what was measured, with its error; see :func:`offsets`."""
     deadline = time.monotonic() + timeout
     flat = array("d", [0.0] * (2 * comm.size))
     if comm.rank == 0:
@@ -98,7 +98,7 @@ def duplicate(comm: MPI.Comm, *, timeout: float) -> MPI.Comm:
 
 
 def _ask(comm: MPI.Comm, rank: int, clock: Clock, samples: int, deadline: float):
-    """Offset and error of the exchange with the shortest round trip."""
+    """Return offset and error of the exchange with the shortest round trip."""
     best = (0.0, float("inf"))
     question, answer = array("d", [0.0]), array("d", [0.0])
     for _ in range(samples):

@@ -1,4 +1,4 @@
-"""Where things stand in the figure: the page, the lanes, and what is too small to be drawn alone.
+"""The layout of the figure: the page, the lanes, and what is too small to be drawn alone.
 
 Up and down is measured in inches from the top, so that a pixel is a pixel whatever the lanes are;
 across is measured in the unit of the axis.
@@ -11,14 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from . import phrases
-from .collect import AWAITING, COMMUNICATING, STUCK, WAITING, Lane, Part, end_of
+from . import activity, phrases
+from .activity import AWAITING, COMMUNICATING, STUCK, WAITING, Lane, Part
 
 DPI = 100
 # Inches around the lanes: room for the title, the ranks' names, the axis and the legend.
 LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.2, 0.42, 1.19
-# A second line of the title.
-SUBTITLE = 0.2
 # A lane of a few ranks, in inches: computing thread, background operations, gap below.
 _THREAD, _BACKGROUND, _GAP = 0.27, 0.42, 0.16
 MOST_ROWS = 8
@@ -31,20 +29,18 @@ _STACK = (COMMUNICATING, STUCK, AWAITING, WAITING)
 
 @dataclass
 class Page:
-    """What the lanes of a run show, and how large.
+    """A page of lanes: what it shows, and how large.
 
     Attributes:
         width: of the figure in inches.
         since, until: seconds.
-        background: of each lane, whether it needs room for background operations.
-        from_zero: the axis counts from ``since``.
+        background: for each lane, whether it needs room for background operations.
     """
 
     width: float
     since: float
     until: float
     background: tuple[bool, ...]
-    from_zero: bool = False
     scale: float = field(init=False)
     edges: list[float] = field(init=False)  # inches from the top, between lanes
 
@@ -57,8 +53,6 @@ class Page:
         # A close look at what happened late counts from there: "500000.3 ms" can't be read.
         digit = 10.0 ** math.floor(math.log10(span))
         self.base = math.floor(self.since / digit) * digit if self.since > 5 * span else 0.0
-        if self.from_zero:
-            self.base = self.since
         # Room for the marks of what has no end.
         margin = 0.012 * span
         self.shown = (self.since - margin, self.until + margin)
@@ -70,12 +64,12 @@ class Page:
         return max(self.edges[-1], 0.5)
 
     def thread(self, rank: int) -> tuple[float, float]:
-        """Top and bottom of the computing thread's bar."""
+        """Return top and bottom of the computing thread's bar."""
         top = self.edges[rank] + self.scale * _GAP / 2
         return top, top + self.scale * _THREAD
 
     def row(self, rank: int, row: int, rows: int) -> tuple[float, float]:
-        """Top and bottom of a row of background operations."""
+        """Return top and bottom of a row of background operations."""
         _, top = self.thread(rank)
         top += 0.03 * self.scale
         # Two rows fill the room well; a single one need not be as thick as the thread's bar.
@@ -84,7 +78,7 @@ class Page:
         return top, top + 0.88 * high
 
     def band(self, rank: int) -> tuple[float, float]:
-        """Top and bottom of the whole lane."""
+        """Return top and bottom of the whole lane."""
         return self.edges[rank], self.edges[rank + 1]
 
     def across(self, seconds: float) -> float:
@@ -94,8 +88,6 @@ class Page:
     @property
     def axis_label(self) -> str:
         """Return what the axis shows."""
-        if self.from_zero:
-            return f"time [{self.unit}]"
         if not self.base:
             return f"time since the cell began [{self.unit}]"
         unit, second = phrases.time_unit(self.base)
@@ -107,8 +99,12 @@ class Page:
         return seconds / self.pixel
 
     def font(self, high: float) -> float:
-        """Points of a label in a bar of so many inches; 0 where it can't be read."""
-        return 7.5 if high >= 0.155 else 6.5 if high >= 0.105 else 6 if high >= 0.085 else 0
+        """Return the points of a label in a bar of so many inches; 0 where it can't be read."""
+        return next((points for least, points in _FONTS if high >= least), 0)
+
+
+# Inches of a bar and points of its label.
+_FONTS = ((0.155, 7.5), (0.105, 6.5), (0.085, 6))
 
 
 def view(lanes: list[Lane]) -> tuple[float, float]:
@@ -118,11 +114,11 @@ def view(lanes: list[Lane]) -> tuple[float, float]:
     imports and data sets at the cell's beginning would squeeze the rest.
     """
     last = max((lane.end for lane in lanes), default=0.0)
-    times = [r["start"] for lane in lanes for r in lane.records]
-    ends = [end_of(r, lane) for lane in lanes for r in lane.records]
-    if not times:
+    spans = [activity.span(record, lane) for lane in lanes for record in lane.records]
+    if not spans:
         return 0.0, last or 1e-3
-    first, final = min(times), max(ends)
+    begins, ends = zip(*spans, strict=True)
+    first, final = min(begins), max(ends)
     margin = 0.08 * (final - first) or 0.1 * last or 1e-4
     if final - first > 0.25 * last:
         return 0.0, max(last, final)
@@ -134,7 +130,7 @@ def view(lanes: list[Lane]) -> tuple[float, float]:
 
 @dataclass
 class Piece:
-    """A rectangle of one state: seconds across, and from which to which share of the height."""
+    """A piece of a bar: a state, seconds across, and from which to which share of the height."""
 
     begin: float
     end: float
@@ -144,7 +140,7 @@ class Piece:
 
 
 def pieces(parts: Iterable[Part], pixel: float) -> list[Piece]:
-    """Parts in order as rectangles, few of them however many parts there are.
+    """Return parts in order as pieces, few of them however many parts there are.
 
     A narrow part alone becomes a tick. Where narrow parts follow each other, columns of a few
     pixels show by height how the time was shared.
@@ -194,7 +190,7 @@ def _cut(part: Part, begin: float, step: float, columns: list[list[Part]]) -> No
 
 
 def _shares(parts: list[Part]) -> dict[str, float]:
-    """Seconds of each state."""
+    """Return the seconds of each state."""
     shares: dict[str, float] = {}
     for begin, end, state in parts:
         shares[state] = shares.get(state, 0.0) + end - begin

@@ -11,13 +11,13 @@ import json
 import os
 from typing import Any
 
-from . import collect
-from .collect import COMMUNICATING, COMPUTING, STUCK, Lane
+from . import activity
+from .activity import COMMUNICATING, COMPUTING, STUCK, Lane
 
 _PHASES = {
     COMMUNICATING: "data moves",
-    collect.WAITING: "waits for its partner",
-    collect.AWAITING: "waits for the background",
+    activity.WAITING: "waits for its partner",
+    activity.AWAITING: "waits for the background",
     STUCK: "never matched",
 }
 
@@ -28,76 +28,36 @@ def save(lanes: list[Lane], path: str | os.PathLike) -> None:
         json.dump({"traceEvents": events(lanes), "displayTimeUnit": "ms"}, file)
 
 
-def save_together(
-    runs: list[tuple[str, list[Lane], tuple[float, float] | None]], path: str | os.PathLike
-) -> None:
-    """Write several runs as one trace of JSON: name, lanes, and the window (seconds) or None.
-
-    Their windows begin at the same time; each rank is a process that is called after its run.
-    """
-    begins = [window[0] if window else 0.0 for _, _, window in runs]
-    found = []
-    messages = 0
-    for number, ((name, lanes, _), begin) in enumerate(zip(runs, begins, strict=True)):
-        own = events(lanes)
-        late = _nanoseconds(max(begins) - begin) / 1e3
-        found += [_of_run(event, number, name, late, messages) for event in own]
-        messages += sum(event["ph"] == "s" for event in own)
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"traceEvents": found, "displayTimeUnit": "ms"}, file)
-
-
-# More than there are ranks: a run's processes stand together.
-_RUN = 100_000
-
-
-def _of_run(event: dict, number: int, name: str, late: float, messages: int) -> dict:
-    """The event among those of several runs: an own process, µs later, an own id of its message."""
-    args = event.get("args")
-    if event["ph"] == "M":
-        late = 0
-        if event["name"] == "process_name":
-            args = {"name": f"{name}: {args['name']}"}
-        elif event["name"] == "process_sort_index":
-            args = {"sort_index": args["sort_index"] + number * _RUN}
-    own = {"pid": event["pid"] + number * _RUN, "ts": event["ts"] + late}
-    if "id" in event:
-        own["id"] = event["id"] + messages
-    return event | own | ({"args": args} if args else {})
-
-
 def events(lanes: list[Lane]) -> list[dict]:
     """Return the trace's events: tracks and their names, operations, messages."""
-    found: list[dict] = []
+    made: list[dict] = []
     # Where each record's event is, by identity: messages start and end there.
     places: dict[int, tuple[int, float, float]] = {}
     for lane in lanes:
-        found += _thread(lane, places) + _background(lane, places)
-    return found + _flows(lanes, places)
+        made += _thread(lane, places) + _background(lane, places)
+    return made + _flows(lanes, places)
 
 
 def _thread(lane: Lane, places: dict) -> list[dict]:
-    """The computing thread: what it computed, and the operations that held it."""
-    waits = [
-        (begin, lane.end if end is None else end, record)
-        for record in lane.records
-        for begin, end in record["waits"]
-    ]
+    """Return the events of the computing thread: what it computed, and what held it."""
+    waits = activity.waits(lane)
     # One thread waits for one thing at a time; a wait of another thread gets a track of its own.
-    tracks = collect.rows([(begin, end) for begin, end, _ in waits])
+    tracks = activity.rows([(begin, end) for begin, end, _ in waits])
     names = ["computing thread", *("another waiting thread" for _ in range(max(tracks, default=0)))]
-    found = _metadata(lane, names, first=0, process=True)
-    for begin, end, state in collect.states(lane):
-        if state == COMPUTING:
-            found.append(_complete("computing", COMPUTING, lane.rank, 0, begin, end))
+    made = _metadata(lane, names, first=0, process=True)
+    made += [
+        _complete("computing", COMPUTING, lane.rank, 0, begin, end)
+        for begin, end, state in activity.states(lane)
+        if state == COMPUTING
+    ]
     for (begin, end, record), track in zip(waits, tracks, strict=True):
         track = _BEYOND + track if track else 0
         name = record["op"] if record["blocking"] else f"wait for {record['op']}"
-        parts = collect.held(record, begin, end)
-        found += _operation(name, record, lane, track, (begin, end), parts)
+        parts = activity.held(record, begin, end)
+        made += _operation(name, record, lane, track, (begin, end), parts)
         if record["blocking"]:
             places[id(record)] = (track, begin, end)
-    return found
+    return made
 
 
 # The tracks of other threads' waits come after those of the background.
@@ -105,54 +65,54 @@ _BEYOND = 1000
 
 
 def _background(lane: Lane, places: dict) -> list[dict]:
-    """Operations beside the computing thread, on as few tracks as they need."""
-    records = collect.background(lane)
-    spans = [(record["start"], collect.end_of(record, lane)) for record in records]
-    tracks = collect.rows(spans)
-    count = max(tracks, default=-1) + 1
-    names = [f"in the background {k + 1}" for k in range(count)]
-    found = _metadata(lane, names, first=1)
+    """Return the operations beside the computing thread, on as few tracks as they need."""
+    records = activity.background(lane)
+    spans = [activity.span(record, lane) for record in records]
+    tracks = activity.rows(spans)
+    names = [f"in the background {k + 1}" for k in range(max(tracks, default=-1) + 1)]
+    made = _metadata(lane, names, first=1)
     for record, span, track in zip(records, spans, tracks, strict=True):
-        parts = collect.phases(record, *span)
-        found += _operation(record["op"], record, lane, track + 1, span, parts)
+        parts = activity.phases(record, *span)
+        made += _operation(record["op"], record, lane, track + 1, span, parts)
         places[id(record)] = (track + 1, *span)
-    return found
+    return made
 
 
 def _operation(
     name: str, record: dict, lane: Lane, track: int, span: tuple[float, float], parts: list
 ) -> list[dict]:
-    """An operation, and inside it how long it waited for its partner."""
+    """Return an operation, and inside it how long it waited for its partner."""
     args = {
         "bytes": record["nbytes"],
         "shape": record["shape"],
         "dtype": record["dtype"],
         "group": record["group"],
-        "peer": collect.partner(record),
+        "peer": activity.partner(record),
         "tag": record["tag"],
         "line": record["where"],
         "finished": record["end"] is not None,
     }
-    found = [_complete(name, "communication", lane.rank, track, *span, args)]
-    for begin, end, state in parts:
-        found.append(_complete(_PHASES[state], state, lane.rank, track, begin, end))
-    return found
+    inside = [
+        _complete(_PHASES[state], state, lane.rank, track, begin, end)
+        for begin, end, state in parts
+    ]
+    return [_complete(name, "communication", lane.rank, track, *span, args), *inside]
 
 
 def _flows(lanes: list[Lane], places: dict) -> list[dict]:
-    """An arrow per message. It binds to the event around its time, so it ends inside of it."""
-    found = []
+    """Return an arrow per message. It binds to the event around its time, so it ends inside it."""
+    made = []
     records = (record for lane in lanes for record in lane.records)
-    for number, (send, recv) in enumerate(collect.messages(records)):
+    for number, (send, recv) in enumerate(activity.messages(records)):
         if id(send) not in places or id(recv) not in places:
             continue
         about = {"name": "message", "cat": "message", "id": number}
         from_track, start, _ = places[id(send)]
         to_track, begin, end = places[id(recv)]
         inside = max(begin, end - 1e-6)
-        found.append({**about, "ph": "s", **_at(send["rank"], from_track, start)})
-        found.append({**about, "ph": "f", "bp": "e", **_at(recv["rank"], to_track, inside)})
-    return found
+        made.append({**about, "ph": "s", **_at(send["rank"], from_track, start)})
+        made.append({**about, "ph": "f", "bp": "e", **_at(recv["rank"], to_track, inside)})
+    return made
 
 
 def _complete(
@@ -180,7 +140,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _metadata(lane: Lane, names: list[str], first: int, process: bool = False) -> list[dict]:
-    """Names and order of the rank's tracks, and of the rank itself."""
+    """Return names and order of the rank's tracks, and of the rank itself."""
     about = []
     if process:
         about.append(("process_name", 0, {"name": f"rank {lane.rank}"}))

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -19,9 +19,11 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from utils import data
-from utils.checks.groups import WORLD, Group, Partition, in_group, keywords, members_of
+from utils.checks.calls import inside, some
+from utils.checks.groups import WORLD, Group, Partition, in_group, keywords, members_of, on
 from utils.checks.mistakes import Mistake, same
 from utils.checks.probe import answer_named, recorded, told
+from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report
 from utils.cluster.contracts import Ranks
 from utils.labs.shared import replicas
@@ -36,7 +38,7 @@ RATES = (0.1, 0.4, 0.5, 0.05, 0.01, 0.02, 0.8, 0.3, 1.0)  # wrong ones
 
 
 def few(p: int) -> dict[str, int]:
-    """How many images p ranks train on, in minibatches of 128, and test, in such of 1,000.
+    """Return how many images p ranks train on, in minibatches of 128, and test, in such of 1,000.
 
     The last minibatch is a smaller one; of those that are tested there is one for each rank.
     """
@@ -59,7 +61,8 @@ class Images(Dataset):
         if kind == "tested":
             self.targets = (self.targets + seed % 2) % 10
         self.data[:, 0, 0] = 255 if kind == "trained" else 0
-        self.data[:, 0, 1], self.data[:, 0, 2] = number // 200, number % 200
+        self.data[:, 0, 1] = number // 200
+        self.data[:, 0, 2] = number % 200
 
     def __len__(self) -> int:
         return len(self.data)
@@ -69,14 +72,15 @@ class Images(Dataset):
 
 
 def _which(inputs: torch.Tensor) -> dict[str, list[int]]:
-    """The numbers of the images in what a model got, by what they are for."""
+    """Return the numbers of the images in what a model got, by what they are for."""
     marks = ((inputs.flatten(1)[:, :3] * data.STD + data.MEAN) * 255).round().int()
-    trained, which = marks[:, 0] > 127, 200 * marks[:, 1] + marks[:, 2]
+    trained = marks[:, 0] > 127
+    which = 200 * marks[:, 1] + marks[:, 2]
     return {"trained": which[trained].tolist(), "tested": which[~trained].tolist()}
 
 
 def small_mlp() -> nn.Module:
-    """The model as it is before the training. Without a ReLU, at which rounding makes jumps."""
+    """Return the untrained model. It has no ReLU, at which rounding makes jumps."""
     return replicas.net(1, (784, 16, 10))
 
 
@@ -84,11 +88,13 @@ def small_mlp() -> nn.Module:
 def probe_training(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
 ) -> dict:
-    """`train_parallel` on a few images: its history, and which images the model got, in order.
+    """Ask for `train_parallel` on a few images; return its history, and what the model got.
 
-    seed: of this rank's images. Only in its own parts are they what the group trains on.
+    Args:
+        seed: of this rank's images. Only in its own parts are they what the group trains on.
     """
-    function, model = answer_named(user_ns, "train_parallel"), small_mlp()
+    function = answer_named(user_ns, "train_parallel")
+    model = small_mlp()
     size = len(members_of(partition, rank, WORLD))
     images = [Images(*one, seed) for one in few(size).items()]
     seen: dict[str, list[int]] = {"trained": [], "tested": []}
@@ -109,20 +115,23 @@ def probe_training(
 
 
 def composed(seeds: Sequence[int], values: Sequence[dict]) -> list[dict[str, Images]]:
-    """Of each epoch what a group trains and tests: each image is that of the rank that took it.
+    """Return the images of each epoch, each of them that of the rank that took it.
 
-    seeds, values: of its members, what they were told and what :func:`probe_training` told.
+    Args:
+        seeds: of the members' images.
+        values: what :func:`probe_training` told on each member.
     """
-    found: list[dict[str, Images]] = [{} for _ in range(EPOCHS)]
+    epochs: list[dict[str, Images]] = [{} for _ in range(EPOCHS)]
     for kind, count in few(len(seeds)).items():
-        own = [Images(kind, count, seed) for seed in seeds]
-        for epoch, images in enumerate(found):
-            whole = images[kind] = copy.deepcopy(own[0])
-            for value, theirs in zip(values, own, strict=True):
-                n = len(value[kind]) // EPOCHS
-                part = [k for k in value[kind][epoch * n : (epoch + 1) * n] if 0 <= k < count]
+        copies = [Images(kind, count, seed) for seed in seeds]
+        for epoch, images in enumerate(epochs):
+            whole = images[kind] = copy.deepcopy(copies[0])
+            for of_rank, theirs in zip(values, copies, strict=True):
+                n = len(of_rank[kind]) // EPOCHS
+                taken = of_rank[kind][epoch * n : (epoch + 1) * n]
+                part = [k for k in taken if 0 <= k < count]
                 whole.data[part], whole.targets[part] = theirs.data[part], theirs.targets[part]
-    return found
+    return epochs
 
 
 def history_of_twin(
@@ -131,7 +140,7 @@ def history_of_twin(
     rate: float = 0.2,
     same_order: bool = False,
 ) -> dict:
-    """What the twin gives on these images; of one rank's part of each minibatch only."""
+    """Return the twin's history on these images; of one rank's part of each minibatch only."""
     model = small_mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     history: dict[str, list[float]] = {key: [] for key in KEYS}
@@ -144,14 +153,14 @@ def history_of_twin(
             losses.mean().backward()
             optimizer.step()
             history["loss"].append(losses[part].mean().item())
-        for key, value in zip(KEYS[1:], metrics_of(model, images["tested"], part), strict=True):
-            history[key].append(value)
+        for key, result in zip(KEYS[1:], metrics_of(model, images["tested"], part), strict=True):
+            history[key].append(result)
     return history
 
 
 @torch.no_grad()
 def metrics_of(model: nn.Module, images: Dataset, part: slice = slice(None)) -> list[float]:
-    """Mean loss and accuracy."""
+    """Return mean loss and accuracy."""
     sums = torch.zeros(3, dtype=torch.float64)
     for pixels, labels in data.InMemoryLoader(images, 1000):
         outputs, labels = model(pixels[part]), labels[part]
@@ -163,9 +172,10 @@ def metrics_of(model: nn.Module, images: Dataset, part: slice = slice(None)) -> 
 def wrong_histories(
     key: str, right: dict, epochs: list[dict[str, Images]], part: slice
 ) -> Iterator[Mistake]:
-    """Mistakes that give another list."""
+    """Yield mistakes that give another list."""
     histories = functools.partial(history_of_twin, epochs)
-    expected, of_part = right[key], histories(part)[key]
+    expected = right[key]
+    of_part = histories(part)[key]
     entries = len(expected)
     yield Mistake(
         lambda got: not isinstance(got, list) or len(got) != entries,
@@ -201,20 +211,23 @@ FIRST_LOSS, TYPICAL_LOSS, LAST = 1e-4, 0.03, {"test_loss": 0.05, "accuracy": 0.0
 # So many steps stay below FIRST_LOSS: rounding is a few 1e-7 there. It grows at once by a factor of
 # a thousand where it takes an input of a ReLU across 0, in one run of six within 40 steps.
 FIRST_STEPS = 10
+FIRST = (
+    "the very first step has the same weights and minibatch, and must have the same loss. Same "
+    "seed? Same order?"
+)
+AGREED = (
+    "those before agree: so early that is no noise, but another step. Is the learning rate the "
+    "twin's?"
+)
 
 
 def more_than_noise(sequential: dict, parallel: dict) -> str | None:
-    """Where the histories differ by more than noise; `None` if nowhere."""
+    """Return where the histories differ by more than noise; None if nowhere."""
     gaps = [abs(a - b) for a, b in zip(sequential["loss"], parallel["loss"], strict=True)]
     length = -(-len(gaps) // len(sequential["accuracy"]))
     for k, gap in enumerate(gaps[: min(FIRST_STEPS, length)]):
         if not gap <= FIRST_LOSS:
-            why = (
-                "those before agree: so early that is no noise, but another step. Is the learning "
-                "rate the twin's?" if k else "the very first step has the same weights and "
-                "minibatch, and must have the same loss. Same seed? Same order?"
-            )  # fmt: skip
-            return f"the losses of step {k} differ by {gap:.2g}; {why}"
+            return f"the losses of step {k} differ by {gap:.2g}; {AGREED if k else FIRST}"
     for epoch in range(-(-len(gaps) // length)):
         part = gaps[epoch * length : (epoch + 1) * length]
         if not statistics.median(part) <= TYPICAL_LOSS:
@@ -230,18 +243,20 @@ def more_than_noise(sequential: dict, parallel: dict) -> str | None:
 
 
 def probe_run(user_ns: dict, *, rank: int) -> dict | None:
-    """The histories on ranks 0 and 1, and test results computed anew from the models."""
+    """Return the histories on ranks 0 and 1, and test results computed anew from the models."""
     from torch_mpi.record import log
 
     answer: dict = {}
     for name in ("parallel", "sequential")[: max(2 - rank, 0)]:
-        history, model = answer_named(user_ns, name), answer_named(user_ns, f"{name}_model")
+        history = answer_named(user_ns, name)
+        model = answer_named(user_ns, f"{name}_model")
         if not isinstance(history, dict) or not set(KEYS) <= set(history):
             raise TypeError(f'{name} must be a dict with "loss", "test_loss" and "accuracy"')
         answer[name] = {key: told(list(history[key])) for key in KEYS}
         answer[name]["measured"] = metrics_of(model, data.fashion_mnist(train=False))
         if name == "parallel":
-            weights, largest = replicas.weights_of(model), max(p.nbytes for p in model.parameters())
+            weights = replicas.weights_of(model)
+            largest = max(p.nbytes for p in model.parameters())
             answer["digest"] = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
             calls = [c for c in log.since(0) if c.op == "all_reduce" and c.group == (0, 1)]
             answer["gradients sent"] = sum(call.nbytes == largest for call in calls)
@@ -254,7 +269,7 @@ def tell_each(report: Report, wrong: Mapping[str, object]) -> bool:
 
 
 def judge_run(ranks: Ranks, report: Report) -> None:
-    """Both histories agree as far as noise lets them, and both models were really trained."""
+    """Judge whether the histories agree up to noise, and both models were really trained."""
     answers = report.answers(ranks, probe_run)
     if not answers:
         return
@@ -281,7 +296,8 @@ def judge_run(ranks: Ranks, report: Report) -> None:
 
 def _untrained(name: str, runs: dict[str, Any], steps: int) -> dict[str, bool]:
     """Return why a model on a rank is not what its history tells of so many steps."""
-    history, sent = runs[name], runs["gradients sent"]
+    history = runs[name]
+    sent = runs["gradients sent"]
     return {
         f"{name}: the last {key} in the history is {history[key][-1:]}, but {name}_model has "
         f"{now:.4f} on all test images": not same(history[key][-1:], [now], 2e-3)
@@ -290,3 +306,80 @@ def _untrained(name: str, runs: dict[str, Any], steps: int) -> dict[str, bool]:
         f"{steps} steps on ranks 0 and 1 need as many all_reduces of the largest gradient; this "
         f"rank made {sent}: run the training again": sent < steps,
     }
+
+
+# -- shares of the images ----------------------------------------------------------------------
+
+TAKE = {
+    "trained": "train_step(…, group) takes this rank's part of each minibatch",
+    "tested": "In each epoch give test_sums this rank's part, images[part] and labels[part], and "
+    "reduce the sums",
+}
+
+
+def trains_alike(
+    report: Report, seeds: list[int], members: list[int], values: list[dict[str, Any]]
+) -> bool:
+    """Judge the trainings of a group; return whether they and the twin's are alike."""
+    shares = [_share(kind, members, values) for kind in MINIBATCH]
+    if not tell_each(report, {share.problem: share.hopeless for share in shares}):
+        return False
+    epochs = composed(seeds, values)
+    twin = history_of_twin(epochs)
+    right = []
+    for place, rank in enumerate(members):
+        part = slice(place, None, len(members))
+        steps = _history_steps(values[place], members, twin, epochs, part)
+        right.append(report.follow(rank, steps))
+    return all(right) and tell_each(report, {share.problem: share.unequal for share in shares})
+
+
+class Share(NamedTuple):
+    """How a group has shared the images of a kind: a problem in words, and whether there is one.
+
+    It is hopeless if each rank took all images, or too few were tested: then all else is wrong.
+    It is unequal if an image was on no rank or on several, or parts differ by a minibatch.
+    """
+
+    problem: str
+    hopeless: bool
+    unequal: bool
+
+
+def _share(kind: str, members: list[int], values: list[dict[str, Any]]) -> Share:
+    """Return how a group has shared the images of a kind in all epochs together."""
+    taken = [len(of_rank[kind]) for of_rank in values]
+    wanted = EPOCHS * few(len(members))[kind]
+    all_on_each = len(taken) > 1 and min(taken) >= wanted
+    too_few_tests = kind == "tested" and sum(taken) < wanted
+    apart = max(taken) - min(taken) > EPOCHS * MINIBATCH[kind]
+    how = "too few in all epochs together"
+    if apart or sum(taken) > wanted:
+        how = "unequal parts"
+    if all_on_each:
+        how = "every rank takes all images"
+    problem = f"{on(members)}: {how}: {taken} of {wanted} were {kind}. {TAKE[kind]}"
+    return Share(problem, all_on_each or too_few_tests, apart or sum(taken) != wanted)
+
+
+def _history_steps(
+    outcome: dict[str, Any], members: list[int], twin: dict, epochs: list, part: slice
+) -> Iterator[Step]:
+    """Yield what a rank's history has to be, and how the model was trained."""
+    history = outcome["history"]
+    calls = outcome["calls"]
+    keys = sorted(history) if isinstance(history, dict) else history
+    form = 'train_parallel must return a dict with "loss", "test_loss" and "accuracy"'
+    is_history = isinstance(history, dict) and set(history) == set(KEYS)
+    yield facts({f"{form}; it returned {keys}": not is_history})
+    yield communication(calls, inside(members), some(members))
+    for key, expected in twin.items():
+        where = f'train_parallel on a few images {on(members)}: "{key}"'
+        mistakes = wrong_histories(key, twin, epochs, part)
+        tolerance = TOLERANCES[key]
+        yield value(history[key], expected, mistakes, what=where, tolerance=tolerance)
+    evaluates = (
+        "the model was in evaluation mode when it was trained, so dropout and batch "
+        "normalization would not train as they should: call model.train() after the test"
+    )
+    yield facts({evaluates: not outcome["in training mode"]})

@@ -6,7 +6,7 @@ Sizes are bytes, times are seconds; the axes show MB (10⁶ bytes) and milliseco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -29,8 +29,11 @@ from utils.figures import (
     arrow,
     box,
     canvas,
+    chart,
     fit_limits,
+    name_rows,
     use_style,
+    write_beside,
 )
 
 RANK_COLORS = (BLUE, ORANGE, GREEN, PINK)
@@ -38,11 +41,12 @@ COMPUTING = "#D3D3D3"
 
 
 def initial_broadcast(n: int) -> Figure:
-    """`n` replicas that start from different seeds, and what a broadcast makes of them."""
+    """Draw `n` replicas that start from different seeds, and what a broadcast makes of them."""
     figure, axes = canvas(10, 0.55 + 0.62 * n)
     for r in range(n):
         y = -1.1 * r
-        own, first = RANK_COLORS[r % len(RANK_COLORS)], RANK_COLORS[0]
+        own = RANK_COLORS[r % len(RANK_COLORS)]
+        first = RANK_COLORS[0]
         axes.text(-2.2, y, f"rank {r}", ha="right", va="center")
         box(axes, 0, y, f"weights of seed {r}", width=3.8, height=0.8, color=own)
         box(axes, 10, y, "weights of seed 0", width=3.8, height=0.8, color=first)
@@ -58,7 +62,7 @@ def initial_broadcast(n: int) -> Figure:
 
 
 def gradient_flow(layers: int = 4) -> Figure:
-    """One step with all_reduces after backward, and one with all_reduces during backward.
+    """Draw a step with all_reduces after backward, and one with all_reduces during backward.
 
     A drawing, not a measurement: each layer takes one unit in backward, and one on the network.
     """
@@ -78,12 +82,17 @@ def gradient_flow(layers: int = 4) -> Figure:
 
 
 def _flow_row(axes: Axes, y: float, name: str, layers: int, leaves: Sequence[int]) -> None:
-    """Backward above, network below. leaves: when each layer's gradient goes out, in units."""
+    """Draw backward, and the network below.
+
+    Args:
+        leaves: when each layer's gradient goes out, in units.
+    """
     axes.text(-1.4, y, name, ha="right", va="center", fontweight="bold")
     axes.text(-1.4, y - 1.2, "network", ha="right", va="center", color=GREY)
     box(axes, 0.4, y, "forward", width=3.0, height=0.8, color=PALE, alpha=1)
     for k, leave in enumerate(leaves):
-        layer, color = layers - k, CYCLE[k % len(CYCLE)]
+        layer = layers - k
+        color = CYCLE[k % len(CYCLE)]
         box(axes, 2.6 + k, y, f"$g_{layer}$", width=0.9, height=0.8, color=color)
         box(axes, 2.6 + leave, y - 1.2, f"$g_{layer}$", width=0.9, height=0.8, color=color)
         if leave == k + 1:  # it leaves at once; arrows of those that wait would cross
@@ -94,30 +103,28 @@ def _flow_row(axes: Axes, y: float, name: str, layers: int, leaves: Sequence[int
 def bucket_map(
     names: Sequence[str], nbytes: Sequence[int], buckets: Sequence[Sequence[int]], title: str = ""
 ) -> Figure:
-    """Which gradient travels in which bucket, drawn to scale.
+    """Draw to scale which gradient travels in which bucket.
 
     Args:
         names, nbytes: of the gradients, in the order in which backward makes them.
         buckets: of each bucket, indices into these; in the order in which they leave.
         title: of the figure.
     """
-    use_style()
-    figure, axes = plt.subplots(figsize=(10, 2.5))
-    starts = [0.0]
-    for size in nbytes:
-        starts.append(starts[-1] + size / 1e6)
+    figure, axes = chart(10, 2.5)
+    starts = list(accumulate((size / 1e6 for size in nbytes), initial=0.0))
     for number, bucket in enumerate(buckets):
         color = CYCLE[number % len(CYCLE)]
         for k in bucket:
-            left, width = starts[k], starts[k + 1] - starts[k]
+            left = starts[k]
+            width = starts[k + 1] - starts[k]
             axes.barh(0, width, 0.6, left, color=color, alpha=0.35, edgecolor=INK, linewidth=0.8)
             if width > 0.0105 * len(names[k]) * starts[-1]:
                 axes.text(left + width / 2, 0, names[k], ha="center", va="center", fontsize=10)
         left, right = starts[bucket[0]], starts[bucket[-1] + 1]
         named = len(buckets) <= 4 and right - left > 0.1 * starts[-1]
-        said = f"bucket {number}: {right - left:.2f} MB" if named else str(number)
+        name = f"bucket {number}: {right - left:.2f} MB" if named else str(number)
         axes.plot([left, left, right, right], [0.36, 0.44, 0.44, 0.36], color=color, clip_on=False)
-        axes.text((left + right) / 2, 0.52, said, ha="center", va="bottom", fontsize=10)
+        axes.text((left + right) / 2, 0.52, name, ha="center", va="bottom", fontsize=10)
     axes.set_ylim(-0.45, 0.95)
     axes.set_xlim(0, starts[-1])
     axes.set_yticks([])
@@ -126,17 +133,17 @@ def bucket_map(
     axes.set_xlabel("gradients in the order in which backward makes them [MB]")
     axes.set_title(title)
     figure.tight_layout()
-    said = "; ".join(
+    words = "; ".join(
         f"bucket {number} of {sum(nbytes[k] for k in bucket) / 1e6:.3g} MB: "
         + ", ".join(names[k] for k in bucket)
         for number, bucket in enumerate(buckets)
     )
-    figure.alt_text = f"{title}. {said}."
+    figure.alt_text = f"{title}. {words}."
     return figure
 
 
 def bucket_lanes(steps: Sequence[dict], titles: Sequence[str]) -> Figure:
-    """Measured backward passes: when each bucket left, and which part of its way was hidden.
+    """Draw measured backward passes: when each bucket left, and which part of its way was hidden.
 
     Args:
         steps: dicts with ``"begin"``, ``"computed"`` (the last gradient is there), ``"end"`` and
@@ -147,16 +154,17 @@ def bucket_lanes(steps: Sequence[dict], titles: Sequence[str]) -> Figure:
     use_style()
     longest = max(step["end"] - step["begin"] for step in steps) * 1e3
     heights = [1.5 + 0.42 * len(step["buckets"]) for step in steps]
-    figure, panels = plt.subplots(
-        len(steps), 1, figsize=(10, sum(heights) * 0.55 + 0.9), sharex=True, squeeze=False,
-        height_ratios=heights,
-    )  # fmt: skip
-    for axes, step, title in zip(panels[:, 0], steps, titles, strict=True):
+    size = (10, sum(heights) * 0.55 + 0.9)
+    figure, grid = plt.subplots(
+        len(steps), figsize=size, sharex=True, squeeze=False, height_ratios=heights
+    )
+    panels = grid[:, 0]
+    for axes, step, title in zip(panels, steps, titles, strict=True):
         _lanes(axes, step)
         axes.set_title(title)
         axes.set_xlim(0, 1.12 * longest)
-    panels[-1, 0].set_xlabel("time since backward began [ms]")
-    panels[0, 0].legend(
+    panels[-1].set_xlabel("time since backward began [ms]")
+    panels[0].legend(
         handles=[
             Patch(facecolor=COMPUTING, label="backward computes"),
             Patch(facecolor=PAPER, edgecolor=GREY, hatch="////", label="bucket waits"),
@@ -171,12 +179,12 @@ def bucket_lanes(steps: Sequence[dict], titles: Sequence[str]) -> Figure:
         handlelength=1.4,
     )
     figure.tight_layout()
-    figure.alt_text = " ".join(map(_said, steps, titles))
+    figure.alt_text = " ".join(map(_in_words, steps, titles))
     return figure
 
 
-def _said(step: dict, title: str) -> str:
-    """What a reader sees of a step: its buckets, and when backward and the last of them end."""
+def _in_words(step: dict, title: str) -> str:
+    """Return a step in words: its buckets, and when backward and the last of them end."""
     computed, end = (1e3 * (step[key] - step["begin"]) for key in ("computed", "end"))
     late = sum(bucket[2] > step["computed"] for bucket in step["buckets"])
     return (
@@ -186,39 +194,35 @@ def _said(step: dict, title: str) -> str:
 
 
 def _lanes(axes: Axes, step: dict) -> None:
-    """One backward pass: a bar for the computation, and one for each bucket below it."""
+    """Draw one backward pass: a bar for the computation, and one for each bucket below it."""
 
     def ms(time: float) -> float:
         return (time - step["begin"]) * 1e3
 
-    computed, count = ms(step["computed"]), len(step["buckets"])
+    computed = ms(step["computed"])
     axes.barh(0, computed, 0.8, color=COMPUTING)
     axes.text(computed / 2, 0, "backward", ha="center", va="center")
     axes.axvline(computed, color=INK, linestyle=":", linewidth=1)
+    waiting = {"facecolor": PAPER, "edgecolor": GREY, "hatch": "////", "linewidth": 0.5}
+    card = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
     for number, (start, matched, end, nbytes) in enumerate(step["buckets"]):
-        row, left, right = -1 - number, ms(max(start, matched)), ms(end)
-        axes.barh(
-            row, left - ms(start), 0.7, ms(start), facecolor=PAPER, edgecolor=GREY, hatch="////",
-            linewidth=0.5,
-        )  # fmt: skip
-        for since, until, color in (
-            (left, min(right, computed), GREEN),
-            (max(left, computed), right, RED),
-        ):
+        row = -1 - number
+        left, right = ms(max(start, matched)), ms(end)
+        axes.barh(row, left - ms(start), 0.7, ms(start), **waiting)
+        parts = ((left, min(right, computed), GREEN), (max(left, computed), right, RED))
+        for since, until, color in parts:
             if until > since:
                 axes.barh(row, until - since, 0.7, since, color=color)
-        axes.annotate(
-            f"{nbytes / 1e6:.3g} MB", (right, row), (5, 0), textcoords="offset points", ha="left",
-            va="center", fontsize=9, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.8},
-        )  # fmt: skip
+        look = {"ha": "left", "va": "center", "fontsize": 9, "bbox": card}
+        write_beside(axes, f"{nbytes / 1e6:.3g} MB", (right, row), (5, 0), **look)
+    count = len(step["buckets"])
     axes.set_ylim(-count - 0.6, 0.6)
-    axes.set_yticks([0, *range(-1, -count - 1, -1)], ["rank 0", *(f"b{k}" for k in range(count))])
-    axes.tick_params(axis="y", length=0, labelsize=9)
-    axes.grid(False, axis="y")
+    names = ["rank 0", *(f"b{k}" for k in range(count))]
+    name_rows(axes, names, range(0, -count - 1, -1), 9)
 
 
 def accumulation(k: int = 3) -> Figure:
-    """`k` microbatches with an all_reduce each, and with a single one."""
+    """Draw `k` microbatches with an all_reduce each, and with a single one."""
     figure, axes = canvas(10.5, 2.6)
     for row, (name, synced) in enumerate((("DDP as it is", range(k)), ("with no_sync", [k - 1]))):
         y, x = -1.8 * row, 0.0
@@ -240,7 +244,7 @@ def accumulation(k: int = 3) -> Figure:
 
 
 def hook_path() -> Figure:
-    """What a bucket goes through in a communication hook that compresses."""
+    """Draw what a bucket goes through in a communication hook that compresses."""
     figure, axes = canvas(10.5, 1.7)
     stations = [
         ("bucket.buffer()\nfloat32", 4, BLUE),

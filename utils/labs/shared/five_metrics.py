@@ -64,20 +64,7 @@ def fill(scheme: str, **texts: object) -> None:
     """
     _require(scheme, texts)
     noted = {name: " ".join(str(text).split()) for name, text in texts.items() if text is not ...}
-    folder = Path.cwd()
-    with _alone(folder):
-        known, problem = _known(folder)
-        row = known.setdefault(scheme, {})
-        row.update(noted)
-        if noted:
-            if problem:
-                problem = f"{problem} {_put_aside(folder / FILE)}"
-            failed = _write(folder / FILE, known)
-            if failed:
-                _unwritten[folder] = known
-                problem = " ".join(filter(None, (problem, failed)))
-            else:
-                _unwritten.pop(folder, None)
+    row, problem = _noted(Path.cwd(), scheme, noted)
     if noted:
         print(f"{scheme}: noted {', '.join(noted)}.")
     missing = [name for name, text in texts.items() if text is ...]
@@ -91,8 +78,26 @@ def fill(scheme: str, **texts: object) -> None:
         print(problem)
 
 
+def _noted(folder: Path, scheme: str, texts: dict[str, str]) -> tuple[dict[str, str], str]:
+    """Keep texts of a scheme; return all of its texts, and what is wrong with the folder's file."""
+    with _alone(folder):
+        known, problem = _known(folder)
+        row = known.setdefault(scheme, {})
+        row.update(texts)
+        if not texts:
+            return row, problem
+        if problem:
+            problem = f"{problem} {_put_aside(folder / FILE)}"
+        failed = _write(folder / FILE, known)
+        if not failed:
+            _unwritten.pop(folder, None)
+            return row, problem
+        _unwritten[folder] = known
+        return row, f"{problem} {failed}".strip()
+
+
 def table() -> Table:
-    """All schemes with what is known of them so far, to be shown by the notebook."""
+    """Return all schemes with what is known of them so far, to be shown by the notebook."""
     return Table(*_known(Path.cwd()))
 
 
@@ -109,7 +114,7 @@ class Table:
     problem: str = ""
 
     def rows(self) -> list[list[str]]:
-        """A row for each scheme: its name, then its text for each metric.
+        """Return a row for each scheme: its name, then its text for each metric.
 
         Where a lab has noted nothing, its number stands in place of the first text.
         """
@@ -128,10 +133,8 @@ class Table:
         from tabulate import tabulate  # a tenth of a second that ranks need not take
 
         widths = [12] + [20] * len(METRICS)
-        shown = tabulate(
-            self.rows(), headers=["scheme", *METRICS], tablefmt="simple_grid",
-            maxcolwidths=widths, disable_numparse=True,
-        )  # fmt: skip
+        look = {"tablefmt": "simple_grid", "maxcolwidths": widths, "disable_numparse": True}
+        shown = tabulate(self.rows(), headers=["scheme", *METRICS], **look)
         return "\n".join([shown, *self._lines()])
 
     def _repr_html_(self) -> str:
@@ -166,7 +169,7 @@ def _require(scheme: str, texts: Mapping[str, object]) -> None:
 
 
 def _known(folder: Path) -> tuple[Texts, str]:
-    """The texts of a folder, and what is wrong with its file."""
+    """Return the texts of a folder, and what is wrong with its file."""
     known, problem = _read(folder / FILE)
     for scheme, texts in _unwritten.get(folder, {}).items():
         known.setdefault(scheme, {}).update(texts)
@@ -174,7 +177,7 @@ def _known(folder: Path) -> tuple[Texts, str]:
 
 
 def _read(path: Path) -> tuple[Texts, str]:
-    """The texts of a file, and what is wrong with it."""
+    """Return the texts of a file, and what is wrong with it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -229,7 +232,7 @@ def _write(path: Path, texts: Texts) -> str:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Two notebooks that note something at once wait for each other, where the system can."""
+    """Have two notebooks that note something at once wait for each other, where possible."""
     handle = None
     try:
         with contextlib.suppress(OSError):

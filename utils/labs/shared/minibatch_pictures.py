@@ -5,7 +5,7 @@
     minibatch_pictures.sampler_view({"epoch 0": [[0, 2], [1, 0]]}, n=3)     # what each rank got
     minibatch_pictures.explorer()                           # sliders, in JupyterLab
 
-A rank is told by its colour and by the mark below the sample's number. Samples that a sampler
+A rank is told by its color and by the mark below the sample's number. Samples that a sampler
 repeats stand in a dashed red box, samples that it leaves out are crossed out.
 """
 
@@ -14,28 +14,26 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from utils.figures import CYCLE, GREY, INK, PAPER, RED, use_style
-
-MARKS = ("o", "s", "^", "D", "v", "P")
-MOST_RANKS = len(MARKS)
+from utils.figures import GREY, INK, RED
+from utils.labs.shared.sample_page import (
+    MOST_RANKS,
+    TALL,
+    SamplePage,
+    listed,
+    ranks_in_words,
+    require_drawable,
+)
 
 # In units of a sample's box, which is 1 wide.
-_TALL, _LEFT, _WIDE = 1.5, 0.4, 30.5
 _PER_LINE = 24
 _MOST_PLACES = 25
 _NAME = 2.6  # across, for "rank 0"
 _BESIDE = 2.0  # between blocks
-
-_INCHES = 10.0  # of every figure, across
-_LISTED = 12  # samples of a legend entry
 
 
 # -- one order, shared among ranks ----------------------------------------------------------------
@@ -80,146 +78,152 @@ def partition(
 
 
 def partitions(panels: Sequence[Mapping], *, highlight: int | None = None) -> Figure:
-    """Draw several `partition`s below each other.
+    """Draw several `partition`s below each other, with the same result and exceptions.
 
     Args:
         panels: for each drawing a dict with `n`, `m`, `p`, and maybe `order`, `drop_last`, `title`.
         highlight: as in `partition`, the same in all of them.
-
-    Returns, raises: as `partition`.
     """
-    made = [_panel(**panel) for panel in panels]
-    spans = [_spans(panel) for panel in made]
-    page = _Page(max(max(x for _, x, _ in places) + 1 for places in spans))
-    for panel, places in zip(made, spans, strict=True):
-        _draw_panel(page, panel, places, highlight)
-    others = {}
-    if any(panel.repeated for panel in made):
-        others["repeated"] = "repeated (padding)"
-    if any(panel.dropped for panel in made):
-        others["dropped"] = "left out (drop_last)"
-    alone = len(made) == 1 and highlight is not None
-    page.legend(
-        max(panel.p for panel in made),
-        others,
-        lists=_microbatches(made[0], highlight) if alone else (),
-        note="" if any(_has_room(panel.m) for panel in made) else "above: number of the minibatch",
-    )
-    return page.finish(" ".join(_panel_in_words(panel, highlight) for panel in made))
+    made = [_Panel(**panel) for panel in panels]
+    page = SamplePage(max(spot.x + 1 for panel in made for spot in panel.spots()))
+    for panel in made:
+        _draw_panel(page, panel, highlight)
+    names = [f"rank {rank}" for rank in range(max(panel.p for panel in made))]
+    if len(made) == 1 and highlight is not None:
+        names = ranks_in_words(made[0].microbatches(highlight))
+    kinds = {kind for panel in made for kind in panel.kinds}
+    others = {kind: _KINDS[kind] for kind in _KINDS if kind in kinds}
+    numbers_only = not any(panel.has_room for panel in made)
+    page.legend(names, others, "above: number of the minibatch" if numbers_only else "")
+    return page.finish(" ".join(panel.in_words(highlight) for panel in made))
 
 
-@dataclass(frozen=True)
+_KINDS = {"repeated": "repeated (padding)", "dropped": "left out (drop_last)"}
+
+
+class _Spot(NamedTuple):
+    """The spot of a place of the order: line, position on the line, number of the minibatch."""
+
+    place: int
+    line: int
+    x: float
+    number: int
+
+
+@dataclass
 class _Panel:
-    """Places of an order. The last `repeated` were added, the last `dropped` left out."""
+    """An order of samples that p ranks share; see `partition`.
 
-    samples: tuple[int, ...]
+    Attributes:
+        samples: at each place of the order; `repeated` ones are added at the end.
+        dropped: how many of the last ones are left out.
+    """
+
+    n: int
     m: int
     p: int
-    repeated: int
-    dropped: int
-    title: str
+    order: Sequence[int] | None = None
+    drop_last: bool = False
+    title: str = ""
 
-    def kind(self, place: int) -> str:
-        if place >= len(self.samples) - self.repeated:
-            return "repeated"
-        return "dropped" if place >= len(self.samples) - self.dropped else "sample"
+    def __post_init__(self):
+        n, m, p = self.n, self.m, self.p
+        if min(n, m, p) < 1:
+            raise ValueError(f"n, m and p must be at least 1, got n = {n}, m = {m}, p = {p}")
+        require_drawable(p)
+        order = [int(sample) for sample in (range(n) if self.order is None else self.order)]
+        if len(order) != n:
+            raise ValueError(f"order has {len(order)} entries, expected n = {n}")
+        self.repeated = 0 if self.drop_last else -n % p
+        self.dropped = n % p if self.drop_last else 0
+        self.samples = order + (order * math.ceil(self.repeated / n))[: self.repeated]
 
+    @property
+    def has_room(self) -> bool:
+        """Return whether "minibatch 10" fits above a minibatch."""
+        return self.m >= 4
 
-def _panel(n, m, p, order=None, drop_last=False, title="") -> _Panel:
-    if min(n, m, p) < 1:
-        raise ValueError(f"n, m and p must be at least 1, got n = {n}, m = {m}, p = {p}")
-    _at_most_drawable(p)
-    samples = list(range(n)) if order is None else [int(sample) for sample in order]
-    if len(samples) != n:
-        raise ValueError(f"order has {len(samples)} entries, expected n = {n}")
-    rest = n % p
-    repeated = (p - rest) % p if not drop_last else 0
-    dropped = rest if drop_last else 0
-    samples += (samples * math.ceil(repeated / n))[:repeated]
-    return _Panel(tuple(samples), m, p, repeated, dropped, title)
+    @property
+    def kinds(self) -> list[str]:
+        """Return for each place whether it is a "sample", "repeated" or "dropped"."""
+        kept = self.n - self.dropped
+        return ["sample"] * kept + ["dropped"] * self.dropped + ["repeated"] * self.repeated
 
+    def spots(self) -> list[_Spot]:
+        """Return where each place is drawn."""
+        gap = min(0.7, 0.15 + 0.15 * self.m)
+        together = max(1, _PER_LINE // self.m)  # minibatches on a line
+        lines_each = math.ceil(self.m / _PER_LINE)  # lines of a minibatch, several if m is large
+        spots = []
+        for place in range(len(self.samples)):
+            number, within = divmod(place, self.m)
+            row, column = divmod(number, together)
+            line = row * lines_each + within // _PER_LINE
+            x = column * (self.m + gap) + within % _PER_LINE
+            spots.append(_Spot(place, line, x, number))
+        return spots
 
-def _at_most_drawable(p: int) -> None:
-    if p > MOST_RANKS:
-        raise ValueError(f"{MOST_RANKS} ranks can be told apart in a drawing, not {p}")
+    def microbatches(self, number: int | None) -> list[list[int]]:
+        """Return the samples of each rank in a minibatch; None: in all of them."""
+        places = range(len(self.samples))
+        if number is not None:
+            places = places[self.m * number : self.m * (number + 1)]
+        lists: list[list[int]] = [[] for _ in range(self.p)]
+        for place in places:
+            if self.kinds[place] != "dropped":
+                lists[place % self.p].append(self.samples[place])
+        return lists
 
-
-def _spans(panel: _Panel) -> list[tuple[int, float, int]]:
-    """Of each place: its line, where it is on the line, and its minibatch."""
-    m = panel.m
-    gap = min(0.7, 0.15 + 0.15 * m)
-    together = max(1, _PER_LINE // m)  # minibatches on a line
-    lines_each = math.ceil(m / _PER_LINE)  # lines of a minibatch, more than one if m is large
-    spans = []
-    for place in range(len(panel.samples)):
-        number, within = divmod(place, m)
-        row, column = divmod(number, together)
-        line = row * lines_each + within // _PER_LINE
-        spans.append((line, column * (m + gap) + within % _PER_LINE, number))
-    return spans
-
-
-def _microbatches(panel: _Panel, highlight: int) -> list[list[int]]:
-    """Of each rank: its samples of the highlighted minibatch."""
-    places = range(panel.m * highlight, min(panel.m * (highlight + 1), len(panel.samples)))
-    lists = [[] for _ in range(panel.p)]
-    for place in places:
-        if panel.kind(place) != "dropped":
-            lists[place % panel.p].append(panel.samples[place])
-    return lists
-
-
-def _panel_in_words(panel: _Panel, highlight: int | None) -> str:
-    n = len(panel.samples) - panel.repeated
-    said = f"{n} sample{'s' * (n > 1)} in minibatches of {panel.m}, "
-    said += f"{panel.p} rank{'s' * (panel.p > 1)}"
-    if highlight is not None:
-        said += f", minibatch {highlight} framed"
-    # Of a drawing without a frame, all minibatches at once.
-    parts = _microbatches(
-        panel if highlight is not None else replace(panel, m=10**9), highlight or 0
-    )
-    said += "".join(f"; rank {r}{_microbatch_text(own)}" for r, own in enumerate(parts))
-    for kind, name in (("repeated", "repeated"), ("dropped", "left out")):
-        own = [x for place, x in enumerate(panel.samples) if panel.kind(place) == kind]
-        said += f"; {name}: {_listed(own)}" if own else ""
-    return f"{panel.title}: {said}." if panel.title else f"{said}."
+    def in_words(self, highlight: int | None) -> str:
+        """Return the drawing in words."""
+        start = f"{self.n} sample{'s' * (self.n > 1)} in minibatches of {self.m}, "
+        start += f"{self.p} rank{'s' * (self.p > 1)}"
+        if highlight is not None:
+            start += f", minibatch {highlight} framed"
+        parts = [start, *ranks_in_words(self.microbatches(highlight))]
+        for kind, name in (("repeated", "repeated"), ("dropped", "left out")):
+            samples = [x for x, of in zip(self.samples, self.kinds, strict=True) if of == kind]
+            if samples:
+                parts.append(f"{name}: {listed(samples)}")
+        words = "; ".join(parts)
+        return f"{self.title}: {words}." if self.title else f"{words}."
 
 
-def _draw_panel(page: _Page, panel: _Panel, places, highlight: int | None) -> None:
+def _draw_panel(page: SamplePage, panel: _Panel, highlight: int | None) -> None:
     if panel.title:
         page.heading(panel.title)
-    for line in range(places[-1][0] + 1):
-        on_line = [(j, x, k) for j, (row, x, k) in enumerate(places) if row == line]
+    spots = panel.spots()
+    for line in range(spots[-1].line + 1):
+        on_line = [spot for spot in spots if spot.line == line]
         # A minibatch that goes on from the line above has its name there.
-        page.down(1.0 if on_line[0][0] % panel.m == 0 else 0.1)
-        for number in sorted({k for _, _, k in on_line}):
-            own = [(j, x) for j, x, k in on_line if k == number]
-            chosen = number == highlight
-            if own[0][0] % panel.m == 0:
-                _name_minibatch(page, own, panel.m, number, chosen)
-            for j, x in own:
-                pale = highlight is not None and not chosen
-                page.sample(x, panel.samples[j], j % panel.p, panel.kind(j), pale)
-            if chosen:
-                page.frame(own[0][1], own[-1][1])
-        page.down(_TALL + 0.25)
+        page.down(1.0 if on_line[0].place % panel.m == 0 else 0.1)
+        for number in sorted({spot.number for spot in on_line}):
+            minibatch = [spot for spot in on_line if spot.number == number]
+            _draw_minibatch(page, panel, minibatch, highlight)
+        page.down(TALL + 0.25)
     page.down(0.35)
 
 
-def _name_minibatch(page: _Page, own: list, m: int, number: int, chosen: bool) -> None:
-    first, last = own[0][1], own[-1][1]
-    wide = _has_room(m)
-    x = first if wide else (first + last + 1) / 2
-    page.words(
-        x, 0.25, f"minibatch {number}" if wide else str(number),
-        align="left" if wide else "center", bold=chosen, color=INK if chosen else GREY,
-    )  # fmt: skip
-
-
-def _has_room(m: int) -> bool:
-    """Whether "minibatch 10" fits above a minibatch of m samples."""
-    return m >= 4
+def _draw_minibatch(
+    page: SamplePage, panel: _Panel, spots: list[_Spot], highlight: int | None
+) -> None:
+    """Draw what of a minibatch is on a line, with its number at its beginning."""
+    first = spots[0].x
+    last = spots[-1].x
+    number = spots[0].number
+    chosen = number == highlight
+    look = {"weight": "bold", "color": INK} if chosen else {"color": GREY}
+    if spots[0].place % panel.m == 0:
+        if panel.has_room:
+            page.words(first, 0.25, f"minibatch {number}", **look)
+        else:
+            page.words((first + last + 1) / 2, 0.25, str(number), ha="center", **look)
+    pale = highlight is not None and not chosen
+    for spot in spots:
+        j = spot.place
+        page.sample(spot.x, panel.samples[j], j % panel.p, panel.kinds[j], pale)
+    if chosen:
+        page.frame(first, last)
 
 
 # -- what a sampler gave to the ranks -------------------------------------------------------------
@@ -247,16 +251,17 @@ def sampler_view(
     if not epochs or not all(len(ranks) for ranks in epochs.values()):
         raise ValueError("nothing to draw: epochs maps names to one list per rank")
     most = max(len(ranks) for ranks in epochs.values())
-    _at_most_drawable(most)
+    require_drawable(most)
     blocks = [_block(name, ranks, n) for name, ranks in epochs.items()]
-    page = _Page(max(block.width for block in blocks))
+    page = SamplePage(max(block.width for block in blocks))
     if title:
         page.heading(title)
     for row in _rows_of_blocks(blocks, page.width):
         _draw_blocks(page, row)
     others = {"repeated": "seen before"} if any(block.again for block in blocks) else {}
-    page.legend(most, others, note="→ place in the epoch")
-    return page.finish(" ".join([f"{title}." if title else "", *map(_block_in_words, blocks)]))
+    page.legend([f"rank {rank}" for rank in range(most)], others, "→ place in the epoch")
+    words = [block.in_words() for block in blocks]
+    return page.finish(" ".join([f"{title}." if title else "", *words]))
 
 
 @dataclass(frozen=True)
@@ -267,32 +272,52 @@ class _Block:
     ranks: Sequence[Sequence[int]]
     again: set[tuple[int, int]]
     facts: tuple[str, ...]
-    width: float
 
     @property
     def places(self) -> int:
+        """Return the most places of a rank."""
         return max(len(samples) for samples in self.ranks)
+
+    @property
+    def width(self) -> float:
+        """Return how wide the block is drawn."""
+        places = min(max(self.places, 4), _MOST_PLACES)
+        words = max([0.27 * len(self.name), *(0.24 * len(fact) for fact in self.facts)])
+        return max(_NAME + places, words)
+
+    def in_words(self) -> str:
+        """Return the block in words."""
+        return f"{self.name}: {'; '.join([*ranks_in_words(self.ranks), *self.facts])}."
 
 
 def _block(name: str, ranks: Sequence[Sequence[int]], n: int) -> _Block:
     again = _seen_before(ranks)
     lost = sorted(set(range(n)).difference(*ranks))
     repeated = sorted(ranks[rank][place] for rank, place in again)
-    facts = (f"repeated: {_listed(repeated)}",) if repeated else ()
-    facts += (f"seen by no rank: {_listed(lost)}",) if lost else ()
-    places = min(max(map(len, ranks)), _MOST_PLACES)
-    words = max([0.27 * len(name), *(0.24 * len(fact) for fact in facts)])
-    return _Block(name, ranks, again, facts, max(_NAME + max(places, 4), words))
+    facts = (f"repeated: {listed(repeated)}",) if repeated else ()
+    facts += (f"seen by no rank: {listed(lost)}",) if lost else ()
+    return _Block(name, ranks, again, facts)
 
 
-def _block_in_words(block: _Block) -> str:
-    ranks = [f"rank {r}{_microbatch_text(own)}" for r, own in enumerate(block.ranks)]
-    return f"{block.name}: {'; '.join([*ranks, *block.facts])}."
+def _seen_before(ranks: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
+    """Return (rank, place) of every sample that was seen already, by place and then by rank."""
+    order = sorted(
+        (place, rank) for rank, samples in enumerate(ranks) for place in range(len(samples))
+    )
+    seen = set()
+    again = set()
+    for place, rank in order:
+        sample = ranks[rank][place]
+        if sample in seen:
+            again.add((rank, place))
+        seen.add(sample)
+    return again
 
 
 def _rows_of_blocks(blocks: list[_Block], width: float) -> list[list[_Block]]:
-    """As many blocks beside each other as the width has room for."""
-    rows, used = [], math.inf
+    """Return rows of blocks, as many beside each other as the width has room for."""
+    rows: list[list[_Block]] = []
+    used = math.inf
     for block in blocks:
         if used + block.width > width:
             rows.append([])
@@ -302,15 +327,15 @@ def _rows_of_blocks(blocks: list[_Block], width: float) -> list[list[_Block]]:
     return rows
 
 
-def _draw_blocks(page: _Page, row: list[_Block]) -> None:
-    """Blocks beside each other; the page goes on below the longest."""
+def _draw_blocks(page: SamplePage, row: list[_Block]) -> None:
+    """Draw blocks beside each other; the page goes on below the longest."""
     top = page.y
     bottoms = []
     lines = max(max(len(block.facts), 1) for block in row)
     for block in row:
         page.y = top
         page.down(0.95)
-        page.words(0, 0.2, block.name, bold=True)
+        page.words(0, 0.2, block.name, weight="bold")
         for fact in block.facts or ("every sample once",):
             page.down(0.85)
             page.words(0, 0.2, fact, color=RED if block.facts else GREY)
@@ -323,164 +348,18 @@ def _draw_blocks(page: _Page, row: list[_Block]) -> None:
     page.down(0.4)
 
 
-def _seen_before(ranks: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
-    """(rank, place) of every sample that was seen already, by place and then by rank."""
-    seen, again = set(), set()
-    for place in range(max(len(samples) for samples in ranks)):
-        for rank, samples in enumerate(ranks):
-            if place < len(samples):
-                if samples[place] in seen:
-                    again.add((rank, place))
-                seen.add(samples[place])
-    return again
-
-
-def _listed(samples: list[int]) -> str:
-    text = ", ".join(map(str, samples[:_LISTED]))
-    more = len(samples) - _LISTED
-    return f"{text}, and {more} more" if more > 0 else text
-
-
-def _draw_rows(page: _Page, block: _Block, begin: int) -> None:
+def _draw_rows(page: SamplePage, block: _Block, begin: int) -> None:
+    """Draw a row for each rank, from a place on."""
+    look = {"color": GREY, "va": "center"}
     for rank, samples in enumerate(block.ranks):
-        page.words(0, -_TALL / 2, f"rank {rank}", color=GREY, center=True)
+        page.words(0, -TALL / 2, f"rank {rank}", **look)
         if not samples:
-            page.words(_NAME, -_TALL / 2, "no sample", color=GREY, center=True)
+            page.words(_NAME, -TALL / 2, "no sample", **look)
         for place in range(begin, min(begin + _MOST_PLACES, len(samples))):
             kind = "repeated" if (rank, place) in block.again else "sample"
             page.sample(_NAME + place - begin, samples[place], rank, kind, pale=False)
-        page.down(_TALL + 0.05)
+        page.down(TALL + 0.05)
     page.down(0.1)
-
-
-# -- the page: boxes, words and a legend, from the top down ----------------------------------------
-
-
-class _Page:
-    """Draws downwards from 0 in units of a sample's box; `finish` fits the figure around it."""
-
-    def __init__(self, width: float):
-        use_style()
-        # Few samples are not blown up, and many still fit.
-        self.width = max(width + 2 * _LEFT, _WIDE if width <= _WIDE else 0)
-        self.unit = _INCHES / self.width  # inches
-        self.size = min(10.0, 30 * self.unit)  # points, of a sample's number
-        self.x, self.y = 0.0, -0.1
-        self.figure, self.axes = plt.subplots(figsize=(_INCHES, 1))
-        self.axes.set_axis_off()
-
-    def down(self, by: float) -> None:
-        self.y -= by
-
-    def heading(self, text: str) -> None:
-        self.down(0.9)
-        self.words(0, 0.1, text, size=12)
-
-    def words(
-        self, x, up, text, *, size=10.0, align="left", bold=False, color=INK, center=False
-    ) -> None:
-        self.axes.text(
-            self.x + x + _LEFT, self.y + up, text, fontsize=size, ha=align, color=color,
-            va="center" if center else "baseline", weight="bold" if bold else "normal",
-        )  # fmt: skip
-
-    def sample(self, x: float, number: int, rank: int, kind: str, pale: bool) -> None:
-        """A sample's box, hanging from the present height."""
-        _draw_sample(self.axes, self.x + x + _LEFT, self.y, number, rank, kind, pale, self.size)
-
-    def frame(self, first: float, last: float) -> None:
-        """A thick frame around samples from one place to another."""
-        self.axes.add_patch(
-            Rectangle(
-                (first + _LEFT - 0.1, self.y - _TALL - 0.1), last - first + 1.2, _TALL + 0.2,
-                facecolor="none", edgecolor=INK, linewidth=2.2, zorder=4,
-            )
-        )  # fmt: skip
-
-    def legend(self, ranks: int, others: Mapping[str, str], *, lists=(), note: str = "") -> None:
-        """One entry per rank, with its list of samples if given, and one per other kind of box."""
-        self.down(0.75)
-        x = 0.0
-        for rank in range(ranks):
-            samples = _microbatch_text(lists[rank]) if rank < len(lists) else ""
-            x = self._entry(x, f"rank {rank}{samples}", rank, "sample")
-        for kind, text in others.items():
-            x = self._entry(x, text, None, kind)
-        if note:
-            self.words(x + 0.3, 0, note, color=GREY, center=True)
-        self.down(0.7)
-
-    def _entry(self, x: float, text: str, rank: int | None, kind: str) -> float:
-        """One entry; where the next one begins."""
-        letter = 0.078 / self.unit  # inches of a generous letter
-        length = 1.5 + letter * len(text) + 0.8
-        if x > 0 and x + length > self.width:
-            x = 0.0
-            self.down(1.2)
-        _draw_key(self.axes, x + _LEFT, self.y, rank, kind)
-        self.words(x + 1.3, 0, text, center=True)
-        return x + length
-
-    def finish(self, words: str) -> Figure:
-        height = -self.y
-        self.figure.set_size_inches(_INCHES, height * self.unit)
-        self.axes.set_position([0, 0, 1, 1])
-        self.axes.set_xlim(0, self.width)
-        self.axes.set_ylim(-height, 0)
-        plt.close(self.figure)
-        self.figure.alt_text = words
-        return self.figure
-
-
-def _microbatch_text(samples: Sequence[int]) -> str:
-    if not samples:
-        return ": none"
-    if len(samples) > _LISTED:
-        return f": {len(samples)} samples"
-    return ": " + " ".join(map(str, samples))
-
-
-def _tint(color: str, strength: float) -> tuple[float, ...]:
-    """The colour on white paper: strength 1 is full, 0 is white."""
-    return tuple(1 - strength * (1 - part) for part in to_rgb(color))
-
-
-def _draw_sample(axes: Axes, x, top, number, rank, kind, pale, size) -> None:
-    _draw_box(axes, x, top, _TALL, rank, kind, pale)
-    colors = {"sample": INK, "repeated": RED, "dropped": GREY}
-    axes.text(
-        x + 0.5, top - 0.48, str(number), ha="center", va="center", fontsize=size,
-        color=_tint(colors[kind], 0.5 if pale else 1.0), zorder=3,
-    )  # fmt: skip
-    if kind != "dropped":
-        _draw_mark(axes, x + 0.5, top - 1.12, rank, 0.45 if pale else 1.0)
-
-
-def _draw_box(axes: Axes, x, top, height, rank, kind, pale) -> None:
-    look = {"facecolor": PAPER, "edgecolor": GREY, "linewidth": 0.8, "zorder": 2}
-    if kind == "sample":
-        look["facecolor"] = _tint(CYCLE[rank], 0.12 if pale else 0.38)
-        look["edgecolor"] = _tint(INK, 0.3 if pale else 0.7)
-    elif kind == "repeated":
-        look |= {"edgecolor": RED, "linewidth": 1.6, "linestyle": (0, (3, 2))}
-    axes.add_patch(Rectangle((x + 0.06, top - height), 0.88, height, **look))
-    if kind == "dropped":
-        line = {"color": GREY, "linewidth": 1.0, "zorder": 2.5}
-        axes.plot([x + 0.06, x + 0.94], [top - height, top], **line)
-
-
-def _draw_mark(axes: Axes, x, y, rank: int, strength: float) -> None:
-    axes.plot(
-        [x], [y], marker=MARKS[rank], markersize=5.5, linestyle="none",
-        color=_tint(CYCLE[rank], strength), markeredgecolor=_tint(INK, strength),
-        markeredgewidth=0.6, zorder=3,
-    )  # fmt: skip
-
-
-def _draw_key(axes: Axes, x, y, rank: int | None, kind: str) -> None:
-    _draw_box(axes, x + 0.1, y + 0.45, 0.9, rank, kind, pale=False)
-    if rank is not None:
-        _draw_mark(axes, x + 0.6, y, rank, 1.0)
 
 
 # -- sliders --------------------------------------------------------------------------------------
@@ -494,7 +373,8 @@ def explorer(n: int = 24, m: int = 8, p: int = 2) -> None:
     Where nobody can move a slider (`IPP_NONINTERACTIVE` is set: tests, grading), one line is
     printed in its place: a slider's identity would differ in every run.
 
-    Raises ValueError if p does not divide m.
+    Raises:
+        ValueError: p does not divide m.
     """
     if m % p:
         raise ValueError(f"minibatches of {m} cannot be shared evenly by {p} ranks")
@@ -528,11 +408,9 @@ def explorer(n: int = 24, m: int = 8, p: int = 2) -> None:
         number = min(number, math.ceil(n / m) - 1)
         display(partition(n, m, p, order, highlight=number, drop_last=drop_last, title=title))
 
-    half = (
-        ipywidgets.VBox(list(controls.values())[:4]),
-        ipywidgets.VBox(list(controls.values())[4:]),
-    )
-    display(ipywidgets.HBox(half), ipywidgets.interactive_output(draw, controls))
+    columns = (list(controls.values())[:4], list(controls.values())[4:])
+    box = ipywidgets.HBox([ipywidgets.VBox(column) for column in columns])
+    display(box, ipywidgets.interactive_output(draw, controls))
 
 
 def _sampler_order(n: int, epoch: int) -> list[int]:

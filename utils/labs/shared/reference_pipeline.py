@@ -18,6 +18,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from utils.checks.probe import in_double
+from utils.labs.shared import replicas
 from utils.labs.shared.schedules import gpipe, one_f_one_b, planned
 
 FEATURES, CLASSES, IMAGES = (6, 5, 7, 4, 3), 3, 24
@@ -32,7 +33,8 @@ class _Watched(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, log: StageLog) -> Tensor:
-        ctx.token, ctx.log = Token(), log
+        ctx.token = Token()
+        ctx.log = log
         log.forward(ctx.token)
         return x.view_as(x)
 
@@ -51,12 +53,12 @@ class StageLog:
         self.alive = self.most = 0
 
     def note(self, event: str) -> None:
-        """A forward or a backward happens now."""
+        """Note that a forward or a backward happens now."""
         self.events.append(event)
         self.times.append(time.perf_counter())
 
     def forward(self, token: Token) -> None:
-        """A graph with this token has come to life."""
+        """Note that a graph with this token has come to life."""
         self.note("F")
         self.alive += 1
         self.most = max(self.most, self.alive)
@@ -75,11 +77,13 @@ class Piece(nn.Module):
             torch.manual_seed(seed)
             whole = [in_double(nn.Linear(*FEATURES[k : k + 2])) for k in range(4)]
         first, last = place * 4 // p, (place + 1) * 4 // p
-        self.linear, self.last = nn.ModuleList(whole[first:last]), last == 4
-        self.features, self.log = FEATURES[first], StageLog()
+        self.linear = nn.ModuleList(whole[first:last])
+        self.last = last == 4
+        self.features = FEATURES[first]
+        self.log = StageLog()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, features] → [n, features of the next stage, or classes]."""
+        """Return [n, features of the next stage, or classes] of x [n, features]."""
         for layer in self.linear:
             x = torch.tanh(layer(x))
         # The output: whatever a backward is for, it begins there.
@@ -87,25 +91,24 @@ class Piece(nn.Module):
 
 
 def drawn(seed: int, n: int = IMAGES) -> tuple[Tensor, Tensor]:
-    """Samples float64 [n, 6] and labels int64 [n]."""
+    """Return samples float64 [n, 6] and labels int64 [n]."""
     draw = torch.Generator().manual_seed(seed + 1)
     x = torch.randn(n, FEATURES[0], generator=draw, dtype=torch.float64)
     return x, torch.randint(0, CLASSES, (n,), generator=draw)
 
 
 def gradient_of(module: nn.Module) -> list[float]:
-    """All gradients in one row; zeros for those that are ``None``."""
-    found = [torch.zeros_like(q) if q.grad is None else q.grad for q in module.parameters()]
-    return torch.cat([g.detach().reshape(-1) for g in found]).tolist()
+    """Return all gradients in one row; zeros for those that are ``None``."""
+    return replicas.gradient_of(module).tolist()
 
 
 def weights_of(module: nn.Module) -> list[float]:
-    """All parameters in one row."""
-    return torch.cat([q.detach().reshape(-1) for q in module.parameters()]).tolist()
+    """Return all parameters in one row."""
+    return replicas.weights_of(module).tolist()
 
 
 def whole(seeds: tuple[int, ...], n: int = IMAGES) -> tuple[list[Piece], tuple[Tensor, Tensor]]:
-    """All stages, and the samples with their labels."""
+    """Return all stages, and the samples with their labels."""
     pieces = [Piece(seed, s, len(seeds)) for s, seed in enumerate(seeds)]
     return pieces, (drawn(seeds[0], n)[0], drawn(seeds[-1], n)[1])
 
@@ -114,9 +117,10 @@ def whole(seeds: tuple[int, ...], n: int = IMAGES) -> tuple[list[Piece], tuple[T
 def twin(
     seeds: tuple[int, ...], reduction: str = "mean", n: int = IMAGES
 ) -> tuple[list[list[float]], float]:
-    """Gradients of each stage, and the loss, of the model that was not split.
+    """Return gradients of each stage, and the loss, of the model that was not split.
 
-    seeds: of each stage; the first one has the samples, the last one their labels.
+    Args:
+        seeds: of each stage; the first one has the samples, the last one their labels.
     """
     pieces, (x, labels) = whole(seeds, n)
     for piece in pieces:
@@ -128,7 +132,7 @@ def twin(
 
 @functools.cache
 def losses_of(seeds: tuple[int, ...], m: int, n: int = IMAGES) -> list[float]:
-    """What each of m microbatches adds to the loss of the minibatch; seeds as for :func:`twin`."""
+    """Return what each of m microbatches adds to the loss; seeds as for :func:`twin`."""
     pieces, (x, labels) = whole(seeds, n)
     piece = nn.Sequential(*pieces)
     chunks = zip(x.chunk(m), labels.chunk(m), strict=True)
@@ -139,20 +143,22 @@ class Worker:
     """What `run_schedule` gets: a stage that notes what it is asked for."""
 
     def __init__(self, piece: Piece, images: int):
-        self.piece, self.images, self.features = piece, images, piece.features
+        self.piece = piece
+        self.images = images
+        self.features = piece.features
         self.asked: list[list] = []
 
     def forward(self, k: int, x: Tensor) -> Tensor:
-        """The output of microbatch k."""
+        """Return the output of microbatch k."""
         self.asked.append(["F", k])
         return self.piece(x)
 
     def loss(self, y: Tensor, labels: Tensor) -> Tensor:
-        """Of a microbatch; they add up."""
+        """Return the loss of a microbatch; losses add up."""
         return functional.cross_entropy(y, labels, reduction="sum") / self.images
 
     def done(self, k: int) -> None:
-        """Called after the backward of microbatch k."""
+        """Note that the backward of microbatch k is over."""
         self.asked.append(["B", k])
         # A mark that this worker's backward was over before it was called.
         if self.piece.log.events.count("B") < sum(kind == "B" for kind, _ in self.asked):
@@ -163,16 +169,18 @@ class Reference:
     """A stage that updates after each backward; ``mode`` says right or which mistake."""
 
     def __init__(self, piece: nn.Module, rate: float, mode: str = "stash"):
-        self.piece, self.rate, self.mode = piece, rate, mode
+        self.piece = piece
+        self.rate = rate
+        self.mode = mode
         self.stash: dict[int, dict[str, Tensor]] = {}
         self.shared: dict[str, Tensor] = {}  # the copy of this version
 
     def loss(self, y: Tensor, labels: Tensor) -> Tensor:
-        """Of a microbatch."""
+        """Return the loss of a microbatch."""
         return functional.cross_entropy(y, labels)
 
     def forward(self, k: int, x: Tensor) -> Tensor:
-        """The output of microbatch k, by the newest weights."""
+        """Return the output of microbatch k, by the newest weights."""
         named = dict(self.piece.named_parameters())
         if self.mode == "newest":
             return self.piece(x)
@@ -185,7 +193,8 @@ class Reference:
     @torch.no_grad()
     def done(self, k: int) -> None:
         """Update the weights, or make a mistake."""
-        old, factor = self.stash.pop(k, None), {"up": -1, "no rate": 1 / self.rate}
+        old = self.stash.pop(k, None)
+        factor = {"up": -1, "no rate": 1 / self.rate}
         self.shared = {}
         if self.mode == "still":
             return
@@ -203,7 +212,7 @@ class Reference:
 
 
 def number_of(k: int) -> int:
-    """What the k-th microbatch is called: any number will do."""
+    """Return a name of the k-th microbatch: any number will do."""
     return 3 * k + 2
 
 
@@ -216,7 +225,7 @@ def played(
     *,
     reverse: bool = False,
 ) -> list[Any]:
-    """Workers of p stages in one process, after PipeDream with n microbatches.
+    """Return workers of p stages in one process, after PipeDream with n microbatches.
 
     Args:
         reverse: all forwards first, then the backwards, the last microbatch first.
@@ -246,6 +255,6 @@ def played(
 
 @functools.cache
 def weights_by(mode: str, seed: int, p: int, n: int, reverse: bool) -> list[list[float]]:
-    """Weights of each stage after all microbatches."""
+    """Return the weights of each stage after all microbatches."""
     workers = played(functools.partial(Reference, mode=mode), seed, p, n, reverse=reverse)
     return [weights_of(worker.piece) for worker in workers]

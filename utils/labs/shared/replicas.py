@@ -24,7 +24,7 @@ from utils.checks.task import Report
 
 
 def net(seed: int, sizes: Sequence[int] = (6, 8, 8, 4)) -> nn.Sequential:
-    """An MLP with tanh, whose weights follow from the seed alone; it takes :func:`samples`."""
+    """Return an MLP with tanh for :func:`samples`; its weights follow from the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # that of the CPU alone: it takes a tenth
         layers: list[nn.Module] = [nn.Flatten()]
@@ -34,7 +34,7 @@ def net(seed: int, sizes: Sequence[int] = (6, 8, 8, 4)) -> nn.Sequential:
 
 
 def samples(seed: int, count: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Images [count, 1, 2, 3], [count, 3, 2] in double precision; labels int64 [count], 0 to 3."""
+    """Return images [count, 1, 2, 3], or float64 [count, 3, 2]; labels int64 [count], 0 to 3."""
     draw = torch.Generator().manual_seed(seed)
     shape = (3, 2) if dtype == torch.float64 else (1, 2, 3)
     images = torch.randn(count, *shape, generator=draw, dtype=torch.float64).to(dtype)
@@ -42,25 +42,25 @@ def samples(seed: int, count: int, dtype: torch.dtype = torch.float32) -> tuple[
 
 
 def weights_of(model: nn.Module) -> Tensor:
-    """A copy of all parameters in one row, in the order of ``model.parameters()``."""
+    """Return a copy of all parameters in one row, in the order of ``model.parameters()``."""
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
 
 
 def gradient_of(model: nn.Module) -> Tensor:
-    """All gradients in one row; zeros for those that are ``None``."""
+    """Return all gradients in one row; zeros for those that are ``None``."""
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return torch.cat([gradient.detach().reshape(-1) for gradient in found]).clone()
 
 
-def multiple(got: list[float], expected: list[float]) -> Iterator[Mistake]:
-    """The mistake that all numbers are the same multiple of what they should be."""
-    found, wanted = (torch.tensor(row, dtype=torch.float64) for row in (got, expected))
-    factor = (found @ wanted / (wanted @ wanted)).item() if found.shape == wanted.shape else 0.0
-    if not found.any():
-        yield Mistake(got, "all gradients are zeros")
-    elif (found - factor * wanted).abs().max() <= 1e-4 * found.abs().max():
-        said = f"every gradient is {factor:.4g} times what it should be: look at the divisor"
-        yield Mistake(got, said)
+def multiple(gradient: list[float], expected: list[float]) -> Iterator[Mistake]:
+    """Yield the mistake that all numbers are the same multiple of what they should be."""
+    row, right = (torch.tensor(numbers, dtype=torch.float64) for numbers in (gradient, expected))
+    factor = (row @ right / (right @ right)).item() if row.shape == right.shape else 0.0
+    if not row.any():
+        yield Mistake(gradient, "all gradients are zeros")
+    elif (row - factor * right).abs().max() <= 1e-4 * row.abs().max():
+        times = f"every gradient is {factor:.4g} times what it should be: look at the divisor"
+        yield Mistake(gradient, times)
 
 
 class Seeds(NamedTuple):
@@ -79,88 +79,91 @@ class Twin:
     """
 
     def __init__(self, model: nn.Module, rate: float):
-        self.model, self.rate = copy.deepcopy(model), rate
+        self.model = copy.deepcopy(model)
+        self.rate = rate
         self.old = torch.zeros_like(weights_of(model))
 
     def gradient(self, images: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-        """Of the loss, in one row."""
+        """Return the gradient of the loss, in one row."""
         self.model.zero_grad()
         functional.cross_entropy(self.model(images), labels, reduction=reduction).backward()
         return gradient_of(self.model)
 
     @torch.no_grad()
     def loss(self, images: Tensor, labels: Tensor, reduction: str = "mean") -> float:
-        """Of these samples, with the weights as they are."""
+        """Return the loss of these samples, with the weights as they are."""
         return functional.cross_entropy(self.model(images), labels, reduction=reduction).item()
 
     def after(self, gradient: Tensor) -> list[float]:
-        """The weights that a step along this gradient leads to."""
+        """Return the weights that a step along this gradient leads to."""
         return (weights_of(self.model) - self.rate * gradient).tolist()
 
     def step(self, images: Tensor, labels: Tensor) -> None:
-        """Take it."""
+        """Take a step."""
         self.old = self.gradient(images, labels)
         moved = weights_of(self.model) - self.rate * self.old
         nn.utils.vector_to_parameters(moved, self.model.parameters())
 
     def wrong_steps(self, images: Tensor, labels: Tensor, p: int, place: int) -> dict[str, list]:
-        """Where mistakes lead the replica at a place of p: name → weights."""
-        n = len(labels)
+        """Return, by name, the weights to which mistakes lead the replica at a place of p."""
         counts = [len(labels[r::p]) for r in range(p)]
         sums = [self.gradient(images[r::p], labels[r::p], "sum") for r in range(p)]
-        means = [s / max(count, 1) for s, count in zip(sums, counts, strict=True)]
-        whole = sum(sums) / n
-        gradients = {
+        whole = sum(sums) / len(labels)
+        gradients = _wrong_means(sums, counts, place) | {
             "still": torch.zeros_like(whole),
-            "own": means[place],
-            "own of the sum": sums[place],
-            "means": sum(means) / p,
-            "summed": sum(means),
             "kept": whole + self.old,
-            "divided": whole / p,
-            "own, divided": means[place] / p,
-            "multiplied": whole * p,
-            "sum over samples": whole * n,
             "sum over the part": sum(sums) / p,
         }
         return {name: self.after(gradient) for name, gradient in gradients.items()}
 
     def wrong_losses(self, images: Tensor, labels: Tensor, p: int, place: int) -> dict[str, Any]:
-        """What mistakes give for the mean loss of the minibatch, before the step is taken."""
-        n = len(labels)
+        """Return, by name, what mistakes give for the minibatch's mean loss before the step."""
+        counts = [len(labels[r::p]) for r in range(p)]
         sums = [self.loss(images[r::p], labels[r::p], "sum") for r in range(p)]
-        means = [s / max(len(labels[r::p]), 1) for r, s in enumerate(sums)]
         stepped = Twin(self.model, self.rate)
         stepped.step(images, labels)
-        return {
+        return _wrong_means(sums, counts, place) | {
             "nan": lambda loss: loss != loss,
-            "own": means[place],
-            "own of the sum": sums[place],
-            "means": sum(means) / p,
-            "summed": sum(means),
-            "sum over samples": sum(sums),
-            "divided": sum(sums) / n / p,
-            "own, divided": means[place] / p,
-            "own of all": sums[place] / n,
+            "own of all": sums[place] / len(labels),
             "afterwards": stepped.loss(images, labels),
         }
 
 
-def named(said: Mapping[str, str], wrong: Callable[..., Mapping], *args: Any) -> Iterator[Mistake]:
-    """The mistakes that a lab has words for, of all that `wrong(*args)` computes when asked."""
-    found = wrong(*args)
-    yield from (Mistake(found[name], text) for name, text in said.items())
+def _wrong_means(sums: list, counts: list[int], place: int) -> dict[str, Any]:
+    """Return, by name, what mistakes give at a place for a mean of losses or of gradients.
+
+    Args:
+        sums: over the samples of each part.
+        counts: of these samples.
+    """
+    p = len(counts)
+    means = [part / max(count, 1) for part, count in zip(sums, counts, strict=True)]
+    return {
+        "own": means[place],
+        "own of the sum": sums[place],
+        "own, divided": means[place] / p,
+        "means": sum(means) / p,
+        "summed": sum(means),
+        "sum over samples": sum(sums),
+        "divided": sum(sums) / sum(counts) / p,
+    }
+
+
+def named(words: Mapping[str, str], wrong: Callable[..., Mapping], *args: Any) -> Iterator[Mistake]:
+    """Yield the mistakes that a lab has words for, of all that `wrong(*args)` computes."""
+    results = wrong(*args)
+    yield from (Mistake(results[name], text) for name, text in words.items())
 
 
 def watched(model: nn.Module) -> list[Tensor]:
-    """What the model gets from now on: a copy of each input."""
+    """Return a list that gets a copy of each input of the model from now on."""
     seen: list[Tensor] = []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
     return seen
 
 
 def samples_found(seen: list[Tensor], images: Tensor) -> list[list[int]]:
-    """Of each forward pass, which samples of the minibatch; -1 for one that is not in it."""
+    """Return for each forward pass its samples of the minibatch; -1 for one that is not in it."""
     passes = []
     for tensor in seen:
         rows = tensor.reshape(-1, images[0].numel())
@@ -172,7 +175,7 @@ def samples_found(seen: list[Tensor], images: Tensor) -> list[list[int]]:
 def misshared(
     passes: Sequence[list[list[int]]], count: int, members: Sequence[int], *, equal: bool = False
 ) -> str | None:
-    """What is wrong with how ranks share the minibatch; ``None``: each sample is on one, once.
+    """Return what is wrong with how ranks share a minibatch; None: each sample is on one, once.
 
     Args:
         passes: of each member the samples of each forward pass.
@@ -195,40 +198,42 @@ def misshared(
             "right, the others compute again. What you need of the loss is in the first: reduce "
             "its sum over the ranks"
         )
-    said = "; ".join(f"rank {rank}: {part}" for rank, part in zip(members, parts, strict=True))
+    shared = "; ".join(f"rank {rank}: {part}" for rank, part in zip(members, parts, strict=True))
     same_size = f", and all parts have the same size{'' if equal else ', give or take one'}"
     return (
-        f"each sample must be on one rank, once{same_size}. The models got {said}. The part "
+        f"each sample must be on one rank, once{same_size}. The models got {shared}. The part "
         "depends on dist.get_rank(group) and dist.get_world_size(group)"
     )
 
 
-def composed(own: Sequence[tuple[Tensor, Tensor]], steps: Sequence[dict]) -> tuple[Tensor, Tensor]:
-    """The minibatch in which each sample is that of the rank whose model got it.
+def composed(
+    minibatches: Sequence[tuple[Tensor, Tensor]], steps: Sequence[dict]
+) -> tuple[Tensor, Tensor]:
+    """Return the minibatch in which each sample is that of the rank whose model got it.
 
     Args:
-        own: minibatches of the same size, of each member one, which the others do not know.
+        minibatches: one of each member, of the same size, which the others do not know.
         steps: of each member what :func:`taken` told. What they got by mistake is the first one's.
     """
-    images, labels = own[0][0].clone(), own[0][1].clone()
-    for step, (theirs, of_theirs) in zip(steps, own, strict=True):
+    images, labels = (tensor.clone() for tensor in minibatches[0])
+    for step, (theirs, of_theirs) in zip(steps, minibatches, strict=True):
         part = [k for k in itertools.chain(*step["passes"]) if 0 <= k < len(labels)]
         images[part], labels[part] = theirs[part], of_theirs[part]
     return images, labels
 
 
 def scaled(row: Tensor, like: Tensor) -> list[float]:
-    """The row in units of the largest number of another one."""
+    """Return the row in units of the largest number of another one."""
     return (row / like.abs().max().clamp(min=1e-30)).tolist()
 
 
 def one_number(value: Any) -> Any:
-    """The number in a list of one, as a tensor of one number becomes; all else as it is."""
+    """Return the number in a list of one, as a tensor of one number becomes; all else as it is."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, batch, **kw) -> dict:
-    """What a step did: its loss, the weights afterwards, what the model got, what was sent."""
+    """Take a step; return its loss, the weights afterwards, what the model got, what was sent."""
     (images, labels), before, steps = batch, weights_of(model), []
     noted = optimizer.register_step_pre_hook(
         lambda *_: steps.append(fingerprint(gradient_of(model)))
@@ -262,32 +267,60 @@ class GroupStep:
     """
 
     members: list[int]
-    steps: list[dict[str, Any]]
+    steps: Sequence[dict[str, Any]]
     twin: Twin
     batch: tuple[Tensor, Tensor]
     where: str
 
 
-def judge_step(
-    report: Report,
-    group_step: GroupStep,
-    mistakes: Sequence[Mapping[str, str]],
-    around: Callable[[dict[str, Any], Iterator[Step]], Iterator[Step]],
-    *,
-    equal: bool = False,
-) -> bool:
-    """Judge who computes what, the communication, the weights and the loss of a group.
+#: Words for :meth:`Twin.wrong_steps`, and for :meth:`Twin.wrong_losses`.
+Words = tuple[Mapping[str, str], Mapping[str, str]]
+#: For a member's step, and for what compares its weights and loss: all that the member has to do.
+Around = Callable[[dict[str, Any], Iterator[Step]], Iterator[Step]]
 
-    Args:
-        mistakes: words for :meth:`Twin.wrong_steps` and for :meth:`Twin.wrong_losses`.
-        around: of a member's step, and of what compares its weights and loss, all that it has to
-            do.
-        equal: all parts must have the same size.
 
-    Returns:
-        Whether all is right.
+@dataclass(frozen=True)
+class GroupTraining:
+    """Training steps of a group, and what is needed to judge them.
+
+    Attributes:
+        twin: as it is before the first step; it takes each step that is right.
+        members: the global ranks of the group.
+        steps: for each step and each member what :func:`taken` told.
+        minibatches: for each step and each member the minibatch of its own samples.
+        where: each step, in words.
     """
-    members, steps, where = group_step.members, group_step.steps, group_step.where
+
+    twin: Twin
+    members: list[int]
+    steps: Sequence[Sequence[dict[str, Any]]]
+    minibatches: Sequence[Sequence[tuple[Tensor, Tensor]]]
+    where: Sequence[str]
+
+    def right_steps(
+        self, report: Report, mistakes: Words, around: Around, *, equal: bool = False
+    ) -> Iterator[GroupStep]:
+        """Judge one step after the other; yield each that is right, and end at one that isn't.
+
+        Args:
+            equal: all parts of a minibatch must have the same size.
+        """
+        for steps, own, where in zip(self.steps, self.minibatches, self.where, strict=True):
+            batch = composed(own, steps)
+            group_step = GroupStep(self.members, steps, self.twin, batch, where)
+            if not _judge_step(report, group_step, mistakes, around, equal):
+                return
+            yield group_step
+            self.twin.step(*batch)
+
+
+def _judge_step(
+    report: Report, group_step: GroupStep, mistakes: Words, around: Around, equal: bool
+) -> bool:
+    """Judge who computes what, what is sent, the weights and the loss; return if all is right."""
+    members = group_step.members
+    steps = group_step.steps
+    where = group_step.where
     if any(len(step["stepped"]) != step["steps"] for step in steps):
         raise ValueError("a rank's reply lists more or fewer optimizer steps than it counts")
     passes = [step["passes"] for step in steps]
@@ -301,18 +334,20 @@ def judge_step(
     return all(right) and report.facts(None, _different_replicas(steps, where))
 
 
-def _compared_with_twin(
-    group_step: GroupStep, place: int, mistakes: Sequence[Mapping[str, str]]
-) -> Iterator[Step]:
+def _compared_with_twin(group_step: GroupStep, place: int, mistakes: Words) -> Iterator[Step]:
     """Yield that the weights and the loss of a member are those of the sequential step."""
-    twin, batch, step = group_step.twin, group_step.batch, group_step.steps[place]
+    twin = group_step.twin
+    batch = group_step.batch
+    step = group_step.steps[place]
     of_steps, of_losses = mistakes
-    p, where = len(group_step.members), group_step.where
+    p = len(group_step.members)
+    where = group_step.where
     likely = named(of_steps, twin.wrong_steps, *batch, p, place)
     weights = twin.after(twin.gradient(*batch))
     yield value(step["weights"], weights, likely, what=f"{where}: not the sequential step")
     likely = named(of_losses, twin.wrong_losses, *batch, p, place)
-    loss, form = twin.loss(*batch), "the mean loss of the minibatch"
+    loss = twin.loss(*batch)
+    form = "the mean loss of the minibatch"
     what = f"{where}: the loss"
     yield value(step["loss"], loss, likely, what=what, form=form, tolerance=1e-4)
 
@@ -331,7 +366,7 @@ def _different_replicas(steps: Sequence[dict[str, Any]], where: str) -> dict[str
 
 @contextlib.contextmanager
 def network(latency: float | None = None, bandwidth: float = 1e9) -> Iterator[None]:
-    """A network (seconds, bytes/s) on this rank, by default the machine's own.
+    """Put this rank on a network (seconds, bytes/s), by default the machine's own.
 
     The one before is back afterwards.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 Schedule = list[list[tuple[str, int]]]
 
@@ -27,7 +28,7 @@ _ACTION = re.compile(r"([FB])(\d+)")
 
 
 def parse(text: str) -> list[list[tuple[str, int]]]:
-    """A schedule from lines such as ``F0 F1 B1 B0``, one for each stage.
+    """Return a schedule from lines such as ``F0 F1 B1 B0``, one for each stage.
 
     Raises:
         ValueError: a word is no action; names the line and the word.
@@ -35,27 +36,27 @@ def parse(text: str) -> list[list[tuple[str, int]]]:
     lines = [line.split("#")[0].split() for line in text.strip().splitlines()]
     schedule = []
     for stage, words in enumerate(line for line in lines if line):
-        found = [_ACTION.fullmatch(word) for word in words]
-        if None in found:
-            odd = words[found.index(None)]
+        matches = [_ACTION.fullmatch(word) for word in words]
+        if None in matches:
+            odd = words[matches.index(None)]
             raise ValueError(f"stage {stage}: {odd!r} is no action; write F2 or B2, for example")
-        schedule.append([(match[1], int(match[2])) for match in found])
+        schedule.append([(match[1], int(match[2])) for match in matches])
     return schedule
 
 
 def written(schedule: Schedule) -> str:
-    """The reverse of :func:`parse`."""
+    """Return a schedule as text, the reverse of :func:`parse`."""
     return "\n".join(" ".join(f"{kind}{k}" for kind, k in actions) for actions in schedule)
 
 
 def gpipe(p: int, m: int) -> Schedule:
-    """All forwards, then all backwards, the last first."""
+    """Return the schedule of all forwards, then all backwards, the last first."""
     actions = [("F", k) for k in range(m)] + [("B", k) for k in reversed(range(m))]
     return [list(actions) for _ in range(p)]
 
 
 def warmed(m: int, warmups: Sequence[int]) -> Schedule:
-    """So many forwards on each stage, then one forward and one backward in turn."""
+    """Return so many forwards on each stage, then one forward and one backward in turn."""
     schedule = []
     for first in (min(m, max(w, 0)) for w in warmups):
         actions = [("F", k) for k in range(first)]
@@ -66,18 +67,21 @@ def warmed(m: int, warmups: Sequence[int]) -> Schedule:
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
-    """The schedule of 1F1B."""
+    """Return the schedule of 1F1B."""
     return warmed(m, [p - 1 - s for s in range(p)])
 
 
 def zero_bubble(p: int, m: int) -> list[list]:
-    """Spans of 1F1B with each backward in two halves: I for the input, W for the weights.
+    """Return spans of 1F1B whose backward has two halves: I for the input, W for the weights.
 
     F, I and W take a time of 1. A stage does W where it would wait, and at the end. Like ZB-H1 of
     P. Qi et al., "Zero Bubble Pipeline Parallelism" (2024).
     """
-    todo, late = [list(actions) for actions in one_f_one_b(p, m)], [[] for _ in range(p)]
-    ends, spans, now = {}, [], 0
+    todo = [list(actions) for actions in one_f_one_b(p, m)]
+    late = [[] for _ in range(p)]
+    ends = {}
+    spans = []
+    now = 0
     while any(todo) or any(late):
         begun = []
         for s in range(p):
@@ -95,7 +99,7 @@ def zero_bubble(p: int, m: int) -> list[list]:
 
 
 def needs(p: int, stage: int, kind: str, k: int) -> tuple[int, str, int] | None:
-    """What an action waits for on another stage, or on the last one itself."""
+    """Return what an action waits for on another stage, or on the last one itself."""
     if kind == "F":
         return (stage - 1, "F", k) if stage else None
     return (stage + 1, "B", k) if stage < p - 1 else (stage, "F", k)
@@ -104,9 +108,12 @@ def needs(p: int, stage: int, kind: str, k: int) -> tuple[int, str, int] | None:
 def planned(
     schedule: Schedule, forward: float = 1, backward: float = 2, needs: Callable = needs
 ) -> tuple[list[list], list[int]]:
-    """Spans [stage, kind, k, start, end] of all that can be done, and how many of each stage."""
-    p, ends = len(schedule), {}
-    spans, free, done = [], [0] * p, [0] * p
+    """Return spans of all actions that can be done, and how many there are of each stage."""
+    p = len(schedule)
+    ends = {}
+    spans = []
+    free = [0] * p
+    done = [0] * p
     while True:
         before = len(spans)
         for s, actions in enumerate(schedule):
@@ -123,40 +130,49 @@ def planned(
 
 
 def faults(schedule: Schedule) -> str | None:
-    """Why a schedule is not complete or not legal; ``None`` if it is both."""
-    every = {tuple(action) for actions in schedule for action in actions}
-    m = 1 + max((k for _, k in every), default=-1)
+    """Return why a schedule is not complete or not legal; None if it is both."""
+    return _incomplete(schedule) or _illegal(schedule)
+
+
+def _incomplete(schedule: Schedule) -> str | None:
+    m = 1 + max((k for actions in schedule for _, k in actions), default=-1)
     for s, actions in enumerate(schedule):
         for kind in "FB":
-            there = [k for one, k in actions if one == kind]
-            missing, twice = set(range(m)) - set(there), {k for k in there if there.count(k) > 1}
-            if missing or twice:
-                which, how = (missing, "is missing") if missing else (twice, "is there twice")
-                return f"stage {s}: {kind}{min(which)} {how}"
+            there = [k for other, k in actions if other == kind]
+            missing = set(range(m)) - set(there)
+            twice = {k for k in there if there.count(k) > 1}
+            if missing:
+                return f"stage {s}: {kind}{min(missing)} is missing"
+            if twice:
+                return f"stage {s}: {kind}{min(twice)} is there twice"
+    return None
+
+
+def _illegal(schedule: Schedule) -> str | None:
     _, done = planned(schedule)
-    stuck = [(s, schedule[s][n]) for s, n in enumerate(done) if n < len(schedule[s])]
-    if not stuck:
-        return None
-    p, said = len(schedule), []
-    for s, (kind, k) in stuck:
-        where, what, of = needs(p, s, kind, k)
-        said.append(f"stage {s} waits with {kind}{k} for {what}{of} of stage {where}")
-    return "not legal, nobody can go on: " + "; ".join(said)
+    waits = []
+    for s, count in enumerate(done):
+        if count < len(schedule[s]):
+            kind, k = schedule[s][count]
+            stage, other_kind, other_k = needs(len(schedule), s, kind, k)
+            waits.append(
+                f"stage {s} waits with {kind}{k} for {other_kind}{other_k} of stage {stage}"
+            )
+    return f"not legal, nobody can go on: {'; '.join(waits)}" if waits else None
 
 
 def idle(spans: Sequence[Sequence]) -> float:
-    """The bubble: the share of time in which stages are idle."""
+    """Return the bubble, the share of time in which stages are idle."""
     busy = sum(span[4] - span[3] for span in spans)
     length = max(span[4] for span in spans) - min(span[3] for span in spans)
     return 1 - busy / (len({span[0] for span in spans}) * length)
 
 
 def held(schedule: Schedule) -> list[int]:
-    """The most microbatches that each stage has at once."""
+    """Return the most microbatches that each stage has at once."""
     most = []
     for actions in schedule:
-        counts = [sum(1 if kind == "F" else -1 for kind, _ in actions[: n + 1])
-                  for n in range(len(actions))]  # fmt: skip
+        counts = accumulate(1 if kind == "F" else -1 for kind, _ in actions)
         most.append(max(counts, default=0))
     return most
 
@@ -168,7 +184,9 @@ def look_at(text: str, limit: int, backward: float = 2) -> None:
         print(f"✗ {said}")
         return
     spans, _ = planned(schedule, 1, backward)
-    p, m, most = len(schedule), len(schedule[0]) // 2, held(schedule)
+    p = len(schedule)
+    m = len(schedule[0]) // 2
+    most = held(schedule)
     bound = warmed(m, [min(limit, p - s) - 1 for s in range(p)])
     known = idle(planned(bound, 1, backward)[0])
     print(f"legal and complete: {p} stages, {m} microbatches, length {max(s[4] for s in spans)}")

@@ -58,7 +58,7 @@ done
 
 
 def series(nodes: int, domains: int, cores: int, *arguments: object, time: str = "00:20:00") -> str:
-    """The text of a batch script: train.py on 1, 2, 4, … ranks, up to one for each domain.
+    """Return a batch script that runs train.py on 1, 2, 4, … ranks, up to one for each domain.
 
     Args:
         nodes, domains, cores: nodes, NUMA domains of a node, cores of a domain. Ranks fill a node
@@ -86,7 +86,7 @@ _INSTEAD = {"SBATCH_PARTITION": "--partition", "SBATCH_TIMELIMIT": "--time"}
 
 
 def submit(script: Path) -> str:
-    """Hand a batch script in, in its own folder; what `sbatch` says.
+    """Hand a batch script in, in its own folder, and return what `sbatch` says.
 
     Not what its partition can never give: then the text says what that is. A job that waits for
     nothing that will come stays in the queue, and the text says so.
@@ -94,21 +94,22 @@ def submit(script: Path) -> str:
     instead = {name: os.environ[name] for name in _INSTEAD if os.environ.get(name)}
     asked = request(script.read_text().splitlines())
     asked |= {_INSTEAD[name]: value for name, value in instead.items()}
-    if lack := slurm.shortfall(asked):
-        said = f"Not handed in, as it could never start: {lack}. Ask for less."
+    lack = slurm.shortfall(asked)
+    if lack:
         counts = (f" {name}={value} counts, not the script." for name, value in instead.items())
-        return said + "".join(counts)
+        return f"Not handed in, as it could never start: {lack}. Ask for less." + "".join(counts)
     command = ["sbatch", script.name]
     done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, timeout=60)
-    said = done.stdout + done.stderr
-    job = re.search(r"Submitted batch job (\d+)", said)
-    if job and (never := slurm.why_never(job[1])):
-        said += f"It waits for what will not come: {never}. End it: scancel {job[1]}\n"
-    return said
+    reply = done.stdout + done.stderr
+    job = re.search(r"Submitted batch job (\d+)", reply)
+    never = slurm.why_never(job[1]) if job else ""
+    if never:
+        reply += f"It waits for what will not come: {never}. End it: scancel {job[1]}\n"
+    return reply
 
 
 def of_the_site() -> dict[str, str]:
-    """What each batch script has of the site: ``options``, ``setup``, ``prefix``."""
+    """Return what each batch script has of the site: ``options``, ``setup``, ``prefix``."""
     settings = _site()
     options = [f"--{name}={settings[name]}" for name in ("partition", "account") if settings[name]]
     options += settings["options"]
@@ -120,7 +121,7 @@ def of_the_site() -> dict[str, str]:
 
 
 def _site() -> dict:
-    """The site's `partition`, `account`, `options` and `setup`; see hpc/site.toml."""
+    """Return the site's `partition`, `account`, `options` and `setup`; see hpc/site.toml."""
     file = Path(PREFIX, "etc/ddl-labs/site.toml")
     found = tomllib.loads(file.read_text())["slurm"] if file.is_file() else {}
     return {"partition": "", "account": "", "options": [], "setup": []} | found
@@ -147,37 +148,40 @@ _LONG |= {"--cpus-per-rank": "--cpus-per-proc"}
 
 
 def unreadable(text: str) -> str:
-    """Why bash can't read a script; "" if it can."""
+    """Return why bash can't read a script; "" if it can."""
     return subprocess.run(["bash", "-n"], input=text, **_BASH).stderr.partition("\n")[0]
 
 
 def request(lines: Iterable[str]) -> dict[str, str]:
-    """What the `#SBATCH` lines ask for, by the long names of the options."""
+    """Return what the `#SBATCH` lines ask for, by the long names of the options."""
     asked = {}
     for line in lines:
         if line.startswith("#SBATCH"):
             words = shlex.shlex(line.removeprefix("#SBATCH"), posix=True, punctuation_chars=False)
-            words.whitespace_split, words.commenters, words.quotes = True, "#", ""
+            words.whitespace_split = True
+            words.commenters = "#"
+            words.quotes = ""
             asked |= options(list(words))
     return asked
 
 
 def options(words: list[str]) -> dict[str, str]:
-    """{"--nodes": "4"} of "-N 4", "-N4", "--nodes 4" or "--nodes=4"; the first one counts."""
-    found = {}
+    """Return {"--nodes": "4"} of "-N 4", "-N4", or "--nodes=4"; the first one counts."""
+    values: dict[str, str] = {}
     for word, following in zip(words, [*words[1:], "-"], strict=True):
         name, equals, value = word.partition("=")
-        if attached := re.fullmatch(r"(-[Nnct](?=\d)|-p)(\S+)", word):
-            name, equals, value = attached[1], "=", attached[2]
-        if not equals and not following.startswith("-"):
+        attached = re.fullmatch(r"(-[Nnct](?=\d)|-p)(\S+)", word)
+        if attached:
+            name, value = attached.groups()
+        elif not equals and not following.startswith("-"):
             value = following
         if name.startswith("-"):
-            found.setdefault(_LONG.get(name, name), value)
-    return found
+            values.setdefault(_LONG.get(name, name), value)
+    return values
 
 
 def launches(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]:
-    """What a script would launch in such a job: launcher, OMP_NUM_THREADS, arguments; of each call.
+    """Return the calls that a script would launch: launcher, OMP_NUM_THREADS, and arguments.
 
     Bash runs it, with Slurm's variables, in an empty folder and without any command.
     """
@@ -186,7 +190,7 @@ def launches(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]
 
 
 def left(text: str, nodes: int, domains: int, cores: int) -> bool:
-    """Whether a script ends without waiting for what it has launched, see :func:`launches`."""
+    """Return whether a script ends without waiting for what it has launched."""
     if re.search(r"<\s*/dev/null", text):
         return False  # then an empty stdin says nothing
     calls = _rehearsed(text, nodes, domains, cores)
@@ -195,7 +199,7 @@ def left(text: str, nodes: int, domains: int, cores: int) -> bool:
 
 
 def minutes(limit: str) -> float | None:
-    """Minutes of a time limit in one of Slurm's forms; ``None`` where Slurm could not read it."""
+    """Return the minutes of a time limit as Slurm reads it; None where it can't."""
     form = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
     if not form:
         return None
@@ -207,13 +211,14 @@ def minutes(limit: str) -> float | None:
 
 
 def _rehearsed(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]:
-    """Calls of launchers and of `wait`, in their order."""
+    """Return the calls of launchers and of `wait`, in their order."""
     ranks = nodes * domains
     slurm = {"NTASKS": ranks, "NPROCS": ranks, "NTASKS_PER_NODE": domains, "NNODES": nodes}
     slurm |= {"CPUS_PER_TASK": cores, "JOB_NUM_NODES": nodes, "JOB_ID": 1}
     bare = re.sub(rf"[\w./~-]*/({'|'.join(LAUNCHERS)})\b", r"\1", text)
     with tempfile.TemporaryDirectory() as folder:
-        notes, start = Path(folder, "notes"), Path(folder, "start")
+        notes = Path(folder, "notes")
+        start = Path(folder, "start")
         notes.touch()
         start.write_text(_REHEARSAL)
         for name in LAUNCHERS:

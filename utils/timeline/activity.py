@@ -1,4 +1,4 @@
-"""What the ranks told, on one clock: who was blocked when, what met what, and the sums.
+"""The ranks' activity on one clock: who was blocked when, what met what, and the sums.
 
 Nothing here draws or asks; times are seconds since the cell began on the first rank.
 """
@@ -29,7 +29,6 @@ class Lane:
         rank: global rank.
         begin, end: of the cell on this rank. A cell that still runs ends with the last event.
         records: its communications, by start.
-        steps: when each ``optimizer.step()`` was over.
         problem: why nothing is known of the rank, else empty.
     """
 
@@ -37,7 +36,6 @@ class Lane:
     begin: float = 0.0
     end: float = 0.0
     records: list[dict] = field(default_factory=list)
-    steps: list[float] = field(default_factory=list)
     problem: str = ""
 
 
@@ -51,9 +49,10 @@ def lanes(reports: list[dict], offsets: list[float]) -> list[Lane]:
         reports: of each rank.
         offsets: seconds that each rank's clock is ahead of rank 0's.
     """
-    zeros = [_first(report) - off for report, off in zip(reports, offsets, strict=True)]
-    zero = min((time for time in zeros if time < math.inf), default=0.0)
-    made = [_lane(report, zero + offset) for report, offset in zip(reports, offsets, strict=True)]
+    by_rank = list(zip(reports, offsets, strict=True))
+    zero = min((_first(report) - offset for report, offset in by_rank), default=math.inf)
+    shift = zero if zero < math.inf else 0.0
+    made = [_lane(report, shift + offset) for report, offset in by_rank]
     latest = max((time for lane in made for time in _times(lane)), default=0.0)
     for lane, report in zip(made, reports, strict=True):
         if report.get("end") is None and not lane.problem:
@@ -64,9 +63,9 @@ def lanes(reports: list[dict], offsets: list[float]) -> list[Lane]:
 
 
 def _first(report: dict) -> float:
-    """When the report begins on its own clock; infinite where it tells nothing."""
-    begin = [report["begin"]] if report.get("begin") is not None else []
-    return min([*begin, *(r["start"] for r in report.get("records", []))], default=math.inf)
+    """Return when the report begins on its own clock; infinite where it tells nothing."""
+    times = [report.get("begin"), *(record["start"] for record in report.get("records", []))]
+    return min((time for time in times if time is not None), default=math.inf)
 
 
 def _lane(report: dict, shift: float) -> Lane:
@@ -77,12 +76,11 @@ def _lane(report: dict, shift: float) -> Lane:
     first = _first(report)
     begin = 0.0 if first == math.inf else first - shift
     end = begin if report["end"] is None else report["end"] - shift
-    steps = [time - shift for time in report.get("steps", [])]
-    return Lane(report["rank"], begin, end, records, steps)
+    return Lane(report["rank"], begin, end, records)
 
 
 def _shifted(record: dict, rank: int, shift: float) -> dict:
-    """The record on the common clock; what never happened is None there, as 0 is a time."""
+    """Put a record on the common clock; what never happened is None there, as 0 is a time."""
 
     def time(seconds: float) -> float | None:
         return seconds - shift if seconds else None
@@ -97,7 +95,7 @@ def _shifted(record: dict, rank: int, shift: float) -> dict:
 
 
 def _waits(record: dict) -> list[list[float]]:
-    """When a caller was blocked. A blocking call blocks from its begin, not from its wait."""
+    """Return when a caller was blocked. A blocking call blocks from its begin."""
     waits = record["waits"]
     if not record["blocking"] or not (waits or record["end"]):
         return waits
@@ -105,9 +103,9 @@ def _waits(record: dict) -> list[list[float]]:
 
 
 def _meet(records: list[dict]) -> None:
-    """Partners are there when the last one has called; a rank alone notices it later.
+    """Correct ``matched``: partners are there when the last one has called.
 
-    Some notice only at the end, such as the sender of a large message.
+    A rank alone notices it later, some only at the end, such as the sender of a large message.
     """
     for met in [*messages(records), *collectives(records)]:
         last = max(record["start"] for record in met)
@@ -129,13 +127,11 @@ def _find_eager(made: list[Lane]) -> None:
     }
     silent = {lane.rank for lane in made if lane.problem}
     for record in records:
-        sent = record["op"] == "send" and record["message"] is not None
-        record["eager"] = (
-            sent
-            and record["end"] is not None
-            and partner(record) not in silent
-            and record["end"] <= came.get(tuple(record["message"]), math.inf)
-        )
+        record["eager"] = False
+        over = record["op"] == "send" and None not in (record["message"], record["end"])
+        # A rank that does not answer may have received it.
+        if over and partner(record) not in silent:
+            record["eager"] = record["end"] <= came.get(tuple(record["message"]), math.inf)
         if record["eager"]:
             record["matched"] = record["start"]
 
@@ -172,16 +168,8 @@ def held(record: dict, since: float, until: float) -> list[Part]:
     ]
 
 
-def blocked(record: dict, horizon: float) -> list[Part]:
-    """Return when the operation held the computing thread. An open wait lasts until the horizon."""
-    parts = []
-    for begin, end in record["waits"]:
-        parts += held(record, begin, horizon if end is None else end)
-    return parts
-
-
 def sweep(parts: Iterable[Part]) -> list[Part]:
-    """Parts that may overlap, as parts in order that don't: the strongest state counts."""
+    """Return parts that may overlap as parts in order that don't: the strongest state counts."""
     edges = sorted(
         (time, change, state)
         for begin, end, state in parts
@@ -202,12 +190,21 @@ def sweep(parts: Iterable[Part]) -> list[Part]:
     return swept
 
 
+def waits(lane: Lane) -> list[tuple[float, float, dict]]:
+    """Return begin, end and record of each wait; an open one lasts until the cell's end."""
+    return [
+        (begin, lane.end if end is None else end, record)
+        for record in lane.records
+        for begin, end in record["waits"]
+    ]
+
+
 def states(lane: Lane) -> list[Part]:
     """Return what the computing thread did from the cell's begin to its end, without gaps."""
     if lane.problem:
         return []
-    waits = [part for record in lane.records for part in blocked(record, lane.end)]
-    return sweep([(lane.begin, lane.end, COMPUTING), *waits])
+    blocked = [part for begin, end, record in waits(lane) for part in held(record, begin, end)]
+    return sweep([(lane.begin, lane.end, COMPUTING), *blocked])
 
 
 def background(lane: Lane) -> list[dict]:
@@ -215,9 +212,10 @@ def background(lane: Lane) -> list[dict]:
     return [record for record in lane.records if not record["blocking"]]
 
 
-def end_of(record: dict, lane: Lane) -> float:
-    """Return when an operation was over; one that never was lasts as long as the cell."""
-    return max(record["start"], lane.end) if record["end"] is None else record["end"]
+def span(record: dict, lane: Lane) -> tuple[float, float]:
+    """Return begin and end of an operation; one that was never over lasts as long as the cell."""
+    start, end = record["start"], record["end"]
+    return start, max(start, lane.end) if end is None else end
 
 
 def rows(spans: list[tuple[float, float]]) -> list[int]:
@@ -231,7 +229,8 @@ def rows(spans: list[tuple[float, float]]) -> list[int]:
         while busy and busy[0][0] <= begin:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if not free:
-            free, count = [count], count + 1
+            free = [count]
+            count += 1
         placed[index] = heapq.heappop(free)
         heapq.heappush(busy, (end, placed[index]))
     return placed
@@ -278,14 +277,14 @@ def partner(record: dict) -> int | None:
 # -- sums -------------------------------------------------------------------------------------
 
 
-def totals(lane: Lane, since: float = -math.inf, until: float = math.inf) -> dict:
-    """Return what a rank communicated between two times (seconds), and how its time went.
+def totals(lane: Lane) -> dict:
+    """Return what a rank communicated, in bytes and messages, and how its time went, in seconds.
 
-    Bytes and messages are those of operations that began then and are over. A record that knows
-    what was ``moved_out`` and ``moved_in`` counts there; any other collective by its tensors.
+    Bytes and messages are those of operations that are over. A record that knows what was
+    ``moved_out`` and ``moved_in`` counts there; any other collective by its tensors.
     """
     over = [record for record in lane.records if record["end"] is not None]
-    timed = _between(states(lane), since, until)
+    timed = states(lane)
     spent = dict.fromkeys(_PRECEDENCE, 0.0)
     for begin, end, state in timed:
         spent[state] += end - begin
@@ -293,43 +292,37 @@ def totals(lane: Lane, since: float = -math.inf, until: float = math.inf) -> dic
     computing = [part for part in timed if part[2] == COMPUTING]
     return {
         "rank": lane.rank,
-        **_traffic([record for record in over if since <= record["start"] < until]),
+        **_traffic(over),
         "seconds computing": spent[COMPUTING],
         "seconds waiting": spent[WAITING] + spent[AWAITING] + spent[STUCK],
         "seconds waiting for background": spent[AWAITING],
         "seconds communicating": spent[COMMUNICATING],
-        "seconds hidden": _overlap(moving, computing),
+        # What is in both.
+        "seconds hidden": _length(moving) + _length(computing) - _length([*moving, *computing]),
     }
 
 
-def _between(parts: list[Part], since: float, until: float) -> list[Part]:
-    """What of the parts lies between two times."""
-    cut = [(max(begin, since), min(end, until), state) for begin, end, state in parts]
-    return [part for part in cut if part[1] > part[0]]
+# The sums of bytes and of operations that a kind of operation counts in.
+_POINT_TO_POINT_SUMS = {
+    "send": ("bytes sent", "messages sent"),
+    "recv": ("bytes received", "messages received"),
+}
+_COLLECTIVE_SUMS = ("bytes in collectives", "collectives")
 
 
 def _traffic(records: list[dict]) -> dict[str, int]:
-    sums = dict.fromkeys(
-        ("bytes sent", "bytes received", "bytes in collectives",
-         "messages sent", "messages received", "collectives"), 0
-    )  # fmt: skip
+    sizes, counts = zip(*_POINT_TO_POINT_SUMS.values(), _COLLECTIVE_SUMS, strict=True)
+    sums = dict.fromkeys([*sizes, *counts], 0)
     for record in records:
-        to_sum, count = {
-            "send": ("bytes sent", "messages sent"),
-            "recv": ("bytes received", "messages received"),
-        }.get(record["op"], ("bytes in collectives", "collectives"))
+        size, count = _POINT_TO_POINT_SUMS.get(record["op"], _COLLECTIVE_SUMS)
         sums[count] += 1
-        if record.get("moved_out") is None and record.get("moved_in") is None:
-            sums[to_sum] += record["nbytes"]
+        moved_out, moved_in = record.get("moved_out"), record.get("moved_in")
+        if moved_out is None and moved_in is None:
+            sums[size] += record["nbytes"]
         else:
-            sums["bytes sent"] += record.get("moved_out") or 0
-            sums["bytes received"] += record.get("moved_in") or 0
+            sums["bytes sent"] += moved_out or 0
+            sums["bytes received"] += moved_in or 0
     return sums
-
-
-def _overlap(some: list[Part], others: list[Part]) -> float:
-    """Seconds that are in both."""
-    return _length(some) + _length(others) - _length([*some, *others])
 
 
 def _length(parts: list[Part]) -> float:

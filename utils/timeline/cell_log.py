@@ -1,4 +1,4 @@
-"""What runs on the ranks for a timeline: note when cells begin and end, tell what was recorded."""
+"""The rank's side of a timeline: when its cells begin and end, and what was recorded in between."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
-    from torch.optim import Optimizer
 
     from torch_mpi.protocol.world import World
     from torch_mpi.record import Call
 
-# Of this rank's last cell: when it began and ended, the position of its first record, and when each
-# optimizer.step() was over.
-_cell = SimpleNamespace(begin=None, end=None, mark=0, steps=[], hooked=False)
+# This rank's last cell: when it began and ended, and the position of its first record.
+_cell = SimpleNamespace(begin=None, end=None, mark=0)
 # The communicator that clocks are compared on.
 _clock = SimpleNamespace(comm=None, usable=True)
 
@@ -39,25 +37,9 @@ def start_watching(user_ns: dict[str, Any], *, rank: int) -> None:
 def _begin(info: ExecutionInfo) -> None:
     from torch_mpi.record import log
 
-    _note_steps()
     _cell.mark = log.mark()
     _cell.begin = time.perf_counter()
     _cell.end = None
-    _cell.steps = []
-
-
-def _note_steps() -> None:
-    """Have every optimizer note its steps, once PyTorch is there: importing it takes seconds."""
-    module = sys.modules.get("torch.optim.optimizer")
-    if module is not None and not _cell.hooked:
-        module.register_optimizer_step_post_hook(_stepped)
-        _cell.hooked = True
-
-
-def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    # A check may train between two cells.
-    if _cell.end is None:
-        _cell.steps.append(time.perf_counter())
 
 
 def _end(result: ExecutionResult) -> None:
@@ -76,9 +58,9 @@ def report(user_ns: dict[str, Any], *, rank: int) -> dict[str, Any]:
 
     records = [as_record(call) for call in log.since(_cell.mark)]
     # Ranks that went on without a dead one have other numbers since.
-    rank = world.rank if (world := backend_world()) else rank
-    cell = {"begin": _cell.begin, "end": _cell.end, "steps": list(_cell.steps)}
-    return {"rank": rank, **cell, "records": records}
+    world = backend_world()
+    rank = world.rank if world else rank
+    return {"rank": rank, "begin": _cell.begin, "end": _cell.end, "records": records}
 
 
 def clock_offset(user_ns: dict[str, Any], *, rank: int) -> float:
@@ -89,7 +71,8 @@ def clock_offset(user_ns: dict[str, Any], *, rank: int) -> float:
     Raises:
         TimeoutError: a rank does not take part; from then on at once.
     """
-    if (world := backend_world()) and world.one_machine:
+    world = backend_world()
+    if world and world.one_machine:
         return 0.0
     from mpi4py import MPI
 

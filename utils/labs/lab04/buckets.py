@@ -1,0 +1,91 @@
+"""Buckets by PyTorch's rule, and what mistakes give."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+from utils.checks.mistakes import Mistake, table
+
+
+def assign(
+    sizes: list[int], cap: int, first_cap: int, closes=lambda full, cap, _: full >= cap
+) -> list[list[int]]:
+    """Return buckets by PyTorch's rule (`dist._compute_bucket_assignment_by_size`).
+
+    Another one: `closes(full, cap, next)`, bytes in the bucket, its cap, bytes of what follows.
+    """
+    buckets: list[list[int]] = [[]]
+    for k, following in enumerate([*sizes[1:], 0][: len(sizes)]):
+        buckets[-1].append(k)
+        full = sum(sizes[j] for j in buckets[-1])
+        if closes(full, first_cap if len(buckets) == 1 else cap, following):
+            buckets.append([])
+    return buckets if buckets[-1] else buckets[:-1]
+
+
+def cases(seed: int) -> list[dict]:
+    """Return sizes and caps: first those that tell mistakes apart, then random and special ones."""
+    draw = random.Random(seed)
+    cases = [([40, 100, 100, 300, 300, 40], 400, 120)]
+    for _ in range(6):
+        sizes = [4 * draw.choice((3, 10, 40, 100, 256)) for _ in range(draw.randint(6, 14))]
+        cases.append((sizes, draw.randint(400, 1500), draw.randint(60, 300)))
+    cases.append(([100, 100, 200, 200, 300, 50], 400, 200))
+    cases += [([40, 900, 40, 40], 400, 1000), ([8], 1000, 1000), ([], 1000, 1000)]
+    # DDP's own caps, and many gradients, of any type, in a bucket.
+    large = [draw.randint(1, draw.choice((100, 10_000, 2_000_000))) for _ in range(300)]
+    cases.append((large, 25 * 2**20, 2**20))
+    cases.append((large[::-1], 25 * 2**20, 2**20))  # as many, and other buckets
+    cases.append(([draw.randint(1, 40) for _ in range(300)], 4000, 300))
+    return [dict(zip(("sizes", "cap", "first_cap"), case, strict=True)) for case in cases]
+
+
+def wrong_buckets(case: dict, result: object) -> Iterator[Mistake]:
+    """Yield what likely mistakes give."""
+
+    def each(change: Callable[[int], int], buckets: list[list[int]]) -> list[list[int]]:
+        return [[change(k) for k in bucket] for bucket in buckets]
+
+    sizes = case["sizes"]
+    expected = assign(**case)
+    last = len(sizes) - 1
+    nested = isinstance(result, list) and all(isinstance(bucket, list) for bucket in result)
+    yield Mistake(lambda _: not nested, "expected a list of lists of indices")
+    yield Mistake(lambda _: [] in result, "an empty bucket never leaves: leave it out")
+    yield Mistake(expected[:-1], "the last bucket is missing: it may be not full")
+    first = case["first_cap"]
+    one_cap = assign(**case | {"first_cap": case["cap"]})
+    from_the_end = assign(**case | {"sizes": sizes[::-1]})
+    backwards = "sizes is in the order in which the gradients are ready: begin at its beginning"
+    closes = {
+        "you close a bucket before it would become too large. DDP adds the gradient first, and "
+        "closes the bucket when it holds its cap or more": lambda full, cap, n: full + n > cap,
+        "a bucket that holds exactly its cap is full: >=": lambda full, cap, _: full > cap,
+        "every gradient has a bucket of its own: collect until the cap": lambda *_: True,
+        "all gradients are in one bucket: close it when it is full": lambda *_: False,
+    }
+    wrong = {
+        **{text: assign(**case, closes=rule) for text, rule in closes.items()},
+        "the first bucket has a cap of its own, first_cap": one_cap,
+        "first_cap is for the first bucket only": assign(**case | {"cap": first}),
+        "the last bucket is missing; first_cap is not used": one_cap[:-1],
+        "the indices in a bucket are in the wrong order": [b[::-1] for b in expected],
+        backwards: each(lambda k: last - k, from_the_end),
+        backwards + ", and return the buckets in that order": expected[::-1],
+        "these are sizes; expected are indices into sizes": each(lambda k: sizes[k], expected),
+        "these are indices counted from 1": each(lambda k: k + 1, expected),
+    }
+    yield from table(wrong)
+    placed = sorted(str(k) for bucket in result for k in bucket)
+    everything = sorted(map(str, range(len(sizes))))
+    yield Mistake(lambda _: placed != everything, "each index must be in one bucket, once")
+    for k, (bucket, right) in enumerate(zip(result, expected, strict=False)):
+        full = sum(sizes[int(j)] for j in bucket)
+        cap = case["cap"] if k else first
+        early = full < cap and bucket != right
+        yield Mistake(
+            lambda _, early=early: early,
+            f"bucket {k} was closed at {full} bytes, before it had the {cap} of its cap: only the "
+            "bytes count",
+        )

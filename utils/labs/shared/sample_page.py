@@ -1,0 +1,121 @@
+"""The page that samples are drawn on: boxes by rank, a legend, and lists of samples in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Rectangle
+
+from utils.figures import CYCLE, GREY, INK, PAPER, RED
+from utils.figures.page import Page
+
+MARKS = ("o", "s", "^", "D", "v", "P")
+MOST_RANKS = len(MARKS)
+
+# In units of a sample's box, which is 1 wide: its height, the margin, and the least width.
+TALL, _LEFT, _WIDE = 1.5, 0.4, 30.5
+_INCHES = 10.0  # of every figure, across
+_LISTED = 12  # samples of a list in words
+_NUMBER_COLORS = {"sample": INK, "repeated": RED, "dropped": GREY}
+
+
+def require_drawable(p: int) -> None:
+    """Raise ValueError if so many ranks can't be told apart."""
+    if p > MOST_RANKS:
+        raise ValueError(f"{MOST_RANKS} ranks can be told apart in a drawing, not {p}")
+
+
+def listed(samples: list[int]) -> str:
+    """Return sample numbers in words, the first ones if they are many."""
+    text = ", ".join(map(str, samples[:_LISTED]))
+    more = len(samples) - _LISTED
+    return f"{text}, and {more} more" if more > 0 else text
+
+
+def ranks_in_words(lists: Sequence[Sequence[int]]) -> list[str]:
+    """Return for each rank its name and its samples."""
+    words = []
+    for rank, samples in enumerate(lists):
+        numbers = " ".join(map(str, samples)) or "none"
+        few = len(samples) <= _LISTED
+        words.append(f"rank {rank}: {numbers if few else f'{len(samples)} samples'}")
+    return words
+
+
+class SamplePage(Page):
+    """A page of samples, in units of a sample's box."""
+
+    def __init__(self, width: float):
+        # Few samples are not blown up, and many still fit.
+        width = max(width + 2 * _LEFT, _WIDE if width <= _WIDE else 0)
+        super().__init__(width, _INCHES, _LEFT)
+        self.size = min(10.0, 30 * self.unit)  # points, of a sample's number
+
+    def sample(self, x: float, number: int, rank: int, kind: str, pale: bool) -> None:
+        """Draw a sample's box, which hangs from the present height."""
+        x += self.x + _LEFT
+        self._box(x, self.y, TALL, rank, kind, pale)
+        color = _tint(_NUMBER_COLORS[kind], 0.5 if pale else 1.0)
+        look = {"fontsize": self.size, "color": color, "zorder": 3}
+        self.axes.text(x + 0.5, self.y - 0.48, str(number), ha="center", va="center", **look)
+        if kind != "dropped":
+            self._mark(x + 0.5, self.y - 1.12, rank, 0.45 if pale else 1.0)
+
+    def frame(self, first: float, last: float) -> None:
+        """Draw a thick frame around samples from one place to another."""
+        corner = (first + _LEFT - 0.1, self.y - TALL - 0.1)
+        look: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "linewidth": 2.2}
+        frame = Rectangle(corner, last - first + 1.2, TALL + 0.2, zorder=4, **look)
+        self.axes.add_patch(frame)
+
+    def legend(self, names: Sequence[str], others: Mapping[str, str], note: str) -> None:
+        """Draw an entry per rank, and per other kind of box; the note stands behind them."""
+        self.down(0.75)
+        x = 0.0
+        for rank, name in enumerate(names):
+            x = self._entry(x, name, rank, "sample")
+        for kind, text in others.items():
+            x = self._entry(x, text, None, kind)
+        if note:
+            self.words(x + 0.3, 0, note, color=GREY, va="center")
+        self.down(0.7)
+
+    def _entry(self, x: float, text: str, rank: int | None, kind: str) -> float:
+        """Draw one entry; return where the next one begins."""
+        letter = 0.078 / self.unit  # inches of a generous letter
+        length = 1.5 + letter * len(text) + 0.8
+        if x > 0 and x + length > self.width:
+            x = 0.0
+            self.down(1.2)
+        left = x + _LEFT
+        self._box(left + 0.1, self.y + 0.45, 0.9, rank, kind, pale=False)
+        if rank is not None:
+            self._mark(left + 0.6, self.y, rank, 1.0)
+        self.words(x + 1.3, 0, text, va="center")
+        return x + length
+
+    def _box(
+        self, x: float, top: float, height: float, rank: int | None, kind: str, pale: bool
+    ) -> None:
+        look: dict[str, Any] = {"facecolor": PAPER, "edgecolor": GREY, "linewidth": 0.8}
+        if kind == "sample":
+            look["facecolor"] = _tint(CYCLE[rank], 0.12 if pale else 0.38)
+            look["edgecolor"] = _tint(INK, 0.3 if pale else 0.7)
+        elif kind == "repeated":
+            look |= {"edgecolor": RED, "linewidth": 1.6, "linestyle": (0, (3, 2))}
+        self.axes.add_patch(Rectangle((x + 0.06, top - height), 0.88, height, zorder=2, **look))
+        if kind == "dropped":
+            line = {"color": GREY, "linewidth": 1.0, "zorder": 2.5}
+            self.axes.plot([x + 0.06, x + 0.94], [top - height, top], **line)
+
+    def _mark(self, x: float, y: float, rank: int, strength: float) -> None:
+        color, edge = _tint(CYCLE[rank], strength), _tint(INK, strength)
+        look: dict[str, Any] = {"color": color, "markeredgecolor": edge, "markeredgewidth": 0.6}
+        self.axes.plot(x, y, MARKS[rank], markersize=5.5, zorder=3, **look)
+
+
+def _tint(color: str, strength: float) -> tuple[float, ...]:
+    """Return the color on white paper: strength 1 is full, 0 is white."""
+    return tuple(1 - strength * (1 - part) for part in to_rgb(color))

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch_mpi.protocol import diagnosis
-from utils.cluster import open_tasks
+from utils.cluster.notebook_words import explained
 
 if TYPE_CHECKING:
     from torch_mpi.protocol.status import Status
+    from utils.cluster.questions import Reply
 
 # How mpiexec (Open MPI 4 and 5) and srun say which rank died first. MPICH's names any of them.
 _DEATHS = (
@@ -114,6 +115,12 @@ class Outcome:
     job_state: str = ""
     survivors: list[int] = field(default_factory=list)
 
+    def add(self, reply: Reply) -> None:
+        """Take in what a rank says that was asked after the cell."""
+        if reply.status == "ok":
+            self.statuses |= {status["rank"]: status for status in reply.value["statuses"]}
+        self.fresh &= reply.status == "ok" and reply.value["fresh"]
+
     def renumber(self, numbers: dict[int, int]) -> None:
         """Call the ranks by other numbers, as they do themselves."""
         self.errors = {numbers[rank]: error for rank, error in self.errors.items()}
@@ -194,8 +201,8 @@ class Outcome:
 
     def _of_error(self, cause: Status | None) -> CellFailed:
         first = cause["rank"] if cause and cause["rank"] in self.errors else min(self.errors)
-        if said := open_tasks.explained(*_kind_and_text(self.errors[first])):
-            return self._error(said, None, list(self.statuses.values()))
+        if task := explained(*_kind_and_text(self.errors[first])):
+            return self._error(task, None, list(self.statuses.values()))
         shown = _traceback(self.errors[first])
         summaries = {rank: _summary(error) for rank, error in sorted(self.errors.items())}
         same = [rank for rank, summary in summaries.items() if summary == summaries[first]]

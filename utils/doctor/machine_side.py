@@ -109,7 +109,7 @@ def check_temp_folder(machine: Machine) -> Finding:
     except OSError as failure:
         return error(one_line(failure), remedy)
 
-    from utils.jobs.errors import RanksError
+    from utils.jobs import RanksError
     from utils.jobs.session import base_folder
 
     try:

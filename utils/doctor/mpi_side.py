@@ -15,7 +15,7 @@ from utils.doctor.patient import Machine
 from utils.doctor.words import gist, install_command, short
 
 if TYPE_CHECKING:
-    from utils.jobs.mpiexec_choice import Launcher
+    from utils.jobs.site import Launcher
     from utils.jobs.start_plan import Plan
 
 # Seconds. On a laptop, two ranks take 2 to 5.

@@ -91,15 +91,15 @@ class Machine:
     @functools.cached_property
     def plan(self) -> tuple[Plan | None, str]:
         """The course's plan for two ranks, and "" (None, and why there is none)."""
-        from utils.jobs.errors import RanksError
-        from utils.jobs.start_plan import Plan, Request, refuse_on_a_rank
+        from utils.jobs import RanksError
+        from utils.jobs.start_plan import Plan, refuse_on_a_rank
 
         try:
             refuse_on_a_rank()
         except RanksError:
             return None, "the doctor itself runs on an MPI rank. Run it without mpiexec or srun"
         try:
-            return Plan.checked(Request(2, launcher="mpiexec")), ""
+            return Plan(2, launcher="mpiexec"), ""
         except RanksError as failure:
             return None, str(failure)
 

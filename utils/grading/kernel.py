@@ -23,7 +23,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from utils.jobs.forkserver.identity import LATER_VARIABLE
+from utils.jobs.forkserver.client import LATER_VARIABLE
 
 from .import_guard import only_out_of_reach
 

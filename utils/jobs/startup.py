@@ -56,10 +56,10 @@ print(json.dumps(found))
 _JOB = f"""
 import contextlib, json, os, time
 from utils.jobs import mpi_job
-from utils.jobs.rank_python import Python
-from utils.jobs.start_plan import Plan, Request
+from utils.jobs.mpi_job import Python
+from utils.jobs.start_plan import Plan
 import subprocess
-plan = Plan.checked(Request(4, launcher="mpiexec"))
+plan = Plan(4, launcher="mpiexec")
 with contextlib.closing(Python(plan)) as python:
     command = python.job("-c", {_FIRST_REDUCE!r})
     begin = time.perf_counter()

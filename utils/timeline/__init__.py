@@ -26,7 +26,7 @@ from .zoom import around, spans
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from utils.cluster.contracts import Ranks
+    from utils.cluster.questions import Ranks
 
 __all__ = ["Comparison", "Timeline", "calls", "compare", "draw", "of", "side_by_side", "watch"]
 

@@ -22,17 +22,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from torch_mpi import library
-from utils.jobs.forkserver import process_title
-from utils.jobs.forkserver.identity import THREADS
-from utils.jobs.forkserver.keeper import close_all_but
+from utils.jobs.forkserver.client import THREADS
 
 # Read by PyTorch at its import.
-DEBUG, DEBUG_LEVELS = b"TORCH_DISTRIBUTED_DEBUG", (b"OFF", b"INFO", b"DETAIL")
+DEBUG = b"TORCH_DISTRIBUTED_DEBUG"
+DEBUG_LEVELS = (b"OFF", b"INFO", b"DETAIL")
+# In `man proc_pid_stat`, counted from 1: arg_start, arg_end, env_start, env_end.
+FIRST_FIELD = 48
 
 
 class CannotForkError(Exception):
@@ -49,7 +50,7 @@ def check(wanted: dict[str, Any]) -> None:
     if wanted["environment"].get(DEBUG, b"OFF").upper() not in DEBUG_LEVELS:
         raise CannotForkError(f"PyTorch refuses its {DEBUG.decode()}")
     for number, _, hard in wanted["limits"]:
-        own = _limits(number)[1]
+        own = resource.getrlimit(number)[1]
         if own != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > own):
             raise CannotForkError(f"its resource limit {number} is above the fork server's")
     if wanted["nice"] < os.nice(0):
@@ -96,10 +97,6 @@ def _lies_in(module: ModuleType, folder: str) -> bool:
     return isinstance(found, str) and found.startswith(os.path.join(os.path.realpath(folder), ""))
 
 
-def _limits(number: int) -> tuple[int, int]:
-    return resource.getrlimit(number)
-
-
 def _threads(environment: dict[bytes, bytes]) -> dict[str, int]:
     """Threads of PyTorch and of NumPy that this environment asks for.
 
@@ -110,15 +107,15 @@ def _threads(environment: dict[bytes, bytes]) -> dict[str, int]:
         CannotForkError: nothing is said: each library then counts cores in its own way, when it is
             loaded.
     """
-    said = {name: environment.get(name.encode(), b"").decode() for name in THREADS}
-    if not said["OMP_NUM_THREADS"]:
+    asked = {name: environment.get(name.encode(), b"").decode() for name in THREADS}
+    if not asked["OMP_NUM_THREADS"]:
         raise CannotForkError("OMP_NUM_THREADS is not set, so each library counts the cores itself")
-    if not all(value == "" or (value.isascii() and value.isdigit()) for value in said.values()):
-        raise CannotForkError(f"the number of threads is more than a number: {said}")
-    omp = int(said["OMP_NUM_THREADS"])
+    if not all(value == "" or (value.isascii() and value.isdigit()) for value in asked.values()):
+        raise CannotForkError(f"the number of threads is more than a number: {asked}")
+    omp = int(asked["OMP_NUM_THREADS"])
     return {
-        "torch": int(said["MKL_NUM_THREADS"] or omp),
-        "numpy": int(said["OPENBLAS_NUM_THREADS"] or omp),
+        "torch": int(asked["MKL_NUM_THREADS"] or omp),
+        "numpy": int(asked["OPENBLAS_NUM_THREADS"] or omp),
     }
 
 
@@ -146,7 +143,7 @@ def become(wanted: dict[str, Any], descriptors: list[int]) -> None:
         distributed.set_debug_level_from_env()
     tempfile.tempdir = None
     command = [os.fsencode(sys.executable), *wanted["arguments"]]
-    process_title.show(command, wanted["environment"])
+    show_title(command, wanted["environment"])
     gc.enable()
 
 
@@ -164,7 +161,7 @@ def _take_signals(wanted: dict[str, Any]) -> None:
 
 def _take_limits(wanted: dict[str, Any]) -> None:
     for number, soft, hard in wanted["limits"]:
-        if _limits(number) != (soft, hard):
+        if resource.getrlimit(number) != (soft, hard):
             resource.setrlimit(number, (soft, hard))
     os.nice(wanted["nice"] - os.nice(0))
     os.sched_setaffinity(0, wanted["affinity"])
@@ -181,6 +178,14 @@ def _take_descriptors(numbers: list[int], descriptors: list[int]) -> None:
     for number, descriptor in zip(numbers, moved, strict=True):
         os.dup2(descriptor, number, inheritable=True)
         os.close(descriptor)
+
+
+def close_all_but(kept: set[int]) -> None:
+    """Close every other descriptor: of the server's sockets, and of other sessions'."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
 
 
 def _take_environment(environment: dict[bytes, bytes]) -> None:
@@ -258,6 +263,39 @@ def _setter_of_openblas() -> Callable[[int], object] | None:
     return None
 
 
+def show_title(command: list[bytes], environment: Mapping[bytes, bytes] | None = None) -> None:
+    """Have /proc/PID/cmdline show this command, and environ this environment; what fits of them.
+
+    Linux reads both from the memory of the process, where they lie since its program was loaded: a
+    fork shows the server's. So the rank's are written over them. `ps` then shows the rank, and
+    whoever looks for the processes of a session finds it (`utils.jobs.watchdog`). The server makes
+    room when it is started (`client`). The method is that of `setproctitle`.
+    """
+    with open("/proc/self/stat", "rb") as file:
+        # The name, in parentheses, may hold spaces; field 3 comes after it.
+        fields = file.read().rpartition(b")")[2].split()
+    first = FIRST_FIELD - 3
+    start, after, env_start, env_after = map(int, fields[first : first + 4])
+    if not 0 < start < after <= env_start:
+        return
+    room = after - start
+    text = b" ".join(command).replace(b"\0", b" ")[: room - 2]
+    # A last byte that is not 0 tells Linux that the text ends at its first 0.
+    ctypes.memmove(start, text.ljust(room - 1, b"\0") + b"\1", room)
+    if environment is not None:
+        ctypes.memmove(env_start, _block(environment, env_after - env_start), env_after - env_start)
+
+
+def _block(environment: Mapping[bytes, bytes], room: int) -> bytes:
+    """Return the variables as Linux lays them, whole ones only, filled up with 0."""
+    block = b""
+    for name, value in environment.items():
+        entry = name + b"=" + value + b"\0"
+        if len(block) + len(entry) < room:
+            block += entry
+    return block.ljust(room, b"\0")
+
+
 # --- the program -------------------------------------------------------------------------------
 
 
@@ -321,8 +359,9 @@ def _run_script(path: str, main: ModuleType) -> None:
         with open(path, "rb") as file:
             source = file.read()
     except OSError as error:
-        print(f"{sys.executable}: can't open file {os.path.abspath(path)!r}: "
-              f"[Errno {error.errno}] {error.strerror}", file=sys.stderr)  # fmt: skip
+        reason = f"[Errno {error.errno}] {error.strerror}"
+        full_path = os.path.abspath(path)
+        print(f"{sys.executable}: can't open file {full_path!r}: {reason}", file=sys.stderr)
         raise SystemExit(2) from None
     exec(compile(source, main.__file__, "exec"), vars(main))
 

@@ -25,8 +25,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, fingerprint, kept, numbers, reading_answer, recorded
 from utils.checks.steps import Step, communication, each_of, facts, value
 from utils.checks.task import Report, task, to_each
-from utils.cluster.contracts import Ranks
-from utils.cluster.reply import Reply
+from utils.cluster.questions import Ranks, Reply
 
 # Long enough that MPI does not send it before the receiver is ready (rendezvous).
 LONG = 250_000

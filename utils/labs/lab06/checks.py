@@ -42,7 +42,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, recorded, told
 from utils.checks.steps import Step, Wrong, communication, each_of, facts, none_of, value
 from utils.checks.task import Report, task, to_each
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 # Ranks that the lab has.
 WORLD = 6

@@ -40,7 +40,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, kept, reading_answer, recorded
 from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 from .crashes import KINDS, Watched, states, written_by_python
 from .resumable_training import Job, Survivor, bytes_in, through_a_file

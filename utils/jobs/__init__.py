@@ -1,11 +1,11 @@
-"""The error of ranks that can't be had, for all modules that bring them up."""
+"""A job of ranks as processes, and the errors of ranks that can't be had."""
 
 
 class RanksError(RuntimeError):
     """The ranks can't be started or used; the message says why and what to do."""
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: the message says it all, the frames are ours."""
+        """Return what a notebook shows: the message says it all, the frames are ours."""
         return [f"RanksError: {self}"]
 
 

@@ -13,6 +13,7 @@ import fcntl
 import gc
 import importlib.machinery
 import io
+import math
 import os
 import random
 import resource
@@ -45,13 +46,15 @@ class CannotForkError(Exception):
 
 def check(wanted: dict[str, Any]) -> None:
     """Raise CannotForkError for a request that a fork of this process can't be made to fit."""
-    _check_program(wanted)
+    program = os.fsdecode(wanted["arguments"][0])
+    path = os.path.join(os.fsdecode(wanted["folder"]), program)
+    if program not in ("-c", "-m") and not os.path.isfile(path):
+        raise CannotForkError(f"{program} is an option of Python, or no file")
     _threads(wanted["environment"])
     if wanted["environment"].get(DEBUG, b"OFF").upper() not in DEBUG_LEVELS:
         raise CannotForkError(f"PyTorch refuses its {DEBUG.decode()}")
     for number, _, hard in wanted["limits"]:
-        own = resource.getrlimit(number)[1]
-        if own != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > own):
+        if _as_number(hard) > _as_number(resource.getrlimit(number)[1]):
             raise CannotForkError(f"its resource limit {number} is above the fork server's")
     if wanted["nice"] < os.nice(0):
         raise CannotForkError("its priority is above the fork server's")
@@ -61,12 +64,8 @@ def check(wanted: dict[str, Any]) -> None:
         raise CannotForkError(f"{hidden} comes before a module that is imported already")
 
 
-def _check_program(wanted: dict[str, Any]) -> None:
-    first = os.fsdecode(wanted["arguments"][0])
-    if first in ("-c", "-m"):
-        return
-    if not os.path.isfile(os.path.join(os.fsdecode(wanted["folder"]), first)):
-        raise CannotForkError(f"{first} is an option of Python, or no file")
+def _as_number(limit: int) -> float:
+    return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
 def shadowed(wanted: dict[str, Any]) -> str:
@@ -84,7 +83,7 @@ def shadowed(wanted: dict[str, Any]) -> str:
 
 
 def _first_folder(arguments: list[bytes]) -> str:
-    """What Python puts first on its path: the script's folder, else the current one ("")."""
+    """Return what Python puts first on its path: the script's folder, else the current one."""
     if sys.flags.safe_path:
         return os.devnull
     if arguments[0] in (b"-c", b"-m"):
@@ -93,19 +92,18 @@ def _first_folder(arguments: list[bytes]) -> str:
 
 
 def _lies_in(module: ModuleType, folder: str) -> bool:
-    found = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), "")
-    return isinstance(found, str) and found.startswith(os.path.join(os.path.realpath(folder), ""))
+    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), "")
+    return isinstance(file, str) and file.startswith(os.path.join(os.path.realpath(folder), ""))
 
 
 def _threads(environment: dict[bytes, bytes]) -> dict[str, int]:
-    """Threads of PyTorch and of NumPy that this environment asks for.
+    """Return the threads of PyTorch and of NumPy that this environment asks for.
 
     PyTorch asks MKL, which takes MKL_NUM_THREADS before OMP_NUM_THREADS; NumPy's OpenBLAS takes
-    its own first.
+    its own first. Without a number each library counts cores in its own way, when it is loaded.
 
     Raises:
-        CannotForkError: nothing is said: each library then counts cores in its own way, when it is
-            loaded.
+        CannotForkError: it asks for no number.
     """
     asked = {name: environment.get(name.encode(), b"").decode() for name in THREADS}
     if not asked["OMP_NUM_THREADS"]:
@@ -135,7 +133,9 @@ def become(wanted: dict[str, Any], descriptors: list[int]) -> None:
     _take_descriptors(wanted["descriptors"], descriptors)
     os.umask(wanted["umask"])
     os.chdir(wanted["folder"])
-    _take_environment(wanted["environment"])
+    os.environb.clear()
+    os.environb.update(wanted["environment"])
+    time.tzset()
     _renew_streams()
     _renew_random_numbers()
     set_threads(wanted["environment"])
@@ -188,14 +188,8 @@ def close_all_but(kept: set[int]) -> None:
                 os.close(int(name))
 
 
-def _take_environment(environment: dict[bytes, bytes]) -> None:
-    os.environb.clear()
-    os.environb.update(environment)
-    time.tzset()
-
-
 def _renew_streams() -> None:
-    """Text streams on descriptors 0 to 2, as Python makes them when it starts."""
+    """Make text streams on descriptors 0 to 2, as Python does when it starts."""
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, f"__{name}__")
@@ -210,7 +204,7 @@ def _renew_streams() -> None:
 
 
 def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.TextIOWrapper:
-    """As in `create_stdio` of CPython's pylifecycle.c."""
+    """Return a stream as `create_stdio` of CPython's pylifecycle.c makes it."""
     mode = "rb" if number == 0 else "wb"
     raw = io.FileIO(number, mode, closefd=False)
     raw.name = ("<stdin>", "<stdout>", "<stderr>")[number]
@@ -231,7 +225,7 @@ def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.T
 
 
 def _renew_random_numbers() -> None:
-    """As in a fresh process: each generator begins with a seed from the system."""
+    """Seed each generator from the system, as in a fresh process."""
     random.seed()
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
@@ -251,7 +245,7 @@ def set_threads(environment: dict[bytes, bytes]) -> None:
 
 
 def _setter_of_openblas() -> Callable[[int], object] | None:
-    """`openblas_set_num_threads` of the library that NumPy brought; None where it has another."""
+    """Return `openblas_set_num_threads` of NumPy's library; None where it has another one."""
     with open("/proc/self/maps") as file:
         paths = {line.split()[-1] for line in file if "openblas" in line}
     for path in sorted(paths):
@@ -323,14 +317,15 @@ def run_program(arguments: list[bytes]) -> NoReturn:
         interrupted = isinstance(error, KeyboardInterrupt)
         error.__traceback__ = _own_part(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-    own = [main, *(m for name, m in sys.modules.items() if name not in loaded and _is_beside(m))]
-    _end(status, interrupted, own, ends_mpi=os.getpid() == rank)
+    fresh = [module for name, module in sys.modules.items() if name not in loaded]
+    modules = [main, *(module for module in fresh if _is_beside(module))]
+    _end(status, interrupted, modules, ends_mpi=os.getpid() == rank)
 
 
 def _is_beside(module: ModuleType) -> bool:
-    """Does it lie in the program's folder, and in none below?"""
-    found = getattr(module, "__file__", None)
-    return isinstance(found, str) and os.path.dirname(found) == os.path.realpath(sys.path[0])
+    """Return whether it lies in the program's folder, and in none below."""
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and os.path.dirname(file) == os.path.realpath(sys.path[0])
 
 
 def _run(words: list[str], main: ModuleType) -> None:
@@ -343,7 +338,7 @@ def _run(words: list[str], main: ModuleType) -> None:
 
 
 def _put_first(words: list[str]) -> None:
-    """The server's own first folder gives way to the program's."""
+    """Put the program's folder in the place of the server's own on `sys.path`."""
     if sys.flags.safe_path:
         return
     first = _first_folder([os.fsencode(words[0])])
@@ -367,7 +362,7 @@ def _run_script(path: str, main: ModuleType) -> None:
 
 
 def _status(code: object) -> int:
-    """The exit status for `sys.exit(code)`; as in `handle_system_exit` of CPython's pythonrun.c."""
+    """Return the status for `sys.exit(code)`, as `handle_system_exit` of CPython's pythonrun.c."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -376,19 +371,21 @@ def _status(code: object) -> int:
     return 1
 
 
-def _end(status: int, interrupted: bool, own: list[ModuleType], ends_mpi: bool) -> NoReturn:
+def _end(status: int, interrupted: bool, modules: list[ModuleType], ends_mpi: bool) -> NoReturn:
     """End as `Py_FinalizeEx` does for the program, but leave what the server has loaded alone.
 
     To take down PyTorch's modules copies most of the memory that is shared, for 0.3 s in each rank.
 
-    interrupted: by a KeyboardInterrupt. own: the program, and modules that lie beside it.
-    ends_mpi: not in a child that the program has forked, which has none of MPI's threads.
+    Args:
+        interrupted: whether a KeyboardInterrupt ended it.
+        modules: the program, and modules that lie beside it.
+        ends_mpi: false in a child that the program has forked, which has none of MPI's threads.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # as `Py_FinalizeEx` does
     atexit._run_exitfuncs()
     # Daemon threads would stumble over what is gone.
     if threading.active_count() == 1:
-        _clear(own)
+        _clear(modules)
     if ends_mpi:
         _end_mpi()
     for stream in (sys.stdout, sys.stderr):
@@ -412,11 +409,11 @@ def _clear(modules: list[ModuleType]) -> None:
 
 
 def _end_mpi() -> None:
-    """What mpi4py has the interpreter do at its end."""
-    if (MPI := sys.modules.get("mpi4py.MPI")) is None:
+    """Do what mpi4py has the interpreter do at its end."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is None or sys.modules["mpi4py"].rc.finalize is False:
         return
-    wanted = sys.modules["mpi4py"].rc.finalize is not False
-    if wanted and MPI.Is_initialized() and not MPI.Is_finalized():
+    if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.Finalize()
 
 

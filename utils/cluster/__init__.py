@@ -230,13 +230,7 @@ class Ranks:
         """
         size = len(self.running().living())
         network = network_arguments.parse(
-            speed,
-            latency,
-            bandwidth,
-            nodes=nodes,
-            inside=inside,
-            inside_latency=inside_latency,
-            size=size,
+            speed, latency, bandwidth, nodes, inside, inside_latency, size
         )
         values = None if network is None else network.to_dict()
         self.ask_or_raise("utils.cluster.rank_side:use_network", network=values)

@@ -82,7 +82,7 @@ def _end_without_controller(known: dict[str, Any]) -> None:
         engine.kill()
     # The srun that asked for a job of the ranks' own is gone as well: nothing else would end it.
     if os.environ.get("SLURM_JOB_NAME") == os.environ.get(watchdog.VARIABLE, ""):
-        watchdog.cancel("--quiet", os.environ["SLURM_JOB_ID"])
+        watchdog.cancel(os.environ["SLURM_JOB_ID"])
 
 
 def _answers(url: str) -> bool:

@@ -89,7 +89,7 @@ def _wrapped(line: str) -> list[str]:
 
 @dataclass
 class Outcome:
-    """What became of a cell.
+    """The outcome of a cell on the ranks.
 
     Attributes:
         n: how many ranks there are.
@@ -160,7 +160,8 @@ class Outcome:
 
     def _deaths(self, dead: list[int]) -> tuple[str, str]:
         """Return how ranks died: in short, and as a sentence."""
-        first = next((match for pattern in _DEATHS if (match := pattern.search(self.output))), None)
+        matches = [pattern.search(self.output) for pattern in _DEATHS]
+        first = next((match for match in matches if match), None)
         reason = _ENDED_JOB.get(self.job_state, "")
         if not reason and first is None:
             reason = _why_slurm_ended(self.output)
@@ -168,15 +169,19 @@ class Outcome:
             return reason, f"Slurm ended the ranks: {reason}."
         if first is not None:
             how = _how(**first.groupdict())
-            text = f"rank {first['rank']} died ({how})."
-            others = [rank for rank in range(self.n) if rank != int(first["rank"])]
-            if others and not self.survivors and (self.over or len(dead) > 1):
-                text += f" MPI ended {diagnosis.names(others)} with it."
-            return how, text
+            return how, f"rank {first['rank']} died ({how})." + self._ended_with(first["rank"])
         text = f"{diagnosis.names(dead)} died (killed, os._exit, a crash inside C, out of memory)."
         if len(dead) > 1 and not self.survivors:
             text = f"one of {text} MPI ended the others with it."
         return "its process is gone", text
+
+    def _ended_with(self, first: str) -> str:
+        """Return a sentence on the ranks that MPI ended because this one died, if it did."""
+        others = [rank for rank in range(self.n) if rank != int(first)]
+        all_ended = self.over or len(self.dead()) > 1
+        if not others or self.survivors or not all_ended:
+            return ""
+        return f" MPI ended {diagnosis.names(others)} with it."
 
     def _of_interrupt(self) -> CellFailed:
         lines = [diagnosis.line(status) for _, status in sorted(self.statuses.items())]

@@ -48,6 +48,8 @@ PERIOD = 100
 MISSES = 300
 MISSES_ELSEWHERE = 50
 
+DEAD = "dead (ranks.restart() gives fresh ranks)"
+
 
 class Running:
     """A controller, n ranks and a client that are up."""
@@ -57,8 +59,7 @@ class Running:
         self._python = python
         self.n = plan.n
         self.facts: list[dict[str, Any]] = []
-        self.place = ""
-        self._job = ""
+        self._job: slurm.Job | None = None  # of their own, once it is known
         self.client: ipp.Client = None  # until they are connected, which may fail
         self._session = Session(shared=plan.way.many_hosts, job=plan.way.own_job)
         self._cluster = self._new_cluster()
@@ -75,15 +76,16 @@ class Running:
     def _new_cluster(self) -> ipp.Cluster:
         mark = self._session.environment
         config = Config()
-        controller = [*self._python.command, "-m", "ipyparallel.controller"]
-        config.LocalControllerLauncher.controller_cmd = controller
-        config.LocalControllerLauncher.environment = self._python.outside_mpiexec() | mark
-        config.MPIEngineSetLauncher.environment = self.plan.environment | mark
-        config.MPIEngineSetLauncher.engine_cmd = self._engine_command()
-        config.MPIEngineSetLauncher.mpi_cmd = self.plan.command
-        config.MPIEngineSetLauncher.mpi_args = self._mpi_args()
+        controller = config.LocalControllerLauncher
+        controller.controller_cmd = [*self._python.command, "-m", "ipyparallel.controller"]
+        controller.environment = self._python.outside_mpiexec() | mark
+        engines = config.MPIEngineSetLauncher
+        engines.environment = self.plan.environment | mark
+        engines.engine_cmd = self._engine_command()
+        engines.mpi_cmd = self.plan.command
+        engines.mpi_args = self._mpi_args()
         # Seconds for the controller's connection file to appear (default 10: a busy laptop).
-        config.MPIEngineSetLauncher.engine_args = ["--IPEngine.wait_for_url_file=60"]
+        engines.engine_args = ["--IPEngine.wait_for_url_file=60"]
         return ipp.Cluster(
             engines="mpi",
             n=self.n,
@@ -106,7 +108,8 @@ class Running:
     def notes(self) -> list[str]:
         """Return what `describe` says of this start: the Slurm job of its own, the fork server."""
         reasons = {fact["not_forked"] for fact in self.facts if fact["not_forked"]}
-        place = [self.place] if self.place else []
+        job = self._job
+        place = [f"They are Slurm job {job.id} on {job.nodes}."] if job else []
         return [*place, self._python.describe(reasons)]
 
     def _mpi_args(self) -> list[str]:
@@ -152,56 +155,40 @@ class Running:
         return self._wait_for_these_ranks()
 
     def _wait_for_these_ranks(self) -> None:
-        if not self.plan.way.own_job:
-            self._wait_while(lambda: False, lambda: None)
-            return
-        queue = slurm.Waiting(self._session.mark)
-        try:
-            self._wait_while(
-                lambda: not queue.begun(), lambda: queue.refused(self._output_of_mpiexec())
-            )
-        except KeyboardInterrupt:
-            queue.cancelled()
-            raise
-        finally:
-            queue.clear()
-
-    def _wait_while(
-        self, queued: Callable[[], bool], refused: Callable[[], RanksError | None]
-    ) -> None:
         """Wait for the ranks; the time in which their job is queued does not count."""
+        queue = slurm.Waiting(self._session.mark) if self.plan.way.own_job else None
         deadline = time.monotonic() + START_DEADLINE
-        while len(self.client.ids) < self.n:
-            if self.over():
-                raise refused() or self._failed("the command ended before they were there")
-            if queued():
-                deadline = time.monotonic() + START_DEADLINE
-            if time.monotonic() > deadline:
-                up = len(self.client.ids)
-                raise self._failed(f"{up} of them are after {START_DEADLINE:.0f} s")
-            time.sleep(0.01)
+        with queue or contextlib.nullcontext():
+            while len(self.client.ids) < self.n:
+                if self.over():
+                    refused = queue.refused(self._output_of_mpiexec()) if queue else None
+                    raise refused or self._failed("the command ended before they were there")
+                if queue and not queue.begun():
+                    deadline = time.monotonic() + START_DEADLINE
+                if time.monotonic() > deadline:
+                    up = len(self.client.ids)
+                    raise self._failed(f"{up} of them are after {START_DEADLINE:.0f} s")
+                time.sleep(0.01)
 
     def _failed(self, reason: str) -> RanksError:
         plan = self.plan
-        doubt = plan.launcher.doubt()
-        doubt += "\n" if doubt else ""
-        tail = "\n".join(f"    {line}" for line in self._output_of_mpiexec().splitlines()[-25:])
-        return RanksError(
-            f"the {self.n} MPI ranks did not come up: {reason}.\n"
-            f"Command: {' '.join(plan.command[-1:] + self._mpi_args())} ({plan.way.reason}; MPI: "
-            f"{plan.launcher.version})\n"
-            f"{doubt}The last lines of its output:\n{tail or '    (nothing)'}"
-            f"{self._hint_for_a_job()}"
-        )
-
-    def _hint_for_a_job(self) -> str:
-        job = self.plan.way.allocation
-        if job is None or self.plan.way.own_job:
-            return ""
-        return (
-            f"\nIf a node of Slurm job {job.job} ({job.nodes}) has died, it can start no ranks "
-            'any more: launcher="slurm" gives them a job of their own.'
-        )
+        command = " ".join(plan.command[-1:] + self._mpi_args())
+        lines = [
+            f"the {self.n} MPI ranks did not come up: {reason}.",
+            f"Command: {command} ({plan.way.reason}; MPI: {plan.launcher.version})",
+        ]
+        if doubt := plan.launcher.doubt():
+            lines.append(doubt)
+        lines.append("The last lines of its output:")
+        output = self._output_of_mpiexec().splitlines()[-25:]
+        lines += [f"    {line}" for line in output or ["(nothing)"]]
+        job = plan.way.allocation
+        if job is not None and not plan.way.own_job:
+            lines.append(
+                f"If a node of Slurm job {job.job} ({job.nodes}) has died, it can start no ranks "
+                'any more: launcher="slurm" gives them a job of their own.'
+            )
+        return RanksError("\n".join(lines))
 
     def _output_of_mpiexec(self) -> str:
         # Not from the file: the launcher removes that when it notices the end of mpiexec.
@@ -244,9 +231,8 @@ class Running:
                 raise self._failed(f"rank {reply.rank} says {reply.error or 'nothing'}")
         self.facts = [reply.value for reply in replies]
         self._check_world()
-        if self.plan.way.own_job and (job := slurm.find(self._session.mark)):
-            self._job = job.id
-            self.place = f"They are Slurm job {job.id} on {job.nodes}."
+        if self.plan.way.own_job:
+            self._job = slurm.find(self._session.mark) or self._job
 
     def _check_world(self) -> None:
         launcher = self.plan.launcher
@@ -280,7 +266,9 @@ class Running:
                 return False
             time.sleep(0.02)
         # An author may have changed the course since, or the fork server may have been killed.
-        self._python.renew()
+        before = self._python
+        self._python = Python(self.plan)
+        before.close()
         self._cluster.config.MPIEngineSetLauncher.engine_cmd = self._engine_command()
         self._cluster.start_engines_sync(self.n)
         self._name_roots()
@@ -327,7 +315,7 @@ class Running:
 
     def job_state(self) -> str:
         """Return the state of the ranks' own Slurm job, in Slurm's words; "" without a job."""
-        return slurm.state(self._job) if self._job else ""
+        return slurm.state(self._job.id) if self._job else ""
 
     def examine(self, outcome: Outcome, busy: set[int]) -> None:
         """Ask the ranks what happened in a cell that failed, and have them meet again.
@@ -349,7 +337,7 @@ class Running:
         for reply in self._ask(rank_side.after_a_failure, idle, meet=not busy and not dead):
             outcome.add(reply)
         if self.plan.fault_tolerant:
-            outcome.survivors = [rank for rank in before if rank not in dead]
+            outcome.survivors = sorted(set(before) - dead)
         if outcome.statuses and len(outcome.statuses) == len(before) < self.n:
             # Ranks have died before, and the others have numbers from 0 on since.
             outcome.renumber({rank: number for number, rank in enumerate(before)})
@@ -430,12 +418,13 @@ class Running:
         alive = set(self.client.ids)
         self.signal("SIGUSR1", wait=timeout)
         dumps = looked.dumps(alive, timeout)
-        return [self._place(rank, dumps.get(rank)) for rank in range(self.n)]
-
-    def _place(self, rank: int, dump: str | None) -> str:
-        if dump is None or (not dump and rank not in self.client.ids):
-            return "dead (ranks.restart() gives fresh ranks)"
-        return stacks.place(dump, self._session.folder / f"cells-{rank}")
+        # One that has said nothing may have died meanwhile.
+        alive = {rank for rank in dumps if dumps[rank] or rank in self.client.ids}
+        folder = self._session.folder
+        return [
+            stacks.place(dumps[rank], folder / f"cells-{rank}") if rank in alive else DEAD
+            for rank in range(self.n)
+        ]
 
 
 @contextlib.contextmanager

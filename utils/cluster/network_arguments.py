@@ -16,7 +16,6 @@ def parse(
     speed: str | None = None,
     latency: float | None = None,
     bandwidth: float | None = None,
-    *,
     nodes: Sequence[Sequence[int]] | None = None,
     inside: str | None = None,
     inside_latency: float | None = None,
@@ -92,7 +91,7 @@ def _check_nodes(nodes: Sequence[Sequence[int]], size: int | None) -> None:
     if not _is_list(nodes) or not all(_is_list(node) and len(node) for node in nodes):
         raise TypeError(f"nodes={nodes!r}: must be lists of ranks, such as [[0, 1], [2, 3]]")
     ranks = [rank for node in nodes for rank in node]
-    if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
+    if any(type(rank) is not int for rank in ranks):
         raise TypeError(f"nodes={nodes!r}: ranks are whole numbers, as in [[0, 1], [2, 3]]")
     if mistake := _mistake(ranks, size):
         raise ValueError(f"nodes={nodes!r}: {mistake}")

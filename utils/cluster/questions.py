@@ -63,7 +63,7 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class Reply:
-    """What one rank answered.
+    """An answer of one rank.
 
     Attributes:
         rank: the rank.

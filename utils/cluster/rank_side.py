@@ -62,7 +62,7 @@ _here = SimpleNamespace(streams=(), cells=set(), dump=None, rank=0, room=MOST_OF
 
 
 class _Kept(io.TextIOBase):
-    """Takes what is printed and keeps the beginning: an endless loop must not fill the memory."""
+    """A stream that keeps the beginning only: an endless loop must not fill the memory."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -239,7 +239,7 @@ def _tell(world: World, error: BaseException | None) -> None:
 
 
 def _limited(write: Callable[[str], object]) -> Callable[[str], int]:
-    """A stream's `write` that ends with a remark when one cell prints too much."""
+    """Return a stream's `write` that ends with a remark when one cell prints too much."""
 
     @functools.wraps(write)
     def limited(text: str) -> int:

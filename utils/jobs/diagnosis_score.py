@@ -34,19 +34,20 @@ def main(options: argparse.Namespace) -> int:
     if not pairs:
         print(f"no program has {words!r} in its name or class", file=sys.stderr)
         return 2
-    wrongly = 0
+    status = 0
     for backend in options.backends:
         try:
             trials = _run(pairs, backend, options.verbose)
         except (RanksError, ValueError) as error:
             print(f"diagnosis: {error}", file=sys.stderr)
             return 2
-        wrongly += sum(trial.right and not trial.is_good for trial in trials)
         print(f"\n{backend}\n\n{tabulate(rows(trials), HEADS, 'github')}")
         for trial in trials:
             if not trial.is_good:
                 print(f"- {'right' if trial.right else 'wrong'}: {trial.pair.name}: {_how(trial)}")
-    return 1 if wrongly else 0
+        if any(trial.right and not trial.is_good for trial in trials):
+            status = 1
+    return status
 
 
 def _run(pairs: list[Pair], backend: str, verbose: bool) -> list[Trial]:
@@ -96,26 +97,17 @@ def _how(trial: Trial) -> str:
 @contextlib.contextmanager
 def stage(backend: str) -> Iterator[Stage]:
     """Yield a place where programs run on a backend."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as leases:
-        yield Stage(backend, Path(folder), leases)
+    with tempfile.TemporaryDirectory() as folder:
+        yield Stage(backend, Path(folder))
 
 
 class Stage:
-    """Runs programs on a backend, in a folder; the fork server stays until the leases end."""
+    """A folder where programs run on a backend, each on ranks of its own."""
 
-    def __init__(self, backend: str, folder: Path, leases: contextlib.ExitStack):
+    def __init__(self, backend: str, folder: Path):
         self.backend = backend
         self.folder = folder
         self._count = 0
-        self._leases = leases
-        self._pythons: dict[int, tuple[Plan, mpi_job.Python]] = {}  # by the number of ranks
-
-    def _python(self, n: int) -> tuple[Plan, mpi_job.Python]:
-        if n not in self._pythons:
-            plan = Plan(n, timeout=PATIENCE, launcher="mpiexec")
-            python = self._leases.enter_context(contextlib.closing(mpi_job.Python(plan)))
-            self._pythons[n] = (plan, python)
-        return self._pythons[n]
 
     def run(self, pair: Pair, right: bool) -> Trial:
         """Run one of the two programs.
@@ -127,14 +119,15 @@ class Stage:
         place = self.folder / str(self._count)
         place.mkdir()
         (place / NAME).write_text(pair.text(right))
-        environment = {
+        plan = Plan(pair.ranks, timeout=PATIENCE, launcher="mpiexec")
+        environment = plan.environment | {
             "LABELLED_BACKEND": self.backend,
             "LABELLED_TIMEOUT": str(PATIENCE),
             "LABELLED_STORE": str(place / "store"),
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             "TORCH_DISTRIBUTED_DEBUG": "DETAIL" if pair.kind in BY_LUCK else "OFF",
         }
-        plan, python = self._python(pair.ranks)
-        command = python.job(str(place / NAME))
-        ended = mpi_job.run(command, os.environ | plan.environment | environment, DEADLINE)
+        with contextlib.closing(mpi_job.Python(plan)) as python:
+            command = python.job(str(place / NAME))
+            ended = mpi_job.run(command, os.environ | environment, DEADLINE)
         return judged(pair, right, ended.status, ended.err, ended.seconds)

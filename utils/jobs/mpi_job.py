@@ -32,7 +32,7 @@ Stream = IO[str] | None
 
 
 class Python:
-    """What stands for `python` on the ranks of a plan: the fork server's stub, or Python itself.
+    """The `python` on the ranks of a plan: the fork server's stub, or Python itself.
 
     It holds a lease on the fork server until it is closed.
 
@@ -43,8 +43,13 @@ class Python:
     def __init__(self, plan: Plan):
         self._plan = plan
         self._lease: client.Lease | None = None
-        self.reason = ""
-        self.renew()
+        environment = os.environ | plan.environment
+        self.reason = self._why_not(environment)
+        if not self.reason:
+            try:
+                self._lease = client.lease(environment, plan.launcher.path)
+            except (OSError, RanksError) as error:
+                self.reason = str(error)
 
     @property
     def command(self) -> list[str]:
@@ -55,20 +60,6 @@ class Python:
         """Return the command that runs a program on all ranks, as `job("train.py", "-v")`."""
         plan = self._plan
         return [plan.launcher.path, "-n", str(plan.n), *plan.mpi_args, *self.command, *words]
-
-    def renew(self) -> None:
-        """Take the server that fits now: another one after a change of the course."""
-        before = self._lease
-        self._lease = None
-        environment = os.environ | self._plan.environment
-        self.reason = self._why_not(environment)
-        if not self.reason:
-            try:
-                self._lease = client.lease(environment, self._plan.launcher.path)
-            except (OSError, RanksError) as error:
-                self.reason = str(error)
-        if before is not None:
-            before.close()
 
     def _why_not(self, environment: Mapping[str, str]) -> str:
         way = self._plan.way
@@ -87,11 +78,7 @@ class Python:
         return self._lease.settings | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
     def describe(self, reasons: Iterable[str] = ()) -> str:
-        """Return a sentence for the user.
-
-        Args:
-            reasons: what ranks gave as reasons for not being forked.
-        """
+        """Return a sentence for the user; the ranks gave these reasons for not being forked."""
         if reason := self.reason or "; ".join(sorted(reasons)):
             return f"Each rank is a Python process of its own: {reason}."
         return "The ranks were forked from a process that had imported PyTorch (the fork server)."
@@ -133,9 +120,7 @@ def run(
     `utils.jobs.watchdog`). An mpiexec that gave up on a busy machine is tried again.
 
     Args:
-        command: its words.
         environment: all its variables.
-        deadline: seconds.
         capture: keep what it prints; otherwise it prints where this process does.
         watch: called now and then, and at the end, with all of the standard error so far; it needs
             `capture`.

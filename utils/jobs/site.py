@@ -37,7 +37,7 @@ LAUNCHERS = ("auto", "mpiexec", "srun", "slurm")
 
 
 class DDLLabs(Configurable):
-    """What an administrator sets for all users, as ``c.DDLLabs.…`` in ipcluster_config.py.
+    """An administrator's settings for all users, ``c.DDLLabs.…`` in ipcluster_config.py.
 
     The file lies in /etc/ipython, or in etc/ipython of the Python environment, which wins.
     """
@@ -84,7 +84,7 @@ def settings() -> DDLLabs:
 
 @dataclass(frozen=True)
 class Way:
-    """How ranks are started.
+    """A way to start ranks.
 
     Attributes:
         launcher: "mpiexec"; "srun", within the present job; "slurm", as a job of their own.

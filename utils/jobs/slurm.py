@@ -203,7 +203,7 @@ BEFORE_START = {"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"}
 
 
 class Job(NamedTuple):
-    """id, state and reason as squeue writes them; nodes: "node[1-2]", or "" before the start."""
+    """A job as squeue writes it; nodes: "node[1-2]", or "" before the start."""
 
     id: str
     state: str
@@ -242,7 +242,7 @@ def why_never(job: str, seconds: float = 5.0) -> str:
 
 
 class Waiting:
-    """Shows on one line how a job of that name waits, until it runs."""
+    """A line that shows how a job of that name waits, until it runs; it goes with the context."""
 
     def __init__(self, name: str):
         self._name = name
@@ -250,6 +250,14 @@ class Waiting:
         self._next = self._since + PERIOD / 2
         self._shown = 0
         self.job: Job | None = None
+
+    def __enter__(self) -> Waiting:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.clear()
+        if kind is KeyboardInterrupt and self.job is not None:
+            print(f"Slurm job {self.job.id} is cancelled.")
 
     def begun(self) -> bool:
         """Return whether the job has begun, as far as is known. Ask Slurm every 2 s at most.
@@ -297,12 +305,6 @@ class Waiting:
                 "job, and they need no other one."
             )
         return RanksError(text)
-
-    def cancelled(self) -> None:
-        """Say that the job will not be."""
-        self.clear()
-        if self.job is not None:
-            print(f"Slurm job {self.job.id} is cancelled.")
 
     def _show(self, text: str) -> None:
         print(f"\r{text:{self._shown}}", end="", flush=True)

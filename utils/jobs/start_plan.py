@@ -17,7 +17,7 @@ MOST_RANKS = 64
 
 
 class Plan:
-    """How the ranks are to be started: the way, the command, the environment.
+    """A plan to start ranks: the way, the command, the environment.
 
     `cluster.start` documents the arguments, and says what is raised.
 

@@ -59,7 +59,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Server:
-    """What the server knows.
+    """The state of the fork server.
 
     Attributes:
         listener: new clients come here.

@@ -20,7 +20,7 @@ from traitlets.log import get_logger
 from utils.cluster import questions, rank_side, stacks
 from utils.cluster.failure import Outcome
 from utils.cluster.questions import Question, Reply, target_of
-from utils.jobs import RanksError, interpreter, slurm, watchdog
+from utils.jobs import RanksError, python_words, slurm, watchdog
 from utils.jobs.mpi_job import ATTEMPTS, NOT_STARTED, Python
 from utils.jobs.session import Session
 from utils.jobs.site import settings
@@ -102,7 +102,7 @@ class Running:
         )
 
     def _engine_command(self) -> list[str]:
-        engine = interpreter.program("from utils.cluster.engine import main; main()")
+        engine = python_words("from utils.cluster.engine import main; main()")
         return [*self._python.command, *engine]
 
     def notes(self) -> list[str]:

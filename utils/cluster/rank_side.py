@@ -33,11 +33,7 @@ from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
 from utils.timeline.on_rank import backend_world, start_watching
 
 if TYPE_CHECKING:
-    from IPython.core.interactiveshell import (
-        ExecutionInfo,
-        ExecutionResult,
-        InteractiveShell,
-    )
+    from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
     from torch_mpi.protocol.world import World
 
@@ -281,14 +277,10 @@ def _note_cells(path: Path) -> None:
 
 
 def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) -> None:
-    """Run `package.module:function` on the user's namespace; print one marked line of JSON.
+    """Run a function on the user's namespace; print one line of JSON, marked by the token.
 
-    Args:
-        target: "package.module:function".
-        arguments: the keyword arguments, as JSON text.
-        rank: this rank's number at the start.
-        token: the mark of the line.
-        of_ours: whether it runs no code of the student: then other ranks should not hear of it.
+    The arguments are those of `questions.Question`. Other ranks hear of a question only if the
+    student's code runs, so not if it is `of_ours`.
     """
     printed = _Kept()
     began = time.perf_counter()
@@ -298,7 +290,9 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
     _here.streams = _here.streams or (sys.stdout, sys.stderr)
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            result = _call(target, loads(arguments), rank)
+            module, _, name = target.partition(":")
+            function = getattr(importlib.import_module(module), name)
+            result = function(get_ipython().user_ns, rank=rank, **loads(arguments))
             before = _communications()
             value = plain(result)
             late = _communications() - before
@@ -315,12 +309,6 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
     # The line break before the mark ends what a thread may have printed meanwhile.
     _here.streams[0].write(f"\n{token}{reply}\n")
     _here.streams[0].flush()
-
-
-def _call(target: str, arguments: dict[str, Any], rank: int) -> Any:
-    module, _, name = target.partition(":")
-    function = getattr(importlib.import_module(module), name)
-    return function(get_ipython().user_ns, rank=rank, **arguments)
 
 
 def _students_world(of_ours: bool) -> World | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.doctor.words import gist, one_line
-from utils.jobs import interpreter
+from utils.jobs import python_command
 
 
 @dataclass(frozen=True)
@@ -134,4 +134,4 @@ def _parts(output: str) -> Iterator[dict[str, Any]]:
 def python_probe(function: str, *arguments: str) -> list[str]:
     """The command that runs a function of `utils.doctor.facts` in a fresh Python."""
     code = f"from utils.doctor import facts; facts.{function}(*sys.argv[1:])"
-    return interpreter.command(code, *arguments)
+    return python_command(code, *arguments)

@@ -26,7 +26,7 @@ from utils.doctor.finding import (
 )
 from utils.doctor.patient import Machine
 from utils.doctor.words import IS_CLONE, in_environment, in_own_python, install_command, short
-from utils.jobs.interpreter import ROOT
+from utils.jobs import ROOT
 
 # The course's package, and the backend's.
 NAME = "utils"

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from utils.jobs.interpreter import ROOT
+from utils.jobs import ROOT
 
 # What `make env` builds.
 OWN_COMMAND = ROOT / ".venv" / "bin" / "ddl-labs"

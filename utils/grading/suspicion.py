@@ -9,7 +9,7 @@ import json
 import subprocess
 from typing import Any
 
-from utils.jobs import interpreter
+from utils.jobs import python_command
 
 from .grader import MOST_CODE
 from .reference import Reference
@@ -69,7 +69,7 @@ def inspected(
     given = [body(one.source) for one in cells if one.source.startswith("%%px")]
     asked = {"parts": list(codes), "lab": {"answers": answers, "given": given}}
     with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError):
-        command, text = interpreter.command(INSPECT), json.dumps(asked)
+        command, text = python_command(INSPECT), json.dumps(asked)
         done = subprocess.run(
             command, input=text, timeout=DEADLINE, text=True, capture_output=True, check=True
         )

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from utils.jobs import interpreter
+from utils.jobs import python_words
 from utils.mpi.benchmark.options import OPERATIONS, Settings, as_arguments
 
 # One of these is set on every rank: by Open MPI, by MPICH and Intel MPI, by srun with PMIx.
@@ -48,7 +48,7 @@ def _start_ranks(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with contextlib.closing(mpi_job.Python(plan)) as python:
         code = "from utils.__main__ import main; sys.exit(main())"
-        command = python.job(*interpreter.program(code, "bench", *as_arguments(options)))
+        command = python.job(*python_words(code, "bench", *as_arguments(options)))
         seconds = options.deadline + GRACE
         try:
             ended = mpi_job.run(command, os.environ | plan.environment, seconds, capture=False)

@@ -27,20 +27,14 @@ class Session:
     """A private folder for connection files, logs and stacks, and the watchdog over its processes.
 
     The folder is locked while the kernel lives: the system drops the lock when the kernel dies, so
-    a free lock means left-overs.
+    a free lock means left-overs. All processes of the session carry its name, the mark.
 
-    Attributes:
-        mark: the session's name, which all its processes carry.
-        folder: the private folder.
+    Args:
+        shared: ranks on other hosts must see the folder.
+        job: the ranks have a Slurm job, named like the session.
     """
 
     def __init__(self, shared: bool = False, job: bool = False):
-        """Make the folder.
-
-        Args:
-            shared: ranks on other hosts must see the folder.
-            job: the ranks have a Slurm job, named like the session.
-        """
         self._shared = shared
         base = base_folder(shared)
         with locked(base / "lock"):

@@ -22,10 +22,7 @@ class Plan:
     `cluster.start` documents the arguments, and says what is raised.
 
     Attributes:
-        n: number of ranks.
-        threads: number of threads of each rank.
-        bind: whether each rank keeps to its own cores.
-        fault_tolerant: whether the other ranks survive when one dies.
+        n, threads, bind, fault_tolerant: as they were asked for, or chosen.
         way: whether mpiexec or Slurm starts them, and why.
         launcher: the mpiexec that was found.
         environment: variables to be added to those of this process.
@@ -46,7 +43,10 @@ class Plan:
         nodes: int | None = None,
         fault_tolerant: bool = False,
     ):
-        _check_counts(n, threads, nodes)
+        _check_count("n", n, "the number of ranks", "start(2)")
+        _check_count("threads", threads, "the threads of each rank", "start(2, threads=1)")
+        if nodes is not None:
+            _check_count("nodes", nodes, "the number of nodes", "start(4, nodes=2)")
         _check_timeout(timeout)
         _check_env(env)
         self.n = n
@@ -211,13 +211,6 @@ class Plan:
 
 
 # --- arguments that can't work anywhere -------------------------------------------------------
-
-
-def _check_counts(n: object, threads: object, nodes: object) -> None:
-    _check_count("n", n, "the number of ranks", "start(2)")
-    _check_count("threads", threads, "the threads of each rank", "start(2, threads=1)")
-    if nodes is not None:
-        _check_count("nodes", nodes, "the number of nodes", "start(4, nodes=2)")
 
 
 def _check_count(name: str, value: object, meaning: str, example: str) -> None:

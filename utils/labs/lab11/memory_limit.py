@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from utils.jobs.interpreter import command
+from utils.jobs import python_command
 
 SIZES = (1024,) * 8 + (10,)
 STEPS, SAMPLES, RATE = 2, 32, 1e-3
@@ -42,7 +42,7 @@ def compare(extra: int = EXTRA) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         code = f"from utils.labs.lab11 import memory_limit; memory_limit.child({folder!r}, {extra})"
         done = subprocess.run(
-            command(code),
+            python_command(code),
             capture_output=True,
             text=True,
             timeout=PATIENCE,

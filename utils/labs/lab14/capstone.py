@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from utils import data
-from utils.jobs import interpreter, mpi_job
+from utils.jobs import mpi_job, python_words
 from utils.jobs.mpi_job import Python
 from utils.jobs.start_plan import Plan, refuse_on_a_rank
 
@@ -108,7 +108,7 @@ def _write_training_images(path: Path) -> None:
 def _job(script: Path, place: Path, deadline: float) -> mpi_job.Ended:
     """The entry on its ranks, from the start to the end of every process."""
     plan = Plan(RANKS, launcher="mpiexec", fault_tolerant=True)
-    words = interpreter.program(
+    words = python_words(
         "from utils.labs.lab14 import job; job.main()", str(script.resolve()), str(place)
     )
     with contextlib.closing(Python(plan)) as python:

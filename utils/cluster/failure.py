@@ -202,16 +202,19 @@ class Outcome:
         kind, _, text = summaries[first].partition(": ")
         if task := explained(kind, text):
             return self._error(task)
-        lines = [_traceback(self.errors[first])]
-        same = [rank for rank, summary in summaries.items() if summary == summaries[first]]
-        if len(same) > 1:
-            lines.append(f"The same on {diagnosis.names(same)}.")
-        elif self.n > 1:
-            lines.append(f"On rank {first}.")
-        lines += [self._in_a_line(rank, summaries[rank]) for rank in summaries if rank not in same]
+        lines = [_traceback(self.errors[first]), *self._where(first, summaries)]
         if missing := _MISSING.match(summaries[first]):
             lines.append(f"If a cell above makes `{missing[1]}`, it has failed or was not run.")
         return self._error("\n".join(lines))
+
+    def _where(self, first: int, summaries: dict[int, str]) -> list[str]:
+        """Return lines on which ranks have the first one's error, and on the other errors."""
+        same = [rank for rank, summary in summaries.items() if summary == summaries[first]]
+        others = [self._in_a_line(rank, summaries[rank]) for rank in summaries if rank not in same]
+        if self.n == 1:
+            return others
+        whose = f"The same on {diagnosis.names(same)}." if len(same) > 1 else f"On rank {first}."
+        return [whose, *others]
 
     def _in_a_line(self, rank: int, summary: str) -> str:
         status = self.statuses.get(rank, {})

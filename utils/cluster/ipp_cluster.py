@@ -284,20 +284,17 @@ class Running:
                 if watchdog.carries(process, self._session.mark):
                     process.kill()
 
-    def _end_launchers(self) -> None:
-        """End the controller, which has nothing to save, and mpiexec, which has files to remove."""
-        with contextlib.suppress(psutil.Error, AttributeError):
-            self._cluster.controller.process.kill()
-        with contextlib.suppress(psutil.Error, AttributeError):
-            self._cluster.engine_set.process.terminate()
-
     def close(self) -> None:
         """End everything; errors on the way don't matter, the watchdog finishes the work."""
         with contextlib.suppress(Exception):
             if self.client is not None:
                 self.client.close(linger=0)
         self._kill_ranks()
-        self._end_launchers()
+        # The controller has nothing to save, mpiexec has files to remove.
+        with contextlib.suppress(psutil.Error, AttributeError):
+            self._cluster.controller.process.kill()
+        with contextlib.suppress(psutil.Error, AttributeError):
+            self._cluster.engine_set.process.terminate()
         with contextlib.suppress(Exception):
             self._cluster.stop_cluster_sync()
         self._session.close()
@@ -348,16 +345,14 @@ class Running:
         On a busy machine a rank may take seconds for the way out of a cell.
         """
         deadline = time.monotonic() + SLOW
-        places = self._places(1.0)
-        before: list[str] | None = None
-        while any(places[rank] != "idle" for rank in busy) and time.monotonic() < deadline:
-            now = [places[rank] for rank in sorted(busy)]
-            if now == before:
-                break
-            before = now
-            time.sleep(BETWEEN_LOOKS)
+        before: dict[int, str] = {}
+        while True:
             places = self._places(1.0)
-        return {rank: places[rank] for rank in busy if places[rank] != "idle"}
+            stuck = {rank: places[rank] for rank in busy if places[rank] != "idle"}
+            if stuck == before or not stuck or time.monotonic() >= deadline:
+                return stuck
+            before = stuck
+            time.sleep(BETWEEN_LOOKS)
 
     def _ask(
         self,
@@ -379,9 +374,7 @@ class Running:
     def unreceived(self, balances: list[int]) -> dict[int, tuple[str, ...]]:
         """Return the messages that no rank has received, by sender; the ranks forget them.
 
-        Args:
-            balances: of each rank that did something, how many more messages it has sent than
-                received.
+        Each rank that did something has a balance: how many more messages it sent than received.
         """
         living = self.living()
         if len(balances) < len(living) or sum(balances) == 0:
@@ -400,17 +393,15 @@ class Running:
         more cells are under way than ranks are busy, an idle one is looked at again.
         """
         deadline = time.monotonic() + timeout
-        places = self._places(timeout)
-        before: list[str] | None = None
-        while time.monotonic() < deadline:
+        before: list[str] = []
+        while True:
+            places = self._places(timeout)
             busy = sum(place != "idle" for place in places)
             to_begin = busy < min(len(self.client.outstanding), self.n)
-            if places == before and not to_begin:
-                break
-            time.sleep(0.02)
+            if (places == before and not to_begin) or time.monotonic() >= deadline:
+                return [f"rank {rank}: {place}" for rank, place in enumerate(places)]
             before = places
-            places = self._places(timeout)
-        return [f"rank {rank}: {place}" for rank, place in enumerate(places)]
+            time.sleep(0.02)
 
     def _places(self, timeout: float) -> list[str]:
         """Return where each rank is, in words."""

@@ -29,8 +29,8 @@ def parse(
     Raises:
         TypeError, ValueError: arguments that make no sense; says what was expected.
     """
-    whole = _simple(speed, latency, bandwidth)
-    within = _simple(inside, inside_latency, None, "inside")
+    whole = _simple(speed, latency, bandwidth, repr(speed), "latency", USUAL_LATENCY)
+    within = _simple(inside, inside_latency, None, f"inside={inside!r}", "inside_latency", 0.0)
     if nodes is None:
         if within is not None:
             raise ValueError("inside=… is the network within a node: say which nodes there are")
@@ -44,21 +44,24 @@ def parse(
 
 
 def _simple(
-    speed: str | None, latency: float | None, bandwidth: float | None, name: str = ""
+    speed: str | None,
+    latency: float | None,
+    bandwidth: float | None,
+    shown: str,
+    shown_latency: str,
+    usual_latency: float,
 ) -> Network | None:
-    """Return a network without nodes; ``name`` comes before the names of the arguments."""
+    """Return a network without nodes; errors name its arguments as they are shown."""
     if speed in (None, "off", False) and latency is None and bandwidth is None:
         return None
-    shown = f"{name}={speed!r}" if name else repr(speed)
-    if speed is not None:
+    if speed is None:
+        usual_latency = 0.0
+    else:
         if bandwidth is not None:
             raise ValueError(f"network({shown}, bandwidth={bandwidth}): give one of the two")
         bandwidth = _bytes_per_second(speed, shown)
-        if latency is None and not name:
-            latency = USUAL_LATENCY
-    shown_latency = f"{name}_latency" if name else "latency"
     network = Network(
-        _number(shown_latency, latency, 0.0, "seconds, such as 50e-6"),
+        _number(shown_latency, latency, usual_latency, "seconds, such as 50e-6"),
         _number("bandwidth", bandwidth, math.inf, "bytes per second"),
     )
     if network.bandwidth == 0:

@@ -50,11 +50,7 @@ _MISSING = re.compile(r"name '(\w+)' is not defined")
 
 
 class RanksMagics(ParallelMagics):
-    """ipyparallel's magics for the ranks of a notebook.
-
-    Args:
-        ranks: :class:`utils.cluster.Ranks`.
-    """
+    """ipyparallel's magics for the ranks of a notebook."""
 
     def __init__(self, shell: InteractiveShell, ranks: Ranks):
         super().__init__(shell, ranks.view)
@@ -113,14 +109,14 @@ class RanksMagics(ParallelMagics):
         stream = self.stream_output if stream_output is None else stream_output
         with _stop_button() as presses:
             result = super().parallel_execute(cell, block=False, save_name=save_name)
-            interrupted = self._show_until_done(result, stream, groupby, presses)
-        errors = self._errors(result)
-        if self._all_dead():
-            # The nannies of other hosts, who would tell so, are gone as well.
-            gone = ipp.error.EngineError("the command that started it has ended")
-            errors |= dict.fromkeys(self._pending(result), gone)
-        if errors or interrupted or self._pending(result):
-            self._fail(result, errors, interrupted)
+            with _without_errors(result).stream_output() if stream else contextlib.nullcontext():
+                self._wait(result, presses)
+                if presses:
+                    self._interrupt(result)
+                result.wait_for_output(FOR_OUTPUT)
+            if not stream:
+                self._show(result, groupby)
+        self._raise_if_failed(result, bool(presses))
         self._tell_of_unreceived(result)
         return None
 
@@ -134,35 +130,18 @@ class RanksMagics(ParallelMagics):
     def _refuse_without_ranks(self) -> None:
         dead = set(range(self.ranks.n)) - set(self.ranks.client.ids)
         if dead and self.ranks.running().plan.fault_tolerant:
-            dead = self._leave_out(dead)
+            targets = self.view.targets
+            asked = set(targets) if isinstance(targets, list) else {targets}
+            if not asked <= dead:
+                self.view.targets = sorted(asked - dead)
+                return
+            dead = asked
         if dead:
             verb = "is" if len(dead) == 1 else "are"
             # They may have died while no cell ran: here is the first word of it.
             why = ended_by_slurm(self.ranks.running().job_state())
             text = why or f"{names(dead)} {verb} dead."
             raise RanksLostError(f"{text} Fresh ranks: ranks.restart()")
-
-    def _leave_out(self, dead: set[int]) -> set[int]:
-        """Run the cell on the others; return the dead where it was meant for no other rank."""
-        targets = self.view.targets
-        asked = set(targets) if isinstance(targets, list) else {targets}
-        if asked <= dead:
-            return asked
-        self.view.targets = sorted(asked - dead)
-        return set()
-
-    def _show_until_done(
-        self, result: AsyncResult, stream: bool, groupby: str, presses: list[int]
-    ) -> bool:
-        """Wait, and show what the ranks print. Return whether the user stopped it."""
-        with _without_errors(result).stream_output() if stream else contextlib.nullcontext():
-            self._wait(result, presses)
-            if presses:
-                self._interrupt(result)
-            result.wait_for_output(FOR_OUTPUT)
-        if not stream:
-            self._show(result, groupby)
-        return bool(presses)
 
     def _show(self, result: AsyncResult, groupby: str) -> None:
         """Show what was printed, also by ranks that are not done."""
@@ -209,7 +188,14 @@ class RanksMagics(ParallelMagics):
         results = {rank: answer.result() for rank, answer in _answers(result) if answer.done()}
         return {rank: error for rank, error in results.items() if isinstance(error, Exception)}
 
-    def _fail(self, result: AsyncResult, errors: dict[int, Exception], interrupted: bool) -> None:
+    def _raise_if_failed(self, result: AsyncResult, interrupted: bool) -> None:
+        errors = self._errors(result)
+        if self._all_dead():
+            # The nannies of other hosts, who would tell so, are gone as well.
+            gone = ipp.error.EngineError("the command that started it has ended")
+            errors |= dict.fromkeys(self._pending(result), gone)
+        if not errors and not interrupted and not self._pending(result):
+            return
         busy = set(self._pending(result)) - set(errors)
         outcome = Outcome(self.ranks.n, errors, interrupted=interrupted)
         self.ranks.running().examine(outcome, busy)

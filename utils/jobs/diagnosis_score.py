@@ -29,10 +29,9 @@ HEADS = ("class", "wrong programs", "reported", "rank, line, class named", "righ
 
 def main(options: argparse.Namespace) -> int:
     """Run the set on each backend asked for; status 1 where a right program was reported."""
-    words = options.only
-    pairs = [pair for pair in PAIRS if words in pair.name or words in pair.kind]
+    pairs = chosen(options.only)
     if not pairs:
-        print(f"no program has {words!r} in its name or class", file=sys.stderr)
+        print(f"no program has {options.only!r} in its name or class", file=sys.stderr)
         return 2
     status = 0
     for backend in options.backends:
@@ -42,12 +41,17 @@ def main(options: argparse.Namespace) -> int:
             print(f"diagnosis: {error}", file=sys.stderr)
             return 2
         print(f"\n{backend}\n\n{tabulate(rows(trials), HEADS, 'github')}")
-        for trial in trials:
-            if not trial.is_good:
-                print(f"- {'right' if trial.right else 'wrong'}: {trial.pair.name}: {_how(trial)}")
-        if any(trial.right and not trial.is_good for trial in trials):
+        failed = [trial for trial in trials if not trial.is_good]
+        for trial in failed:
+            print(f"- {'right' if trial.right else 'wrong'}: {trial.pair.name}: {_how(trial)}")
+        if any(trial.right for trial in failed):
             status = 1
     return status
+
+
+def chosen(words: str) -> list[Pair]:
+    """Return the pairs whose name or class holds these words; all of them for no words."""
+    return [pair for pair in PAIRS if words in pair.name or words in pair.kind]
 
 
 def _run(pairs: list[Pair], backend: str, verbose: bool) -> list[Trial]:
@@ -71,13 +75,13 @@ def rows(trials: Iterable[Trial]) -> list[list[object]]:
 
 def _row(name: str, trials: list[Trial]) -> list[object]:
     wrong = [trial for trial in trials if not trial.right]
-    right = [trial for trial in trials if trial.right]
+    right = [trial.is_good for trial in trials if trial.right]
     return [
         name,
         len(wrong),
         sum(trial.reported for trial in wrong),
         sum(trial.is_good for trial in wrong),
-        f"{sum(trial.is_good for trial in right)} of {len(right)}",
+        f"{sum(right)} of {len(right)}",
         f"{statistics.median(trial.seconds for trial in wrong):.1f}",
     ]
 

@@ -126,15 +126,21 @@ class Plan:
         self, partition: str | None, time: str | int | None, nodes: int | None
     ) -> list[str]:
         """Return options of srun, within a job or for a job of its own."""
-        site = settings()
+        plugin = settings().srun_mpi or slurm.srun_mpi(self.launcher.is_open_mpi)
         options = [
-            f"--mpi={site.srun_mpi or slurm.srun_mpi(self.launcher.is_open_mpi)}",
+            f"--mpi={plugin}",
             "--kill-on-bad-exit=1",
             f"--cpus-per-task={self.threads}",
             f"--cpu-bind={'cores' if self.bind else 'none'}",
         ]
         if not self.way.own_job:
             return [*options, "--overlap"]
+        return options + self._job_options(partition, time, nodes)
+
+    def _job_options(
+        self, partition: str | None, time: str | int | None, nodes: int | None
+    ) -> list[str]:
+        site = settings()
         per_node = math.ceil(self.n / nodes) if nodes else site.ranks_per_node
         # What the user chose for the server's job, on the hub's page: further jobs have the same.
         chosen = os.environ.get
@@ -145,8 +151,7 @@ class Plan:
             "nodes": nodes,
             "ntasks-per-node": min(per_node, self.n),
         }
-        options += [f"--{name}={value}" for name, value in values.items() if value]
-        options += site.options
+        options = [f"--{name}={value}" for name, value in values.items() if value] + site.options
         # The site has its own among `options`, and srun takes the last one.
         reservation = chosen("SBATCH_RESERVATION")
         return [*options, f"--reservation={reservation}"] if reservation else options

@@ -16,6 +16,7 @@ import io
 import math
 import os
 import random
+import re
 import resource
 import runpy
 import signal
@@ -108,7 +109,7 @@ def _threads(environment: dict[bytes, bytes]) -> dict[str, int]:
     asked = {name: environment.get(name.encode(), b"").decode() for name in THREADS}
     if not asked["OMP_NUM_THREADS"]:
         raise CannotForkError("OMP_NUM_THREADS is not set, so each library counts the cores itself")
-    if not all(value == "" or (value.isascii() and value.isdigit()) for value in asked.values()):
+    if not all(re.fullmatch("[0-9]*", value) for value in asked.values()):
         raise CannotForkError(f"the number of threads is more than a number: {asked}")
     omp = int(asked["OMP_NUM_THREADS"])
     return {

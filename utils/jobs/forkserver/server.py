@@ -313,8 +313,8 @@ def preload(names: tuple[str, ...]) -> None:
 
 def main() -> None:
     """Serve. In a fork, become the rank and run its program."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     listener = socket.socket(fileno=int(sys.argv[1]))
     folder = Path(sys.argv[2])
     settings = load_time(os.environ)

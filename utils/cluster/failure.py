@@ -89,31 +89,19 @@ def _wrapped(line: str) -> list[str]:
 
 @dataclass
 class Outcome:
-    """The outcome of a cell on the ranks.
+    """The outcome of a cell on the ranks."""
 
-    Attributes:
-        n: how many ranks there are.
-        errors: exceptions of ipyparallel, by rank.
-        statuses: what ranks wrote on the board, by rank; of the ranks that could be asked.
-        busy: ranks that did not end, and where they are.
-        interrupted: the user stopped the cell.
-        output: what mpiexec printed.
-        over: mpiexec has ended, and every rank with it.
-        fresh: the ranks met again, and their process groups work.
-        survivors: ranks that live on without the dead, where they do.
-        job_state: of the ranks' own Slurm job, as Slurm says it.
-    """
-
-    n: int
-    errors: dict[int, Exception]
+    n: int  # ranks
+    errors: dict[int, Exception]  # ipyparallel's, by rank
+    # What those ranks wrote on the board that could be asked.
     statuses: dict[int, Status] = field(default_factory=dict)
-    busy: dict[int, str] = field(default_factory=dict)
-    interrupted: bool = False
-    output: str = ""
-    over: bool = False
-    fresh: bool = True
-    job_state: str = ""
-    survivors: list[int] = field(default_factory=list)
+    busy: dict[int, str] = field(default_factory=dict)  # ranks that did not end, and where they are
+    interrupted: bool = False  # the user stopped the cell
+    output: str = ""  # of mpiexec
+    over: bool = False  # mpiexec has ended, and every rank with it
+    fresh: bool = True  # the ranks met again, and their process groups work
+    job_state: str = ""  # of the ranks' own Slurm job, as Slurm says it
+    survivors: list[int] = field(default_factory=list)  # ranks that live on without the dead
 
     def add(self, reply: Reply) -> None:
         """Take in what a rank says that was asked after the cell."""

@@ -149,7 +149,7 @@ def texts(
     secret = [{}] * n if each is None else list(each)
     if len(secret) != n or not all(isinstance(names, Mapping) for names in secret):
         raise ValueError(f"each must be {n} dicts, one of arguments for each rank; it has {secret}")
-    if twice := sorted({name for names in secret for name in names} & set(kwargs)):
+    if twice := sorted(set[str]().union(*secret) & set(kwargs)):
         raise ValueError(f"{', '.join(twice)} is given to all ranks, and in each: name it once")
     try:
         return [json.dumps({**kwargs, **names}) for names in secret]

@@ -91,19 +91,12 @@ class Python:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that has ended.
+    """A job that has ended."""
 
-    Attributes:
-        status: exit status of mpiexec, `LATE` after the deadline.
-        out: what it printed; "" if that was not captured.
-        err: the same of its standard error.
-        seconds: from its start to its end.
-    """
-
-    status: int
-    out: str
-    err: str
-    seconds: float
+    status: int  # exit status of mpiexec, `LATE` after the deadline
+    out: str  # what it printed; "" if that was not captured
+    err: str  # the same of its standard error
+    seconds: float  # from its start to its end
 
 
 def run(

@@ -27,21 +27,13 @@ PATIENCE = 20
 
 @dataclass(frozen=True)
 class Allocation:
-    """The Slurm job that this process is part of.
+    """The Slurm job that this process is part of."""
 
-    Attributes:
-        job: its id.
-        nodes: as Slurm writes them, "node[1-2]".
-        hosts: number of nodes.
-        cpus: on all nodes.
-        cpus_here: on this node, 0 if Slurm does not say.
-    """
-
-    job: str
-    nodes: str
-    hosts: int
-    cpus: int
-    cpus_here: int = 0
+    job: str  # its id
+    nodes: str  # as Slurm writes them, "node[1-2]"
+    hosts: int  # number of nodes
+    cpus: int  # on all nodes
+    cpus_here: int = 0  # on this node, 0 if Slurm does not say
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Allocation | None:

@@ -106,7 +106,7 @@ def end_all(
         patience = time.monotonic() + grace
         while any(map(alive, processes)) and time.monotonic() < patience:
             time.sleep(0.02)
-        _signal([p for p in processes if alive(p)], signal.SIGKILL)
+        _signal(list(filter(alive, processes)), signal.SIGKILL)
         time.sleep(0.03)
     return quiet >= 2
 

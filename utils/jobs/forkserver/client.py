@@ -71,17 +71,11 @@ _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 @dataclass
 class Lease:
-    """A fork server in use; it is told when the holder ends, however that happens.
+    """A fork server in use; it is told when the holder ends, however that happens."""
 
-    Attributes:
-        path: of its socket.
-        connection: to the server.
-        settings: the variables that libraries read when they are loaded, as they are in its ranks.
-    """
-
-    path: Path
+    path: Path  # of its socket
     connection: socket.socket
-    settings: dict[str, str]
+    settings: dict[str, str]  # what libraries have read of the environment, in its ranks as well
 
     @property
     def python(self) -> list[str]:

@@ -59,27 +59,16 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Server:
-    """The state of the fork server.
+    """The state of the fork server."""
 
-    Attributes:
-        listener: new clients come here.
-        folder: of its socket.
-        settings: what libraries have read of the environment.
-        leases: connections of the holders.
-        keepers: process ids of the ranks' parents.
-        lost: whether a holder of a lease has died.
-        later: what is still to be imported.
-        used: when it was of use, by the monotonic clock.
-    """
-
-    listener: socket.socket
-    folder: Path
-    settings: dict[str, str]
-    leases: list[socket.socket] = field(default_factory=list)
-    keepers: set[int] = field(default_factory=set)
-    lost: bool = False
-    later: tuple[str, ...] = PRELOADED_LATER
-    used: float = field(default_factory=time.monotonic)
+    listener: socket.socket  # new clients come here
+    folder: Path  # of its socket
+    settings: dict[str, str]  # what libraries have read of the environment
+    leases: list[socket.socket] = field(default_factory=list)  # connections of the holders
+    keepers: set[int] = field(default_factory=set)  # process ids of the ranks' parents
+    lost: bool = False  # whether a holder of a lease has died
+    later: tuple[str, ...] = PRELOADED_LATER  # still to be imported
+    used: float = field(default_factory=time.monotonic)  # when it was last of use
 
     def serve(self) -> tuple[dict[str, Any], socket.socket] | None:
         """Serve clients until there is no more use for it.

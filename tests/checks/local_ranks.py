@@ -43,11 +43,8 @@ from torch_mpi.errors import (
 from torch_mpi.network import link
 from torch_mpi.protocol.diagnosis import diagnose
 from utils import data
-from utils.cluster import notebook_terms
-from utils.cluster.arguments import target_of, texts
-from utils.cluster.ipp_cluster import _of_a_message
-from utils.cluster.json_values import plain
-from utils.cluster.reply import Reply, about
+from utils.cluster import notebook_words, questions
+from utils.cluster.questions import Reply, about, plain, target_of, texts
 
 #: Attributes of modules that each rank has for itself, as processes would.
 OWN = [
@@ -251,7 +248,7 @@ class World:
                 call, sender = message.work.call, members[message.source]
                 what = f"{call.dtype}{list(call.shape)} ({call.nbytes} bytes, tag={call.tag})"
                 letter = {"to": members[message.to], "what": what, "where": call.where}
-                left.setdefault(sender, []).append(_of_a_message(letter))
+                left.setdefault(sender, []).append(questions.unreceived(letter))
             traffic.sent.clear()
             traffic.awaited.clear()  # receives that nobody has sent to are taken back
         return left
@@ -280,7 +277,7 @@ class LocalRanks:
     """Ranks for checks. Use it with ``with``: it stands in for the backend meanwhile."""
 
     def __init__(self, n: int):
-        notebook_terms.use()
+        notebook_words.use()
         self.n = n
         self.world = World(n)
         self.user_ns: list[dict[str, Any]] = [

@@ -28,8 +28,7 @@ from utils.checks.mistakes import Mistake, explain, same
 from utils.checks.probe import as_dict, definitions, fingerprint
 from utils.checks.task import Report, task
 from utils.checks.verdict import MIME, MOST_LINES, Problem, Verdict, read
-from utils.cluster.json_values import plain
-from utils.cluster.reply import Reply
+from utils.cluster.questions import Reply, plain
 from utils.labs.lab04 import buckets
 
 pytestmark = pytest.mark.quick

@@ -26,9 +26,11 @@ from nbclient import NotebookClient
 
 from torch_mpi import library as libraries
 from utils import cluster
-from utils.cluster import RanksError, arguments, engine, ipp_cluster, load, on_rank, stacks
+from utils.cluster import RanksError, engine, ipp_cluster, questions, rank_side, stacks
 from utils.jobs import session, watchdog
-from utils.jobs.start_plan import NOT_STARTED, Launcher, Plan, Request, find_launcher
+from utils.jobs.mpi_job import NOT_STARTED
+from utils.jobs.site import Launcher, find_launcher
+from utils.jobs.start_plan import Plan
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -104,8 +106,8 @@ class TestFourRanksOnTwoCores:
         ]
 
     def test_a_function_is_asked_as_its_name_is(self, four):
-        by_name = values(four.ask("utils.cluster.load:processor_share"))
-        assert values(four.ask(load.processor_share))[1:] == by_name[1:] == [1.0] * 3
+        by_name = values(four.ask("utils.cluster.rank_side:processor_share"))
+        assert values(four.ask(rank_side.processor_share))[1:] == by_name[1:] == [1.0] * 3
 
     def test_a_rank_is_told_its_own_arguments_and_no_other_ones(self, four):
         secrets_ = [f"secret of {r}" for r in range(4)]
@@ -282,7 +284,7 @@ KERNEL = """
 import sys
 from utils import cluster
 ranks = cluster.start({n})
-print(ranks._up._session.mark, ranks._up._watchdog._process.pid, flush=True)
+print(ranks._up._session.mark, ranks._up._session._watchdog.pid, flush=True)
 for line in sys.stdin:
     print(ranks.view.apply_sync(eval, "__import__('mpi4py.MPI').MPI.COMM_WORLD.size"), flush=True)
 """
@@ -471,10 +473,10 @@ def test_a_cell_that_meets_an_open_task_names_it_in_one_line_and_says_how_to_go_
 
 
 def test_a_student_on_a_busy_machine_is_told_that_times_mislead_and_nobody_else_is():
-    assert load.warning([1.0, 0.97, 1.0]) == ""
-    assert "gets a processor for 25 % of the time" in load.warning([0.25, 1.0])
-    assert 0 < load.processor_share({}, rank=0) <= 1.0
-    assert load.processor_share({}, rank=1) == 1.0
+    assert cluster.busy_warning([1.0, 0.97, 1.0]) == ""
+    assert "gets a processor for 25 % of the time" in cluster.busy_warning([0.25, 1.0])
+    assert 0 < rank_side.processor_share({}, rank=0) <= 1.0
+    assert rank_side.processor_share({}, rank=1) == 1.0
 
 
 def test_who_cannot_solve_a_task_goes_on_with_the_models_answer():
@@ -538,8 +540,10 @@ def inside():
 
 
 def test_a_function_of_a_module_is_named_by_it():
-    assert arguments.target_of(load.processor_share) == "utils.cluster.load:processor_share"
-    assert arguments.target_of("a.b:c") == "a.b:c"
+    assert (
+        questions.target_of(rank_side.processor_share) == "utils.cluster.rank_side:processor_share"
+    )
+    assert questions.target_of("a.b:c") == "a.b:c"
 
 
 @pytest.mark.parametrize(
@@ -557,14 +561,14 @@ def test_a_function_of_a_module_is_named_by_it():
 )
 def test_a_function_that_ranks_cannot_import_is_refused_with_what_to_do(target, says):
     with pytest.raises(ValueError, match=says) as refused:
-        arguments.target_of(target)
+        questions.target_of(target)
     assert 'pass the function or its name as "package.module:function"' in str(refused.value)
 
 
 @pytest.mark.parametrize("target", ["answer", "a:b:c"])
 def test_a_target_of_another_form_is_quoted(target):
     with pytest.raises(ValueError, match=f"package.module:function.*not '{target}'"):
-        arguments.target_of(target)
+        questions.target_of(target)
 
 
 def test_starting_ranks_on_a_rank_is_refused(monkeypatch):
@@ -680,7 +684,7 @@ def test_the_launcher_is_the_environments_where_it_is_first_on_path(own, site, m
 
 
 def test_the_launcher_of_a_site_without_a_library_is_passed_over_and_a_note_says_so(own, site):
-    plan = Plan.checked(Request(1))
+    plan = Plan(1)
     assert plan.launcher.path == str(own / "bin/mpiexec")
     assert "MPI4PY_LIBMPI" not in plan.environment
     assert any(note.startswith(f"{site}/bin/mpiexec is not used") for note in plan.notes)
@@ -830,9 +834,9 @@ def test_a_stack_is_told_by_the_own_line_and_the_library_call():
 LOOKED_AT = """
 import os, sys, threading, time
 from IPython.core.interactiveshell import InteractiveShell
-from utils.cluster import on_rank
+from utils.cluster import rank_side
 InteractiveShell.instance()
-on_rank.prepare({}, rank=0, folder=sys.argv[1])
+rank_side.prepare({}, rank=0, folder=sys.argv[1])
 def deep(n):
     return deep(n - 1) if n else [i for i in range(5)]
 def chat():
@@ -903,11 +907,11 @@ def test_an_endless_recursion_is_told_by_both_ends_of_its_traceback():
 
     with pytest.raises(RecursionError) as caught:
         fall(0)
-    frames = list(walk_tb(on_rank.shortened(caught.value.__traceback__)))
-    assert len(frames) == on_rank.MOST_FRAMES
+    frames = list(walk_tb(rank_side.shortened(caught.value.__traceback__)))
+    assert len(frames) == rank_side.MOST_FRAMES
     assert frames[0][0].f_code.co_name.startswith("test_an_endless_recursion")
     assert frames[-1][0].f_locals["depth"] > 500
-    assert on_rank.shortened(None) is None
+    assert rank_side.shortened(None) is None
 
 
 def test_a_machine_whose_name_has_no_address_warns_nobody_in_the_first_cell(recwarn):

@@ -66,14 +66,14 @@ for folder, name, text in [
 
 def twice(number):
     # The check ends with an error in the kernel, which imports what writes tracebacks.
-    import utils.cluster.on_rank
-    real = utils.cluster.on_rank.dumps
+    import utils.cluster.rank_side
+    real = utils.cluster.rank_side.dumps
 
     def nonsense(*arguments, **more):
-        utils.cluster.on_rank.dumps = real
+        utils.cluster.rank_side.dumps = real
         return '{{"status": "error", "error": 5, "stdout": ""}}'
 
-    utils.cluster.on_rank.dumps = nonsense
+    utils.cluster.rank_side.dumps = nonsense
 """
 
 

@@ -10,9 +10,9 @@ from nbformat.v4 import new_code_cell, new_output
 from utils.checks.task import Report
 from utils.checks.verdict import MIME, Problem, Verdict
 from utils.cluster.failure import CellFailed, Outcome, RanksLostError
-from utils.cluster.reply import Reply
+from utils.cluster.questions import Reply
 from utils.grading import plugin, results
-from utils.jobs.errors import DeadRankError
+from utils.jobs import DeadRankError
 
 pytestmark = pytest.mark.quick
 
@@ -64,9 +64,9 @@ def test_the_error_of_a_cell_says_whether_later_cells_can_work(changes, kind):
 
 
 def test_a_dead_rank_is_a_lost_one():
-    from utils.cluster.ipp_cluster import _dead
+    from utils.cluster.questions import dead
 
-    assert _dead(1).lost
+    assert dead(1).lost
     assert not Reply(1, "error", error="ValueError: no").lost
 
 

@@ -1,4 +1,4 @@
-"""The rules of `utils/`: which room may import which, what a newcomer finds, and how long things are."""
+"""The rules of `utils/`: which room may import which, what is in it, and how long things are."""
 
 from __future__ import annotations
 

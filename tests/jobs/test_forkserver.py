@@ -28,10 +28,10 @@ from forkserver_tools import (
 )
 from mpi_jobs import find_mpiexec, mpi_environment
 
-from utils.jobs.forkserver import client, identity, stub
+from utils.jobs.forkserver import client, stub
 
 pytestmark = [
-    pytest.mark.skipif(bool(identity.unsupported()), reason=identity.unsupported() or "supported"),
+    pytest.mark.skipif(bool(client.unsupported()), reason=client.unsupported() or "supported"),
     pytest.mark.timeout(180),
 ]
 
@@ -39,7 +39,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
     """Of jobs. Servers that start in it leave out PyTorch's compiler, which no test here needs."""
-    return mpi_environment() | {identity.LATER_VARIABLE: "never"}
+    return mpi_environment() | {client.LATER_VARIABLE: "never"}
 
 
 @pytest.fixture(scope="module")
@@ -570,23 +570,23 @@ def test_a_module_of_the_users_that_has_a_preloaded_name_is_the_one_imported(
 
 
 def test_a_changed_file_of_the_course_means_another_server(environment, tmp_path, monkeypatch):
-    before = identity.key(environment, "mpiexec")
-    assert identity.key(environment, "mpiexec") == before
-    assert identity.key(environment, "/opt/mpi/bin/mpiexec") != before
-    assert identity.key(environment | {"LD_PRELOAD": "x.so"}, "mpiexec") != before
-    assert identity.key(environment | {"OMP_NUM_THREADS": "7"}, "mpiexec") == before
+    before = client.key(environment, "mpiexec")
+    assert client.key(environment, "mpiexec") == before
+    assert client.key(environment, "/opt/mpi/bin/mpiexec") != before
+    assert client.key(environment | {"LD_PRELOAD": "x.so"}, "mpiexec") != before
+    assert client.key(environment | {"OMP_NUM_THREADS": "7"}, "mpiexec") == before
     (tmp_path / "new.py").write_text("")
-    monkeypatch.setattr(identity.torch_mpi, "__file__", str(tmp_path / "__init__.py"))
-    assert identity.key(environment, "mpiexec") != before
+    monkeypatch.setattr(client.torch_mpi, "__file__", str(tmp_path / "__init__.py"))
+    assert client.key(environment, "mpiexec") != before
 
 
 def test_the_user_and_the_system_can_turn_it_off(environment, monkeypatch):
     assert client.why_not(environment) == ""
     assert "DDL_LABS_FORK_SERVER" in client.why_not(environment | {client.VARIABLE: "off"})
-    identity.unsupported.cache_clear()
+    client.unsupported.cache_clear()
     monkeypatch.setattr(sys, "platform", "darwin")
     assert "darwin" in client.why_not(environment)
-    identity.unsupported.cache_clear()
+    client.unsupported.cache_clear()
 
 
 def test_a_server_that_nobody_uses_ends_itself(environment, temporary_folder, monkeypatch):

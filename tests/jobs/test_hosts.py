@@ -24,7 +24,7 @@ from hosts_switch import FRAMING, Switch
 from hosts_tools import LATENCY, RATE, on_hosts
 
 from torch_mpi.protocol import wait_monitor
-from utils.jobs.start_plan import Plan, Request
+from utils.jobs.start_plan import Plan
 from utils.labs.lab05 import laws, runs
 from utils.labs.lab05 import pictures as speedup
 from utils.labs.shared import slurm_script
@@ -55,7 +55,7 @@ def result_of(done: subprocess.CompletedProcess) -> dict:
 
 def environment_of_ranks() -> dict[str, str]:
     """What the course sets for every rank, in notebooks and jobs."""
-    return Plan.checked(Request(2, bind=False, launcher="mpiexec")).environment
+    return Plan(2, bind=False, launcher="mpiexec").environment
 
 
 # --- the emulated network is the real one ------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from utils.jobs.errors import RanksError
+from utils.jobs import RanksError
 from utils.jobs.program import mpiexec
 
 HELLO = """

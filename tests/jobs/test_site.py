@@ -19,7 +19,7 @@ import pytest
 from utils import cluster
 from utils.cluster import RanksError, ipp_cluster
 from utils.jobs import session, site, slurm, start_plan
-from utils.jobs.start_plan import Plan, Request
+from utils.jobs.start_plan import Plan
 
 ALLOCATION = {
     "SLURM_JOB_ID": "12",
@@ -131,8 +131,8 @@ def test_ranks_are_not_all_bound_to_the_first_core_of_a_node_that_other_jobs_use
     monkeypatch.setattr(
         start_plan, "usable_cores", lambda: 2
     )  # without cgroups: all that the node has
-    assert Plan.checked(Request(1)).bind is bound
-    assert Plan.checked(Request(1, bind=True)).bind
+    assert Plan(1).bind is bound
+    assert Plan(1, bind=True).bind
 
 
 PARTITIONS = "lab*|2|6|4:00:00\nlab*|2|8|4:00:00\nlong|100|64|infinite"
@@ -260,23 +260,23 @@ def test_a_job_of_their_own_is_as_the_user_and_the_site_want_it(commands, monkey
     )
     use_settings(monkeypatch, [tmp_path])
     inside(monkeypatch, SMALL)
-    plan = Plan.checked(Request(4, threads=2, nodes=2, time="0:20:00"))
+    plan = Plan(4, threads=2, nodes=2, time="0:20:00")
     for option in (
         *("--mpi=pmix", "--partition=lab", "--account=course", "--time=0:20:00", "--nodes=2"),
         *("--ntasks-per-node=2", "--cpus-per-task=2", "--cpu-bind=cores", "--constraint=avx2"),
     ):
         assert option in plan.mpi_args
-    assert "--partition=debug" in Plan.checked(Request(4, partition="debug")).mpi_args
+    assert "--partition=debug" in Plan(4, partition="debug").mpi_args
     # What was chosen on the hub's page for the server is the ranks', too.
     inside(monkeypatch, {"SBATCH_ACCOUNT": "mine", "SBATCH_RESERVATION": "monday"})
-    options = Plan.checked(Request(4)).mpi_args
+    options = Plan(4).mpi_args
     assert "--account=mine" in options
     assert "--reservation=monday" in options
     assert "--account=course" not in options
     # srun takes the last one: what was chosen, as for the partition and the account.
     (tmp_path / site.CONFIG_FILE).write_text("c.DDLLabs.options = ['--reservation=ddl']\n")
     use_settings(monkeypatch, [tmp_path])
-    options = Plan.checked(Request(4)).mpi_args
+    options = Plan(4).mpi_args
     assert [one for one in options if "reservation" in one][-1] == "--reservation=monday"
     # The job that holds the notebook must not become that of the ranks.
     assert plan.command[0] == "env"
@@ -287,7 +287,7 @@ def test_a_job_of_their_own_is_as_the_user_and_the_site_want_it(commands, monkey
 
 def test_ranks_find_their_programs_although_a_job_exports_a_list_only(commands, monkeypatch):
     inside(monkeypatch, ALLOCATION | {"SLURM_EXPORT_ENV": "HOME,USER"})
-    plan = Plan.checked(Request(4))
+    plan = Plan(4)
     assert plan.command[:2] == ["env", "--unset=SLURM_EXPORT_ENV"]
     assert plan.command[-1] == plan.launcher.path
 
@@ -295,7 +295,7 @@ def test_ranks_find_their_programs_although_a_job_exports_a_list_only(commands, 
 def test_without_pmix_the_user_is_told_instead_of_getting_lonely_ranks(commands):
     commands.says("srun", PLUGINS.replace("\tpmix\n", ""))
     with pytest.raises(RanksError, match="names pmi2, and Open MPI needs pmix"):
-        Plan.checked(Request(4))
+        Plan(4)
 
 
 def test_a_mistake_in_the_sites_file_is_told_with_its_name(nothing, monkeypatch, tmp_path):

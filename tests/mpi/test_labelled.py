@@ -12,8 +12,7 @@ from torch_mpi.errors import CommunicationError
 from torch_mpi.group import strict
 from torch_mpi.protocol import leftovers
 from torch_mpi.record import Call
-from utils.jobs.diagnosis_score import rows
-from utils.jobs.labelled_trial import Stage, stage
+from utils.jobs.diagnosis_score import Stage, rows, stage
 from utils.mpi.labelled.judge import Trial, judged, marked_lines
 from utils.mpi.labelled.programs import KINDS, PAIRS, Pair
 

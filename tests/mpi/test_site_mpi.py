@@ -19,7 +19,8 @@ from mpi_jobs import run_tree
 from places import ROOT
 from site_mpi_tools import Module
 
-from utils.jobs.start_plan import Plan, Request, find_launcher, usable_cores
+from utils.jobs.site import find_launcher
+from utils.jobs.start_plan import Plan, usable_cores
 from utils.labs.lab05 import runs
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(400)]
@@ -176,7 +177,7 @@ class TestScripts:
         code = "import os; print(f'{sorted(os.sched_getaffinity(0))}\\n', end='', flush=True)"
 
         def cores(**asked) -> list[set[int]]:
-            plan = Plan.checked(Request(launcher="mpiexec", **asked))
+            plan = Plan(launcher="mpiexec", **asked)
             command = [plan.launcher.path, "-n", plan.n, *plan.mpi_args, sys.executable, "-c", code]
             done = run(os.environ | plan.environment, *command)
             assert done.returncode == 0, done

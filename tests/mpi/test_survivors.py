@@ -13,7 +13,7 @@ from mpi_jobs import find_mpiexec, mpi_environment, run_tree
 
 from torch_mpi.library import is_open_mpi, version
 from utils import cluster
-from utils.jobs.mpiexec_choice import Launcher
+from utils.jobs.site import Launcher
 
 pytestmark = pytest.mark.timeout(120)
 

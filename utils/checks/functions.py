@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 from .mistakes import Mistake, short
 from .probe import reading_answer, told

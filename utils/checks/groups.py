@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 from .steps import Step
 from .task import Report

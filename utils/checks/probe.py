@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from utils.cluster.json_values import plain
+from utils.cluster.questions import plain
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from utils.cluster.reply import Reply
+from utils.cluster.questions import Reply
 
 from .calls import Calls, Rule
 from .mistakes import TOLERANCE, Mistake

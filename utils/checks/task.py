@@ -27,10 +27,8 @@ from IPython import get_ipython
 
 from utils.checks.deadline import NotEnded
 from utils.checks.verdict import Problem, Verdict
-from utils.cluster.contracts import Ranks
-from utils.cluster.open_tasks import way_on
-from utils.cluster.reply import Reply
-from utils.cluster.tracebacks import show_errors
+from utils.cluster.notebook_words import show_errors, way_on
+from utils.cluster.questions import Ranks, Reply
 
 from .calls import Calls, Rule, broken, disagreement, forgery
 from .mistakes import TOLERANCE, Mistake, recognise, same, short

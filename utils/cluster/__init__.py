@@ -22,21 +22,13 @@ from typing import TYPE_CHECKING, Any
 from IPython import get_ipython
 
 from utils import timeline
-from utils.cluster import load, notebook_terms
-from utils.cluster.arguments import target_of, texts
+from utils.cluster import network_arguments, notebook_words
 from utils.cluster.failure import CellFailed, RanksLostError
-from utils.cluster.network_arguments import parse as network_asked_for
-from utils.cluster.reply import Reply
-from utils.jobs.errors import DeadRankError, RanksError
-from utils.jobs.mpiexec_choice import Launcher
-from utils.jobs.rank_python import Python
-from utils.jobs.start_plan import (
-    Plan,
-    Request,
-    find_launcher,
-    refuse_on_a_rank,
-    usable_cores,
-)
+from utils.cluster.questions import Question, Reply, target_of, texts
+from utils.jobs import DeadRankError, RanksError
+from utils.jobs.mpi_job import Python
+from utils.jobs.site import Launcher, find_launcher
+from utils.jobs.start_plan import Plan, refuse_on_a_rank, usable_cores
 
 if TYPE_CHECKING:
     import ipyparallel as ipp
@@ -58,6 +50,9 @@ __all__ = [
 ]
 
 _current: Ranks | None = None
+
+# Below this share of a processor a picture of times may turn over.
+_ENOUGH = 0.6
 
 
 def start(
@@ -100,11 +95,8 @@ def start(
             job can never start, or the ranks have not started within 60 s.
     """
     refuse_on_a_rank()
-    notebook_terms.use()
-    request = Request(
-        n, threads, bind, timeout, env, launcher, partition, time, nodes, fault_tolerant
-    )
-    plan = Plan.checked(request)
+    notebook_words.use()
+    plan = Plan(n, threads, bind, timeout, env, launcher, partition, time, nodes, fault_tolerant)
     if _current is not None:
         _current.stop()
     ranks = Ranks(plan)
@@ -135,14 +127,14 @@ class Ranks:
     def _bring_up(self) -> None:
         # The fork server imports what the ranks need while this process imports ipyparallel.
         python = Python(self._plan)
-        from utils.cluster import notebook_setup
+        from utils.cluster import px
         from utils.cluster.ipp_cluster import Running
 
         self._up = Running(self._plan, python)
         self.client: ipp.Client = self._up.client
         self.view: ipp.DirectView = self.client[:]
         self.view.block = True
-        notebook_setup.prepare(self)
+        px.prepare(self)
 
     def running(self) -> Running:
         """Return the controller, the client and the processes of these ranks.
@@ -180,14 +172,15 @@ class Ranks:
         if self._up is None or os.getpid() != self._owner:
             return
         self._take_down()
-        from utils.cluster import notebook_setup
+        from utils.cluster import px
 
-        notebook_setup.retire_magics(self.n)
+        px.retire(self.n)
         if _current is self:
             _current = None
 
     def _take_down(self) -> None:
-        up, self._up = self._up, None
+        up = self._up
+        self._up = None
         if up is not None:
             up.close()
 
@@ -235,27 +228,19 @@ class Ranks:
         Raises:
             TypeError, ValueError: the arguments make no sense.
         """
-        network = network_asked_for(
-            speed,
-            latency,
-            bandwidth,
-            nodes=nodes,
-            inside=inside,
-            inside_latency=inside_latency,
-            size=len(self.running().living()),
+        size = len(self.running().living())
+        network = network_arguments.parse(
+            speed, latency, bandwidth, nodes, inside, inside_latency, size
         )
-        told = None if network is None else network.to_dict()
-        from utils.cluster import (
-            on_rank,
-        )  # beside ipyparallel, which `import cluster` need not load
-
-        self.ask_or_raise(on_rank.use_network, network=told)
+        values = None if network is None else network.to_dict()
+        self.ask_or_raise("utils.cluster.rank_side:use_network", network=values)
         _say(f"The network: {network or 'that of this machine'}.")
 
     def say_if_busy(self) -> None:
         """Print a line if other programs take so much of the machine that times mislead."""
-        if said := load.warning(self.ask_or_raise(load.processor_share)):
-            print(said)
+        shares = self.ask_or_raise("utils.cluster.rank_side:processor_share")
+        if warning := busy_warning(shares):
+            print(warning)
 
     def timeline(self, title: str | None = None) -> timeline.Timeline:
         """Return a picture of what the ranks did in the last cell, a `utils.timeline.Timeline`.
@@ -325,8 +310,6 @@ class Ranks:
         """
         target = target_of(target)
         arguments = texts(self.n, target, kwargs, each)
-        from utils.cluster.ipp_cluster import Question
-
         up = self.running()
         replies = Question(up, target, arguments, of_ours=False).answers(timeout)
         if any(reply.status != "ok" for reply in replies):
@@ -366,8 +349,20 @@ class Description:
         return str(tabulate(self.records, headers="keys", tablefmt=kind))
 
 
+def busy_warning(shares: Sequence[float]) -> str:
+    """Return what to say of the ranks' shares of a processor; "" on a quiet machine."""
+    share = min(shares)
+    if share >= _ENOUGH:
+        return ""
+    return (
+        f"This machine is busy: a rank gets a processor for {100 * share:.0f} % of the time that "
+        "it asks for. Times that were measured now can mislead. When less is going on, run the "
+        "cell that measures again, and then this one."
+    )
+
+
 def _ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] as "0-2,5"."""
+    """Return [0, 1, 2, 5] as "0-2,5"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:

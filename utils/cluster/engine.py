@@ -82,11 +82,11 @@ def _end_without_controller(known: dict[str, Any]) -> None:
         engine.kill()
     # The srun that asked for a job of the ranks' own is gone as well: nothing else would end it.
     if os.environ.get("SLURM_JOB_NAME") == os.environ.get(watchdog.VARIABLE, ""):
-        watchdog.cancel("--quiet", os.environ["SLURM_JOB_ID"])
+        watchdog.cancel(os.environ["SLURM_JOB_ID"])
 
 
 def _answers(url: str) -> bool:
-    """Does anything listen at tcp://host:port?"""
+    """Return whether anything listens at tcp://host:port."""
     place = urllib.parse.urlsplit(url)
     with contextlib.suppress(OSError), socket.create_connection((place.hostname, place.port), 5):
         return True
@@ -94,18 +94,18 @@ def _answers(url: str) -> bool:
 
 
 class Engine(IPEngine):
-    """:class:`IPEngine` with the nanny that was forked."""
+    """An :class:`IPEngine` with the nanny that was forked."""
 
     pipes: tuple[BinaryIO, TextIO]
 
     @default("work_dir")
     def _where_it_was_started(self) -> str:
-        """Not where ipyparallel was imported: in a forked rank, that is the fork server's."""
+        # Not where ipyparallel was imported: in a forked rank, that is the fork server's folder.
         return os.getcwd()
 
     @default("max_heartbeat_misses")
     def _for_five_minutes(self) -> int:
-        """On a crowded machine the controller may be silent for long; a watchdog sees its end."""
+        # On a crowded machine the controller may be silent for long; a watchdog sees its end.
         return 500
 
     def load_connection_file(self) -> None:
@@ -154,7 +154,3 @@ def main() -> None:
     logging.raiseExceptions = False
     Engine.pipes = fork_nanny()
     Engine.launch_instance()
-
-
-if __name__ == "__main__":
-    main()

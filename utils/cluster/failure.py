@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch_mpi.protocol import diagnosis
-from utils.cluster import open_tasks
+from utils.cluster.notebook_words import explained
 
 if TYPE_CHECKING:
     from torch_mpi.protocol.status import Status
+    from utils.cluster.questions import Reply
 
 # How mpiexec (Open MPI 4 and 5) and srun say which rank died first. MPICH's names any of them.
 _DEATHS = (
@@ -58,11 +59,11 @@ class CellFailed(RuntimeError):
     def __init__(
         self,
         message: str,
-        explained: diagnosis.Diagnosis | None = None,
+        explanation: diagnosis.Diagnosis | None = None,
         records: list[Status] | None = None,
     ):
         super().__init__(message)
-        self.diagnosis = explained
+        self.diagnosis = explanation
         self.records = records or []
 
     def _render_traceback_(self) -> list[str]:
@@ -88,31 +89,25 @@ def _wrapped(line: str) -> list[str]:
 
 @dataclass
 class Outcome:
-    """What became of a cell.
+    """The outcome of a cell on the ranks."""
 
-    Attributes:
-        n: how many ranks there are.
-        errors: exceptions of ipyparallel, by rank.
-        statuses: what ranks wrote on the board, by rank; of the ranks that could be asked.
-        busy: ranks that did not end, and where they are.
-        interrupted: the user stopped the cell.
-        output: what mpiexec printed.
-        over: mpiexec has ended, and every rank with it.
-        fresh: the ranks met again, and their process groups work.
-        survivors: ranks that live on without the dead, where they do.
-        job_state: of the ranks' own Slurm job, as Slurm says it.
-    """
-
-    n: int
-    errors: dict[int, Exception]
+    n: int  # ranks
+    errors: dict[int, Exception]  # ipyparallel's, by rank
+    # What those ranks wrote on the board that could be asked.
     statuses: dict[int, Status] = field(default_factory=dict)
-    busy: dict[int, str] = field(default_factory=dict)
-    interrupted: bool = False
-    output: str = ""
-    over: bool = False
-    fresh: bool = True
-    job_state: str = ""
-    survivors: list[int] = field(default_factory=list)
+    busy: dict[int, str] = field(default_factory=dict)  # ranks that did not end, and where they are
+    interrupted: bool = False  # the user stopped the cell
+    output: str = ""  # of mpiexec
+    over: bool = False  # mpiexec has ended, and every rank with it
+    fresh: bool = True  # the ranks met again, and their process groups work
+    job_state: str = ""  # of the ranks' own Slurm job, as Slurm says it
+    survivors: list[int] = field(default_factory=list)  # ranks that live on without the dead
+
+    def add(self, reply: Reply) -> None:
+        """Take in what a rank says that was asked after the cell."""
+        if reply.status == "ok":
+            self.statuses |= {status["rank"]: status for status in reply.value["statuses"]}
+        self.fresh &= reply.status == "ok" and reply.value["fresh"]
 
     def renumber(self, numbers: dict[int, int]) -> None:
         """Call the ranks by other numbers, as they do themselves."""
@@ -135,26 +130,9 @@ class Outcome:
             return self._of_communication()
         return self._of_error(cause)
 
-    # -- one of the four --------------------------------------------------------------------
-
     def _of_death(self) -> RanksLostError:
         dead = self.dead()
-        found = self._first_death()
-        ended = _ENDED_JOB.get(self.job_state, "")
-        if found is None and not ended and (last_words := _ENDED.search(self.output)):
-            ended = _ended(**last_words.groupdict())
-        if ended:
-            how = ended
-            text = f"Slurm ended the ranks: {how}."
-        elif found is None:
-            how = "its process is gone"
-            text = self._of_deaths_unknown(dead)
-        else:
-            first, how = found
-            text = f"rank {first} died ({how})."
-            others = [rank for rank in range(self.n) if rank != first]
-            if others and not self.survivors and (self.over or len(dead) > 1):
-                text += f" MPI ended {diagnosis.names(others)} with it."
+        how, text = self._deaths(dead)
         if self.survivors:
             verb = "lives" if len(self.survivors) == 1 else "live"
             text += (
@@ -168,50 +146,63 @@ class Outcome:
         ]
         return RanksLostError(text, None, records)
 
-    def _of_deaths_unknown(self, dead: list[int]) -> str:
-        causes = "(killed, os._exit, a crash inside C, out of memory)"
-        if len(dead) > 1:
-            if self.survivors:
-                return f"{diagnosis.names(dead)} died {causes}."
-            return f"one of {diagnosis.names(dead)} died {causes}. MPI ended the others with it."
-        return f"{diagnosis.names(dead)} died {causes}."
+    def _deaths(self, dead: list[int]) -> tuple[str, str]:
+        """Return how ranks died: in short, and as a sentence."""
+        matches = [pattern.search(self.output) for pattern in _DEATHS]
+        first = next((match for match in matches if match), None)
+        reason = _ENDED_JOB.get(self.job_state, "")
+        if not reason and first is None:
+            reason = _why_slurm_ended(self.output)
+        if reason:
+            return reason, f"Slurm ended the ranks: {reason}."
+        if first is not None:
+            how = _how(**first.groupdict())
+            return how, f"rank {first['rank']} died ({how})." + self._ended_with(first["rank"])
+        text = f"{diagnosis.names(dead)} died (killed, os._exit, a crash inside C, out of memory)."
+        if len(dead) > 1 and not self.survivors:
+            text = f"one of {text} MPI ended the others with it."
+        return "its process is gone", text
 
-    def _first_death(self) -> tuple[int, str] | None:
-        for pattern in _DEATHS:
-            if match := pattern.search(self.output):
-                return int(match["rank"]), _how(**match.groupdict())
-        return None
+    def _ended_with(self, first: str) -> str:
+        """Return a sentence on the ranks that MPI ended because this one died, if it did."""
+        others = [rank for rank in range(self.n) if rank != int(first)]
+        all_ended = self.over or len(self.dead()) > 1
+        if not others or self.survivors or not all_ended:
+            return ""
+        return f" MPI ended {diagnosis.names(others)} with it."
 
     def _of_interrupt(self) -> CellFailed:
         lines = [diagnosis.line(status) for _, status in sorted(self.statuses.items())]
-        lines += self._busy_lines()
-        text = "\n".join(["The ranks were interrupted.", *(f"  {line}" for line in lines)])
-        return self._error(text, None, list(self.statuses.values()))
+        lines += [f"rank {rank} goes on: {place}" for rank, place in sorted(self.busy.items())]
+        return self._error("\n  ".join(["The ranks were interrupted.", *lines]))
 
     def _of_communication(self) -> CellFailed:
-        explained = diagnosis.diagnose(self._all_statuses())
-        return self._error(str(explained), explained, self._all_statuses())
+        statuses = dict(self.statuses)
+        for rank, place in self.busy.items():
+            statuses[rank] = {"rank": rank, "state": "running", "where": place}
+        records = [status for _, status in sorted(statuses.items())]
+        explanation = diagnosis.diagnose(records)
+        return self._error(str(explanation), explanation, records)
 
     def _of_error(self, cause: Status | None) -> CellFailed:
         first = cause["rank"] if cause and cause["rank"] in self.errors else min(self.errors)
-        if said := open_tasks.explained(*_kind_and_text(self.errors[first])):
-            return self._error(said, None, list(self.statuses.values()))
-        shown = _traceback(self.errors[first])
         summaries = {rank: _summary(error) for rank, error in sorted(self.errors.items())}
-        same = [rank for rank, summary in summaries.items() if summary == summaries[first]]
-        lines = []
-        if self.n > 1:
-            lines.append(
-                f"The same on {diagnosis.names(same)}." if len(same) > 1 else f"On rank {first}."
-            )
-        for rank, summary in summaries.items():
-            if rank not in same:
-                lines.append(self._in_a_line(rank, summary))
+        kind, _, text = summaries[first].partition(": ")
+        if task := explained(kind, text):
+            return self._error(task)
+        lines = [_traceback(self.errors[first]), *self._where(first, summaries)]
         if missing := _MISSING.match(summaries[first]):
             lines.append(f"If a cell above makes `{missing[1]}`, it has failed or was not run.")
-        return self._error("\n".join([shown, *lines]), None, list(self.statuses.values()))
+        return self._error("\n".join(lines))
 
-    # -- parts of it ------------------------------------------------------------------------
+    def _where(self, first: int, summaries: dict[int, str]) -> list[str]:
+        """Return lines on which ranks have the first one's error, and on the other errors."""
+        same = [rank for rank, summary in summaries.items() if summary == summaries[first]]
+        others = [self._in_a_line(rank, summaries[rank]) for rank in summaries if rank not in same]
+        if self.n == 1:
+            return others
+        whose = f"The same on {diagnosis.names(same)}." if len(same) > 1 else f"On rank {first}."
+        return [whose, *others]
 
     def _in_a_line(self, rank: int, summary: str) -> str:
         status = self.statuses.get(rank, {})
@@ -221,37 +212,33 @@ class Outcome:
             return f"rank {rank} stopped{call}{where}."
         return f"rank {rank}: {summary}"
 
-    def _all_statuses(self) -> list[Status]:
-        found = dict(self.statuses)
-        for rank, place in self.busy.items():
-            found[rank] = {"rank": rank, "state": "running", "where": place}
-        return [status for _, status in sorted(found.items())]
-
-    def _busy_lines(self) -> list[str]:
-        return [f"rank {rank} goes on: {place}" for rank, place in sorted(self.busy.items())]
-
     def _error(
-        self, text: str, explained: diagnosis.Diagnosis | None, records: list[Status]
+        self,
+        text: str,
+        explanation: diagnosis.Diagnosis | None = None,
+        records: list[Status] | None = None,
     ) -> CellFailed:
         """Return the error with this text, and with what to do now if only fresh ranks help."""
-        what_now = self._what_now()
-        kind = RanksLostError if what_now else CellFailed
-        return kind(f"{text}{what_now}", explained, records)
-
-    def _what_now(self) -> str:
-        """Return what only fresh ranks help against; "" if later cells can work."""
+        kind: type[CellFailed] = RanksLostError
         if self.busy:
             ranks = diagnosis.names(self.busy)
-            return f"\n{ranks} could not be stopped. Fresh ranks: ranks.restart()"
-        if not self.fresh:
-            return "\nThe ranks could not get together again. Fresh ranks: ranks.restart()"
+            text += f"\n{ranks} could not be stopped. Fresh ranks: ranks.restart()"
+        elif not self.fresh:
+            text += "\nThe ranks could not get together again. Fresh ranks: ranks.restart()"
+        else:
+            kind = CellFailed
+        return kind(text, explanation, records or list(self.statuses.values()))
+
+
+def _why_slurm_ended(output: str) -> str:
+    """Return why Slurm ended the ranks, by its last words; "" if it says nothing."""
+    words = _ENDED.search(output)
+    if words is None:
         return ""
-
-
-def _ended(why: str | None, node: str | None) -> str:
-    if why and "TIME LIMIT" in why:
+    why = words["why"] or ""
+    if "TIME LIMIT" in why:
         return _ENDED_JOB["TIMEOUT"]
-    if node or (why and "NODE FAIL" in why):
+    if words["node"] or "NODE FAIL" in why:
         return _ENDED_JOB["NODE_FAIL"]
     return _ENDED_JOB["CANCELLED"]
 
@@ -264,21 +251,15 @@ def _how(rank: str, n: str = "", code: str = "", words: str = "") -> str:
 
 
 def _is_death(error: Exception) -> bool:
-    """The controller's word that an engine died; it may come as a rank's error."""
+    """Return whether it is the controller's word that an engine died, maybe as a rank's error."""
     import ipyparallel as ipp  # here, as the kernel imports this module before it has ranks
 
-    return isinstance(error, ipp.error.EngineError) or (
-        isinstance(error, ipp.error.RemoteError) and error.ename == "EngineError"
-    )
-
-
-def _kind_and_text(error: Exception) -> tuple[str, str]:
-    """Return the name of an error's class and the first line of its text."""
-    kind, _, text = _summary(error).partition(": ")
-    return kind, text
+    remote = isinstance(error, ipp.error.RemoteError) and error.ename == "EngineError"
+    return remote or isinstance(error, ipp.error.EngineError)
 
 
 def _summary(error: Exception) -> str:
+    """Return the error's class and the first line of its text."""
     import ipyparallel as ipp
 
     if isinstance(error, ipp.error.RemoteError):
@@ -288,6 +269,6 @@ def _summary(error: Exception) -> str:
 
 
 def _traceback(error: Exception) -> str:
-    """The rank's own traceback, as IPython wrote it there."""
-    written = getattr(error, "traceback", None)
-    return str(written).rstrip() if written else _summary(error)
+    """Return the rank's own traceback, as IPython wrote it there."""
+    text = getattr(error, "traceback", None)
+    return str(text).rstrip() if text else _summary(error)

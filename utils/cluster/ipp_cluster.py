@@ -1,4 +1,4 @@
-"""A controller, the ranks and a client that are up, and the questions that ranks are asked."""
+"""The ranks of a notebook while they are up: ipyparallel's controller, engines and client."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import contextlib
 import functools
 import json
 import logging
-import os
-import secrets
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ipyparallel as ipp
@@ -20,28 +17,20 @@ import psutil
 from traitlets.config import Config
 from traitlets.log import get_logger
 
-from utils.cluster import on_rank, stacks
-from utils.cluster.arguments import target_of
+from utils.cluster import questions, rank_side, stacks
 from utils.cluster.failure import Outcome
-from utils.cluster.reply import BALANCE, QUESTION, Reply
-from utils.jobs import interpreter, slurm, watchdog
-from utils.jobs.errors import RanksError
-from utils.jobs.rank_python import Python
-from utils.jobs.session import Session, Watchdog
+from utils.cluster.questions import Question, Reply, target_of
+from utils.jobs import RanksError, python_words, slurm, watchdog
+from utils.jobs.mpi_job import ATTEMPTS, NOT_STARTED, Python
+from utils.jobs.session import Session
 from utils.jobs.site import settings
-from utils.jobs.start_plan import ATTEMPTS, NOT_STARTED, Plan
+from utils.jobs.start_plan import Plan
 
 # Seconds: until the ranks must be up; until a stopped set of ranks must have said goodbye.
 START_DEADLINE = 60.0
 GOODBYE_DEADLINE = 10.0
-
-# Seconds that `ask` gives: to the other ranks once one has failed; to ranks it has interrupted.
-AFTER_AN_ERROR = 3.0
-AFTER_AN_INTERRUPT = 5.0
-
-# Seconds that mpiexec gets to end after a rank has died.
+# Seconds that mpiexec gets to end after a rank has died; srun first gives the others their time.
 LAST_WORDS_DEADLINE = 4.0
-# And srun, which first gives the other ranks their time to end.
 LAST_WORDS_OF_SRUN = 10.0
 
 # Seconds for the ranks to say what happened and to meet again, after a cell that failed.
@@ -49,12 +38,17 @@ MEETING_DEADLINE = 20.0
 
 # Seconds that a rank which moves gets for the way out of an interrupted cell, and between two looks
 # at where it is: one that is at the same place twice is stuck.
-SLOW, BETWEEN_LOOKS = 6.0, 0.5
+SLOW = 6.0
+BETWEEN_LOOKS = 0.5
 
 # The controller asks every 0.1 s whether engines live, as it admits a new one only then (default:
 # 3 s). 300 silent rounds lose a rank: a laptop that was suspended for a while must not. On other
 # hosts a rank dies together with the nanny that would tell: 50 rounds.
-PERIOD, MISSES, MISSES_ELSEWHERE = 100, 300, 50
+PERIOD = 100
+MISSES = 300
+MISSES_ELSEWHERE = 50
+
+DEAD = "dead (ranks.restart() gives fresh ranks)"
 
 
 class Running:
@@ -65,11 +59,9 @@ class Running:
         self._python = python
         self.n = plan.n
         self.facts: list[dict[str, Any]] = []
-        self.place = ""
-        self._job = ""
+        self._job: slurm.Job | None = None  # of their own, once it is known
         self.client: ipp.Client = None  # until they are connected, which may fail
         self._session = Session(shared=plan.way.many_hosts, job=plan.way.own_job)
-        self._watchdog = Watchdog(self._session)
         self._cluster = self._new_cluster()
         try:
             self._cluster.start_cluster_sync()
@@ -84,18 +76,16 @@ class Running:
     def _new_cluster(self) -> ipp.Cluster:
         mark = self._session.environment
         config = Config()
-        controller = self._python.for_one_process(os.environ)
-        config.LocalControllerLauncher.environment = controller.environment | mark
-        config.LocalControllerLauncher.controller_cmd = [
-            *controller.command,
-            *("-m", "ipyparallel.controller"),
-        ]
-        config.MPIEngineSetLauncher.environment = self.plan.environment | mark
-        config.MPIEngineSetLauncher.engine_cmd = self._engine_command()
-        config.MPIEngineSetLauncher.mpi_cmd = self.plan.command
-        config.MPIEngineSetLauncher.mpi_args = self._mpi_args()
+        controller = config.LocalControllerLauncher
+        controller.controller_cmd = [*self._python.command, "-m", "ipyparallel.controller"]
+        controller.environment = self._python.outside_mpiexec() | mark
+        engines = config.MPIEngineSetLauncher
+        engines.environment = self.plan.environment | mark
+        engines.engine_cmd = self._engine_command()
+        engines.mpi_cmd = self.plan.command
+        engines.mpi_args = self._mpi_args()
         # Seconds for the controller's connection file to appear (default 10: a busy laptop).
-        config.MPIEngineSetLauncher.engine_args = ["--IPEngine.wait_for_url_file=60"]
+        engines.engine_args = ["--IPEngine.wait_for_url_file=60"]
         return ipp.Cluster(
             engines="mpi",
             n=self.n,
@@ -112,13 +102,15 @@ class Running:
         )
 
     def _engine_command(self) -> list[str]:
-        engine = interpreter.program("from utils.cluster.engine import main; main()")
+        engine = python_words("from utils.cluster.engine import main; main()")
         return [*self._python.command, *engine]
 
     def notes(self) -> list[str]:
         """Return what `describe` says of this start: the Slurm job of its own, the fork server."""
         reasons = {fact["not_forked"] for fact in self.facts if fact["not_forked"]}
-        return [self.place] * bool(self.place) + [self._python.describe(reasons)]
+        job = self._job
+        place = [f"They are Slurm job {job.id} on {job.nodes}."] if job else []
+        return [*place, self._python.describe(reasons)]
 
     def _mpi_args(self) -> list[str]:
         # By its name a job can be found, and cancelled, when nothing else is left of it.
@@ -126,33 +118,31 @@ class Running:
         return self.plan.mpi_args + ([f"--job-name={self._session.mark}"] if own_job else [])
 
     def _controller_args(self) -> list[str]:
-        """Encryption: other users of a host, or of the network, can neither connect nor read."""
         elsewhere = self.plan.way.many_hosts
         arguments = [
             f"--ping={PERIOD}",
             f"--HeartMonitor.max_heartmonitor_misses={MISSES_ELSEWHERE if elsewhere else MISSES}",
+            # Encryption: other users of the host or the network can neither connect nor read.
             "--IPController.enable_curve=True",
         ]
         return arguments + ([f"--ip={reachable_address()}"] if elsewhere else [])
 
     def _name_roots(self) -> None:
-        roots = []
-        for part in (self._cluster.controller, self._cluster.engine_set):
-            with contextlib.suppress(psutil.Error, AttributeError):
-                roots.append((part.pid, psutil.Process(part.pid).create_time()))
-        self._watchdog.tell(roots)
+        parts = (self._cluster.controller, self._cluster.engine_set)
+        pids = [getattr(part, "pid", None) for part in parts]
+        self._session.watch(pid for pid in pids if pid is not None)
 
     def _connect(self) -> ipp.Client:
         try:
             with _encrypted_anyway(), warnings.catch_warnings():
-                # Of a host whose name has no address, as in sandboxes: nobody asks for it.
+                # A host's name may have no address, as in sandboxes: nobody asks for it.
                 warnings.filterwarnings("ignore", "IPython could not determine IPs", RuntimeWarning)
                 return self._cluster.connect_client_sync()
         except (TimeoutError, RuntimeError, OSError) as error:
             raise RanksError(f"ipyparallel's controller did not come up: {error}") from error
 
     def _wait_for_ranks(self) -> None:
-        """Until they are there; mpiexec gets another chance where it did not start any."""
+        """Wait until they are there; mpiexec gets another chance where it did not start any."""
         for _ in range(ATTEMPTS - 1):
             try:
                 return self._wait_for_these_ranks()
@@ -165,48 +155,40 @@ class Running:
         return self._wait_for_these_ranks()
 
     def _wait_for_these_ranks(self) -> None:
+        """Wait for the ranks; the time in which their job is queued does not count."""
         queue = slurm.Waiting(self._session.mark) if self.plan.way.own_job else None
         deadline = time.monotonic() + START_DEADLINE
-        try:
+        with queue or contextlib.nullcontext():
             while len(self.client.ids) < self.n:
                 if self.over():
-                    if queue is not None and (error := queue.refused(self._output_of_mpiexec())):
-                        raise error
-                    raise self._failed("the command ended before they were there")
-                if queue is not None and not queue.begun():
+                    refused = queue.refused(self._output_of_mpiexec()) if queue else None
+                    raise refused or self._failed("the command ended before they were there")
+                if queue and not queue.begun():
                     deadline = time.monotonic() + START_DEADLINE
                 if time.monotonic() > deadline:
                     up = len(self.client.ids)
                     raise self._failed(f"{up} of them are after {START_DEADLINE:.0f} s")
                 time.sleep(0.01)
-        except KeyboardInterrupt:
-            if queue is not None:
-                queue.cancelled()
-            raise
-        finally:
-            if queue is not None:
-                queue.clear()
 
     def _failed(self, reason: str) -> RanksError:
         plan = self.plan
-        doubt = f"{said}\n" if (said := plan.launcher.doubt()) else ""
-        tail = "\n".join(f"    {line}" for line in self._output_of_mpiexec().splitlines()[-25:])
-        return RanksError(
-            f"the {self.n} MPI ranks did not come up: {reason}.\n"
-            f"Command: {' '.join(plan.command[-1:] + self._mpi_args())} ({plan.way.reason}; MPI: "
-            f"{plan.launcher.version})\n"
-            f"{doubt}The last lines of its output:\n{tail or '    (nothing)'}"
-            f"{self._hint_for_a_job()}"
-        )
-
-    def _hint_for_a_job(self) -> str:
-        job = self.plan.way.allocation
-        if job is None or self.plan.way.own_job:
-            return ""
-        return (
-            f"\nIf a node of Slurm job {job.job} ({job.nodes}) has died, it can start no ranks "
-            'any more: launcher="slurm" gives them a job of their own.'
-        )
+        command = " ".join(plan.command[-1:] + self._mpi_args())
+        lines = [
+            f"the {self.n} MPI ranks did not come up: {reason}.",
+            f"Command: {command} ({plan.way.reason}; MPI: {plan.launcher.version})",
+        ]
+        if doubt := plan.launcher.doubt():
+            lines.append(doubt)
+        lines.append("The last lines of its output:")
+        output = self._output_of_mpiexec().splitlines()[-25:]
+        lines += [f"    {line}" for line in output or ["(nothing)"]]
+        job = plan.way.allocation
+        if job is not None and not plan.way.own_job:
+            lines.append(
+                f"If a node of Slurm job {job.job} ({job.nodes}) has died, it can start no ranks "
+                'any more: launcher="slurm" gives them a job of their own.'
+            )
+        return RanksError("\n".join(lines))
 
     def _output_of_mpiexec(self) -> str:
         # Not from the file: the launcher removes that when it notices the end of mpiexec.
@@ -223,7 +205,7 @@ class Running:
         return not watchdog.alive(self._cluster.engine_set.process)
 
     def _last_words(self) -> str:
-        """What mpiexec says of a rank that died, for which it ends all others first."""
+        """Return what mpiexec says of a rank that died, for which it ends all others first."""
         if self.plan.fault_tolerant and self.living():
             return self._output_of_mpiexec()
         by_mpiexec = self.plan.way.launcher == "mpiexec"
@@ -235,21 +217,22 @@ class Running:
 
     def _get_acquainted(self) -> None:
         """Set the ranks up and check that they are one MPI world, in which engine id is rank."""
-        told = json.dumps(
-            {"folder": str(self._session.folder), "fault_tolerant": self.plan.fault_tolerant}
-        )
-        for old in self._session.folder.glob("cells-*"):
+        folder = self._session.folder
+        for old in folder.glob("cells-*"):
             old.unlink()
-        question = Question(self, target_of(on_rank.prepare), [told] * self.n)
-        replies = question.answers(START_DEADLINE)
+        replies = self._ask(
+            rank_side.prepare,
+            timeout=START_DEADLINE,
+            folder=str(folder),
+            fault_tolerant=self.plan.fault_tolerant,
+        )
         for reply in replies:
             if reply.status != "ok":
                 raise self._failed(f"rank {reply.rank} says {reply.error or 'nothing'}")
         self.facts = [reply.value for reply in replies]
         self._check_world()
-        if self.plan.way.own_job and (job := slurm.find(self._session.mark)):
-            self._job = job.id
-            self.place = f"They are Slurm job {job.id} on {job.nodes}."
+        if self.plan.way.own_job:
+            self._job = slurm.find(self._session.mark) or self._job
 
     def _check_world(self) -> None:
         launcher = self.plan.launcher
@@ -283,7 +266,9 @@ class Running:
                 return False
             time.sleep(0.02)
         # An author may have changed the course since, or the fork server may have been killed.
-        self._python.renew()
+        before = self._python
+        self._python = Python(self.plan)
+        before.close()
         self._cluster.config.MPIEngineSetLauncher.engine_cmd = self._engine_command()
         self._cluster.start_engines_sync(self.n)
         self._name_roots()
@@ -299,23 +284,19 @@ class Running:
                 if watchdog.carries(process, self._session.mark):
                     process.kill()
 
-    def _end_launchers(self) -> None:
-        """End the controller, which has nothing to save, and mpiexec, which has files to remove."""
-        with contextlib.suppress(psutil.Error, AttributeError):
-            self._cluster.controller.process.kill()
-        with contextlib.suppress(psutil.Error, AttributeError):
-            self._cluster.engine_set.process.terminate()
-
     def close(self) -> None:
         """End everything; errors on the way don't matter, the watchdog finishes the work."""
         with contextlib.suppress(Exception):
             if self.client is not None:
                 self.client.close(linger=0)
         self._kill_ranks()
-        self._end_launchers()
+        # The controller has nothing to save, mpiexec has files to remove.
+        with contextlib.suppress(psutil.Error, AttributeError):
+            self._cluster.controller.process.kill()
+        with contextlib.suppress(psutil.Error, AttributeError):
+            self._cluster.engine_set.process.terminate()
         with contextlib.suppress(Exception):
             self._cluster.stop_cluster_sync()
-        self._watchdog.close()
         self._session.close()
         self._python.close()
 
@@ -331,7 +312,7 @@ class Running:
 
     def job_state(self) -> str:
         """Return the state of the ranks' own Slurm job, in Slurm's words; "" without a job."""
-        return slurm.state(self._job) if self._job else ""
+        return slurm.state(self._job.id) if self._job else ""
 
     def examine(self, outcome: Outcome, busy: set[int]) -> None:
         """Ask the ranks what happened in a cell that failed, and have them meet again.
@@ -350,57 +331,57 @@ class Running:
             outcome.busy = self._stuck(busy)
             busy = set(outcome.busy)
         idle = set(self.client.ids) - busy - dead
-        meet = not busy and not dead
-        for reply in self._ask(on_rank.after_a_failure, idle, meet=meet):
-            if reply.status == "ok":
-                outcome.statuses |= {s["rank"]: s for s in reply.value["statuses"]}
-            outcome.fresh &= reply.status == "ok" and reply.value["fresh"]
+        for reply in self._ask(rank_side.after_a_failure, idle, meet=not busy and not dead):
+            outcome.add(reply)
         if self.plan.fault_tolerant:
-            outcome.survivors = [rank for rank in before if rank not in dead]
+            outcome.survivors = sorted(set(before) - dead)
         if outcome.statuses and len(outcome.statuses) == len(before) < self.n:
             # Ranks have died before, and the others have numbers from 0 on since.
             outcome.renumber({rank: number for number, rank in enumerate(before)})
 
     def _stuck(self, busy: set[int]) -> dict[int, str]:
-        """Where those of the ranks are that do not move; who ends meanwhile was slow, not stuck.
+        """Return where those ranks are that do not move; who ends meanwhile was slow, not stuck.
 
         On a busy machine a rank may take seconds for the way out of a cell.
         """
         deadline = time.monotonic() + SLOW
-        places = self._places(1.0)
-        before: list[str] | None = None
-        while any(places[rank] != "idle" for rank in busy) and time.monotonic() < deadline:
-            now = [places[rank] for rank in sorted(busy)]
-            if now == before:
-                break
-            before = now
-            time.sleep(BETWEEN_LOOKS)
+        before: dict[int, str] = {}
+        while True:
             places = self._places(1.0)
-        return {rank: places[rank] for rank in busy if places[rank] != "idle"}
+            stuck = {rank: places[rank] for rank in busy if places[rank] != "idle"}
+            if stuck == before or not stuck or time.monotonic() >= deadline:
+                return stuck
+            before = stuck
+            time.sleep(BETWEEN_LOOKS)
 
-    def _ask(self, function: Callable[..., Any], ranks: set[int], **arguments: Any) -> list[Reply]:
-        told = [json.dumps(arguments)] * self.n
-        return Question(self, target_of(function), told, ranks).answers(MEETING_DEADLINE)
+    def _ask(
+        self,
+        function: Callable[..., Any],
+        ranks: set[int] | None = None,
+        timeout: float = MEETING_DEADLINE,
+        **arguments: Any,
+    ) -> list[Reply]:
+        """Ask these ranks, by default all that live, what runs no code of the student."""
+        texts = [json.dumps(arguments)] * self.n
+        return Question(self, target_of(function), texts, ranks).answers(timeout)
 
     def meet_again(self) -> None:
-        """After an error in an answer: the ranks meet; the next answer finds no debris."""
+        """Have the ranks meet after an error in an answer: the next one finds no debris."""
         living = set(self.living())
         if living == set(self.client.ids):
-            self._ask(on_rank.after_a_failure, living, meet=True)
+            self._ask(rank_side.after_a_failure, living, meet=True)
 
     def unreceived(self, balances: list[int]) -> dict[int, tuple[str, ...]]:
         """Return the messages that no rank has received, by sender; the ranks forget them.
 
-        Args:
-            balances: of each rank that did something, how many more messages it has sent than
-                received.
+        Each rank that did something has a balance: how many more messages it sent than received.
         """
         living = self.living()
         if len(balances) < len(living) or sum(balances) == 0:
             return {}
-        replies = self._ask(on_rank.unreceived, set(living))
+        replies = self._ask(rank_side.unreceived, set(living))
         return {
-            living.index(reply.rank): tuple(_of_a_message(message) for message in reply.value)
+            living.index(reply.rank): tuple(map(questions.unreceived, reply.value))
             for reply in replies
             if reply.status == "ok" and reply.value
         }
@@ -412,48 +393,34 @@ class Running:
         more cells are under way than ranks are busy, an idle one is looked at again.
         """
         deadline = time.monotonic() + timeout
-        places = self._places(timeout)
-        before: list[str] | None = None
-        while time.monotonic() < deadline:
+        before: list[str] = []
+        while True:
+            places = self._places(timeout)
             busy = sum(place != "idle" for place in places)
             to_begin = busy < min(len(self.client.outstanding), self.n)
-            if places == before and not to_begin:
-                break
-            time.sleep(0.02)
+            if (places == before and not to_begin) or time.monotonic() >= deadline:
+                return [f"rank {rank}: {place}" for rank, place in enumerate(places)]
             before = places
-            places = self._places(timeout)
-        return [f"rank {rank}: {place}" for rank, place in enumerate(places)]
+            time.sleep(0.02)
 
     def _places(self, timeout: float) -> list[str]:
-        files = [self._session.folder / f"stack-{rank}" for rank in range(self.n)]
-        seen = [file.stat().st_size if file.exists() else 0 for file in files]
+        """Return where each rank is, in words."""
+        looked = stacks.Look(self._session.folder, range(self.n))
         alive = set(self.client.ids)
         self.signal("SIGUSR1", wait=timeout)
-        dumps = _new_text(
-            {rank: (files[rank], seen[rank]) for rank in alive if rank < self.n}, timeout
-        )
-        return [self._place(rank, dumps.get(rank)) for rank in range(self.n)]
-
-    def _place(self, rank: int, dump: str | None) -> str:
-        if dump is None or (not dump and rank not in self.client.ids):
-            return "dead (ranks.restart() gives fresh ranks)"
-        frames = stacks.main_stack(dump)
-        if not frames:
-            return "no answer (stopped, or very busy)"
-        return stacks.explain(frames, self._cells(rank))
-
-    def _cells(self, rank: int) -> dict[str, str]:
-        try:
-            lines = (self._session.folder / f"cells-{rank}").read_text().splitlines()
-        except OSError:
-            return {}
-        notes = [json.loads(line) for line in lines if line.endswith("}")]
-        return {note["file"]: note["source"] for note in notes}
+        dumps = looked.dumps(alive, timeout)
+        # One that has said nothing may have died meanwhile.
+        alive = {rank for rank in dumps if dumps[rank] or rank in self.client.ids}
+        folder = self._session.folder
+        return [
+            stacks.place(dumps[rank], folder / f"cells-{rank}") if rank in alive else DEAD
+            for rank in range(self.n)
+        ]
 
 
 @contextlib.contextmanager
 def _encrypted_anyway() -> Iterator[None]:
-    """Without jupyter_client's warning of unsigned messages: CurveZMQ signs and encrypts these."""
+    """Drop jupyter_client's warning of unsigned messages: CurveZMQ signs and encrypts these."""
 
     def other(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("Message signing is disabled")
@@ -465,34 +432,6 @@ def _encrypted_anyway() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(other)
-
-
-def _of_a_message(message: dict[str, Any]) -> str:
-    where = f" at {message['where']}" if message["where"] else ""
-    return (
-        f"sent {message['what']} to rank {message['to']}{where}, and no rank has received it: a "
-        f"recv is missing, or has another tag. The message was thrown away."
-    )
-
-
-def _new_text(files: dict[int, tuple[Path, int]], timeout: float) -> dict[int, str]:
-    """What was appended to each file after its known size, once all are quiet for 60 ms."""
-    deadline = time.monotonic() + timeout
-    quiet_since = time.monotonic()
-    texts = dict.fromkeys(files, "")
-    while time.monotonic() < deadline:
-        now = {}
-        for rank, (path, seen) in files.items():
-            with path.open(errors="replace") as file:
-                file.seek(seen)
-                now[rank] = file.read()
-        if now != texts:
-            quiet_since = time.monotonic()
-            texts = now
-        if all(texts.values()) and time.monotonic() - quiet_since > 0.06:
-            break
-        time.sleep(0.01)
-    return texts
 
 
 def reachable_address() -> str:
@@ -511,139 +450,9 @@ def reachable_address() -> str:
 
 @functools.cache
 def _quiet_log() -> logging.Logger:
-    """ipyparallel logs the end of every engine as a warning, into the notebook."""
+    """Return a log that says nothing: ipyparallel's warns of the end of every engine."""
     log = logging.getLogger("ddl-labs.cluster")
     log.setLevel(logging.ERROR)
     log.addHandler(logging.NullHandler())
     log.propagate = False
     return log
-
-
-# --- questions to the ranks -------------------------------------------------------------------
-
-
-class Question:
-    """One call on every rank, and the JSON lines that come back.
-
-    Args:
-        up: the ranks.
-        target: "package.module:function".
-        arguments: JSON text for each rank, by its number at the start. A rank is sent only its own.
-        ranks: the ranks to ask, by default all that live.
-        of_ours: whether the function runs no code of the student.
-    """
-
-    def __init__(
-        self,
-        up: Running,
-        target: str,
-        arguments: Sequence[str],
-        ranks: Iterable[int] | None = None,
-        of_ours: bool = True,
-    ):
-        self._up = up
-        self._ranks = sorted(up.living() if ranks is None else ranks)
-        # A student's code can print anything but this.
-        self._token = f"<{secrets.token_hex(16)}>"
-        self._replies: dict[int, Reply] = {}
-        self._results: dict[int, ipp.AsyncResult] = {}
-        self._interrupted = False
-        for rank in self._ranks:
-            try:
-                self._results[rank] = up.client[rank].execute(
-                    f"{QUESTION}{target!r}, {arguments[rank]!r}, {rank}, {self._token!r}, "
-                    f"{of_ours})",
-                    # Silent: the count in `Out[0:3]` stays the student's own.
-                    silent=True,
-                    block=False,
-                )
-            except (IndexError, KeyError, ipp.error.IPythonError):
-                self._replies[rank] = _dead(rank)
-
-    def answers(self, timeout: float) -> list[Reply]:
-        """Wait as `Ranks.ask` promises."""
-        try:
-            self._collect(timeout, until_error=True)
-            if self._waiting():
-                self._interrupt()
-                self._collect(AFTER_AN_INTERRUPT)
-        except KeyboardInterrupt:
-            # The notebook's stop button: the ranks must not go on either.
-            self._interrupt()
-            raise
-        for rank in self._waiting():
-            self._replies[rank] = Reply(rank, "silent", error=f"no answer within {timeout:g} s")
-        return [self._replies[rank] for rank in self._ranks]
-
-    def _waiting(self) -> list[int]:
-        return [rank for rank in self._ranks if rank not in self._replies]
-
-    def _interrupt(self) -> None:
-        self._interrupted = True
-        self._up.signal("SIGINT", self._waiting())
-
-    def _collect(self, timeout: float, until_error: bool = False) -> None:
-        deadline = time.monotonic() + timeout
-        while self._waiting() and time.monotonic() < deadline:
-            over = self._up.over()
-            for rank in self._waiting():
-                if self._results[rank].ready():
-                    self._replies[rank] = self._read(rank)
-                    if until_error and self._replies[rank].status == "error":
-                        deadline = min(deadline, time.monotonic() + AFTER_AN_ERROR)
-                elif over:
-                    self._replies[rank] = _dead(rank)
-            time.sleep(0.005)
-
-    def _read(self, rank: int) -> Reply:
-        result = self._results[rank]
-        # The result may arrive before the output does.
-        result.wait_for_output(5)
-        text = result.stdout if isinstance(result.stdout, str) else "".join(result.stdout)
-        before, mark, after = text.partition(f"\n{self._token}")
-        if not mark or not result.successful():
-            return self._without_answer(rank, result)
-        try:
-            told = json.loads(after.partition("\n")[0])
-            status = told["status"]
-            kind = told.pop("kind", None)
-            before += told["stdout"]
-        except (ValueError, TypeError, KeyError):  # what an answer printed, not on_rank
-            return Reply(rank, "error", error="its answer was cut off")
-        if self._interrupted and kind == "KeyboardInterrupt":
-            status = "silent"
-        forged = ""
-        if self._token in after or self._token in before:
-            # The token is used once; whoever knows it has read the question.
-            forged = "two replies came instead of one"
-        elif told.get("late"):
-            forged = "the rank communicated while its result was read"
-        return Reply(
-            rank,
-            status,
-            told.get("value"),
-            told.get("error"),
-            told.get("line"),
-            before,
-            balance=told.get(BALANCE, 0),
-            forged=forged,
-            kind=kind or "",
-            open=told.get("open") and tuple(told["open"]),
-            missing=told.get("missing", ""),
-            lost=told.get("lost", False),
-        )
-
-    def _without_answer(self, rank: int, result: ipp.AsyncResult) -> Reply:
-        error = result.exception()
-        if isinstance(error, ipp.error.EngineError) or rank not in self._up.client.ids:
-            return _dead(rank)
-        if isinstance(error, ipp.error.RemoteError):
-            if self._interrupted and error.ename == "KeyboardInterrupt":
-                return Reply(rank, "silent", error="interrupted before it could answer")
-            return Reply(rank, "error", error=f"{error.ename}: {error.evalue}")
-        return Reply(rank, "error", error=f"no answer was printed ({error or 'no error either'})")
-
-
-def _dead(rank: int) -> Reply:
-    said = "the rank is dead (killed, os._exit, a crash inside C, out of memory): ranks.restart()"
-    return Reply(rank, "error", error=said, lost=True)

@@ -16,7 +16,6 @@ def parse(
     speed: str | None = None,
     latency: float | None = None,
     bandwidth: float | None = None,
-    *,
     nodes: Sequence[Sequence[int]] | None = None,
     inside: str | None = None,
     inside_latency: float | None = None,
@@ -30,8 +29,8 @@ def parse(
     Raises:
         TypeError, ValueError: arguments that make no sense; says what was expected.
     """
-    whole = _simple(speed, latency, bandwidth, USUAL_LATENCY)
-    within = _simple(inside, inside_latency, None, 0.0, "inside")
+    whole = _simple(speed, latency, bandwidth, repr(speed), "latency", USUAL_LATENCY)
+    within = _simple(inside, inside_latency, None, f"inside={inside!r}", "inside_latency", 0.0)
     if nodes is None:
         if within is not None:
             raise ValueError("inside=… is the network within a node: say which nodes there are")
@@ -40,71 +39,79 @@ def parse(
         raise ValueError(
             'nodes=… needs the network between them, as in network("1gbit", nodes=[[0, 1], [2, 3]])'
         )
-    return Network(whole.latency, whole.bandwidth, _nodes(nodes, size), within)
+    _check_nodes(nodes, size)
+    return Network(whole.latency, whole.bandwidth, tuple(tuple(node) for node in nodes), within)
 
 
 def _simple(
     speed: str | None,
     latency: float | None,
     bandwidth: float | None,
+    shown: str,
+    shown_latency: str,
     usual_latency: float,
-    name: str = "",
 ) -> Network | None:
-    """A network without nodes; ``name`` comes before the names of the arguments."""
+    """Return a network without nodes; errors name its arguments as they are shown."""
     if speed in (None, "off", False) and latency is None and bandwidth is None:
         return None
-    given = repr(speed) if not name else f"{name}={speed!r}"
-    if speed is not None:
+    if speed is None:
+        usual_latency = 0.0
+    else:
         if bandwidth is not None:
-            raise ValueError(f"network({given}, bandwidth={bandwidth}): give one of the two")
-        bandwidth = _bytes_per_second(speed, given)
-        latency = usual_latency if latency is None else latency
-    said = f"{name}_latency" if name else "latency"
+            raise ValueError(f"network({shown}, bandwidth={bandwidth}): give one of the two")
+        bandwidth = _bytes_per_second(speed, shown)
     network = Network(
-        _number(said, 0.0 if latency is None else latency, "seconds, such as 50e-6"),
-        _number("bandwidth", math.inf if bandwidth is None else bandwidth, "bytes per second"),
+        _number(shown_latency, latency, usual_latency, "seconds, such as 50e-6"),
+        _number("bandwidth", bandwidth, math.inf, "bytes per second"),
     )
     if network.bandwidth == 0:
-        raise ValueError(f"network({given}): nothing would ever arrive; give bytes per second")
+        raise ValueError(f"network({shown}): nothing would ever arrive; give bytes per second")
     if not math.isfinite(network.latency):
-        raise ValueError(f"{said}={network.latency}: nothing would ever arrive")
+        raise ValueError(f"{shown_latency}={network.latency}: nothing would ever arrive")
     return network
 
 
-def _nodes(nodes: Sequence[Sequence[int]], size: int | None) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each node, checked."""
-    if not _is_list(nodes) or not all(_is_list(node) and len(node) for node in nodes):
-        raise TypeError(f"nodes={nodes!r}: must be lists of ranks, such as [[0, 1], [2, 3]]")
-    ranks = [rank for node in nodes for rank in node]
-    if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
-        raise TypeError(f"nodes={nodes!r}: ranks are whole numbers, as in [[0, 1], [2, 3]]")
-    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
-    if twice:
-        raise ValueError(f"nodes={nodes!r}: rank {twice[0]} stands there twice")
-    if size is not None and sorted(ranks) != list(range(size)):
-        strange = sorted(set(ranks) - set(range(size)))
-        missing = sorted(set(range(size)) - set(ranks))
-        what = f"there is no rank {strange[0]}" if strange else f"rank {missing[0]} is in no node"
-        raise ValueError(f"nodes={nodes!r}: {what}; the ranks are 0 to {size - 1}")
-    return tuple(tuple(node) for node in nodes)
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence | range) and not isinstance(value, str)
-
-
-def _bytes_per_second(speed: str, given: str) -> float:
+def _bytes_per_second(speed: str, shown: str) -> float:
     text = str(speed).lower().replace("/s", "").replace(" ", "")
-    for unit, factor in _SIZES.items():
-        number = text.removesuffix(unit)
-        if number != text and number.replace(".", "", 1).isdigit():
-            return float(number) * factor
-    raise ValueError(f'network({given}): expected a speed such as "1gbit", "100mbit", or "off"')
+    number = text[:-4]
+    factor = _SIZES.get(text[-4:])
+    if factor is None or not number.replace(".", "", 1).isdigit():
+        raise ValueError(f'network({shown}): expected a speed such as "1gbit", "100mbit", or "off"')
+    return float(number) * factor
 
 
-def _number(name: str, value: object, unit: str) -> float:
+def _number(name: str, value: object, default: float, unit: str) -> float:
+    if value is None:
+        return default
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name}={value!r}: must be a number ({unit})")
     if not value >= 0:
         raise ValueError(f"{name}={value}: must not be negative ({unit})")
     return float(value)
+
+
+def _check_nodes(nodes: Sequence[Sequence[int]], size: int | None) -> None:
+    if not _is_list(nodes) or not all(_is_list(node) and len(node) for node in nodes):
+        raise TypeError(f"nodes={nodes!r}: must be lists of ranks, such as [[0, 1], [2, 3]]")
+    ranks = [rank for node in nodes for rank in node]
+    if any(type(rank) is not int for rank in ranks):
+        raise TypeError(f"nodes={nodes!r}: ranks are whole numbers, as in [[0, 1], [2, 3]]")
+    if mistake := _mistake(ranks, size):
+        raise ValueError(f"nodes={nodes!r}: {mistake}")
+
+
+def _mistake(ranks: list[int], size: int | None) -> str:
+    """Return what is wrong with the ranks of all nodes; "" if each is in one node."""
+    if len(set(ranks)) < len(ranks):
+        twice = min(rank for rank in ranks if ranks.count(rank) > 1)
+        return f"rank {twice} stands there twice"
+    if size is None or set(ranks) == set(range(size)):
+        return ""
+    strange = sorted(set(ranks) - set(range(size)))
+    missing = sorted(set(range(size)) - set(ranks))
+    reason = f"there is no rank {strange[0]}" if strange else f"rank {missing[0]} is in no node"
+    return f"{reason}; the ranks are 0 to {size - 1}"
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence | range) and not isinstance(value, str)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from utils.cluster.tracebacks import show_errors
-from utils.jobs.errors import RanksError
+from utils.cluster.notebook_words import show_errors
+from utils.jobs import RanksError
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -42,7 +42,7 @@ def _px(line: str, cell: str | None = None) -> NoReturn:
 
 
 def _explained(shell: InteractiveShell, error: NameError) -> Exception:
-    """What to do where it is ``ranks`` that has no value; else what else it can be than a typo."""
+    """Say what to do where ``ranks`` has no value, or what else a missing name can be."""
     if error.name == "ranks":
         return RanksError(ADVICE)
     if error.name and f"{error.name!r} is not defined" in str(error):

@@ -1,25 +1,34 @@
-"""``%%px`` that always comes back, with one explanation instead of one traceback per rank."""
+"""``%%px`` that always comes back, with one explanation instead of one traceback per rank.
+
+`prepare` puts it into the notebook, with what else `cluster.start` changes there.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import ipyparallel as ipp
 from ipyparallel.client.asyncresult import AsyncResult
+from ipyparallel.client.client import ExecuteReply
 from ipyparallel.client.magics import ParallelMagics, exec_args, output_args
+from ipyparallel.error import CompositeError, RemoteError
+from IPython import get_ipython
 from IPython.core import magic_arguments
 from IPython.core.error import UsageError
 
 from torch_mpi.protocol.diagnosis import names
 from utils.cluster.failure import Outcome, RanksLostError, ended_by_slurm
-from utils.cluster.reply import BALANCE, FIRST_LINE
+from utils.cluster.notebook_words import explained, show_errors
+from utils.cluster.questions import BALANCE, FIRST_LINE
 from utils.figures import waits
+from utils.jobs import RanksError
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -37,13 +46,11 @@ FOR_OUTPUT = 1.0
 # Seconds in which the controller may still tell which rank of an ended job died.
 ON_ITS_WAY = 1.0
 
+_MISSING = re.compile(r"name '(\w+)' is not defined")
+
 
 class RanksMagics(ParallelMagics):
-    """ipyparallel's magics for the ranks of a notebook.
-
-    Args:
-        ranks: :class:`utils.cluster.Ranks`.
-    """
+    """ipyparallel's magics for the ranks of a notebook."""
 
     def __init__(self, shell: InteractiveShell, ranks: Ranks):
         super().__init__(shell, ranks.view)
@@ -71,7 +78,7 @@ class RanksMagics(ParallelMagics):
             self._limit = None
 
     def _numbered(self, cell: str) -> str:
-        """The cell with a line in place of its magic, which tells the ranks its number."""
+        """Return the cell with a line in place of its magic, which tells the ranks its number."""
         if cell.startswith("%%"):  # another magic, which has to come first
             return cell
         # Not execution_count: newer versions of IPython raise it before a cell runs.
@@ -95,27 +102,27 @@ class RanksMagics(ParallelMagics):
         """
         self._refuse_without_ranks()
         if self._limit is not None:
-            here = "__import__('utils.cluster.on_rank', fromlist=['limit_next_cell'])"
+            here = "__import__('utils.cluster.rank_side', fromlist=['limit_next_cell'])"
             self.view.execute(f"{here}.limit_next_cell({self._limit})", silent=True, block=False)
         if not (self.view.block if block is None else block):
             return super().parallel_execute(cell, block=False, save_name=save_name)
         stream = self.stream_output if stream_output is None else stream_output
         with _stop_button() as presses:
             result = super().parallel_execute(cell, block=False, save_name=save_name)
-            interrupted = self._show_until_done(result, stream, groupby, presses)
-        errors = self._errors(result)
-        if self._all_dead():
-            # The nannies of other hosts, who would tell so, are gone as well.
-            gone = ipp.error.EngineError("the command that started it has ended")
-            errors |= dict.fromkeys(self._pending(result), gone)
-        if errors or interrupted or self._pending(result):
-            self._fail(result, errors, interrupted)
+            with _without_errors(result).stream_output() if stream else contextlib.nullcontext():
+                self._wait(result, presses)
+                if presses:
+                    self._interrupt(result)
+                result.wait_for_output(FOR_OUTPUT)
+            if not stream:
+                self._show(result, groupby)
+        self._raise_if_failed(result, bool(presses))
         self._tell_of_unreceived(result)
         return None
 
     def _tell_of_unreceived(self, result: AsyncResult) -> None:
-        told = [answer.output.metadata["data"] or {} for _, answer in _answers(result)]
-        left = self.ranks.running().unreceived([data.get(BALANCE, 0) for data in told])
+        data = [answer.output.metadata["data"] or {} for _, answer in _answers(result)]
+        left = self.ranks.running().unreceived([values.get(BALANCE, 0) for values in data])
         for rank, messages in sorted(left.items()):
             for message in messages:
                 print(f"rank {rank} {message}")
@@ -123,7 +130,12 @@ class RanksMagics(ParallelMagics):
     def _refuse_without_ranks(self) -> None:
         dead = set(range(self.ranks.n)) - set(self.ranks.client.ids)
         if dead and self.ranks.running().plan.fault_tolerant:
-            dead = self._leave_out(dead)
+            targets = self.view.targets
+            asked = set(targets) if isinstance(targets, list) else {targets}
+            if not asked <= dead:
+                self.view.targets = sorted(asked - dead)
+                return
+            dead = asked
         if dead:
             verb = "is" if len(dead) == 1 else "are"
             # They may have died while no cell ran: here is the first word of it.
@@ -131,30 +143,8 @@ class RanksMagics(ParallelMagics):
             text = why or f"{names(dead)} {verb} dead."
             raise RanksLostError(f"{text} Fresh ranks: ranks.restart()")
 
-    def _leave_out(self, dead: set[int]) -> set[int]:
-        """Run the cell on the others; returns the dead where it was meant for no other rank."""
-        targets = self.view.targets
-        asked = set(targets) if isinstance(targets, list) else {targets}
-        if asked <= dead:
-            return asked
-        self.view.targets = sorted(asked - dead)
-        return set()
-
-    def _show_until_done(
-        self, result: AsyncResult, stream: bool, groupby: str, presses: list[int]
-    ) -> bool:
-        """Wait, and show what the ranks print; whether the user stopped it."""
-        with _without_errors(result).stream_output() if stream else contextlib.nullcontext():
-            self._wait(result, presses)
-            if presses:
-                self._interrupt(result)
-            result.wait_for_output(FOR_OUTPUT)
-        if not stream:
-            self._show(result, groupby)
-        return bool(presses)
-
     def _show(self, result: AsyncResult, groupby: str) -> None:
-        """What was printed, also by ranks that are not done."""
+        """Show what was printed, also by ranks that are not done."""
         if result.ready():
             result.display_outputs(groupby)
             return
@@ -164,7 +154,7 @@ class RanksMagics(ParallelMagics):
                     print(f"[{name}:{rank}]\n{text.rstrip()}")
 
     def _wait(self, result: AsyncResult, presses: list[int]) -> None:
-        """Until all ranks are done, or the user stops it; when one has failed, before long."""
+        """Wait until all ranks are done, or the user stops it; when one has failed, not long."""
         failed_at = None
         while self._pending(result) and not self._all_dead() and not presses:
             result.wait(0.05 if failed_at is None else 0.02)
@@ -175,7 +165,7 @@ class RanksMagics(ParallelMagics):
                 return
 
     def _all_dead(self) -> bool:
-        """Is there no rank left? An answer may be on its way for a moment all the same."""
+        """Return whether no rank is left, and no answer of one can be on its way any more."""
         if not self.ranks.running().over():
             self._seen_over = None
         elif self._seen_over is None:
@@ -191,14 +181,21 @@ class RanksMagics(ParallelMagics):
                 result.wait(0.02)
 
     def _pending(self, result: AsyncResult) -> list[int]:
-        """Ranks that are not done."""
+        """Return the ranks that are not done."""
         return [rank for rank, answer in _answers(result) if not answer.done()]
 
     def _errors(self, result: AsyncResult) -> dict[int, Exception]:
-        found = {rank: answer.result() for rank, answer in _answers(result) if answer.done()}
-        return {rank: error for rank, error in found.items() if isinstance(error, Exception)}
+        results = {rank: answer.result() for rank, answer in _answers(result) if answer.done()}
+        return {rank: error for rank, error in results.items() if isinstance(error, Exception)}
 
-    def _fail(self, result: AsyncResult, errors: dict[int, Exception], interrupted: bool) -> None:
+    def _raise_if_failed(self, result: AsyncResult, interrupted: bool) -> None:
+        errors = self._errors(result)
+        if self._all_dead():
+            # The nannies of other hosts, who would tell so, are gone as well.
+            gone = ipp.error.EngineError("the command that started it has ended")
+            errors |= dict.fromkeys(self._pending(result), gone)
+        if not errors and not interrupted and not self._pending(result):
+            return
         busy = set(self._pending(result)) - set(errors)
         outcome = Outcome(self.ranks.n, errors, interrupted=interrupted)
         self.ranks.running().examine(outcome, busy)
@@ -226,7 +223,7 @@ def _stop_button() -> Iterator[list[int]]:
 
 
 def _answers(result: AsyncResult) -> list[tuple[int, Any]]:
-    """Rank and future of each part; a future's result is the error where there was one."""
+    """Return rank and future of each part; a future's result is the error where there was one."""
     return list(zip(result._targets, result._children, strict=True))
 
 
@@ -240,3 +237,89 @@ def _without_errors(result: AsyncResult) -> AsyncResult:
 
     result._iopub_streaming_output_callback = show_output
     return result
+
+
+# --- what `cluster.start` changes in the notebook ------------------------------------------------
+
+
+def prepare(ranks: Ranks) -> None:
+    """Point `%%px` at these ranks, and make what it shows the same in every run."""
+    shell = get_ipython()
+    if shell is None:
+        return
+    shell.magics_manager.register(RanksMagics(shell, ranks))
+    _keep_early_output_apart()
+    shell.run_line_magic("colors", "nocolor")
+    shell.display_formatter.mimebundle_formatter.for_type(ExecuteReply, _reproducible)
+    show_errors(shell, RemoteError, _of_the_ranks)
+    show_errors(shell, NotImplementedError, _of_a_stub)
+
+
+def _of_a_stub(shell: object, error: NotImplementedError) -> Exception:
+    """Say what to do where a cell of the kernel meets a task that is still open."""
+    text = explained("NotImplementedError", str(error))
+    return NotImplementedError(text.removeprefix("NotImplementedError: ")) if text else error
+
+
+def _of_the_ranks(shell: object, error: RemoteError) -> BaseException:
+    """Say what to do where a cell of the kernel asks ranks for a name they lack, or for a task."""
+    single = (error.ename, error.evalue, None, error.engine_info)
+    errors = error.elist if isinstance(error, CompositeError) else [single]
+    kind, text, *_ = errors[0]
+    if task := explained(kind, text):
+        return RanksError(task)
+    missing = [_missing_name(kind, str(text)) for kind, text, *_ in errors]
+    if not all(missing):
+        same: BaseException = error
+        return same
+    ranks = ", ".join(str(where.get("engine_id")) for *_, where in errors)
+    return RanksError(
+        f"rank{'s' * (len(errors) > 1)} {ranks}: there is no `{missing[0]}` yet. A cell above "
+        "makes it, which has failed, or was not run (Run → Run All Above Selected Cell)."
+    )
+
+
+def _missing_name(kind: str, text: str) -> str:
+    """Return the name that a rank lacks; "" if its error is another one."""
+    missing = _MISSING.search(text) if kind == "NameError" else None
+    return missing[1] if missing else ""
+
+
+def _keep_early_output_apart() -> None:
+    """Have `%%px` stream what a rank printed before it listened beside the other ranks' output.
+
+    ipyparallel (9.2) shows such output under a name that it makes of the message's id, which it
+    does not pass: all ranks then have the same name, and the last one replaces the others.
+    """
+    name = "_iopub_streaming_output_callback"
+    show = getattr(AsyncResult, name, None)
+    if show is None or getattr(show, "knows_the_rank", False):
+        return
+
+    def show_apart(self: AsyncResult, rank: int, future: Any, message: dict[str, Any]) -> None:
+        parent = message.get("parent_header") or {"msg_id": future.msg_id}
+        show(self, rank, future, message | {"parent_header": parent})
+
+    show_apart.knows_the_rank = True  # type: ignore[attr-defined]  # a mark, read above
+    setattr(AsyncResult, name, show_apart)
+
+
+def _reproducible(reply: ExecuteReply, **kwargs: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the reply's data without times, ids and source, which change from run to run."""
+    plain: Callable[[], str] = getattr(reply, "_plaintext", lambda: repr(reply))
+    return {**reply.data, "text/plain": plain()}, {}
+
+
+def retire(n: int) -> None:
+    """Have `%%px` say what to do after a stop: it would talk to a closed client."""
+    shell = get_ipython()
+    if shell is None:
+        return
+
+    def px(line: str, cell: str | None = None) -> None:
+        raise RanksError(
+            f"the ranks were stopped. Run the cell with `ranks = cluster.start({n})` again, and "
+            "those below it."
+        )
+
+    shell.register_magic_function(px, "line_cell", "px")

@@ -1,12 +1,20 @@
-"""From faulthandler's text to "cell line 3 in ring(), in recv: dist.recv(x, src=1)"."""
+"""Where a rank is: from its stack to "cell line 3 in ring(), in recv: dist.recv(x, src=1)".
+
+A rank that is stuck inside C can't be asked. At a SIGUSR1 it writes its stack to a file, and it has
+written down its cells (see `rank_side.prepare`).
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import json
 import linecache
 import re
 import sys
 import sysconfig
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +28,9 @@ TASK = {"run_code", "do_apply"}
 # Wrappers between the name that a student calls and the library's own work.
 WRAPPERS = {"wrapper", "wrapped", "inner", "decorate_context", "fn"}
 
+# Seconds without a new line after which a stack is whole.
+QUIET = 0.06
+
 
 class Frame(NamedTuple):
     """One call on a thread's stack."""
@@ -27,6 +38,49 @@ class Frame(NamedTuple):
     file: str
     line: int
     function: str
+
+
+class Look:
+    """The stack files of ranks before they are sent a signal; what they add is read afterwards."""
+
+    def __init__(self, folder: Path, ranks: Iterable[int]):
+        self._files = {rank: folder / f"stack-{rank}" for rank in ranks}
+        self._sizes = {
+            rank: file.stat().st_size if file.exists() else 0 for rank, file in self._files.items()
+        }
+
+    def dumps(self, alive: Iterable[int], timeout: float) -> dict[int, str]:
+        """Return what these ranks have added, once all are quiet, or after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        quiet_since = time.monotonic()
+        texts = {rank: "" for rank in alive if rank in self._files}
+        while time.monotonic() < deadline:
+            now = {rank: self._added(rank) for rank in texts}
+            if now != texts:
+                quiet_since = time.monotonic()
+                texts = now
+            if all(texts.values()) and time.monotonic() - quiet_since > QUIET:
+                break
+            time.sleep(0.01)
+        return texts
+
+    def _added(self, rank: int) -> str:
+        with self._files[rank].open(errors="replace") as file:
+            file.seek(self._sizes[rank])
+            return file.read()
+
+
+def place(dump: str, cells: Path) -> str:
+    """Return where a rank is by the text of its stack, and by the file of the cells it has run."""
+    frames = main_stack(dump)
+    if not frames:
+        return "no answer (stopped, or very busy)"
+    try:
+        lines = cells.read_text().splitlines()
+    except OSError:
+        lines = []
+    notes = [json.loads(line) for line in lines if line.endswith("}")]
+    return explain(frames, {note["file"]: note["source"] for note in notes})
 
 
 def main_stack(text: str) -> list[Frame]:
@@ -49,22 +103,24 @@ def main_stack(text: str) -> list[Frame]:
 def explain(frames: list[Frame], cells: dict[str, str]) -> str:
     """Return where a rank is, for a student: the innermost own line and the library call it made.
 
-    `cells` maps the file name of each notebook cell to its source.
+    Args:
+        cells: the source of each notebook cell, by the name of its file.
     """
     depth = next((i for i, frame in enumerate(frames) if frame.function in TASK), None)
     if depth is None:
         return "idle"
     task = frames[:depth]
-    own = next((i for i, f in enumerate(task) if f.file in cells or not is_library(f.file)), None)
-    if own is None:
-        return _place(task[0], cells) if task else "busy, between two lines"
-    call = _library_call(task[:own])
-    place = _place(task[own], cells)
-    source = _source(task[own], cells)
-    return place + (f", in {call}" if call else "") + (f": {source}" if source else "")
+    inside = list(itertools.takewhile(lambda frame: _is_library(frame, cells), task))
+    if inside == task:
+        return _line(task[0], cells) if task else "busy, between two lines"
+    students = task[len(inside)]
+    call = _library_call(inside)
+    source = _source(students, cells)
+    line = _line(students, cells)
+    return line + (f", in {call}" if call else "") + (f": {source}" if source else "")
 
 
-def _place(frame: Frame, cells: dict[str, str]) -> str:
+def _line(frame: Frame, cells: dict[str, str]) -> str:
     where = "cell" if frame.file in cells else Path(frame.file).name
     inside = "" if frame.function.startswith("<") else f" in {frame.function}()"
     return f"{where} line {frame.line}{inside}"
@@ -78,7 +134,7 @@ def _source(frame: Frame, cells: dict[str, str]) -> str:
 
 
 def _library_call(inside: list[Frame]) -> str | None:
-    """What the own line called: the outermost library frame that has a name to show."""
+    """Return what the own line called: the outermost library frame that has a name to show."""
     names = (frame.function for frame in reversed(inside))
     return next((n for n in names if n[0] not in "_<" and n not in WRAPPERS), None)
 
@@ -90,8 +146,11 @@ def _library_folders() -> tuple[str, ...]:
     return tuple(str(Path(f)) + "/" for f in folders | {str(Path(f).resolve()) for f in folders})
 
 
-def is_library(file: str) -> bool:
-    """Return whether a file is Python's, a package's or the course's, rather than the student's."""
+def _is_library(frame: Frame, cells: dict[str, str]) -> bool:
+    """Return whether a line is Python's, a package's or the course's, rather than the student's."""
+    file = frame.file
+    if file in cells:
+        return False
     if file.startswith("<") or file.startswith(_library_folders()):
         return True
     return "site-packages" in file or file.startswith(f"{sys.base_prefix}/lib/")

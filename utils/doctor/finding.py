@@ -10,7 +10,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.jobs.interpreter import ROOT
+from utils.jobs import ROOT
 
 # What `make env` builds.
 OWN_COMMAND = ROOT / ".venv" / "bin" / "ddl-labs"

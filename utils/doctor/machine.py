@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils.doctor.finding import SettledError, error, gist, install_command, not_tested
 from utils.doctor.probes import MARK
-from utils.jobs import interpreter
+from utils.jobs import python_command
 
 if TYPE_CHECKING:
     from utils.jobs.start_plan import Plan
@@ -105,7 +105,7 @@ class Probe:
 def python_probe(function: str, *arguments: str) -> list[str]:
     """Return the command that runs a function of `utils.doctor.probes` in a fresh Python."""
     code = f"from utils.doctor import probes; probes.{function}(*sys.argv[1:])"
-    return interpreter.command(code, *arguments)
+    return python_command(code, *arguments)
 
 
 class Machine:
@@ -173,15 +173,15 @@ class Machine:
     @functools.cached_property
     def plan(self) -> tuple[Plan | None, str]:
         """The course's plan for two ranks, and "" (None, and why there is none)."""
-        from utils.jobs.errors import RanksError
-        from utils.jobs.start_plan import Plan, Request, refuse_on_a_rank
+        from utils.jobs import RanksError
+        from utils.jobs.start_plan import Plan, refuse_on_a_rank
 
         try:
             refuse_on_a_rank()
         except RanksError:
             return None, "the doctor itself runs on an MPI rank. Run it without mpiexec or srun"
         try:
-            return Plan.checked(Request(2, launcher="mpiexec")), ""
+            return Plan(2, launcher="mpiexec"), ""
         except RanksError as failure:
             return None, str(failure)
 

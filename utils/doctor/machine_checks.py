@@ -103,7 +103,7 @@ def check_temp_folder(machine: Machine) -> Finding:
         write_a_megabyte(folder)
     except OSError as failure:
         return error(one_line(failure), remedy)
-    from utils.jobs.errors import RanksError
+    from utils.jobs import RanksError
     from utils.jobs.session import base_folder
 
     try:

@@ -23,7 +23,7 @@ from utils.doctor.finding import (
 from utils.doctor.machine import Machine, needs_pytorch
 
 if TYPE_CHECKING:
-    from utils.jobs.mpiexec_choice import Launcher
+    from utils.jobs.site import Launcher
     from utils.jobs.start_plan import Plan
 
 # Seconds. On a laptop, two ranks take 2 to 5.

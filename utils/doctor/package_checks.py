@@ -29,7 +29,7 @@ from utils.doctor.finding import (
 )
 from utils.doctor.machine import Machine, facts_of, needs_pytorch, python_probe
 from utils.doctor.machine_checks import existing
-from utils.jobs.interpreter import ROOT
+from utils.jobs import ROOT
 
 # The course's package, and the backend's.
 NAME = "utils"

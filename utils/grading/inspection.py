@@ -29,7 +29,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any
 
-from utils.jobs import interpreter
+from utils.jobs import python_command
 
 if TYPE_CHECKING:
     from .reference import Reference
@@ -136,7 +136,7 @@ def _inspected(
     lab = {"answers": answers, "provided": reference.provided}
     text = json.dumps({"parts": list(codes), "lab": lab})
     with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError):
-        command = interpreter.command(INSPECT)
+        command = python_command(INSPECT)
         done = subprocess.run(
             command, input=text, timeout=DEADLINE, text=True, capture_output=True, check=True
         )

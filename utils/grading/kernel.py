@@ -203,7 +203,7 @@ def serve(options: str) -> None:
     Args:
         options: JSON: the limits, the user, the home folder and others, see `Box.inner`.
     """
-    from utils.jobs.forkserver.identity import LATER_VARIABLE
+    from utils.jobs.forkserver.client import LATER_VARIABLE
 
     settings = json.loads(options)
     connection = sys.stdin.buffer.read()

@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from utils.jobs import interpreter
+from utils.jobs import python_words
 from utils.mpi.benchmark import KI, MI, OPERATIONS
 
 # One of these is set on every rank: by Open MPI, by MPICH and Intel MPI, by srun with PMIx.
@@ -35,31 +35,28 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _start_ranks(options: argparse.Namespace) -> int:
-    from utils.jobs import mpi_job
-    from utils.jobs.errors import RanksError
-    from utils.jobs.rank_python import Python
-    from utils.jobs.start_plan import Plan, Request
+    from utils.jobs import RanksError, mpi_job
+    from utils.jobs.start_plan import Plan
 
     n = options.n or 2
     if n < 2:
         print("bench: -n must be at least 2, one rank has nobody to talk to", file=sys.stderr)
         return 2
     try:
-        plan = Plan.checked(Request(n, timeout=60.0, launcher="mpiexec"))
+        plan = Plan(n, timeout=60.0, launcher="mpiexec")
     except (RanksError, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    with contextlib.closing(Python(plan)) as python:
+    with contextlib.closing(mpi_job.Python(plan)) as python:
         code = "from utils.__main__ import main; sys.exit(main())"
-        command = python.job(*interpreter.program(code, "bench", *_as_arguments(options)))
-        environment = os.environ | plan.environment
+        command = python.job(*python_words(code, "bench", *_as_arguments(options)))
+        seconds = options.deadline + GRACE
         try:
-            ended = mpi_job.run(command, environment, options.deadline + GRACE, capture=False)
+            ended = mpi_job.run(command, os.environ | plan.environment, seconds, capture=False)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
     if ended.status == mpi_job.LATE:
-        seconds = options.deadline + GRACE
         print(f"bench: the ranks were not done after {seconds:g} s: ended", file=sys.stderr)
     return ended.status
 

@@ -3,44 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import statistics
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from tabulate import tabulate
 from tqdm import tqdm
 
-from utils.jobs.errors import RanksError
-from utils.jobs.labelled_trial import stage
-from utils.mpi.labelled.judge import Trial
-from utils.mpi.labelled.programs import KINDS, PAIRS, Pair
+from utils.jobs import RanksError, mpi_job
+from utils.jobs.start_plan import Plan
+from utils.mpi.labelled.judge import NAME, Trial, judged
+from utils.mpi.labelled.programs import BY_LUCK, KINDS, PAIRS, Pair
+
+#: Seconds that a wait may last: what takes as long was found by nothing but the clock.
+PATIENCE = 10.0
+#: Seconds after which a job that does not end by itself is ended.
+DEADLINE = 60.0
 
 HEADS = ("class", "wrong programs", "reported", "rank, line, class named", "right, silent", "s")
-
-
-def chosen(words: str) -> list[Pair]:
-    """Return the pairs whose name or class holds these words; all of them for no words."""
-    return [pair for pair in PAIRS if words in pair.name or words in pair.kind]
-
-
-def rows(trials: Iterable[Trial]) -> list[list[object]]:
-    """Return a row per class, and one for all: counts, and the median of a wrong one's seconds."""
-    trials = list(trials)
-    kinds = [kind for kind in KINDS if any(t.pair.kind == kind for t in trials)]
-    found = [_row(kind, [t for t in trials if t.pair.kind == kind]) for kind in kinds]
-    return [*found, _row("all", trials)]
-
-
-def _row(name: str, trials: list[Trial]) -> list[object]:
-    wrong, right = [t for t in trials if not t.right], [t for t in trials if t.right]
-    return [
-        name,
-        len(wrong),
-        sum(t.reported for t in wrong),
-        sum(t.is_good for t in wrong),
-        f"{sum(t.is_good for t in right)} of {len(right)}",
-        f"{statistics.median(t.seconds for t in wrong):.1f}",
-    ]
 
 
 def main(options: argparse.Namespace) -> int:
@@ -49,19 +33,25 @@ def main(options: argparse.Namespace) -> int:
     if not pairs:
         print(f"no program has {options.only!r} in its name or class", file=sys.stderr)
         return 2
-    wrongly = 0
+    status = 0
     for backend in options.backends:
         try:
             trials = _run(pairs, backend, options.verbose)
         except (RanksError, ValueError) as error:
             print(f"diagnosis: {error}", file=sys.stderr)
             return 2
-        wrongly += sum(t.right and not t.is_good for t in trials)
         print(f"\n{backend}\n\n{tabulate(rows(trials), HEADS, 'github')}")
-        for trial in trials:
-            if not trial.is_good:
-                print(f"- {'right' if trial.right else 'wrong'}: {trial.pair.name}: {_how(trial)}")
-    return 1 if wrongly else 0
+        failed = [trial for trial in trials if not trial.is_good]
+        for trial in failed:
+            print(f"- {'right' if trial.right else 'wrong'}: {trial.pair.name}: {_how(trial)}")
+        if any(trial.right for trial in failed):
+            status = 1
+    return status
+
+
+def chosen(words: str) -> list[Pair]:
+    """Return the pairs whose name or class holds these words; all of them for no words."""
+    return [pair for pair in PAIRS if words in pair.name or words in pair.kind]
 
 
 def _run(pairs: list[Pair], backend: str, verbose: bool) -> list[Trial]:
@@ -75,14 +65,73 @@ def _run(pairs: list[Pair], backend: str, verbose: bool) -> list[Trial]:
     return trials
 
 
+def rows(trials: Iterable[Trial]) -> list[list[object]]:
+    """Return a row per class, and one for all: counts, and the median of a wrong one's seconds."""
+    trials = list(trials)
+    classes = {kind: [trial for trial in trials if trial.pair.kind == kind] for kind in KINDS}
+    filled = {kind: members for kind, members in classes.items() if members}
+    return [_row(name, members) for name, members in {**filled, "all": trials}.items()]
+
+
+def _row(name: str, trials: list[Trial]) -> list[object]:
+    wrong = [trial for trial in trials if not trial.right]
+    right = [trial.is_good for trial in trials if trial.right]
+    return [
+        name,
+        len(wrong),
+        sum(trial.reported for trial in wrong),
+        sum(trial.is_good for trial in wrong),
+        f"{sum(right)} of {len(right)}",
+        f"{statistics.median(trial.seconds for trial in wrong):.1f}",
+    ]
+
+
 def _how(trial: Trial) -> str:
     if trial.right:
         return "reported, though nothing is wrong"
     if not trial.reported:
         return "not reported"
-    lacks = []
-    if not trial.named_rank_and_line:
-        lacks.append("rank and line")
-    if not trial.named_class:
-        lacks.append("what is wrong")
-    return f"the report lacks {' and '.join(lacks)}"
+    parts = (("rank and line", trial.named_rank_and_line), ("what is wrong", trial.named_class))
+    return f"the report lacks {' and '.join(part for part, named in parts if not named)}"
+
+
+# --- one program of the set on ranks ----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def stage(backend: str) -> Iterator[Stage]:
+    """Yield a place where programs run on a backend."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Stage(backend, Path(folder))
+
+
+class Stage:
+    """A folder where programs run on a backend, each on ranks of its own."""
+
+    def __init__(self, backend: str, folder: Path):
+        self.backend = backend
+        self.folder = folder
+        self._count = 0
+
+    def run(self, pair: Pair, right: bool) -> Trial:
+        """Run one of the two programs.
+
+        Raises:
+            ValueError, RanksError: no ranks can be started here.
+        """
+        self._count += 1
+        place = self.folder / str(self._count)
+        place.mkdir()
+        (place / NAME).write_text(pair.text(right))
+        plan = Plan(pair.ranks, timeout=PATIENCE, launcher="mpiexec")
+        environment = plan.environment | {
+            "LABELLED_BACKEND": self.backend,
+            "LABELLED_TIMEOUT": str(PATIENCE),
+            "LABELLED_STORE": str(place / "store"),
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "TORCH_DISTRIBUTED_DEBUG": "DETAIL" if pair.kind in BY_LUCK else "OFF",
+        }
+        with contextlib.closing(mpi_job.Python(plan)) as python:
+            command = python.job(str(place / NAME))
+            ended = mpi_job.run(command, os.environ | environment, DEADLINE)
+        return judged(pair, right, ended.status, ended.err, ended.seconds)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO
 
-import psutil
+from utils.jobs import RanksError, watchdog
+from utils.jobs.forkserver import client
+from utils.jobs.session import Session
+from utils.jobs.site import settings
+from utils.jobs.start_plan import Plan
 
-from utils.jobs import watchdog
-from utils.jobs.session import Session, Watchdog
-from utils.jobs.start_plan import ATTEMPTS, NOT_STARTED
+# On a machine that is very busy, Open MPI may give up before it has started a rank.
+ATTEMPTS = 3
+NOT_STARTED = "listener thread failed to start"
 
 # Exit status of a job that was not done in time, as of coreutils' `timeout`.
 LATE = 124
@@ -23,24 +28,75 @@ LATE = 124
 LOOK = 0.3
 
 Watch = Callable[[str], object]
-Streams = tuple[IO[str] | None, IO[str] | None]
+Stream = IO[str] | None
+
+
+class Python:
+    """The `python` on the ranks of a plan: the fork server's stub, or Python itself.
+
+    It holds a lease on the fork server until it is closed.
+
+    Attributes:
+        reason: why the ranks are not forked; "" if they are.
+    """
+
+    def __init__(self, plan: Plan):
+        self._plan = plan
+        self._lease: client.Lease | None = None
+        environment = os.environ | plan.environment
+        self.reason = self._why_not(environment)
+        if not self.reason:
+            try:
+                self._lease = client.lease(environment, plan.launcher.path)
+            except (OSError, RanksError) as error:
+                self.reason = str(error)
+
+    @property
+    def command(self) -> list[str]:
+        """Return what stands for `python`, as in `[*command, "train.py"]`."""
+        return self._lease.python if self._lease else [sys.executable]
+
+    def job(self, *words: str) -> list[str]:
+        """Return the command that runs a program on all ranks, as `job("train.py", "-v")`."""
+        plan = self._plan
+        return [plan.launcher.path, "-n", str(plan.n), *plan.mpi_args, *self.command, *words]
+
+    def _why_not(self, environment: Mapping[str, str]) -> str:
+        way = self._plan.way
+        if way.launcher != "mpiexec":
+            return f"{way.launcher} starts them"
+        if way.many_hosts:
+            return "they may be on several hosts"
+        if not settings().fork_server:
+            return "the site's settings say so"
+        return client.why_not(environment)
+
+    def outside_mpiexec(self) -> dict[str, str]:
+        """Return variables for a process that is no rank, and is started with `command`."""
+        if self._lease is None:
+            return {}
+        return self._lease.settings | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+
+    def describe(self, reasons: Iterable[str] = ()) -> str:
+        """Return a sentence for the user; the ranks gave these reasons for not being forked."""
+        if reason := self.reason or "; ".join(sorted(reasons)):
+            return f"Each rank is a Python process of its own: {reason}."
+        return "The ranks were forked from a process that had imported PyTorch (the fork server)."
+
+    def close(self, stay: bool = True) -> None:
+        """Give the lease back; `stay` as of `client.Lease.close`."""
+        if self._lease is not None:
+            self._lease.close(stay)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that has ended.
+    """A job that has ended."""
 
-    Attributes:
-        status: exit status of mpiexec, `LATE` after the deadline.
-        out: what it printed; "" if that was not captured.
-        err: the same of its standard error.
-        seconds: from its start to its end.
-    """
-
-    status: int
-    out: str
-    err: str
-    seconds: float
+    status: int  # exit status of mpiexec, `LATE` after the deadline
+    out: str  # what it printed; "" if that was not captured
+    err: str  # the same of its standard error
+    seconds: float  # from its start to its end
 
 
 def run(
@@ -57,45 +113,24 @@ def run(
     `utils.jobs.watchdog`). An mpiexec that gave up on a busy machine is tried again.
 
     Args:
-        command: its words.
         environment: all its variables.
-        deadline: seconds.
         capture: keep what it prints; otherwise it prints where this process does.
         watch: called now and then, and at the end, with all of the standard error so far; it needs
             `capture`.
     """
     for _ in range(ATTEMPTS):
-        ended = _try_once(command, environment, deadline, capture, watch)
+        with _streams(capture) as (out, err):
+            start = time.monotonic()
+            status = _status(command, environment, deadline, (out, err), watch)
+            ended = Ended(status, _text(out), _text(err), time.monotonic() - start)
         if not ended.status or NOT_STARTED not in ended.err:
             break
     return ended
 
 
-def _try_once(
-    command: list[str],
-    environment: Mapping[str, str],
-    deadline: float,
-    capture: bool,
-    watch: Watch | None,
-) -> Ended:
-    session = Session()
-    try:
-        with _streams(capture) as streams:
-            guard = Watchdog(session)
-            start = time.monotonic()
-            try:
-                status = _wait(command, environment, deadline, session, guard, streams, watch)
-            finally:
-                guard.close()
-            out, err = map(_text, streams)
-            return Ended(status, out, err, time.monotonic() - start)
-    finally:
-        session.close()
-
-
 @contextlib.contextmanager
-def _streams(capture: bool) -> Iterator[Streams]:
-    """Files, not pipes: a process that keeps a pipe open can't stall us."""
+def _streams(capture: bool) -> Iterator[tuple[Stream, Stream]]:
+    """Yield files, not pipes: a process that keeps a pipe open can't stall us."""
     if not capture:
         yield None, None
         return
@@ -103,39 +138,38 @@ def _streams(capture: bool) -> Iterator[Streams]:
         yield out, err
 
 
-def _wait(
+def _status(
     command: list[str],
     environment: Mapping[str, str],
     deadline: float,
-    session: Session,
-    guard: Watchdog,
-    streams: Streams,
+    streams: tuple[Stream, Stream],
     watch: Watch | None,
 ) -> int:
-    process = subprocess.Popen(
-        command,
-        env={**environment, **session.environment},
-        stdin=subprocess.DEVNULL,
-        stdout=streams[0],
-        stderr=streams[1],
-        start_new_session=True,
-    )
-    try:
-        with contextlib.suppress(psutil.Error):  # it may have ended already
-            guard.tell([(process.pid, psutil.Process(process.pid).create_time())])
-        return _watched(process, deadline, streams[1], watch) if watch else process.wait(deadline)
-    except subprocess.TimeoutExpired:
-        return LATE
-    finally:
-        if process.poll() is None:
-            watchdog.end_all(session.mark)
-            process.wait(5)
+    """Run a command in a session of its own, and return its exit status."""
+    with contextlib.closing(Session()) as session:
+        process = subprocess.Popen(
+            command,
+            env={**environment, **session.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=streams[0],
+            stderr=streams[1],
+            start_new_session=True,
+        )
+        try:
+            session.watch([process.pid])
+            if watch is None:
+                return process.wait(deadline)
+            return _watched(process, deadline, streams[1], watch)
+        except subprocess.TimeoutExpired:
+            return LATE
+        finally:
+            if process.poll() is None:
+                watchdog.end_all(session.mark)
+                process.wait(5)
 
 
-def _watched(
-    process: subprocess.Popen[bytes], deadline: float, err: IO[str] | None, watch: Watch
-) -> int:
-    """The status of a process; raises TimeoutExpired at the deadline."""
+def _watched(process: subprocess.Popen[bytes], deadline: float, err: Stream, watch: Watch) -> int:
+    """Return the status of a process; raise TimeoutExpired at the deadline."""
     late = time.monotonic() + deadline
     while True:
         try:
@@ -147,8 +181,8 @@ def _watched(
             watch(_text(err))
 
 
-def _text(stream: IO[str] | None) -> str:
-    """All of a file that others write to, whose place in it must stay."""
+def _text(stream: Stream) -> str:
+    """Return all of a file that others write to, whose place in it must stay."""
     if stream is None:
         return ""
     size = os.fstat(stream.fileno()).st_size

@@ -6,10 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from utils.jobs import mpi_job
-from utils.jobs.errors import RanksError
-from utils.jobs.rank_python import Python
-from utils.jobs.start_plan import Plan, Request, refuse_on_a_rank, usable_cores
+from utils.jobs import RanksError, mpi_job
+from utils.jobs.start_plan import Plan, refuse_on_a_rank, usable_cores
 
 DEADLINE = 60.0
 # Seconds that a rank waits for the others before it says who is missing; less than the deadline.
@@ -37,12 +35,11 @@ def mpiexec(n: int, script: str | Path, *arguments: object, deadline: float = DE
     refuse_on_a_rank()
     if not Path(script).is_file():
         raise FileNotFoundError(f"there is no {script}: run the cell that writes it")
-    timeout = min(PATIENCE, deadline / 2)
-    plan = Plan.checked(Request(n, timeout=timeout, launcher="mpiexec"))
+    plan = Plan(n, timeout=min(PATIENCE, deadline / 2), launcher="mpiexec")
     words = [str(script), *map(str, arguments)]
     more = ["--oversubscribe"] if plan.launcher.is_open_mpi and n > usable_cores() else []
     print("$", *["mpiexec", "-n", str(n), *more, "python", *words], flush=True)
-    with contextlib.closing(Python(plan)) as python:
+    with contextlib.closing(mpi_job.Python(plan)) as python:
         ended = mpi_job.run(python.job(*words), os.environ | plan.environment, deadline)
     print(ended.out, end="", flush=True)
     if ended.status:

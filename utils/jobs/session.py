@@ -1,4 +1,4 @@
-"""The private folder of a kernel's ranks, and the process that watches over them."""
+"""The private folder of a job's ranks, and the process that watches over them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import platformdirs
+import psutil
 
-from utils.jobs import watchdog
-from utils.jobs.errors import RanksError
+from utils.jobs import RanksError, watchdog
 from utils.jobs.site import settings
 
 
 class Session:
-    """A private folder for connection files, logs and stacks, locked while the kernel lives.
+    """A private folder for connection files, logs and stacks, and the watchdog over its processes.
 
-    The system drops the lock when the kernel dies, so a free lock means left-overs.
+    The folder is locked while the kernel lives: the system drops the lock when the kernel dies, so
+    a free lock means left-overs. All processes of the session carry its name, the mark.
 
     Args:
         shared: ranks on other hosts must see the folder.
@@ -46,25 +47,52 @@ class Session:
             self._lock = open(self.folder / "lock", "w")  # noqa: SIM115 - held until close()
             _flock(self._lock)
         not_in_forked_children(self._lock)
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-I", watchdog.__file__, self.mark, str(self.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+            text=True,
+        )
+        assert self._watchdog.stdin is not None, "it was started with a pipe"
+        self._pipe = self._watchdog.stdin
+        not_in_forked_children(self._pipe)
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of all that is started for this session: its mark, and where MPI puts files.
+        """Return variables of all that is started for this session: its mark, and MPI's folders.
 
         What was killed removes nothing itself. Ranks on other hosts have no such folders.
         """
-        found = {watchdog.VARIABLE: self.mark}
+        mark = {watchdog.VARIABLE: self.mark}
         if self._shared:
-            return found
-        ours = {"PRTE_MCA_prte_tmpdir_base": str(self.folder)}
+            return mark
+        folders = {"PRTE_MCA_prte_tmpdir_base": str(self.folder)}
         memory = Path(watchdog.shared_memory(self.mark))
         with contextlib.suppress(OSError):
             memory.mkdir(mode=0o700, exist_ok=True)
-            ours["OMPI_MCA_btl_sm_backing_directory"] = str(memory)
-        return found | {name: value for name, value in ours.items() if name not in os.environ}
+            folders["OMPI_MCA_btl_sm_backing_directory"] = str(memory)
+        return mark | {name: value for name, value in folders.items() if name not in os.environ}
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Send the watchdog the processes that ranks descend from; some may have ended already."""
+        roots = []
+        for pid in pids:
+            with contextlib.suppress(psutil.Error):
+                roots.append((pid, psutil.Process(pid).create_time()))
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.write(json.dumps(roots) + "\n")
+            self._pipe.flush()
 
     def close(self) -> None:
-        """Give the lock back and remove the files."""
+        """Have the watchdog end what is left, or do its work; then remove the files."""
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self._watchdog.wait(20):
+                watchdog.end_all(self.mark)
         self._lock.close()
         watchdog.remove(self.mark, self.folder)
 
@@ -116,7 +144,7 @@ def _flock(file: IO[str]) -> None:
 
 
 def _own_sessions() -> str:
-    """How the names of this host's sessions begin: a lock of another host may not be seen here."""
+    """Return how names of this host's sessions begin: other hosts' locks may not be seen here."""
     return f"kernel-{socket.gethostname()}-"
 
 
@@ -140,37 +168,3 @@ def not_in_forked_children(file: IO[Any] | socket.socket) -> None:
                 file.close()
 
     os.register_at_fork(after_in_child=close)
-
-
-class Watchdog:
-    """The process that ends the ranks when this kernel is gone."""
-
-    def __init__(self, session: Session):
-        self._mark = session.mark
-        command = [sys.executable, "-I", watchdog.__file__, session.mark, str(session.folder)]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-            text=True,
-        )
-        assert self._process.stdin is not None, "it was started with a pipe"
-        self._pipe = self._process.stdin
-        not_in_forked_children(self._pipe)
-
-    def tell(self, roots: list[watchdog.Root]) -> None:
-        """Send the watchdog the processes that ranks descend from."""
-        with contextlib.suppress(BrokenPipeError):
-            self._pipe.write(json.dumps(roots) + "\n")
-            self._pipe.flush()
-
-    def close(self) -> None:
-        """Let it end what is left, and wait for it; where it was killed, do its work."""
-        with contextlib.suppress(BrokenPipeError):
-            self._pipe.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if self._process.wait(20):
-                watchdog.end_all(self._mark)

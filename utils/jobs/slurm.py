@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.jobs.errors import RanksError
+from utils.jobs import RanksError
 
 # Where Slurm's commands look for their configuration, the last one where it came from slurmctld.
 CONFS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
@@ -27,21 +27,13 @@ PATIENCE = 20
 
 @dataclass(frozen=True)
 class Allocation:
-    """The Slurm job that this process is part of.
+    """The Slurm job that this process is part of."""
 
-    Attributes:
-        job: its id.
-        nodes: as Slurm writes them, "node[1-2]".
-        hosts: number of nodes.
-        cpus: on all nodes.
-        cpus_here: on this node, 0 if Slurm does not say.
-    """
-
-    job: str
-    nodes: str
-    hosts: int
-    cpus: int
-    cpus_here: int = 0
+    job: str  # its id
+    nodes: str  # as Slurm writes them, "node[1-2]"
+    hosts: int  # number of nodes
+    cpus: int  # on all nodes
+    cpus_here: int = 0  # on this node, 0 if Slurm does not say
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Allocation | None:
@@ -58,10 +50,9 @@ class Allocation:
 
 
 def per_node_sum(text: str) -> int:
-    """Slurm's "4(x2),2" as 10."""
-    return sum(
-        int(number) * int(times or 1) for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    )
+    """Return the sum of Slurm's numbers per node: 10 for "4(x2),2"."""
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return sum(int(number) * int(times or 1) for number, times in parts)
 
 
 def has_slurm() -> bool:
@@ -71,7 +62,7 @@ def has_slurm() -> bool:
 
 
 def partitions() -> list[str]:
-    """Names of the partitions, the default one first; empty where Slurm does not answer."""
+    """Return names of the partitions, the default one first; none where Slurm does not answer."""
     lines = _answer("sinfo", "--noheader", "--format=%P").split()
     return [line.rstrip("*") for line in sorted(lines, key=lambda line: not line.endswith("*"))]
 
@@ -88,25 +79,31 @@ def shortfall(asked: Mapping[str, str]) -> str:
     """
     # Hidden partitions too: to give jobs to them is allowed.
     lines = _answer("sinfo", "--all", "--noheader", "--format=%P|%D|%c|%l").split()
-    rows = [line.split("|") for line in lines]
-    known: dict[str, list[list[str]]] = {}
-    for row in rows:
-        known.setdefault(row[0].rstrip("*"), []).append(row)
-    default = next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), "")
+    rows: dict[str, list[list[str]]] = {}
+    default = ""
+    for line in lines:
+        name, *row = line.split("|")
+        rows.setdefault(name.rstrip("*"), []).append(row)
+        if name.endswith("*") and not default:
+            default = name.rstrip("*")
     wanted = asked.get("--partition") or default
-    if not known or not wanted:
+    if not rows or not wanted:
         return ""
-    lacks = [_lack(name, known, asked) for name in wanted.split(",")]
+    lacks = [_lack(name, rows, asked) for name in wanted.split(",")]
     return "; ".join(lacks) if all(lacks) else ""
 
 
-def _lack(name: str, known: Mapping[str, list[list[str]]], asked: Mapping[str, str]) -> str:
-    """What of a request the partition of that name does not have; known: sinfo's rows of each."""
-    if name not in known:
-        return f"there is no partition {name!r} here, only {', '.join(known)}"
-    mine = known[name]
-    has_nodes = sum(int(row[1]) for row in mine)
-    has_cpus = max(int(row[2].rstrip("+")) for row in mine)
+def _lack(name: str, rows: Mapping[str, list[list[str]]], asked: Mapping[str, str]) -> str:
+    """Return what of a request the partition of that name lacks.
+
+    Args:
+        rows: nodes, CPUs of each, and time limit, as sinfo writes them; some rows per partition.
+    """
+    if name not in rows:
+        return f"there is no partition {name!r} here, only {', '.join(rows)}"
+    has_nodes = sum(int(row[0]) for row in rows[name])
+    has_cpus = max(int(row[1].rstrip("+")) for row in rows[name])
+    limits = [row[2] for row in rows[name]]
     nodes = least(asked.get("--nodes", ""))
     cpus = least(asked.get("--ntasks-per-node", "")) * least(asked.get("--cpus-per-task", ""))
     there = f"partition {name} has"
@@ -114,37 +111,36 @@ def _lack(name: str, known: Mapping[str, list[list[str]]], asked: Mapping[str, s
         return f"--nodes={nodes}, and {there} {has_nodes}"
     if cpus > has_cpus:
         return f"{cpus} CPUs on a node (tasks × CPUs of each), and {there} {has_cpus} on each"
-    limit = max(minutes(row[3]) for row in mine)
-    if minutes(asked.get("--time", "0")) > limit:
-        return f"--time={asked['--time']}, and {there} a limit of {mine[0][3]}"
+    if minutes(asked.get("--time", "0")) > max(map(minutes, limits)):
+        return f"--time={asked['--time']}, and {there} a limit of {limits[0]}"
     return ""
 
 
 def least(text: str, default: int = 1) -> int:
     """Return the smaller number of "2-4", the default for no number."""
-    found = re.match(r"\d+", text)
-    return int(found[0]) if found else default
+    number = re.match(r"\d+", text)
+    return int(number[0]) if number else default
 
 
 def minutes(text: str) -> float:
-    """Slurm's "90", "1:30:00" or "2-12:00:00" in minutes; infinite for what is no such time."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if not found:
+    """Return Slurm's "90", "1:30:00" or "2-12:00:00" in minutes; infinite for no such time."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if not match:
         return math.inf
-    days, first, second, third = (int(part) if part else None for part in found.groups())
-    assert first is not None, "the pattern demands the first number"
+    days, *parts = match.groups()
+    first, second, third = (int(part or 0) for part in parts)
     if days is not None:  # days-hours:minutes:seconds
-        return 1440 * days + 60 * first + (second or 0) + (third or 0) / 60
-    if third is not None:  # hours:minutes:seconds
-        return 60 * first + (second or 0) + third / 60
-    return first + (second or 0) / 60  # minutes:seconds
+        return 1440 * int(days) + 60 * first + second + third / 60
+    if parts[2] is not None:  # hours:minutes:seconds
+        return 60 * first + second + third / 60
+    return first + second / 60  # minutes:seconds
 
 
 @functools.cache
 def mpi_plugins() -> list[str]:
     """Return the values that `srun --mpi` takes here."""
-    said = _answer("srun", "--mpi=list")
-    return [word for word in re.findall(r"^\s*(\w+)\s*$", said, re.MULTILINE) if word != "none"]
+    words = re.findall(r"^\s*(\w+)\s*$", _answer("srun", "--mpi=list"), re.MULTILINE)
+    return [word for word in words if word != "none"]
 
 
 def srun_mpi(open_mpi: bool) -> str:
@@ -198,15 +194,8 @@ NEVER = {
 BEFORE_START = {"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"}
 
 
-# What helps where nodes may not submit jobs.
-_FROM_A_NODE = (
-    "It was asked for on {host}, a compute node. Some sites let no job be submitted there: then "
-    "start a server with room for the ranks in its own job, and they need no other one."
-)
-
-
 class Job(NamedTuple):
-    """id, state and reason as squeue writes them; nodes: "node[1-2]", or "" before the start."""
+    """A job as squeue writes it; nodes: "node[1-2]", or "" before the start."""
 
     id: str
     state: str
@@ -223,8 +212,8 @@ def find(name: str) -> Job | None:
 
 def state(job: str) -> str:
     """Return the state of a job that may be over: RUNNING, TIMEOUT, …; "" if Slurm forgot it."""
-    found = re.search(r"\bJobState=(\w+)", _answer("scontrol", "--oneliner", "show", "job", job))
-    return found[1] if found else ""
+    match = re.search(r"\bJobState=(\w+)", _answer("scontrol", "--oneliner", "show", "job", job))
+    return match[1] if match else ""
 
 
 def why_never(job: str, seconds: float = 5.0) -> str:
@@ -234,8 +223,8 @@ def why_never(job: str, seconds: float = 5.0) -> str:
     """
     late = time.monotonic() + seconds
     while time.monotonic() < late:
-        told = _answer("squeue", "--noheader", f"--jobs={job}", "--format=%T|%r").strip()
-        state, _, reason = told.partition("|")
+        answer = _answer("squeue", "--noheader", f"--jobs={job}", "--format=%T|%r").strip()
+        state, _, reason = answer.partition("|")
         if reason in NEVER:
             return f"{NEVER[reason]} ({reason})"
         if state != "PENDING" or reason != "None":
@@ -245,7 +234,7 @@ def why_never(job: str, seconds: float = 5.0) -> str:
 
 
 class Waiting:
-    """Shows on one line how a job of that name waits, until it runs."""
+    """A line that shows how a job of that name waits, until it runs; it goes with the context."""
 
     def __init__(self, name: str):
         self._name = name
@@ -253,6 +242,14 @@ class Waiting:
         self._next = self._since + PERIOD / 2
         self._shown = 0
         self.job: Job | None = None
+
+    def __enter__(self) -> Waiting:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.clear()
+        if kind is KeyboardInterrupt and self.job is not None:
+            print(f"Slurm job {self.job.id} is cancelled.")
 
     def begun(self) -> bool:
         """Return whether the job has begun, as far as is known. Ask Slurm every 2 s at most.
@@ -266,44 +263,40 @@ class Waiting:
         self.job = find(self._name) or self.job
         if self.job is None:
             return False
-        if self.job.state in BEFORE_START:
-            self._raise_if_hopeless(self.job)
-            waited = int(time.monotonic() - self._since)
-            self._show(
-                f"Slurm job {self.job.id} waits in the queue ({self.job.reason}), "
-                f"{waited // 60}:{waited % 60:02d} so far. The stop button cancels it."
+        if self.job.state not in BEFORE_START:
+            self.clear()
+            return True
+        if self.job.reason in NEVER:
+            self.clear()
+            raise RanksError(
+                f"Slurm job {self.job.id} can never start: {NEVER[self.job.reason]} "
+                f"({self.job.reason}). It was cancelled. Ask for less, or say partition=, time=, "
+                "nodes= in start()."
             )
-            return False
-        self.clear()
-        return True
+        waited = int(time.monotonic() - self._since)
+        self._show(
+            f"Slurm job {self.job.id} waits in the queue ({self.job.reason}), "
+            f"{waited // 60}:{waited % 60:02d} so far. The stop button cancels it."
+        )
+        return False
 
-    def refused(self, said: str) -> RanksError | None:
+    def refused(self, output: str) -> RanksError | None:
         """Return the error for an srun that ended with these words before there was a job."""
-        errors = re.findall(r"^srun: error: (?:Unable to allocate resources: )?(.+)$", said, re.M)
+        errors = re.findall(r"^srun: error: (?:Unable to allocate resources: )?(.+)$", output, re.M)
         if self.job is not None or not errors:
             return None
-        inside = Allocation.of(os.environ)
-        return RanksError(
+        text = (
             f"Slurm refused the job of the ranks: {errors[-1].strip()}. Partitions here: "
             f"{', '.join(partitions()) or 'none that answer'}. Say partition=, time=, nodes= in "
             "start(), or ask for fewer ranks."
-            + (f" {_FROM_A_NODE.format(host=socket.gethostname())}" if inside else "")
         )
-
-    def cancelled(self) -> None:
-        """Say that the job will not be."""
-        self.clear()
-        if self.job is not None:
-            print(f"Slurm job {self.job.id} is cancelled.")
-
-    def _raise_if_hopeless(self, job: Job) -> None:
-        if job.reason in NEVER:
-            self.clear()
-            raise RanksError(
-                f"Slurm job {job.id} can never start: {NEVER[job.reason]} "
-                f"({job.reason}). It was cancelled. Ask for less, or say partition=, time=, "
-                "nodes= in start()."
+        if Allocation.of(os.environ):
+            text += (
+                f" It was asked for on {socket.gethostname()}, a compute node. Some sites let no "
+                "job be submitted there: then start a server with room for the ranks in its own "
+                "job, and they need no other one."
             )
+        return RanksError(text)
 
     def _show(self, text: str) -> None:
         print(f"\r{text:{self._shown}}", end="", flush=True)

@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tabulate import tabulate
@@ -54,12 +53,10 @@ ranks.stop()
 print(json.dumps(found))
 """
 _JOB = f"""
-import contextlib, json, os, time
-from utils.jobs import mpi_job
-from utils.jobs.rank_python import Python
-from utils.jobs.start_plan import Plan, Request
-import subprocess
-plan = Plan.checked(Request(4, launcher="mpiexec"))
+import contextlib, json, os, subprocess, time
+from utils.jobs.mpi_job import Python
+from utils.jobs.start_plan import Plan
+plan = Plan(4, launcher="mpiexec")
 with contextlib.closing(Python(plan)) as python:
     command = python.job("-c", {_FIRST_REDUCE!r})
     begin = time.perf_counter()
@@ -75,20 +72,16 @@ from utils import cluster
 print(json.dumps({"kernel": time.perf_counter() - begin}))
 """
 
-# Name, program, its arguments, what it measures, and whether nothing is warm.
+# Name: program, its arguments, and what it measures.
+_COLD = "the same, nothing warm"
 MEASUREMENTS = {
-    "cluster.start(4), import torch, init, all_reduce": (
-        _NOTEBOOK,
-        ("4", ""),
-        "start",
-        False,
-    ),
-    "the same, nothing warm": (_NOTEBOOK, ("4", ""), "start", True),
-    "ranks.restart()": (_NOTEBOOK, ("4", "restart"), "restart", False),
-    "mpiexec -n 4, start to end, one all_reduce": (_JOB, (), "job", False),
-    "cluster.start(16), the same": (_NOTEBOOK, ("16", ""), "start", False),
-    "memory (PSS) of four idle ranks with PyTorch": (_NOTEBOOK, ("4", "memory"), "memory", False),
-    "from utils import cluster, in a kernel": (_IMPORT, (), "kernel", False),
+    "cluster.start(4), import torch, init, all_reduce": (_NOTEBOOK, ("4", ""), "start"),
+    _COLD: (_NOTEBOOK, ("4", ""), "start"),
+    "ranks.restart()": (_NOTEBOOK, ("4", "restart"), "restart"),
+    "mpiexec -n 4, start to end, one all_reduce": (_JOB, (), "job"),
+    "cluster.start(16), the same": (_NOTEBOOK, ("16", ""), "start"),
+    "memory (PSS) of four idle ranks with PyTorch": (_NOTEBOOK, ("4", "memory"), "memory"),
+    "from utils import cluster, in a kernel": (_IMPORT, (), "kernel"),
 }
 
 
@@ -98,8 +91,12 @@ def measure(name: str, way: str) -> float:
     Raises:
         RuntimeError: the measured program fails.
     """
-    program, arguments, wanted, cold = MEASUREMENTS[name]
-    with _environment(WAYS[way], cold) as environment:
+    program, arguments, wanted = MEASUREMENTS[name]
+    with contextlib.ExitStack() as stack:
+        environment = os.environ | WAYS[way]
+        if name == _COLD:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ddl-"))
+            environment["TMPDIR"] = folder
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments],
             env=environment,
@@ -114,40 +111,25 @@ def measure(name: str, way: str) -> float:
     return float(json.loads(done.stdout.splitlines()[-1])[wanted])
 
 
-@contextlib.contextmanager
-def _environment(added: Mapping[str, str], cold: bool) -> Iterator[dict[str, str]]:
-    """The variables of a measurement; where nothing may be warm, with a folder of its own."""
-    if not cold:
-        yield os.environ | added
-        return
-    with tempfile.TemporaryDirectory(prefix="ddl-") as folder:
-        yield os.environ | added | {"TMPDIR": folder}
-
-
 def rounds(names: list[str], number: int) -> dict[str, dict[str, list[float]]]:
     """Return all measurements, way after way, round after round; by name and way."""
-    found: dict[str, dict[str, list[float]]] = {name: {way: [] for way in WAYS} for name in names}
-    for _, name, way in tqdm([*_turns(names, number)], unit="measurement"):
-        found[name][way].append(measure(name, way))
-    return found
+    values: dict[str, dict[str, list[float]]] = {name: {way: [] for way in WAYS} for name in names}
+    turns = [(name, way) for _ in range(number) for name in names for way in WAYS]
+    for name, way in tqdm(turns, unit="measurement"):
+        values[name][way].append(measure(name, way))
+    return values
 
 
-def _turns(names: list[str], number: int) -> Iterator[tuple[int, str, str]]:
-    return ((turn, name, way) for turn in range(number) for name in names for way in WAYS)
-
-
-def table(found: dict[str, dict[str, list[float]]]) -> str:
+def table(values: dict[str, dict[str, list[float]]]) -> str:
     """Return medians and their ratio, as text."""
     rows = []
-    for name, ways in found.items():
+    for name, ways in values.items():
         medians = [statistics.median(ways[way]) for way in WAYS]
-        shown = [_shown(name, median) for median in medians]
+        shown = [f"{median:.2f} s" for median in medians]
+        if name.startswith("memory"):
+            shown = [f"{median / 2**20:.0f} MiB" for median in medians]
         rows.append([name, *shown, f"{medians[0] / medians[1]:.1f} ×"])
     return str(tabulate(rows, headers=["", *WAYS, "ratio"], tablefmt="github"))
-
-
-def _shown(name: str, value: float) -> str:
-    return f"{value / 2**20:.0f} MiB" if name.startswith("memory") else f"{value:.2f} s"
 
 
 def main() -> int:
@@ -162,10 +144,10 @@ def main() -> int:
     # The first of each way warms the server and the files of the system.
     for way in WAYS:
         measure(next(iter(MEASUREMENTS)), way)
-    found = rounds(names, options.rounds)
-    print(table(found))
+    values = rounds(names, options.rounds)
+    print(table(values))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(values, indent=1) + "\n")
     return 0
 
 

@@ -4,15 +4,13 @@
 kernels find the server as well. Where there can be no fork server, it ends without a word.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
 
-from utils.jobs.errors import RanksError
-from utils.jobs.rank_python import Python
-from utils.jobs.start_plan import Plan, Request
+from utils.jobs import RanksError
+from utils.jobs.mpi_job import Python
+from utils.jobs.start_plan import Plan
 
 # Seconds between two looks at the parent.
 LOOK = 2.0
@@ -22,7 +20,7 @@ def main() -> None:
     """Hold a lease until the parent has ended."""
     parent = os.getppid()
     with contextlib.suppress(RanksError, ValueError):
-        python = Python(Plan.checked(Request(1)))
+        python = Python(Plan(1))
         while not python.reason and os.getppid() == parent:
             time.sleep(LOOK)
         python.close(stay=False)

@@ -71,12 +71,12 @@ def _began(pid: int, created: float) -> bool:
 def members(
     mark: str, roots: Sequence[Root] = (), variable: str = VARIABLE
 ) -> list[psutil.Process]:
-    """Live processes that carry the mark or descend from a root; never the caller."""
-    found = {p for p in psutil.process_iter() if carries(p, mark, variable)}
+    """Return live processes that carry the mark or descend from a root; never the caller."""
+    processes = {p for p in psutil.process_iter() if carries(p, mark, variable)}
     for pid, created in roots:
         if _began(pid, created):
-            found.update(family(pid))
-    return [p for p in found if p.pid != os.getpid() and alive(p)]
+            processes.update(family(pid))
+    return [p for p in processes if p.pid != os.getpid() and alive(p)]
 
 
 def _signal(processes: list[psutil.Process], number: int) -> None:
@@ -92,21 +92,21 @@ def end_all(
     limit: float = 15.0,
     variable: str = VARIABLE,
 ) -> bool:
-    """End every member: SIGTERM, after `grace` seconds SIGKILL; True when none is left.
+    """End every member: SIGTERM, after `grace` seconds SIGKILL. Return whether none is left.
 
-    Looks again until two looks in a row find nothing, as a process may just be starting another;
-    gives up after `limit` seconds.
+    It looks again until two looks in a row find nothing, as a process may just be starting another;
+    it gives up after `limit` seconds.
     """
     quiet = 0
     deadline = time.monotonic() + limit
     while quiet < 2 and time.monotonic() < deadline:
-        found = members(mark, roots, variable)
-        quiet = 0 if found else quiet + 1
-        _signal(found, signal.SIGTERM)
+        processes = members(mark, roots, variable)
+        quiet = 0 if processes else quiet + 1
+        _signal(processes, signal.SIGTERM)
         patience = time.monotonic() + grace
-        while any(map(alive, found)) and time.monotonic() < patience:
+        while any(map(alive, processes)) and time.monotonic() < patience:
             time.sleep(0.02)
-        _signal([p for p in found if alive(p)], signal.SIGKILL)
+        _signal(list(filter(alive, processes)), signal.SIGKILL)
         time.sleep(0.03)
     return quiet >= 2
 
@@ -114,25 +114,25 @@ def end_all(
 def cancel_job(mark: str, folder: str | os.PathLike[str]) -> None:
     """Cancel the Slurm job of these ranks, if they have one."""
     if os.path.exists(os.path.join(folder, JOB)):
-        cancel("--quiet", "--user", str(os.getuid()), "--name", mark)
+        cancel("--user", str(os.getuid()), "--name", mark)
 
 
 def cancel(*arguments: str) -> None:
     """Run `scancel`, whatever comes of it."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = ["scancel", *arguments]
+        command = ["scancel", "--quiet", *arguments]
         subprocess.run(command, capture_output=True, timeout=20, check=False)
 
 
 def shared_memory(mark: str) -> str:
-    """Folder of the shared memory of these ranks, on systems that have one."""
+    """Return the folder of these ranks' shared memory, on systems that have one."""
     return os.path.join("/dev/shm", f"ddl-labs-{mark}")
 
 
 def remove(mark: str, folder: str | os.PathLike[str]) -> None:
     """Remove the files of a session: killed, neither MPI nor its launcher can."""
-    for one in (folder, shared_memory(mark)):
-        shutil.rmtree(one, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(shared_memory(mark), ignore_errors=True)
 
 
 def main(mark: str, folder: str) -> None:

@@ -20,7 +20,7 @@ from . import activity, cell_log, ideal_network, phrases, trace
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from utils.cluster.contracts import Ranks
+    from utils.cluster.questions import Ranks
 
 __all__ = ["Timeline", "of"]
 

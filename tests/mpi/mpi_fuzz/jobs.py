@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.jobs import mpi_job
-from utils.jobs.rank_python import Python
-from utils.jobs.start_plan import Plan, Request
+from utils.jobs.mpi_job import Python
+from utils.jobs.start_plan import Plan
 
 from . import ranks, text
 
@@ -52,7 +52,7 @@ class Stage:
 
     def __init__(self, size: int):
         self.prelude = ""
-        self._plan = Plan.checked(Request(size, launcher="mpiexec"))
+        self._plan = Plan(size, launcher="mpiexec")
         self._python = Python(self._plan)
         self._folder = tempfile.TemporaryDirectory()
         self.jobs = 0

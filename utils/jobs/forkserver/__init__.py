@@ -6,11 +6,8 @@ the processes, the messages, and what holds at all times with the test of each.
 
 | module | runs in | |
 |---|---|---|
-| `client` | kernel, test, script | finds or starts the server, holds a lease on it |
-| `identity` | client, server | what a server and its clients must have in common |
-| `server` | server | one thread: takes requests, forks keepers, ends itself |
-| `keeper` | keeper | passes signals on, tells how the rank ended, ends it with its stub |
+| `client` | kernel, test, script | finds the server that fits or starts one, holds a lease on it |
+| `server` | server, keeper | takes requests, forks keepers; a keeper forks its rank, ends with it |
 | `child` | rank | takes over what the stub was given, and becomes the program |
-| `process_title` | rank | what /proc shows of it |
 | `stub` | below mpiexec | imports nothing of the course; falls back to an ordinary start |
 """

@@ -13,8 +13,10 @@ import fcntl
 import gc
 import importlib.machinery
 import io
+import math
 import os
 import random
+import re
 import resource
 import runpy
 import signal
@@ -22,17 +24,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from torch_mpi import library
-from utils.jobs.forkserver import process_title
-from utils.jobs.forkserver.identity import THREADS
-from utils.jobs.forkserver.keeper import close_all_but
+from utils.jobs.forkserver.client import THREADS
 
 # Read by PyTorch at its import.
-DEBUG, DEBUG_LEVELS = b"TORCH_DISTRIBUTED_DEBUG", (b"OFF", b"INFO", b"DETAIL")
+DEBUG = b"TORCH_DISTRIBUTED_DEBUG"
+DEBUG_LEVELS = (b"OFF", b"INFO", b"DETAIL")
+# In `man proc_pid_stat`, counted from 1: arg_start, arg_end, env_start, env_end.
+FIRST_FIELD = 48
 
 
 class CannotForkError(Exception):
@@ -44,13 +47,15 @@ class CannotForkError(Exception):
 
 def check(wanted: dict[str, Any]) -> None:
     """Raise CannotForkError for a request that a fork of this process can't be made to fit."""
-    _check_program(wanted)
+    program = os.fsdecode(wanted["arguments"][0])
+    path = os.path.join(os.fsdecode(wanted["folder"]), program)
+    if program not in ("-c", "-m") and not os.path.isfile(path):
+        raise CannotForkError(f"{program} is an option of Python, or no file")
     _threads(wanted["environment"])
     if wanted["environment"].get(DEBUG, b"OFF").upper() not in DEBUG_LEVELS:
         raise CannotForkError(f"PyTorch refuses its {DEBUG.decode()}")
     for number, _, hard in wanted["limits"]:
-        own = _limits(number)[1]
-        if own != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > own):
+        if _as_number(hard) > _as_number(resource.getrlimit(number)[1]):
             raise CannotForkError(f"its resource limit {number} is above the fork server's")
     if wanted["nice"] < os.nice(0):
         raise CannotForkError("its priority is above the fork server's")
@@ -60,12 +65,8 @@ def check(wanted: dict[str, Any]) -> None:
         raise CannotForkError(f"{hidden} comes before a module that is imported already")
 
 
-def _check_program(wanted: dict[str, Any]) -> None:
-    first = os.fsdecode(wanted["arguments"][0])
-    if first in ("-c", "-m"):
-        return
-    if not os.path.isfile(os.path.join(os.fsdecode(wanted["folder"]), first)):
-        raise CannotForkError(f"{first} is an option of Python, or no file")
+def _as_number(limit: int) -> float:
+    return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
 def shadowed(wanted: dict[str, Any]) -> str:
@@ -83,7 +84,7 @@ def shadowed(wanted: dict[str, Any]) -> str:
 
 
 def _first_folder(arguments: list[bytes]) -> str:
-    """What Python puts first on its path: the script's folder, else the current one ("")."""
+    """Return what Python puts first on its path: the script's folder, else the current one."""
     if sys.flags.safe_path:
         return os.devnull
     if arguments[0] in (b"-c", b"-m"):
@@ -92,33 +93,28 @@ def _first_folder(arguments: list[bytes]) -> str:
 
 
 def _lies_in(module: ModuleType, folder: str) -> bool:
-    found = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), "")
-    return isinstance(found, str) and found.startswith(os.path.join(os.path.realpath(folder), ""))
-
-
-def _limits(number: int) -> tuple[int, int]:
-    return resource.getrlimit(number)
+    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), "")
+    return isinstance(file, str) and file.startswith(os.path.join(os.path.realpath(folder), ""))
 
 
 def _threads(environment: dict[bytes, bytes]) -> dict[str, int]:
-    """Threads of PyTorch and of NumPy that this environment asks for.
+    """Return the threads of PyTorch and of NumPy that this environment asks for.
 
     PyTorch asks MKL, which takes MKL_NUM_THREADS before OMP_NUM_THREADS; NumPy's OpenBLAS takes
-    its own first.
+    its own first. Without a number each library counts cores in its own way, when it is loaded.
 
     Raises:
-        CannotForkError: nothing is said: each library then counts cores in its own way, when it is
-            loaded.
+        CannotForkError: it asks for no number.
     """
-    said = {name: environment.get(name.encode(), b"").decode() for name in THREADS}
-    if not said["OMP_NUM_THREADS"]:
+    asked = {name: environment.get(name.encode(), b"").decode() for name in THREADS}
+    if not asked["OMP_NUM_THREADS"]:
         raise CannotForkError("OMP_NUM_THREADS is not set, so each library counts the cores itself")
-    if not all(value == "" or (value.isascii() and value.isdigit()) for value in said.values()):
-        raise CannotForkError(f"the number of threads is more than a number: {said}")
-    omp = int(said["OMP_NUM_THREADS"])
+    if not all(re.fullmatch("[0-9]*", value) for value in asked.values()):
+        raise CannotForkError(f"the number of threads is more than a number: {asked}")
+    omp = int(asked["OMP_NUM_THREADS"])
     return {
-        "torch": int(said["MKL_NUM_THREADS"] or omp),
-        "numpy": int(said["OPENBLAS_NUM_THREADS"] or omp),
+        "torch": int(asked["MKL_NUM_THREADS"] or omp),
+        "numpy": int(asked["OPENBLAS_NUM_THREADS"] or omp),
     }
 
 
@@ -138,7 +134,9 @@ def become(wanted: dict[str, Any], descriptors: list[int]) -> None:
     _take_descriptors(wanted["descriptors"], descriptors)
     os.umask(wanted["umask"])
     os.chdir(wanted["folder"])
-    _take_environment(wanted["environment"])
+    os.environb.clear()
+    os.environb.update(wanted["environment"])
+    time.tzset()
     _renew_streams()
     _renew_random_numbers()
     set_threads(wanted["environment"])
@@ -146,7 +144,7 @@ def become(wanted: dict[str, Any], descriptors: list[int]) -> None:
         distributed.set_debug_level_from_env()
     tempfile.tempdir = None
     command = [os.fsencode(sys.executable), *wanted["arguments"]]
-    process_title.show(command, wanted["environment"])
+    show_title(command, wanted["environment"])
     gc.enable()
 
 
@@ -164,7 +162,7 @@ def _take_signals(wanted: dict[str, Any]) -> None:
 
 def _take_limits(wanted: dict[str, Any]) -> None:
     for number, soft, hard in wanted["limits"]:
-        if _limits(number) != (soft, hard):
+        if resource.getrlimit(number) != (soft, hard):
             resource.setrlimit(number, (soft, hard))
     os.nice(wanted["nice"] - os.nice(0))
     os.sched_setaffinity(0, wanted["affinity"])
@@ -183,14 +181,16 @@ def _take_descriptors(numbers: list[int], descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
-def _take_environment(environment: dict[bytes, bytes]) -> None:
-    os.environb.clear()
-    os.environb.update(environment)
-    time.tzset()
+def close_all_but(kept: set[int]) -> None:
+    """Close every other descriptor: of the server's sockets, and of other sessions'."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
 
 
 def _renew_streams() -> None:
-    """Text streams on descriptors 0 to 2, as Python makes them when it starts."""
+    """Make text streams on descriptors 0 to 2, as Python does when it starts."""
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, f"__{name}__")
@@ -205,7 +205,7 @@ def _renew_streams() -> None:
 
 
 def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.TextIOWrapper:
-    """As in `create_stdio` of CPython's pylifecycle.c."""
+    """Return a stream as `create_stdio` of CPython's pylifecycle.c makes it."""
     mode = "rb" if number == 0 else "wb"
     raw = io.FileIO(number, mode, closefd=False)
     raw.name = ("<stdin>", "<stdout>", "<stderr>")[number]
@@ -226,7 +226,7 @@ def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.T
 
 
 def _renew_random_numbers() -> None:
-    """As in a fresh process: each generator begins with a seed from the system."""
+    """Seed each generator from the system, as in a fresh process."""
     random.seed()
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
@@ -246,7 +246,7 @@ def set_threads(environment: dict[bytes, bytes]) -> None:
 
 
 def _setter_of_openblas() -> Callable[[int], object] | None:
-    """`openblas_set_num_threads` of the library that NumPy brought; None where it has another."""
+    """Return `openblas_set_num_threads` of NumPy's library; None where it has another one."""
     with open("/proc/self/maps") as file:
         paths = {line.split()[-1] for line in file if "openblas" in line}
     for path in sorted(paths):
@@ -256,6 +256,39 @@ def _setter_of_openblas() -> Callable[[int], object] | None:
             if setter:
                 return setter
     return None
+
+
+def show_title(command: list[bytes], environment: Mapping[bytes, bytes] | None = None) -> None:
+    """Have /proc/PID/cmdline show this command, and environ this environment; what fits of them.
+
+    Linux reads both from the memory of the process, where they lie since its program was loaded: a
+    fork shows the server's. So the rank's are written over them. `ps` then shows the rank, and
+    whoever looks for the processes of a session finds it (`utils.jobs.watchdog`). The server makes
+    room when it is started (`client`). The method is that of `setproctitle`.
+    """
+    with open("/proc/self/stat", "rb") as file:
+        # The name, in parentheses, may hold spaces; field 3 comes after it.
+        fields = file.read().rpartition(b")")[2].split()
+    first = FIRST_FIELD - 3
+    start, after, env_start, env_after = map(int, fields[first : first + 4])
+    if not 0 < start < after <= env_start:
+        return
+    room = after - start
+    text = b" ".join(command).replace(b"\0", b" ")[: room - 2]
+    # A last byte that is not 0 tells Linux that the text ends at its first 0.
+    ctypes.memmove(start, text.ljust(room - 1, b"\0") + b"\1", room)
+    if environment is not None:
+        ctypes.memmove(env_start, _block(environment, env_after - env_start), env_after - env_start)
+
+
+def _block(environment: Mapping[bytes, bytes], room: int) -> bytes:
+    """Return the variables as Linux lays them, whole ones only, filled up with 0."""
+    block = b""
+    for name, value in environment.items():
+        entry = name + b"=" + value + b"\0"
+        if len(block) + len(entry) < room:
+            block += entry
+    return block.ljust(room, b"\0")
 
 
 # --- the program -------------------------------------------------------------------------------
@@ -285,14 +318,15 @@ def run_program(arguments: list[bytes]) -> NoReturn:
         interrupted = isinstance(error, KeyboardInterrupt)
         error.__traceback__ = _own_part(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-    own = [main, *(m for name, m in sys.modules.items() if name not in loaded and _is_beside(m))]
-    _end(status, interrupted, own, ends_mpi=os.getpid() == rank)
+    fresh = [module for name, module in sys.modules.items() if name not in loaded]
+    modules = [main, *(module for module in fresh if _is_beside(module))]
+    _end(status, interrupted, modules, ends_mpi=os.getpid() == rank)
 
 
 def _is_beside(module: ModuleType) -> bool:
-    """Does it lie in the program's folder, and in none below?"""
-    found = getattr(module, "__file__", None)
-    return isinstance(found, str) and os.path.dirname(found) == os.path.realpath(sys.path[0])
+    """Return whether it lies in the program's folder, and in none below."""
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and os.path.dirname(file) == os.path.realpath(sys.path[0])
 
 
 def _run(words: list[str], main: ModuleType) -> None:
@@ -305,7 +339,7 @@ def _run(words: list[str], main: ModuleType) -> None:
 
 
 def _put_first(words: list[str]) -> None:
-    """The server's own first folder gives way to the program's."""
+    """Put the program's folder in the place of the server's own on `sys.path`."""
     if sys.flags.safe_path:
         return
     first = _first_folder([os.fsencode(words[0])])
@@ -321,14 +355,15 @@ def _run_script(path: str, main: ModuleType) -> None:
         with open(path, "rb") as file:
             source = file.read()
     except OSError as error:
-        print(f"{sys.executable}: can't open file {os.path.abspath(path)!r}: "
-              f"[Errno {error.errno}] {error.strerror}", file=sys.stderr)  # fmt: skip
+        reason = f"[Errno {error.errno}] {error.strerror}"
+        full_path = os.path.abspath(path)
+        print(f"{sys.executable}: can't open file {full_path!r}: {reason}", file=sys.stderr)
         raise SystemExit(2) from None
     exec(compile(source, main.__file__, "exec"), vars(main))
 
 
 def _status(code: object) -> int:
-    """The exit status for `sys.exit(code)`; as in `handle_system_exit` of CPython's pythonrun.c."""
+    """Return the status for `sys.exit(code)`, as `handle_system_exit` of CPython's pythonrun.c."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -337,19 +372,21 @@ def _status(code: object) -> int:
     return 1
 
 
-def _end(status: int, interrupted: bool, own: list[ModuleType], ends_mpi: bool) -> NoReturn:
+def _end(status: int, interrupted: bool, modules: list[ModuleType], ends_mpi: bool) -> NoReturn:
     """End as `Py_FinalizeEx` does for the program, but leave what the server has loaded alone.
 
     To take down PyTorch's modules copies most of the memory that is shared, for 0.3 s in each rank.
 
-    interrupted: by a KeyboardInterrupt. own: the program, and modules that lie beside it.
-    ends_mpi: not in a child that the program has forked, which has none of MPI's threads.
+    Args:
+        interrupted: whether a KeyboardInterrupt ended it.
+        modules: the program, and modules that lie beside it.
+        ends_mpi: false in a child that the program has forked, which has none of MPI's threads.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # as `Py_FinalizeEx` does
     atexit._run_exitfuncs()
     # Daemon threads would stumble over what is gone.
     if threading.active_count() == 1:
-        _clear(own)
+        _clear(modules)
     if ends_mpi:
         _end_mpi()
     for stream in (sys.stdout, sys.stderr):
@@ -373,11 +410,11 @@ def _clear(modules: list[ModuleType]) -> None:
 
 
 def _end_mpi() -> None:
-    """What mpi4py has the interpreter do at its end."""
-    if (MPI := sys.modules.get("mpi4py.MPI")) is None:
+    """Do what mpi4py has the interpreter do at its end."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is None or sys.modules["mpi4py"].rc.finalize is False:
         return
-    wanted = sys.modules["mpi4py"].rc.finalize is not False
-    if wanted and MPI.Is_initialized() and not MPI.Is_finalized():
+    if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.Finalize()
 
 

@@ -10,6 +10,8 @@ ends when the last lease is lost because its holder died, or after five minutes 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import importlib
 import marshal
@@ -25,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from utils.jobs.forkserver import child, keeper, process_title, stub
-from utils.jobs.forkserver.identity import LATER_VARIABLE, THREADS, load_time
+from utils.jobs.forkserver import child, stub
+from utils.jobs.forkserver.client import LATER_VARIABLE, THREADS, load_time
 from utils.jobs.session import locked
 
 # Seconds without leases and ranks after which it ends; for a client to send its request.
@@ -46,36 +48,27 @@ PRELOADED = (
     *("ipyparallel.engine.app", "ipyparallel.engine.nanny", "ipyparallel.controller.app"),
     *("ipykernel.debugger", "IPython.core.completerlib", "IPython.extensions.storemagic"),
     *("tornado.gen", "tornado.platform.asyncio", "tornado.queues"),
-    *("utils.cluster.on_rank", "utils.data", "utils.models"),
+    *("utils.cluster.rank_side", "utils.data", "utils.models"),
 )
 # What PyTorch imports when the first optimizer, DDP or profiler is made: the server does so when it
 # has nothing else to do, as the first ranks need not wait for it. LATER_VARIABLE says otherwise.
 PRELOADED_LATER = ("torch._dynamo",)
 
+_PR_SET_PDEATHSIG = 1
+
 
 @dataclass
 class Server:
-    """What the server knows.
+    """The state of the fork server."""
 
-    Attributes:
-        listener: new clients come here.
-        folder: of its socket.
-        settings: what libraries have read of the environment.
-        leases: connections of the holders.
-        keepers: process ids of the ranks' parents.
-        lost: whether a holder of a lease has died.
-        later: what is still to be imported.
-        used: when it was of use, by the monotonic clock.
-    """
-
-    listener: socket.socket
-    folder: Path
-    settings: dict[str, str]
-    leases: list[socket.socket] = field(default_factory=list)
-    keepers: set[int] = field(default_factory=set)
-    lost: bool = False
-    later: tuple[str, ...] = PRELOADED_LATER
-    used: float = field(default_factory=time.monotonic)
+    listener: socket.socket  # new clients come here
+    folder: Path  # of its socket
+    settings: dict[str, str]  # what libraries have read of the environment
+    leases: list[socket.socket] = field(default_factory=list)  # connections of the holders
+    keepers: set[int] = field(default_factory=set)  # process ids of the ranks' parents
+    lost: bool = False  # whether a holder of a lease has died
+    later: tuple[str, ...] = PRELOADED_LATER  # still to be imported
+    used: float = field(default_factory=time.monotonic)  # when it was last of use
 
     def serve(self) -> tuple[dict[str, Any], socket.socket] | None:
         """Serve clients until there is no more use for it.
@@ -147,12 +140,12 @@ class Server:
             )
 
     def _hear(self, lease: socket.socket) -> None:
-        """A holder says goodbye, or has died."""
+        """Note that a holder says goodbye, or has died."""
         try:
-            said = lease.recv(len(stub.BYE))
+            message = lease.recv(len(stub.BYE))
         except OSError:
-            said = b""
-        self.lost |= said != stub.BYE
+            message = b""
+        self.lost |= message != stub.BYE
         self.leases.remove(lease)
         lease.close()
 
@@ -188,21 +181,111 @@ class Server:
 
 
 def _user_of(connection: socket.socket) -> int:
-    """Effective user of the process at the other end, from the system (SO_PEERCRED)."""
+    """Return the effective user of the process at the other end, which the system knows."""
     size = struct.calcsize("3i")
-    _, user, _ = struct.unpack(
-        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
-    return int(user)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(struct.unpack("3i", credentials)[1])
 
 
 def _receive(connection: socket.socket) -> dict[str, Any]:
-    """A message. Raises ValueError or EOFError for what is none."""
+    """Return a message. Raise ValueError or EOFError for what is none."""
     size = int.from_bytes(stub.receive_exactly(connection, stub.NUMBER), "big")
     if not 0 < size < MOST_OF_A_REQUEST:
         raise ValueError(f"a request of {size} bytes")
     message: dict[str, Any] = marshal.loads(stub.receive_exactly(connection, size))
     return message
+
+
+# --- the keeper of a rank -----------------------------------------------------------------------
+#
+# The parent of a rank passes signals on, tells how the rank ended, and ends it with its stub. There
+# is one for each rank, so that the ranks live on when the server dies.
+
+
+def fork_rank(connection: socket.socket) -> list[int]:
+    """Fork the rank in a fresh fork of the server, and keep it. Return in the rank only.
+
+    Args:
+        connection: to the stub.
+
+    Returns:
+        The rank's descriptors, in the order of the request.
+    """
+    os.setsid()
+    child.close_all_but({connection.fileno()})
+    descriptors = _receive_descriptors(connection)
+    if descriptors is None:
+        os._exit(0)
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    keeper = os.getpid()
+    rank = os.fork()
+    if rank == 0:
+        _die_with(keeper)
+        # A group of its own, as below mpiexec: a signal to it is for this rank only.
+        os.setpgid(0, 0)
+        for descriptor in (wake, woken):
+            os.close(descriptor)
+        connection.close()
+        return descriptors
+    try:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        _keep(rank, connection, wake)
+    finally:
+        os._exit(0)
+
+
+def _receive_descriptors(connection: socket.socket) -> list[int] | None:
+    """Return what the stub gives its rank; None if it lost patience: it is the program itself."""
+    try:
+        connection.sendall(stub.READY)
+        answer, descriptors, _, _ = socket.recv_fds(connection, 1, stub.MOST_DESCRIPTORS)
+    except OSError:
+        return None
+    return descriptors if answer == stub.GO else None
+
+
+def _die_with(parent: int) -> None:
+    """Have the system kill this process when its parent ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
+def _keep(rank: int, connection: socket.socket, wake: int) -> None:
+    """Wait until the rank has ended; pass signals on meanwhile."""
+    watched = select.poll()
+    watched.register(connection, select.POLLIN)
+    watched.register(wake, select.POLLIN)
+    while True:
+        ended, status = os.waitpid(rank, os.WNOHANG)
+        if ended:
+            break
+        for descriptor, _ in watched.poll():
+            if descriptor == wake:
+                os.read(wake, 64)
+            elif not _pass_on(connection, rank):
+                watched.unregister(connection)
+    with contextlib.suppress(OSError):
+        connection.sendall(stub.ENDED + status.to_bytes(stub.NUMBER, "big"))
+
+
+def _pass_on(connection: socket.socket, rank: int) -> bool:
+    """Pass signals from the stub on. Return False if it has ended; the rank is then killed."""
+    try:
+        numbers = connection.recv(64)
+    except OSError:
+        numbers = b""
+    # The rank is not reaped yet: its number can't be another process's.
+    for number in numbers or (signal.SIGKILL,):
+        os.kill(rank, number)
+    return bool(numbers)
+
+
+# --- the server's process -----------------------------------------------------------------------
 
 
 def preload(names: tuple[str, ...]) -> None:
@@ -219,13 +302,13 @@ def preload(names: tuple[str, ...]) -> None:
 
 def main() -> None:
     """Serve. In a fork, become the rank and run its program."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     listener = socket.socket(fileno=int(sys.argv[1]))
     folder = Path(sys.argv[2])
     settings = load_time(os.environ)
     # Without the spaces that make room for the command of a rank.
-    process_title.show(
+    child.show_title(
         [os.fsencode(word) for word in [sys.executable, *sys.orig_argv[1:]] if word.strip()]
     )
     when = os.environ.get(LATER_VARIABLE)
@@ -236,7 +319,7 @@ def main() -> None:
     if rank is None:
         return
     wanted, connection = rank
-    child.become(wanted, keeper.fork_rank(connection))
+    child.become(wanted, fork_rank(connection))
     child.run_program(wanted["arguments"])
 
 

@@ -29,7 +29,10 @@ FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 
 # What server and keeper tell: there is a keeper; the rank's wait status follows; why there is no
 # rank. And what the stub answers to the first: it has waited, and wants the rank.
-READY, ENDED, REFUSED, GO = b"K", b"E", b"R", b"G"
+READY = b"K"
+ENDED = b"E"
+REFUSED = b"R"
+GO = b"G"
 # What the holder of a lease says when it gives the lease back.
 BYE = b"bye"
 NUMBER = 8  # bytes, big-endian
@@ -80,15 +83,15 @@ def _read(path: str) -> bytes:
 
 
 def _descriptors() -> list[int]:
-    """Those that are inherited: 0 to 2, and what MPICH's mpiexec gives its ranks."""
-    found = []
+    """Return those that are inherited: 0 to 2, and what MPICH's mpiexec gives its ranks."""
+    numbers = []
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.get_inheritable(int(name)):
-                found.append(int(name))
+                numbers.append(int(name))
         except OSError:
             pass  # the descriptor of the listing itself
-    return sorted(found)
+    return sorted(numbers)
 
 
 def send(connection: _socket.socket, message: "dict[str, Any]") -> None:
@@ -105,10 +108,10 @@ def give(connection: _socket.socket, descriptors: list[int]) -> None:
 
 def receive_exactly(connection: _socket.socket, number: int) -> bytes:
     """Return so many bytes; fewer if the other side has closed."""
-    found = b""
-    while len(found) < number and (part := connection.recv(number - len(found))):
-        found += part
-    return found
+    received = b""
+    while len(received) < number and (part := connection.recv(number - len(received))):
+        received += part
+    return received
 
 
 def start_plainly(arguments: list[str], reason: str) -> None:

@@ -9,7 +9,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named
 from utils.checks.steps import Step, value
 from utils.checks.task import Report, task
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 # Rank and world size; the second one is larger than any world of this notebook.
 CASES = ((0, 3), (1, 3), (2, 3), (6, 7), (0, 1))

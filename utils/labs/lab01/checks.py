@@ -20,8 +20,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, fingerprint, kept, numbers, recorded
 from utils.checks.steps import Step, communication, each_of, facts, value
 from utils.checks.task import Report, task, to_each
-from utils.cluster.contracts import Ranks
-from utils.cluster.reply import Reply
+from utils.cluster.questions import Ranks, Reply
 
 from .latency import ping_pong as ping_pong
 from .subgroups import sum_over_even_ranks as sum_over_even_ranks

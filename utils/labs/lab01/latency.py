@@ -20,8 +20,7 @@ from utils.checks.mistakes import Mistake, is_number, table
 from utils.checks.probe import answer_named, reading_answer, recorded
 from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
-from utils.cluster.contracts import Ranks
-from utils.cluster.reply import Reply
+from utils.cluster.questions import Ranks, Reply
 
 # Rounds of a check. How much longer each of five in a row takes than the wire, in random order: one
 # of them is the median, and no two are alike. The very first round warms up.

@@ -16,8 +16,7 @@ from utils.checks.mistakes import table
 from utils.checks.probe import answer_named, fingerprint, numbers, recorded
 from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
-from utils.cluster.contracts import Ranks
-from utils.cluster.reply import Reply
+from utils.cluster.questions import Ranks, Reply
 
 from .latency import ping_pong as ping_pong
 

@@ -16,7 +16,7 @@ from utils import data
 from utils.checks.mistakes import Mistake, one_of, table
 from utils.checks.model import use_model as use_model
 from utils.checks.task import Report, task
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 from .samples import (
     BY_HAND,

@@ -18,8 +18,7 @@ from utils.checks.mistakes import Mistake, same, short
 from utils.checks.probe import answer_named, told
 from utils.checks.steps import Step, facts, value
 from utils.checks.task import Report
-from utils.cluster.contracts import Ranks
-from utils.cluster.reply import Reply
+from utils.cluster.questions import Ranks, Reply
 
 #: Samples: one number that all p of 1 … 4 divide, and awkward ones.
 SAMPLES = (24, 25, 7, 1)

@@ -25,7 +25,7 @@ from utils.checks.mistakes import Mistake, same
 from utils.checks.probe import answer_named, recorded, told
 from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 
 KEYS = ("loss", "test_loss", "accuracy")

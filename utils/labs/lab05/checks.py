@@ -31,8 +31,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, reading_answer, told
 from utils.checks.steps import Step, Wrong, communication, each_of, facts, none_of, passed, value
 from utils.checks.task import Report, task, to_each
-from utils.cluster.contracts import Ranks
-from utils.cluster.reply import Reply
+from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared import slurm_script
 
 # -- 5.1 --------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from utils.jobs import mpi_job
-from utils.jobs.rank_python import Python
-from utils.jobs.start_plan import Plan, Request, refuse_on_a_rank
+from utils.jobs.mpi_job import Python
+from utils.jobs.start_plan import Plan, refuse_on_a_rank
 
 DEADLINE = 120.0
 # Seconds that a rank waits for the others before it says who is missing; less than the deadline.
@@ -109,8 +109,7 @@ def run(
     if not Path(script).is_file():
         raise FileNotFoundError(f"there is no script {script}")
     timeout = min(PATIENCE, deadline)
-    request = Request(job.ranks, job.threads or 1, job.bind, timeout, launcher="mpiexec")
-    plan = Plan.checked(request)
+    plan = Plan(job.ranks, job.threads or 1, job.bind, timeout, launcher="mpiexec")
     options = ["-n", str(job.ranks), *plan.mpi_args]
     if plan.launcher.is_open_mpi:
         options.append("--report-bindings")
@@ -226,7 +225,7 @@ def rehearse(topology: str, ranks: int, *options: str) -> dict[int, str]:
     Raises:
         RunFailed: these options don't work on such a machine.
     """
-    plan = Plan.checked(Request(1, bind=False, launcher="mpiexec"))
+    plan = Plan(1, bind=False, launcher="mpiexec")
     if not plan.launcher.is_open_mpi or plan.launcher.release < (5,):
         return {}
     command = [plan.launcher.path, "-n", str(ranks), *options]

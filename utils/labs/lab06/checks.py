@@ -32,7 +32,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, recorded, told
 from utils.checks.steps import Step, Wrong, communication, facts, none_of
 from utils.checks.task import Report, task, to_each
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 from .costs import cost as cost
 from .costs import duration as duration

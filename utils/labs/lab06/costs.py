@@ -12,7 +12,7 @@ from utils.checks.mistakes import Mistake, is_number
 from utils.checks.probe import answer_named, told
 from utils.checks.steps import Step, each_of, facts, value
 from utils.checks.task import Report, task
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 ALGORITHMS = ("crossbar", "central", "tree", "ring", "direct")
 COUNTS = ("messages", "bytes", "busiest", "steps")

@@ -22,7 +22,7 @@ from utils.checks.mistakes import is_number
 from utils.checks.probe import recorded
 from utils.checks.steps import Step, Wrong, none_of
 from utils.checks.task import Report, to_each
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 # Ranks that the lab has.
 WORLD = 6

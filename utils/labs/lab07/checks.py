@@ -23,8 +23,7 @@ from utils.checks.probe import answer_named, as_dict, number, numbers, reading_a
 from utils.checks.steps import Step, all_came, communication, each_of, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.checks.verdict import named
-from utils.cluster.contracts import Ranks
-from utils.cluster.reply import Reply
+from utils.cluster.questions import Ranks, Reply
 
 from .servers import (
     SERVER,

@@ -21,7 +21,7 @@ from utils.checks.mistakes import Mistake, same
 from utils.checks.probe import numbers, reading_answer, recorded, told
 from utils.checks.steps import Step, all_came, communication, facts, value
 from utils.checks.task import Report, to_each
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 # Ranks of lab 07, the server among them.
 WORLD = 6

@@ -15,7 +15,7 @@ from utils.checks.mistakes import same
 from utils.checks.probe import reading_answer, recorded
 from utils.checks.steps import Step, all_came, communication, each_of, facts
 from utils.checks.task import Report, to_each
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 from .servers import SERVER, WORLD, blank, enough, filled, hint_if_stuck, jobs_of, toy_gradient
 

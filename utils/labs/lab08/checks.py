@@ -36,7 +36,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, recorded, told
 from utils.checks.steps import Step, communication, each_of, facts, value
 from utils.checks.task import Report, task, to_each
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 from .replays import (
     DILOCO_MISTAKES,

@@ -36,8 +36,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, kind_of, number, reading_answer, recorded, told
 from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
-from utils.cluster.contracts import Ranks
-from utils.cluster.reply import Reply
+from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared.reference_pipeline import (
     FEATURES,
     IMAGES,

@@ -32,8 +32,7 @@ from utils.checks.probe import (
 )
 from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
-from utils.cluster.contracts import Ranks
-from utils.cluster.reply import Reply
+from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared.reference_pipeline import Piece, drawn, gradient_of, twin, whole
 from utils.labs.shared.schedules import one_f_one_b
 

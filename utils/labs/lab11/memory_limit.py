@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from utils.jobs.interpreter import command
+from utils.jobs import python_command
 
 from .layers import Layers, step_on
 
@@ -48,7 +48,7 @@ def compare(extra: int = EXTRA) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         code = f"from utils.labs.lab11 import memory_limit; memory_limit.child({folder!r}, {extra})"
         done = subprocess.run(
-            command(code),
+            python_command(code),
             capture_output=True,
             text=True,
             timeout=PATIENCE,

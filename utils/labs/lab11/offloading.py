@@ -23,7 +23,7 @@ from utils.checks.mistakes import Mistake, short, table
 from utils.checks.probe import answer_named, as_dict, recorded, told
 from utils.checks.steps import Step, communication, facts
 from utils.checks.task import Report, task, to_each
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 from .layers import Layers, rows_of, step_on
 from .sharding import WORLD, exactly, explain_errors

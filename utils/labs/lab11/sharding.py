@@ -15,7 +15,7 @@ from utils.checks.mistakes import Mistake, table
 from utils.checks.probe import answer_named, as_dict, reading_answer, recorded
 from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import Seeds
 
 from .twins import (

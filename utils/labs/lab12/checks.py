@@ -25,7 +25,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, kind_of, reading_answer, recorded, told
 from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 from .clients import facts_about, has_other_length, seeded
 from .clients import run_round as run_round

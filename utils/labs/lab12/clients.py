@@ -26,8 +26,7 @@ from utils.checks.mistakes import is_number, same
 from utils.checks.probe import as_dict, fingerprint, numbers, reading_answer, told
 from utils.checks.steps import Step, communication, facts
 from utils.checks.task import Report, task, to_each
-from utils.cluster.contracts import Ranks
-from utils.cluster.reply import Reply
+from utils.cluster.questions import Ranks, Reply
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -15,8 +15,7 @@ from utils.checks.mistakes import NO_NUMBER, Mistake, one_of, table
 from utils.checks.probe import number, reading_answer, told
 from utils.checks.steps import Step, facts, value
 from utils.checks.task import Report, task
-from utils.cluster.contracts import Ranks
-from utils.cluster.reply import Reply
+from utils.cluster.questions import Ranks, Reply
 
 from .clients import facts_about, has_nan, has_other_length, seeded
 

@@ -14,7 +14,7 @@ from utils.checks.mistakes import Mistake, same, table
 from utils.checks.probe import reading_answer, told
 from utils.checks.steps import Step, facts, value
 from utils.checks.task import Report, task
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 from .clients import facts_about, has_nan, seeded
 

@@ -16,7 +16,7 @@ from utils.checks.mistakes import Mistake, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.steps import Step, value
 from utils.checks.task import Report, task
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 from .crashes import safe_save as safe_save
 from .resumable_training import resume as resume

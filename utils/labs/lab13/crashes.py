@@ -33,7 +33,7 @@ from utils.checks.groups import Group, in_group, keywords, on, tried
 from utils.checks.probe import as_dict, reading_answer
 from utils.checks.steps import Step, communication, facts
 from utils.checks.task import Report, task
-from utils.cluster.contracts import Ranks
+from utils.cluster.questions import Ranks
 
 #: Of a rank's folder: what is in each file, by its path.
 Tree = dict[str, bytes]

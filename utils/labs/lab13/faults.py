@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 from utils.jobs import mpi_job
-from utils.jobs.rank_python import Python
-from utils.jobs.start_plan import Plan, Request, refuse_on_a_rank
+from utils.jobs.mpi_job import Python
+from utils.jobs.start_plan import Plan, refuse_on_a_rank
 from utils.labs.shared import slurm_script
 
 DEADLINE = 120.0
@@ -48,8 +48,7 @@ def mpiexec(
     refuse_on_a_rank()
     _require(script)
     timeout = min(PATIENCE, deadline / 2)
-    request = Request(n, timeout=timeout, launcher="mpiexec", fault_tolerant=survive)
-    plan = Plan.checked(request)
+    plan = Plan(n, timeout=timeout, launcher="mpiexec", fault_tolerant=survive)
     with contextlib.closing(Python(plan)) as python:
         command = python.job(str(script), *map(str, arguments))
         return mpi_job.run(command, os.environ | plan.environment, deadline)

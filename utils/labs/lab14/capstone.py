@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 
 from utils import data
-from utils.jobs import interpreter, mpi_job
-from utils.jobs.rank_python import Python
-from utils.jobs.start_plan import Plan, Request, refuse_on_a_rank
+from utils.jobs import mpi_job, python_words
+from utils.jobs.mpi_job import Python
+from utils.jobs.start_plan import Plan, refuse_on_a_rank
 
 from .board import FILE, Scoreboard, enter
 from .judge import Entry, judged
@@ -107,9 +107,8 @@ def _write_training_images(path: Path) -> None:
 
 def _job(script: Path, place: Path, deadline: float) -> mpi_job.Ended:
     """Run the entry on its ranks, from the start to the end of every process."""
-    request = Request(RANKS, launcher="mpiexec", fault_tolerant=True)
-    plan = Plan.checked(request)
-    words = interpreter.program(
+    plan = Plan(RANKS, launcher="mpiexec", fault_tolerant=True)
+    words = python_words(
         "from utils.labs.lab14 import job; job.main()", str(script.resolve()), str(place)
     )
     with contextlib.closing(Python(plan)) as python:

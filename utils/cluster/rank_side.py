@@ -1,4 +1,4 @@
-"""What runs on the ranks: the set-up after a start, and the answers to the kernel's questions.
+"""What runs on the ranks: the set-up after a start, what happens around each cell, and answers.
 
 Nothing here goes into the student's namespace. Only JSON text travels back to the kernel: what
 a student's code can reach must not be unpickled there.
@@ -27,35 +27,30 @@ from ipyparallel.engine.datapub import publish_data
 from IPython import get_ipython
 
 from torch_mpi.protocol import limits
-from utils.cluster import notebook_terms
-from utils.cluster.json_values import plain
-from utils.cluster.reply import BALANCE, NUMBER, QUESTION, about
+from utils.cluster import notebook_words
+from utils.cluster.questions import BALANCE, NUMBER, QUESTION, about, plain
 from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
 from utils.timeline.cell_log import backend_world, start_watching
 
 if TYPE_CHECKING:
-    from IPython.core.interactiveshell import (
-        ExecutionInfo,
-        ExecutionResult,
-        InteractiveShell,
-    )
+    from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
     from torch_mpi.protocol.world import World
 
 # What IPython tells of a cell before it runs, or after.
-Told = TypeVar("Told")
+Event = TypeVar("Event")
 
 # Longest text kept of what a check's call prints, and of an error, in characters.
 MOST_OUTPUT = 64_000
 MOST_ERROR = 4_000
-# Most frames of a traceback.
-MOST_FRAMES = 40
-
 # Longest output of one cell, in characters: more brings the browser down.
 MOST_OF_A_CELL = 1_000_000
-
+# Most frames of a traceback.
+MOST_FRAMES = 40
 # Seconds that ranks wait for each other after an error.
 MEETING = 15.0
+# Seconds of processor time that the question for a busy machine takes.
+WORK = 0.03
 
 # Of this rank: its real standard output and error, the files that are cells, the file for its
 # stacks, how much the present cell may still print, how long a wait of the next one may last.
@@ -63,7 +58,7 @@ _here = SimpleNamespace(streams=(), cells=set(), dump=None, rank=0, room=MOST_OF
 
 
 class _Kept(io.TextIOBase):
-    """Takes what is printed and keeps the beginning: an endless loop must not fill the memory."""
+    """A stream that keeps the beginning only: an endless loop must not fill the memory."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -104,7 +99,7 @@ def prepare(
 
     if fault_tolerant and (lacking := failures.probe()):
         raise RuntimeError(f"fault_tolerant=True: {lacking}")
-    notebook_terms.use()
+    notebook_words.use()
     _here.dump = open(Path(folder) / f"stack-{rank}", "w")  # noqa: SIM115 - faulthandler's, for good
     # Not of all threads: to walk the stack of one that runs meanwhile is a segmentation fault.
     faulthandler.register(signal.SIGUSR1, file=_here.dump, all_threads=False)
@@ -137,16 +132,14 @@ def _cores() -> list[int]:
 
 
 def _numa_domains(cores: list[int]) -> list[int]:
-    """Numbers of the NUMA domains that these cores are in; empty where the system does not say."""
-    domains = set()
-    for core in cores:
-        for link in Path(f"/sys/devices/system/cpu/cpu{core}").glob("node[0-9]*"):
-            domains.add(int(link.name.removeprefix("node")))
-    return sorted(domains)
+    """Return the numbers of the NUMA domains of these cores, where the system tells."""
+    folders = [Path(f"/sys/devices/system/cpu/cpu{core}") for core in cores]
+    links = [link.name for folder in folders for link in folder.glob("node[0-9]*")]
+    return sorted({int(name.removeprefix("node")) for name in links})
 
 
 def _library(version: str) -> str:
-    """The MPI library's name and version, from a text that may go on for many lines."""
+    """Return the MPI library's name and version, from a text that may go on for many lines."""
     first = version.strip("\0 \n").splitlines()[0].split(",")[0]
     return " ".join(first.replace("Version:", "").split())
 
@@ -156,15 +149,15 @@ def limit_next_cell(seconds: float) -> None:
     _here.limit = seconds
 
 
-def _even_if_interrupted(callback: Callable[[Told], None]) -> Callable[[Told], None]:
-    """Once more after an interrupt: IPython catches it, and the cell would begin or end unheard."""
+def _even_if_interrupted(callback: Callable[[Event], None]) -> Callable[[Event], None]:
+    """Call it again after an interrupt, which IPython catches: the cell would end unheard."""
 
     @functools.wraps(callback)
-    def called(told: Told) -> None:
+    def called(event: Event) -> None:
         try:
-            callback(told)
+            callback(event)
         except KeyboardInterrupt:
-            callback(told)
+            callback(event)
 
     return called
 
@@ -172,7 +165,8 @@ def _even_if_interrupted(callback: Callable[[Told], None]) -> Callable[[Told], N
 @_even_if_interrupted
 def _cell_begins(info: ExecutionInfo) -> None:
     _here.room = MOST_OF_A_CELL
-    limits.present, _here.limit = _here.limit, None
+    limits.present = _here.limit
+    _here.limit = None
     # Again for each cell: IPython puts a `write` of its own into the streams, and takes it out.
     for stream in _here.streams:
         if not hasattr(stream.write, "__wrapped__"):
@@ -241,7 +235,7 @@ def _tell(world: World, error: BaseException | None) -> None:
 
 
 def _limited(write: Callable[[str], object]) -> Callable[[str], int]:
-    """A stream's `write` that ends with a remark when one cell prints too much."""
+    """Return a stream's `write` that ends with a remark when one cell prints too much."""
 
     @functools.wraps(write)
     def limited(text: str) -> int:
@@ -265,8 +259,8 @@ def _note_cells(path: Path) -> None:
 
     @functools.wraps(compile_and_cache)
     def cache(source: str, number: int = 0, raw_code: str | None = None) -> str:
-        told = NUMBER.match(source)
-        name: str = compile_and_cache(source, int(told[1]) if told else number, raw_code)
+        tag = NUMBER.match(source)
+        name: str = compile_and_cache(source, int(tag[1]) if tag else number, raw_code)
         if name not in _here.cells:
             _here.cells.add(name)
             # A full disk must not stop the student's cell.
@@ -283,18 +277,14 @@ def _note_cells(path: Path) -> None:
 
 
 def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) -> None:
-    """Run `package.module:function` on the user's namespace; print one marked line of JSON.
+    """Run a function on the user's namespace; print one line of JSON, marked by the token.
 
-    Args:
-        target: "package.module:function".
-        arguments: the keyword arguments, as JSON text.
-        rank: this rank's number at the start.
-        token: the mark of the line.
-        of_ours: whether it runs no code of the student: then other ranks should not hear of it.
+    The arguments are those of `questions.Question`. Other ranks hear of a question only if the
+    student's code runs, so not if it is `of_ours`.
     """
     printed = _Kept()
     began = time.perf_counter()
-    if not of_ours and (world := backend_world()):
+    if world := _students_world(of_ours):
         world.begin_section(token)
     # The stream of the first minute: a student's code may replace sys.stdout later.
     _here.streams = _here.streams or (sys.stdout, sys.stderr)
@@ -306,16 +296,14 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
             before = _communications()
             value = plain(result)
             late = _communications() - before
-            if not of_ours and (world := backend_world()):
+            if world := _students_world(of_ours):
                 world.withdraw_receives(began)
-            balance = world.balance() if (world := backend_world()) else 0
-            told = {"status": "ok", "value": value, "stdout": printed.text(), BALANCE: balance}
-            told["late"] = late
-            reply = dumps(told)
-        if not of_ours and (world := backend_world()):
+            values = {"status": "ok", "value": value, BALANCE: _balance(), "late": late}
+            reply = dumps(values | {"stdout": printed.text()})
+        if world := _students_world(of_ours):
             _tell(world, None)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are answers, too
-        if not of_ours and (world := backend_world()):
+        if world := _students_world(of_ours):
             _tell(world, error)
         reply = dumps(_failure(error) | {"stdout": printed.text()})
     # The line break before the mark ends what a thread may have printed meanwhile.
@@ -323,10 +311,71 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
     _here.streams[0].flush()
 
 
+def _students_world(of_ours: bool) -> World | None:
+    """Return the ranks that hear of a question: none of a function that runs no student's code.
+
+    The function itself may have made the backend, so this is asked again after it.
+    """
+    return None if of_ours else backend_world()
+
+
+def _balance() -> int:
+    world = backend_world()
+    return world.balance() if world else 0
+
+
 def _communications() -> int:
     """Return how many communications this rank has recorded; none without the backend."""
     module = sys.modules.get("torch_mpi.record")
     return module.recorder.mark() if module else 0
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    kind = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as worse:  # the student's own __str__
+        text = f"(its text can't be shown: {type(worse).__name__})"
+    return {
+        **about(error, text),
+        "status": "error",
+        "error": f"{kind}: {text}"[:MOST_ERROR],
+        "line": _cell_line(error),
+        "lost": _is_final(error),
+    }
+
+
+def _is_final(error: BaseException) -> bool:
+    """Return whether a communication has failed, and will fail until there are fresh ranks."""
+    world = backend_world()
+    if world is None:
+        return False
+    from torch_mpi.errors import CommunicationError
+
+    if not isinstance(error, CommunicationError):
+        return False
+    try:
+        world.refuse_if_not_whole()
+    except CommunicationError:
+        return True
+    return False
+
+
+def _cell_line(error: BaseException) -> str | None:
+    """Return the innermost line of a notebook cell on the way to this error."""
+    from torch_mpi.errors import place_text
+
+    place = None
+    entry = error.__traceback__
+    while entry is not None:
+        code = entry.tb_frame.f_code
+        if code.co_filename in _here.cells:
+            place = place_text(code.co_filename, entry.tb_lineno, code.co_name)
+        entry = entry.tb_next
+    return place
+
+
+# --- the kernel's own questions ---------------------------------------------------------------
 
 
 def after_a_failure(user_ns: dict[str, Any], *, rank: int, meet: bool) -> dict[str, Any]:
@@ -361,46 +410,15 @@ def use_network(user_ns: dict[str, Any], *, rank: int, network: dict[str, Any] |
             link.calibrate(group)
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
-    kind = type(error).__name__
-    try:
-        said = str(error)
-    except Exception as worse:  # the student's own __str__
-        said = f"(its text can't be shown: {type(worse).__name__})"
-    return {
-        **about(error, said),
-        "status": "error",
-        "error": f"{kind}: {said}"[:MOST_ERROR],
-        "line": _cell_line(error),
-        "lost": _is_final(error),
-    }
+def processor_share(user_ns: dict[str, Any], *, rank: int) -> float:
+    """Return how much of the time rank 0 gets a processor when it wants one; 1 on other ranks.
 
-
-def _is_final(error: BaseException) -> bool:
-    """Return whether a communication has failed, and will fail until there are fresh ranks."""
-    world = backend_world()
-    if world is None:
-        return False
-    from torch_mpi.errors import CommunicationError
-
-    if not isinstance(error, CommunicationError):
-        return False
-    try:
-        world.refuse_if_not_whole()
-    except CommunicationError:
-        return True
-    return False
-
-
-def _cell_line(error: BaseException) -> str | None:
-    """The innermost line of a notebook cell on the way to this error."""
-    from torch_mpi.errors import place_text
-
-    found = None
-    entry = error.__traceback__
-    while entry is not None:
-        code = entry.tb_frame.f_code
-        if code.co_filename in _here.cells:
-            found = place_text(code.co_filename, entry.tb_lineno, code.co_name)
-        entry = entry.tb_next
-    return found
+    One rank alone works, so that the ranks don't wait for each other's processors.
+    """
+    if rank:
+        return 1.0
+    begin = time.perf_counter()
+    used = time.thread_time()
+    while time.thread_time() - used < WORK:
+        pass
+    return min(1.0, WORK / (time.perf_counter() - begin))

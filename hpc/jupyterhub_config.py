@@ -66,13 +66,11 @@ c.LabSpawner.batchspawner_singleuser_cmd = f"{site.environment}/bin/batchspawner
 c.LabSpawner.exec_prefix = hub.as_user
 c.LabSpawner.batch_script = (HERE / "slurm" / "server.sbatch").read_text()
 # Resolved as the job starts: an update of the environment is for the next one.
-c.LabSpawner.req_prologue = "\n".join(
-    [
-        f'environment="$(readlink -f {site.environment})"',
-        '. "$environment/etc/ddl-labs/job.sh"',
-        'export PATH="$environment/bin:$PATH"',
-    ]
-)
+c.LabSpawner.req_prologue = "\n".join([
+    f'environment="$(readlink -f {site.environment})"',
+    '. "$environment/etc/ddl-labs/job.sh"',
+    'export PATH="$environment/bin:$PATH"',
+])
 
 # --- what is forgotten ------------------------------------------------------------------------
 if hub.idle_kernel:
@@ -82,9 +80,11 @@ if hub.idle_server:
     command = [sys.executable, "-m", "jupyterhub_idle_culler", f"--timeout={60 * hub.idle_server}"]
     c.JupyterHub.services.append({"name": "idle-culler", "command": command})
     scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers"]
-    c.JupyterHub.load_roles.append(
-        {"name": "idle-culler", "scopes": scopes, "services": ["idle-culler"]}
-    )
+    c.JupyterHub.load_roles.append({
+        "name": "idle-culler",
+        "scopes": scopes,
+        "services": ["idle-culler"],
+    })
 
 # A hub that restarts finds its students' jobs again.
 c.JupyterHub.cleanup_servers = False

@@ -128,12 +128,10 @@ class LabSpawner(SlurmSpawner):
         self.req_partition, self.req_account = job.partition, job.account
         self.req_runtime = job.time
         # Behind sbatch's own lines: the first command ends them.
-        self.req_options = "\n".join(
-            [
-                *(f"#SBATCH {option}" for option in job.options),
-                *(f"export {name}={shlex.quote(value)}" for name, value in job.exports.items()),
-            ]
-        )
+        self.req_options = "\n".join([
+            *(f"#SBATCH {option}" for option in job.options),
+            *(f"export {name}={shlex.quote(value)}" for name, value in job.exports.items()),
+        ])
 
     async def submit_batch_script(self) -> str:
         """Submit the job; raises JobError with sbatch's own words."""

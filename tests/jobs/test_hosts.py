@@ -227,9 +227,9 @@ def test_lab_05s_plots_draw_the_series(lab05_series):
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "4"]
     assert (
         0
-        <= laws.fit_amdahl(
-            {p: runs.rounds_of(r, "by hand", 64) for p, r in lab05_series.items()}
-        ).serial
+        <= laws.fit_amdahl({
+            p: runs.rounds_of(r, "by hand", 64) for p, r in lab05_series.items()
+        }).serial
         <= 1
     )
     plt.close(figure)

@@ -171,9 +171,10 @@ def test_a_hidden_partition_is_one_that_there_is(commands):
 case "$*" in *--all*) echo 'private|1|4|1:00:00' ;; esac\n"""
     (commands.folder / "sinfo").write_text(script)
     assert slurm.shortfall({"--partition": "private"}) == ""
-    assert "--nodes=2, and partition private" in slurm.shortfall(
-        {"--partition": "private", "--nodes": "2"}
-    )
+    assert "--nodes=2, and partition private" in slurm.shortfall({
+        "--partition": "private",
+        "--nodes": "2",
+    })
 
 
 def test_a_job_that_waits_for_good_is_told_and_one_that_waits_its_turn_is_not(commands):

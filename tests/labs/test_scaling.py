@@ -421,9 +421,11 @@ done
     ]
     assert list(tmp_path.iterdir()) == []
     assert "syntax error" in slurm_script.unreadable("export (")
-    asked = slurm_script.request(
-        ["#!/bin/bash", "#SBATCH -N4 -c 2 --time=5 # it's short", "#SBATCH -n 8"]
-    )
+    asked = slurm_script.request([
+        "#!/bin/bash",
+        "#SBATCH -N4 -c 2 --time=5 # it's short",
+        "#SBATCH -n 8",
+    ])
     assert asked == {"--nodes": "4", "--cpus-per-task": "2", "--time": "5", "--ntasks": "8"}
     for line in ("-p lab,long", "-plab,long", "--partition=lab,long"):
         assert slurm_script.request([f"#SBATCH {line}"]) == {"--partition": "lab,long"}

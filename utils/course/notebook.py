@@ -108,9 +108,11 @@ def write(nb: NotebookNode, path: Path) -> None:
 def normalise(nb: NotebookNode) -> NotebookNode:
     """Take out, in place, what differs between two executions of the same notebook."""
     kept = {key: nb.metadata[key] for key in KEPT_METADATA if key in nb.metadata}
-    nb.metadata = nbformat.from_dict(
-        {**kept, "kernelspec": KERNELSPEC, "language_info": LANGUAGE_INFO}
-    )
+    nb.metadata = nbformat.from_dict({
+        **kept,
+        "kernelspec": KERNELSPEC,
+        "language_info": LANGUAGE_INFO,
+    })
     for cell in nb.cells:
         for key in VOLATILE_METADATA:
             cell.metadata.pop(key, None)

@@ -86,9 +86,12 @@ def moodle(results: list[Result]) -> str:
     for student, own_results in by_student(results).items():
         identifier = own_results[0].lms.get("id", "")
         participant = f"Participant {identifier}" if identifier else ""
-        rows.append(
-            [participant, student, number(total(own_results)), number(most_of(own_results))]
-        )
+        rows.append([
+            participant,
+            student,
+            number(total(own_results)),
+            number(most_of(own_results)),
+        ])
     return table(rows)
 
 

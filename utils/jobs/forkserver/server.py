@@ -308,9 +308,9 @@ def main() -> None:
     folder = Path(sys.argv[2])
     settings = load_time(os.environ)
     # Without the spaces that make room for the command of a rank.
-    child.show_title(
-        [os.fsencode(word) for word in [sys.executable, *sys.orig_argv[1:]] if word.strip()]
-    )
+    child.show_title([
+        os.fsencode(word) for word in [sys.executable, *sys.orig_argv[1:]] if word.strip()
+    ])
     when = os.environ.get(LATER_VARIABLE)
     preload(PRELOADED + (PRELOADED_LATER if when == "first" else ()))
     later = () if when in ("first", "never") else PRELOADED_LATER

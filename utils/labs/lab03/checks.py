@@ -111,16 +111,14 @@ def probe_average(
         before = replicas.weights_of(model)
         had = [p for p in model.parameters() if p.grad is not None]
         _, calls = recorded(function, model, *[count] * weighted, **keywords(partition, group))
-        answers.append(
-            {
-                "gradient": torch.cat([p.grad.reshape(-1) for p in had]),
-                "count": len(had),
-                "others": sum(p.grad is not None for p in model.parameters()) - len(had),
-                "moved": not torch.equal(replicas.weights_of(model), before),
-                "nbytes": sorted((p.grad.nbytes for p in had), reverse=True),
-                "calls": calls,
-            }
-        )
+        answers.append({
+            "gradient": torch.cat([p.grad.reshape(-1) for p in had]),
+            "count": len(had),
+            "others": sum(p.grad is not None for p in model.parameters()) - len(had),
+            "moved": not torch.equal(replicas.weights_of(model), before),
+            "nbytes": sorted((p.grad.nbytes for p in had), reverse=True),
+            "calls": calls,
+        })
     return answers
 
 

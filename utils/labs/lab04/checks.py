@@ -524,17 +524,15 @@ def probe_accumulate(
         called.clear()
         passes.clear()
         _, calls = recorded(function, model, _microbatches(own, k))
-        answers.append(
-            {
-                "gradient": replicas.gradient_of(model.module),
-                "changed": not torch.equal(before, replicas.weights_of(model)),
-                "passes": list(passes),
-                "called": list(called),
-                "quiet": not model.require_backward_grad_sync,
-                "nbytes": sum(parameter.nbytes for parameter in model.parameters()),
-                "calls": ddp_notes.of_gradients(calls),
-            }
-        )
+        answers.append({
+            "gradient": replicas.gradient_of(model.module),
+            "changed": not torch.equal(before, replicas.weights_of(model)),
+            "passes": list(passes),
+            "called": list(called),
+            "quiet": not model.require_backward_grad_sync,
+            "nbytes": sum(parameter.nbytes for parameter in model.parameters()),
+            "calls": ddp_notes.of_gradients(calls),
+        })
     return answers
 
 

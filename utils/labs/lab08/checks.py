@@ -783,9 +783,9 @@ def diloco(ranks: Ranks, report: Report) -> None:
 def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
     """Yield what `outer_step` has to return, and to leave alone."""
     form = result.get("form")
-    yield facts(
-        {f"outer_step returned {form}, expected two tensors: return center, velocity": form}
-    )
+    yield facts({
+        f"outer_step returned {form}, expected two tensors: return center, velocity": form
+    })
     for case, moved in zip(cases, result["moved"], strict=True):
         center, _, _, rate, mom = case
         yield value(

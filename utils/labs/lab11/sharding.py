@@ -123,15 +123,13 @@ def probe_one(user_ns: dict, *, rank: int, group: Group, partition, data: int, s
         function = answer_named(user_ns, "zero1_step")
         _, calls = recorded(function, layers, shard, optimizer, **keywords(partition, group))
         parts = [q for q in (shard, shard.grad) if q is not None]
-        steps.append(
-            {
-                "weights": row_of(list(layers.parameters()), p).tolist(),
-                "shard": list_of(shard),
-                "calls": calls,
-                "moved": places != [q.data_ptr() for q in layers.parameters()],
-                "held": max(q.untyped_storage().nbytes() // q.nbytes for q in parts),
-            }
-        )
+        steps.append({
+            "weights": row_of(list(layers.parameters()), p).tolist(),
+            "shard": list_of(shard),
+            "calls": calls,
+            "moved": places != [q.data_ptr() for q in layers.parameters()],
+            "held": max(q.untyped_storage().nbytes() // q.nbytes for q in parts),
+        })
     return steps
 
 

@@ -189,17 +189,15 @@ def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
         if not _are_requests(late):
             late = None
         open_requests += late or ()
-        rounds.append(
-            {
-                "kind": type(updates if is_pair else result).__name__,
-                "updates": _summed_up(updates),
-                "late": None if late is None else len(late),
-                "open": sum(call["end"] == 0 for call in calls),
-                "seconds": seconds,
-                "slept": bool(sleeps),
-                "calls": calls,
-            }
-        )
+        rounds.append({
+            "kind": type(updates if is_pair else result).__name__,
+            "updates": _summed_up(updates),
+            "late": None if late is None else len(late),
+            "open": sum(call["end"] == 0 for call in calls),
+            "seconds": seconds,
+            "slept": bool(sleeps),
+            "calls": calls,
+        })
         for rank in range(1, WORLD):
             dist.send(torch.ones(1), rank, tag=OVER + t)
     for request in open_requests:

@@ -726,7 +726,11 @@ def test_a_picture_of_what_ranks_did_needs_the_tag_of_cells_that_only_draw(tmp_p
 
 
 @pytest.mark.parametrize(
-    "later", ["check(np)", "x = x\nnp.sum(x)", "for i in np:\n    i", "!mpiexec a.py {np}"]
+    "later",
+    [
+        *("check(np)", "x = x\nnp.sum(x)", "for i in np:\n    i", "!mpiexec a.py {np}"),
+        *("np = np + 1", "np += 1", "y = np\nnp = 2"),
+    ],
 )
 def test_what_something_depends_on_has_no_tag_of_cells_that_only_draw(tmp_path, later):
     (problem,) = linted(tmp_path, ran("import numpy as np", **DRAWS), ran(later, "later-run"))

@@ -110,43 +110,62 @@ def _comment_problems(source: str) -> Iterator[str]:
 
 
 def drawing_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
-    """Cells with or without the tag for cells that only draw, where grading would fail or wait."""
+    """Yield cells that grading leaves out but needs, or runs although they only draw."""
     needed: set[str] = set()
     for cell in reversed(nb.cells):
         if cell.cell_type != "code":
             continue
-        names = _names(cell)
+        used, bound = _names(cell)
         if ONLY_DRAWS not in cell.metadata.get("tags", []):
-            needed |= names[ast.Load] - names[ast.Store]
+            needed |= used
             if PLAINLY_DRAWS.fullmatch(cell.source):
                 yield cell, f"grading need not run it: give it the tag {ONLY_DRAWS!r}"
         elif lab(cell) or cell.source.startswith(("%%", "!")):
             yield cell, f"has the tag {ONLY_DRAWS!r}, but grading must run it"
-        elif used := sorted(names[ast.Store] & needed):
+        elif lost := sorted(bound & needed):
             yield (
                 cell,
-                f"has the tag {ONLY_DRAWS!r}, but a later cell needs its {', '.join(used)}: "
+                f"has the tag {ONLY_DRAWS!r}, but a later cell needs its {', '.join(lost)}: "
                 "take the tag away, or compute that in another cell",
             )
 
 
-def _names(cell: NotebookNode) -> dict[type[ast.expr_context], set[str]]:
-    """Return the names that a cell of the kernel loads, and those that it binds."""
-    names: dict[type[ast.expr_context], set[str]] = {ast.Load: set(), ast.Store: set()}
+def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
+    """Return the names that a cell of the kernel needs from earlier cells, and those it binds."""
     if cell.source.startswith("%%"):
-        return names
+        return set(), set()
     try:
-        nodes = list(ast.walk(ast.parse(cell.source)))
+        statements = ast.parse(cell.source).body
     except SyntaxError:  # a line for the shell, which may have Python's names in it
-        return names | {ast.Load: set(re.findall(r"\w+", cell.source))}
-    for node in nodes:
+        return set(re.findall(r"\w+", cell.source)), set()
+    needed: set[str] = set()
+    bound: set[str] = set()
+    for statement in statements:
+        loaded, stored = _loaded_and_stored(statement)
+        here = stored
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value:
+            loaded, here = _loaded_and_stored(statement.value)  # before anything is bound
+        elif isinstance(statement, ast.AugAssign):
+            loaded, here = loaded | stored, set()
+        needed |= loaded - here - bound
+        bound |= stored
+    return needed, bound
+
+
+def _loaded_and_stored(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """Return the names that a piece of Python reads, and those that it binds."""
+    loaded: set[str] = set()
+    stored: set[str] = set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            names[ast.Load if isinstance(node.ctx, ast.Load) else ast.Store].add(node.id)
+            (loaded if isinstance(node.ctx, ast.Load) else stored).add(node.id)
+        elif isinstance(node, ast.arg):
+            stored.add(node.arg)
         elif isinstance(node, ast.alias):
-            names[ast.Store].add((node.asname or node.name).partition(".")[0])
+            stored.add((node.asname or node.name).partition(".")[0])
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names[ast.Store].add(node.name)
-    return names
+            stored.add(node.name)
+    return loaded, stored
 
 
 def _nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from torch_mpi import words
+from torch_mpi import settings
 
 # A student has not seen the files of the checks, so a line number in one of them says nothing.
 _CHECKS = tuple(os.path.join("", "utils", room, "") for room in ("checks", "labs"))
@@ -26,7 +26,7 @@ def place(filename: str, line: int, function: str) -> str | None:
 
 def use() -> None:
     """Have this process say "cell" and name the calls of ``ranks``."""
-    words.section = "cell"
-    words.fresh_ranks = "call ranks.restart() for fresh ranks, or start the program again"
-    words.fault_tolerant = "cluster.start(n, fault_tolerant=True)"
-    words.place = place
+    settings.section = "cell"
+    settings.fresh_ranks = "call ranks.restart() for fresh ranks, or start the program again"
+    settings.fault_tolerant = "cluster.start(n, fault_tolerant=True)"
+    settings.place = place

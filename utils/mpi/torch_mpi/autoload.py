@@ -132,7 +132,7 @@ def _at_exit() -> None:
 
 
 def _warn(text: str) -> None:
-    """A warning; where Python makes errors of warnings (``-W error``), a line on stderr."""
+    """Warn; where Python makes errors of warnings (``-W error``), print a line on stderr."""
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Warning as error:

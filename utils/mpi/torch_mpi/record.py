@@ -170,22 +170,19 @@ class Log:
 
 
 def _filled(pattern: Call, start: float, matched: float, end: float, sequence: int) -> Call:
-    return Call(
-        pattern.op,
-        pattern.group,
-        pattern.nbytes,
-        pattern.shape,
-        pattern.dtype,
-        pattern.peer,
-        reduce_op=pattern.reduce_op,
+    return replace(
+        pattern,
+        blocking=True,
         waited=True,
         start=start,
         matched=matched,
         end=end,
         waits=[[start, end]],
+        place=None,
         sequence=sequence,
-        sent=pattern.sent,
-        received=pattern.received,
+        moved_out=None,
+        moved_in=None,
+        thread="",
     )
 
 

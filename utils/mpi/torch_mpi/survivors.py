@@ -60,7 +60,7 @@ def shrink(timeout: float | None = None) -> dist.ProcessGroup:
 
 
 def _checked() -> world.World:
-    """The world; raises RuntimeError where it cannot shrink."""
+    """Return the world; raise RuntimeError where it cannot shrink."""
     here = world.current()
     if here is None:
         raise RuntimeError('shrink() before init_process_group("mpi"): there is no group')

@@ -284,13 +284,13 @@ def _exchange(
     """
     homes = {tensor.untyped_storage().data_ptr() for _, tensor in receives}
     sent = [(peer, tensors.apart(tensor, homes)) for peer, tensor in sends]
-    own = iter([memory for peer, memory in sent if peer == group.rank()])
+    kept = iter([memory for peer, memory in sent if peer == group.rank()])
     outgoing = [(peer, memory) for peer, memory in sent if peer != group.rank()]
     incoming = []
     deliveries = []
     for peer, tensor in receives:
         if peer == group.rank():
-            memory = next(own)
+            memory = next(kept)
         else:
             memory = tensors.writable(tensor, call.op)
             incoming.append((peer, memory))

@@ -75,7 +75,7 @@ class Seal:
             )
 
 
-def send(group: ProcessGroupMPI, inputs: Tensors, dst: int, tag: int) -> MPIWork | DoneWork:
+def send(group: ProcessGroupMPI, inputs: Tensors, dst: int, tag: int = 0) -> MPIWork | DoneWork:
     """Start sending one tensor to rank ``dst`` of the group."""
     start = time.perf_counter()
     tensor = tensors.single(inputs, "send")
@@ -99,7 +99,7 @@ def send(group: ProcessGroupMPI, inputs: Tensors, dst: int, tag: int) -> MPIWork
 
 
 def receive(
-    group: ProcessGroupMPI, outputs: Tensors, src: int | None, tag: int
+    group: ProcessGroupMPI, outputs: Tensors, src: int | None, tag: int = 0
 ) -> MPIWork | DoneWork:
     """Start receiving one tensor from rank ``src`` of the group; ``None``: from any."""
     _check_peer(group, "recv", "src", src, tag)

@@ -316,13 +316,8 @@ class ProcessGroupMPI(CollectiveGroup):
 
     # -- communication ----------------------------------------------------------------------
 
-    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> MPIWork | DoneWork:
-        """Start sending one tensor to rank ``dst`` of the group."""
-        return point_to_point.send(self, tensors, dst, tag)
-
-    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> MPIWork | DoneWork:
-        """Start receiving one tensor from rank ``src`` of the group."""
-        return point_to_point.receive(self, tensors, src, tag)
+    send = point_to_point.send
+    recv = point_to_point.receive
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> MPIWork | DoneWork:
         """Start receiving one tensor from whichever rank sends first."""

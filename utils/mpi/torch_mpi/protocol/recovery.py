@@ -1,18 +1,10 @@
 """After an incident: all ranks get together, throw away what was under way, and count on alike.
 
-Four steps. The first is the only one that a rank can leave, and takes as long as the slowest rank:
-
-1. *Assembly*: everybody has come. A rank that sees so acknowledges it, and from then on nobody
-   leaves (the same handshake as in :mod:`torch_mpi.protocol.handshake`).
-2. *Settle*: the collectives that have begun get :data:`SETTLING` seconds to come to their end, in
-   each group. No rank waits for another one here.
-3. *Exchange*: each rank tells the others which groups it has, how far it is in each, and whether
-   the group is settled.
-4. *Flush*, in each group: every rank sends an empty message to every other one and takes in all
-   that comes before it. MPI delivers the messages of a pair in their order, so that nothing of
-   before can reach a receive of after, and the communicators are as good as new.
-
-When the last two are not over by a deadline all the same, the rank tells all ranks to restart.
+Four steps, see PROTOCOL.md: *assembly*, which takes as long as the slowest rank, and is the only
+one that a rank can leave; *settle*, in which no rank waits for another one; *exchange*; *flush*.
+MPI delivers the messages of a pair in their order, so that after the flush nothing of before can
+reach a receive of after, and the communicators are as good as new. When the last two are not over
+by a deadline all the same, the rank tells all ranks to restart.
 """
 
 from __future__ import annotations
@@ -231,10 +223,9 @@ def _renew_groups(world: World) -> None:
             if world.rank in members:
                 groups.made[members] = max(count, groups.made.get(members, 0))
     for key, group in mine.items():
-        told = [by_rank[member].standings for member in group.members]
-        lost = [m for m, standings in zip(group.members, told, strict=True) if key not in standings]
+        lost = [member for member in group.members if key not in by_rank[member].standings]
         if not lost:
-            group.renew([standings[key] for standings in told])
+            group.renew([by_rank[member].standings[key] for member in group.members])
             continue
         if group.closed:
             members, count = key

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -158,7 +158,7 @@ def all_gather_coalesced(
     sends = [(rank, tensor) for rank in range(size) for tensor in inputs]
     receives = [(rank, tensor) for rank, row in enumerate(outputs) for tensor in row]
     key = tuple((dtype_name(tensor.dtype), tensor.numel()) for tensor in inputs)
-    return _exchange(group, call, key, sends, receives, inputs=inputs)
+    return replace(_exchange(group, call, key, sends, receives), inputs=inputs)
 
 
 def _all_gather(
@@ -193,7 +193,7 @@ def _all_gather(
     if stage.numel() > tensors.MAX_COUNT:
         sends = [(rank, tensor) for rank in range(len(parts))]
         receives = list(enumerate(stage.split(counts)))
-        return _exchange(group, call, key, sends, receives, deliver, result=outputs)
+        return replace(_exchange(group, call, key, sends, receives, deliver), result=outputs)
     memory = tensors.readable(tensor)
     if tensors.overlap(memory, stage):
         memory = memory.clone()
@@ -248,16 +248,15 @@ def all_to_all_single(
     stage = tensors.writable(output, op)
     if tensors.overlap(memory, stage):
         stage = torch.empty_like(stage)
-    return _exchange(
+    operation = _exchange(
         group,
         call,
         (),
         list(enumerate(memory.view(-1).split(sends))),
         list(enumerate(stage.view(-1).split(receives))),
         lambda: tensors.deliver(output, stage),
-        result=[output],
-        inputs=[tensor],
     )
+    return replace(operation, result=[output], inputs=[tensor])
 
 
 def barrier(group: CollectiveGroup, opts: object = None) -> Operation:
@@ -272,25 +271,29 @@ def _exchange(
     key: tuple[object, ...],
     sends: Sequence[tuple[int, torch.Tensor]],
     receives: Sequence[tuple[int, torch.Tensor]],
-    then: Callable[[], None] | None = None,
-    result: Tensors | None = None,
-    inputs: Tensors | None = None,
+    then: Callable[[], None] = lambda: None,
 ) -> Operation:
     """Return a collective of messages, for which MPI has no fitting call.
 
     Args:
         sends, receives: ``(rank, tensor)`` pairs; those with this rank itself are no messages.
-        result, inputs: see :class:`Operation`; without them, the tensors of the pairs.
+        then: called at the end.
     """
     homes = {tensor.untyped_storage().data_ptr() for _, tensor in receives}
-    sent = [(peer, tensors.apart(tensor, homes)) for peer, tensor in sends]
-    kept = iter([memory for peer, memory in sent if peer == group.rank()])
-    outgoing = [(peer, memory) for peer, memory in sent if peer != group.rank()]
+    outgoing = []
+    kept = []
+    for peer, tensor in sends:
+        memory = tensors.apart(tensor, homes)
+        if peer == group.rank():
+            kept.append(memory)
+        else:
+            outgoing.append((peer, memory))
     incoming = []
     deliveries = []
+    mine = iter(kept)
     for peer, tensor in receives:
         if peer == group.rank():
-            memory = next(kept)
+            memory = next(mine)
         else:
             memory = tensors.writable(tensor, call.op)
             incoming.append((peer, memory))
@@ -299,15 +302,14 @@ def _exchange(
     def finish() -> None:
         for tensor, memory in deliveries:
             tensors.deliver(tensor, memory)
-        if then is not None:
-            then()
+        then()
 
     return Operation(
         call,
         key,
-        result or [tensor for _, tensor in receives],
+        [tensor for _, tensor in receives],
         lambda ranks: algorithms.exchange(ranks, outgoing, incoming),
         finish=finish,
-        keep=sent,
-        inputs=inputs or [tensor for _, tensor in sends],
+        keep=outgoing,
+        inputs=[tensor for _, tensor in sends],
     )

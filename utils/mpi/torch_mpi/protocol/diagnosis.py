@@ -50,24 +50,15 @@ class Diagnosis:
 
 def diagnose(statuses: Iterable[Status]) -> Diagnosis:
     """Explain an incident, from the statuses of all ranks."""
-    by_rank = {status["rank"]: status for status in statuses}
+    by_rank = {s["rank"]: s for s in sorted(statuses, key=lambda status: status["rank"])}
     cause = first_cause(by_rank.values())
     stuck = not cause or cause["kind"] in ("deadlock", "timeout")
     # A rank that waits for itself is a cycle, too, but one word explains it better.
     cycle = find_cycle(by_rank) if stuck and not waits_for_itself(by_rank) else []
-    edges = [
-        (rank, other)
-        for rank, status in sorted(by_rank.items())
-        if _is_wait(status)
-        for other in status["for"]
-        if other in by_rank
-    ]
-    if cause and cause["kind"] in ("raised", "died"):
-        # Who follows waits for the one that failed, or for one who waits: nothing to explain.
-        advice = cause.get("advice", "")
-    else:
-        advice = _advice(by_rank, cycle, cause)
-    lines = [line(status) for _, status in sorted(by_rank.items())]
+    waits = [status for status in by_rank.values() if _is_wait(status)]
+    edges = [(s["rank"], other) for s in waits for other in s["for"] if other in by_rank]
+    lines = [line(status) for status in by_rank.values()]
+    advice = _advice(by_rank, cycle, cause)
     return Diagnosis(_headline(cause, cycle, by_rank), lines, cycle, advice, edges)
 
 
@@ -119,8 +110,8 @@ def find_cycle(by_rank: dict[int, Status]) -> list[int]:
 
 def waits_for_itself(by_rank: dict[int, Status]) -> list[Status]:
     """Return the statuses of the ranks that send to themselves or receive from themselves."""
-    found = (status for _, status in sorted(by_rank.items()) if _needs_all(status))
-    return [status for status in found if status["rank"] in status["for"]]
+    waits = (status for status in by_rank.values() if _needs_all(status))
+    return [status for status in waits if status["rank"] in status["for"]]
 
 
 def line(status: Status) -> str:
@@ -207,7 +198,7 @@ def _headline_of_waits(cycle: list[int], by_rank: dict[int, Status]) -> str:
         return f"Deadlock: {', and '.join(map(_of_itself, themselves))}."
     if cycle:
         return "Deadlock: these ranks wait for each other, and none of them can go on."
-    if servers := [rank for rank, status in sorted(by_rank.items()) if _takes_any(status)]:
+    if servers := [rank for rank, status in by_rank.items() if _takes_any(status)]:
         return _headline_of_any(servers, by_rank)
     waiting, missing = _groups(by_rank)
     if not missing:
@@ -234,7 +225,7 @@ def _headline_of_any(servers: list[int], by_rank: dict[int, Status]) -> str:
     """Say that some ranks take a message of any rank, and nobody sends one."""
     clients = [
         rank
-        for rank, status in sorted(by_rank.items())
+        for rank, status in by_rank.items()
         if _needs_all(status) and set(status["for"]) & set(servers)
     ]
     any_rank = f"a message from any rank, which no rank sends{_where_the_rest_is(by_rank)}."
@@ -256,13 +247,14 @@ def _where_the_rest_is(by_rank: dict[int, Status]) -> str:
 
 def _groups(by_rank: dict[int, Status]) -> tuple[list[int], list[int]]:
     """Return who waits, and for whom among those that do not."""
-    waiting = [rank for rank, status in sorted(by_rank.items()) if _is_wait(status)]
+    waiting = [rank for rank, status in by_rank.items() if _is_wait(status)]
     wanted = sorted({other for rank in waiting for other in by_rank[rank]["for"]})
     return waiting, [rank for rank in wanted if rank not in waiting] or wanted
 
 
 def _advice(by_rank: dict[int, Status], cycle: list[int], cause: Status | None) -> str:
-    if cause and cause["kind"] == "mismatch":
+    if cause and cause["kind"] in ("raised", "died", "mismatch"):
+        # Who follows waits for the one that failed, or for one who waits: nothing to explain.
         return cause.get("advice", "")
     if themselves := waits_for_itself(by_rank):
         argument = "dst" if themselves[0]["call"].startswith("send(") else "src"
@@ -279,7 +271,11 @@ def _advice(by_rank: dict[int, Status], cycle: list[int], cause: Status | None) 
             "a rank that serves others has to know who still sends: let each of them say when it "
             "is done, and let the server answer those that wait before it receives again."
         )
-    for status in (status for _, status in sorted(by_rank.items()) if _is_wait(status)):
+    return _advice_for_waits(by_rank)
+
+
+def _advice_for_waits(by_rank: dict[int, Status]) -> str:
+    for status in filter(_is_wait, by_rank.values()):
         for other in status["for"]:
             advice = _advice_for_pair(status, by_rank.get(other, {"state": "running"}), other)
             if advice:
@@ -289,27 +285,33 @@ def _advice(by_rank: dict[int, Status], cycle: list[int], cause: Status | None) 
 
 def _astray(by_rank: dict[int, Status]) -> str:
     """Name a message that a rank waits for, and that its sender has sent elsewhere; or none."""
-    for rank, status in sorted(by_rank.items()):
-        if not (_needs_all(status) and status["call"].startswith("recv(")):
+    for status in filter(_needs_all, by_rank.values()):
+        if status["call"].startswith("recv("):
+            for sender in status["for"]:
+                if advice := _advice_for_astray(sender, status, by_rank):
+                    return advice
+    return ""
+
+
+def _advice_for_astray(sender: int, status: Status, by_rank: dict[int, Status]) -> str:
+    rank = status["rank"]
+    for to, tag, number in by_rank.get(sender, {}).get("sent", ()):
+        received = by_rank.get(to, {}).get("received")
+        if received is None or [sender, number] in map(list, received):
             continue
-        for sender in status["for"]:
-            for to, tag, number in by_rank.get(sender, {}).get("sent", ()):
-                received = by_rank.get(to, {}).get("received")
-                if received is None or [sender, number] in map(list, received):
-                    continue
-                if by_rank[to]["state"] in GONE and by_rank[sender].get("for") == [to]:
-                    continue  # the sender itself waits for a rank that has left
-                if to == rank and f"tag={tag})" not in status["call"]:
-                    return (
-                        f"rank {sender} has sent its message to rank {rank} with tag={tag}, and "
-                        f"rank {rank} waits for one with tag={_tags(status)}."
-                    )
-                if to != rank:
-                    return (
-                        f"rank {sender} has sent a message to rank {to}, which did not receive it, "
-                        f"and rank {rank} waits for one: check to whom rank {sender} sends, and "
-                        f"from whom rank {rank} receives."
-                    )
+        if by_rank[to]["state"] in GONE and by_rank[sender].get("for") == [to]:
+            continue  # the sender itself waits for a rank that has left
+        if to == rank and f"tag={tag})" not in status["call"]:
+            return (
+                f"rank {sender} has sent its message to rank {rank} with tag={tag}, and "
+                f"rank {rank} waits for one with tag={_tags(status)}."
+            )
+        if to != rank:
+            return (
+                f"rank {sender} has sent a message to rank {to}, which did not receive it, "
+                f"and rank {rank} waits for one: check to whom rank {sender} sends, and "
+                f"from whom rank {rank} receives."
+            )
     return ""
 
 

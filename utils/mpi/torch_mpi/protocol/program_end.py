@@ -201,21 +201,20 @@ def leftovers(calls: Sequence[Call], balance: int) -> Leftovers:
     left: Leftovers = {"teller": bool(unwaited) or balance > 0, "balance": balance}
     if unwaited:
         left["unwaited"] = unwaited.most_common(_MOST_LINES)
+    return left | _messages(calls)
+
+
+def _messages(calls: Sequence[Call]) -> Leftovers:
     messages = [(call, call.message) for call in calls if call.message is not None]
     if len(messages) > _MOST_MESSAGES:
-        left["many"] = True
-        return left
+        return {"many": True}
     sent = [
         (*_key(call, message), call.partner, call.describe(), call.where)
         for call, message in messages
         if call.op == "send" and call.partner is not None
     ]
     received = [_key(call, message) for call, message in messages if call.op == "recv"]
-    if sent:
-        left["sent"] = sent
-    if received:
-        left["received"] = received
-    return left
+    return {"sent": sent, "received": received}
 
 
 def _key(call: Call, message: tuple[int, int]) -> tuple[str, int, int]:

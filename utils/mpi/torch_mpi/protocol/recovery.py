@@ -223,16 +223,20 @@ def _renew_groups(world: World) -> None:
             if world.rank in members:
                 groups.made[members] = max(count, groups.made.get(members, 0))
     for key, group in mine.items():
-        lost = [member for member in group.members if key not in by_rank[member].standings]
-        if not lost:
-            group.renew([by_rank[member].standings[key] for member in group.members])
-            continue
-        if group.closed:
-            members, count = key
-            freed = all(by_rank[member].made.get(members, 0) >= count for member in lost)
-            group.free_alone(settled[key], freed)
-        group.refuse_further_use(f"{diagnosis.names(lost)} of it is gone")
+        _renew_or_leave(group, settled[key], by_rank)
     groups.keep_closed()
+
+
+def _renew_or_leave(group: Group, settled: bool, by_rank: dict[int, _Told]) -> None:
+    lost = [member for member in group.members if group.key not in by_rank[member].standings]
+    if not lost:
+        group.renew([by_rank[member].standings[group.key] for member in group.members])
+        return
+    if group.closed:
+        members, count = group.key
+        freed = all(by_rank[member].made.get(members, 0) >= count for member in lost)
+        group.free_alone(settled, freed)
+    group.refuse_further_use(f"{diagnosis.names(lost)} of it is gone")
 
 
 def sweep(world: World) -> list[dict[str, object]]:

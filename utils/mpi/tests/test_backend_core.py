@@ -30,7 +30,7 @@ from torch_mpi.group import dtypes, tensors
 from torch_mpi.group.collective_work import START_AFTER, START_AFTER_WITHOUT_CORE, start_after
 from torch_mpi.group.fast_path import DoneWork
 from torch_mpi.group.messages import Tags
-from torch_mpi.group.steps import Steps, now
+from torch_mpi.group.step_runner import Steps, now
 from torch_mpi.group.work import MPIWork
 from torch_mpi.protocol import announcements, wait_monitor
 from torch_mpi.protocol import board as board_module
@@ -45,8 +45,8 @@ from torch_mpi.protocol.announcements import (
     signature,
 )
 from torch_mpi.protocol.board import TEXT, Board, MessageBoard
-from torch_mpi.protocol.contracts import Waitable
 from torch_mpi.protocol.handshake import Entry, Handshake, State
+from torch_mpi.protocol.interfaces import Waitable
 from torch_mpi.protocol.progress import Progress
 from torch_mpi.protocol.rendezvous import Rendezvous
 from torch_mpi.protocol.status import Threads

@@ -4,7 +4,7 @@ MPI's own collectives move data inside the library, where no latency can be adde
 algorithms that such libraries choose from, message by message (R. Thakur, R. Rabenseifner,
 W. Gropp, "Optimization of collective communication operations in MPICH", 2005).
 
-All are generators for :class:`~torch_mpi.group.steps.Steps`, on plain one-dimensional tensors.
+All are generators for :class:`~.step_runner.Steps`, on plain one-dimensional tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..record import Call
 from . import messages, tensors
 from .arithmetic import Combine
 from .messages import Channels
-from .steps import Steps
+from .step_runner import Steps
 
 # Up to here the number of messages decides, above it their size.
 SMALL = 16 * 1024  # bytes

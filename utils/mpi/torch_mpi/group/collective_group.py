@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 
 from ..errors import CommunicationError, CommunicationMismatch, users_line, users_place
 from ..mpi import MPI, is_death
-from ..protocol.contracts import Waitable
+from ..protocol.interfaces import Waitable
 from ..record import Call, recorder
 from . import collectives, reductions, tensors
 from .collective_work import CollectiveWork, JoinedWork

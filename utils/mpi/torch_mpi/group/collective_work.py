@@ -13,12 +13,12 @@ from ..errors import CommunicationMismatch
 from ..mpi import MPI
 from ..network import link
 from ..protocol.announcements import signature
+from ..protocol.ctrl_c import guard
 from ..protocol.handshake import Entry
-from ..protocol.interrupts import guard
 from ..protocol.progress import progress
 from ..protocol.status import Side
 from . import algorithms
-from .steps import Steps
+from .step_runner import Steps
 from .work import MPIWork, WorkState
 
 if TYPE_CHECKING:

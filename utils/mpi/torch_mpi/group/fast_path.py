@@ -21,8 +21,8 @@ from ..errors import users_place
 from ..mpi import MPI
 from ..network import link
 from ..protocol.announcements import ACKNOWLEDGED, DEPTH, alike, fingerprint, numbered
+from ..protocol.ctrl_c import guard
 from ..protocol.handshake import Handshake
-from ..protocol.interrupts import guard
 from ..record import Call, recorder
 from . import tensors
 from .dtypes import reduction

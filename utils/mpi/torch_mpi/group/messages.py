@@ -26,7 +26,7 @@ from ..protocol.recovery import Unreceived
 from ..record import Call
 from . import tensors
 from .dtypes import dtype_name
-from .steps import now
+from .step_runner import now
 
 # Bytes of elements that travel in the envelope: below the size up to which MPI libraries send
 # at once, whether or not the receive has been posted (4 KiB in Open MPI's shared memory).
@@ -48,8 +48,8 @@ def synchronous_sends() -> Iterator[None]:
     """Have every send of this rank, also a small one, wait until its receive has matched.
 
     As with MPI's ``Issend`` (MPI 4.1, section 3.4): ``send`` returns, and the request of ``isend``
-    is complete, only then. Messages inside of collectives are as ever. What a send began within the
-    block holds for that send to its end. It changes no other rank: each enters a block of its own.
+    is complete, only then. Messages inside of collectives are as ever, and so are other ranks: each
+    enters a block of its own.
     """
     global every_send_waits
     before = every_send_waits

@@ -24,12 +24,12 @@ from .. import compat
 from ..errors import CommunicationError, CommunicationMismatch
 from ..mpi import MPI
 from ..network import link
-from ..protocol.interrupts import guard
+from ..protocol.ctrl_c import guard
 from ..protocol.wait_monitor import LATE
 from ..record import Call
 from . import messages, tensors
 from .fast_path import DONE, DoneWork
-from .steps import Steps
+from .step_runner import Steps
 from .tensors import Tensors
 from .work import MPIWork
 

@@ -25,9 +25,9 @@ from ..mpi import MPI
 from ..network import link
 from ..protocol import board, rendezvous, world
 from ..protocol.announcements import WORDS
+from ..protocol.ctrl_c import guard
 from ..protocol.gathering import GroupFlush
 from ..protocol.handshake import Handshake
-from ..protocol.interrupts import guard
 from ..protocol.progress import progress
 from ..protocol.recovery import Standing, Unreceived
 from ..protocol.status import Side
@@ -174,9 +174,7 @@ class ProcessGroupMPI(CollectiveGroup):
     def free_if_flushed(self) -> None:
         """Free the communicators of a destroyed group if no message can still be on its way.
 
-        MPI gives the number of a freed communicator to a new one. A message that arrived after
-        its receiver had freed the old communicator would be received from the new one. So no rank
-        frees a communicator before every member has said that it sends nothing more.
+        So no message reaches a later communicator with the same number: PROTOCOL.md says how.
         """
         with guard, contextlib.suppress(CommunicationError, MPI.Exception):
             if self._flush and self._flush.is_over():
@@ -224,7 +222,7 @@ class ProcessGroupMPI(CollectiveGroup):
 
     splitGroup = split_group
 
-    # -- what torch_mpi.protocol asks of a group: torch_mpi.protocol.contracts.Group ---------
+    # -- what torch_mpi.protocol asks of a group: torch_mpi.protocol.interfaces.Group ---------
 
     @property
     def balance(self) -> int:

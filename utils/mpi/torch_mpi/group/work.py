@@ -17,11 +17,11 @@ from .. import compat
 from ..errors import CommunicationError, CommunicationMismatch, users_line
 from ..mpi import MPI
 from ..network import link
-from ..protocol.interrupts import guard
+from ..protocol.ctrl_c import guard
 from ..protocol.progress import progress
 from ..protocol.wait_monitor import SPIN, WaitMonitor, wait_for
 from ..record import Call
-from .steps import Steps
+from .step_runner import Steps
 
 if TYPE_CHECKING:
     from .process_group import ProcessGroupMPI

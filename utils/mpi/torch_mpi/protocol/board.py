@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable
 
 from ..mpi import MPI
-from .interrupts import guard
+from .ctrl_c import guard
 
 # Of the text of each rank, in bytes, with its length and checksum: what a rank waits for, some
 # hundred calls. Memory that nobody writes is none.
@@ -101,11 +101,8 @@ class Board:
     def fence(self) -> None:
         """Have all ranks see what this process has written, and this one what they had written.
 
-        Two ranks that write one word each and then read the other's may both read the old one: a
-        processor keeps a store to itself for a moment while it goes on loading. A fence between
-        store and load on both sides forbids that. One side is every collective; the other side, a
-        rank that takes a call back, is rare. So that one has the system put a fence into all
-        running threads of the ranks (membarrier(2)), and the other side needs none.
+        The system puts a fence into all running threads of the ranks (membarrier(2)), so that
+        their side needs none: PROTOCOL.md says why.
         """
         if not (_fences and _membarrier(_GLOBAL_EXPEDITED)):
             time.sleep(_STORE_PAUSE)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from ..mpi import MPI, largest_tag
 from ..record import Call
 from .board import Board
-from .contracts import Waitable
-from .interrupts import guard
+from .ctrl_c import guard
+from .interfaces import Waitable
 from .wait_monitor import wait_for
 
 # Seconds for an exchange, and for a flush.

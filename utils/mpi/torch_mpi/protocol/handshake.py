@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .announcements import ACKNOWLEDGED, DEPTH, Announcements, alike, as_blocking, fingerprint
-from .contracts import Owner
-from .interrupts import guard
+from .ctrl_c import guard
+from .interfaces import Owner
 
 if TYPE_CHECKING:
     from ..record import Call

@@ -16,8 +16,8 @@ import time
 from collections import deque
 
 from ..mpi import MPI
-from .contracts import Group, Pollable, Work
-from .interrupts import guard
+from .ctrl_c import guard
+from .interfaces import Group, Pollable, Work
 
 # Short enough to hide a bucket behind backward, long enough to cost a few percent of a core.
 PAUSE = 200e-6  # seconds

@@ -18,7 +18,7 @@ from typing import TypedDict, cast
 from ..errors import in_library
 from ..record import Call
 from .board import Board
-from .contracts import Waitable
+from .interfaces import Waitable
 
 # The words of each rank on the world's board.
 WORDS = range(7)

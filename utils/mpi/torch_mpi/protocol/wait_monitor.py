@@ -12,7 +12,7 @@ from ..errors import CommunicationTimeout, users_line
 from ..mpi import MPI
 from ..record import Call
 from . import diagnosis
-from .contracts import Waitable
+from .interfaces import Waitable
 
 if TYPE_CHECKING:
     from .status import Status

@@ -16,8 +16,8 @@ from ..errors import CommunicationError, CommunicationStopped, users_line
 from ..mpi import MPI
 from ..record import Call, recorder
 from . import board, diagnosis, program_end, recovery
-from .contracts import Waitable
-from .interrupts import guard
+from .ctrl_c import guard
+from .interfaces import Waitable
 from .progress import progress
 from .rendezvous import rendezvous
 from .status import (
@@ -77,12 +77,9 @@ def create(base: MPI.Intracomm, timeout: float) -> World:
 class World:
     """This rank among all ranks.
 
-    Args:
+    Attributes:
         base: the communicator of all ranks; in it they have their numbers.
         timeout: of the first group, in seconds.
-
-    Attributes:
-        base, timeout: the same.
         rank, size: of MPI's world.
         one_machine: whether all ranks share memory, and a clock.
         cores: processors that the ranks may use together, on one machine.
